@@ -1,0 +1,90 @@
+# `make demo` and `make test` each work on a fresh machine: they make .venv, install into it and run.
+# Needs Python >= 3.11 (found on PATH, or PYTHON=...) and a C++17 compiler.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+
+# An editable install: the sources are used from the checkout, the native module is built once.
+# A changed build input or dependency list makes the stamps old, and the next target installs again.
+NATIVE_SOURCES := $(shell find ffi -name '*.cc' -o -name '*.h' 2>/dev/null)
+INSTALL_INPUTS := pyproject.toml CMakeLists.txt $(NATIVE_SOURCES)
+
+# Tests use all cores, but at most 8: each worker holds a JAX of its own.
+PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8
+DATA ?= ../shared/data
+
+.PHONY: help demo test dev lint format types bench bench-quick docs native asan ubsan check-wheel retrieval-quick clean
+
+help:
+	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
+	@echo "make test     run the test suite"
+	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"
+	@echo "make lint | types | docs | bench | asan | ubsan | native | check-wheel | clean"
+
+demo: $(VENV)/.installed-examples
+	$(PY) -m examples.dlrm.main
+
+test: $(VENV)/.installed-test
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+dev: $(VENV)/.installed-dev
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@files=$$(git ls-files '*.cc' '*.h' '*.cu' '*.cuh'); \
+	if [ -n "$$files" ]; then $(BIN)/clang-format --dry-run --Werror $$files && echo "clang-format: clean"; fi
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	@files=$$(git ls-files '*.cc' '*.h' '*.cu' '*.cuh'); if [ -n "$$files" ]; then $(BIN)/clang-format -i $$files; fi
+
+types: $(VENV)/.installed-dev
+	$(BIN)/basedpyright
+
+# Peers (torch, fbgemm, tensorly-torch) are timed where they are installed: make bench EXTRAS=test,peers
+EXTRAS ?= test
+BENCH_ARGS ?=
+bench: $(VENV)/.installed-$(EXTRAS)
+	$(PY) -m benchmarks.run $(BENCH_ARGS)
+
+bench-quick: $(VENV)/.installed-$(EXTRAS)
+	$(PY) -m benchmarks.run --quick $(BENCH_ARGS)
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/sphinx-build -W --keep-going -b html docs build/docs
+
+retrieval-quick: $(VENV)/.installed-examples
+	$(PY) -m examples.retrieval.main --data $(DATA) --quick
+
+# A developer's loop: compiles only what changed and puts the module beside the Python sources.
+native: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory native-with NATIVE_PYTHON=$(abspath $(PY))
+
+# The same with any Python that has jax and nanobind: make native-with NATIVE_PYTHON=/path/to/python
+NATIVE_PYTHON ?= $(PY)
+NATIVE_BUILD ?= build/native
+NATIVE_FLAGS ?=
+.PHONY: native-with
+native-with:
+	cmake -S . -B $(NATIVE_BUILD) -DPython_EXECUTABLE=$(NATIVE_PYTHON) $(NATIVE_FLAGS)
+	cmake --build $(NATIVE_BUILD) --target in_tree --parallel
+
+# The wheel as a user gets it: built, inspected, installed into an environment of its own, imported outside the checkout.
+check-wheel: $(VENV)/.installed-dev
+	$(PY) scripts/check_wheel.py
+
+clean:
+	rm -rf build dist $(VENV)
+
+$(VENV)/bin/python:
+	@python=$$(scripts/find_python.sh) && echo "creating $(VENV) with $$python" && "$$python" -m venv $(VENV)
+	@$(PIP) install --upgrade pip
+
+$(VENV)/.installed-%: $(VENV)/bin/python $(INSTALL_INPUTS)
+	@echo "installing jax-tt[$*] into $(VENV)"
+	@$(PIP) install --editable ".[$*]"
+	@touch $@

@@ -21,47 +21,47 @@ help:
 	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
 	@echo "make test     run the test suite"
 	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"
-	@echo "make lint | types | docs | bench | asan | ubsan | native | check-wheel | clean"
+	@echo "make lint | types | docs | bench | native | check-wheel | clean"
 
-demo: $(VENV)/.installed-examples
+demo: $(VENV)/.with-examples
 	$(PY) -m examples.dlrm.main
 
-test: $(VENV)/.installed-test
+test: $(VENV)/.with-test
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-dev: $(VENV)/.installed-dev
+dev: $(VENV)/.with-dev
 
-lint: $(VENV)/.installed-dev
+lint: $(VENV)/.with-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@files=$$(git ls-files '*.cc' '*.h' '*.cu' '*.cuh'); \
 	if [ -n "$$files" ]; then $(BIN)/clang-format --dry-run --Werror $$files && echo "clang-format: clean"; fi
 
-format: $(VENV)/.installed-dev
+format: $(VENV)/.with-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	@files=$$(git ls-files '*.cc' '*.h' '*.cu' '*.cuh'); if [ -n "$$files" ]; then $(BIN)/clang-format -i $$files; fi
 
-types: $(VENV)/.installed-dev
+types: $(VENV)/.with-dev
 	$(BIN)/basedpyright
 
 # Peers (torch, fbgemm, tensorly-torch) are timed where they are installed: make bench EXTRAS=test,peers
 EXTRAS ?= test
 BENCH_ARGS ?=
-bench: $(VENV)/.installed-$(EXTRAS)
+bench: $(VENV)/.with-$(EXTRAS)
 	$(PY) -m benchmarks.run $(BENCH_ARGS)
 
-bench-quick: $(VENV)/.installed-$(EXTRAS)
+bench-quick: $(VENV)/.with-$(EXTRAS)
 	$(PY) -m benchmarks.run --quick $(BENCH_ARGS)
 
-docs: $(VENV)/.installed-docs
+docs: $(VENV)/.with-docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs build/docs
 
-retrieval-quick: $(VENV)/.installed-examples
+retrieval-quick: $(VENV)/.with-examples
 	$(PY) -m examples.retrieval.main --data $(DATA) --quick
 
 # A developer's loop: compiles only what changed and puts the module beside the Python sources.
-native: $(VENV)/.installed-dev
+native: $(VENV)/.with-dev
 	@$(MAKE) --no-print-directory native-with NATIVE_PYTHON=$(abspath $(PY))
 
 # The same with any Python that has jax and nanobind: make native-with NATIVE_PYTHON=/path/to/python
@@ -74,7 +74,7 @@ native-with:
 	cmake --build $(NATIVE_BUILD) --target in_tree --parallel
 
 # The wheel as a user gets it: built, inspected, installed into an environment of its own, imported outside the checkout.
-check-wheel: $(VENV)/.installed-dev
+check-wheel: $(VENV)/.with-dev
 	$(PY) scripts/check_wheel.py
 
 clean:
@@ -82,9 +82,14 @@ clean:
 
 $(VENV)/bin/python:
 	@python=$$(scripts/find_python.sh) && echo "creating $(VENV) with $$python" && "$$python" -m venv $(VENV)
-	@$(PIP) install --upgrade pip
 
-$(VENV)/.installed-%: $(VENV)/bin/python $(INSTALL_INPUTS)
-	@echo "installing jax-tt[$*] into $(VENV)"
-	@$(PIP) install --editable ".[$*]"
+$(VENV)/.installed: $(VENV)/bin/python $(INSTALL_INPUTS)
+	@echo "building and installing jax-tt into $(VENV)"
+	@$(PIP) install --editable .
+	@touch $@
+
+# The project is there already, so that only what the extra names gets installed; nothing is compiled again.
+$(VENV)/.with-%: $(VENV)/.installed
+	@echo "installing what jax-tt[$*] needs into $(VENV)"
+	@$(PIP) install "jax-tt[$*]"
 	@touch $@

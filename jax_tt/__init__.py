@@ -1,0 +1,34 @@
+"""Tensor-train embedding tables for JAX: compressed, differentiable, with updates fused into the backward pass."""
+
+import importlib
+from typing import Any
+
+from jax_tt._bags import Bags as Bags
+from jax_tt._init import init_cores as init_cores
+from jax_tt._ops.attend import tt_attend as tt_attend
+from jax_tt._ops.dense_bag import embed_bag as embed_bag
+from jax_tt._ops.embed_bag import tt_embed_bag as tt_embed_bag
+from jax_tt._ops.lookup import tt_lookup as tt_lookup
+from jax_tt._ops.out_of_range import count_out_of_range as count_out_of_range
+from jax_tt._ops.to_dense import tt_to_dense as tt_to_dense
+from jax_tt._shape import TTCost as TTCost
+from jax_tt._shape import TTShape as TTShape
+from jax_tt._split_ids import SplitIds as SplitIds
+
+__version__ = "0.1.0"
+
+# Flax is optional: these names load it when they are first used.
+_LAYERS = ("TTEmbed", "TTEmbedBag", "EmbedBag", "FusedParam", "FusedOptimizer")
+_MODULES = ("nnx", "linen")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"jax_tt.{name}")
+    if name in _LAYERS:
+        return getattr(importlib.import_module("jax_tt.nnx"), name)
+    raise AttributeError(f"module 'jax_tt' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAYERS, *_MODULES})

@@ -1,0 +1,323 @@
+"""`Bags`: the one ragged input type."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._split_ids import SplitIds
+
+_INT_ERROR = "Input type must be an integer or unsigned integer."
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Bags:
+    """A batch of bags of ids, with a static capacity and a dynamic length.
+
+    Build one with `from_offsets`, `from_lengths`, `from_ragged` or `from_padded`. Numpy input is checked
+    value by value on the host; JAX arrays, traced or not, are checked by shape only.
+
+    Attributes:
+        ids: ``[capacity]``, or ``[B, L]`` when ``offsets`` is None; integers or `SplitIds`.
+        offsets: int32 ``[B + 1]``, the last one included; ids past ``offsets[-1]`` are ignored.
+            None means that every row of ``ids[B, L]`` is a bag.
+        weights: one float per id, or None.
+        padded: static; an id of -1 (for unsigned ids: all bits set) is padding. Rectangular form only.
+
+    >>> import jax_tt
+    >>> bags = jax_tt.Bags.from_ragged([[3, 1], [], [2]], capacity=4)
+    >>> bags.ids, bags.offsets
+    (array([3, 1, 2, 0], dtype=int32), array([0, 2, 2, 3], dtype=int32))
+    """
+
+    ids: Any
+    offsets: Any = None
+    weights: Any = None
+    padded: bool = dataclasses.field(metadata={"static": True}, default=False)
+
+    @property
+    def num_bags(self) -> int:
+        """Number of bags, B."""
+        return self.ids.shape[0] if self.offsets is None else self.offsets.shape[0] - 1
+
+    @property
+    def capacity(self) -> int:
+        """Number of id positions, used or not."""
+        return int(np.prod(self.ids.shape))
+
+    @classmethod
+    def from_offsets(
+        cls,
+        ids: Any,
+        offsets: Any,
+        weights: Any = None,
+        *,
+        include_last_offset: bool = True,
+        capacity: int | None = None,
+    ) -> Bags:
+        """Bags from flat ids and the position where each bag starts.
+
+        Args:
+            ids: ``[n]`` integers or `SplitIds`.
+            offsets: ``[B + 1]`` with the end of the last bag, or ``[B]`` with ``include_last_offset=False``.
+            weights: ``[n]`` floats, or None.
+            include_last_offset: whether ``offsets`` ends with the total length.
+            capacity: pad (or cut unused) id positions to this number; default ``n``.
+
+        Returns:
+            Ragged `Bags`.
+
+        Raises:
+            ValueError: a shape does not fit, or on the host: offsets do not start at 0, decrease, or
+                reach past the ids; the capacity is too small.
+
+        >>> import jax_tt
+        >>> jax_tt.Bags.from_offsets([5, 6, 7], [0, 2], include_last_offset=False).offsets
+        array([0, 2, 3], dtype=int32)
+        """
+        ids = as_ids(ids)
+        if ids.ndim != 1:
+            raise ValueError(
+                f"ids: got shape {ids.shape}; expected [n] beside offsets. For [B, L] use Bags.from_padded."
+            )
+        length = ids.shape[0]
+        if length >= 2**31:
+            raise ValueError(f"ids: got {length} positions; expected fewer than 2**31. Split the batch.")
+        offsets = _as_array(offsets)
+        if offsets.size and not jnp.issubdtype(offsets.dtype, jnp.integer):
+            raise ValueError(f"offsets: got dtype {offsets.dtype}; expected integers.")
+        if offsets.ndim != 1 or (include_last_offset and offsets.shape[0] == 0):
+            raise ValueError(
+                f"offsets: got shape {offsets.shape}; expected [B + 1] (or [B] with include_last_offset=False)."
+            )
+        if isinstance(offsets, np.ndarray):
+            offsets = _checked_offsets(offsets, length, include_last_offset)
+        elif not include_last_offset:
+            end = jnp.full((1,), length, jnp.int32)
+            offsets = jnp.concatenate([offsets.astype(jnp.int32), end])
+        weights = _as_weights(weights, ids)
+        bags = cls(ids, offsets.astype(np.int32), weights)
+        return bags if capacity is None else _with_capacity(bags, capacity)
+
+    @classmethod
+    def from_lengths(
+        cls, ids: Any, lengths: Any, weights: Any = None, *, capacity: int | None = None
+    ) -> Bags:
+        """Bags from flat ids and the number of ids in each bag.
+
+        Args:
+            ids: ``[n]`` integers or `SplitIds`.
+            lengths: ``[B]`` non-negative integers whose sum is at most ``n``.
+            weights: ``[n]`` floats, or None.
+            capacity: as in `from_offsets`.
+
+        >>> import jax_tt
+        >>> jax_tt.Bags.from_lengths([5, 6, 7], [2, 0, 1]).offsets
+        array([0, 2, 2, 3], dtype=int32)
+        """
+        lengths = _as_array(lengths)
+        if lengths.ndim != 1:
+            raise ValueError(f"lengths: got shape {lengths.shape}; expected [B].")
+        if isinstance(lengths, np.ndarray):
+            if lengths.size and (not np.issubdtype(lengths.dtype, np.integer) or lengths.min() < 0):
+                raise ValueError(f"lengths: got {_brief(lengths)}; expected non-negative integers.")
+            ends = np.cumsum(lengths.astype(np.int64), dtype=np.int64)
+            offsets: Any = np.concatenate([np.zeros(1, np.int64), ends])
+        else:
+            ends = jnp.cumsum(lengths.astype(jnp.int32), dtype=jnp.int32)
+            offsets = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
+        return cls.from_offsets(ids, offsets, weights, capacity=capacity)
+
+    @classmethod
+    def from_ragged(
+        cls,
+        rows: Sequence[Sequence[int]],
+        weights: Sequence[Sequence[float]] | None = None,
+        *,
+        capacity: int | None = None,
+    ) -> Bags:
+        """Bags from one list of ids per bag, on the host.
+
+        Args:
+            rows: ``B`` lists of ids.
+            weights: ``B`` lists of floats of the same lengths, or None.
+            capacity: as in `from_offsets`; give the same one for every batch to compile once.
+        """
+        arrays = [np.asarray(row, np.int64 if len(row) == 0 else None) for row in rows]
+        lengths = np.array([array.shape[0] for array in arrays], np.int64)
+        ids = np.concatenate([np.zeros(0, np.int64), *arrays]) if not arrays else np.concatenate(arrays)
+        flat = None
+        if weights is not None:
+            given = [len(row) for row in weights]
+            if given != lengths.tolist():
+                raise ValueError(
+                    f"weights: got lists of lengths {_brief(np.array(given))}; expected one weight per id, "
+                    f"{_brief(lengths)}."
+                )
+            parts = [np.asarray(row, np.float64) for row in weights]
+            flat = np.concatenate([np.zeros(0), *parts])
+        return cls.from_lengths(ids, lengths, flat, capacity=capacity)
+
+    @classmethod
+    def from_padded(
+        cls, ids: Any, *, pad_id: int | None = -1, mask: Any = None, weights: Any = None
+    ) -> Bags:
+        """Bags from a rectangle of ids with padding.
+
+        Args:
+            ids: ``[B, L]`` integers or `SplitIds`.
+            pad_id: id that marks padding; None when nothing is padding. With `SplitIds` only -1, the
+                mark they carry themselves, or None.
+            mask: bool ``[B, L]``, True where an id counts; takes the place of ``pad_id``.
+            weights: ``[B, L]`` floats, or None.
+
+        Returns:
+            Rectangular `Bags`. Padding contributes nothing and is not counted by any combiner.
+
+        >>> import jax_tt
+        >>> jax_tt.Bags.from_padded([[4, 0], [5, 6]], pad_id=0).ids
+        array([[ 4, -1],
+               [ 5,  6]], dtype=int32)
+        """
+        ids = as_ids(ids)
+        if ids.ndim != 2:
+            raise ValueError(
+                f"ids: got shape {ids.shape}; expected [B, L]. For flat ids use Bags.from_offsets."
+            )
+        weights = _as_weights(weights, ids)
+        if mask is not None:
+            mask = _as_array(mask)
+            if mask.shape != ids.shape or mask.dtype != bool:
+                raise ValueError(
+                    f"mask: got {mask.dtype} {mask.shape}; expected bool of the shape of ids, {ids.shape}."
+                )
+            keep = mask
+        elif pad_id is None:
+            return cls(ids, None, weights)
+        elif isinstance(ids, SplitIds):
+            if pad_id != -1:
+                raise ValueError(f"pad_id: got {pad_id} with SplitIds; use mask= to mark padding.")
+            return cls(ids, None, weights, True)
+        else:
+            keep = ids != _padding_value(pad_id, ids.dtype)
+        return cls(_mark(ids, keep), None, weights, True)
+
+
+def as_ids(ids: Any, name: str = "ids") -> Any:
+    """Integer arrays and `SplitIds` as they are; host integers in the type JAX will keep."""
+    if isinstance(ids, SplitIds):
+        if ids.digits.ndim < 1 or ids.digits.dtype != np.int32:
+            raise ValueError(
+                f"{name}: SplitIds with digits {ids.digits.dtype} {ids.digits.shape}; expected int32 [..., d]. "
+                "Make them with TTShape.split_ids."
+            )
+        return ids
+    array = _as_array(ids)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        if array.size or not isinstance(array, np.ndarray) or isinstance(ids, np.ndarray):
+            raise ValueError(f"{_INT_ERROR} {name}: got dtype {array.dtype}.")
+        array = array.astype(np.int32)  # an empty list has no type of its own
+    if not isinstance(array, np.ndarray) or array.dtype.itemsize == 4:
+        return array
+    if array.dtype.itemsize < 4:
+        return array.astype(np.int32)
+    if jax.config.jax_enable_x64:
+        return array.astype(np.int64) if array.size == 0 or array.max() < 2**63 else array
+    if array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31):
+        return array.astype(np.int32)
+    if array.min() >= 0 and array.max() < 2**32 - 1:
+        return array.astype(np.uint32)
+    raise ValueError(
+        f"{name}: got {array.dtype} ids up to {array.max()}, which do not fit 32 bits while jax_enable_x64 is "
+        "off; use TTShape.split_ids(ids) on the host, or turn on jax_enable_x64."
+    )
+
+
+def _as_array(value: Any) -> Any:
+    return value if isinstance(value, jax.Array) else np.asarray(value)
+
+
+def _as_weights(weights: Any, ids: Any) -> Any:
+    if weights is None:
+        return None
+    weights = _as_array(weights)
+    if weights.shape != ids.shape:
+        raise ValueError(
+            f"weights: got shape {weights.shape}; expected one weight per id, {tuple(ids.shape)}."
+        )
+    if isinstance(weights, np.ndarray) and weights.dtype.kind in "iub":
+        weights = weights.astype(np.float32)
+    if not jnp.issubdtype(weights.dtype, jnp.floating):
+        raise ValueError(f"weights: got dtype {weights.dtype}; expected floats, e.g. weights.astype(float).")
+    if isinstance(weights, np.ndarray) and weights.dtype == np.float64 and not jax.config.jax_enable_x64:
+        weights = weights.astype(np.float32)
+    return weights
+
+
+def _checked_offsets(offsets: np.ndarray, length: int, include_last_offset: bool) -> np.ndarray:
+    offsets = offsets.astype(np.int64)
+    if not include_last_offset:
+        offsets = np.concatenate([offsets, np.array([length], np.int64)])
+    if offsets[0] != 0:
+        raise ValueError(f"offsets: start at {offsets[0]}; expected the first bag to start at 0.")
+    falls = np.flatnonzero(np.diff(offsets) < 0)
+    if falls.size:
+        at = int(falls[0])
+        raise ValueError(
+            f"offsets: decrease from {offsets[at]} to {offsets[at + 1]} at position {at + 1}; expected "
+            "non-decreasing starts of bags."
+        )
+    if offsets[-1] > length:
+        raise ValueError(
+            f"offsets: end at {offsets[-1]} but there are only {length} ids; expected at most {length}. "
+            "If the offsets do not hold the end of the last bag, pass include_last_offset=False."
+        )
+    return offsets
+
+
+def _with_capacity(bags: Bags, capacity: int) -> Bags:
+    length = bags.ids.shape[0]
+    traced = not isinstance(bags.offsets, np.ndarray)
+    needed = length if traced else int(bags.offsets[-1])
+    if capacity < needed:
+        raise ValueError(
+            f"capacity: got {capacity} for {needed} ids; raise it to at least {needed}, or use smaller batches."
+        )
+
+    def fit(array: Any) -> Any:
+        keep = array[:capacity]
+        xp = np if isinstance(array, np.ndarray) else jnp
+        return xp.pad(keep, [(0, capacity - keep.shape[0])] + [(0, 0)] * (array.ndim - 1))
+
+    return dataclasses.replace(
+        bags,
+        ids=jax.tree.map(fit, bags.ids),
+        weights=None if bags.weights is None else fit(bags.weights),
+    )
+
+
+def _padding_value(pad_id: int, dtype: Any) -> Any:
+    info = np.iinfo(dtype)
+    if pad_id == -1 and info.min == 0:
+        pad_id = int(info.max)
+    if not info.min <= pad_id <= info.max:
+        raise ValueError(f"pad_id: got {pad_id}, which ids of dtype {dtype} cannot hold; use mask= instead.")
+    return np.asarray(pad_id, dtype)
+
+
+def _mark(ids: Any, keep: Any) -> Any:
+    on_host = isinstance(keep, np.ndarray) and all(isinstance(x, np.ndarray) for x in jax.tree.leaves(ids))
+    xp = np if on_host else jnp
+    if isinstance(ids, SplitIds):
+        return SplitIds(xp.where(keep[..., None], ids.digits, np.int32(-1)))
+    return xp.where(keep, ids, _padding_value(-1, ids.dtype))
+
+
+def _brief(values: np.ndarray) -> str:
+    return np.array2string(values, threshold=8, edgeitems=3)

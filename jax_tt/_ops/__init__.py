@@ -1,0 +1,1 @@
+"""One op per file; the public names are re-exported by `jax_tt`."""

@@ -1,0 +1,90 @@
+"""The one canonical input of every op: segments of positions, pooled into bags."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """``S`` independent segments of ``cap`` positions, each pooled into ``nb`` bags.
+
+    Ragged bags are one segment of all bags; a rectangular input is one segment with one bag per row; a
+    plain lookup is one segment, one position and one bag per id.
+
+    Attributes:
+        ids: int32/uint32/int64 ``[S, cap]``, or int32 digits ``[S, cap, d]``.
+        offsets: int32 ``[S, nb + 1]``; bag b of a segment holds positions ``offsets[b]:offsets[b + 1]``.
+        weights: ``[S, cap]`` in float32 (float64 beside float64 tables), or None.
+        padded: static; -1 (all bits set, all digits -1) marks padding.
+        rectangular: static; one bag per segment that holds all its positions.
+    """
+
+    ids: Any
+    offsets: Any
+    weights: Any
+    padded: bool = dataclasses.field(metadata={"static": True}, default=False)
+    rectangular: bool = dataclasses.field(metadata={"static": True}, default=False)
+
+    @property
+    def num_segments(self) -> int:
+        return self.ids.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        return self.ids.shape[1]
+
+    @property
+    def num_bags(self) -> int:
+        """Bags per segment."""
+        return self.offsets.shape[1] - 1
+
+    @property
+    def split(self) -> bool:
+        """Whether ``ids`` holds digits."""
+        return self.ids.ndim == 3
+
+
+def bag_index(batch: Batch) -> jax.Array:
+    """Bag of each position, int32 ``[S, cap]``; ``nb`` for positions past the last offset."""
+    segments = jnp.arange(batch.num_segments, dtype=jnp.int32)[:, None]
+    ends = jnp.zeros((batch.num_segments, batch.capacity + 1), jnp.int32)
+    ends = ends.at[segments, batch.offsets[:, 1:]].add(1, mode="drop")
+    return jnp.cumsum(ends, axis=1, dtype=jnp.int32)[:, : batch.capacity]
+
+
+def is_padding(batch: Batch) -> jax.Array:
+    """Positions that hold the padding mark, bool ``[S, cap]``."""
+    if batch.split:
+        return jnp.all(batch.ids == -1, axis=-1)
+    return batch.ids == _padding_mark(batch.ids.dtype)
+
+
+def present(batch: Batch) -> jax.Array:
+    """Positions that count: inside a bag and not padding; bool ``[S, cap]``."""
+    if batch.rectangular:
+        inside = jnp.ones(batch.ids.shape[:2], bool)
+    else:
+        position = jnp.arange(batch.capacity, dtype=jnp.int32)[None, :]
+        inside = (position >= batch.offsets[:, :1]) & (position < batch.offsets[:, -1:])
+    return inside & ~is_padding(batch) if batch.padded else inside
+
+
+def pool(batch: Batch, values: jax.Array) -> jax.Array:
+    """Sums ``values[S, cap, ...]`` over the positions of each bag, giving ``[S, nb, ...]``."""
+    if batch.rectangular:
+        return jnp.sum(values, axis=1, keepdims=True)
+    segments = jnp.arange(batch.num_segments, dtype=jnp.int32)[:, None]
+    bags = jnp.zeros((batch.num_segments, batch.num_bags, *values.shape[2:]), values.dtype)
+    # Positions outside every bag have index nb, which "drop" leaves out.
+    return bags.at[segments, bag_index(batch)].add(values, mode="drop")
+
+
+def _padding_mark(dtype: Any) -> Any:
+    info = jnp.iinfo(dtype)
+    return jnp.asarray(info.max if info.min == 0 else -1, dtype)

@@ -1,0 +1,66 @@
+"""Digits and bounds of ids, in integer arithmetic only."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._ops._batch import Batch
+from jax_tt._ops._spec import Spec
+
+
+def digits_in_range(spec: Spec, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
+    """Digits of every id, clamped to the table, and whether the id was in range.
+
+    Returns:
+        ``d`` arrays ``[S, cap]`` that are safe to index with, and bool ``[S, cap]``.
+    """
+    if batch.split:
+        return _from_digits(spec, batch.ids)
+    return _from_integers(spec, batch.ids)
+
+
+def last_digits(spec: Spec) -> list[int]:
+    """Digits of the last row, ``num_embeddings - 1``, most significant first."""
+    digits, rest = [], spec.num_embeddings - 1
+    for factor in reversed(spec.row_factors):
+        rest, digit = divmod(rest, factor)
+        digits.append(digit)
+    return digits[::-1]
+
+
+def _from_integers(spec: Spec, ids: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    info = jnp.iinfo(ids.dtype)
+    last = min(spec.num_embeddings - 1, int(info.max))  # every value of a narrow type may be a valid id
+    low = jnp.zeros((), ids.dtype)
+    high = jnp.asarray(np.asarray(last, ids.dtype))
+    ok = (ids >= low) & (ids <= high)
+    rest = jnp.clip(ids, low, high)
+    digits: list[jax.Array] = []
+    for factor in reversed(spec.row_factors):
+        if factor > int(info.max):  # no value of this type reaches the next digit
+            digits.append(rest)
+            rest = jnp.zeros_like(rest)
+            continue
+        radix = jnp.asarray(np.asarray(factor, ids.dtype))
+        digits.append(rest % radix)
+        rest = rest // radix
+    return digits[::-1], ok
+
+
+def _from_digits(spec: Spec, digits: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    columns = [digits[..., k] for k in range(spec.d)]
+    # Numbers of mixed radix compare as words do; built from the last digit up.
+    valid = jnp.ones(digits.shape[:-1], bool)
+    above = jnp.zeros(digits.shape[:-1], bool)
+    for digit, factor, last in zip(
+        columns[::-1], spec.row_factors[::-1], last_digits(spec)[::-1], strict=True
+    ):
+        valid &= (digit >= 0) & (digit < factor)
+        above = (digit > last) | ((digit == last) & above)
+    ok = valid & ~above
+    negative = columns[0] < 0
+    clamped = [
+        jnp.where(ok, digit, jnp.where(negative, 0, last))
+        for digit, last in zip(columns, last_digits(spec), strict=True)
+    ]
+    return clamped, ok

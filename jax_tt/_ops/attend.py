@@ -1,0 +1,52 @@
+"""`tt_attend`: queries against every row of a tensor-train table."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt import _reference
+from jax_tt._ops._canonical import tt_spec
+
+
+def tt_attend(
+    cores: Sequence[jax.Array],
+    query: jax.Array,
+    num_embeddings: int | None = None,
+    *,
+    dtype: Any = None,
+) -> jax.Array:
+    """``query @ table.T`` without building the table.
+
+    Args:
+        cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
+        query: floats ``[..., D]``.
+        num_embeddings: rows to score; default all that the cores address.
+        dtype: type of the result; default that of ``query`` and the cores together.
+
+    Returns:
+        ``[..., N]``.
+
+    Raises:
+        ValueError: the last dimension of ``query`` is not D.
+
+    >>> import jax, jax_tt
+    >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
+    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
+    >>> jax_tt.tt_attend(cores, jax.numpy.ones((5, 8)), 1000).shape
+    (5, 1000)
+    """
+    spec = tt_spec(cores, num_embeddings)
+    query = jnp.asarray(query)
+    if query.ndim == 0 or query.shape[-1] != spec.features:
+        raise ValueError(
+            f"query: got shape {query.shape}; expected [..., {spec.features}], the table's features last."
+        )
+    if not jnp.issubdtype(query.dtype, jnp.floating):
+        raise ValueError(f"query: got dtype {query.dtype}; expected floats.")
+    flat = query.reshape(math.prod(query.shape[:-1]), spec.features)
+    scores = _reference.attend(cores, flat, spec.num_embeddings)
+    result = dtype or jnp.promote_types(query.dtype, cores[0].dtype)
+    return scores.reshape(*query.shape[:-1], spec.num_embeddings).astype(result)

@@ -1,0 +1,53 @@
+"""`tt_lookup`: rows of a tensor-train table."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jax_tt._ops._canonical import lookup_batch, tt_spec
+from jax_tt._ops._dispatch import pooled_sum
+
+
+def tt_lookup(
+    cores: Sequence[jax.Array],
+    ids: Any,
+    *,
+    num_embeddings: int | None = None,
+    bounds: str = "error",
+    dtype: Any = None,
+    method: str = "auto",
+    axis_name: Any = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Rows of a tensor-train table, one per id.
+
+    Args:
+        cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
+        ids: integers of any shape, or `SplitIds`.
+        num_embeddings: number of valid rows; default all that the cores address.
+        bounds: what an id outside ``[0, num_embeddings)`` does: ``"error"`` raises on CPU (NaN from the
+            reference), ``"clip"`` reads the nearest row, ``"zero"`` reads zeros, ``"unchecked"`` is the
+            caller's promise that there is none.
+        dtype: type of the result; default that of the cores. Sums are in float32 or better.
+        method: ``"auto"``, ``"reference"`` (pure JAX) or ``"ffi"`` (native).
+        axis_name: mesh axes to sum the cores' gradients over, inside a ``shard_map`` with ``check_vma=False``; with
+            ``check_vma=True`` JAX does it unasked.
+        name: name of the table in error messages.
+
+    Returns:
+        ``[*ids.shape, D]``.
+
+    Raises:
+        ValueError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax_tt
+    >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
+    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
+    >>> jax_tt.tt_lookup(cores, jax.numpy.array([[1, 2, 999]]), method="reference").shape
+    (1, 3, 8)
+    """
+    spec = tt_spec(cores, num_embeddings, bounds, name)
+    batch, shape = lookup_batch(spec, ids)
+    sums = pooled_sum(spec, tuple(cores), batch, method, axis_name)
+    return sums.reshape(*shape, spec.features).astype(dtype or cores[0].dtype)

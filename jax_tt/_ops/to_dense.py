@@ -1,0 +1,38 @@
+"""`tt_to_dense`: the whole table."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jax_tt import _reference
+from jax_tt._method import resolve_method
+from jax_tt._ops._canonical import tt_spec
+
+
+def tt_to_dense(
+    cores: Sequence[jax.Array],
+    num_embeddings: int | None = None,
+    *,
+    dtype: Any = None,
+    method: str = "auto",
+) -> jax.Array:
+    """The table that the cores stand for.
+
+    Args:
+        cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
+        num_embeddings: rows to keep; default all that the cores address.
+        dtype: type of the result; default that of the cores.
+        method: checked, but every method is the same matrix product, which XLA does well itself.
+
+    Returns:
+        ``[N, D]``.
+
+    >>> import jax, jax_tt
+    >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
+    >>> jax_tt.tt_to_dense(jax_tt.init_cores(jax.random.key(0), shape), 1000).shape
+    (1000, 8)
+    """
+    resolve_method(method)
+    spec = tt_spec(cores, num_embeddings)
+    return _reference.to_dense(cores, spec.num_embeddings).astype(dtype or cores[0].dtype)

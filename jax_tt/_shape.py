@@ -1,0 +1,271 @@
+"""`TTShape`: the sizes of a tensor-train table, checked once and used everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._factor import balanced_cover, exact_factors
+from jax_tt._split_ids import SplitIds, split_on_host
+
+
+class TTCost(NamedTuple):
+    """What a table of a given shape costs; see :meth:`TTShape.cost`."""
+
+    params: int
+    bytes: int
+    dense_params: int
+    dense_bytes: int
+    compression: float
+    flops_forward: int
+    flops_backward: int
+
+
+def max_ranks(row_factors: Sequence[int], col_factors: Sequence[int]) -> tuple[int, ...]:
+    """Largest useful rank between each pair of neighbouring cores."""
+    sizes = [p * q for p, q in zip(row_factors, col_factors, strict=True)]
+    return tuple(min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes)))
+
+
+@dataclasses.dataclass(frozen=True)
+class TTShape:
+    """Shape of a table of ``num_embeddings`` rows and ``features`` columns held as ``d`` cores.
+
+    Row ``i`` is read in mixed radix ``row_factors`` with the last digit fastest, columns likewise in
+    ``col_factors``. Core ``k`` has shape ``[p_k, r_k, q_k, r_{k+1}]`` with outer ranks 1.
+
+    Args:
+        num_embeddings: number of rows, N.
+        features: number of columns, D.
+        ranks: one integer, or the ``d - 1`` inner ranks. A rank above the useful maximum
+            ``min(prod_{j<k} p_j q_j, prod_{j>=k} p_j q_j)`` is clipped to it.
+        row_factors: ``d`` integers (2 <= d <= 5) with ``N <= prod(p) < 2**63``.
+        col_factors: ``d`` integers with ``prod(q) == D``.
+
+    Raises:
+        ValueError: a size is out of range; the message holds a correction.
+        TypeError: a size is not an integer.
+
+    >>> import jax_tt
+    >>> shape = jax_tt.TTShape(11_000_000, 64, (32, 32), (200, 220, 250), (4, 4, 4))
+    >>> shape.core_shapes
+    ((200, 1, 4, 32), (220, 32, 4, 32), (250, 32, 4, 1))
+    >>> shape.num_params
+    958720
+    """
+
+    num_embeddings: int
+    features: int
+    ranks: tuple[int, ...]
+    row_factors: tuple[int, ...]
+    col_factors: tuple[int, ...]
+    _requested: tuple[int, ...] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        ranks: int | Sequence[int],
+        row_factors: Sequence[int],
+        col_factors: Sequence[int],
+    ):
+        n = _positive("num_embeddings", num_embeddings)
+        width = _positive("features", features)
+        p = _positives("row_factors", row_factors)
+        q = _positives("col_factors", col_factors)
+        _check_factors(n, width, p, q)
+        d = len(p)
+        if isinstance(ranks, Sequence):
+            requested = _positives("ranks", ranks)
+        else:
+            requested = (_positive("ranks", ranks),) * (d - 1)
+        if len(requested) != d - 1:
+            raise ValueError(
+                f"ranks: got {len(requested)} ranks {requested} for {d} factors; expected one integer or "
+                f"the {d - 1} inner ranks (the outer ranks are always 1), e.g. ranks={(32,) * (d - 1)}."
+            )
+        clipped = tuple(min(r, m) for r, m in zip(requested, max_ranks(p, q), strict=True))
+        values = {
+            "num_embeddings": n,
+            "features": width,
+            "ranks": clipped,
+            "row_factors": p,
+            "col_factors": q,
+            "_requested": requested,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def suggest(
+        cls, num_embeddings: int, features: int, ranks: int | Sequence[int] = 32, d: int = 3
+    ) -> TTShape:
+        """A balanced shape: row factors with almost no slack, column factors exact and ascending.
+
+        Args:
+            num_embeddings: number of rows.
+            features: number of columns; a prime gives column factors such as ``(1, 1, 13)``.
+            ranks: one integer or ``d - 1`` of them.
+            d: number of cores, 2 to 5.
+
+        Returns:
+            A valid `TTShape`; among the orders of its row factors the one with fewest parameters.
+
+        >>> import jax_tt
+        >>> jax_tt.TTShape.suggest(11_000_000, 64, ranks=32).col_factors
+        (4, 4, 4)
+        """
+        n = _positive("num_embeddings", num_embeddings)
+        width = _positive("features", features)
+        _check_d("d", d)
+        if n >= 2**63:
+            raise ValueError(f"num_embeddings: got {n}; expected less than 2**63.")
+        q = exact_factors(width, d)
+        orders = sorted(set(itertools.permutations(balanced_cover(n, d))))
+        return min((cls(n, width, ranks, p, q) for p in orders), key=lambda shape: shape.num_params)
+
+    @property
+    def d(self) -> int:
+        """Number of cores."""
+        return len(self.row_factors)
+
+    @property
+    def full_ranks(self) -> tuple[int, ...]:
+        """Ranks with the outer ones: ``(1, *ranks, 1)``."""
+        return (1, *self.ranks, 1)
+
+    @property
+    def core_shapes(self) -> tuple[tuple[int, int, int, int], ...]:
+        """Shape ``(p_k, r_k, q_k, r_{k+1})`` of each core."""
+        r = self.full_ranks
+        factors = zip(self.row_factors, self.col_factors, strict=True)
+        return tuple((p, r[k], q, r[k + 1]) for k, (p, q) in enumerate(factors))
+
+    @property
+    def num_params(self) -> int:
+        """Entries of all cores together."""
+        return sum(math.prod(shape) for shape in self.core_shapes)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows the cores can address, ``prod(row_factors) >= num_embeddings``."""
+        return math.prod(self.row_factors)
+
+    def cost(self, nnz: int = 1, dtype: Any = jnp.float32) -> TTCost:
+        """Size and work of the table.
+
+        Args:
+            nnz: number of lookups that the flops are counted for.
+            dtype: storage type of the cores and of the dense table compared with.
+
+        Returns:
+            `TTCost` with parameters, bytes, those of the dense table, the compression ratio, and the
+            flops of ``nnz`` lookups, each contracted on its own from the cheaper side.
+
+        >>> import jax_tt
+        >>> jax_tt.TTShape(11_000_000, 64, 32, (200, 220, 250), (4, 4, 4)).cost(1).flops_forward
+        36864
+        """
+        if nnz < 0:
+            raise ValueError(f"nnz: got {nnz}; expected a number of lookups >= 0.")
+        q, r = self.col_factors, self.full_ranks
+        core_work = [2 * r[k] * q[k] * r[k + 1] for k in range(self.d)]
+        from_left = sum(math.prod(q[:k]) * core_work[k] for k in range(1, self.d))
+        from_right = sum(math.prod(q[k + 1 :]) * core_work[k] for k in range(self.d - 1))
+        flops = nnz * min(from_left, from_right)
+        size = jnp.dtype(dtype).itemsize
+        dense = self.num_embeddings * self.features
+        return TTCost(
+            params=self.num_params,
+            bytes=self.num_params * size,
+            dense_params=dense,
+            dense_bytes=dense * size,
+            compression=dense / self.num_params,
+            flops_forward=flops,
+            flops_backward=2 * flops,
+        )
+
+    def split_ids(self, ids: Any) -> SplitIds:
+        """Splits host ids into digits, exactly, for tables beyond 2**31 rows without x64.
+
+        Args:
+            ids: numpy integers (or nested lists of them) of any shape.
+
+        Returns:
+            `SplitIds` with int32 digits ``[..., d]``; an id below 0 or at least ``num_embeddings`` is
+            kept as out of range, to be handled by the ``bounds`` of the op.
+        """
+        return split_on_host(ids, self.num_embeddings, self.row_factors)
+
+    def __str__(self) -> str:
+        ranks = str(self.ranks)
+        if self.ranks != self._requested:
+            ranks += f" (clipped from {self._requested}, the most that helps)"
+        cost = self.cost()
+        return (
+            f"TTShape {self.num_embeddings:,} x {self.features}: rows {_times(self.row_factors)}, "
+            f"columns {_times(self.col_factors)}, ranks {ranks}; {cost.params:,} parameters, "
+            f"{cost.compression:,.1f}x smaller than dense"
+        )
+
+    def __repr__(self) -> str:
+        clipped = "" if self.ranks == self._requested else f" <clipped from {self._requested}>"
+        return (
+            f"TTShape(num_embeddings={self.num_embeddings}, features={self.features}, "
+            f"ranks={self.ranks}{clipped}, row_factors={self.row_factors}, "
+            f"col_factors={self.col_factors})"
+        )
+
+
+def _times(factors: Sequence[int]) -> str:
+    return " x ".join(map(str, factors))
+
+
+def _positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name}: got {value!r} of type {type(value).__name__}; expected an integer.")
+    if value < 1:
+        raise ValueError(f"{name}: got {value}; expected an integer >= 1.")
+    return int(value)
+
+
+def _positives(name: str, values: Any) -> tuple[int, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+        raise TypeError(f"{name}: got {values!r}; expected a tuple of integers.")
+    return tuple(_positive(f"{name}[{k}]", value) for k, value in enumerate(values))
+
+
+def _check_d(name: str, d: int) -> None:
+    if not 2 <= d <= 5:
+        raise ValueError(f"{name}: got {d} cores; a tensor-train table has 2 to 5, e.g. d=3.")
+
+
+def _check_factors(n: int, width: int, p: tuple[int, ...], q: tuple[int, ...]) -> None:
+    _check_d("row_factors", len(p))
+    d = len(p)
+    if len(q) != d:
+        raise ValueError(
+            f"col_factors: got {len(q)} factors {q} for {d} row_factors {p}; expected {d}, "
+            f"e.g. col_factors={exact_factors(width, d)}."
+        )
+    if math.prod(q) != width:
+        raise ValueError(
+            f"col_factors: {_times(q)} = {math.prod(q)}; expected a product of exactly features={width}, "
+            f"e.g. col_factors={exact_factors(width, d)}."
+        )
+    rows = math.prod(p)
+    if rows >= 2**63 or max(p) >= 2**31:
+        raise ValueError(
+            f"row_factors: {_times(p)} = {rows}; expected a product below 2**63 and every factor below 2**31."
+        )
+    if rows < n:
+        raise ValueError(
+            f"row_factors: {_times(p)} = {rows}; expected a product of at least num_embeddings={n}, "
+            f"e.g. row_factors={balanced_cover(n, d)}."
+        )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
 
+from jax_tt._dtypes import accumulator
 from jax_tt._shape import TTShape
 
 CoreInit = str | Callable[..., Any]
@@ -60,7 +61,7 @@ def init_cores(
             f"init: got {init!r}; expected one of {', '.join(map(repr, _SAMPLERS))}, or a callable "
             "(key, core_shape, dtype) -> core."
         )
-    compute = jnp.promote_types(dtype, jnp.float32)
+    compute = accumulator(dtype)
     sizes = [math.prod(core) for core in shape.core_shapes]
     largest = sizes.index(max(sizes))
     rest, main = _SAMPLERS[init]

@@ -4,6 +4,8 @@ Every function takes the canonical `Batch` and works in the accumulator type (fl
 A dense table is passed as a tuple of one core ``[N, D]``.
 """
 
+import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tt._dtypes import accumulator
 from jax_tt._ops._batch import Batch, pool, present
-from jax_tt._ops._canonical import accumulator
 from jax_tt._ops._ids import digits_in_range
+from jax_tt._ops._rounding import round_to
 from jax_tt._ops._spec import DenseSpec, Spec
+from jax_tt._ops._vma import varying_axes, vary_over
+from jax_tt.optimizers import RULES
 
 Cores = Sequence[jax.Array]
 _PRECISE = lax.Precision.HIGHEST
@@ -68,10 +73,11 @@ def backward(
     """Gradients of `forward` in the accumulator type; summed over ``axis_name`` if given."""
     del residuals
     accum = accumulator(cores[0].dtype)
-    wide = tuple(core.astype(accum) for core in cores)
+    # Marked as varying, replicated cores get the gradient of this shard alone, summed below if asked.
+    wide = vary_over(tuple(core.astype(accum) for core in cores), varying_axes(batch, g))
 
     def pooled(wide: Cores, weights: Any) -> jax.Array:
-        return forward(spec, wide, Batch(batch.ids, batch.offsets, weights, batch.padded, batch.rectangular))[0]
+        return forward(spec, wide, dataclasses.replace(batch, weights=weights))[0]
 
     if want_weights:
         _, pullback = jax.vjp(pooled, wide, batch.weights)
@@ -97,7 +103,7 @@ def to_dense(cores: Cores, num_embeddings: int) -> jax.Array:
 
 def attend(cores: Cores, query: jax.Array, num_embeddings: int) -> jax.Array:
     """Products of ``query[B, D]`` with every row, ``[B, N]``, without building the table."""
-    accum = jnp.promote_types(accumulator(cores[0].dtype), query.dtype)
+    accum = accumulator(cores[0].dtype, query.dtype)
     batch, columns = query.shape
     rows = 1
     # Contract the cores one by one into the query: [B, rows, r, columns] loses a q and gains a p each time.
@@ -110,3 +116,65 @@ def attend(cores: Cores, query: jax.Array, num_embeddings: int) -> jax.Array:
         rows *= p
         value = value.reshape(batch, rows, t, columns)
     return value[:, :num_embeddings, 0, 0]
+
+
+def update(
+    spec: Spec,
+    cores: Cores,
+    slots: Sequence[tuple[jax.Array, ...]],
+    batch: Batch,
+    residuals: tuple[jax.Array, ...],
+    g: jax.Array,
+    *,
+    kind: int,
+    hyper: jax.Array,
+    inv_scale: jax.Array,
+    seed: jax.Array,
+    skip_nonfinite: bool,
+    stochastic: bool,
+    want_weights: bool,
+    axis_name: Any = None,
+) -> tuple[tuple[jax.Array, ...], tuple[tuple[jax.Array, ...], ...], jax.Array, jax.Array | None]:
+    """Gradient and one optimizer step on the touched rows.
+
+    Returns:
+        New cores and slots, 1.0 if the step was applied (0.0 if skipped), and the gradient of the weights,
+        which is that of the rows before the step.
+    """
+    grads, dweights = backward(spec, cores, batch, residuals, g, want_weights, axis_name)
+    grads = tuple(grad * inv_scale.astype(grad.dtype) for grad in grads)
+    touched = _touched(spec, batch, axis_name)
+    applied = jnp.ones((), bool)
+    if skip_nonfinite:
+        applied = jnp.all(jnp.stack([jnp.all(jnp.isfinite(grad)) for grad in grads]))
+    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+    new_cores, new_slots = [], []
+    for k, (core, slot, grad, rows_touched) in enumerate(
+        zip(cores, slots, grads, touched, strict=True)
+    ):
+        flat = core.reshape(core.shape[0], math.prod(core.shape[1:]))
+        old = flat.astype(grad.dtype)
+        new, stepped = RULES[kind].update_rows(old, grad.reshape(flat.shape), slot, hyper)
+        new = round_to(new, core.dtype, jax.random.fold_in(key, k) if stochastic else None)
+        keep = rows_touched & applied
+        new_cores.append(jnp.where(keep[:, None], new, flat).reshape(core.shape))
+        new_slots.append(
+            tuple(
+                jnp.where(keep if now.ndim == 1 else keep[:, None], now.astype(was.dtype), was)
+                for now, was in zip(stepped, slot, strict=True)
+            )
+        )
+    return tuple(new_cores), tuple(new_slots), applied.astype(jnp.float32), dweights
+
+
+def _touched(spec: Spec, batch: Batch, axis_name: Any) -> list[jax.Array]:
+    """Which rows of each core the batch reads, whatever their gradient; bool ``[p_k]`` each."""
+    digits, ok = digits_in_range(spec, batch)
+    here = present(batch)
+    if spec.bounds in ("zero", "error"):
+        here = here & ok
+    touched = []
+    for digit, factor in zip(digits, spec.row_factors, strict=True):
+        count = jnp.zeros(factor, jnp.int32).at[digit].max(here.astype(jnp.int32), mode="drop")
+        touched.append((count if axis_name is None else lax.psum(count, axis_name)) > 0)
+    return touched

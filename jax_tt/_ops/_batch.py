@@ -52,6 +52,8 @@ class Batch:
 
 def bag_index(batch: Batch) -> jax.Array:
     """Bag of each position, int32 ``[S, cap]``; ``nb`` for positions past the last offset."""
+    if batch.rectangular:
+        return jnp.zeros((batch.num_segments, batch.capacity), jnp.int32)
     segments = jnp.arange(batch.num_segments, dtype=jnp.int32)[:, None]
     ends = jnp.zeros((batch.num_segments, batch.capacity + 1), jnp.int32)
     ends = ends.at[segments, batch.offsets[:, 1:]].add(1, mode="drop")

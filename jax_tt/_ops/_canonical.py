@@ -21,11 +21,6 @@ COMBINERS = ("sum", "mean", "sqrtn")
 S = TypeVar("S", TTSpec, DenseSpec)
 
 
-def accumulator(dtype: Any) -> Any:
-    """Type that products of ``dtype`` are summed in: float32, or float64 for float64."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
 def tt_spec(
     cores: Sequence[Any], num_embeddings: int | None, bounds: str = "unchecked", name: str | None = None
 ) -> TTSpec:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt import _reference
+from jax_tt._dtypes import widest
 from jax_tt._ops._canonical import tt_spec
 
 
@@ -48,5 +49,5 @@ def tt_attend(
         raise ValueError(f"query: got dtype {query.dtype}; expected floats.")
     flat = query.reshape(math.prod(query.shape[:-1]), spec.features)
     scores = _reference.attend(cores, flat, spec.num_embeddings)
-    result = dtype or jnp.promote_types(query.dtype, cores[0].dtype)
+    result = dtype or widest(query.dtype, cores[0].dtype)
     return scores.reshape(*query.shape[:-1], spec.num_embeddings).astype(result)

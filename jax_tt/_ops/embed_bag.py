@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from jax_tt._bags import Bags
-from jax_tt._ops._canonical import accumulator, bag_batch, check_combiner, tt_spec
+from jax_tt._dtypes import accumulator
+from jax_tt._ops._canonical import bag_batch, check_combiner, tt_spec
 from jax_tt._ops._combine import combine
 from jax_tt._ops._dispatch import pooled_sum
 

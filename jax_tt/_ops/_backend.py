@@ -1,0 +1,189 @@
+"""One signature for the reference and the native module, for TT and dense tables alike.
+
+The native module is imported on first use only: a missing or failing one means the reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tt import _reference
+from jax_tt._method import resolve_method
+from jax_tt._ops._batch import Batch
+from jax_tt._ops._spec import DenseSpec, Spec
+from jax_tt._ops._vma import varying_axes, vary_over
+
+_PLATFORMS = ("cpu", "cuda")
+Cores = tuple[jax.Array, ...]
+
+
+@functools.cache
+def native_module() -> ModuleType | None:
+    """`jax_tt._native`, or None where it is not built."""
+    try:
+        from jax_tt import _native
+    except ImportError:
+        return None
+    return _native
+
+
+def native_platforms() -> tuple[str, ...]:
+    """Platforms that have native ops in this process."""
+    module = native_module()
+    return () if module is None else tuple(p for p in _PLATFORMS if module.available(p))
+
+
+def choose(method: str) -> str:
+    """``"reference"``, ``"ffi"``, or ``"auto"`` only where there is something to choose from.
+
+    Raises:
+        ValueError: unknown method.
+        RuntimeError: ``"ffi"`` without the native module.
+    """
+    method = resolve_method(method)
+    if method == "reference" or native_platforms():
+        return method
+    if method == "ffi":
+        raise RuntimeError(
+            "method='ffi': the native module of jax_tt is not available. Install a wheel or build it with "
+            "`pip install .`, or use method='reference'."
+        )
+    if jax.default_backend() == "cpu":
+        _warn_once()
+    return "reference"
+
+
+@functools.cache
+def _warn_once() -> None:
+    warnings.warn(
+        "jax_tt: the native module is not available, so pure JAX runs instead, many times slower on CPU. "
+        "Install a wheel or build it with `pip install .`; silence this with JAX_TT_METHOD=reference.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def forward(
+    spec: Spec, cores: Cores, batch: Batch, method: str, save: bool
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Weighted sums ``[S, nb, D]`` in the accumulator type and what the backward pass reuses."""
+    if method == "reference":
+        return _reference.forward(spec, cores, batch, save)
+    axes = varying_axes(cores, batch)
+    cores, batch = vary_over((cores, batch), axes)
+
+    def native(cores: Cores, batch: Batch) -> Any:
+        return vary_over(_native_forward(spec, cores, batch, save), axes)
+
+    if method == "ffi":
+        return native(cores, batch)
+    _, saved = jax.eval_shape(native, cores, batch)
+
+    def reference(cores: Cores, batch: Batch) -> Any:
+        out, _ = _reference.forward(spec, cores, batch)
+        # Both branches must return the same arrays, though the reference has nothing to save.
+        return vary_over((out, tuple(jnp.zeros(s.shape, s.dtype) for s in saved)), axes)
+
+    return _by_platform(native, reference, cores, batch)
+
+
+def backward(
+    spec: Spec, cores: Cores, batch: Batch, residuals: Any, g: jax.Array, method: str, want_weights: bool
+) -> tuple[Cores, jax.Array | None]:
+    """Gradients of the cores, in the accumulator type, and of the weights."""
+    axes = varying_axes(cores, batch, g)
+
+    def reference(cores: Cores, batch: Batch, residuals: Any, g: jax.Array) -> Any:
+        return vary_over(_reference.backward(spec, cores, batch, residuals, g, want_weights), axes)
+
+    def native(cores: Cores, batch: Batch, residuals: Any, g: jax.Array) -> Any:
+        return vary_over(_native_backward(spec, cores, batch, residuals, g, want_weights), axes)
+
+    return _run(method, native, reference, cores, batch, residuals, g)
+
+
+def update(
+    spec: Spec,
+    cores: Cores,
+    slots: Any,
+    batch: Batch,
+    residuals: Any,
+    g: jax.Array,
+    arrays: dict[str, jax.Array],
+    method: str,
+    **static: Any,
+) -> tuple[Cores, Any, jax.Array, jax.Array | None]:
+    """Gradient and optimizer step; ``arrays`` holds hyper, inv_scale and seed."""
+
+    def reference(cores: Cores, slots: Any, batch: Batch, residuals: Any, g: Any, arrays: Any) -> Any:
+        return _reference.update(spec, cores, slots, batch, residuals, g, **arrays, **static)
+
+    def native(cores: Cores, slots: Any, batch: Batch, residuals: Any, g: Any, arrays: Any) -> Any:
+        module = _module()
+        if isinstance(spec, DenseSpec):
+            table, slot, applied, dweights = module.dense_update(
+                spec, cores[0], slots[0], batch, residuals, g, **arrays, **static
+            )
+            return (table,), (tuple(slot),), applied, dweights
+        new, slots, applied, dweights = module.tt_update(
+            spec, cores, slots, batch, residuals, g, **arrays, **static
+        )
+        return tuple(new), tuple(map(tuple, slots)), applied, dweights
+
+    return _run(method, native, reference, cores, slots, batch, residuals, g, arrays)
+
+
+def check_sentinel(sentinel: jax.Array, method: str, name: str | None) -> jax.Array:
+    """The sentinel; natively on CPU an error is raised where it is not 1."""
+    if method == "reference":
+        return sentinel
+    return _run(method, lambda s: _module().check_sentinel(s, name), lambda s: s, sentinel)
+
+
+def _native_forward(spec: Spec, cores: Cores, batch: Batch, save: bool) -> Any:
+    module = _module()
+    if isinstance(spec, DenseSpec):
+        out, residuals = module.dense_forward(spec, cores[0], batch, save)
+    else:
+        out, residuals = module.tt_forward(spec, cores, batch, save)
+    return out, tuple(residuals)
+
+
+def _native_backward(
+    spec: Spec, cores: Cores, batch: Batch, residuals: Any, g: jax.Array, want_weights: bool
+) -> Any:
+    module = _module()
+    if isinstance(spec, DenseSpec):
+        dtable, dweights = module.dense_backward(
+            spec, cores[0], batch, residuals, g, want_weights, None
+        )
+        return (dtable,), dweights
+    dcores, dweights = module.tt_backward(spec, cores, batch, residuals, g, want_weights, None)
+    return tuple(dcores), dweights
+
+
+def _module() -> Any:
+    module = native_module()
+    assert module is not None  # `choose` lets no native method through without it
+    return module
+
+
+def _run(method: str, native: Callable[..., Any], reference: Callable[..., Any], *args: Any) -> Any:
+    if method == "reference":
+        return reference(*args)
+    if method == "ffi":
+        return native(*args)
+    return _by_platform(native, reference, *args)
+
+
+def _by_platform(native: Callable[..., Any], reference: Callable[..., Any], *args: Any) -> Any:
+    branches = dict.fromkeys(native_platforms(), native)
+    return lax.platform_dependent(*args, default=reference, **branches)

@@ -1,0 +1,50 @@
+"""Mesh axes that values vary over inside a ``shard_map`` that tracks them (``check_vma=True``)."""
+
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+from jax import lax
+
+Tree = TypeVar("Tree")
+
+
+def varying_axes(*trees: Any) -> frozenset[Any]:
+    """Axes that any leaf varies over; empty outside such a ``shard_map``."""
+    return frozenset().union(*(_axes(leaf) for leaf in jax.tree.leaves(trees)))
+
+
+def _axes(leaf: Any) -> frozenset[Any]:
+    kind = jax.typeof(leaf)
+    # Newer JAX keeps the axes in `manual_axis_type`, older ones in `vma`.
+    manual = getattr(kind, "manual_axis_type", None)
+    return getattr(kind, "vma", frozenset()) if manual is None else manual.varying
+
+
+def vary_over(tree: Tree, axes: frozenset[Any]) -> Tree:
+    """Marks every leaf as varying over ``axes``; the transpose sums its gradient over the new ones."""
+
+    def mark(leaf: Any) -> Any:
+        missing = tuple(sorted(axes - _axes(leaf), key=str))
+        return lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return jax.tree.map(mark, tree)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def sum_gradients(tree: Any, axis_name: Any) -> Any:
+    """Identity whose gradient is summed over ``axis_name``."""
+    del axis_name
+    return tree
+
+
+def _sum_fwd(tree: Any, axis_name: Any) -> tuple[Any, None]:
+    del axis_name
+    return tree, None
+
+
+def _sum_bwd(axis_name: Any, _: None, g: Any) -> tuple[Any]:
+    return (lax.psum(g, axis_name),)
+
+
+sum_gradients.defvjp(_sum_fwd, _sum_bwd)

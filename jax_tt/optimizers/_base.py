@@ -1,0 +1,81 @@
+"""What an update rule is: its slots, its hyper-parameters at a step, and one step on rows."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# A float, a traced scalar, or a schedule: step -> scalar, as optax has them.
+Scalar = float | jax.Array | Callable[[Any], Any]
+Slots = tuple[jax.Array, ...]
+
+
+class Slot(NamedTuple):
+    """One float32 array of optimizer state per core or table."""
+
+    name: str
+    rowwise: bool  # one scalar per row (slice of a core) instead of one per entry
+    init: float
+
+
+class Optimizer(abc.ABC):
+    """A rule that is fused into the backward pass.
+
+    A "row" is a row of a dense table or a slice ``core[k][i]`` of a core, flattened. Only rows touched by the batch
+    are updated, with the sum of the gradients of all their occurrences; other rows and their slots stay as they are.
+
+    Attributes:
+        native_kind: number of the rule in the native op.
+    """
+
+    native_kind: ClassVar[int]
+
+    @property
+    @abc.abstractmethod
+    def slots(self) -> tuple[Slot, ...]:
+        """State kept per core or table."""
+
+    @abc.abstractmethod
+    def hyperparameters(self, step: jax.Array) -> jax.Array:
+        """Everything `update_rows` needs at this step (counted from 0), float32 ``[H]``."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def update_rows(
+        rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+    ) -> tuple[jax.Array, Slots]:
+        """One step on ``rows[R, W]`` with ``grads[R, W]``; slots are ``[R, W]`` or ``[R]``."""
+
+
+def at_step(value: Scalar, step: jax.Array) -> jax.Array:
+    """A hyper-parameter at ``step`` as a float32 scalar."""
+    scalar = jnp.asarray(value(step) if callable(value) else value, jnp.float32)
+    if scalar.shape != ():
+        raise ValueError(
+            f"optimizer: a hyper-parameter has shape {scalar.shape}; expected a scalar, or a schedule that "
+            "returns one."
+        )
+    return scalar
+
+
+def one_minus_power(base: Scalar, exponent: jax.Array, step: jax.Array) -> jax.Array:
+    """``1 - base ** exponent`` without the cancellation it has for a base near 1."""
+    if isinstance(base, int | float):
+        log = jnp.float32(math.log(base) if base > 0 else -math.inf)
+    else:
+        log = jnp.log(at_step(base, step))
+    return -jnp.expm1(exponent * log)
+
+
+def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> None:
+    """Checks a hyper-parameter that is a plain number; traced ones and schedules cannot be."""
+    if isinstance(value, bool | str) or value is None:
+        raise TypeError(f"{name}: got {value!r}; expected a number, a scalar array or a schedule of the step.")
+    if isinstance(value, int | float) and not low <= value < high:
+        limit = f" and below {high}" if high != math.inf else ""
+        raise ValueError(f"{name}: got {value}; expected a finite number of at least {low}{limit}.")

@@ -1,0 +1,1 @@
+"""One benchmark case a file; each registers itself."""

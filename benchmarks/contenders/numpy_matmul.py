@@ -1,0 +1,13 @@
+"""numpy: a large float32 matrix product, the rate the machine is known to reach."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+def matmul(size: int) -> tuple[Callable[[int], object], float]:
+    """The product of two square matrices into a third, and its flops."""
+    rng = np.random.default_rng(3)
+    a, b = rng.random((2, size, size), np.float32)
+    out = np.empty_like(a)
+    return lambda i: np.matmul(a, b, out=out), 2.0 * size**3

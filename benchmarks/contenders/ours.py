@@ -1,0 +1,101 @@
+"""jax_tt: TT tables (fused, or gradients with optax) and dense tables updated in place."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jax_tt
+from benchmarks.work import LEARNING_RATE, Work
+from jax_tt import optimizers
+
+Call = Callable[[int], object]
+
+
+def bags_of(work: Work) -> list[jax_tt.Bags]:
+    """The batches as `Bags` on the device."""
+    made = [jax_tt.Bags.from_offsets(ids, work.offsets) for ids in work.batches]
+    return jax.device_put(made)
+
+
+def cores_of(work: Work) -> tuple[jax.Array, ...]:
+    """Freshly initialised cores."""
+    return tuple(jax_tt.init_cores(jax.random.key(0), work.shape, "approx-normal"))
+
+
+def tt_forward(work: Work, method: str = "auto") -> Call:
+    """Pooled rows of a TT table."""
+    cores, bags, n = cores_of(work), bags_of(work), work.shape.num_embeddings
+
+    @jax.jit
+    def forward(cores, bags):
+        return jax_tt.tt_embed_bag(cores, bags, num_embeddings=n, method=method)
+
+    return lambda i: forward(cores, bags[i % len(bags)]).block_until_ready()
+
+
+def tt_fused_step(work: Work, method: str = "auto", optimizer=None) -> Call:
+    """Forward, backward and update of a TT table, the update fused into the backward pass."""
+    optimizer = optimizer or optimizers.SGD(LEARNING_RATE)
+    step, table = tt_fused_program(work, optimizer, method)
+    return _training(step, table, bags_of(work))
+
+
+def tt_fused_program(work: Work, optimizer, method: str = "auto"):
+    """The jitted donated step ``(table, bags) -> (loss, table)`` and the table it starts from."""
+    gradient, n = jnp.asarray(work.gradient), work.shape.num_embeddings
+    table = jax_tt.init_fused_table(cores_of(work), optimizer)
+
+    def loss(table, bags):
+        out = jax_tt.fused_tt_embed_bag(table, bags, optimizer, num_embeddings=n, method=method)
+        return jnp.vdot(out, gradient)
+
+    return jax.jit(jax.value_and_grad(loss), donate_argnums=0), table
+
+
+def tt_optax_step(work: Work, method: str = "auto") -> Call:
+    """Forward, backward and `optax.sgd` on the cores of a TT table."""
+    gradient, n = jnp.asarray(work.gradient), work.shape.num_embeddings
+    tx = optax.sgd(LEARNING_RATE)
+
+    def loss(cores, bags):
+        out = jax_tt.tt_embed_bag(cores, bags, num_embeddings=n, method=method)
+        return jnp.vdot(out, gradient)
+
+    def step(state, bags):
+        cores, slots = state
+        value, gradients = jax.value_and_grad(loss)(cores, bags)
+        updates, slots = tx.update(gradients, slots, cores)
+        return value, (optax.apply_updates(cores, updates), slots)
+
+    cores = cores_of(work)
+    return _training(jax.jit(step, donate_argnums=0), (cores, tx.init(cores)), bags_of(work))
+
+
+def dense_fused_program(work: Work):
+    """As `tt_fused_program`, for a dense table of the same rows and columns."""
+    gradient = jnp.asarray(work.gradient)
+    optimizer = optimizers.SGD(LEARNING_RATE)
+    rows = jnp.full((work.shape.num_embeddings, work.shape.features), 0.01, jnp.float32)
+    table = jax_tt.init_fused_table(rows, optimizer)
+
+    def loss(table, bags):
+        return jnp.vdot(jax_tt.fused_embed_bag(table, bags, optimizer), gradient)
+
+    return jax.jit(jax.value_and_grad(loss), donate_argnums=0), table
+
+
+def dense_fused_step(work: Work) -> Call:
+    """Forward, backward and update of a dense table, in place."""
+    step, table = dense_fused_program(work)
+    return _training(step, table, bags_of(work))
+
+
+def _training(step, state, bags) -> Call:
+    def call(i: int) -> object:
+        nonlocal state
+        value, state = step(state, bags[i % len(bags)])
+        return jax.block_until_ready((value, state))
+
+    return call

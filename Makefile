@@ -1,5 +1,5 @@
 # `make demo` and `make test` each work on a fresh machine: they make .venv, install into it and run.
-# Needs Python >= 3.11 (found on PATH, or PYTHON=...) and a C++17 compiler.
+# Needs Python >= 3.11 (found on PATH, or PYTHON=...) and a C++20 compiler.
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -45,8 +45,8 @@ format: $(VENV)/.with-dev
 types: $(VENV)/.with-dev
 	$(BIN)/basedpyright
 
-# Peers (torch, fbgemm, tensorly-torch) are timed where they are installed: make bench EXTRAS=test,peers
-EXTRAS ?= test
+# Peers (torch, fbgemm, tensorly-torch) are timed where they are installed: make bench EXTRAS=peers
+EXTRAS ?= examples
 BENCH_ARGS ?=
 bench: $(VENV)/.with-$(EXTRAS)
 	$(PY) -m benchmarks.run $(BENCH_ARGS)

@@ -1,0 +1,25 @@
+// The outcome of a launch, before the boundary turns it into an XLA error.
+#ifndef JAX_TT_COMMON_STATUS_H_
+#define JAX_TT_COMMON_STATUS_H_
+
+#include <string>
+#include <utility>
+
+namespace jax_tt {
+
+enum class Code { kOk, kInvalidArgument, kOutOfRange, kResourceExhausted };
+
+struct [[nodiscard]] Status {
+  Code code = Code::kOk;
+  std::string message;
+
+  bool ok() const { return code == Code::kOk; }
+};
+
+inline Status InvalidArgument(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
+inline Status OutOfRange(std::string message) { return {Code::kOutOfRange, std::move(message)}; }
+inline Status ResourceExhausted(std::string message) { return {Code::kResourceExhausted, std::move(message)}; }
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_COMMON_STATUS_H_

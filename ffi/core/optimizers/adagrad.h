@@ -1,0 +1,29 @@
+// Adagrad: s += g^2; w -= lr g / (sqrt(s) + eps).
+#ifndef JAX_TT_CORE_OPTIMIZERS_ADAGRAD_H_
+#define JAX_TT_CORE_OPTIMIZERS_ADAGRAD_H_
+
+#include "ffi/core/host_device.h"
+
+namespace jax_tt {
+
+template <typename C>
+struct Adagrad {
+  static constexpr int kHyperparameters = 2;
+  static constexpr int kElementSlots = 1;
+  static constexpr bool kRowWise = false;
+
+  C learning_rate, eps;
+
+  JAX_TT_INLINE explicit Adagrad(const float* hyper)
+      : learning_rate(static_cast<C>(hyper[0])), eps(static_cast<C>(hyper[1])) {}
+  JAX_TT_INLINE C Step(C w, C g, C, float* sum, float*) const {
+    const C s = static_cast<C>(*sum) + g * g;
+    *sum = static_cast<float>(s);
+    // Untouched by any gradient yet: 0 / 0 when eps is zero.
+    return s == C{0} ? w : w - learning_rate * g / (SquareRoot(s) + eps);
+  }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_OPTIMIZERS_ADAGRAD_H_

@@ -1,0 +1,35 @@
+// Adam: m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; w -= lr (m / c1) / (sqrt(v / c2) + eps), c = 1 - b^t.
+#ifndef JAX_TT_CORE_OPTIMIZERS_ADAM_H_
+#define JAX_TT_CORE_OPTIMIZERS_ADAM_H_
+
+#include "ffi/core/host_device.h"
+
+namespace jax_tt {
+
+template <typename C>
+struct Adam {
+  static constexpr int kHyperparameters = 6;
+  static constexpr int kElementSlots = 2;
+  static constexpr bool kRowWise = false;
+
+  C learning_rate, b1, b2, eps, correction1, correction2;
+
+  JAX_TT_INLINE explicit Adam(const float* hyper)
+      : learning_rate(static_cast<C>(hyper[0])),
+        b1(static_cast<C>(hyper[1])),
+        b2(static_cast<C>(hyper[2])),
+        eps(static_cast<C>(hyper[3])),
+        correction1(static_cast<C>(hyper[4])),
+        correction2(static_cast<C>(hyper[5])) {}
+  JAX_TT_INLINE C Step(C w, C g, C, float* first, float* second) const {
+    const C m = b1 * static_cast<C>(*first) + (C{1} - b1) * g;
+    const C v = b2 * static_cast<C>(*second) + (C{1} - b2) * g * g;
+    *first = static_cast<float>(m);
+    *second = static_cast<float>(v);
+    return w - learning_rate * (m / correction1) / (SquareRoot(v / correction2) + eps);
+  }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_OPTIMIZERS_ADAM_H_

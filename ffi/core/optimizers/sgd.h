@@ -1,0 +1,23 @@
+// Stochastic gradient descent: w -= lr g.
+#ifndef JAX_TT_CORE_OPTIMIZERS_SGD_H_
+#define JAX_TT_CORE_OPTIMIZERS_SGD_H_
+
+#include "ffi/core/host_device.h"
+
+namespace jax_tt {
+
+template <typename C>
+struct Sgd {
+  static constexpr int kHyperparameters = 1;
+  static constexpr int kElementSlots = 0;
+  static constexpr bool kRowWise = false;
+
+  C learning_rate;
+
+  JAX_TT_INLINE explicit Sgd(const float* hyper) : learning_rate(static_cast<C>(hyper[0])) {}
+  JAX_TT_INLINE C Step(C w, C g, C, float*, float*) const { return w - learning_rate * g; }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_OPTIMIZERS_SGD_H_

@@ -1,0 +1,107 @@
+#include "ffi/cpu/args.h"
+
+#include <limits>
+#include <string>
+
+namespace jax_tt {
+
+Status ReadShape(Span64 row_factors, Span64 col_factors, Span64 ranks, int64_t num_embeddings, TTShape* shape) {
+  const size_t d = row_factors.size();
+  if (d < 2 || d > kMaxCores || col_factors.size() != d || ranks.size() != d + 1)
+    return InvalidArgument("a TT table has 2 to 5 cores, as many row and column factors, and one rank more");
+  shape->d = static_cast<int>(d);
+  shape->num_embeddings = num_embeddings;
+  int64_t rows = 1;
+  for (size_t k = 0; k < d; ++k) {
+    shape->p[k] = row_factors[k];
+    shape->q[k] = col_factors[k];
+    shape->r[k] = ranks[k];
+    shape->r[k + 1] = ranks[k + 1];
+    if (row_factors[k] < 1 || row_factors[k] > std::numeric_limits<int32_t>::max() || col_factors[k] < 1 ||
+        ranks[k] < 1 || ranks[k + 1] < 1 || __builtin_mul_overflow(rows, row_factors[k], &rows))
+      return InvalidArgument("factors and ranks must be positive and the product of the row factors below 2^63");
+  }
+  if (ranks[0] != 1 || ranks[d] != 1) return InvalidArgument("the first and the last rank of a TT table are 1");
+  if (num_embeddings < 0 || num_embeddings > rows)
+    return InvalidArgument("num_embeddings must lie between 0 and the product of the row factors");
+  return {};
+}
+
+Status ReadLookups(const ffi::AnyBuffer& ids, const ffi::AnyBuffer& offsets, bool split, int digits, bool padded,
+                   int64_t bounds, std::string_view table, Lookups* lookups) {
+  if (offsets.element_type() != ffi::DataType::S32 || offsets.dimensions().size() == 0)
+    return InvalidArgument("offsets must be int32 with at least one axis");
+  const int64_t per_group = offsets.dimensions().back();
+  if (per_group < 1) return InvalidArgument("offsets must hold at least the first offset of each group");
+  lookups->bags = per_group - 1;
+  lookups->groups = Count(offsets) / per_group;
+  lookups->offsets = static_cast<const int32_t*>(offsets.untyped_data());
+  lookups->ids = ids.untyped_data();
+  const int64_t per_id = split ? digits : 1;
+  const int64_t count = Count(ids) / per_id;
+  lookups->capacity = lookups->groups == 0 ? 0 : count / lookups->groups;
+  if (lookups->size() * per_id != Count(ids))
+    return InvalidArgument("ids and offsets disagree on the number of groups");
+  if (lookups->size() > std::numeric_limits<int32_t>::max() ||
+      lookups->groups * lookups->bags > std::numeric_limits<int32_t>::max())
+    return InvalidArgument("one call takes at most 2^31 - 1 ids and as many bags; split the batch");
+  switch (ids.element_type()) {
+    case ffi::DataType::S32:
+      lookups->type = split ? IdType::kDigits : IdType::kInt32;
+      break;
+    case ffi::DataType::U32:
+      lookups->type = IdType::kUint32;
+      break;
+    case ffi::DataType::S64:
+      lookups->type = IdType::kInt64;
+      break;
+    default:
+      return InvalidArgument("ids must be int32, uint32, int64 or int32 digits");
+  }
+  if (split && lookups->type != IdType::kDigits) return InvalidArgument("split ids must be int32 digits");
+  if (bounds < 0 || bounds > static_cast<int64_t>(Bounds::kUnchecked))
+    return InvalidArgument("unknown bounds mode " + std::to_string(bounds));
+  lookups->padded = padded;
+  lookups->bounds = static_cast<Bounds>(bounds);
+  lookups->table = table;
+  return {};
+}
+
+Status CheckSentinel(const ffi::AnyBuffer& sentinel, std::string_view table) {
+  const float* value = nullptr;
+  JAX_TT_RETURN_IF_ERROR(Data(sentinel, "sentinel", 1, &value));
+  if (*value == 1.0f) return {};
+  const std::string name = table.empty() ? std::string("a fused table") : "fused table '" + std::string(table) + "'";
+  return InvalidArgument(
+      name + " was changed by something other than its own update (its sentinel is " + std::to_string(*value) +
+      ", expected 1). The gradient of a fused table is its next value, so it must reach the table as it is: not added "
+      "(two uses in one loss, gradient accumulation), averaged (pmean), clipped, scaled, stepped by an optimizer, or "
+      "left out of the loss. Look up all features of a shared table in one call, update with FusedOptimizer, use "
+      "grad_scale= for loss scaling, or drop optimizer= to train the table with optax");
+}
+
+Status ReadStep(int64_t kind, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& seed,
+                bool skip_nonfinite, bool stochastic_rounding, OptimizerStep* step) {
+  if (kind < 0 || kind >= kNumOptimizers) return InvalidArgument("unknown optimizer " + std::to_string(kind));
+  step->kind = static_cast<int>(kind);
+  const float* gradient_scale = nullptr;
+  const uint32_t* seed_data = nullptr;
+  JAX_TT_RETURN_IF_ERROR(Data(hyper, "hyper-parameters", step->traits().hyperparameters, &step->hyper));
+  JAX_TT_RETURN_IF_ERROR(Data(scale, "gradient scale", 1, &gradient_scale));
+  JAX_TT_RETURN_IF_ERROR(Data(seed, "seed", 2, &seed_data));
+  step->gradient_scale = *gradient_scale;
+  step->seed[0] = seed_data[0];
+  step->seed[1] = seed_data[1];
+  step->skip_nonfinite = skip_nonfinite;
+  step->stochastic_rounding = stochastic_rounding;
+  return {};
+}
+
+Pool MakePool(ffi::ThreadPool thread_pool) {
+  Pool pool;
+  pool.workers = NumWorkers(thread_pool.num_threads());
+  pool.schedule = [thread_pool](std::function<void()> closure) mutable { thread_pool.Schedule(std::move(closure)); };
+  return pool;
+}
+
+}  // namespace jax_tt

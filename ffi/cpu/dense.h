@@ -1,0 +1,43 @@
+// Bags of rows of a dense table: the baseline that every compressed table is held against.
+#ifndef JAX_TT_CPU_DENSE_H_
+#define JAX_TT_CPU_DENSE_H_
+
+#include <stdint.h>
+
+#include "ffi/common/status.h"
+#include "ffi/cpu/plan.h"
+#include "ffi/cpu/row_update.h"
+#include "ffi/cpu/tt_forward.h"
+
+namespace jax_tt {
+
+template <typename T>
+struct DenseProblem {
+  using C = typename ComputeType<T>::type;
+
+  const T* table = nullptr;  // [num_embeddings, dim]
+  int64_t num_embeddings = 0, dim = 0;
+  Lookups lookups;
+  const C* weights = nullptr;  // [n], or null for ones
+
+  C weight(int64_t position) const { return weights == nullptr ? C{1} : weights[position]; }
+};
+
+// out: [groups * bags, dim]
+template <typename T>
+Status DenseForward(const DenseProblem<T>& problem, const Pool& pool, typename DenseProblem<T>::C* out);
+
+// gradient: [num_embeddings, dim], zero where no lookup reads.  weight_gradient: [n], or null.
+template <typename T>
+Status DenseBackward(const DenseProblem<T>& problem, const Pool& pool, const typename DenseProblem<T>::C* out_gradient,
+                     typename DenseProblem<T>::C* gradient, typename DenseProblem<T>::C* weight_gradient);
+
+// Backward pass and optimizer step of the rows that were read, in place.  *applied: 1, or 0 when the step was skipped.
+template <typename T>
+Status DenseUpdate(const DenseProblem<T>& problem, const Pool& pool, const RowTable<T>& table,
+                   const typename DenseProblem<T>::C* out_gradient, const OptimizerStep& step,
+                   typename DenseProblem<T>::C* weight_gradient, float* applied);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_DENSE_H_

@@ -1,0 +1,33 @@
+// Stable grouping of items by an integer key: the one primitive that every part of a plan is made of.
+#ifndef JAX_TT_CPU_GROUP_BY_H_
+#define JAX_TT_CPU_GROUP_BY_H_
+
+#include <stdint.h>
+
+#include <vector>
+
+namespace jax_tt {
+
+class Grouper {
+ public:
+  // Room for up to `capacity` items.
+  explicit Grouper(int64_t capacity);
+
+  // order[n]: the items by ascending key, items with equal keys in their own order.  Keys are below `range`.
+  void Sort(const uint64_t* keys, int64_t n, uint64_t range, int32_t* order);
+
+  // Numbers the runs of equal keys along `order`: end[u] is one past the last item of group u in `order`,
+  // group_of[item] its group, and group_key[u] its key.  Returns the number of groups.
+  static int64_t Runs(const uint64_t* keys, int64_t n, const int32_t* order, int32_t* end, int32_t* group_of,
+                      uint64_t* group_key);
+
+ private:
+  template <typename Item>
+  void RadixSort(const uint64_t* keys, int64_t n, int bits, int32_t* order);
+
+  std::vector<uint64_t> buffer_;
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_GROUP_BY_H_

@@ -1,0 +1,20 @@
+// Every FFI handler of the CPU module.
+#ifndef JAX_TT_CPU_HANDLERS_H_
+#define JAX_TT_CPU_HANDLERS_H_
+
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_tt {
+
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TTPlanCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TTForwardCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TTBackwardCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TTUpdateCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TTApplyCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseForwardCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseBackwardCpu);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseUpdateCpu);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_HANDLERS_H_

@@ -1,0 +1,50 @@
+// Dense micro-kernels, compiled once per instruction set and chosen at run time.
+//
+// All matrices are row-major with a leading dimension counted in elements.  The function table is the only symbol
+// that crosses from an instruction-set translation unit into the rest of the library, so code built for a newer
+// processor can never be linked into a path that an older one runs.
+#ifndef JAX_TT_CPU_KERNELS_KERNELS_H_
+#define JAX_TT_CPU_KERNELS_KERNELS_H_
+
+#include <stdint.h>
+
+#include "ffi/core/optimizers/optimizers.h"
+
+namespace jax_tt {
+
+template <typename T>
+struct Kernels {
+  // c[m, n] = a[m, k] b[k, n], added to c when `accumulate`.
+  void (*gemm_nn)(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
+                  int64_t ldc, bool accumulate);
+  // c[k, n] = a[m, k]^T b[m, n], added to c when `accumulate`.
+  void (*gemm_tn)(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
+                  int64_t ldc, bool accumulate);
+  // y[n] += alpha x[n]
+  void (*axpy)(int64_t n, T alpha, const T* x, T* y);
+  // sum of x[i] y[i]
+  T (*dot)(int64_t n, const T* x, const T* y);
+  // One optimizer step of a row of n elements with gradient scale * g.  Slots a rule does not have are null; a
+  // row-wise rule has its one scalar in slot0.
+  void (*update[kNumOptimizers])(int64_t n, const float* hyper, T scale, const T* g, T* w, float* slot0, float* slot1);
+  const char* name;
+};
+
+// The table for the best instruction set that this processor has (JAX_TT_CPU_ISA lowers it, for tests).
+template <typename T>
+const Kernels<T>& GetKernels();
+
+// One pair per instruction set; the element type is in the name because templates must not be shared across them.
+#define JAX_TT_DECLARE_KERNELS(isa)       \
+  namespace isa {                         \
+  extern const Kernels<float> kFloat;     \
+  extern const Kernels<double> kDouble;   \
+  }
+JAX_TT_DECLARE_KERNELS(baseline)
+JAX_TT_DECLARE_KERNELS(x86_64_v3)
+JAX_TT_DECLARE_KERNELS(x86_64_v4)
+#undef JAX_TT_DECLARE_KERNELS
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_KERNELS_KERNELS_H_

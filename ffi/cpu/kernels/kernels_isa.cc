@@ -1,0 +1,188 @@
+// The micro-kernels, written once with the compiler's vector types.
+//
+// This file is compiled once per instruction set with JAX_TT_ISA naming the namespace.  It includes no standard
+// library template and gives everything internal linkage: an inline function emitted here with wide instructions
+// must never be the copy that the linker keeps for the whole library.
+#include "ffi/cpu/kernels/kernels.h"
+
+namespace jax_tt {
+namespace JAX_TT_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64, kWideVectors = 4, kWideRows = 6;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32, kWideVectors = 2, kWideRows = 6;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16, kWideVectors = 4, kWideRows = 6;
+#else
+constexpr int kVectorBytes = 16, kWideVectors = 2, kWideRows = 6;
+#endif
+// A block narrower than kWideVectors leaves registers for more rows, which the latency of the adds needs.
+constexpr int kNarrowRows = 8;
+
+template <typename T, int W>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(W * sizeof(T)), aligned(alignof(T)), may_alias));
+};
+template <typename T>
+struct VectorOf<T, 1> {
+  typedef T type;
+};
+
+// c[kRows, kVectors * W] (+)= sum over t of a(row, t) * b[t, :].  kTransposed: a is stored [t, row].
+template <typename T, int W, int kRows, int kVectors, bool kTransposed>
+inline __attribute__((always_inline)) void Block(int64_t depth, const T* __restrict a, int64_t lda,
+                                                 const T* __restrict b, int64_t ldb, T* __restrict c, int64_t ldc,
+                                                 bool accumulate) {
+  typedef typename VectorOf<T, W>::type V;
+  V acc[kRows][kVectors];
+  if (accumulate) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) acc[i][j] = *reinterpret_cast<const V*>(c + i * ldc + j * W);
+  } else {
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) acc[i][j] = V{};
+  }
+  for (int64_t t = 0; t < depth; ++t) {
+    V bv[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) bv[j] = *reinterpret_cast<const V*>(b + t * ldb + j * W);
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+      const T av = kTransposed ? a[t * lda + i] : a[i * lda + t];
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) acc[i][j] += av * bv[j];
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) *reinterpret_cast<V*>(c + i * ldc + j * W) = acc[i][j];
+}
+
+// The last 1 .. kRows - 1 rows of a panel.
+template <typename T, int W, int kRows, int kVectors, bool kTransposed>
+inline __attribute__((always_inline)) void RowTail(int64_t rows, int64_t depth, const T* a, int64_t lda, const T* b,
+                                                   int64_t ldb, T* c, int64_t ldc, bool accumulate) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows)
+      Block<T, W, kRows, kVectors, kTransposed>(depth, a, lda, b, ldb, c, ldc, accumulate);
+    else
+      RowTail<T, W, kRows - 1, kVectors, kTransposed>(rows, depth, a, lda, b, ldb, c, ldc, accumulate);
+  }
+}
+
+// One panel of kVectors * W columns over all rows of c.
+template <typename T, int W, int kVectors, bool kTransposed>
+__attribute__((noinline)) void Panel(int64_t rows, int64_t depth, const T* a, int64_t lda, const T* b, int64_t ldb,
+                                     T* c, int64_t ldc, bool accumulate) {
+  constexpr int kRows = kVectors == kWideVectors ? kWideRows : kNarrowRows;
+  const int64_t step = kTransposed ? kRows : kRows * lda;
+  int64_t i = 0;
+  for (; i + kRows <= rows; i += kRows, a += step, c += kRows * ldc)
+    Block<T, W, kRows, kVectors, kTransposed>(depth, a, lda, b, ldb, c, ldc, accumulate);
+  RowTail<T, W, kRows - 1, kVectors, kTransposed>(rows - i, depth, a, lda, b, ldb, c, ldc, accumulate);
+}
+
+// The columns that are left over, in vectors of half the width each time.
+template <typename T, int W, bool kTransposed>
+inline __attribute__((always_inline)) void ColumnTail(int64_t rows, int64_t columns, int64_t depth, const T* a,
+                                                      int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
+                                                      bool accumulate) {
+  if constexpr (W >= 1) {
+    if (columns & W) {
+      Panel<T, W, 1, kTransposed>(rows, depth, a, lda, b, ldb, c, ldc, accumulate);
+      b += W;
+      c += W;
+    }
+    ColumnTail<T, W / 2, kTransposed>(rows, columns, depth, a, lda, b, ldb, c, ldc, accumulate);
+  }
+}
+
+template <typename T, bool kTransposed>
+inline __attribute__((always_inline)) void Gemm(int64_t rows, int64_t columns, int64_t depth, const T* a, int64_t lda,
+                                                const T* b, int64_t ldb, T* c, int64_t ldc, bool accumulate) {
+  constexpr int W = kVectorBytes / sizeof(T);
+  int64_t j = 0;
+  for (; j + kWideVectors * W <= columns; j += kWideVectors * W)
+    Panel<T, W, kWideVectors, kTransposed>(rows, depth, a, lda, b + j, ldb, c + j, ldc, accumulate);
+  if constexpr (kWideVectors > 2) {
+    if (columns - j >= 2 * W) {
+      Panel<T, W, 2, kTransposed>(rows, depth, a, lda, b + j, ldb, c + j, ldc, accumulate);
+      j += 2 * W;
+    }
+  }
+  if (columns - j >= W) {
+    Panel<T, W, 1, kTransposed>(rows, depth, a, lda, b + j, ldb, c + j, ldc, accumulate);
+    j += W;
+  }
+  ColumnTail<T, W / 2, kTransposed>(rows, columns - j, depth, a, lda, b + j, ldb, c + j, ldc, accumulate);
+}
+
+template <typename T>
+void GemmNN(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
+            bool accumulate) {
+  Gemm<T, false>(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
+}
+
+template <typename T>
+void GemmTN(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
+            bool accumulate) {
+  Gemm<T, true>(k, n, m, a, lda, b, ldb, c, ldc, accumulate);
+}
+
+template <typename T>
+void Axpy(int64_t n, T alpha, const T* x, T* y) {
+  for (int64_t i = 0; i < n; ++i) y[i] += alpha * x[i];
+}
+
+template <typename T>
+T Dot(int64_t n, const T* x, const T* y) {
+  typedef typename VectorOf<T, kVectorBytes / static_cast<int>(sizeof(T))>::type V;
+  constexpr int W = kVectorBytes / sizeof(T);
+  V acc{};
+  int64_t i = 0;
+  for (; i + W <= n; i += W) acc += *reinterpret_cast<const V*>(x + i) * *reinterpret_cast<const V*>(y + i);
+  T sum = 0;
+  for (int j = 0; j < W; ++j) sum += acc[j];
+  for (; i < n; ++i) sum += x[i] * y[i];
+  return sum;
+}
+
+template <typename T, template <typename> class Rule>
+void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __restrict w, float* __restrict slot0,
+            float* __restrict slot1) {
+  const Rule<T> rule(hyper);
+  T row_step = 0;
+  if constexpr (Rule<T>::kRowWise) {
+    T squares = 0;
+    for (int64_t i = 0; i < n; ++i) squares += (scale * g[i]) * (scale * g[i]);
+    row_step = rule.RowStep(n == 0 ? T{0} : squares / static_cast<T>(n), slot0);
+    slot0 = nullptr;
+  }
+  for (int64_t i = 0; i < n; ++i)
+    w[i] = rule.Step(w[i], scale * g[i], row_step, Rule<T>::kElementSlots > 0 ? slot0 + i : nullptr,
+                     Rule<T>::kElementSlots > 1 ? slot1 + i : nullptr);
+}
+
+#define JAX_TT_STRING_(x) #x
+#define JAX_TT_STRING(x) JAX_TT_STRING_(x)
+
+}  // namespace
+
+extern const Kernels<float> kFloat = {GemmNN<float>, GemmTN<float>, Axpy<float>, Dot<float>,
+                                      {Update<float, Sgd>, Update<float, Adagrad>, Update<float, RowWiseAdagrad>,
+                                       Update<float, Adam>},
+                                      JAX_TT_STRING(JAX_TT_ISA)};
+extern const Kernels<double> kDouble = {GemmNN<double>, GemmTN<double>, Axpy<double>, Dot<double>,
+                                        {Update<double, Sgd>, Update<double, Adagrad>, Update<double, RowWiseAdagrad>,
+                                         Update<double, Adam>},
+                                        JAX_TT_STRING(JAX_TT_ISA)};
+
+}  // namespace JAX_TT_ISA
+}  // namespace jax_tt

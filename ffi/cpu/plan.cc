@@ -1,0 +1,280 @@
+#include "ffi/cpu/plan.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "ffi/cpu/group_by.h"
+
+namespace jax_tt {
+namespace {
+
+// An id that contributes nothing: padding, or out of range with Bounds::kZero.
+constexpr int64_t kPadding = -1, kNegative = -2;
+
+std::string TableName(const Lookups& lookups) {
+  return lookups.table.empty() ? std::string("the table") : "table '" + std::string(lookups.table) + "'";
+}
+
+template <typename Int>
+int64_t ReadId(const Int* ids, int64_t position) {
+  const Int id = ids[position];
+  if (id == static_cast<Int>(-1)) return kPadding;
+  return id < 0 ? kNegative : static_cast<int64_t>(id);
+}
+
+// Digits that are not digits of this shape stand for an id past its end, unless they are negative.
+int64_t ReadDigits(const TTShape& shape, const int32_t* digits) {
+  int64_t id = 0;
+  bool all_minus_one = true, negative = false, valid = true;
+  for (int k = 0; k < shape.d; ++k) {
+    all_minus_one &= digits[k] == -1;
+    negative |= digits[k] < 0;
+    valid &= digits[k] >= 0 && digits[k] < shape.p[k];
+    if (valid) id = id * shape.p[k] + digits[k];
+  }
+  if (all_minus_one) return kPadding;
+  if (negative) return kNegative;
+  return valid ? id : shape.num_rows();
+}
+
+int64_t ReadId(const Lookups& lookups, const TTShape* shape, int64_t position) {
+  switch (lookups.type) {
+    case IdType::kInt32:
+      return ReadId(static_cast<const int32_t*>(lookups.ids), position);
+    case IdType::kUint32:
+      return ReadId(static_cast<const uint32_t*>(lookups.ids), position);
+    case IdType::kInt64:
+      return ReadId(static_cast<const int64_t*>(lookups.ids), position);
+    case IdType::kDigits:
+      return ReadDigits(*shape, static_cast<const int32_t*>(lookups.ids) + position * shape->d);
+  }
+  return kNegative;
+}
+
+// The id as the caller wrote it, for messages.
+std::string IdText(const Lookups& lookups, const TTShape* shape, int64_t position) {
+  switch (lookups.type) {
+    case IdType::kInt32:
+      return std::to_string(static_cast<const int32_t*>(lookups.ids)[position]);
+    case IdType::kUint32:
+      return std::to_string(static_cast<const uint32_t*>(lookups.ids)[position]);
+    case IdType::kInt64:
+      return std::to_string(static_cast<const int64_t*>(lookups.ids)[position]);
+    case IdType::kDigits:
+      break;
+  }
+  std::string text = "(";
+  for (int k = 0; k < shape->d; ++k)
+    text += (k ? ", " : "") + std::to_string(static_cast<const int32_t*>(lookups.ids)[position * shape->d + k]);
+  return text + ")";
+}
+
+Status CheckOffsets(const Lookups& lookups) {
+  for (int64_t g = 0; g < lookups.groups; ++g) {
+    const int32_t* offsets = lookups.offsets + g * (lookups.bags + 1);
+    if (offsets[0] != 0)
+      return InvalidArgument("Bags.offsets[0] is " + std::to_string(offsets[0]) +
+                             ", expected 0: ids before the first offset would belong to no bag");
+    for (int64_t b = 0; b < lookups.bags; ++b) {
+      if (offsets[b] > offsets[b + 1] || offsets[b + 1] > lookups.capacity)
+        return InvalidArgument("Bags.offsets[" + std::to_string(b + 1) + "] is " + std::to_string(offsets[b + 1]) +
+                               " after " + std::to_string(offsets[b]) +
+                               "; expected offsets that never fall and end at or below the capacity of " +
+                               std::to_string(lookups.capacity) + " ids");
+    }
+  }
+  return {};
+}
+
+// Positions that contribute, with their ids; fills bag (-1 where a position contributes nothing) and the counters.
+Status CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int32_t* bag,
+                  std::vector<int32_t>& positions, std::vector<int64_t>& ids, int32_t* header) {
+  int64_t out_of_range = 0;
+  for (int64_t g = 0; g < lookups.groups; ++g) {
+    const int32_t* offsets = lookups.offsets + g * (lookups.bags + 1);
+    const int64_t base = g * lookups.capacity;
+    for (int64_t b = 0; b < lookups.bags; ++b) {
+      for (int64_t position = base + offsets[b]; position < base + offsets[b + 1]; ++position) {
+        int64_t id = ReadId(lookups, shape, position);
+        bag[position] = -1;
+        if (id == kPadding && lookups.padded) continue;
+        if (id < 0 || id >= num_embeddings) {
+          ++out_of_range;
+          if (lookups.bounds == Bounds::kZero) continue;
+          if (lookups.bounds == Bounds::kError)
+            return OutOfRange("id " + IdText(lookups, shape, position) + " at position " + std::to_string(position) +
+                              " is out of range for " + TableName(lookups) + " of " +
+                              std::to_string(num_embeddings) +
+                              " rows; pass ids in [0, num_embeddings), or bounds=\"clip\" or bounds=\"zero\"");
+          id = id < 0 ? 0 : num_embeddings - 1;
+        }
+        bag[position] = static_cast<int32_t>(g * lookups.bags + b);
+        positions.push_back(static_cast<int32_t>(position));
+        ids.push_back(id);
+      }
+    }
+    for (int64_t position = base + offsets[lookups.bags]; position < base + lookups.capacity; ++position)
+      bag[position] = -1;
+  }
+  header[PlanLayout::kValid] = static_cast<int32_t>(positions.size());
+  header[PlanLayout::kOutOfRange] = static_cast<int32_t>(out_of_range);
+  return {};
+}
+
+// Radix of the chain key at each level: key(k) = slice(k) * range[k - 1] + key(k - 1).
+struct ChainRadix {
+  uint64_t range[kMaxCores + 1];
+  ChainRadix(const TTShape& shape, const Side& side) {
+    range[0] = 1;
+    for (int k = 1; k <= side.depth; ++k) range[k] = range[k - 1] * static_cast<uint64_t>(shape.p[side.core[k]]);
+  }
+};
+
+// Turns linear ids into keys that sort rows as the plan wants them: primary chain, then secondary chain.
+void RowKeys(const TTShape& shape, const Contraction& contraction, const std::vector<int64_t>& ids,
+             std::vector<uint64_t>& keys) {
+  uint64_t weight[kMaxCores];
+  const ChainRadix primary(shape, contraction.primary), secondary(shape, contraction.secondary);
+  const uint64_t secondary_range = secondary.range[contraction.secondary.depth];
+  for (int k = 1; k <= contraction.primary.depth; ++k)
+    weight[contraction.primary.core[k]] = primary.range[k - 1] * secondary_range;
+  for (int k = 1; k <= contraction.secondary.depth; ++k) weight[contraction.secondary.core[k]] = secondary.range[k - 1];
+  for (size_t i = 0; i < ids.size(); ++i) {
+    uint64_t id = static_cast<uint64_t>(ids[i]), key = 0;
+    for (int k = shape.d - 1; k > 0; --k) {
+      const uint64_t p = static_cast<uint64_t>(shape.p[k]);
+      // A 32-bit division costs a third of a 64-bit one.
+      const uint64_t quotient =
+          id >> 32 == 0 ? static_cast<uint32_t>(id) / static_cast<uint32_t>(p) : id / p;
+      key += (id - quotient * p) * weight[k];
+      id = quotient;
+    }
+    keys[i] = key + id * weight[0];
+  }
+}
+
+// Levels depth .. 1 of one side within a chunk of `rows` rows, whose chain keys are in `keys` (overwritten).
+void BuildSide(const TTShape& shape, const Side& side, bool rows_sorted, int64_t rows, std::vector<uint64_t>& keys,
+               std::vector<uint64_t>& node_keys, Grouper& grouper, const PlanLayout& layout, int first_level,
+               int64_t chunk_begin, int32_t* plan, int32_t* counts) {
+  const ChainRadix radix(shape, side);
+  int64_t items = rows;
+  for (int k = side.depth; k >= 1; --k) {
+    const LevelView<int32_t> level = layout.level(plan, first_level + k - 1, chunk_begin);
+    if (rows_sorted && k == side.depth) {
+      for (int64_t i = 0; i < items; ++i) level.child[i] = static_cast<int32_t>(i);
+    } else {
+      grouper.Sort(keys.data(), items, radix.range[k], level.child);
+    }
+    const int64_t nodes =
+        Grouper::Runs(keys.data(), items, level.child, level.child_end, level.node_of_child, node_keys.data());
+    counts[k - 1] = static_cast<int32_t>(nodes);
+    const uint64_t parent_range = radix.range[k - 1];
+    for (int64_t u = 0; u < nodes; ++u) {
+      const uint64_t slice = node_keys[u] / parent_range;
+      level.slice[u] = static_cast<int32_t>(slice);
+      keys[u] = node_keys[u] - slice * parent_range;
+    }
+    items = nodes;
+  }
+}
+
+// Sorts positions by key and numbers the rows; returns the rows' keys.
+int64_t BuildRows(const std::vector<int32_t>& positions, const std::vector<uint64_t>& keys, uint64_t range,
+                  const PlanLayout& layout, Grouper& grouper, int32_t* plan, std::vector<uint64_t>& row_keys) {
+  const int64_t n = static_cast<int64_t>(positions.size());
+  int32_t* order = layout.order(plan);
+  int32_t* row_end = layout.row_end(plan);
+  int32_t* row_of = layout.row_of(plan);
+  grouper.Sort(keys.data(), n, range, order);
+  int64_t rows = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t key = keys[order[i]];
+    if (rows == 0 || key != row_keys[rows - 1]) row_keys[rows++] = key;
+    row_end[rows - 1] = static_cast<int32_t>(i + 1);
+    order[i] = positions[order[i]];
+    row_of[order[i]] = static_cast<int32_t>(rows - 1);
+  }
+  int32_t* header = layout.header(plan);
+  header[PlanLayout::kRows] = static_cast<int32_t>(rows);
+  header[PlanLayout::kChunks] = static_cast<int32_t>((rows + layout.chunk_rows - 1) / layout.chunk_rows);
+  return rows;
+}
+
+}  // namespace
+
+Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_of) {
+  if (Status status = CheckOffsets(lookups); !status.ok()) return status;
+  std::vector<int32_t> positions, bag(static_cast<size_t>(lookups.size()));
+  std::vector<int64_t> ids;
+  positions.reserve(bag.size());
+  ids.reserve(bag.size());
+  int32_t counters[PlanLayout::kHeader];
+  if (Status status = CollectIds(lookups, nullptr, num_embeddings, bag.data(), positions, ids, counters); !status.ok())
+    return status;
+  std::fill_n(row_of, lookups.size(), int64_t{-1});
+  for (size_t i = 0; i < ids.size(); ++i) row_of[positions[i]] = ids[i];
+  return {};
+}
+
+Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const Lookups& lookups, int32_t* plan) {
+  const PlanLayout layout = MakeLayout(shape, contraction, lookups.size());
+  std::fill_n(layout.header(plan), PlanLayout::kHeader, 0);
+  if (Status status = CheckOffsets(lookups); !status.ok()) return status;
+  std::vector<int32_t> positions;
+  std::vector<int64_t> ids;
+  positions.reserve(static_cast<size_t>(layout.n));
+  ids.reserve(static_cast<size_t>(layout.n));
+  if (Status status = CollectIds(lookups, &shape, shape.num_embeddings, layout.bag(plan), positions, ids,
+                                 layout.header(plan));
+      !status.ok())
+    return status;
+
+  std::vector<uint64_t> keys(ids.size()), row_keys(ids.size()), node_keys(ids.size());
+  Grouper grouper(static_cast<int64_t>(ids.size()));
+  RowKeys(shape, contraction, ids, keys);
+  const uint64_t range = static_cast<uint64_t>(shape.num_rows());
+  const int64_t rows = BuildRows(positions, keys, range, layout, grouper, plan, row_keys);
+
+  const ChainRadix secondary(shape, contraction.secondary);
+  const uint64_t secondary_range = secondary.range[contraction.secondary.depth];
+  for (int64_t c = 0, begin = 0; begin < rows; ++c, begin += layout.chunk_rows) {
+    const int64_t count = std::min(layout.chunk_rows, rows - begin);
+    int32_t* chunk = layout.chunk(plan, c);
+    chunk[0] = static_cast<int32_t>(begin + count);
+    for (int64_t i = 0; i < count; ++i) keys[i] = row_keys[begin + i] / secondary_range;
+    BuildSide(shape, contraction.primary, /*rows_sorted=*/true, count, keys, node_keys, grouper, layout, 0, begin,
+              plan, chunk + 1);
+    for (int64_t i = 0; i < count; ++i) keys[i] = row_keys[begin + i] % secondary_range;
+    BuildSide(shape, contraction.secondary, /*rows_sorted=*/false, count, keys, node_keys, grouper, layout,
+              contraction.primary.depth, begin, plan, chunk + 1 + contraction.primary.depth);
+  }
+  return {};
+}
+
+Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* plan) {
+  const PlanLayout layout = MakeDenseLayout(lookups.size());
+  std::fill_n(layout.header(plan), PlanLayout::kHeader, 0);
+  if (Status status = CheckOffsets(lookups); !status.ok()) return status;
+  std::vector<int32_t> positions;
+  std::vector<int64_t> ids;
+  positions.reserve(static_cast<size_t>(layout.n));
+  ids.reserve(static_cast<size_t>(layout.n));
+  if (Status status =
+          CollectIds(lookups, nullptr, num_embeddings, layout.bag(plan), positions, ids, layout.header(plan));
+      !status.ok())
+    return status;
+  std::vector<uint64_t> keys(ids.begin(), ids.end()), row_keys(ids.size());
+  Grouper grouper(static_cast<int64_t>(ids.size()));
+  const int64_t rows =
+      BuildRows(positions, keys, static_cast<uint64_t>(num_embeddings), layout, grouper, plan, row_keys);
+  layout.chunk(plan, 0)[0] = static_cast<int32_t>(rows);
+  for (int64_t row = 0; row < rows; ++row) {
+    layout.id_low(plan)[row] = static_cast<int32_t>(row_keys[row] & 0xffffffffu);
+    layout.id_high(plan)[row] = static_cast<int32_t>(row_keys[row] >> 32);
+  }
+  return {};
+}
+
+}  // namespace jax_tt

@@ -1,0 +1,81 @@
+// The optimizer step of touched rows: slices of TT cores and rows of dense tables alike.
+#ifndef JAX_TT_CPU_ROW_UPDATE_H_
+#define JAX_TT_CPU_ROW_UPDATE_H_
+
+#include <stdint.h>
+
+#include <cmath>
+#include <type_traits>
+
+#include "ffi/common/half.h"
+#include "ffi/core/optimizers/optimizers.h"
+#include "ffi/cpu/kernels/kernels.h"
+
+namespace jax_tt {
+
+// One optimizer with the numbers of this step.
+struct OptimizerStep {
+  int kind = 0;                     // index into kOptimizers
+  const float* hyper = nullptr;     // [kOptimizers[kind].hyperparameters]
+  float gradient_scale = 1;         // multiplies every gradient
+  bool skip_nonfinite = false;      // the whole update, when any gradient is not finite
+  bool stochastic_rounding = false;  // of 16-bit storage
+  uint32_t seed[2] = {};
+
+  const OptimizerTraits& traits() const { return kOptimizers[kind]; }
+};
+
+// 32 random bits for one element: the finaliser of MurmurHash3 over seed, row and column.
+inline uint32_t RandomBits(const uint32_t seed[2], uint64_t row, uint64_t column) {
+  uint64_t x = (static_cast<uint64_t>(seed[1]) << 32 | seed[0]) + row * 0x9e3779b97f4a7c15u + column;
+  x ^= x >> 33;
+  x *= 0xff51afd7ed558ccdu;
+  x ^= x >> 33;
+  x *= 0xc4ceb9fe1a85ec53u;
+  x ^= x >> 33;
+  return static_cast<uint32_t>(x);
+}
+
+// A table of rows of `width` elements with its slots, updated in place.
+template <typename T>
+struct RowTable {
+  using C = typename ComputeType<T>::type;
+
+  T* values = nullptr;
+  float* slots[2] = {};
+  int64_t width = 0;
+  uint64_t stream = 0;  // keeps the random numbers of several tables apart
+
+  // `scratch` holds `width` elements; only 16-bit storage uses it.
+  void Update(int64_t row, const C* gradient, const OptimizerStep& step, const Kernels<C>& kernels, C* scratch) const {
+    T* stored = values + row * width;
+    float* slot[2] = {};
+    for (int k = 0; k < step.traits().slots(); ++k) slot[k] = slots[k] + row * (step.traits().row_wise ? 1 : width);
+    const C scale = static_cast<C>(step.gradient_scale);
+    if constexpr (std::is_same_v<T, C>) {
+      kernels.update[step.kind](width, step.hyper, scale, gradient, stored, slot[0], slot[1]);
+    } else {
+      for (int64_t i = 0; i < width; ++i) scratch[i] = ToCompute(stored[i]);
+      kernels.update[step.kind](width, step.hyper, scale, gradient, scratch, slot[0], slot[1]);
+      const uint64_t key = (stream << 48) + static_cast<uint64_t>(row);
+      for (int64_t i = 0; i < width; ++i) {
+        if (step.stochastic_rounding)
+          RoundStochastic(scratch[i], RandomBits(step.seed, key, static_cast<uint64_t>(i)), stored + i);
+        else
+          Round(scratch[i], stored + i);
+      }
+    }
+  }
+};
+
+template <typename C>
+bool AllFinite(const C* values, int64_t n) {
+  // A sum of products with zero is zero unless one of them is infinite or NaN.
+  C probe = 0;
+  for (int64_t i = 0; i < n; ++i) probe += values[i] * C{0};
+  return probe == C{0};
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_ROW_UPDATE_H_

@@ -1,0 +1,42 @@
+// Gradients of the cores and of the per-sample weights.
+#ifndef JAX_TT_CPU_TT_BACKWARD_H_
+#define JAX_TT_CPU_TT_BACKWARD_H_
+
+#include <algorithm>
+
+#include "ffi/common/status.h"
+#include "ffi/cpu/tt_forward.h"
+#include "ffi/cpu/tt_problem.h"
+
+namespace jax_tt {
+
+// Where gradients go.  A slice's gradient is defined only where touched is 1; everything else is left as it was.
+template <typename C>
+struct CoreGradients {
+  C* gradient[kMaxCores] = {};      // as the cores
+  int32_t* touched[kMaxCores] = {};  // [p_k], cleared by TTBackward
+};
+
+// out_gradient: [groups * bags, dim].  saved: what TTForward saved, or null.  weight_gradient: [n], or null.
+template <typename T>
+Status TTBackward(const TTProblem<T>& problem, const Pool& pool, const typename TTProblem<T>::C* out_gradient,
+                  const typename TTProblem<T>::C* saved, const CoreGradients<typename TTProblem<T>::C>& gradients,
+                  typename TTProblem<T>::C* weight_gradient);
+
+// Sets the gradients of slices that no lookup touched to zero.
+template <typename C>
+void ClearUntouched(const TTShape& shape, const Pool& pool, const CoreGradients<C>& gradients) {
+  Phases phases;
+  for (int k = 0; k < shape.d; ++k) {
+    phases.AddBlocks(shape.p[k], 64, [&shape, &gradients, k](int64_t slice, int64_t end, int) {
+      for (; slice < end; ++slice)
+        if (!gradients.touched[k][slice])
+          std::fill_n(gradients.gradient[k] + slice * shape.slice_size(k), shape.slice_size(k), C{0});
+    });
+  }
+  pool.Run(phases);
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_TT_BACKWARD_H_

@@ -1,0 +1,164 @@
+// The way back through one side: from the gradients of its deepest products to the gradients of its slices.
+//
+// For a product out = in * slice the two gradients are
+//   d slice = in^T d out     summed over the nodes that share the slice,
+//   d in    = d out slice^T  summed over the children of the node that `in` belongs to.
+// The first sum runs inside one task; the second one is a phase of its own, over lists that the plan holds.  Nothing
+// is added by two threads, so there are no atomics and the order of every sum is fixed.
+#ifndef JAX_TT_CPU_TT_CHAIN_GRADIENT_H_
+#define JAX_TT_CPU_TT_CHAIN_GRADIENT_H_
+
+#include <stdint.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "ffi/cpu/tt_backward.h"
+#include "ffi/cpu/tt_problem.h"
+
+namespace jax_tt {
+
+template <typename T>
+class ChainGradient {
+ public:
+  using C = typename TTProblem<T>::C;
+
+  // `deepest` is the deepest level whose node gradients are summed over children here.
+  ChainGradient(const TTProblem<T>& problem, const Chain<T>& chain, int deepest, int workers, int64_t tile_nodes,
+                const CoreGradients<C>& gradients)
+      : problem_(problem),
+        chain_(chain),
+        kernels_(GetKernels<C>()),
+        deepest_(deepest),
+        tile_nodes_(tile_nodes),
+        gradients_(gradients),
+        scratch_(static_cast<size_t>(workers)) {}
+
+  void RequestBuffers(int64_t max_rows, Workspace& workspace) {
+    const Side& side = chain_.side();
+    for (int k = 1; k <= deepest_; ++k) workspace.Request(&child_[k], max_rows * side.product_size(k));
+    for (int k = 2; k <= deepest_; ++k) workspace.Request(&node_[k], max_rows * side.product_size(k));
+    int64_t slice = problem_.shape.slice_size(side.core[1]), parents = 0;
+    for (int k = 2; k <= side.depth; ++k) {
+      slice = std::max(slice, problem_.shape.slice_size(side.core[k]));
+      parents = std::max(parents, side.product_size(k - 1));
+    }
+    for (Scratch& scratch : scratch_) {
+      workspace.Request(&scratch.slice, slice);
+      workspace.Request(&scratch.transposed, slice);
+      workspace.Request(&scratch.gradient, slice);
+      workspace.Request(&scratch.parents, tile_nodes_ * parents);
+    }
+  }
+
+  // Where the children of level k put their shares of its nodes' gradients: [children, product_size(k)].
+  C* child(int k) const { return child_[k]; }
+
+  // The phases of levels deepest .. 1, once the children of the deepest level have put theirs.
+  void AddPhases(Phases& phases) {
+    for (int k = deepest_; k >= 1; --k) {
+      AddSumPhase(k, phases);
+      if (k == 1) return;
+      phases.Add(static_cast<int64_t>(chain_.groups(k).size()), [this, k](int64_t task, int worker) {
+        const SliceGroup& group = chain_.groups(k)[static_cast<size_t>(task)];
+        SliceGradient slice(*this, k, group, worker);
+        for (int64_t u = group.begin; u < group.end; u += tile_nodes_)
+          slice.Add(u, std::min(u + tile_nodes_, group.end), node_[k] + u * chain_.side().product_size(k));
+      });
+    }
+  }
+
+  // Accumulates the gradient of one slice over the tiles of its group, and hands each tile's gradient to its parents.
+  class SliceGradient {
+   public:
+    SliceGradient(ChainGradient& owner, int k, const SliceGroup& group, int worker)
+        : owner_(owner),
+          k_(k),
+          slice_(group.slice),
+          rank_(owner.chain_.side().rank[k - 1]),
+          columns_(owner.chain_.side().product_size(k) / owner.chain_.side().width[k - 1]),
+          scratch_(owner.scratch_[static_cast<size_t>(worker)]) {
+      const Side& side = owner.chain_.side();
+      const C* slice = owner.chain_.Oriented(k, group.slice, scratch_.slice);
+      Transpose(slice, rank_, columns_, scratch_.transposed);
+      target_ = side.left ? owner.Gradient(k, slice_) : scratch_.gradient;
+      // On the left the gradient is stored as it is accumulated: a slice that an earlier chunk touched goes on.
+      accumulate_ = side.left && owner.Touched(k, slice_) != 0;
+    }
+    ~SliceGradient() {
+      if (!owner_.chain_.side().left) owner_.Store(k_, slice_, target_);
+      owner_.Touched(k_, slice_) = 1;
+    }
+    SliceGradient(const SliceGradient&) = delete;
+    SliceGradient& operator=(const SliceGradient&) = delete;
+
+    // gradient: that of the products of nodes [begin, end), contiguous.
+    void Add(int64_t begin, int64_t end, const C* gradient) {
+      const int64_t rows = (end - begin) * owner_.chain_.side().width[k_ - 1];
+      owner_.chain_.GatherParents(k_, begin, end, scratch_.parents);
+      owner_.kernels_.gemm_tn(rows, columns_, rank_, scratch_.parents, rank_, gradient, columns_, target_, columns_,
+                              accumulate_);
+      owner_.kernels_.gemm_nn(rows, rank_, columns_, gradient, columns_, scratch_.transposed, rank_,
+                              owner_.child_[k_ - 1] + begin * owner_.chain_.side().product_size(k_ - 1), rank_,
+                              /*accumulate=*/false);
+      accumulate_ = true;
+    }
+
+   private:
+    ChainGradient& owner_;
+    const int k_;
+    const int64_t slice_, rank_, columns_;
+    typename ChainGradient::Scratch& scratch_;
+    C* target_;
+    bool accumulate_;
+  };
+
+  // Adds the gradient of a level-k slice, given in the chain's orientation.
+  void Store(int k, int64_t slice, const C* oriented) {
+    StoreOriented(problem_.shape, chain_.side(), k, oriented, Touched(k, slice) == 0, Gradient(k, slice));
+    Touched(k, slice) = 1;
+  }
+
+ private:
+  struct Scratch {
+    C* slice = nullptr;
+    C* transposed = nullptr;
+    C* gradient = nullptr;
+    C* parents = nullptr;
+  };
+
+  // Sums what the children put: into the node's gradient, or at level 1 into the slice's.
+  void AddSumPhase(int k, Phases& phases) {
+    phases.AddBlocks(chain_.nodes(k), 8, [this, k](int64_t node, int64_t end, int worker) {
+      const int64_t size = chain_.side().product_size(k);
+      const LevelView<const int32_t>& level = chain_.level(k);
+      for (; node < end; ++node) {
+        C* sum = k == 1 ? scratch_[static_cast<size_t>(worker)].gradient : node_[k] + node * size;
+        std::fill_n(sum, size, C{0});
+        for (int64_t i = chain_.child_begin(k, node); i < level.child_end[node]; ++i)
+          kernels_.axpy(size, C{1}, child_[k] + level.child[i] * size, sum);
+        if (k == 1) Store(1, level.slice[node], sum);
+      }
+    });
+  }
+
+  C* Gradient(int k, int64_t slice) const {
+    const int core = chain_.side().core[k];
+    return gradients_.gradient[core] + slice * problem_.shape.slice_size(core);
+  }
+  int32_t& Touched(int k, int64_t slice) const { return gradients_.touched[chain_.side().core[k]][slice]; }
+
+  const TTProblem<T>& problem_;
+  const Chain<T>& chain_;
+  const Kernels<C>& kernels_;
+  const int deepest_;
+  const int64_t tile_nodes_;
+  const CoreGradients<C>& gradients_;
+  C* child_[kMaxCores + 1] = {};
+  C* node_[kMaxCores + 1] = {};
+  std::vector<Scratch> scratch_;
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_TT_CHAIN_GRADIENT_H_

@@ -1,0 +1,91 @@
+#include "ffi/cpu/tt_forward.h"
+
+#include <algorithm>
+
+#include "ffi/cpu/tt_passes.h"
+
+namespace jax_tt {
+namespace {
+
+template <typename T>
+class Forward {
+ public:
+  using C = typename TTProblem<T>::C;
+
+  Forward(const TTProblem<T>& problem, const Pool& pool, C* out, C* saved)
+      : problem_(problem), pool_(pool), out_(out), saved_(saved), join_(problem, pool.workers) {}
+
+  Status Run() {
+    const int64_t max_rows = std::min(problem_.layout.chunk_rows, problem_.num_rows());
+    join_.RequestBuffers(max_rows, workspace_);
+    workspace_.Request(&rows_, max_rows * problem_.shape.dim());
+    if (Status status = workspace_.Allocate(); !status.ok()) return status;
+    // A batch without rows has no chunk, but its bags are still to be cleared.
+    const int64_t chunks = std::max<int64_t>(problem_.num_chunks(), 1);
+    for (int64_t c = 0, begin = 0; c < chunks; ++c) {
+      const int64_t end = problem_.num_rows() == 0 ? 0 : problem_.layout.chunk(problem_.plan, c)[0];
+      Phases phases;
+      if (end > begin) AddRowPhases(c, begin, phases);
+      AddPoolPhase(begin, end, phases);
+      pool_.Run(phases);
+      begin = end;
+    }
+    return {};
+  }
+
+ private:
+  void AddRowPhases(int64_t chunk, int64_t begin, Phases& phases) {
+    join_.Open(chunk, begin, /*rows=*/true, phases);
+    join_.AddGroupPhase(phases, [this](const SliceGroup& group, int worker) {
+      join_.ForEachTile(group, worker, [&](int64_t node_begin, int64_t node_end, const C* slice) {
+        const C* products = join_.Products(node_begin, node_end, slice, worker, saved_, /*have_saved=*/false);
+        join_.ForEachRow(node_begin, node_end, products, [&](int64_t row, int64_t, const C* product) {
+          join_.JoinRow(row, product, worker, rows_ + row * problem_.shape.dim());
+        });
+      });
+    });
+  }
+
+  // Adds the rows of this chunk, [begin, end), to their bags; the first chunk clears the bags.
+  void AddPoolPhase(int64_t begin, int64_t end, Phases& phases) {
+    const int64_t dim = problem_.shape.dim(), num_bags = problem_.groups * problem_.bags;
+    phases.AddBlocks(num_bags, 16, [=, this](int64_t bag_begin, int64_t bag_end, int) {
+      const int32_t* bag_of = problem_.layout.bag(problem_.plan);
+      const int32_t* row_of = problem_.layout.row_of(problem_.plan);
+      for (int64_t bag = bag_begin; bag < bag_end; ++bag) {
+        const int64_t block = bag / problem_.bags, within = bag % problem_.bags;
+        const int32_t* offsets = problem_.offsets + block * (problem_.bags + 1) + within;
+        C* out = out_ + bag * dim;
+        if (begin == 0) std::fill_n(out, dim, C{0});
+        for (int64_t position = block * problem_.capacity + offsets[0];
+             position < block * problem_.capacity + offsets[1]; ++position) {
+          if (bag_of[position] < 0 || row_of[position] < begin || row_of[position] >= end) continue;
+          join_.kernels().axpy(dim, problem_.weight(position), rows_ + (row_of[position] - begin) * dim, out);
+        }
+      }
+    });
+  }
+
+  const TTProblem<T>& problem_;
+  const Pool& pool_;
+  C* out_;
+  C* saved_;
+  Workspace workspace_;
+  Join<T> join_;
+  C* rows_ = nullptr;
+};
+
+}  // namespace
+
+template <typename T>
+Status TTForward(const TTProblem<T>& problem, const Pool& pool, typename TTProblem<T>::C* out,
+                 typename TTProblem<T>::C* saved) {
+  return Forward<T>(problem, pool, out, saved).Run();
+}
+
+template Status TTForward(const TTProblem<float>&, const Pool&, float*, float*);
+template Status TTForward(const TTProblem<double>&, const Pool&, double*, double*);
+template Status TTForward(const TTProblem<bfloat16>&, const Pool&, float*, float*);
+template Status TTForward(const TTProblem<float16>&, const Pool&, float*, float*);
+
+}  // namespace jax_tt

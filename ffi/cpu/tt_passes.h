@@ -1,0 +1,147 @@
+// The join of the two sides: walks the rows of a chunk, slice group by slice group, with the products of both sides.
+//
+// It is the loop that the forward and the backward pass have in common.  The primary products of one tile of nodes are
+// made (or read back) into the second-level cache and used up by the rows of that tile before the next one.
+#ifndef JAX_TT_CPU_TT_PASSES_H_
+#define JAX_TT_CPU_TT_PASSES_H_
+
+#include <stdint.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "ffi/cpu/tt_problem.h"
+
+namespace jax_tt {
+
+template <typename T>
+class Join {
+ public:
+  using C = typename TTProblem<T>::C;
+
+  Join(const TTProblem<T>& problem, int workers)
+      : problem_(problem),
+        kernels_(GetKernels<C>()),
+        primary_(problem, problem.contraction.primary, 0, /*keep_deepest=*/false),
+        secondary_(problem, problem.contraction.secondary, problem.contraction.primary.depth, /*keep_deepest=*/true),
+        tile_nodes_(TileNodes(problem.contraction.primary)),
+        columns_(static_cast<size_t>(problem.shape.dim())),
+        slice_scratch_(workers),
+        parent_scratch_(workers),
+        product_scratch_(workers),
+        row_scratch_(workers) {
+    identity_order_ = ColumnOrder(problem.shape, problem.contraction, columns_.data());
+  }
+
+  void RequestBuffers(int64_t max_rows, Workspace& workspace) {
+    primary_.RequestBuffers(max_rows, workspace);
+    secondary_.RequestBuffers(max_rows, workspace);
+    workspace.Request(&joined_, max_rows * secondary_.side().product_size(secondary_.depth()));
+    int64_t slice = 0, parents = 0;
+    for (const Chain<T>* chain : {&primary_, &secondary_})
+      for (int k = 2; k <= chain->depth(); ++k) {
+        slice = std::max(slice, problem_.shape.slice_size(chain->side().core[k]));
+        parents = std::max(parents, chain->side().product_size(k - 1));
+      }
+    for (size_t w = 0; w < slice_scratch_.size(); ++w) {
+      workspace.Request(&slice_scratch_[w], slice);
+      workspace.Request(&parent_scratch_[w], tile_nodes_ * parents);
+      workspace.Request(&product_scratch_[w], tile_nodes_ * primary_.side().product_size(primary_.depth()));
+      workspace.Request(&row_scratch_[w], problem_.shape.dim());
+    }
+  }
+
+  // Points both sides at a chunk and adds the phases that make every product but the primary side's deepest.  Rows can
+  // be joined afterwards if `rows` says so.
+  void Open(int64_t chunk, int64_t begin, bool rows, Phases& phases) {
+    primary_.Open(chunk, begin);
+    secondary_.Open(chunk, begin);
+    for (Chain<T>* chain : {&primary_, &secondary_})
+      chain->AddProductPhases(slice_scratch_, parent_scratch_, tile_nodes_, kernels_, phases);
+    if (!rows) return;
+    const Side& side = secondary_.side();
+    const int depth = side.depth;
+    phases.AddBlocks(secondary_.nodes(depth), 16, [=, this](int64_t node, int64_t end, int) {
+      for (; node < end; ++node)
+        Transpose(secondary_.product(depth, node), side.width[depth], side.rank[depth],
+                  joined_ + node * side.product_size(depth));
+    });
+  }
+
+  // Adds a phase with one task, fn(group, worker), per slice group of the primary side.
+  template <typename Fn>
+  void AddGroupPhase(Phases& phases, Fn fn) {
+    const int depth = primary_.depth();
+    phases.Add(static_cast<int64_t>(primary_.groups(depth).size()), [this, depth, fn](int64_t task, int worker) {
+      fn(primary_.groups(depth)[static_cast<size_t>(task)], worker);
+    });
+  }
+
+  // fn(node_begin, node_end, oriented slice) over the tiles of a group; the slice is null on a chain of one core.
+  template <typename Fn>
+  void ForEachTile(const SliceGroup& group, int worker, Fn fn) {
+    const int depth = primary_.depth();
+    const C* slice = depth == 1 ? nullptr : primary_.Oriented(depth, group.slice, slice_scratch_[worker]);
+    for (int64_t node = group.begin; node < group.end; node += tile_nodes_)
+      fn(node, std::min(node + tile_nodes_, group.end), slice);
+  }
+
+  // Primary products of the tile, contiguous from node_begin on.  `saved` keeps them by node, or already has them.
+  const C* Products(int64_t node_begin, int64_t node_end, const C* slice, int worker, C* saved, bool have_saved) {
+    const int depth = primary_.depth();
+    if (depth == 1) return primary_.product(1, node_begin);  // one node a tile: its group has no other
+    C* products = saved != nullptr ? saved + node_begin * primary_.side().product_size(depth)
+                                   : product_scratch_[worker];
+    if (!have_saved)
+      primary_.Extend(depth, node_begin, node_end, slice, parent_scratch_[worker], kernels_, products);
+    return products;
+  }
+
+  // fn(row, node, product) over the rows of nodes [node_begin, node_end); rows count from the start of the chunk.
+  template <typename Fn>
+  void ForEachRow(int64_t node_begin, int64_t node_end, const C* products, Fn fn) {
+    const int depth = primary_.depth();
+    const int64_t size = primary_.side().product_size(depth);
+    const LevelView<const int32_t>& level = primary_.level(depth);
+    for (int64_t node = node_begin; node < node_end; ++node)
+      for (int64_t row = primary_.child_begin(depth, node); row < level.child_end[node]; ++row)
+        fn(row, node, products + (node - node_begin) * size);
+  }
+
+  // out[dim] = the row, from its primary product.
+  void JoinRow(int64_t row, const C* product, int worker, C* out) {
+    const Side& a = primary_.side();
+    const Side& b = secondary_.side();
+    const int64_t rows = a.width[a.depth], cols = b.width[b.depth], rank = a.rank[a.depth];
+    const C* other = joined_ + secondary_node(row) * b.product_size(b.depth);
+    C* block = identity_order_ ? out : row_scratch_[worker];
+    kernels_.gemm_nn(rows, cols, rank, product, rank, other, cols, block, cols, /*accumulate=*/false);
+    if (!identity_order_)
+      for (int64_t i = 0; i < rows * cols; ++i) out[columns_[static_cast<size_t>(i)]] = block[i];
+  }
+
+  int64_t secondary_node(int64_t row) const { return secondary_.level(secondary_.depth()).node_of_child[row]; }
+  const Chain<T>& primary() const { return primary_; }
+  const Chain<T>& secondary() const { return secondary_; }
+  const Kernels<C>& kernels() const { return kernels_; }
+  const std::vector<int32_t>& columns() const { return columns_; }
+  bool identity_order() const { return identity_order_; }
+  int64_t tile_nodes() const { return tile_nodes_; }
+  C* slice_scratch(int worker) const { return slice_scratch_[worker]; }
+  C* parent_scratch(int worker) const { return parent_scratch_[worker]; }
+  C* row_scratch(int worker) const { return row_scratch_[worker]; }
+
+ private:
+  const TTProblem<T>& problem_;
+  const Kernels<C>& kernels_;
+  Chain<T> primary_, secondary_;
+  const int64_t tile_nodes_;
+  std::vector<int32_t> columns_;  // column of the row for each element of the joined block
+  bool identity_order_ = false;
+  C* joined_ = nullptr;  // secondary products transposed to [rank, width], by node
+  std::vector<C*> slice_scratch_, parent_scratch_, product_scratch_, row_scratch_;
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_TT_PASSES_H_

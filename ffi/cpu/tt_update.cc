@@ -1,0 +1,80 @@
+#include "ffi/cpu/tt_update.h"
+
+#include <atomic>
+#include <vector>
+
+namespace jax_tt {
+
+template <typename T>
+Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& cores,
+               const CoreGradients<typename ComputeType<T>::type>& gradients, const OptimizerStep& step,
+               float* applied) {
+  using C = typename ComputeType<T>::type;
+  int64_t width = 0, slices = 0, first[kMaxCores + 1] = {};
+  for (int k = 0; k < shape.d; ++k) {
+    width = std::max(width, shape.slice_size(k));
+    slices += shape.p[k];
+    first[k + 1] = slices;
+  }
+  Workspace workspace;
+  std::vector<C*> scratch(static_cast<size_t>(pool.workers));
+  for (C*& buffer : scratch) workspace.Request(&buffer, width);
+  if (Status status = workspace.Allocate(); !status.ok()) return status;
+
+  // fn(core, slice, worker) for every touched slice.
+  const auto add_phase = [&](Phases& phases, auto fn) {
+    phases.AddBlocks(slices, 4, [&, fn](int64_t begin, int64_t end, int worker) {
+      int core = 0;
+      for (int64_t i = begin; i < end; ++i) {
+        while (i >= first[core + 1]) ++core;
+        if (gradients.touched[core][i - first[core]]) fn(core, i - first[core], worker);
+      }
+    });
+  };
+  const auto gradient = [&](int core, int64_t slice) {
+    return gradients.gradient[core] + slice * shape.slice_size(core);
+  };
+  std::atomic<bool> finite{true};
+  Phases phases;
+  if (step.skip_nonfinite)
+    add_phase(phases, [&](int core, int64_t slice, int) {
+      if (!AllFinite(gradient(core, slice), shape.slice_size(core))) finite.store(false, std::memory_order_relaxed);
+    });
+  add_phase(phases, [&](int core, int64_t slice, int worker) {
+    if (finite.load(std::memory_order_relaxed))
+      cores.table[core].Update(slice, gradient(core, slice), step, GetKernels<C>(),
+                               scratch[static_cast<size_t>(worker)]);
+  });
+  pool.Run(phases);
+  *applied = finite.load() ? 1.0f : 0.0f;
+  return {};
+}
+
+template <typename T>
+Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<T>& cores,
+                const typename TTProblem<T>::C* out_gradient, const typename TTProblem<T>::C* saved,
+                const OptimizerStep& step, typename TTProblem<T>::C* weight_gradient, float* applied) {
+  using C = typename TTProblem<T>::C;
+  Workspace workspace;
+  CoreGradients<C> gradients;
+  for (int k = 0; k < problem.shape.d; ++k) {
+    workspace.Request(&gradients.gradient[k], problem.shape.core_size(k));
+    workspace.Request(&gradients.touched[k], problem.shape.p[k]);
+  }
+  if (Status status = workspace.Allocate(); !status.ok()) return status;
+  if (Status status = TTBackward(problem, pool, out_gradient, saved, gradients, weight_gradient); !status.ok())
+    return status;
+  return TTApply(problem.shape, pool, cores, gradients, step, applied);
+}
+
+#define JAX_TT_INSTANTIATE(T, C)                                                                                  \
+  template Status TTApply(const TTShape&, const Pool&, const CoreTables<T>&, const CoreGradients<C>&,              \
+                          const OptimizerStep&, float*);                                                          \
+  template Status TTUpdate(const TTProblem<T>&, const Pool&, const CoreTables<T>&, const C*, const C*,             \
+                           const OptimizerStep&, C*, float*)
+JAX_TT_INSTANTIATE(float, float);
+JAX_TT_INSTANTIATE(double, double);
+JAX_TT_INSTANTIATE(bfloat16, float);
+JAX_TT_INSTANTIATE(float16, float);
+
+}  // namespace jax_tt

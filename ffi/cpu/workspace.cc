@@ -1,0 +1,76 @@
+#include "ffi/cpu/workspace.h"
+
+#include <cstdlib>
+#include <mutex>
+#include <string>
+
+namespace jax_tt {
+namespace {
+
+// Fresh pages cost more than the work that is done in them, so the blocks of finished operations are kept for the
+// next ones, up to this many bytes.
+constexpr int64_t kKeptBytes = int64_t{96} << 20;
+
+struct Block {
+  void* memory;
+  int64_t size;
+};
+
+class BlockCache {
+ public:
+  Block Take(int64_t size) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      size_t best = blocks_.size();
+      for (size_t i = 0; i < blocks_.size(); ++i)
+        if (blocks_[i].size >= size && (best == blocks_.size() || blocks_[i].size < blocks_[best].size)) best = i;
+      if (best < blocks_.size()) {
+        const Block block = blocks_[best];
+        blocks_.erase(blocks_.begin() + static_cast<std::ptrdiff_t>(best));
+        kept_ -= block.size;
+        return block;
+      }
+    }
+    return {std::aligned_alloc(64, static_cast<size_t>(size)), size};
+  }
+
+  void Return(Block block) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    blocks_.push_back(block);
+    kept_ += block.size;
+    while (kept_ > kKeptBytes) {  // the oldest go first
+      std::free(blocks_.front().memory);
+      kept_ -= blocks_.front().size;
+      blocks_.erase(blocks_.begin());
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Block> blocks_;
+  int64_t kept_ = 0;
+};
+
+BlockCache& Cache() {
+  static BlockCache* const cache = new BlockCache;  // outlives every thread that may still return a block
+  return *cache;
+}
+
+}  // namespace
+
+Status Workspace::Allocate() {
+  if (size_ == 0) return {};
+  const Block block = Cache().Take(size_);
+  if (block.memory == nullptr)
+    return ResourceExhausted("cannot allocate " + std::to_string(size_) + " bytes of temporary memory");
+  block_ = block.memory;
+  block_size_ = block.size;
+  for (const Pending& pending : requests_) *pending.where = static_cast<char*>(block_) + pending.offset;
+  return {};
+}
+
+Workspace::~Workspace() {
+  if (block_ != nullptr) Cache().Return({block_, block_size_});
+}
+
+}  // namespace jax_tt

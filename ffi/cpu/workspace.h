@@ -1,0 +1,43 @@
+// Temporary memory of one operation: all of it in one block, whose size is known before any work starts.
+#ifndef JAX_TT_CPU_WORKSPACE_H_
+#define JAX_TT_CPU_WORKSPACE_H_
+
+#include <stdint.h>
+
+#include <vector>
+
+#include "ffi/common/status.h"
+
+namespace jax_tt {
+
+class Workspace {
+ public:
+  Workspace() = default;
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace();
+
+  // Asks for `count` elements; *where is set by Allocate.
+  template <typename T>
+  void Request(T** where, int64_t count) {
+    requests_.push_back({reinterpret_cast<void**>(where), size_});
+    size_ += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  Status Allocate();
+
+ private:
+  static constexpr int64_t kAlignment = 64;
+  struct Pending {
+    void** where;
+    int64_t offset;
+  };
+  std::vector<Pending> requests_;
+  int64_t size_ = 0;
+  void* block_ = nullptr;
+  int64_t block_size_ = 0;
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_WORKSPACE_H_

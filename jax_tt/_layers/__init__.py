@@ -1,0 +1,1 @@
+"""What the NNX and linen layers share: argument checks, fused variables, calls into the ops."""

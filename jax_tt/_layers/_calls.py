@@ -1,0 +1,118 @@
+"""From a layer to the op that does its work: fused or not, tensor-train or dense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from jax_tt._layers._guard import refuse_gradient
+from jax_tt._ops.attend import tt_attend
+from jax_tt._ops.dense_bag import embed_bag
+from jax_tt._ops.embed_bag import tt_embed_bag
+from jax_tt._ops.fused import fused_embed_bag, fused_tt_embed_bag, fused_tt_lookup
+from jax_tt._ops.lookup import tt_lookup
+from jax_tt.optimizers import Optimizer
+
+
+class Layer(Protocol):
+    """What the calls read of a layer, whichever flavour it is."""
+
+    num_embeddings: int
+    bounds: str
+    dtype: Any
+    optimizer: Optimizer | None
+    skip_nonfinite: bool
+    stochastic_rounding: bool
+    axis_name: Any
+    method: str
+
+    @property
+    def label(self) -> str: ...
+
+
+# ``table`` below is what the op takes: cores or one dense table, or a `FusedTable` of either.
+
+
+def lookup(layer: Layer, table: Any, ids: Any, grad_scale: Any = None) -> jax.Array:
+    """Rows ``[*ids.shape, D]`` of a tensor-train table."""
+    options = _options(layer, num_embeddings=layer.num_embeddings)
+    if layer.optimizer is None:
+        _check_unscaled(grad_scale)
+        return tt_lookup(table, ids, **options)
+    return fused_tt_lookup(
+        table, ids, layer.optimizer, **options, **_update_options(layer, grad_scale)
+    )
+
+
+def tt_bag(layer: Layer, table: Any, bags: Any, combiner: str, grad_scale: Any = None) -> jax.Array:
+    """Pooled rows ``[B, D]`` of a tensor-train table."""
+    options = _options(layer, num_embeddings=layer.num_embeddings, combiner=combiner)
+    if layer.optimizer is None:
+        _check_unscaled(grad_scale)
+        return tt_embed_bag(table, bags, **options)
+    return fused_tt_embed_bag(
+        table, bags, layer.optimizer, **options, **_update_options(layer, grad_scale)
+    )
+
+
+def dense_bag(
+    layer: Layer, table: Any, bags: Any, combiner: str, grad_scale: Any = None
+) -> jax.Array:
+    """Pooled rows ``[B, D]`` of a dense table."""
+    options = _options(layer, combiner=combiner)
+    if layer.optimizer is None:
+        _check_unscaled(grad_scale)
+        return embed_bag(table, bags, **options)
+    return fused_embed_bag(
+        table, bags, layer.optimizer, **options, **_update_options(layer, grad_scale)
+    )
+
+
+def attend(layer: Layer, cores: Sequence[jax.Array], query: jax.Array) -> jax.Array:
+    """Scores ``[..., N]``; the cores of a fused table are constants here."""
+    if layer.optimizer is not None:
+        cores = refuse_gradient(
+            f"{layer.label}: attend is part of the loss, but the table is fused "
+            f"(optimizer={type(layer.optimizer).__name__}): its gradient touches every row and cannot "
+            "be fused into a lookup. Build the layer with optimizer=None and let optax step it, or "
+            "use the scores outside the loss only.",
+            tuple(cores),
+        )
+    return tt_attend(cores, query, layer.num_embeddings)
+
+
+def with_out_sharding(
+    call: Callable[..., jax.Array], out_sharding: Any
+) -> Callable[..., jax.Array]:
+    """``call`` with its result sharded as asked for, under a mesh with explicit axes."""
+    if out_sharding is None:
+        return call
+    return jax.sharding.auto_axes(out_sharding=out_sharding)(call)
+
+
+def _options(layer: Layer, **own: Any) -> dict[str, Any]:
+    return own | {
+        "bounds": layer.bounds,
+        "dtype": layer.dtype,
+        "method": layer.method,
+        "axis_name": layer.axis_name,
+        "name": layer.label,
+    }
+
+
+def _update_options(layer: Layer, grad_scale: Any) -> dict[str, Any]:
+    return {
+        "grad_scale": grad_scale,
+        "skip_nonfinite": layer.skip_nonfinite,
+        "stochastic_rounding": layer.stochastic_rounding,
+    }
+
+
+def _check_unscaled(grad_scale: Any) -> None:
+    if grad_scale is not None:
+        raise ValueError(
+            "grad_scale: got a loss scale for a layer with optimizer=None; its gradients are ordinary "
+            "ones, so divide them by the scale after nnx.grad, or build the layer with an optimizer."
+        )

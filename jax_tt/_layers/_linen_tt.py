@@ -1,0 +1,223 @@
+"""Linen layers whose table is a tensor train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.linen import dtypes
+
+from jax_tt._bags import Bags
+from jax_tt._init import CoreInit
+from jax_tt._layers import _calls
+from jax_tt._layers._initial import fresh_core
+from jax_tt._layers._linen_table import TableModule
+from jax_tt._layers._names import core_names
+from jax_tt._layers._options import check_options, table_shape
+from jax_tt._ops._canonical import check_combiner
+from jax_tt._ops._table import FusedTable
+from jax_tt._split_ids import SplitIds
+from jax_tt.optimizers import Optimizer
+
+
+class TTModule(TableModule):
+    """A table held as cores ``core_0 ... core_{d-1}``; what `TTEmbed` and `TTEmbedBag` share."""
+
+    num_embeddings: int
+    features: int
+    tt_ranks: int | Sequence[int] = 32
+    row_factors: Sequence[int] | None = None
+    col_factors: Sequence[int] | None = None
+    bounds: str = "error"
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    core_init: CoreInit = "approx-normal"
+    core_partitioning: Callable[..., Any] | None = None
+    optimizer: Optimizer | None = None
+    skip_nonfinite: bool = False
+    stochastic_rounding: bool = True
+    axis_name: Any = None
+    method: str = "auto"
+
+    def setup(self) -> None:
+        check_options(
+            bounds=self.bounds,
+            method=self.method,
+            optimizer=self.optimizer,
+            param_dtype=self.param_dtype,
+        )
+        self.tt_shape = table_shape(
+            self.num_embeddings, self.features, self.tt_ranks, self.row_factors, self.col_factors
+        )
+        wrap = self.core_partitioning or (lambda init: init)
+        inits = {
+            name: wrap(
+                partial(
+                    fresh_core,
+                    shape=self.tt_shape,
+                    k=k,
+                    init=self.core_init,
+                    dtype=self.param_dtype,
+                )
+            )
+            for k, name in enumerate(core_names(self.tt_shape.d))
+        }
+        self.table = self._declare(inits, self.tt_shape.core_shapes)
+
+    @property
+    def cores(self) -> tuple[jax.Array, ...]:
+        """The cores ``[p_k, r_k, q_k, r_{k+1}]``, as the functional ops take them."""
+        return self.table.cores if isinstance(self.table, FusedTable) else self.table
+
+
+class TTEmbed(TTModule):
+    """Embedding table held as a tensor train; a drop-in for ``nn.Embed``.
+
+    A table of ``num_embeddings`` rows and ``features`` columns is stored as ``d`` small cores of
+    shape ``[p_k, r_k, q_k, r_{k+1}]``, variables ``core_0`` to ``core_{d-1}``, and never built.
+    They are in the collection ``params``, or, with an ``optimizer``, together with its state in
+    ``_overwrite_with_gradient``: flax's ``TrainState`` overwrites that collection with its
+    "gradients", which are the next values, when it is given the whole dictionary of variables as
+    its ``params`` (with an empty ``"params"`` added where a model has no ordinary parameter).
+
+    Attributes:
+        num_embeddings: number of rows, N.
+        features: number of columns, D.
+        tt_ranks: one integer, or the ``d - 1`` ranks between the cores; ranks above the useful
+            maximum are clipped.
+        row_factors: ``d`` integers (2 to 5 of them) with a product of at least N, or None to have
+            them suggested.
+        col_factors: ``d`` integers with a product of exactly D, or None.
+        bounds: what an id outside ``[0, N)`` does: ``"error"`` raises on CPU (NaN rows from the
+            reference), ``"clip"`` reads the nearest row, ``"zero"`` reads zeros, ``"unchecked"``
+            promises that there is none.  Negative ids are out of range, they do not wrap around.
+        dtype: type of the rows returned (default: that of the cores).  Rows are computed in
+            float32 or better and cast once.
+        param_dtype: type the cores are stored in.
+        core_init: ``"approx-normal"``, ``"approx-uniform"``, ``"normal"`` or ``"uniform"``, each
+            giving *table entries* of variance ``1 / (3 N)``; or an initialiser
+            ``(key, core_shape, dtype) -> core`` called for every core, which may be boxed, e.g. by
+            ``nn.with_partitioning``.
+        core_partitioning: boxes the initialiser of every core, named ones too, e.g.
+            ``functools.partial(nn.with_partitioning, names=(None, None, "model", None))``.
+        optimizer: None for ordinary parameters that optax steps, or a rule of
+            ``jax_tt.optimizers`` to have the update fused into the backward pass.
+        skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
+        stochastic_rounding: fused 16-bit cores only; round updates stochastically.
+        axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with
+            ``check_vma=False``.
+        method: ``"auto"``, ``"reference"`` (pure JAX) or ``"ffi"`` (native).
+        promote_dtype: as in ``nn.Embed``; called with ``rows`` by ``__call__`` and with
+            ``query, *cores`` by ``attend``.
+
+    Raises:
+        ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message
+            names it and the fix.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import jax_tt.linen
+        >>> layer = jax_tt.linen.TTEmbed(50_000, 64, tt_ranks=8)
+        >>> ids = jnp.array([[1, 2, 3], [4, 5, 49_999]])
+        >>> variables = layer.init(jax.random.key(0), ids)
+        >>> sorted(variables["params"])
+        ['core_0', 'core_1', 'core_2']
+        >>> layer.apply(variables, ids).shape
+        (2, 3, 64)
+        >>> layer.apply(variables, jnp.ones((2, 64)), method="attend").shape
+        (2, 50000)
+    """
+
+    promote_dtype: Callable[..., Any] = dtypes.promote_dtype
+
+    def __call__(self, inputs: jax.Array | SplitIds, *, grad_scale: Any = None) -> jax.Array:
+        """Looks ids up.
+
+        Args:
+            inputs: integers of any shape, or `SplitIds`.
+            grad_scale: fused only; the factor the loss is multiplied with, divided out of the
+                table's gradient inside the op.
+
+        Returns:
+            ``[*inputs.shape, features]``.
+
+        Raises:
+            ValueError: ``inputs`` are not integers.
+        """
+        result = _calls.lookup(self, self.table, inputs, grad_scale)
+        (result,) = self.promote_dtype(result, dtype=self.dtype, inexact=False)
+        return result
+
+    def attend(self, query: jax.Array) -> jax.Array:
+        """Scores queries against every row, without building the table.
+
+        Args:
+            query: floats ``[..., features]``.
+
+        Returns:
+            ``[..., num_embeddings]``, the inner products with all rows.
+
+        Raises:
+            ValueError: the last dimension of ``query`` is not ``features``.
+            TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
+        """
+        query, *cores = self.promote_dtype(query, *self.cores, dtype=self.dtype)
+        return _calls.attend(self, tuple(cores), query)
+
+
+class TTEmbedBag(TTModule):
+    """Pooled embeddings: one vector per bag of ids, from a table held as a tensor train.
+
+    Attributes:
+        num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
+            core_init, core_partitioning, optimizer, skip_nonfinite, stochastic_rounding,
+            axis_name, method: as in `TTEmbed`.
+        combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
+            ``"sqrtn"`` by the root of the number, or of the sum of squared weights.
+
+    Raises:
+        ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message
+            names it and the fix.
+
+    Example:
+        >>> import flax.linen as nn, jax, jax.numpy as jnp, optax
+        >>> import jax_tt
+        >>> from flax.training.train_state import TrainState
+        >>> class Tower(nn.Module):
+        ...     @nn.compact
+        ...     def __call__(self, bags):
+        ...         rule = jax_tt.optimizers.Adagrad(learning_rate=0.05)
+        ...         rows = jax_tt.linen.TTEmbedBag(1_000_000, 64, tt_ranks=8, optimizer=rule)(bags)
+        ...         return nn.Dense(1)(rows)
+        >>> bags = jax_tt.Bags.from_ragged([[17, 4], [], [999_999]])
+        >>> model = Tower()
+        >>> variables = model.init(jax.random.key(0), bags)
+        >>> sorted(variables)
+        ['_overwrite_with_gradient', 'params']
+        >>> state = TrainState.create(apply_fn=model.apply, params=variables, tx=optax.adam(1e-3))
+        >>> grads = jax.grad(lambda v: jnp.mean(model.apply(v, bags) ** 2))(state.params)
+        >>> state = state.apply_gradients(grads=grads)
+        >>> float(state.params["_overwrite_with_gradient"]["TTEmbedBag_0"]["step"])
+        1.0
+    """
+
+    combiner: str = "sum"
+
+    def setup(self) -> None:
+        check_combiner(self.combiner)
+        super().setup()
+
+    def __call__(self, bags: Bags | jax.Array, *, grad_scale: Any = None) -> jax.Array:
+        """Pools the rows of every bag.
+
+        Args:
+            bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
+            grad_scale: as in `TTEmbed`.
+
+        Returns:
+            ``[B, features]``; an empty bag is 0.
+        """
+        return _calls.tt_bag(self, self.table, bags, self.combiner, grad_scale)

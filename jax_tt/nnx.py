@@ -1,0 +1,7 @@
+"""Layers for Flax NNX. `jax_tt.TTEmbed` and the other short names are these."""
+
+from jax_tt._layers._nnx_dense import EmbedBag as EmbedBag
+from jax_tt._layers._nnx_fused import FusedOptimizer as FusedOptimizer
+from jax_tt._layers._nnx_fused import FusedParam as FusedParam
+from jax_tt._layers._nnx_tt import TTEmbed as TTEmbed
+from jax_tt._layers._nnx_tt import TTEmbedBag as TTEmbedBag

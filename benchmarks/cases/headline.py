@@ -58,6 +58,7 @@ def _hold_against_machine(
     machine = matmul_flops / timings[MATMUL].median
     report.figure("step_rate", rate / 1e9, "GFLOP/s", "fused step, uniform ids: rate")
     report.figure("matmul_rate", machine / 1e9, "GFLOP/s", "numpy float32 matmul: rate")
+    report.figure("floor_ms", 1e3 * step_flops / machine, "ms", "fused step at the matmul's rate")
     report.figure(
         "share_of_matmul_rate", rate / machine, "",
         "fused step's rate over the matmul's", at_least=0.75,

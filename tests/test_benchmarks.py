@@ -1,0 +1,150 @@
+"""The benchmarks run, count what they say they count, and the documents quote nothing else."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import ids, memory, registry, render, results, run, timing
+from benchmarks.results import Report
+from benchmarks.work import Work
+
+ALL = "headline sweep_cores sweep_rank sweep_features sweep_batch dense_step temporaries dlrm_step"
+
+
+def test_every_case_is_registered():
+    assert set(registry.all_cases()) == set(ALL.split())
+
+
+def test_quick_run_writes_what_it_prints(tmp_path, capsys):
+    out = tmp_path / "quick.json"
+    assert run.main(["--quick", "--only", "headline", "--out", str(out)]) == 0
+    assert run.main(["--quick", "--only", "dense_step", "--out", str(out)]) == 0
+    data = json.loads(out.read_text())
+    assert set(data["cases"]) == {"headline", "dense_step"}
+    assert data["machine"]["cores"] >= 1 and data["machine"]["versions"]["jax"]
+    printed = capsys.readouterr().out
+    for case in data["cases"].values():
+        assert case["quick"] and case["commit"] and case["date"]
+        for row in case["rows"]:
+            assert 0 < row["fastest_ms"] <= row["lower_ms"] <= row["median_ms"] <= row["upper_ms"]
+            assert results.number(row["median_ms"]) in printed
+    figures = {figure["name"]: figure for figure in data["cases"]["dense_step"]["figures"]}
+    assert figures["moved"]["value"] == 0
+
+
+def test_unknown_case_names_the_known_ones(tmp_path):
+    with pytest.raises(SystemExit, match=r"no case called nothing; there are .*headline"):
+        run.main(["--only", "nothing", "--out", str(tmp_path / "x.json")])
+
+
+def test_another_machine_gets_a_file_of_its_own(tmp_path):
+    out = tmp_path / "other.json"
+    results.save(out, {"machine": {"cpu": "abacus", "cores": 10}, "cases": {}})
+    with pytest.raises(SystemExit, match=r"measured on abacus; give this machine another --name"):
+        run.main(["--quick", "--only", "headline", "--out", str(out)])
+
+
+def test_headline_work_is_the_published_one():
+    work = Work.headline()
+    assert work.nnz == 10_240
+    assert work.step_flops == 3 * 10_240 * 36_864
+    assert len(np.unique(work.batches[0])) > 10_000  # almost no duplicates
+
+
+def test_zipf_ids_repeat_prefixes_by_half():
+    work = Work.headline("zipf")
+    assert all(batch.min() >= 0 and batch.max() < 11_000_000 for batch in work.batches)
+    prefixes = np.mean([len(np.unique(batch // 250)) for batch in work.batches])
+    assert prefixes == pytest.approx(5_100, rel=0.03)
+    assert np.array_equal(ids.batches("zipf", 1000, 50)[0], ids.batches("zipf", 1000, 50)[0])
+
+
+def test_contenders_take_turns():
+    turns: list[str] = []
+    calls = {name: lambda i, name=name: turns.append(name) for name in "ab"}
+    found = timing.interleave(calls, timing.Budget(rounds=3, turn_seconds=1.0, turn_calls=2))
+    assert found["a"].calls == found["b"].calls == 3 * 2
+    # Two calls each to size the turns, then three rounds of one uncounted and two counted calls.
+    assert "".join(turns) == "aabb" + 3 * "aaabbb"
+
+
+def test_timing_summarises():
+    found = timing.Timing.of([4.0, 1.0, 2.0, 3.0, 100.0])
+    assert (found.median, found.fastest, found.calls) == (3.0, 1.0, 5)
+    assert found.lower == 2.0 and found.upper == 4.0
+
+
+def test_growth_sees_memory_that_is_gone_again():
+    with memory.Growth() as growth:
+        np.ones(2**23).sum()  # 64 MiB, freed at once
+    assert 2**26 * 0.9 < growth.bytes < 2**27
+
+
+def report() -> Report:
+    made = Report("title")
+    made.timings({("uniform", "us"): timing.Timing(0.00123, 0.001, 0.002, 0.001, 9)})
+    made.figure("speedup", 31.26, "x", "us over them", at_least=28)
+    return made
+
+
+@pytest.fixture
+def folder(tmp_path):
+    case = report().to_json() | {"quick": False}
+    machine = {"cpu": "abacus", "cores": 2, "versions": {"jax": "0.10.2"}}
+    results.save(tmp_path / "m.json", {"machine": machine, "cases": {"c": case}})
+    return tmp_path
+
+
+def test_render_fills_markers(folder):
+    text = (
+        "<!-- bench:figure m c.speedup -->?<!-- bench:end --> and "
+        "<!-- bench:figure m c.uniform/us -->?<!-- bench:end --> on "
+        "<!-- bench:machine m --><!-- bench:end -->\n\n"
+        "<!-- bench:table m c figures -->old<!-- bench:end -->\n"
+        "<!-- bench:table m absent rows -->old<!-- bench:end -->\n"
+    )
+    filled = render.render(text, folder)
+    assert "-->31.3 x<!--" in filled and "-->1.23 ms<!--" in filled
+    assert "-->abacus, 2 cores, jax 0.10.2<!--" in filled
+    assert "| us over them | 31.3 x | >= 28 | yes |" in filled
+    assert "absent rows -->(not measured yet)<!--" in filled
+    assert render.render(filled, folder) == filled
+
+
+def test_render_refuses_unknown_and_quick_figures(folder):
+    with pytest.raises(ValueError, match="no such figure"):
+        render.render("<!-- bench:figure m c.typo --><!-- bench:end -->", folder)
+    data = results.load(folder / "m.json")
+    data["cases"]["c"]["quick"] = True
+    results.save(folder / "m.json", data)
+    with pytest.raises(ValueError, match="quick run"):
+        render.render("<!-- bench:figure m c.speedup --><!-- bench:end -->", folder)
+
+
+def test_claims_outside_markers_are_found():
+    text = "12.5 ms, 30x faster, 190 GFLOP/s; <!-- bench:figure m c.s -->7 ms<!-- bench:end -->\n```\n9 ms\n```"
+    assert render.unsourced(text) == ["12.5 ms", "30x faster", "190 GFLOP/s"]
+
+
+@pytest.mark.parametrize("path", render.documents(), ids=lambda path: path.name)
+def test_documents_quote_only_results(path):
+    text = path.read_text()
+    assert render.unsourced(text) == []
+    assert render.render(text) == text, "run: python -m benchmarks.render"
+    assert render.named_cases(text) <= set(registry.all_cases())
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.01234, "0.0123"),
+        (4.5678, "4.57"),
+        (789.4, "789"),
+        (12345, "12,300"),
+        (1e-5, "0.00001"),
+    ],
+)
+def test_numbers_have_three_digits(value, text):
+    assert results.number(value) == text

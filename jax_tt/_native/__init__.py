@@ -1,0 +1,24 @@
+"""The native ops, with the signatures of their twins in `jax_tt._reference`.
+
+`tt` and `dense` call the FFI targets; `partition` makes those calls split over the devices of a sharded batch and
+fold into `jax.vmap`.
+"""
+
+from jax_tt import _ffi
+from jax_tt._native.dense import dense_backward, dense_forward, dense_update
+from jax_tt._native.tt import tt_backward, tt_forward, tt_update
+
+__all__ = [
+    "available",
+    "dense_backward",
+    "dense_forward",
+    "dense_update",
+    "tt_backward",
+    "tt_forward",
+    "tt_update",
+]
+
+
+def available(platform: str) -> bool:
+    """Whether native ops can be lowered for ``"cpu"`` or ``"cuda"`` in this process."""
+    return _ffi.load(platform) is not None

@@ -1,0 +1,152 @@
+"""Dense-table ops on the native kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tt._dtypes import accumulator
+from jax_tt._native._operands import (
+    lookup_attributes,
+    make_operands,
+    update_attributes,
+    weights_result,
+    weights_shape,
+)
+from jax_tt._native.partition import Arrays, over_blocks
+from jax_tt._ops._batch import Batch
+from jax_tt._ops._spec import DenseSpec
+from jax_tt._ops._vma import varying_axes
+
+
+def dense_forward(
+    spec: DenseSpec, table: jax.Array, batch: Batch, save: bool = False, sentinel: jax.Array | None = None
+) -> tuple[jax.Array, Arrays]:
+    del save  # the backward pass needs nothing but the batch
+    operands = make_operands(spec, table.dtype, batch)
+    sentinel = jnp.ones((), jnp.float32) if sentinel is None else sentinel
+    shape = operands.out_shape(spec.features)
+
+    def local(ids: jax.Array, offsets: jax.Array, weights: jax.Array, sentinel: Any, table: Any, axes: Any) -> Arrays:
+        del axes  # every bag is made where its ids are
+        out = jax.ShapeDtypeStruct((ids.shape[0], *shape[1:]), accumulator(table.dtype))
+        return (
+            jax.ffi.ffi_call("jax_tt_dense_forward_v1", out)(
+                ids, offsets, weights, sentinel, table, **lookup_attributes(spec)
+            ),
+        )
+
+    (out,) = over_blocks(
+        local,
+        (operands.ids, operands.offsets, operands.weights, sentinel, table),
+        (True, True, True, False, False),
+        (True,),
+    )
+    return out.reshape(operands.groups, operands.bags, spec.features), ()
+
+
+def dense_backward(
+    spec: DenseSpec,
+    table: jax.Array,
+    batch: Batch,
+    residuals: Arrays,
+    g: jax.Array,
+    want_weights: bool,
+    axis_name: Any = None,
+) -> tuple[jax.Array, jax.Array | None]:
+    del residuals
+    operands = make_operands(spec, table.dtype, batch)
+    accum = accumulator(table.dtype)
+
+    def local(*args: jax.Array, axes: Any) -> Arrays:
+        table = args[-1]
+        dweights, dtable = jax.ffi.ffi_call(
+            "jax_tt_dense_backward_v1",
+            (
+                jax.ShapeDtypeStruct((args[0].shape[0], weights_shape(operands, want_weights)[1]), accum),
+                jax.ShapeDtypeStruct(table.shape, accum),
+            ),
+        )(*args, **lookup_attributes(spec))
+        return dweights, lax.psum(dtable, axes) if axes else dtable
+
+    dweights, dtable = over_blocks(
+        local,
+        (operands.ids, operands.offsets, operands.weights, g.reshape(operands.out_shape(spec.features)), table),
+        (True, True, True, True, False),
+        (True, False),
+    )
+    dtable = lax.psum(dtable, axis_name) if axis_name else dtable
+    return dtable, weights_result(batch, dweights, want_weights)
+
+
+def dense_update(
+    spec: DenseSpec,
+    table: jax.Array,
+    slots: Arrays,
+    batch: Batch,
+    residuals: Arrays,
+    g: jax.Array,
+    *,
+    kind: int,
+    hyper: jax.Array,
+    inv_scale: jax.Array,
+    seed: jax.Array,
+    skip_nonfinite: bool,
+    stochastic: bool,
+    want_weights: bool,
+    axis_name: Any = None,
+) -> tuple[jax.Array, Arrays, jax.Array, jax.Array | None]:
+    del residuals
+    operands = make_operands(spec, table.dtype, batch)
+    accum = accumulator(table.dtype)
+    tables = (table, *slots)
+    step = (hyper, inv_scale, seed)
+
+    def local(*args: jax.Array, axes: Any) -> Arrays:
+        batch_args, rest = args[:4], args[4:]
+        axes = axis_name or axes
+        blocks = batch_args[0].shape[0]
+        if axes:
+            # Every replica takes the step of the whole batch: ids and output gradients are far smaller than a table.
+            batch_args = tuple(_gather(arg, axes) for arg in batch_args)
+        applied, dweights, *new = jax.ffi.ffi_call(
+            "jax_tt_dense_update_v1",
+            (
+                jax.ShapeDtypeStruct((), jnp.float32),
+                jax.ShapeDtypeStruct((batch_args[0].shape[0], weights_shape(operands, want_weights)[1]), accum),
+                *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in rest[3:]),
+            ),
+            input_output_aliases={7 + i: 2 + i for i in range(len(tables))},
+        )(*batch_args, *rest, **lookup_attributes(spec), **update_attributes(kind, skip_nonfinite, stochastic))
+        if axes:
+            dweights = lax.dynamic_slice_in_dim(dweights, _shard_index(axes) * blocks, blocks)
+        return dweights, applied, *new
+
+    dweights, applied, *new = over_blocks(
+        local,
+        (
+            operands.ids,
+            operands.offsets,
+            operands.weights,
+            g.reshape(operands.out_shape(spec.features)),
+            *step,
+            *tables,
+        ),
+        (*(True,) * 4, *(False for _ in (*step, *tables))),
+        (True, False, *(False for _ in tables)),
+    )
+    return new[0], tuple(new[1:]), applied, weights_result(batch, dweights, want_weights)
+
+
+def _gather(shard: jax.Array, axes: Any) -> jax.Array:
+    """All shards along the leading axis, marked as the same everywhere where such marks are kept."""
+    if varying_axes(shard):
+        return lax.all_gather_invariant(shard, axes, axis=0, tiled=True)
+    return lax.all_gather(shard, axes, axis=0, tiled=True)
+
+
+def _shard_index(axes: Any) -> jax.Array:
+    return lax.axis_index(axes)

@@ -1,0 +1,225 @@
+"""TT ops on the native kernels."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tt import _ffi
+from jax_tt._dtypes import accumulator
+from jax_tt._native._operands import (
+    Operands,
+    lookup_attributes,
+    make_operands,
+    update_attributes,
+    weights_result,
+    weights_shape,
+)
+from jax_tt._native.partition import Arrays, over_blocks
+from jax_tt._ops._batch import Batch
+from jax_tt._ops._spec import TTSpec
+from jax_tt._ops._vma import vary_over, varying_axes
+
+Cores = tuple[jax.Array, ...]
+
+
+@functools.cache
+def _sizes(spec: TTSpec, positions: int, hint: int) -> tuple[int, int]:
+    """int32 elements of the plan of ``positions`` ids, and elements that the forward pass saves per id."""
+    module = _ffi.load("cpu")
+    assert module is not None
+    return module.plan_size(
+        spec.row_factors, spec.col_factors, spec.ranks, spec.num_embeddings, positions, hint
+    )
+
+
+def _table_attributes(spec: TTSpec) -> dict[str, Any]:
+    return {
+        "row_factors": np.asarray(spec.row_factors, np.int64),
+        "col_factors": np.asarray(spec.col_factors, np.int64),
+        "ranks": np.asarray(spec.ranks, np.int64),
+    }
+
+
+def _batch_attributes(spec: TTSpec, hint: int) -> dict[str, Any]:
+    return _table_attributes(spec) | {"num_embeddings": np.int64(spec.num_embeddings), "hint": np.int64(hint)}
+
+
+def _blocked(operands: Operands, spec: TTSpec, cores: Cores) -> tuple[int, int]:
+    """Per block: elements of the plan and of the saved products."""
+    per_block = operands.positions // operands.blocks
+    plan, saved = _sizes(spec, per_block, operands.positions)
+    # Products are kept for the 4-byte arithmetic only; the sizes of the plan assume it.
+    return plan, per_block * saved if accumulator(cores[0].dtype) == jnp.float32 else 0
+
+
+def tt_forward(
+    spec: TTSpec, cores: Cores, batch: Batch, save: bool = False, sentinel: jax.Array | None = None
+) -> tuple[jax.Array, Arrays]:
+    operands = make_operands(spec, cores[0].dtype, batch)
+    accum = accumulator(cores[0].dtype)
+    plan_size, saved_size = _blocked(operands, spec, cores)
+    kept = saved_size if save else 0
+    batch_attributes = _batch_attributes(spec, operands.positions)
+    sentinel = jnp.ones((), jnp.float32) if sentinel is None else sentinel
+
+    def local(ids: jax.Array, offsets: jax.Array, weights: jax.Array, sentinel: Any, *cores: Any, axes: Any) -> Arrays:
+        del axes  # every bag is made where its ids are
+        blocks = ids.shape[0]
+        plan = jax.ffi.ffi_call("jax_tt_plan_v1", jax.ShapeDtypeStruct((blocks, plan_size), jnp.int32))(
+            ids, offsets, sentinel, split=batch.split, **lookup_attributes(spec), **batch_attributes
+        )
+        out, saved = jax.ffi.ffi_call(
+            "jax_tt_forward_v1",
+            (
+                jax.ShapeDtypeStruct((blocks, *operands.out_shape(spec.features)[1:]), accum),
+                jax.ShapeDtypeStruct((blocks, kept), accum),
+            ),
+        )(plan, offsets, weights, *cores, positions=np.int64(math.prod(ids.shape[:2])), **batch_attributes)
+        return out, plan, saved
+
+    out, *residuals = over_blocks(
+        local,
+        (operands.ids, operands.offsets, operands.weights, sentinel, *cores),
+        (True, True, True, False, *(False for _ in cores)),
+        (True, True, True),
+    )
+    return out.reshape(operands.groups, operands.bags, spec.features), tuple(residuals) if save else ()
+
+
+def _backward(
+    spec: TTSpec, operands: Operands, want_weights: bool, accum: Any, *args: jax.Array
+) -> tuple[jax.Array, jax.Array, Cores]:
+    """touched, weight gradient and core gradients of one shard; args as in `_residual_args`, then cores."""
+    plan, offsets, weights, saved, g, *cores = args
+    blocks = plan.shape[0]
+    touched, dweights, *dcores = jax.ffi.ffi_call(
+        "jax_tt_backward_v1",
+        (
+            jax.ShapeDtypeStruct((sum(spec.row_factors),), jnp.int32),
+            jax.ShapeDtypeStruct((blocks, weights_shape(operands, want_weights)[1]), accum),
+            *(jax.ShapeDtypeStruct(core.shape, accum) for core in cores),
+        ),
+    )(
+        plan,
+        offsets,
+        weights,
+        saved,
+        g,
+        *cores,
+        positions=np.int64(blocks * (operands.positions // operands.blocks)),
+        **_batch_attributes(spec, operands.positions),
+    )
+    return touched, dweights, tuple(dcores)
+
+
+def _residual_args(spec: TTSpec, operands: Operands, residuals: Arrays, g: jax.Array) -> Arrays:
+    plan, saved = residuals
+    return plan, operands.offsets, operands.weights, saved, g.reshape(operands.out_shape(spec.features))
+
+
+def tt_backward(
+    spec: TTSpec,
+    cores: Cores,
+    batch: Batch,
+    residuals: Arrays,
+    g: jax.Array,
+    want_weights: bool,
+    axis_name: Any = None,
+) -> tuple[Cores, jax.Array | None]:
+    operands = make_operands(spec, cores[0].dtype, batch)
+    accum = accumulator(cores[0].dtype)
+
+    def local(*args: jax.Array, axes: Any) -> Arrays:
+        _, dweights, dcores = _backward(spec, operands, want_weights, accum, *args)
+        return dweights, *_sum_over(dcores, axes)
+
+    dweights, *dcores = over_blocks(
+        local,
+        (*_residual_args(spec, operands, residuals, g), *cores),
+        (*(True,) * 5, *(False for _ in cores)),
+        (True, *(False for _ in cores)),
+    )
+    return _sum_over(tuple(dcores), axis_name), weights_result(batch, dweights, want_weights)
+
+
+def tt_update(
+    spec: TTSpec,
+    cores: Cores,
+    slots: tuple[Arrays, ...],
+    batch: Batch,
+    residuals: Arrays,
+    g: jax.Array,
+    *,
+    kind: int,
+    hyper: jax.Array,
+    inv_scale: jax.Array,
+    seed: jax.Array,
+    skip_nonfinite: bool,
+    stochastic: bool,
+    want_weights: bool,
+    axis_name: Any = None,
+) -> tuple[Cores, tuple[Arrays, ...], jax.Array, jax.Array | None]:
+    operands = make_operands(spec, cores[0].dtype, batch)
+    accum = accumulator(cores[0].dtype)
+    tables = (*cores, *(slot for core in slots for slot in core))
+    step = (hyper, inv_scale, seed)
+    attributes = update_attributes(kind, skip_nonfinite, stochastic)
+    applied_type = jax.ShapeDtypeStruct((), jnp.float32)
+
+    def local(*args: jax.Array, axes: Any) -> Arrays:
+        batch_args, step, tables = args[:5], args[5:8], args[8:]
+        cores = tables[: spec.d]
+        types = tuple(jax.ShapeDtypeStruct(table.shape, table.dtype) for table in tables)
+        axes = axis_name or axes
+        if axes:
+            # Summed over the shards before the one step that all of them take.
+            varying = vary_over(cores, varying_axes(*batch_args))
+            touched, dweights, dcores = _backward(spec, operands, want_weights, accum, *batch_args, *varying)
+            touched, dcores = _sum_over((touched, dcores), axes)
+            first = 1 + len(step) + spec.d
+            applied, *new = jax.ffi.ffi_call(
+                "jax_tt_apply_v1",
+                (applied_type, *types),
+                input_output_aliases={first + i: 1 + i for i in range(len(tables))},
+            )(touched, *step, *dcores, *tables, **_table_attributes(spec), **attributes)
+            return dweights, applied, *new
+        blocks = batch_args[0].shape[0]
+        first = len(batch_args) + len(step)
+        applied, dweights, *new = jax.ffi.ffi_call(
+            "jax_tt_update_v1",
+            (
+                applied_type,
+                jax.ShapeDtypeStruct((blocks, weights_shape(operands, want_weights)[1]), accum),
+                *types,
+            ),
+            input_output_aliases={first + i: 2 + i for i in range(len(tables))},
+        )(
+            *batch_args,
+            *step,
+            *tables,
+            positions=np.int64(operands.positions),
+            **_batch_attributes(spec, operands.positions),
+            **attributes,
+        )
+        return dweights, applied, *new
+
+    dweights, applied, *new = over_blocks(
+        local,
+        (*_residual_args(spec, operands, residuals, g), *step, *tables),
+        (*(True,) * 5, *(False for _ in (*step, *tables))),
+        (True, False, *(False for _ in tables)),
+    )
+    rest = iter(new[spec.d :])
+    new_slots = tuple(tuple(next(rest) for _ in core) for core in slots)
+    return tuple(new[: spec.d]), new_slots, applied, weights_result(batch, dweights, want_weights)
+
+
+def _sum_over(tree: Any, axes: Any) -> Any:
+    return lax.psum(tree, axes) if axes else tree

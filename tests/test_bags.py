@@ -1,0 +1,129 @@
+"""`Bags` on the host and traced."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import Bags
+
+RAGGED = [[3, 1], [], [2, 2, 2], [0]]
+WEIGHTS = [[0.5, 1.0], [], [1.0, 2.0, 3.0], [4.0]]
+
+
+def _rows(bags):
+    ids, offsets = np.asarray(bags.ids), np.asarray(bags.offsets)
+    pairs = zip(offsets[:-1], offsets[1:], strict=True)
+    return [ids[start:end].tolist() for start, end in pairs]
+
+
+@hypothesis.given(
+    st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=4), max_size=6), st.integers(0, 3)
+)
+def test_constructors_agree(rows, spare):
+    lengths = list(map(len, rows))
+    ids = np.array([i for row in rows for i in row], np.int64)
+    total = len(ids)
+    ragged = Bags.from_ragged(rows, capacity=total + spare)
+    assert _rows(ragged) == rows and ragged.capacity == total + spare
+    assert ragged.num_bags == len(rows)
+    assert _rows(Bags.from_lengths(ids, lengths)) == rows
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    assert _rows(Bags.from_offsets(ids, offsets)) == rows
+    assert _rows(Bags.from_offsets(ids, offsets[:-1], include_last_offset=False)) == (
+        rows if rows else []
+    )
+
+
+def test_weights_follow_their_ids():
+    bags = Bags.from_ragged(RAGGED, WEIGHTS, capacity=9)
+    np.testing.assert_array_equal(bags.weights, [0.5, 1, 1, 2, 3, 4, 0, 0, 0])
+    assert bags.weights.dtype == np.float32 and bags.ids.dtype == np.int32
+
+
+def test_from_padded():
+    rectangle = np.array([[4, 0], [5, 6]])
+    np.testing.assert_array_equal(Bags.from_padded(rectangle, pad_id=0).ids, [[4, -1], [5, 6]])
+    mask = np.array([[True, False], [False, True]])
+    np.testing.assert_array_equal(Bags.from_padded(rectangle, mask=mask).ids, [[4, -1], [-1, 6]])
+    assert not Bags.from_padded(rectangle, pad_id=None).padded
+    unsigned = Bags.from_padded(rectangle.astype(np.uint32), pad_id=0)
+    assert unsigned.ids[0, 1] == 2**32 - 1 and unsigned.padded
+    shape = jax_tt.TTShape.suggest(100, 4)
+    split = Bags.from_padded(shape.split_ids(rectangle), mask=mask)
+    assert (np.asarray(split.ids.digits)[0, 1] == -1).all()
+
+
+def test_traced_equals_host():
+    flat, offsets = np.array([3, 1, 2, 2, 2, 0, 9]), np.array([0, 2, 2, 5, 6])
+    host = Bags.from_offsets(flat, offsets, np.ones(7), capacity=8)
+    traced = jax.jit(lambda i, o, w: Bags.from_offsets(i, o, w, capacity=8))(
+        flat.astype(np.int32), offsets.astype(np.int32), np.ones(7, np.float32)
+    )
+    assert jax.tree.structure(host) == jax.tree.structure(traced)
+    jax.tree.map(np.testing.assert_array_equal, host, traced)
+    lengths = jax.jit(lambda i, n: Bags.from_lengths(i, n))(jnp.arange(6), jnp.array([2, 0, 3, 1]))
+    np.testing.assert_array_equal(lengths.offsets, offsets)
+    no_last = jax.jit(lambda i, o: Bags.from_offsets(i, o, include_last_offset=False))(
+        jnp.arange(6), jnp.array([0, 2])
+    )
+    np.testing.assert_array_equal(no_last.offsets, [0, 2, 6])
+    padded = jax.jit(lambda i: Bags.from_padded(i, pad_id=0))(jnp.array([[4, 0]]))
+    np.testing.assert_array_equal(padded.ids, [[4, -1]])
+
+
+@pytest.mark.parametrize(
+    ("make", "fix"),
+    [
+        (lambda: Bags.from_offsets([1, 2], [1, 2]), "start at 0"),
+        (lambda: Bags.from_offsets([1, 2], [0, 2, 1]), "decrease from 2 to 1 at position 2"),
+        (lambda: Bags.from_offsets([1, 2], [0, 5]), "include_last_offset=False"),
+        (lambda: Bags.from_offsets([1, 2], []), "expected [B + 1]"),
+        (lambda: Bags.from_offsets([1, 2], [0, 2], [1.0]), "one weight per id"),
+        (lambda: Bags.from_offsets([1, 2], [0, 2], capacity=1), "at least 2"),
+        (lambda: Bags.from_offsets([[1, 2]], [0, 2]), "Bags.from_padded"),
+        (lambda: Bags.from_offsets([1.5], [0, 1]), "Input type must be an integer"),
+        (lambda: Bags.from_offsets([1], [0.0, 1.0]), "expected integers"),
+        (lambda: Bags.from_lengths([1, 2], [-1, 3]), "non-negative"),
+        (lambda: Bags.from_lengths([1, 2], [3]), "only 2 ids"),
+        (lambda: Bags.from_ragged([[1], [2]], [[1.0], []]), "one weight per id"),
+        (lambda: Bags.from_ragged([[1, 2]], capacity=1), "at least 2"),
+        (lambda: Bags.from_padded([1, 2]), "Bags.from_offsets"),
+        (lambda: Bags.from_padded([[1]], mask=np.array([True])), "shape of ids"),
+        (lambda: Bags.from_padded(np.array([[1]], np.uint32), pad_id=-2), "mask="),
+        (lambda: Bags.from_ragged([[2**40]]), "split_ids"),
+    ],
+)
+def test_errors_hold_the_fix(make, fix):
+    with pytest.raises(ValueError) as error:
+        make()
+    assert fix in str(error.value)
+
+
+def test_ops_check_their_bags():
+    shape = jax_tt.TTShape.suggest(100, 4)
+    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    for bags, fix in [
+        (np.zeros(3, np.int32), "ids[:, None]"),
+        (np.zeros((2, 2), np.float32), "Input type must be an integer or unsigned integer."),
+        (Bags(np.zeros(3, np.int32)), "[B, L]"),
+        (Bags(np.zeros((2, 3), np.int32), np.zeros(3, np.int32)), "vmap"),
+        (Bags(np.zeros((2, 3), np.int32), None, np.zeros((3, 2), np.float32)), "weights"),
+        (Bags(jax_tt.SplitIds(np.zeros((2, 3, 2), np.int32))), "TTShape of this table"),
+    ]:
+        with pytest.raises(ValueError) as error:
+            jax_tt.tt_embed_bag(cores, bags, method="reference")
+        assert fix in str(error.value)
+    with pytest.raises(ValueError, match="'sum', 'mean', 'sqrtn'"):
+        jax_tt.tt_embed_bag(cores, np.zeros((2, 2), np.int32), combiner="max")
+    with pytest.raises(ValueError, match="clip"):
+        jax_tt.tt_lookup(cores, np.zeros(2, np.int32), bounds="wrap")
+    with pytest.raises(ValueError, match="reference"):
+        jax_tt.tt_lookup(cores, np.zeros(2, np.int32), method="cuda")
+    with pytest.raises(ValueError, match="items: num_embeddings"):
+        jax_tt.tt_lookup(cores, np.zeros(2, np.int32), num_embeddings=10**6, name="items")
+    with pytest.raises(ValueError, match="left rank"):
+        jax_tt.tt_lookup((cores[0], cores[1][:, 1:], cores[2]), np.zeros(2, np.int32))

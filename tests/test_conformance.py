@@ -1,0 +1,228 @@
+"""Every op, shape, type, combiner and weighting of every implementation, judged by numpy in float64."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from tests.helpers import (
+    COMBINERS,
+    SHAPES,
+    TOLERANCE,
+    assert_close,
+    bag_model,
+    core_gradients,
+    dense_table,
+    flat,
+    make_case,
+)
+
+WEIGHTED = (False, True)
+CASES = [(name, "float32", c, w) for name in SHAPES for c in COMBINERS for w in WEIGHTED]
+CASES += [
+    (name, dtype, combiner, True)
+    for name in ("d3", "d4")
+    for dtype in ("bfloat16", "float16", "float64")
+    for combiner in COMBINERS
+]
+
+
+def _x64_for(dtype):
+    return jax.enable_x64(dtype == "float64")
+
+
+@pytest.mark.parametrize(("name", "dtype", "combiner", "weighted"), CASES)
+def test_tt_embed_bag(name, dtype, combiner, weighted, method):
+    with _x64_for(dtype):
+        case = make_case(SHAPES[name], dtype, weighted)
+        form = "ragged" if combiner != "mean" else "rectangular"
+        bags = case.bags(form)
+        n = case.shape.num_embeddings
+        g = jnp.asarray(case.g).astype(jnp.float32 if dtype != "float64" else dtype)
+
+        def loss(cores, weights):
+            out = jax_tt.tt_embed_bag(
+                cores,
+                dataclasses.replace(bags, weights=weights),
+                combiner=combiner,
+                num_embeddings=n,
+                method=method,
+            )
+            return jnp.sum(out.astype(g.dtype) * g), out
+
+        # Without weights the argument is None, an empty tree, and its gradient None too.
+        step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+        (_, out), (dcores, dweights) = step(case.cores, bags.weights)
+        g64 = np.asarray(g, np.float64)
+        table = dense_table(case.cores, n)
+        want, dtable, want_weights = bag_model(table, case.rows, case.weights, combiner, g64)
+        tolerance = TOLERANCE[dtype]
+        assert out.dtype == jnp.dtype(dtype)
+        assert_close(out, want, tolerance, "out")
+        pairs = zip(dcores, core_gradients(case.cores, dtable), strict=True)
+        for k, (got, expected) in enumerate(pairs):
+            assert got.dtype == jnp.dtype(dtype)
+            assert_close(got, expected, tolerance, f"core {k}")
+        if weighted:
+            tolerance = max(tolerance, TOLERANCE[str(dweights.dtype)])
+            used = sum(map(len, case.rows))
+            if form == "ragged":
+                assert_close(dweights[:used], flat(want_weights), tolerance, "weights")
+                assert not np.any(dweights[used:])
+            else:
+                got = [np.asarray(dweights)[b, : len(row)] for b, row in enumerate(case.rows)]
+                assert_close(np.concatenate(got), flat(want_weights), tolerance, "weights")
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_embed_bag(dtype, combiner, method):
+    with _x64_for(dtype):
+        case = make_case(SHAPES["d3"], dtype, True)
+        table = jax_tt.tt_to_dense(case.cores, case.shape.num_embeddings)
+        bags = case.bags()
+        g = jnp.asarray(case.g).astype(jnp.float32 if dtype != "float64" else dtype)
+
+        def loss(table, weights):
+            weighted = dataclasses.replace(bags, weights=weights)
+            out = jax_tt.embed_bag(table, weighted, combiner=combiner, method=method)
+            return jnp.sum(out.astype(g.dtype) * g), out
+
+        step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+        (_, out), (dtable, dweights) = step(table, bags.weights)
+        wide = np.asarray(table.astype(jnp.float64 if dtype == "float64" else jnp.float32), np.float64)
+        model = bag_model(wide, case.rows, case.weights, combiner, np.asarray(g, np.float64))
+        assert_close(out, model[0], TOLERANCE[dtype], "out")
+        assert_close(dtable, model[1], TOLERANCE[dtype], "table")
+        assert_close(dweights[: len(flat(model[2]))], flat(model[2]), TOLERANCE[dtype], "weights")
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_lookup_to_dense_attend(name, method):
+    case = make_case(SHAPES[name], "float32", False)
+    n = case.shape.num_embeddings
+    table = dense_table(case.cores, n)
+    ids = np.array([[0, n - 1, n // 2], [1, 1, 0]], np.int32)
+    rows = jax_tt.tt_lookup(case.cores, ids, num_embeddings=n, method=method)
+    assert_close(rows, table[ids], 1e-5, "lookup")
+    split = case.shape.split_ids(ids)
+    assert_close(jax_tt.tt_lookup(case.cores, split, method=method), table[ids], 1e-5, "split")
+    assert_close(jax_tt.tt_to_dense(case.cores, n, method=method), table, 1e-5, "to_dense")
+    query = jnp.asarray(case.g, jnp.float32)
+    scores = jax_tt.tt_attend(case.cores, query, n)
+    assert_close(scores, np.asarray(query, np.float64) @ table.T, 1e-5, "attend")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64"])
+def test_id_types(dtype, method):
+    with jax.enable_x64(dtype == "int64"):
+        case = make_case(SHAPES["d3"], "float32", False)
+        ids = np.array([0, 7, 119], dtype)
+        rows = jax_tt.tt_lookup(case.cores, ids, method=method)
+        assert_close(rows, dense_table(case.cores, 120)[ids], 1e-5)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_bounds(split, method):
+    case = make_case(SHAPES["d3-odd"], "float32", False)
+    shape = case.shape
+    n = shape.num_embeddings  # five rows fewer than the cores address
+    table = dense_table(case.cores, n)
+    ids = np.array([[0, -1], [n - 1, n], [3, 2**31 - 1], [-(2**31), 5]], np.int32)
+    given = shape.split_ids(ids) if split else ids
+    outside = (ids < 0) | (ids >= n)
+
+    def rows(bounds):
+        return jax_tt.tt_lookup(case.cores, given, num_embeddings=n, bounds=bounds, method=method)
+
+    clipped = table[np.clip(ids, 0, n - 1)]
+    assert_close(rows("clip"), clipped, 1e-5, "clip")
+    assert_close(rows("unchecked")[~outside], clipped[~outside], 1e-5, "unchecked")
+    assert_close(rows("zero"), np.where(outside[..., None], 0, clipped), 1e-5, "zero")
+    assert int(jax_tt.count_out_of_range(given, shape)) == outside.sum()
+    if method == "reference":
+        assert (np.isnan(rows("error")).all(-1) == outside).all()
+    # An id that reads zeros still counts in the divisor of a mean, and its weight has no gradient.
+    mean = jax_tt.tt_embed_bag(
+        case.cores,
+        jax_tt.Bags(given),
+        combiner="mean",
+        num_embeddings=n,
+        bounds="zero",
+        method=method,
+    )
+    assert_close(mean, np.where(outside[..., None], 0, clipped).mean(1), 1e-5, "mean")
+    weights = jnp.ones(ids.shape, jnp.float32)
+    dweights = jax.grad(
+        lambda w: jax_tt.tt_embed_bag(
+            case.cores, jax_tt.Bags(given, None, w), num_embeddings=n, bounds="zero", method=method
+        ).sum()
+    )(weights)
+    assert not np.any(np.asarray(dweights)[outside])
+
+
+@pytest.mark.parametrize(
+    "bags",
+    [
+        jax_tt.Bags.from_ragged([]),
+        jax_tt.Bags.from_ragged([[], []]),
+        jax_tt.Bags.from_ragged([[], []], [[], []], capacity=4),
+        np.zeros((0, 3), np.int32),
+        np.zeros((2, 0), np.int32),
+        jax_tt.Bags.from_padded(np.full((2, 3), -1, np.int32)),
+    ],
+    ids=["no-bags", "empty-bags", "unused-capacity", "no-rows", "no-columns", "all-padding"],
+)
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_zero_sizes(bags, combiner, method):
+    case = make_case(SHAPES["d3"], "float32", False)
+
+    def loss(cores, weights):
+        given = bags if weights is None else dataclasses.replace(bags, weights=weights)
+        out = jax_tt.tt_embed_bag(cores, given, combiner=combiner, method=method)
+        return out.sum(), out
+
+    weights = getattr(bags, "weights", None)
+    grad = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    (_, out), (dcores, dweights) = grad(case.cores, weights)
+    count = bags.num_bags if isinstance(bags, jax_tt.Bags) else bags.shape[0]
+    assert out.shape == (count, 8) and not np.any(out)
+    assert not any(np.any(core) for core in dcores)
+    assert dweights is None or not np.any(dweights)
+    empty = jax_tt.tt_lookup(case.cores, np.zeros((2, 0), np.int32), method=method)
+    assert empty.shape == (2, 0, 8)
+    assert jax_tt.tt_attend(case.cores, jnp.zeros((0, 8))).shape == (0, 120)
+
+
+def test_table_of_10_to_the_12_rows(method):
+    shape = jax_tt.TTShape.suggest(10**12, 32, 8, 5)
+    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    ids = np.array([0, 10**12 - 1, 123_456_789_012, 2**40])
+    digits = np.asarray(shape.split_ids(ids).digits)
+    rest = digits.astype(object)
+    value = rest[:, 0]
+    for k in range(1, 5):
+        value = value * shape.row_factors[k] + rest[:, k]
+    assert value.tolist() == ids.tolist()
+    # A host array is split for the caller where JAX would cut it to 32 bits.
+    rows = jax_tt.tt_lookup(cores, ids, num_embeddings=10**12, method=method)
+    for row, digit in zip(rows, digits, strict=True):
+        parts = tuple(np.asarray(core)[i][None] for core, i in zip(cores, digit, strict=True))
+        assert_close(row, dense_table(parts, 1)[0], 1e-5)
+
+
+def test_uint32_ids_above_2_to_the_31(method):
+    shape = jax_tt.TTShape.suggest(4_000_000_000, 4, 2, 3)
+    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    ids = np.array([3_999_999_999, 2**31, 4_000_000_000], np.uint32)
+    rows = jax_tt.tt_lookup(
+        cores, ids, num_embeddings=4_000_000_000, bounds="zero", method=method
+    )
+    again = jax_tt.tt_lookup(
+        cores, shape.split_ids(ids), num_embeddings=4_000_000_000, bounds="zero", method=method
+    )
+    np.testing.assert_array_equal(rows, again)
+    assert np.any(rows[:2]) and not np.any(rows[2])

@@ -22,7 +22,8 @@ def balanced_cover(value: int, count: int) -> tuple[int, ...]:
     """``count`` nearly equal factors, ascending, whose product just reaches ``value``."""
     root = integer_root(value, count)
     # A small window around the root holds covers with almost no slack; the last factor closes the gap.
-    window = range(max(1, root - 4), root + 3)
+    # It shrinks with the root, or a small prime would be covered as 1 x 1 x 67.
+    window = range(root - min(4, root // 4), root + 3)
     best: tuple[int, int, tuple[int, ...]] | None = None
     for head in itertools.combinations_with_replacement(window, count - 1):
         last = -(-value // math.prod(head))

@@ -15,13 +15,14 @@ INSTALL_INPUTS := pyproject.toml CMakeLists.txt $(NATIVE_SOURCES)
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8
 DATA ?= ../shared/data
 
-.PHONY: help demo test dev lint format types bench bench-quick docs native asan ubsan check-wheel retrieval-quick clean
+.PHONY: help demo test dev lint format types bench bench-quick docs native native-with asan ubsan check-wheel \
+  retrieval-quick clean
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
 	@echo "make test     run the test suite"
 	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"
-	@echo "make lint | types | docs | bench | native | check-wheel | clean"
+	@echo "make lint | types | docs | bench | native | asan | ubsan | check-wheel | clean"
 
 demo: $(VENV)/.with-examples
 	$(PY) -m examples.dlrm.main
@@ -60,18 +61,33 @@ docs: $(VENV)/.with-docs
 retrieval-quick: $(VENV)/.with-examples
 	$(PY) -m examples.retrieval.main --data $(DATA) --quick
 
-# A developer's loop: compiles only what changed and puts the module beside the Python sources.
+# A developer's loop on the native module: compiles only what changed, in a build folder that stays.
 native: $(VENV)/.with-dev
-	@$(MAKE) --no-print-directory native-with NATIVE_PYTHON=$(abspath $(PY))
+	$(PIP) install --no-deps --no-build-isolation -C build-dir=build/native --editable .
 
-# The same with any Python that has jax and nanobind: make native-with NATIVE_PYTHON=/path/to/python
+# The same for a Python of your own that has jax and nanobind and imports the checkout through PYTHONPATH:
+# the module is copied beside the sources. make native-with NATIVE_PYTHON=/path/to/python
 NATIVE_PYTHON ?= $(PY)
-NATIVE_BUILD ?= build/native
+NATIVE_BUILD ?= build/in_tree
 NATIVE_FLAGS ?=
-.PHONY: native-with
 native-with:
 	cmake -S . -B $(NATIVE_BUILD) -DPython_EXECUTABLE=$(NATIVE_PYTHON) $(NATIVE_FLAGS)
 	cmake --build $(NATIVE_BUILD) --target in_tree --parallel
+
+# The tests on a native module built with sanitizers. It takes the place of the ordinary one in .venv; the next target
+# that needs that one installs it again.
+SANITIZER_TESTS ?= tests
+asan: SANITIZER := address
+ubsan: SANITIZER := undefined
+# jaxlib is not instrumented and keeps memory until the process ends: leaks are not looked for.
+asan ubsan: export ASAN_OPTIONS := detect_leaks=0:abort_on_error=1
+ubsan: export UBSAN_OPTIONS := print_stacktrace=1:halt_on_error=1
+asan ubsan: $(VENV)/.with-test
+	rm -f $(VENV)/.installed
+	$(PIP) install --no-deps --editable . \
+	  -C cmake.define.JAX_TT_SANITIZE=$(SANITIZER) -C install.strip=false -C build-dir=build/$(SANITIZER)
+	LD_PRELOAD="$$($(CXX) -print-file-name=lib$(subst undefined,ub,$(subst address,a,$(SANITIZER)))san.so) \
+	  $$($(CXX) -print-file-name=libstdc++.so)" $(PY) -m pytest $(PYTEST_ARGS) $(SANITIZER_TESTS)
 
 # The wheel as a user gets it: built, inspected, installed into an environment of its own, imported outside the checkout.
 check-wheel: $(VENV)/.with-dev

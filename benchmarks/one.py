@@ -13,7 +13,7 @@ from benchmarks.registry import Settings, all_cases
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Runs one benchmark case in this process.")
     parser.add_argument("case")
     parser.add_argument("report", type=Path)
     parser.add_argument("--quick", action="store_true")

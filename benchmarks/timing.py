@@ -15,6 +15,7 @@ from typing import TypeVar
 REST_SECONDS = 0.05
 
 Name = TypeVar("Name", bound=Hashable)
+Call = Callable[[int], object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Timing:
         return cls(statistics.median(seconds), lower, upper, min(seconds), len(seconds))
 
 
-def interleave(calls: Mapping[Name, Callable[[int], object]], budget: Budget) -> dict[Name, Timing]:
+def interleave(calls: Mapping[Name, Call], budget: Budget) -> dict[Name, Timing]:
     """Times several functions turn by turn.
 
     Args:
@@ -76,7 +77,7 @@ def interleave(calls: Mapping[Name, Callable[[int], object]], budget: Budget) ->
     return {name: Timing.of(values) for name, values in seconds.items()}
 
 
-def _calls_per_turn(call: Callable[[int], object], budget: Budget) -> int:
+def _calls_per_turn(call: Call, budget: Budget) -> int:
     call(0)  # compiles and allocates
     start = time.perf_counter()
     call(1)

@@ -9,7 +9,7 @@ from benchmarks.contenders import flax_embed, ours
 from benchmarks.peers import peer
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
-from benchmarks.timing import interleave
+from benchmarks.timing import Call, interleave
 from benchmarks.work import Work
 
 OURS, TORCH, TBE = "jax_tt fused step", "torch EmbeddingBag + SGD step", "fbgemm TBE step"
@@ -45,7 +45,7 @@ def _one_step(report: Report, work: Work) -> None:
 def _against_in_place_peers(settings: Settings, report: Report, works: dict[str, Work]) -> None:
     torch_bag, fbgemm = peer("torch_bag", report), peer("fbgemm", report)
     for stream, work in works.items():
-        calls = {(stream, OURS): ours.dense_fused_step(work)}
+        calls: dict[tuple[str, str], Call] = {(stream, OURS): ours.dense_fused_step(work)}
         if torch_bag:
             calls[stream, TORCH_FORWARD], calls[stream, TORCH] = torch_bag.dense(work)
         if fbgemm:

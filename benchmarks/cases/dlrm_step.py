@@ -1,7 +1,5 @@
 """A whole training step of DLRM: what compressing its large tables costs."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,7 @@ from flax import nnx
 from benchmarks.ids import zipf_ids
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
-from benchmarks.timing import interleave
+from benchmarks.timing import Call, interleave
 from examples.dlrm import model
 from examples.dlrm.batch import NUM_DENSE, Batch
 from examples.dlrm.config import Config
@@ -60,7 +58,7 @@ def _batch(config: Config, seed: int) -> Batch:
     return Batch(dense, ids.astype(np.int32), (rng.random(size) < 0.25).astype(np.float32))
 
 
-def _training(config: Config, variant: str, batches: list[Batch]) -> Callable[[int], object]:
+def _training(config: Config, variant: str, batches: list[Batch]) -> Call:
     graph, state = nnx.split(model.create(config, variant, config.table_sizes))
     on_device = jax.device_put(batches)
 
@@ -68,7 +66,7 @@ def _training(config: Config, variant: str, batches: list[Batch]) -> Callable[[i
         dlrm, optimizer = nnx.merge(graph, state)
 
         def loss_of(dlrm: model.DLRM) -> jax.Array:
-            logits = dlrm(batch.dense, batch.ids)
+            logits = dlrm(jnp.asarray(batch.dense), jnp.asarray(batch.ids))
             return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, batch.label))
 
         loss, gradients = nnx.value_and_grad(loss_of)(dlrm)

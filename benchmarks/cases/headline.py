@@ -4,7 +4,7 @@ from benchmarks.contenders import numpy_matmul, ours, xla
 from benchmarks.peers import peer
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
-from benchmarks.timing import Timing, interleave
+from benchmarks.timing import Call, Timing, interleave
 from benchmarks.work import Work
 
 FORWARD, FUSED, OPTAX = "jax_tt forward", "jax_tt fused step", "jax_tt step with optax"
@@ -16,7 +16,7 @@ MATMUL = ("float32", "numpy matmul")
 def measure(settings: Settings, report: Report) -> None:
     tltorch = peer("tltorch_bag", report)
     matmul, matmul_flops = numpy_matmul.matmul(256 if settings.quick else 2048)
-    calls = {MATMUL: matmul}
+    calls: dict[tuple[str, str], Call] = {MATMUL: matmul}
     works = {s: Work.headline(s, quick=settings.quick) for s in ("uniform", "zipf")}
     for stream, work in works.items():
         calls[stream, FORWARD] = ours.tt_forward(work)

@@ -1,6 +1,7 @@
 """FBGEMM: the table-batched embedding on CPU with its exact SGD."""
 
-from collections.abc import Callable
+# pyright: reportMissingImports=false
+# The package is optional: benchmarks.peers asks for it before this module is imported.
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -10,9 +11,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
+from benchmarks.timing import Call
 from benchmarks.work import LEARNING_RATE, Work
-
-Call = Callable[[int], object]
 
 
 def dense(work: Work) -> tuple[Call, Call]:

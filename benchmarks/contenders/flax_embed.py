@@ -1,17 +1,16 @@
 """flax: `nnx.Embed` with `optax.sgd`, jitted, its parameters donated."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 
+from benchmarks.timing import Call
 from benchmarks.work import LEARNING_RATE, Work
 
 
-def dense_step(work: Work) -> Callable[[int], object]:
+def dense_step(work: Work) -> Call:
     """Forward, dense gradient and SGD on the whole table."""
     model = nnx.Embed(
         work.shape.num_embeddings,

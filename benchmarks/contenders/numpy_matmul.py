@@ -1,11 +1,11 @@
 """numpy: a large float32 matrix product, the rate the machine is known to reach."""
 
-from collections.abc import Callable
-
 import numpy as np
 
+from benchmarks.timing import Call
 
-def matmul(size: int) -> tuple[Callable[[int], object], float]:
+
+def matmul(size: int) -> tuple[Call, float]:
     """The product of two square matrices into a third, and its flops."""
     rng = np.random.default_rng(3)
     a, b = rng.random((2, size, size), np.float32)

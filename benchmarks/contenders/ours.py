@@ -1,16 +1,13 @@
 """jax_tt: TT tables (fused, or gradients with optax) and dense tables updated in place."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import optax
 
 import jax_tt
+from benchmarks.timing import Call
 from benchmarks.work import LEARNING_RATE, Work
 from jax_tt import optimizers
-
-Call = Callable[[int], object]
 
 
 def bags_of(work: Work) -> list[jax_tt.Bags]:

@@ -1,13 +1,13 @@
 """tensorly-torch: `FactorizedEmbedding` in its block-TT form with `torch.optim.SGD`."""
 
-from collections.abc import Callable
+# pyright: reportMissingImports=false
+# The package is optional: benchmarks.peers asks for it before this module is imported.
 
 import torch
 from tltorch import FactorizedEmbedding
 
+from benchmarks.timing import Call
 from benchmarks.work import LEARNING_RATE, Work
-
-Call = Callable[[int], object]
 
 
 def tt(work: Work) -> tuple[Call, Call]:

@@ -1,12 +1,12 @@
 """torch: `EmbeddingBag(sparse=True)` with `torch.optim.SGD`."""
 
-from collections.abc import Callable
+# pyright: reportMissingImports=false
+# The package is optional: benchmarks.peers asks for it before this module is imported.
 
 import torch
 
+from benchmarks.timing import Call
 from benchmarks.work import LEARNING_RATE, Work
-
-Call = Callable[[int], object]
 
 
 def dense(work: Work) -> tuple[Call, Call]:

@@ -1,15 +1,12 @@
 """What one writes in JAX without a library: gather the slices, contract them, sum the bags."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.contenders.ours import cores_of
+from benchmarks.timing import Call
 from benchmarks.work import LEARNING_RATE, Work
-
-Call = Callable[[int], object]
 
 
 def _lookup(work: Work):

@@ -1,0 +1,82 @@
+"""Trains DLRM with dense and TT tables, each in its own process, and compares the results.
+
+python examples/dlrm/main.py --help
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+if (
+    not __package__
+):  # run as a script: `examples` is found from the checkout, everything else where it is installed
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from examples.dlrm import report
+from examples.dlrm.config import Plan, parse
+from examples.dlrm.result import Result, available_memory
+
+BIG_STEPS = 8
+
+
+def main(argv: list[str]) -> None:
+    """Runs the command line."""
+    plan = parse(argv)
+    if plan.worker is not None:
+        from examples.dlrm.train import (
+            train,
+        )  # JAX is loaded by the processes that train, not by this one
+
+        train(plan.config, plan.worker).save(_result_path(plan, plan.worker))
+        return
+    results = [_measure(plan, variant, argv) for variant in plan.variants]
+    big = [_measure_big(plan, variant, argv) for variant in plan.variants] if plan.big_table else []
+    out = Path(plan.config.out)
+    text = report.table(results, big, plan.big_table)
+    (out / "comparison.txt").write_text(text + "\n")
+    report.picture(out / "comparison.png", results, big, plan.big_table)
+    print(f"\n{text}\n\nPicture: {out / 'comparison.png'}")
+
+
+def _result_path(plan: Plan, variant: str) -> Path:
+    return Path(plan.config.out) / f"{variant}.json"
+
+
+def _measure(plan: Plan, variant: str, argv: list[str]) -> Result:
+    """Trains a variant in a process of its own, so that its peak memory is its own."""
+    _work(variant, argv)
+    return Result.load(_result_path(plan, variant))
+
+
+def _measure_big(plan: Plan, variant: str, argv: list[str]) -> Result | str:
+    """A few steps of the same model with one big table, or why there are none."""
+    assert plan.big_table is not None
+    rows, features = plan.big_table
+    copies = {"dense_optax": 4, "dense_fused": 2}.get(variant, 0)
+    needed, free = copies * rows * features * 4 + 10**9, available_memory()
+    if free is not None and free < needed:
+        return f"left out: needs {needed / 1e9:.0f} GB of memory, {free / 1e9:.0f} GB are free"
+    out = Path(plan.config.out) / "big_table"
+    settings = {
+        "--data": "synthetic",
+        "--tables": rows,
+        "--features": features,
+        "--tt-ranks": 32,
+        "--table-rule": "sgd",
+        "--steps": BIG_STEPS,
+        "--eval-examples": 0,
+        "--out": out,
+    }
+    _work(variant, [str(part) for pair in settings.items() for part in pair])
+    return Result.load(out / f"{variant}.json")
+
+
+def _work(variant: str, argv: list[str]) -> None:
+    command = [sys.executable, __file__, *argv, "--worker", variant]
+    status = subprocess.run(command, check=False).returncode
+    if status:
+        raise SystemExit(f"training {variant} ended with status {status}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

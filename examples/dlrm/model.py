@@ -1,0 +1,128 @@
+"""DLRM in Flax NNX: bottom MLP, embedding tables in four variants, dot interaction, top MLP."""
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import jax_tt
+from examples.dlrm.batch import NUM_DENSE
+from examples.dlrm.config import Config
+
+
+class MLP(nnx.Module):
+    """Linear layers with ReLU between them."""
+
+    def __init__(self, widths: Sequence[int], *, rngs: nnx.Rngs):
+        self.layers = nnx.List([nnx.Linear(i, o, rngs=rngs) for i, o in itertools.pairwise(widths)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in self.layers[:-1]:
+            x = jax.nn.relu(layer(x))
+        return self.layers[-1](x)
+
+
+class DLRM(nnx.Module):
+    """Click-through model: every pair of embeddings meets in a dot product.
+
+    Args:
+      tables: one layer per categorical feature, int32 [B] -> [B, D].
+      features: D, the width of every table.
+      bottom: hidden widths of the MLP that turns the numeric features into one more vector of D.
+      top: hidden widths of the MLP that turns all dot products into one log-odds.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[nnx.Module],
+        features: int,
+        bottom: Sequence[int],
+        top: Sequence[int],
+        *,
+        rngs: nnx.Rngs,
+    ):
+        vectors = len(tables) + 1
+        self.tables = nnx.List(tables)
+        self.bottom = MLP([NUM_DENSE, *bottom, features], rngs=rngs)
+        self.top = MLP([features + vectors * (vectors - 1) // 2, *top, 1], rngs=rngs)
+
+    def __call__(self, dense: jax.Array, ids: jax.Array) -> jax.Array:
+        """Log-odds of a click [B] from dense [B, NUM_DENSE] and ids [B, T]."""
+        x = jax.nn.relu(self.bottom(dense))
+        vectors = jnp.stack([x, *(table(ids[:, t]) for t, table in enumerate(self.tables))], axis=1)
+        products = jnp.einsum("bsd,btd->bst", vectors, vectors)
+        s, t = np.tril_indices(vectors.shape[1], -1)  # each pair once
+        return self.top(jnp.concatenate([x, products[:, s, t]], axis=1))[:, 0]
+
+
+class OneIdBag(nnx.Module):
+    """A bag layer for features of exactly one id: int32 [B] -> [B, D]."""
+
+    def __init__(self, bag: nnx.Module):
+        self.bag = bag
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        return self.bag(ids[:, None])
+
+
+def create(config: Config, variant: str, table_sizes: Sequence[int]) -> tuple[DLRM, nnx.Optimizer]:
+    """The model with its tables in one of `VARIANTS`, and the optimizer that trains it.
+
+    Tables below `config.tt_min_rows` rows stay dense in every variant. All tables start with
+    entries of N(0, 1 / 3N) and are stepped by the same rule at the same learning rate; the MLPs by
+    Adam.
+    """
+    rngs = nnx.Rngs(config.seed)
+    compress, fuse = variant.startswith("tt"), variant.endswith("fused")
+    rule = _fused_rule(config) if fuse else None
+
+    def table(rows: int) -> nnx.Module:
+        if compress and rows >= config.tt_min_rows:
+            return OneIdBag(
+                jax_tt.TTEmbedBag(
+                    rows, config.features, tt_ranks=config.tt_ranks, optimizer=rule, rngs=rngs
+                )
+            )
+        init = nnx.initializers.normal(math.sqrt(1.0 / (3.0 * rows)))
+        if fuse:
+            return OneIdBag(
+                jax_tt.EmbedBag(
+                    rows, config.features, optimizer=rule, embedding_init=init, rngs=rngs
+                )
+            )
+        return nnx.Embed(rows, config.features, embedding_init=init, rngs=rngs)
+
+    tables = [table(rows) for rows in table_sizes]
+    model = DLRM(tables, config.features, config.bottom, config.top, rngs=rngs)
+    mlps = optax.adam(config.mlp_learning_rate)
+    if fuse:
+        return model, jax_tt.FusedOptimizer(model, mlps)
+    tx = optax.partition({"tables": _optax_rule(config), "mlps": mlps}, _label)
+    return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+
+def _label(params: nnx.State) -> nnx.State:
+    """Names the transformation that steps each parameter."""
+    return jax.tree.map_with_path(
+        lambda path, _: (
+            "tables" if jax.tree_util.keystr(path[:1], simple=True) == "tables" else "mlps"
+        ),
+        params,
+    )
+
+
+def _fused_rule(config: Config):
+    rules = {"sgd": jax_tt.optimizers.SGD, "adagrad": jax_tt.optimizers.Adagrad}
+    return rules[config.table_rule](config.learning_rate)
+
+
+def _optax_rule(config: Config) -> optax.GradientTransformation:
+    if config.table_rule == "sgd":
+        return optax.sgd(config.learning_rate)
+    # The rule of jax_tt's Adagrad: optax adds eps under the root, jax_tt 1e-10 to the root.
+    return optax.adagrad(config.learning_rate, initial_accumulator_value=0.0, eps=1e-20)

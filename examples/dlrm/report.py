@@ -1,0 +1,210 @@
+"""The closing table and picture that set the variants side by side."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from examples.dlrm.config import VARIANTS
+from examples.dlrm.result import Result
+
+# Colours that stay apart for colour-blind readers: dense cool, TT warm; optax light, fused dark.
+COLOURS = {
+    "dense_optax": "#9ecae1",
+    "dense_fused": "#2171b5",
+    "tt_optax": "#fdae6b",
+    "tt_fused": "#d94801",
+}
+
+
+def table(
+    results: Sequence[Result], big: Sequence[Result | str], big_table: tuple[int, int] | None
+) -> str:
+    """The figures as text.
+
+    Args:
+      results: one per variant, all trained alike.
+      big: the same variants with one big table; a string says why a figure is missing.
+      big_table: rows and features of that table.
+    """
+    rows = [
+        (
+            "",
+            "AUC",
+            "log loss",
+            "table parameters",
+            "tables",
+            "+ optimizer",
+            "a step",
+            "peak memory",
+        )
+    ]
+    for r in results:
+        rows.append(
+            (
+                VARIANTS[r.variant],
+                "-" if r.auc is None else f"{r.auc:.4f}",
+                "-" if r.log_loss is None else f"{r.log_loss:.4f}",
+                f"{r.table_parameters:,}",
+                _bytes(r.table_bytes),
+                _bytes(r.state_bytes),
+                f"{r.step_ms:.1f} ms",
+                _bytes(r.peak_bytes),
+            )
+        )
+    lines = [
+        f"After {results[0].steps:,} steps on {results[0].examples:,} examples:",
+        *_align(rows),
+    ]
+    best = results[0].best_auc
+    if best is not None:
+        lines.append(
+            "Best possible AUC (of the planted probability, on the same held-out examples): "
+            f"{best:.4f}"
+        )
+    if big_table is not None:
+        rows = [("", "table parameters", "table", "a step", "peak memory")]
+        for r, variant in zip(big, (r.variant for r in results), strict=True):
+            if isinstance(r, str):
+                rows.append((VARIANTS[variant], r, "", "", ""))
+            else:
+                figures = (
+                    f"{r.table_parameters:,}",
+                    _bytes(r.table_bytes),
+                    f"{r.step_ms:.1f} ms",
+                    _bytes(r.peak_bytes),
+                )
+                rows.append((VARIANTS[variant], *figures))
+        lines += [
+            "",
+            f"One table of {big_table[0]:,} x {big_table[1]}, a few steps of SGD for time and memory:",
+            *_align(rows),
+        ]
+    start = max(r.start_bytes for r in results)
+    lines += [
+        "",
+        "Peak memory is that of the whole process; "
+        f"{_bytes(start)} of it are Python and JAX themselves.",
+    ]
+    return "\n".join(lines)
+
+
+def picture(
+    path: Path,
+    results: Sequence[Result],
+    big: Sequence[Result | str],
+    big_table: tuple[int, int] | None,
+) -> None:
+    """The same figures as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 3, figsize=(13, 7), layout="constrained")
+    quality, learning, size, time, memory, big_time = axes.flat
+    best = results[0].best_auc
+
+    scored = [r for r in results if r.auc is not None]
+    _bars(
+        quality,
+        "Quality: AUC",
+        {r.variant: (r.auc, f"{r.auc:.3f}") for r in scored if r.auc is not None},
+    )
+    for r in scored:
+        learning.plot(
+            *zip(*r.curve, strict=True),
+            marker=".",
+            color=COLOURS[r.variant],
+            label=VARIANTS[r.variant],
+        )
+    if scored:
+        low = min(min(auc for _, auc in r.curve) for r in scored)
+        quality.set_ylim(
+            max(0.0, low - 0.02), max([r.auc or 0.0 for r in scored] + [best or 0.0]) + 0.01
+        )
+    if best is not None:
+        for axis in (quality, learning):
+            axis.axhline(best, color="black", linestyle="--", linewidth=1)
+        learning.text(
+            0.02, best, " best possible", va="bottom", transform=learning.get_yaxis_transform()
+        )
+        learning.set_ylim(top=best + 0.01)
+    learning.set_title("AUC over the steps")
+    learning.set_xlabel("step")
+    if scored:
+        learning.legend(frameon=False, loc="lower right")
+
+    label = {r.variant: f"{_bytes(r.table_bytes)}\n{_count(r.table_parameters)}" for r in results}
+    _bars(
+        size,
+        "Tables: bytes and parameters",
+        {r.variant: (r.table_bytes, label[r.variant]) for r in results},
+        log=True,
+    )
+    _bars(
+        time,
+        "Time a step (ms)",
+        {r.variant: (r.step_ms, f"{r.step_ms:.1f}") for r in results},
+        log=True,
+    )
+    _bars(
+        memory,
+        "Peak memory of the process",
+        {r.variant: (r.peak_bytes, _bytes(r.peak_bytes)) for r in results},
+    )
+    measured = {r.variant: r for r in big if isinstance(r, Result)}
+    if measured and big_table is not None:
+        values = {
+            v: (r.step_ms, f"{r.step_ms:.1f} ms\n{_bytes(r.peak_bytes)}")
+            for v, r in measured.items()
+        }
+        _bars(
+            big_time,
+            f"One table of {_count(big_table[0])} x {big_table[1]}:\ntime a step, peak memory",
+            values,
+            log=True,
+        )
+    else:
+        big_time.set_axis_off()
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _bars(axis, title: str, values: dict[str, tuple[float, str]], log: bool = False) -> None:
+    names = [VARIANTS[variant].replace(" ", "\n", 1) for variant in values]
+    bars = axis.bar(
+        names, [value for value, _ in values.values()], color=[COLOURS[v] for v in values]
+    )
+    axis.bar_label(bars, [label for _, label in values.values()], padding=2, fontsize=9)
+    if log:
+        axis.set_yscale("log")
+    axis.margins(y=0.2)
+    axis.set_title(title)
+
+
+def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _bytes(n: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if n < 1000:
+            return f"{n:.0f} {unit}" if n >= 100 or unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.2f} GB"
+
+
+def _count(n: float) -> str:
+    for unit in ("", "k"):
+        if n < 1000:
+            return f"{n:.3g}{unit}"
+        n /= 1000
+    return f"{n:.3g}M"

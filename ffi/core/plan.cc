@@ -1,15 +1,15 @@
 #include "ffi/core/plan.h"
 
-#include <initializer_list>
-
 namespace jax_tt {
 
 int64_t ChunkRows(const TTShape& shape, const Contraction& contraction) {
-  // Per row: its values or gradient, its share of the secondary gradient, and one node product and one node gradient
-  // per level.
-  int64_t elements = shape.dim() + contraction.secondary.product_size(contraction.secondary.depth);
-  for (const Side* side : {&contraction.primary, &contraction.secondary})
-    for (int k = 1; k <= side->depth; ++k) elements += 2 * side->product_size(k);
+  // Per row: its values, its secondary product transposed, and for every level that is kept in memory (all but the
+  // deepest primary one) a product, a gradient and a child's share of one.
+  const Side& primary = contraction.primary;
+  const Side& secondary = contraction.secondary;
+  int64_t elements = shape.dim() + secondary.product_size(secondary.depth);
+  for (int k = 1; k <= secondary.depth; ++k) elements += 3 * secondary.product_size(k);
+  for (int k = 1; k < primary.depth; ++k) elements += 3 * primary.product_size(k);
   const int64_t rows = kChunkBytes / (4 * elements);
   return rows < 1024 ? 1024 : rows;
 }

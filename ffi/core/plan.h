@@ -18,7 +18,7 @@
 namespace jax_tt {
 
 // Bytes that the buffers of one chunk may take.
-constexpr int64_t kChunkBytes = int64_t{64} << 20;
+constexpr int64_t kChunkBytes = int64_t{96} << 20;
 
 // Rows in a chunk: as many as fit kChunkBytes, whatever the batch.
 int64_t ChunkRows(const TTShape& shape, const Contraction& contraction);

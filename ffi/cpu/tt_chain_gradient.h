@@ -80,7 +80,7 @@ class ChainGradient {
           scratch_(owner.scratch_[static_cast<size_t>(worker)]) {
       const Side& side = owner.chain_.side();
       const C* slice = owner.chain_.Oriented(k, group.slice, scratch_.slice);
-      Transpose(slice, rank_, columns_, scratch_.transposed);
+      owner.kernels_.transpose(rank_, columns_, slice, scratch_.transposed);
       target_ = side.left ? owner.Gradient(k, slice_) : scratch_.gradient;
       // On the left the gradient is stored as it is accumulated: a slice that an earlier chunk touched goes on.
       accumulate_ = side.left && owner.Touched(k, slice_) != 0;
@@ -134,9 +134,8 @@ class ChainGradient {
       const LevelView<const int32_t>& level = chain_.level(k);
       for (; node < end; ++node) {
         C* sum = k == 1 ? scratch_[static_cast<size_t>(worker)].gradient : node_[k] + node * size;
-        std::fill_n(sum, size, C{0});
-        for (int64_t i = chain_.child_begin(k, node); i < level.child_end[node]; ++i)
-          kernels_.axpy(size, C{1}, child_[k] + level.child[i] * size, sum);
+        const int64_t begin = chain_.child_begin(k, node);
+        kernels_.sum_rows(size, child_[k], level.child + begin, level.child_end[node] - begin, sum);
         if (k == 1) Store(1, level.slice[node], sum);
       }
     });

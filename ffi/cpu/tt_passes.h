@@ -63,8 +63,8 @@ class Join {
     const int depth = side.depth;
     phases.AddBlocks(secondary_.nodes(depth), 16, [=, this](int64_t node, int64_t end, int) {
       for (; node < end; ++node)
-        Transpose(secondary_.product(depth, node), side.width[depth], side.rank[depth],
-                  joined_ + node * side.product_size(depth));
+        kernels_.transpose(side.width[depth], side.rank[depth], secondary_.product(depth, node),
+                           joined_ + node * side.product_size(depth));
     });
   }
 
@@ -103,9 +103,13 @@ class Join {
     const int depth = primary_.depth();
     const int64_t size = primary_.side().product_size(depth);
     const LevelView<const int32_t>& level = primary_.level(depth);
-    for (int64_t node = node_begin; node < node_end; ++node)
-      for (int64_t row = primary_.child_begin(depth, node); row < level.child_end[node]; ++row)
-        fn(row, node, products + (node - node_begin) * size);
+    for (int64_t node = node_begin; node < node_end; ++node, products += size) {
+      // Products that were saved come from memory: ask for them two nodes ahead.
+      if (node + 2 < node_end)
+        for (int64_t i = 0; i < size; i += 64 / static_cast<int64_t>(sizeof(C)))
+          __builtin_prefetch(products + 2 * size + i);
+      for (int64_t row = primary_.child_begin(depth, node); row < level.child_end[node]; ++row) fn(row, node, products);
+    }
   }
 
   // out[dim] = the row, from its primary product.

@@ -70,12 +70,6 @@ void StoreOriented(const TTShape& shape, const Side& side, int position, const C
       for (int64_t k = 0; k < cols; ++k) put(oriented[(k * q + j) * rows + i], slice + (i * q + j) * cols + k);
 }
 
-template <typename C>
-void Transpose(const C* in, int64_t rows, int64_t cols, C* out) {
-  for (int64_t i = 0; i < rows; ++i)
-    for (int64_t j = 0; j < cols; ++j) out[j * rows + i] = in[i * cols + j];
-}
-
 // One side of one chunk: its levels, its slice groups and the buffers of its products.
 template <typename T>
 class Chain {

@@ -24,6 +24,10 @@ struct Kernels {
   void (*axpy)(int64_t n, T alpha, const T* x, T* y);
   // sum of x[i] y[i]
   T (*dot)(int64_t n, const T* x, const T* y);
+  // out[cols, rows] = in[rows, cols]^T
+  void (*transpose)(int64_t rows, int64_t cols, const T* in, T* out);
+  // sum[n] = rows[index[0]] + rows[index[1]] + ... over `count` rows of n elements
+  void (*sum_rows)(int64_t n, const T* rows, const int32_t* index, int64_t count, T* sum);
   // One optimizer step of a row of n elements with gradient scale * g.  Slots a rule does not have are null; a
   // row-wise rule has its one scalar in slot0.
   void (*update[kNumOptimizers])(int64_t n, const float* hyper, T scale, const T* g, T* w, float* slot0, float* slot1);

@@ -154,6 +154,44 @@ T Dot(int64_t n, const T* x, const T* y) {
   return sum;
 }
 
+template <typename T>
+void Transpose(int64_t rows, int64_t cols, const T* __restrict in, T* __restrict out) {
+  typedef typename VectorOf<T, 4>::type V;
+  const int64_t full_rows = rows & ~int64_t{3}, full_cols = cols & ~int64_t{3};
+  for (int64_t i = 0; i < full_rows; i += 4) {
+    for (int64_t j = 0; j < full_cols; j += 4) {
+      const T* from = in + i * cols + j;
+      const V a = *reinterpret_cast<const V*>(from), b = *reinterpret_cast<const V*>(from + cols);
+      const V c = *reinterpret_cast<const V*>(from + 2 * cols), d = *reinterpret_cast<const V*>(from + 3 * cols);
+      const V ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      const V cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      T* to = out + j * rows + i;
+      *reinterpret_cast<V*>(to) = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
+      *reinterpret_cast<V*>(to + rows) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+      *reinterpret_cast<V*>(to + 2 * rows) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+      *reinterpret_cast<V*>(to + 3 * rows) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+    }
+    for (int64_t j = full_cols; j < cols; ++j)
+      for (int64_t k = i; k < i + 4; ++k) out[j * rows + k] = in[k * cols + j];
+  }
+  for (int64_t i = full_rows; i < rows; ++i)
+    for (int64_t j = 0; j < cols; ++j) out[j * rows + i] = in[i * cols + j];
+}
+
+template <typename T>
+void SumRows(int64_t n, const T* __restrict rows, const int32_t* __restrict index, int64_t count, T* __restrict sum) {
+  for (int64_t i = 0; i < n; ++i) sum[i] = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    // The rows are scattered over a buffer larger than the second-level cache.
+    if (k + 2 < count) {
+      const T* next = rows + index[k + 2] * n;
+      for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(next + i);
+    }
+    const T* row = rows + index[k] * n;
+    for (int64_t i = 0; i < n; ++i) sum[i] += row[i];
+  }
+}
+
 template <typename T, template <typename> class Rule>
 void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __restrict w, float* __restrict slot0,
             float* __restrict slot1) {
@@ -175,14 +213,13 @@ void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __
 
 }  // namespace
 
-extern const Kernels<float> kFloat = {GemmNN<float>, GemmTN<float>, Axpy<float>, Dot<float>,
-                                      {Update<float, Sgd>, Update<float, Adagrad>, Update<float, RowWiseAdagrad>,
-                                       Update<float, Adam>},
-                                      JAX_TT_STRING(JAX_TT_ISA)};
-extern const Kernels<double> kDouble = {GemmNN<double>, GemmTN<double>, Axpy<double>, Dot<double>,
-                                        {Update<double, Sgd>, Update<double, Adagrad>, Update<double, RowWiseAdagrad>,
-                                         Update<double, Adam>},
-                                        JAX_TT_STRING(JAX_TT_ISA)};
+#define JAX_TT_KERNELS(T)                                                                                          \
+  {                                                                                                                \
+    GemmNN<T>, GemmTN<T>, Axpy<T>, Dot<T>, Transpose<T>, SumRows<T>,                                               \
+        {Update<T, Sgd>, Update<T, Adagrad>, Update<T, RowWiseAdagrad>, Update<T, Adam>}, JAX_TT_STRING(JAX_TT_ISA) \
+  }
+extern const Kernels<float> kFloat = JAX_TT_KERNELS(float);
+extern const Kernels<double> kDouble = JAX_TT_KERNELS(double);
 
 }  // namespace JAX_TT_ISA
 }  // namespace jax_tt

@@ -1,13 +1,12 @@
 #include "ffi/cpu/group_by.h"
 
-#include <cstddef>
 #include <utility>
 
 namespace jax_tt {
 namespace {
 
-// Digits of at most 11 bits: their counters stay in the first-level cache.
-constexpr int kMaxDigitBits = 11;
+// Digits of at most 12 bits: their counters stay in the first-level cache.
+constexpr int kMaxDigitBits = 12;
 
 // Key and item in one word while keys have 32 bits, which is the common case and halves the traffic.
 struct PackedItem {
@@ -32,11 +31,9 @@ int BitsFor(uint64_t range) {
 
 }  // namespace
 
-Grouper::Grouper(int64_t capacity) : buffer_(4 * static_cast<size_t>(capacity)) {}
-
 template <typename Item>
 void Grouper::RadixSort(const uint64_t* keys, int64_t n, int bits, int32_t* order) {
-  Item* from = reinterpret_cast<Item*>(buffer_.data());
+  Item* from = reinterpret_cast<Item*>(buffer_);
   Item* to = from + n;
   for (int64_t i = 0; i < n; ++i) from[i] = Item::Make(keys[i], static_cast<int32_t>(i));
   const int digit_limit = n < 1024 ? 8 : kMaxDigitBits;

@@ -4,14 +4,14 @@
 
 #include <stdint.h>
 
-#include <vector>
-
 namespace jax_tt {
 
 class Grouper {
  public:
-  // Room for up to `capacity` items.
-  explicit Grouper(int64_t capacity);
+  // Words of memory that sorting n items takes.
+  static int64_t BufferSize(int64_t n) { return 4 * n; }
+
+  explicit Grouper(uint64_t* buffer) : buffer_(buffer) {}
 
   // order[n]: the items by ascending key, items with equal keys in their own order.  Keys are below `range`.
   void Sort(const uint64_t* keys, int64_t n, uint64_t range, int32_t* order);
@@ -25,7 +25,7 @@ class Grouper {
   template <typename Item>
   void RadixSort(const uint64_t* keys, int64_t n, int bits, int32_t* order);
 
-  std::vector<uint64_t> buffer_;
+  uint64_t* buffer_;
 };
 
 }  // namespace jax_tt

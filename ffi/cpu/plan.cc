@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "ffi/cpu/group_by.h"
+#include "ffi/cpu/workspace.h"
 
 namespace jax_tt {
 namespace {
@@ -87,10 +87,29 @@ Status CheckOffsets(const Lookups& lookups) {
   return {};
 }
 
-// Positions that contribute, with their ids; fills bag (-1 where a position contributes nothing) and the counters.
-Status CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int32_t* bag,
-                  std::vector<int32_t>& positions, std::vector<int64_t>& ids, int32_t* header) {
-  int64_t out_of_range = 0;
+// The positions that contribute and their ids, and the memory that planning takes beside the plan.
+struct Scratch {
+  int32_t* positions = nullptr;
+  int64_t* ids = nullptr;
+  uint64_t *keys = nullptr, *row_keys = nullptr, *node_keys = nullptr, *sorting = nullptr;
+  int64_t count = 0;
+
+  Status Allocate(int64_t n) {
+    workspace.Request(&positions, n);
+    workspace.Request(&ids, n);
+    for (uint64_t** buffer : {&keys, &row_keys, &node_keys}) workspace.Request(buffer, n);
+    workspace.Request(&sorting, Grouper::BufferSize(n));
+    return workspace.Allocate();
+  }
+
+ private:
+  Workspace workspace;
+};
+
+// Fills positions and ids, bag (-1 where a position contributes nothing) and the counters.
+Status CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int32_t* bag, Scratch& scratch,
+                  int32_t* header) {
+  int64_t out_of_range = 0, count = 0;
   for (int64_t g = 0; g < lookups.groups; ++g) {
     const int32_t* offsets = lookups.offsets + g * (lookups.bags + 1);
     const int64_t base = g * lookups.capacity;
@@ -110,14 +129,15 @@ Status CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embe
           id = id < 0 ? 0 : num_embeddings - 1;
         }
         bag[position] = static_cast<int32_t>(g * lookups.bags + b);
-        positions.push_back(static_cast<int32_t>(position));
-        ids.push_back(id);
+        scratch.positions[count] = static_cast<int32_t>(position);
+        scratch.ids[count++] = id;
       }
     }
     for (int64_t position = base + offsets[lookups.bags]; position < base + lookups.capacity; ++position)
       bag[position] = -1;
   }
-  header[PlanLayout::kValid] = static_cast<int32_t>(positions.size());
+  scratch.count = count;
+  header[PlanLayout::kValid] = static_cast<int32_t>(count);
   header[PlanLayout::kOutOfRange] = static_cast<int32_t>(out_of_range);
   return {};
 }
@@ -132,16 +152,15 @@ struct ChainRadix {
 };
 
 // Turns linear ids into keys that sort rows as the plan wants them: primary chain, then secondary chain.
-void RowKeys(const TTShape& shape, const Contraction& contraction, const std::vector<int64_t>& ids,
-             std::vector<uint64_t>& keys) {
+void RowKeys(const TTShape& shape, const Contraction& contraction, Scratch& scratch) {
   uint64_t weight[kMaxCores];
   const ChainRadix primary(shape, contraction.primary), secondary(shape, contraction.secondary);
   const uint64_t secondary_range = secondary.range[contraction.secondary.depth];
   for (int k = 1; k <= contraction.primary.depth; ++k)
     weight[contraction.primary.core[k]] = primary.range[k - 1] * secondary_range;
   for (int k = 1; k <= contraction.secondary.depth; ++k) weight[contraction.secondary.core[k]] = secondary.range[k - 1];
-  for (size_t i = 0; i < ids.size(); ++i) {
-    uint64_t id = static_cast<uint64_t>(ids[i]), key = 0;
+  for (int64_t i = 0; i < scratch.count; ++i) {
+    uint64_t id = static_cast<uint64_t>(scratch.ids[i]), key = 0;
     for (int k = shape.d - 1; k > 0; --k) {
       const uint64_t p = static_cast<uint64_t>(shape.p[k]);
       // A 32-bit division costs a third of a 64-bit one.
@@ -150,14 +169,13 @@ void RowKeys(const TTShape& shape, const Contraction& contraction, const std::ve
       key += (id - quotient * p) * weight[k];
       id = quotient;
     }
-    keys[i] = key + id * weight[0];
+    scratch.keys[i] = key + id * weight[0];
   }
 }
 
-// Levels depth .. 1 of one side within a chunk of `rows` rows, whose chain keys are in `keys` (overwritten).
-void BuildSide(const TTShape& shape, const Side& side, bool rows_sorted, int64_t rows, std::vector<uint64_t>& keys,
-               std::vector<uint64_t>& node_keys, Grouper& grouper, const PlanLayout& layout, int first_level,
-               int64_t chunk_begin, int32_t* plan, int32_t* counts) {
+// Levels depth .. 1 of one side within a chunk of `rows` rows, whose chain keys are in scratch.keys (overwritten).
+void BuildSide(const TTShape& shape, const Side& side, bool rows_sorted, int64_t rows, Scratch& scratch,
+               const PlanLayout& layout, int first_level, int64_t chunk_begin, int32_t* plan, int32_t* counts) {
   const ChainRadix radix(shape, side);
   int64_t items = rows;
   for (int k = side.depth; k >= 1; --k) {
@@ -165,35 +183,35 @@ void BuildSide(const TTShape& shape, const Side& side, bool rows_sorted, int64_t
     if (rows_sorted && k == side.depth) {
       for (int64_t i = 0; i < items; ++i) level.child[i] = static_cast<int32_t>(i);
     } else {
-      grouper.Sort(keys.data(), items, radix.range[k], level.child);
+      Grouper(scratch.sorting).Sort(scratch.keys, items, radix.range[k], level.child);
     }
     const int64_t nodes =
-        Grouper::Runs(keys.data(), items, level.child, level.child_end, level.node_of_child, node_keys.data());
+        Grouper::Runs(scratch.keys, items, level.child, level.child_end, level.node_of_child, scratch.node_keys);
     counts[k - 1] = static_cast<int32_t>(nodes);
     const uint64_t parent_range = radix.range[k - 1];
     for (int64_t u = 0; u < nodes; ++u) {
-      const uint64_t slice = node_keys[u] / parent_range;
+      const uint64_t slice = scratch.node_keys[u] / parent_range;
       level.slice[u] = static_cast<int32_t>(slice);
-      keys[u] = node_keys[u] - slice * parent_range;
+      scratch.keys[u] = scratch.node_keys[u] - slice * parent_range;
     }
     items = nodes;
   }
 }
 
-// Sorts positions by key and numbers the rows; returns the rows' keys.
-int64_t BuildRows(const std::vector<int32_t>& positions, const std::vector<uint64_t>& keys, uint64_t range,
-                  const PlanLayout& layout, Grouper& grouper, int32_t* plan, std::vector<uint64_t>& row_keys) {
-  const int64_t n = static_cast<int64_t>(positions.size());
+// Sorts positions by key and numbers the rows; leaves their keys in scratch.row_keys.
+int64_t BuildRows(uint64_t range, const PlanLayout& layout, Scratch& scratch, int32_t* plan) {
+  const uint64_t* keys = scratch.keys;
+  uint64_t* row_keys = scratch.row_keys;
   int32_t* order = layout.order(plan);
   int32_t* row_end = layout.row_end(plan);
   int32_t* row_of = layout.row_of(plan);
-  grouper.Sort(keys.data(), n, range, order);
+  Grouper(scratch.sorting).Sort(keys, scratch.count, range, order);
   int64_t rows = 0;
-  for (int64_t i = 0; i < n; ++i) {
+  for (int64_t i = 0; i < scratch.count; ++i) {
     const uint64_t key = keys[order[i]];
     if (rows == 0 || key != row_keys[rows - 1]) row_keys[rows++] = key;
     row_end[rows - 1] = static_cast<int32_t>(i + 1);
-    order[i] = positions[order[i]];
+    order[i] = scratch.positions[order[i]];
     row_of[order[i]] = static_cast<int32_t>(rows - 1);
   }
   int32_t* header = layout.header(plan);
@@ -206,15 +224,16 @@ int64_t BuildRows(const std::vector<int32_t>& positions, const std::vector<uint6
 
 Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_of) {
   if (Status status = CheckOffsets(lookups); !status.ok()) return status;
-  std::vector<int32_t> positions, bag(static_cast<size_t>(lookups.size()));
-  std::vector<int64_t> ids;
-  positions.reserve(bag.size());
-  ids.reserve(bag.size());
+  Scratch scratch;
+  Workspace workspace;
+  int32_t* bag = nullptr;
+  workspace.Request(&bag, lookups.size());
+  if (Status status = workspace.Allocate(); !status.ok()) return status;
+  if (Status status = scratch.Allocate(lookups.size()); !status.ok()) return status;
   int32_t counters[PlanLayout::kHeader];
-  if (Status status = CollectIds(lookups, nullptr, num_embeddings, bag.data(), positions, ids, counters); !status.ok())
-    return status;
+  if (Status status = CollectIds(lookups, nullptr, num_embeddings, bag, scratch, counters); !status.ok()) return status;
   std::fill_n(row_of, lookups.size(), int64_t{-1});
-  for (size_t i = 0; i < ids.size(); ++i) row_of[positions[i]] = ids[i];
+  for (int64_t i = 0; i < scratch.count; ++i) row_of[scratch.positions[i]] = scratch.ids[i];
   return {};
 }
 
@@ -222,20 +241,13 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
   const PlanLayout layout = MakeLayout(shape, contraction, lookups.size());
   std::fill_n(layout.header(plan), PlanLayout::kHeader, 0);
   if (Status status = CheckOffsets(lookups); !status.ok()) return status;
-  std::vector<int32_t> positions;
-  std::vector<int64_t> ids;
-  positions.reserve(static_cast<size_t>(layout.n));
-  ids.reserve(static_cast<size_t>(layout.n));
-  if (Status status = CollectIds(lookups, &shape, shape.num_embeddings, layout.bag(plan), positions, ids,
-                                 layout.header(plan));
+  Scratch scratch;
+  if (Status status = scratch.Allocate(layout.n); !status.ok()) return status;
+  if (Status status = CollectIds(lookups, &shape, shape.num_embeddings, layout.bag(plan), scratch, layout.header(plan));
       !status.ok())
     return status;
-
-  std::vector<uint64_t> keys(ids.size()), row_keys(ids.size()), node_keys(ids.size());
-  Grouper grouper(static_cast<int64_t>(ids.size()));
-  RowKeys(shape, contraction, ids, keys);
-  const uint64_t range = static_cast<uint64_t>(shape.num_rows());
-  const int64_t rows = BuildRows(positions, keys, range, layout, grouper, plan, row_keys);
+  RowKeys(shape, contraction, scratch);
+  const int64_t rows = BuildRows(static_cast<uint64_t>(shape.num_rows()), layout, scratch, plan);
 
   const ChainRadix secondary(shape, contraction.secondary);
   const uint64_t secondary_range = secondary.range[contraction.secondary.depth];
@@ -243,12 +255,11 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
     const int64_t count = std::min(layout.chunk_rows, rows - begin);
     int32_t* chunk = layout.chunk(plan, c);
     chunk[0] = static_cast<int32_t>(begin + count);
-    for (int64_t i = 0; i < count; ++i) keys[i] = row_keys[begin + i] / secondary_range;
-    BuildSide(shape, contraction.primary, /*rows_sorted=*/true, count, keys, node_keys, grouper, layout, 0, begin,
-              plan, chunk + 1);
-    for (int64_t i = 0; i < count; ++i) keys[i] = row_keys[begin + i] % secondary_range;
-    BuildSide(shape, contraction.secondary, /*rows_sorted=*/false, count, keys, node_keys, grouper, layout,
-              contraction.primary.depth, begin, plan, chunk + 1 + contraction.primary.depth);
+    for (int64_t i = 0; i < count; ++i) scratch.keys[i] = scratch.row_keys[begin + i] / secondary_range;
+    BuildSide(shape, contraction.primary, /*rows_sorted=*/true, count, scratch, layout, 0, begin, plan, chunk + 1);
+    for (int64_t i = 0; i < count; ++i) scratch.keys[i] = scratch.row_keys[begin + i] % secondary_range;
+    BuildSide(shape, contraction.secondary, /*rows_sorted=*/false, count, scratch, layout, contraction.primary.depth,
+              begin, plan, chunk + 1 + contraction.primary.depth);
   }
   return {};
 }
@@ -257,22 +268,17 @@ Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* p
   const PlanLayout layout = MakeDenseLayout(lookups.size());
   std::fill_n(layout.header(plan), PlanLayout::kHeader, 0);
   if (Status status = CheckOffsets(lookups); !status.ok()) return status;
-  std::vector<int32_t> positions;
-  std::vector<int64_t> ids;
-  positions.reserve(static_cast<size_t>(layout.n));
-  ids.reserve(static_cast<size_t>(layout.n));
-  if (Status status =
-          CollectIds(lookups, nullptr, num_embeddings, layout.bag(plan), positions, ids, layout.header(plan));
+  Scratch scratch;
+  if (Status status = scratch.Allocate(layout.n); !status.ok()) return status;
+  if (Status status = CollectIds(lookups, nullptr, num_embeddings, layout.bag(plan), scratch, layout.header(plan));
       !status.ok())
     return status;
-  std::vector<uint64_t> keys(ids.begin(), ids.end()), row_keys(ids.size());
-  Grouper grouper(static_cast<int64_t>(ids.size()));
-  const int64_t rows =
-      BuildRows(positions, keys, static_cast<uint64_t>(num_embeddings), layout, grouper, plan, row_keys);
+  std::copy_n(scratch.ids, scratch.count, scratch.keys);
+  const int64_t rows = BuildRows(static_cast<uint64_t>(num_embeddings), layout, scratch, plan);
   layout.chunk(plan, 0)[0] = static_cast<int32_t>(rows);
   for (int64_t row = 0; row < rows; ++row) {
-    layout.id_low(plan)[row] = static_cast<int32_t>(row_keys[row] & 0xffffffffu);
-    layout.id_high(plan)[row] = static_cast<int32_t>(row_keys[row] >> 32);
+    layout.id_low(plan)[row] = static_cast<int32_t>(scratch.row_keys[row] & 0xffffffffu);
+    layout.id_high(plan)[row] = static_cast<int32_t>(scratch.row_keys[row] >> 32);
   }
   return {};
 }

@@ -1,0 +1,101 @@
+"""Examples of the documentation: Markdown blocks run, and every public name has one.
+
+The examples in docstrings are run by pytest itself (``--doctest-modules``).
+"""
+
+import doctest
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import jax_tt
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [
+    page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.exists()
+]
+# A block that only shows something opens with ```python no-run.
+BLOCK = re.compile(
+    r"^```python[ \t]*(?P<flags>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL
+)
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+MODULES = ["jax_tt", "jax_tt.optimizers", "jax_tt.nnx", "jax_tt.linen"]
+
+
+@pytest.fixture
+def promotion():
+    """Readers have JAX's default promotion, not the strict one of the suite."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.usefixtures("promotion")
+def test_markdown(page, tmp_path, monkeypatch):
+    """The blocks of a page run in order and see each other's names."""
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text()
+    names: dict[str, object] = {"__name__": "__main__"}
+    for match in BLOCK.finditer(text):
+        if "no-run" in match["flags"]:
+            continue
+        line = text.count("\n", 0, match.start("code"))
+        if ">>>" in match["code"]:
+            run_session(match["code"], names, page, line)
+        else:
+            # Blank lines in front keep the line numbers of the page in tracebacks.
+            exec(compile("\n" * line + match["code"], str(page), "exec"), names)
+
+
+def run_session(code: str, names: dict[str, object], page: Path, line: int) -> None:
+    test = doctest.DocTestParser().get_doctest(code, names, page.name, str(page), line)
+    report: list[str] = []
+    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append, clear_globs=False)
+    assert not report, "".join(report)
+    names.update(test.globs)
+
+
+def public_objects():
+    """Public classes and functions of the package, each once, and the methods worth an example."""
+    seen = {}
+    for module_name in MODULES:
+        module = importlib.import_module(module_name)
+        for name in dir(module):
+            value = getattr(module, name)
+            if name.startswith("_") or not getattr(value, "__module__", "").startswith("jax_tt"):
+                continue
+            if inspect.isclass(value) or inspect.isroutine(value):
+                seen[id(value)] = (f"{module_name}.{name}", value)
+    return sorted(seen.values(), key=lambda item: item[0])
+
+
+def test_flax_names_are_public():
+    names = [name for name, _ in public_objects()]
+    for name in ("TTEmbed", "TTEmbedBag", "EmbedBag", "FusedParam", "FusedOptimizer"):
+        assert f"jax_tt.nnx.{name}" in names or f"jax_tt.{name}" in names
+        assert getattr(jax_tt, name) is getattr(jax_tt.nnx, name)
+        assert name in dir(jax_tt)
+
+
+# Plain records and protocols: their fields are described where they are made.
+WITHOUT_EXAMPLE = {
+    "jax_tt.FusedTable",
+    "jax_tt.SplitIds",
+    "jax_tt.TTCost",
+    "jax_tt.optimizers.Optimizer",
+    "jax_tt.optimizers.Slot",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), public_objects(), ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_every_public_name_is_documented(name, value):
+    text = inspect.getdoc(value) or ""
+    assert text, f"{name} has no docstring"
+    if name not in WITHOUT_EXAMPLE:
+        assert ">>>" in text, f"{name} has no example"

@@ -1,0 +1,308 @@
+"""Linen layers: flax's variables, its stock TrainState, and the same results as NNX."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from jax_tt import optimizers
+from jax_tt.linen import EmbedBag, TTEmbed, TTEmbedBag
+
+N, D = 60, 4
+FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (1, 2, 2)}
+RULES = [optimizers.SGD(0.1), optimizers.Adagrad(0.1), optimizers.Adam(0.01)]
+OVERWRITTEN = "_overwrite_with_gradient"
+IDS = jnp.array([[0, 1], [59, 1]])
+LAYERS = {
+    "lookup": (TTEmbed, jax_tt.TTEmbed, FACTORS),
+    "bag": (TTEmbedBag, jax_tt.TTEmbedBag, FACTORS),
+    "dense": (EmbedBag, jax_tt.EmbedBag, {}),
+}
+
+
+def make(kind: str, **kwargs: Any) -> Any:
+    layer, _, factors = LAYERS[kind]
+    return layer(N, D, **(factors | kwargs))
+
+
+class Tower(nn.Module):
+    """A table and a dense layer."""
+
+    kind: str
+    rule: optimizers.Optimizer | None
+    method: str = "auto"
+
+    @nn.compact
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        rows = make(self.kind, optimizer=self.rule, method=self.method, name="items")(ids)
+        return nn.Dense(2, name="head")(rows if rows.ndim == 2 else rows.sum(1))
+
+
+class NNXTower(nnx.Module):
+    """The same in NNX."""
+
+    def __init__(self, kind: str, rule: optimizers.Optimizer | None) -> None:
+        _, layer, factors = LAYERS[kind]
+        self.items = layer(N, D, optimizer=rule, rngs=nnx.Rngs(0), **factors)
+        self.head = nnx.Linear(D, 2, rngs=nnx.Rngs(1))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        rows = self.items(ids)
+        return self.head(rows if rows.ndim == 2 else rows.sum(1))
+
+
+def batch(k: int) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(k)
+    ids = rng.integers(0, N, (6, 3))
+    ids[1] = ids[0, 0]
+    return jnp.asarray(ids, jnp.int32), jnp.asarray(rng.normal(size=(6, 2)), jnp.float32)
+
+
+@jax.jit
+def train_step(state: TrainState, ids: jax.Array, y: jax.Array) -> tuple[TrainState, jax.Array]:
+    def loss_fn(params):
+        return jnp.mean((state.apply_fn(params, ids) - y) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_fn)(state.params)
+    return state.apply_gradients(grads=grads), loss
+
+
+def train_state(kind: str, rule: optimizers.Optimizer | None, **kwargs: Any) -> TrainState:
+    model = Tower(kind, rule, **kwargs)
+    variables = model.init(jax.random.key(0), batch(0)[0])
+    return TrainState.create(apply_fn=model.apply, params=variables, tx=optax.sgd(0.1))
+
+
+def with_values_of(state: TrainState, model: NNXTower) -> TrainState:
+    """The state with the parameters of an NNX model."""
+    values = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    params = jax.tree.map(jnp.copy, state.params)
+    if OVERWRITTEN in params:
+        params[OVERWRITTEN] = {"items": values["items"]}
+    else:
+        params["params"]["items"] = values["items"]
+    params["params"]["head"] = values["head"]
+    assert jax.tree.structure(params) == jax.tree.structure(state.params)
+    return state.replace(params=params)
+
+
+# --- Layers
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 1, 3)])
+@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [None, "float32"])
+def test_embed_equals_flax(shape, param_dtype, dtype):
+    layer = make("lookup", param_dtype=param_dtype, dtype=dtype)
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, N, shape), jnp.int32)
+    variables = layer.init(jax.random.key(0), ids)
+    cores = tuple(variables["params"][f"core_{k}"] for k in range(3))
+    assert {str(core.dtype) for core in cores} == {param_dtype}
+    twin = nn.Embed(N, D, dtype=dtype, param_dtype=param_dtype)
+    table = {"params": {"embedding": jax_tt.tt_to_dense(cores, N)}}
+    rows, want = layer.apply(variables, ids), twin.apply(table, ids)
+    assert rows.shape == want.shape
+    assert rows.dtype == want.dtype
+    tolerance = 1e-6 if param_dtype == "float32" else 1e-2
+    np.testing.assert_allclose(*(x.astype("float32") for x in (rows, want)), atol=tolerance)
+    query = jnp.ones((2, D), jnp.dtype(dtype or param_dtype))
+    scores = layer.apply(variables, query, method="attend")
+    want = twin.apply(table, query, method="attend")
+    assert scores.dtype == want.dtype
+    np.testing.assert_allclose(*(x.astype("float32") for x in (scores, want)), atol=4 * tolerance)
+
+
+def test_float_ids_get_the_error_of_flax():
+    with pytest.raises(ValueError, match="Input type must be an integer or unsigned integer"):
+        make("lookup").init(jax.random.key(0), jnp.ones(3))
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("kind", ["bag", "dense"])
+def test_bags_equal_nnx(kind, combiner):
+    _, nnx_layer, factors = LAYERS[kind]
+    twin = nnx_layer(N, D, combiner=combiner, rngs=nnx.Rngs(0), **factors)
+    variables = {"params": nnx.to_pure_dict(nnx.state(twin))}
+    bags = jax_tt.Bags.from_ragged([[1, 7, 7], [], [59]], [[1.0, 0.5, 2.0], [], [3.0]])
+    layer = make(kind, combiner=combiner)
+    np.testing.assert_array_equal(layer.apply(variables, bags), twin(bags))
+
+
+@pytest.mark.parametrize("rule", [None, *RULES], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_variables_are_those_of_nnx(kind, rule):
+    variables = make(kind, optimizer=rule).init(jax.random.key(0), IDS)
+    assert list(variables) == ["params" if rule is None else OVERWRITTEN]
+    _, nnx_layer, factors = LAYERS[kind]
+    twin = nnx_layer(N, D, optimizer=rule, rngs=nnx.Rngs(0), **factors)
+    (values,) = variables.values()
+    want = nnx.to_pure_dict(nnx.state(twin))
+    assert jax.tree.map(jnp.shape, values) == jax.tree.map(jnp.shape, want)
+    assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(values))
+
+
+def test_named_initialisers_differ_per_core_and_key():
+    layer = make("lookup", row_factors=(4, 4, 4), tt_ranks=2)
+    first, second = (layer.init(jax.random.key(k), IDS)["params"] for k in range(2))
+    assert not np.array_equal(first["core_1"], second["core_1"])
+    table = jax_tt.tt_to_dense(tuple(first.values()), N)
+    assert float(jnp.var(table)) == pytest.approx(1 / (3 * N), rel=0.7)
+
+
+# --- Boxed initialisers
+
+
+@pytest.mark.parametrize("rule", [None, optimizers.Adagrad(0.1)], ids=["optax", "fused"])
+@pytest.mark.parametrize("named", [True, False])
+def test_partitioned_cores(rule, named):
+    axes = (None, None, None, "model")
+    box = functools.partial(nn.with_partitioning, names=axes)
+    layer = (
+        make("bag", optimizer=rule, core_partitioning=box)
+        if named
+        else make("bag", optimizer=rule, core_init=box(nn.initializers.normal()))
+    )
+    variables = layer.init(jax.random.key(0), IDS)
+    (specs,) = nn.get_partition_spec(variables).values()
+    assert specs["core_0"] == specs["core_2"] == P(*axes)
+    assert rule is None or specs["slot_sum_0"] == P()
+    rows = layer.apply(variables, IDS)
+    np.testing.assert_array_equal(rows, layer.apply(nn.meta.unbox(variables), IDS))
+
+
+def test_slots_are_boxed_like_their_table():
+    init = nn.with_logical_partitioning(nn.initializers.normal(), ("vocab", "embed"))
+    layer = make("dense", optimizer=optimizers.Adagrad(0.1), embedding_init=init)
+    variables = layer.init(jax.random.key(0), IDS)
+    specs = nn.get_partition_spec(variables)[OVERWRITTEN]
+    assert specs["embedding"] == specs["slot_sum_0"] == P("vocab", "embed")
+    assert specs["step"] == specs["sentinel"] == P()
+    grads = jax.grad(lambda v: jnp.sum(layer.apply(v, IDS)))(variables)
+    assert jax.tree.structure(grads) == jax.tree.structure(variables)
+
+
+# --- TrainState
+
+
+@pytest.mark.parametrize("rule", [None, *RULES], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("kind", list(LAYERS))
+def test_train_state_equals_nnx(kind, rule):
+    model = NNXTower(kind, rule)
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+    state = with_values_of(train_state(kind, rule), model)
+
+    @nnx.jit
+    def nnx_step(model, opt, ids, y):
+        grads = nnx.grad(lambda m: jnp.mean((m(ids) - y) ** 2))(model)
+        opt.update(model, grads)
+
+    for k in range(4):
+        state, _ = train_step(state, *batch(k))
+        nnx_step(model, opt, *batch(k))
+    want = with_values_of(state, model).params
+    for got, value in zip(jax.tree.leaves(state.params), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-6)
+
+
+def test_donated_train_state(method):
+    state = train_state("dense", optimizers.Adagrad(0.1), method=method)
+    step = jax.jit(train_step.__wrapped__, donate_argnums=0)
+    state, first = step(state, *batch(0))
+    table = state.params[OVERWRITTEN]["items"]["embedding"]
+    address = table.unsafe_buffer_pointer()
+    state, _ = step(state, *batch(1))
+    assert table.is_deleted()
+    if method == "ffi":
+        table = state.params[OVERWRITTEN]["items"]["embedding"]
+        assert table.unsafe_buffer_pointer() == address
+    for _ in range(5):
+        state, loss = step(state, *batch(0))
+    assert float(loss) < float(first)
+    assert float(state.params[OVERWRITTEN]["items"]["step"]) == 7
+
+
+def test_schedule_reads_the_step():
+    fixed, scheduled = (
+        train_state("dense", optimizers.SGD(rate)) for rate in (0.25, lambda step: 0.25 + 0 * step)
+    )
+    for k in range(3):
+        fixed, _ = train_step(fixed, *batch(k))
+        scheduled, _ = train_step(scheduled, *batch(k))
+    jax.tree.map(np.testing.assert_array_equal, fixed.params, scheduled.params)
+
+
+def test_stepping_the_collection_with_optax_is_refused(method):
+    model = Tower("bag", optimizers.SGD(0.1), method=method)
+    variables = model.init(jax.random.key(0), IDS)
+    grads = jax.grad(lambda v: jnp.sum(model.apply(v, IDS) ** 2))(variables)
+    updates, _ = optax.sgd(0.1).update(grads, optax.sgd(0.1).init(variables))
+    wrong = optax.apply_updates(variables, updates)
+    try:
+        refused = bool(jnp.all(jnp.isnan(model.apply(wrong, IDS))))
+    except jax.errors.JaxRuntimeError as error:
+        refused = "items" in str(error)
+    assert refused
+
+
+def test_attend_in_the_loss_of_a_fused_table_is_refused():
+    layer = make("lookup", optimizer=optimizers.SGD(0.1))
+    variables = layer.init(jax.random.key(0), IDS)
+
+    def loss(variables):
+        return jnp.sum(layer.apply(variables, jnp.ones(D), method="attend"))
+
+    assert bool(jnp.isfinite(loss(variables)))
+    with pytest.raises(TypeError, match=r"attend is part of the loss.*optimizer=None"):
+        jax.grad(loss)(variables)
+
+
+def test_scan_over_stacked_layers():
+    class Stack(nn.Module):
+        @nn.compact
+        def __call__(self, ids: jax.Array) -> jax.Array:
+            layer = make("bag", optimizer=optimizers.SGD(0.1))
+            body = nn.scan(
+                lambda layer, total, ids: (total + layer(ids), None),
+                variable_axes={OVERWRITTEN: 0},
+                split_rngs={"params": True},
+                in_axes=nn.broadcast,
+                length=3,
+            )
+            total, _ = body(layer, jnp.zeros((ids.shape[0], D)), ids)
+            return total
+
+    model = Stack()
+    variables = model.init(jax.random.key(0), IDS)
+    new = jax.grad(lambda v: jnp.sum(model.apply(v, IDS)))(variables)
+    (table,) = new[OVERWRITTEN].values()
+    np.testing.assert_array_equal(table["step"], np.ones(3))
+    np.testing.assert_array_equal(table["sentinel"], np.ones(3))
+
+
+def test_orbax_round_trip_continues_bit_equal(tmp_path):
+    state = train_state("bag", optimizers.Adam(0.05))
+    for k in range(2):
+        state, _ = train_step(state, *batch(k))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", state)
+        checkpointer.wait_until_finished()
+        abstract = jax.eval_shape(lambda: train_state("bag", optimizers.Adam(0.05)))
+        restored = checkpointer.restore(tmp_path / "state", abstract)
+    restored = state.replace(
+        step=restored.step, params=restored.params, opt_state=restored.opt_state
+    )
+    for k in range(2, 4):
+        state, _ = train_step(state, *batch(k))
+        restored, _ = train_step(restored, *batch(k))
+    jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)
+    assert int(restored.step) == 4

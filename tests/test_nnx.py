@@ -1,0 +1,301 @@
+"""NNX layers: what they return, which variables they hold, what they refuse."""
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from jax_tt import optimizers
+
+N, D = 60, 8
+FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (2, 2, 2)}
+RAGGED = jax_tt.Bags.from_ragged([[1, 7, 7], [], [59]], [[1.0, 0.5, 2.0], [], [3.0]], capacity=6)
+IDS = jnp.array([[0, 1], [59, 1]])
+
+
+def embed(**kwargs: Any) -> jax_tt.TTEmbed:
+    return jax_tt.TTEmbed(N, D, rngs=nnx.Rngs(0), **(FACTORS | kwargs))
+
+
+def tt_bag(**kwargs: Any) -> jax_tt.TTEmbedBag:
+    return jax_tt.TTEmbedBag(N, D, rngs=nnx.Rngs(0), **(FACTORS | kwargs))
+
+
+def dense_bag(**kwargs: Any) -> jax_tt.EmbedBag:
+    return jax_tt.EmbedBag(N, D, rngs=nnx.Rngs(0), **kwargs)
+
+
+def flax_twin(layer: jax_tt.TTEmbed, **kwargs: Any) -> nnx.Embed:
+    """nnx.Embed with the same table."""
+    twin = nnx.Embed(N, D, rngs=nnx.Rngs(0), param_dtype=layer.param_dtype, **kwargs)
+    twin.embedding[...] = jax_tt.tt_to_dense(layer.cores, N)
+    return twin
+
+
+# --- nnx.Embed's behaviour
+
+
+def test_signatures_are_those_of_flax():
+    ours = inspect.signature(jax_tt.TTEmbed).parameters
+    for name, theirs in inspect.signature(nnx.Embed).parameters.items():
+        name = name.replace("embedding_", "core_")
+        assert name in ours
+        assert ours[name].kind == theirs.kind
+        if name not in ("core_init", "promote_dtype"):
+            assert ours[name].default == theirs.default
+    for method in ("__call__", "attend"):
+        theirs = list(inspect.signature(getattr(nnx.Embed, method)).parameters.values())
+        ours = list(inspect.signature(getattr(jax_tt.TTEmbed, method)).parameters.values())
+        assert [(p.name, p.kind) for p in ours[: len(theirs)]] == [(p.name, p.kind) for p in theirs]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 3), (0,), (2, 0)])
+@pytest.mark.parametrize("id_type", ["int32", "uint32", "int8"])
+def test_lookup_equals_flax(shape, id_type):
+    layer = embed()
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, N, shape).astype(id_type))
+    rows = layer(ids)
+    assert rows.shape == (*shape, D)
+    np.testing.assert_allclose(rows, flax_twin(layer)(ids), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", [(D,), (3, D), (2, 3, D), (0, D)])
+def test_attend_equals_flax(shape):
+    layer = embed()
+    query = jax.random.normal(jax.random.key(1), shape)
+    scores = layer.attend(query)
+    assert scores.shape == (*shape[:-1], N)
+    np.testing.assert_allclose(scores, flax_twin(layer).attend(query), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])
+def test_dtypes_are_those_of_flax(param_dtype, dtype):
+    layer = embed(param_dtype=param_dtype, dtype=dtype)
+    twin = flax_twin(layer, dtype=dtype)
+    assert {str(core.dtype) for core in layer.cores} == {param_dtype}
+    rows, want = layer(IDS), twin(IDS)
+    assert rows.dtype == want.dtype
+    as_float = (rows.astype(jnp.float32), want.astype(jnp.float32))
+    np.testing.assert_allclose(*as_float, rtol=0, atol=1e-2 * float(jnp.abs(as_float[1]).max()))
+    query = jnp.ones((2, D), jnp.float32)
+    assert layer.attend(query).dtype == twin.attend(query).dtype
+
+
+def test_rows_are_computed_wide_and_cast_once():
+    wide = embed(param_dtype="bfloat16", dtype="float32")
+    exact = jax_tt.tt_lookup(tuple(core.astype("float32") for core in wide.cores), IDS)
+    np.testing.assert_allclose(wide(IDS), exact, rtol=1e-5)
+
+
+def test_promote_dtype_is_called_as_in_flax():
+    seen = []
+
+    def promote(arrays, *, dtype=None, inexact=True):
+        seen.append((len(arrays), dtype, inexact))
+        return arrays
+
+    layer = embed(promote_dtype=promote)
+    layer(IDS)
+    layer.attend(jnp.ones(D))
+    assert seen == [(1, jnp.float32, False), (4, jnp.float32, True)]
+
+
+def test_float_ids_get_the_error_of_flax():
+    message = "Input type must be an integer or unsigned integer"
+    for layer in (embed(), flax_twin(embed())):
+        with pytest.raises(ValueError, match=message):
+            layer(jnp.ones(3))
+
+
+def test_out_sharding():
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        layer = embed(method="reference")
+        rows = layer(jnp.zeros(8, jnp.int32), out_sharding=P("x"))
+        scores = layer.attend(jnp.ones((4, D)), out_sharding=P("x"))
+    assert rows.sharding.spec[0] == "x"
+    assert scores.sharding.spec[0] == "x"
+
+
+# --- Bags
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize("bags", [RAGGED, IDS], ids=["ragged", "rectangle"])
+def test_bags_equal_the_functional_ops(combiner, bags, method):
+    layer = tt_bag(combiner=combiner, method=method)
+    want = jax_tt.tt_embed_bag(
+        layer.cores, bags, combiner=combiner, num_embeddings=N, method=method
+    )
+    np.testing.assert_array_equal(layer(bags), want)
+    dense = dense_bag(combiner=combiner, method=method)
+    want = jax_tt.embed_bag(dense.embedding[...], bags, combiner=combiner, method=method)
+    np.testing.assert_array_equal(dense(bags), want)
+
+
+@pytest.mark.parametrize("make", [tt_bag, dense_bag])
+def test_bag_dtype(make):
+    assert make(param_dtype="bfloat16")(RAGGED).dtype == jnp.bfloat16
+    assert make(param_dtype="bfloat16", dtype="float32")(RAGGED).dtype == jnp.float32
+
+
+def test_num_embeddings_bounds_the_rows_that_factors_could_address():
+    layer = jax_tt.TTEmbed(50, D, rngs=nnx.Rngs(0), bounds="zero", **FACTORS)
+    rows = layer(jnp.array([49, 50, -1]))
+    assert bool(jnp.any(rows[0] != 0))
+    assert not bool(jnp.any(rows[1:] != 0))
+
+
+def test_split_ids_reach_a_table_beyond_32_bits():
+    layer = jax_tt.TTEmbed(10**12, 16, tt_ranks=(2, 2, 2, 2), rngs=nnx.Rngs(0))
+    assert layer.tt_shape.d == 5
+    ids = layer.tt_shape.split_ids(np.array([0, 3 * 10**9, 10**12 - 1]))
+    rows = layer(ids)
+    assert rows.shape == (3, 16)
+    assert bool(jnp.all(jnp.isfinite(rows)))
+
+
+# --- Variables
+
+
+def test_unfused_variables():
+    state = nnx.to_flat_state(nnx.state(embed()))
+    assert [path for path, _ in state] == [("core_0",), ("core_1",), ("core_2",)]
+    assert all(type(variable) is nnx.Param for _, variable in state)
+    assert list(nnx.to_pure_dict(nnx.state(dense_bag()))) == ["embedding"]
+
+
+RULES = [optimizers.SGD(0.1), optimizers.Adagrad(0.1), optimizers.RowWiseAdagrad(0.1)]
+
+
+@pytest.mark.parametrize("rule", [*RULES, optimizers.Adam(0.1)], ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize("make", [embed, tt_bag, dense_bag])
+def test_fused_variables(make, rule):
+    layer = make(optimizer=rule)
+    state = nnx.to_flat_state(nnx.state(layer))
+    assert all(type(variable) is jax_tt.FusedParam for _, variable in state)
+    leaves = jax.tree.leaves(nnx.state(layer))
+    assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
+    params = 1 if make is dense_bag else 3
+    names = {path[-1] for path, _ in state}
+    assert {"step", "sentinel"} < names
+    slots = {f"slot_{slot.name}_{k}" for slot in rule.slots for k in range(params)}
+    assert slots == {name for name in names if name.startswith("slot")}
+    if make is not dense_bag:
+        wide = [leaf for leaf in leaves if leaf.ndim == 4]
+        assert [leaf.shape for leaf in wide] == list(layer.tt_shape.core_shapes)
+
+
+def test_cores_are_those_of_init_cores():
+    want = jax_tt.init_cores(nnx.Rngs(0).params(), embed().tt_shape)
+    for got, core in zip(embed().cores, want, strict=True):
+        np.testing.assert_array_equal(got, core)
+
+
+def test_core_init_and_metadata():
+    def ones(key, shape, dtype):
+        return jnp.ones(shape, dtype)
+
+    layer = embed(core_init=ones, core_metadata={"my_axes": "rows"})
+    assert layer.core_1.get_metadata("my_axes") == "rows"
+    assert bool(jnp.all(layer.core_1[...] == 1))
+    fused = embed(core_metadata={"my_axes": "rows"}, optimizer=optimizers.Adagrad(0.1))
+    assert fused.core_2.get_metadata("my_axes") == "rows"
+    assert fused.slot_sum_2.get_metadata("my_axes", None) is None
+
+
+def test_partitioned_initialisers():
+    axes = (None, None, None, "model")
+    boxed = nnx.with_partitioning(nnx.initializers.normal(), axes)
+    mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        for layer in (embed(core_init=boxed), embed(core_metadata={"out_sharding": axes})):
+            spec = nnx.get_partition_spec(nnx.state(layer))
+            assert spec["core_0"].get_value() == P(*axes)
+        layer = dense_bag(
+            embedding_init=nnx.with_partitioning(nnx.initializers.normal(), ("model", None)),
+            optimizer=optimizers.Adagrad(0.1),
+        )
+        spec = nnx.get_partition_spec(nnx.state(layer))
+        for name in ("embedding", "slot_sum_0"):
+            assert spec[name].get_value() == P("model", None)
+        assert spec["step"].get_value() == P()
+
+
+# --- Transformations
+
+
+@pytest.mark.parametrize("make", [tt_bag, dense_bag])
+def test_gradients_train_with_optax(make):
+    model = make(combiner="mean")
+    opt = nnx.Optimizer(model, optax.adagrad(0.1), wrt=nnx.Param)
+    traces = []
+
+    @nnx.jit
+    def step(model, opt, bags):
+        traces.append(None)
+        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(bags) - 1.0) ** 2))(model)
+        opt.update(model, grads)
+        return loss
+
+    losses = [float(step(model, opt, (IDS + k % 2) % N)) for k in range(20)]
+    assert losses[-1] < 0.7 * losses[0]
+    assert len(traces) == 1
+
+
+def test_weights_get_their_gradient():
+    layer = tt_bag(combiner="mean")
+
+    def loss(weights):
+        return jnp.sum(layer(jax_tt.Bags(RAGGED.ids, RAGGED.offsets, weights)) ** 2)
+
+    weights = jnp.asarray(RAGGED.weights)
+    grads = jax.grad(loss)(weights)
+    bump = jnp.zeros_like(weights).at[1].set(1e-2)
+    slope = (loss(weights + bump) - loss(weights - bump)) / 2e-2
+    np.testing.assert_allclose(grads[1], slope, rtol=1e-2)
+
+
+@pytest.mark.parametrize("make", [embed, tt_bag, dense_bag])
+@pytest.mark.parametrize("rule", [None, optimizers.Adam(0.1)], ids=["optax", "fused"])
+def test_split_merge_and_eval_shape(make, rule):
+    layer = make(optimizer=rule)
+    graphdef, state = nnx.split(layer)
+    np.testing.assert_array_equal(nnx.merge(graphdef, state)(IDS), layer(IDS))
+    abstract = nnx.eval_shape(lambda: make(optimizer=rule))
+    assert jax.tree.map(jnp.shape, nnx.state(abstract)) == jax.tree.map(jnp.shape, state)
+    jitted = nnx.jit(lambda: make(optimizer=rule))()
+    np.testing.assert_allclose(jitted(IDS), layer(IDS), rtol=1e-5)
+
+
+def test_stacked_layers():
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def stack(key):
+        return jax_tt.TTEmbed(N, D, rngs=nnx.Rngs(key), **FACTORS)
+
+    layers = stack(jax.random.split(jax.random.key(0), 2))
+    rows = nnx.vmap(lambda layer, ids: layer(ids), in_axes=(0, None))(layers, IDS)
+    one = nnx.merge(*[nnx.split(layers)[0], jax.tree.map(lambda x: x[1], nnx.state(layers))])
+    np.testing.assert_allclose(rows[1], one(IDS), rtol=1e-5)
+
+
+def test_remat():
+    layer = embed()
+
+    def loss(layer, call):
+        return jnp.sum(call(layer, IDS) ** 2)
+
+    def call(layer, ids):
+        return layer(ids)
+
+    plain, remat = (nnx.grad(loss)(layer, f) for f in (call, nnx.remat(call)))
+    for a, b in zip(jax.tree.leaves(plain), jax.tree.leaves(remat), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)

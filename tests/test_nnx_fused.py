@@ -1,0 +1,421 @@
+"""Fused NNX tables: training, what may surround it, and what must be refused."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+
+import jax_tt
+from jax_tt import optimizers
+
+N, D = 60, 4
+FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (1, 2, 2)}
+RULES = [
+    optimizers.SGD(0.1),
+    optimizers.Adagrad(0.1),
+    optimizers.RowWiseAdagrad(0.1),
+    optimizers.Adam(0.01),
+]
+SGD, ADAGRAD = RULES[:2]
+
+
+class Tower(nnx.Module):
+    """A table and a dense layer, so that both kinds of parameters are there."""
+
+    def __init__(self, kind: str, rule: optimizers.Optimizer | None, **kwargs: Any) -> None:
+        rngs = nnx.Rngs(0)
+        if kind == "dense":
+            self.items = jax_tt.EmbedBag(N, D, optimizer=rule, rngs=rngs, **kwargs)
+        else:
+            layer = {"lookup": jax_tt.TTEmbed, "bag": jax_tt.TTEmbedBag}[kind]
+            self.items = layer(N, D, optimizer=rule, rngs=rngs, **FACTORS, **kwargs)
+        self.head = nnx.Linear(D, 2, rngs=rngs)
+
+    def __call__(self, ids: jax.Array, **kwargs: Any) -> jax.Array:
+        rows = self.items(ids, **kwargs)
+        return self.head(rows if rows.ndim == 2 else rows.sum(1))
+
+
+def batch(k: int) -> tuple[jax.Array, jax.Array]:
+    """Ids with duplicates in and across the bags."""
+    rng = np.random.default_rng(k)
+    ids = rng.integers(0, N, (6, 3))
+    ids[1] = ids[0, 0]
+    return jnp.asarray(ids, jnp.int32), jnp.asarray(rng.normal(size=(6, 2)), jnp.float32)
+
+
+def loss_fn(model: Any, ids: jax.Array, y: jax.Array, scale: float | None = None) -> jax.Array:
+    if scale is None:
+        return jnp.mean((model(ids) - y) ** 2)
+    return scale * jnp.mean((model(ids, grad_scale=scale) - y) ** 2)
+
+
+@nnx.jit
+def train_step(model: Any, opt: Any, ids: jax.Array, y: jax.Array) -> jax.Array:
+    loss, grads = nnx.value_and_grad(loss_fn)(model, ids, y)
+    opt.update(model, grads)
+    return loss
+
+
+def arrays(model: nnx.Module, kind: Any = nnx.Param) -> dict[str, np.ndarray]:
+    flat = nnx.to_flat_state(nnx.state(model, kind))
+    return {".".join(map(str, path)): np.array(variable[...]) for path, variable in flat}
+
+
+def assert_same(
+    got: dict[str, np.ndarray], want: dict[str, np.ndarray], tolerance: float = 0
+) -> None:
+    assert got.keys() == want.keys()
+    for name in want:
+        np.testing.assert_allclose(
+            got[name], want[name], rtol=tolerance, atol=tolerance, err_msg=name
+        )
+
+
+def refuses(model: Any, ids: jax.Array) -> bool:
+    """Whether the forward pass refuses: an error on CPU, NaN elsewhere."""
+    try:
+        return bool(jnp.all(jnp.isnan(model(ids))))
+    except jax.errors.JaxRuntimeError:
+        return True
+
+
+# --- Training
+
+
+@pytest.mark.parametrize("kind", ["lookup", "bag", "dense"])
+def test_sgd_equals_optax(kind, method):
+    fused, plain = Tower(kind, SGD, method=method), Tower(kind, None, method=method)
+    fused_opt = jax_tt.FusedOptimizer(fused, optax.sgd(0.1))
+    plain_opt = nnx.Optimizer(plain, optax.sgd(0.1), wrt=nnx.Param)
+    for k in range(5):
+        loss = train_step(fused, fused_opt, *batch(k))
+        want = train_step(plain, plain_opt, *batch(k))
+        np.testing.assert_allclose(loss, want, rtol=1e-5)
+    got = arrays(fused)
+    assert float(got.pop("items.step")) == 5
+    assert float(got.pop("items.sentinel")) == 1
+    assert_same(got, arrays(plain), 1e-5)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_layer_equals_the_functional_op(rule):
+    layer = Tower("bag", rule).items
+    table = jax_tt.init_fused_table(layer.cores, rule)
+    opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
+
+    @nnx.jit
+    def layer_step(layer, opt, ids):
+        opt.update(layer, nnx.grad(lambda m: jnp.sum(m(ids) ** 2))(layer))
+
+    @jax.jit
+    @jax.grad
+    def table_step(table, ids):
+        return jnp.sum(jax_tt.fused_tt_embed_bag(table, ids, rule, num_embeddings=N) ** 2)
+
+    for k in range(3):
+        layer_step(layer, opt, batch(k)[0])
+        table = table_step(table, batch(k)[0])
+    got = arrays(layer)
+    for k, core in enumerate(table.cores):
+        np.testing.assert_allclose(got[f"core_{k}"], core, rtol=1e-6, atol=1e-7)
+        for slot, value in zip(rule.slots, table.slots[k], strict=True):
+            np.testing.assert_allclose(got[f"slot_{slot.name}_{k}"], value, rtol=1e-5, atol=1e-9)
+    assert float(got["step"]) == float(table.step) == 3
+
+
+def test_optax_never_sees_a_table():
+    model = Tower("bag", ADAGRAD)
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1, momentum=0.9))
+    shapes = {leaf.shape for leaf in jax.tree.leaves(nnx.state(opt))}
+    assert shapes == {(), (2,), (D, 2)}
+    assert set(nnx.state(opt.update(model, nnx.grad(loss_fn)(model, *batch(0))))) == {"head"}
+
+
+@pytest.mark.parametrize("kind", ["bag", "dense"])
+def test_donated_step(kind, method):
+    model = Tower(kind, ADAGRAD, method=method)
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+    other = Tower(kind, ADAGRAD, method=method)
+    other_opt = jax_tt.FusedOptimizer(other, optax.sgd(0.1))
+    donated = nnx.jit(train_step.__wrapped__, donate_argnums=(0, 1))
+    name = "embedding" if kind == "dense" else "core_1"
+    donated(model, opt, *batch(0))
+    before = getattr(model.items, name)[...]
+    address = before.unsafe_buffer_pointer()
+    donated(model, opt, *batch(1))
+    assert before.is_deleted()
+    if method == "ffi":
+        assert getattr(model.items, name)[...].unsafe_buffer_pointer() == address
+    for k in range(2):
+        train_step(other, other_opt, *batch(k))
+    assert_same(arrays(model), arrays(other), 1e-6)
+
+
+def test_step_does_not_recompile():
+    traces = []
+    model = Tower("bag", ADAGRAD)
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+
+    @nnx.jit
+    def step(model, opt, ids, y):
+        traces.append(None)
+        opt.update(model, nnx.grad(loss_fn)(model, ids, y))
+
+    for k in range(3):
+        step(model, opt, *batch(k))
+    assert len(traces) == 1
+
+
+def test_schedule_reads_the_step():
+    schedule = optax.piecewise_constant_schedule(0.1, {2: 0.5})
+    scheduled = Tower("dense", optimizers.SGD(schedule)).items
+    with_optax = Tower("dense", None).items
+    opt = jax_tt.FusedOptimizer(scheduled, optax.sgd(0.1))
+    plain = nnx.Optimizer(with_optax, optax.sgd(schedule), wrt=nnx.Param)
+    for k in range(4):
+        ids = batch(k)[0]
+        # optax counts in int32 and mixes that with floats.
+        with jax.numpy_dtype_promotion("standard"):
+            for layer, step in ((scheduled, opt), (with_optax, plain)):
+                step.update(layer, nnx.grad(lambda m, ids=ids: jnp.sum(m(ids) ** 2))(layer))
+    np.testing.assert_allclose(scheduled.embedding[...], with_optax.embedding[...], rtol=1e-5)
+    assert float(scheduled.step[...]) == 4
+
+
+def test_bfloat16_storage():
+    model = Tower("bag", ADAGRAD, param_dtype="bfloat16", dtype="float32")
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+    losses = [float(train_step(model, opt, *batch(0))) for _ in range(10)]
+    assert losses[-1] < losses[0]
+    assert model.items.core_0.dtype == jnp.bfloat16
+    assert model.items.slot_sum_0.dtype == jnp.float32
+
+
+def test_batch_sharded_over_devices():
+    model, single = Tower("bag", ADAGRAD), Tower("bag", ADAGRAD)
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+    nnx.update((model, opt), jax.device_put(nnx.state((model, opt)), everywhere))
+    single_opt = jax_tt.FusedOptimizer(single, optax.sgd(0.1))
+    for k in range(2):
+        train_step(model, opt, *jax.device_put(batch(k), rows))
+        train_step(single, single_opt, *batch(k))
+    assert_same(arrays(model), arrays(single), 1e-5)
+
+
+def test_evaluation_leaves_the_table_alone():
+    model = Tower("bag", ADAGRAD)
+    before = arrays(model)
+    first, second = model(batch(0)[0]), nnx.jit(lambda m, ids: m(ids))(model, batch(0)[0])
+    np.testing.assert_allclose(first, second, rtol=1e-5)
+    assert_same(arrays(model), before)
+
+
+# --- What may surround a fused step
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_loss_scale_is_divided_out(jit):
+    scaled, plain = Tower("bag", ADAGRAD), Tower("bag", ADAGRAD)
+
+    def step(model, opt, scale):
+        grads = nnx.grad(loss_fn)(model, *batch(0), scale)
+        if scale is not None:
+            fused, rest = nnx.split_state(grads, jax_tt.FusedParam, ...)
+            grads = nnx.merge_state(fused, jax.tree.map(lambda g: g / scale, rest))
+        opt.update(model, grads)
+
+    for model, scale in ((scaled, 1024.0), (plain, None)):
+        opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+        (nnx.jit(step, static_argnums=2) if jit else step)(model, opt, scale)
+    assert_same(arrays(scaled), arrays(plain), 1e-5)
+
+
+def test_clipping_and_accumulation_inside_tx():
+    model = Tower("bag", SGD)
+    tx = optax.chain(optax.clip_by_global_norm(1e-3), optax.sgd(0.1))
+    opt = jax_tt.FusedOptimizer(model, optax.MultiSteps(tx, 2).gradient_transformation())
+    head = model.head.kernel[...]
+    with jax.numpy_dtype_promotion("standard"):
+        train_step(model, opt, *batch(0))
+        np.testing.assert_array_equal(model.head.kernel[...], head)
+        train_step(model, opt, *batch(1))
+    assert bool(jnp.any(model.head.kernel[...] != head))
+    assert not refuses(model, batch(2)[0])
+    assert float(model.items.step[...]) == 2
+
+
+def test_a_table_outside_the_gradient_stays_as_it_is():
+    model = Tower("bag", SGD)
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+    before = arrays(model)
+    rest = nnx.DiffState(0, nnx.All(nnx.Param, nnx.Not(jax_tt.FusedParam)))
+    opt.update(model, nnx.grad(loss_fn, argnums=rest)(model, *batch(0)))
+    after = arrays(model)
+    assert_same(after, before | {name: after[name] for name in after if "head" in name})
+    assert not np.array_equal(before["head.kernel"], after["head.kernel"])
+
+
+def test_nonfinite_step_is_skipped():
+    model = Tower("dense", ADAGRAD, skip_nonfinite=True)
+    opt = jax_tt.FusedOptimizer(model.items, optax.sgd(0.1))
+    before = arrays(model.items)
+
+    def loss(items, factor):
+        return jnp.sum(items(batch(0)[0])) * factor
+
+    opt.update(model.items, nnx.grad(loss)(model.items, jnp.inf))
+    assert_same(arrays(model.items), before)
+    opt.update(model.items, nnx.grad(loss)(model.items, 1.0))
+    assert float(model.items.step[...]) == 1
+
+
+def test_average_of_sgd_gradients_is_the_step_on_the_average_loss():
+    # The one combination of gradients that the sentinel cannot see, and the rule for which it is right.
+    averaged, at_once = Tower("dense", SGD).items, Tower("dense", SGD).items
+
+    def loss(items, ids):
+        return jnp.mean(items(ids) ** 2)
+
+    ids = batch(0)[0]
+    first, second = (nnx.grad(loss)(averaged, part) for part in (ids[:3], ids[3:]))
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, first, second)
+    jax_tt.FusedOptimizer(averaged, optax.sgd(0.1)).update(averaged, mean)
+    jax_tt.FusedOptimizer(at_once, optax.sgd(0.1)).update(at_once, nnx.grad(loss)(at_once, ids))
+    assert_same(arrays(averaged), arrays(at_once), 1e-6)
+
+
+# --- Wrong uses
+
+
+def sum_of_gradients(model, ids, y):
+    first, second = (nnx.grad(loss_fn)(model, ids, y) for _ in range(2))
+    return jax.tree.map(jnp.add, first, second)
+
+
+def two_uses(model, ids, y):
+    return nnx.grad(lambda m: jnp.mean((m(ids) - m(ids[::-1]) - y) ** 2))(model)
+
+
+def clipped(model, ids, y):
+    grads = nnx.grad(loss_fn)(model, ids, y)
+    norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
+    return jax.tree.map(lambda g: g * 1e-3 / norm, grads)
+
+
+def unscaled(model, ids, y):
+    return jax.tree.map(lambda g: g / 8, nnx.grad(lambda m: 8 * loss_fn(m, ids, y))(model))
+
+
+def unused(model, ids, y):
+    return nnx.grad(lambda m: jnp.mean((m.head(jnp.ones((6, D))) - y) ** 2))(model)
+
+
+WRONG = [sum_of_gradients, two_uses, clipped, unscaled, unused]
+
+
+@pytest.mark.parametrize("gradients", WRONG, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("kind", ["bag", "dense"])
+def test_wrong_gradients_are_refused_before_they_are_written(gradients, kind):
+    model = Tower(kind, ADAGRAD)
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+    before = arrays(model)
+    cause = "does not depend" if gradients is unused else "more than once"
+    with pytest.raises(ValueError, match=f"fused table 'items'.*{cause}"):
+        opt.update(model, gradients(model, *batch(0)))
+    assert_same(arrays(model), before)
+
+
+@pytest.mark.parametrize("gradients", WRONG, ids=lambda f: f.__name__)
+def test_wrong_gradients_under_jit_are_refused_by_the_next_forward(gradients, method):
+    model = Tower("bag", ADAGRAD, method=method)
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+
+    @nnx.jit
+    def step(model, opt, ids, y):
+        opt.update(model, gradients(model, ids, y))
+
+    assert not refuses(model, batch(1)[0])
+    step(model, opt, *batch(0))
+    assert refuses(model, batch(1)[0])
+
+
+@pytest.mark.parametrize("kind", ["lookup", "bag", "dense"])
+@pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adagrad(0.01)], ids=["sgd", "adagrad"])
+def test_stock_optimizer_on_a_fused_model_is_refused(kind, tx, method):
+    model = Tower(kind, SGD, method=method)
+    opt = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    train_step(model, opt, *batch(0))
+    assert refuses(model, batch(1)[0])
+    # It stays refused: a later step does not make the table whole again.
+    grads = nnx.grad(lambda m: jnp.sum(m.head.kernel[...]))(model)
+    assert float(grads["items"]["sentinel"][...]) == 0
+    assert refuses(model, batch(1)[0])
+
+
+def test_gradient_of_a_part_of_the_table_is_refused():
+    model = Tower("bag", SGD)
+    part = nnx.DiffState(0, nnx.PathContains("core_1"))
+    with pytest.raises(ValueError, match="part of its table"):
+        nnx.grad(loss_fn, argnums=part)(model, *batch(0))
+
+
+def test_attend_in_the_loss_of_a_fused_table_is_refused():
+    model = Tower("lookup", SGD)
+    query = jnp.ones((2, D))
+    assert model.items.attend(query).shape == (2, N)
+    with pytest.raises(TypeError, match=r"attend is part of the loss.*optimizer=None"):
+        nnx.grad(lambda m: jnp.sum(m.items.attend(query)))(model)
+
+    def with_metric(model, ids, y):
+        return loss_fn(model, ids, y), jnp.mean(model.items.attend(query))
+
+    grads, _ = nnx.grad(with_metric, has_aux=True)(model, *batch(0))
+    assert float(grads["items"]["sentinel"][...]) == 1
+
+
+def test_grad_scale_without_optimizer_is_refused():
+    for kind in ("lookup", "bag", "dense"):
+        with pytest.raises(ValueError, match=r"grad_scale.*optimizer=None"):
+            Tower(kind, None)(batch(0)[0], grad_scale=2.0)
+
+
+def test_fused_optimizer_refuses_a_fused_rule():
+    model = Tower("bag", SGD)
+    with pytest.raises(TypeError, match=r"FusedOptimizer: tx must be an optax transformation"):
+        jax_tt.FusedOptimizer(model, ADAGRAD)  # pyright: ignore[reportArgumentType]
+
+
+# --- Checkpoints
+
+
+@pytest.mark.parametrize("kind", ["bag", "dense"])
+def test_orbax_round_trip_continues_bit_equal(kind, tmp_path):
+    def make() -> tuple[Tower, jax_tt.FusedOptimizer]:
+        model = Tower(kind, optimizers.Adam(0.05))
+        return model, jax_tt.FusedOptimizer(model, optax.sgd(0.1, momentum=0.9))
+
+    model, opt = make()
+    for k in range(3):
+        train_step(model, opt, *batch(k))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", nnx.to_pure_dict(nnx.state((model, opt))))
+        for k in range(3, 5):
+            train_step(model, opt, *batch(k))
+        checkpointer.wait_until_finished()
+        graphdef, abstract = nnx.split(nnx.eval_shape(make))
+        restored = checkpointer.restore(tmp_path / "state", nnx.to_pure_dict(abstract))
+    nnx.replace_by_pure_dict(abstract, restored)
+    again, again_opt = nnx.merge(graphdef, abstract)
+    assert float(again.items.step[...]) == 3
+    for k in range(3, 5):
+        train_step(again, again_opt, *batch(k))
+    assert_same(arrays(again), arrays(model))

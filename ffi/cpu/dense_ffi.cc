@@ -67,7 +67,7 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuf
       "embed_bag_backward");
 }
 
-ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
+ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                       ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale, ffi::AnyBuffer seed,
                       ffi::AnyBuffer table, ffi::RemainingArgs slots, ffi::Result<ffi::AnyBuffer> applied,
                       ffi::Result<ffi::AnyBuffer> weight_gradient, ffi::Result<ffi::AnyBuffer> new_table,
@@ -140,6 +140,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseBackwardCpu, BackwardImpl,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseUpdateCpu, UpdateImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // result of the forward pass: only to run after it
                                   .Arg<ffi::AnyBuffer>()  // ids [G.., n / G]
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty

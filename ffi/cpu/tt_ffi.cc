@@ -180,8 +180,8 @@ Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Arg
   return {};
 }
 
-ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer plan, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
-                      ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale,
+ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer plan,
+                      ffi::AnyBuffer offsets, ffi::AnyBuffer weights, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale,
                       ffi::AnyBuffer seed, Args tables, ffi::Result<ffi::AnyBuffer> applied,
                       ffi::Result<ffi::AnyBuffer> weight_gradient, Rets results, Span64 row_factors,
                       Span64 col_factors, Span64 ranks, int64_t num_embeddings, int64_t hint, int64_t positions,
@@ -301,6 +301,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTBackwardCpu, BackwardImpl,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCpu, UpdateImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()  // result of the forward pass: only to run after it
                                   .Arg<ffi::AnyBuffer>()  // plan
                                   .Arg<ffi::AnyBuffer>()  // offsets
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty

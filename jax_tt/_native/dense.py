@@ -25,7 +25,6 @@ from jax_tt._ops._vma import varying_axes
 def dense_forward(
     spec: DenseSpec, table: jax.Array, batch: Batch, save: bool = False, sentinel: jax.Array | None = None
 ) -> tuple[jax.Array, Arrays]:
-    del save  # the backward pass needs nothing but the batch
     operands = make_operands(spec, table.dtype, batch)
     sentinel = jnp.ones((), jnp.float32) if sentinel is None else sentinel
     shape = operands.out_shape(spec.features)
@@ -45,7 +44,8 @@ def dense_forward(
         (True, True, True, False, False),
         (True,),
     )
-    return out.reshape(operands.groups, operands.bags, spec.features), ()
+    # The update takes the forward result only to run after it: with no order between the two, XLA would copy the table.
+    return out.reshape(operands.groups, operands.bags, spec.features), (out,) if save else ()
 
 
 def dense_backward(
@@ -99,13 +99,12 @@ def dense_update(
     want_weights: bool,
     axis_name: Any = None,
 ) -> tuple[jax.Array, Arrays, jax.Array, jax.Array | None]:
-    del residuals
     operands = make_operands(spec, table.dtype, batch)
     accum = accumulator(table.dtype)
     tables = (table, *slots)
     step = (hyper, inv_scale, seed)
 
-    def local(*args: jax.Array, axes: Any) -> Arrays:
+    def local(out: jax.Array, *args: jax.Array, axes: Any) -> Arrays:
         batch_args, rest = args[:4], args[4:]
         axes = axis_name or axes
         blocks = batch_args[0].shape[0]
@@ -119,8 +118,8 @@ def dense_update(
                 jax.ShapeDtypeStruct((batch_args[0].shape[0], weights_shape(operands, want_weights)[1]), accum),
                 *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in rest[3:]),
             ),
-            input_output_aliases={7 + i: 2 + i for i in range(len(tables))},
-        )(*batch_args, *rest, **lookup_attributes(spec), **update_attributes(kind, skip_nonfinite, stochastic))
+            input_output_aliases={8 + i: 2 + i for i in range(len(tables))},
+        )(out, *batch_args, *rest, **lookup_attributes(spec), **update_attributes(kind, skip_nonfinite, stochastic))
         if axes:
             dweights = lax.dynamic_slice_in_dim(dweights, _shard_index(axes) * blocks, blocks)
         return dweights, applied, *new
@@ -128,6 +127,7 @@ def dense_update(
     dweights, applied, *new = over_blocks(
         local,
         (
+            *residuals,
             operands.ids,
             operands.offsets,
             operands.weights,
@@ -135,7 +135,7 @@ def dense_update(
             *step,
             *tables,
         ),
-        (*(True,) * 4, *(False for _ in (*step, *tables))),
+        (*(True,) * 5, *(False for _ in (*step, *tables))),
         (True, False, *(False for _ in tables)),
     )
     return new[0], tuple(new[1:]), applied, weights_result(batch, dweights, want_weights)

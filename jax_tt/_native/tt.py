@@ -84,13 +84,15 @@ def tt_forward(
         )(plan, offsets, weights, *cores, positions=np.int64(math.prod(ids.shape[:2])), **batch_attributes)
         return out, plan, saved
 
-    out, *residuals = over_blocks(
+    out, plan, saved = over_blocks(
         local,
         (operands.ids, operands.offsets, operands.weights, sentinel, *cores),
         (True, True, True, False, *(False for _ in cores)),
         (True, True, True),
     )
-    return out.reshape(operands.groups, operands.bags, spec.features), tuple(residuals) if save else ()
+    # The update takes the forward result only to run after it: with no order between the two, XLA would copy the cores.
+    residuals = (plan, saved, out) if save else ()
+    return out.reshape(operands.groups, operands.bags, spec.features), residuals
 
 
 def _backward(
@@ -120,7 +122,7 @@ def _backward(
 
 
 def _residual_args(spec: TTSpec, operands: Operands, residuals: Arrays, g: jax.Array) -> Arrays:
-    plan, saved = residuals
+    plan, saved, _ = residuals
     return plan, operands.offsets, operands.weights, saved, g.reshape(operands.out_shape(spec.features))
 
 
@@ -173,7 +175,7 @@ def tt_update(
     attributes = update_attributes(kind, skip_nonfinite, stochastic)
     applied_type = jax.ShapeDtypeStruct((), jnp.float32)
 
-    def local(*args: jax.Array, axes: Any) -> Arrays:
+    def local(out: jax.Array, *args: jax.Array, axes: Any) -> Arrays:
         batch_args, step, tables = args[:5], args[5:8], args[8:]
         cores = tables[: spec.d]
         types = tuple(jax.ShapeDtypeStruct(table.shape, table.dtype) for table in tables)
@@ -191,7 +193,7 @@ def tt_update(
             )(touched, *step, *dcores, *tables, **_table_attributes(spec), **attributes)
             return dweights, applied, *new
         blocks = batch_args[0].shape[0]
-        first = len(batch_args) + len(step)
+        first = 1 + len(batch_args) + len(step)
         applied, dweights, *new = jax.ffi.ffi_call(
             "jax_tt_update_v1",
             (
@@ -201,6 +203,7 @@ def tt_update(
             ),
             input_output_aliases={first + i: 2 + i for i in range(len(tables))},
         )(
+            out,
             *batch_args,
             *step,
             *tables,
@@ -212,8 +215,8 @@ def tt_update(
 
     dweights, applied, *new = over_blocks(
         local,
-        (*_residual_args(spec, operands, residuals, g), *step, *tables),
-        (*(True,) * 5, *(False for _ in (*step, *tables))),
+        (residuals[2], *_residual_args(spec, operands, residuals, g), *step, *tables),
+        (*(True,) * 6, *(False for _ in (*step, *tables))),
         (True, False, *(False for _ in tables)),
     )
     rest = iter(new[spec.d :])

@@ -72,27 +72,35 @@ def _warn_once() -> None:
 
 
 def forward(
-    spec: Spec, cores: Cores, batch: Batch, method: str, save: bool
+    spec: Spec,
+    cores: Cores,
+    batch: Batch,
+    method: str,
+    save: bool,
+    sentinel: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Weighted sums ``[S, nb, D]`` in the accumulator type and what the backward pass reuses."""
-    if method == "reference":
-        return _reference.forward(spec, cores, batch, save)
-    axes = varying_axes(cores, batch)
-    cores, batch = vary_over((cores, batch), axes)
+    """Weighted sums ``[S, nb, D]`` in the accumulator type and what the backward pass reuses.
 
-    def native(cores: Cores, batch: Batch) -> Any:
-        return vary_over(_native_forward(spec, cores, batch, save), axes)
+    A sentinel other than 1 is an error on CPU natively; the reference has no errors at run time and returns NaN.
+    """
+    if method == "reference":
+        return _reference.forward(spec, cores, batch, save, sentinel)
+    axes = varying_axes(cores, batch)
+    cores, batch, sentinel = vary_over((cores, batch, sentinel), axes)
+
+    def native(cores: Cores, batch: Batch, sentinel: Any) -> Any:
+        return vary_over(_native_forward(spec, cores, batch, sentinel, save), axes)
 
     if method == "ffi":
-        return native(cores, batch)
-    _, saved = jax.eval_shape(native, cores, batch)
+        return native(cores, batch, sentinel)
+    _, saved = jax.eval_shape(native, cores, batch, sentinel)
 
-    def reference(cores: Cores, batch: Batch) -> Any:
-        out, _ = _reference.forward(spec, cores, batch)
+    def reference(cores: Cores, batch: Batch, sentinel: Any) -> Any:
+        out, _ = _reference.forward(spec, cores, batch, save, sentinel)
         # Both branches must return the same arrays, though the reference has nothing to save.
         return vary_over((out, tuple(jnp.zeros(s.shape, s.dtype) for s in saved)), axes)
 
-    return _by_platform(native, reference, cores, batch)
+    return _by_platform(native, reference, cores, batch, sentinel)
 
 
 def backward(
@@ -141,19 +149,12 @@ def update(
     return _run(method, native, reference, cores, slots, batch, residuals, g, arrays)
 
 
-def check_sentinel(sentinel: jax.Array, method: str, name: str | None) -> jax.Array:
-    """The sentinel; natively on CPU an error is raised where it is not 1."""
-    if method == "reference":
-        return sentinel
-    return _run(method, lambda s: _module().check_sentinel(s, name), lambda s: s, sentinel)
-
-
-def _native_forward(spec: Spec, cores: Cores, batch: Batch, save: bool) -> Any:
+def _native_forward(spec: Spec, cores: Cores, batch: Batch, sentinel: Any, save: bool) -> Any:
     module = _module()
     if isinstance(spec, DenseSpec):
-        out, residuals = module.dense_forward(spec, cores[0], batch, save)
+        out, residuals = module.dense_forward(spec, cores[0], batch, save, sentinel)
     else:
-        out, residuals = module.tt_forward(spec, cores, batch, save)
+        out, residuals = module.tt_forward(spec, cores, batch, save, sentinel)
     return out, tuple(residuals)
 
 

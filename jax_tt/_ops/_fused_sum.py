@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jax_tt._ops import _backend
 from jax_tt._ops._batch import Batch
@@ -45,9 +44,7 @@ def fused_sum(
 
 
 def _forward(call: Fused, table: FusedTable, batch: Batch, save: bool) -> tuple[jax.Array, Any]:
-    sentinel = _backend.check_sentinel(table.sentinel, call.method, call.spec.name)
-    out, residuals = _backend.forward(call.spec, table.cores, batch, call.method, save)
-    return jnp.where(sentinel == 1, out, jnp.nan), residuals
+    return _backend.forward(call.spec, table.cores, batch, call.method, save, table.sentinel)
 
 
 def _fwd(call: Fused, table: Any, weights: Any, batch: Any, arrays: Any) -> tuple[Any, Any]:
@@ -68,7 +65,7 @@ def _bwd(call: Fused, saved: Any, g: Any) -> tuple[Any, Any, None, None]:
             return None, None, None, None
         dweights = weights_gradient(call.spec, table.cores, batch, g, call.method)
         return None, dweights, None, None
-    g = once(g)
+    batch, g = once((batch, g), table.step)
     # Shards of a batch beside a replicated table: sum the gradients over them before the one update.
     axes = varying_axes(batch, g) - varying_axes(table)
     batch, g = vary_over((batch, g), varying_axes(batch, g))

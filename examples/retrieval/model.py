@@ -1,0 +1,134 @@
+"""Matrix factorisation with any kind of table: a score is the inner product of a user's and an item's row."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+import jax_tt
+from examples.retrieval.settings import Variant
+
+
+class MatrixFactorization(nnx.Module):
+    """Two tables of the same width.
+
+    Args:
+        num_users, num_items, features: sizes; rows are vectors of `features` numbers.
+        variant: kind of table.
+        init_std: standard deviation of the initial table entries.
+        learning_rate: of the fused Adam; variants with optax bring their own.
+        tt_ranks: rank(s) of TT tables.
+    """
+
+    def __init__(
+        self,
+        num_users: int,
+        num_items: int,
+        features: int,
+        variant: Variant,
+        *,
+        init_std: float,
+        learning_rate: Any,
+        tt_ranks: int | tuple[int, ...],
+        rngs: nnx.Rngs,
+    ):
+        optimizer = jax_tt.optimizers.Adam(learning_rate) if variant.fused else None
+
+        def table(rows: int) -> Any:
+            if variant.tt:
+                shape = jax_tt.TTShape.suggest(rows, features, tt_ranks)
+                return jax_tt.TTEmbed(
+                    rows,
+                    features,
+                    tt_ranks=shape.ranks,
+                    row_factors=shape.row_factors,
+                    col_factors=shape.col_factors,
+                    core_init=scaled_init(shape, init_std),
+                    optimizer=optimizer,
+                    rngs=rngs,
+                )
+            init = nnx.initializers.normal(init_std)
+            if variant.fused:
+                return jax_tt.EmbedBag(
+                    rows, features, embedding_init=init, optimizer=optimizer, rngs=rngs
+                )
+            return nnx.Embed(rows, features, embedding_init=init, rngs=rngs)
+
+        self.users, self.items = table(num_users), table(num_items)
+
+    def user_rows(self, ids: jax.Array) -> jax.Array:
+        """ids [n] -> [n, features]."""
+        return _rows(self.users, ids)
+
+    def item_rows(self, ids: jax.Array) -> jax.Array:
+        """ids [n] -> [n, features]. A fused table can be looked up once a step: give all ids of a step in one call."""
+        return _rows(self.items, ids)
+
+
+def scaled_init(shape: jax_tt.TTShape, std: float) -> Any:
+    """Normal core entries for table entries of standard deviation `std`: each is a sum of prod(ranks) products of d."""
+    return nnx.initializers.normal((std / np.sqrt(np.prod(shape.ranks))) ** (1 / shape.d))
+
+
+def make_optimizer(model: MatrixFactorization, learning_rate: Any) -> jax_tt.FusedOptimizer:
+    """Adam on what optax steps; fused tables are overwritten with what their backward pass returns."""
+    return jax_tt.FusedOptimizer(model, optax.adam(learning_rate))
+
+
+def loss_fn(
+    model: MatrixFactorization,
+    users: jax.Array,
+    items: jax.Array,
+    negatives: jax.Array,
+    loss: str,
+    l2: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Ranking loss of (user, item) pairs against random items.
+
+    Args:
+        users, items: [B] train pairs.
+        negatives: [B] one random item per pair ("bpr"), or [n] random items shared by all pairs ("softmax").
+        loss: "bpr": -log sigmoid(positive - negative); "softmax": -log softmax of the positive among the n negatives,
+            which for n = 1 is the same thing.
+        l2: weight of half the mean squared length of each kind of row looked up.
+
+    Returns:
+        The loss to differentiate, and its part without the L2 term to show.
+    """
+    user = model.user_rows(users)
+    # One call for both: a fused table is updated by its lookup, so a loss may hold one lookup of it.
+    rows = model.item_rows(jnp.concatenate([items, negatives]))
+    positive, negative = rows[: len(items)], rows[len(items) :]
+    score = jnp.sum(user * positive, axis=1)
+    if loss == "bpr":
+        ranking = jax.nn.softplus(jnp.sum(user * negative, axis=1) - score)
+    else:
+        others = jnp.where(items[:, None] == negatives, -jnp.inf, user @ negative.T)
+        ranking = jnp.logaddexp(jax.nn.logsumexp(others, axis=1), score) - score
+    ranking = jnp.mean(ranking)
+    lengths = [jnp.mean(jnp.sum(jnp.square(x), axis=1)) for x in (user, positive, negative)]
+    return ranking + 0.5 * l2 * sum(lengths), ranking
+
+
+def num_parameters(model: MatrixFactorization) -> int:
+    """Table entries or core entries, without the optimizer's slots."""
+    return sum(value.size for value in jax.tree.leaves(_tables(model)))
+
+
+def num_bytes(model: MatrixFactorization) -> int:
+    """Bytes of what `num_parameters` counts."""
+    return sum(value.nbytes for value in jax.tree.leaves(_tables(model)))
+
+
+def _tables(model: MatrixFactorization) -> list[Any]:
+    return [
+        table.cores if isinstance(table, jax_tt.TTEmbed) else table.embedding[...]
+        for table in (model.users, model.items)
+    ]
+
+
+def _rows(table: Any, ids: jax.Array) -> jax.Array:
+    return table(ids[:, None]) if isinstance(table, jax_tt.EmbedBag) else table(ids)

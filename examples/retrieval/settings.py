@@ -1,0 +1,146 @@
+"""The variants, what determines a run, and the command line.
+
+Free of JAX: the process that only waits for the others need not load it.
+"""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A kind of table and the way it is updated."""
+
+    label: str
+    tt: bool
+    fused: bool
+
+
+VARIANTS = {
+    "dense_optax": Variant("dense + optax", tt=False, fused=False),
+    "dense_fused": Variant("dense fused", tt=False, fused=True),
+    "tt_optax": Variant("TT + optax", tt=True, fused=False),
+    "tt_fused": Variant("TT fused", tt=True, fused=True),
+}
+
+# Chosen on a random fifth of the train interactions of Amazon-book (`--validation 0.2`), never on test items; README.md
+# has the figures. Both kinds of table use the same loss and batches.
+TUNED: dict[bool, dict[str, float]] = {
+    False: {"learning_rate": 2e-3, "l2": 2e-2, "init_std": 0.01, "epochs": 30},  # dense
+    True: {"learning_rate": 2e-3, "l2": 1e-2, "init_std": 0.1, "epochs": 30},  # TT
+}
+QUICK = {"epochs": 4, "test_users": 10_000, "evaluate_every": 1}
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that determines the final parameters, together with the data."""
+
+    variant: str
+    features: int
+    tt_rank: int
+    loss: str
+    batch_size: int
+    negatives: int
+    learning_rate: float
+    l2: float
+    init_std: float
+    epochs: int
+    seed: int
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; see `--help`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.retrieval.main",
+        description="Trains matrix factorisation with dense and TT tables on an interaction file and compares them.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--data",
+        type=Path,
+        required=True,
+        help="interaction file, or a directory with one <name>_train.* and <name>_test.*",
+    )
+    add(
+        "--test",
+        type=Path,
+        help="file of test items; without it each user's last item is the test item",
+    )
+    add(
+        "--layout",
+        choices=("auto", "lists", "pairs"),
+        default="auto",
+        help="of the files, see data.py",
+    )
+    add(
+        "--validation",
+        type=float,
+        default=0.0,
+        help="evaluate on this part of the train set instead (for tuning)",
+    )
+    add("--variants", default=",".join(VARIANTS), help="comma-separated")
+    add(
+        "--workdir",
+        type=Path,
+        default=Path("runs/retrieval"),
+        help="checkpoints, table and picture",
+    )
+    add(
+        "--fresh",
+        action="store_true",
+        help="delete earlier runs in the workdir instead of continuing them",
+    )
+    add("--quick", action="store_true", help=f"a few epochs: {QUICK}")
+    add("--features", type=int, default=64, help="columns of the tables")
+    add("--tt-rank", type=int, default=16, help="rank of the TT tables")
+    add("--loss", choices=("softmax", "bpr"), default="softmax", help="see model.py")
+    add("--batch-size", type=int, default=2048)
+    add("--negatives", type=int, default=256, help="random items shared by a batch (softmax)")
+    add(
+        "--learning-rate",
+        type=float,
+        help="default: tuned for each kind of table, as --l2, --init-std, --epochs",
+    )
+    add("--l2", type=float)
+    add("--init-std", type=float, help="standard deviation of the initial table entries")
+    add("--epochs", type=int)
+    add("--seed", type=int, default=0)
+    add("--k", type=int, default=20, help="length of the ranked list")
+    add(
+        "--evaluate-every",
+        type=int,
+        help="epochs between points of the recall curve, 0: only the last; default 5",
+    )
+    add("--test-users", type=int, help="evaluate on so many random test users instead of all")
+    add("--worker", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    options.variants = options.variants.split(",")
+    for name in options.variants:
+        if name not in VARIANTS:
+            parser.error(f"--variants: got {name!r}; expected some of {', '.join(VARIANTS)}")
+    for name in ("features", "tt_rank", "batch_size", "negatives", "k"):
+        if getattr(options, name) < 1:
+            parser.error(
+                f"--{name.replace('_', '-')}: got {getattr(options, name)}; expected at least 1"
+            )
+    if not 0.0 <= options.validation < 1.0:
+        parser.error(f"--validation: got {options.validation}; expected a fraction below 1")
+    defaults = QUICK if options.quick else {"evaluate_every": 5}
+    for name, value in defaults.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    return options
+
+
+def config(options: argparse.Namespace, variant: str) -> Config:
+    """The settings of one variant."""
+    tuned: dict[str, Any] = TUNED[VARIANTS[variant].tt]
+    chosen = {name: getattr(options, name) for name in tuned if getattr(options, name) is not None}
+    same = ("features", "tt_rank", "loss", "batch_size", "negatives", "seed")
+    return Config(
+        variant=variant, **{name: getattr(options, name) for name in same}, **{**tuned, **chosen}
+    )

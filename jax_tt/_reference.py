@@ -49,16 +49,17 @@ def rows(spec: Spec, cores: Cores, batch: Batch) -> jax.Array:
 
 
 def forward(
-    spec: Spec, cores: Cores, batch: Batch, save: bool = False
+    spec: Spec, cores: Cores, batch: Batch, save: bool = False, sentinel: jax.Array | None = None
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Weighted sums of rows ``[S, nb, D]``, and no residuals."""
+    """Weighted sums of rows ``[S, nb, D]``, all NaN beside a sentinel that is not 1, and no residuals."""
     del save
     value = rows(spec, cores, batch)
     if batch.weights is not None:
         # A position that is not present may carry any weight, NaN included.
         weights = jnp.where(present(batch), batch.weights, 0).astype(value.dtype)
         value = value * weights[..., None]
-    return pool(batch, value), ()
+    sums = pool(batch, value)
+    return sums if sentinel is None else jnp.where(sentinel == 1, sums, jnp.nan), ()
 
 
 def backward(

@@ -159,7 +159,13 @@ def _table_ids(spec: Spec, ids: Any, name: str = "ids") -> Any:
 def _positions(ids: Any, shape: tuple[int, ...]) -> jax.Array:
     if isinstance(ids, SplitIds):
         return jnp.asarray(ids.digits).reshape(*shape, ids.digits.shape[-1])
-    return jnp.asarray(ids).reshape(shape)
+    array = jnp.asarray(ids)
+    if array.dtype.itemsize < 4:  # the native ops know 32 and 64 bits
+        array = array.astype(jnp.uint32 if jnp.iinfo(array.dtype).min == 0 else jnp.int32)
+    elif array.dtype == jnp.uint64:
+        # Only ids beyond every table change, to one that is out of range all the same.
+        array = jnp.minimum(array, jnp.asarray(2**63 - 1, jnp.uint64)).astype(jnp.int64)
+    return array.reshape(shape)
 
 
 def _one_bag(rows: int, length: int) -> jax.Array:

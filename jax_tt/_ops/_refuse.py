@@ -17,9 +17,14 @@ _TWICE = (
 
 
 @jax.custom_jvp
-def once(g: jax.Array) -> jax.Array:
-    """Identity on the output cotangent that raises under ``vmap`` and under differentiation."""
-    return _unmapped(g)
+def once(operands: Any, witness: jax.Array) -> Any:
+    """Identity on ``operands`` that raises under ``vmap`` and under differentiation.
+
+    Args:
+        operands: the batch and the output cotangent of the update.
+        witness: a small leaf of the table, which has a mapped axis where the table has one.
+    """
+    return _unmapped(operands, witness)
 
 
 @once.defjvp
@@ -29,11 +34,12 @@ def _once_jvp(primals: Any, tangents: Any) -> Any:
 
 
 @jax.custom_batching.custom_vmap
-def _unmapped(g: jax.Array) -> jax.Array:
-    return g
+def _unmapped(operands: Any, witness: jax.Array) -> Any:
+    del witness
+    return operands
 
 
 @_unmapped.def_vmap
-def _unmapped_rule(axis_size: int, in_batched: Any, g: jax.Array) -> Any:
-    del axis_size, in_batched, g
+def _unmapped_rule(axis_size: int, in_batched: Any, operands: Any, witness: jax.Array) -> Any:
+    del axis_size, in_batched, operands, witness
     raise ValueError(_VMAP)

@@ -1,0 +1,345 @@
+"""Fused updates against gradients plus the same rule in numpy float64, and the traps around them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import optimizers
+from tests.helpers import SHAPES, bag_model, core_gradients, make_case
+
+SHAPE = SHAPES["d3"]
+RULES = {
+    "sgd": optimizers.SGD(0.05),
+    "adagrad": optimizers.Adagrad(0.05, initial_accumulator_value=0.1),
+    "rowwise": optimizers.RowWiseAdagrad(0.05),
+    "adam": optimizers.Adam(0.01),
+    "schedule": optimizers.SGD(lambda step: 0.1 / (1.0 + step)),
+}
+
+
+def _model_step(rule, step, row, grad, slots):
+    """One row of one core in float64; the formulas, written apart from the implementation."""
+    lr = float(np.float32(rule.learning_rate(step) if callable(rule.learning_rate) else rule.learning_rate))
+    if isinstance(rule, optimizers.SGD):
+        return row - lr * grad, []
+    if isinstance(rule, optimizers.Adagrad):
+        total = slots[0] + grad**2
+        return row - lr * grad / (np.sqrt(total) + rule.eps), [total]
+    if isinstance(rule, optimizers.RowWiseAdagrad):
+        total = slots[0] + np.mean(grad**2)
+        return row - lr * grad / (np.sqrt(total) + rule.eps), [total]
+    b1, b2 = (float(np.float32(b)) for b in (rule.b1, rule.b2))
+    mu = b1 * slots[0] + (1 - b1) * grad
+    nu = b2 * slots[1] + (1 - b2) * grad**2
+    corrected = np.sqrt(nu / (1 - rule.b2 ** (step + 1)))
+    return row - lr * (mu / (1 - rule.b1 ** (step + 1))) / (corrected + rule.eps), [mu, nu]
+
+
+def _model(rule, steps, rows, slots, touched, gradients):
+    """``rows`` is a list of float64 arrays [p, width], updated in place where touched."""
+    for k, grad in enumerate(gradients):
+        flat = grad.reshape(rows[k].shape)
+        for i in touched[k]:
+            new, state = _model_step(rule, steps, rows[k][i], flat[i], [s[i] for s in slots[k]])
+            rows[k][i] = new
+            for slot, value in zip(slots[k], state, strict=True):
+                slot[i] = value
+
+
+def _batches(count, n, seed=0):
+    """Duplicate-heavy bags that leave much of the table alone."""
+    rng = np.random.default_rng(seed)
+    hot = rng.integers(0, n, 6)
+    for _ in range(count):
+        rows = [rng.choice(hot, rng.integers(0, 6)).tolist() for _ in range(5)]
+        weights = [(rng.integers(1, 5, len(row)) / 4).tolist() for row in rows]
+        yield rows, weights, jax_tt.Bags.from_ragged(rows, weights, capacity=32)
+
+
+def _wide(array):
+    return np.asarray(array, np.float64)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("name", RULES)
+def test_tt_equals_gradients_and_rule_over_20_steps(name, combiner, method):
+    rule = RULES[name]
+    cores = make_case(SHAPE, "float32", False).cores
+    table = jax_tt.init_fused_table(cores, rule)
+    g = np.random.default_rng(1).normal(size=(5, SHAPE.features)).astype(np.float32)
+
+    @jax.jit
+    def step(table, bags):
+        def loss(table, weights):
+            given = dataclasses.replace(bags, weights=weights)
+            out = jax_tt.fused_tt_embed_bag(table, given, rule, combiner=combiner, method=method)
+            return jnp.sum(out * g)
+
+        return jax.grad(loss, argnums=(0, 1))(table, bags.weights)
+
+    rows = [_wide(core).reshape(core.shape[0], -1) for core in cores]
+    slots = [[_wide(slot) for slot in group] for group in table.slots]
+    p = SHAPE.row_factors
+    for t, (ids, weights, bags) in enumerate(_batches(20, 120)):
+        model_cores = [r.reshape(s) for r, s in zip(rows, SHAPE.core_shapes, strict=True)]
+        full = _dense(model_cores)
+        _, dtable, dweights = bag_model(full, ids, weights, combiner, _wide(g))
+        gradients = core_gradients(tuple(model_cores), dtable)
+        seen = sorted({i for row in ids for i in row})
+        touched = [sorted(set(x.tolist())) for x in np.unravel_index(np.array(seen, int), p)]
+        _model(rule, t, rows, slots, touched, gradients)
+        table, got_weights = step(table, bags)
+        want = np.array([w for row in dweights for w in row])
+        np.testing.assert_allclose(got_weights[: len(want)], want, rtol=1e-3, atol=1e-4)
+    for k, core in enumerate(table.cores):
+        np.testing.assert_allclose(core.reshape(rows[k].shape), rows[k], rtol=2e-4, atol=2e-5)
+        for got, want in zip(table.slots[k], slots[k], strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5)
+    assert table.step == 20 and table.sentinel == 1
+
+
+def _dense(cores):
+    value = np.ones((1, 1, 1))
+    for core in cores:
+        value = np.einsum("aqr,brst->abqst", value, core)
+        value = value.reshape(value.shape[0] * value.shape[1], -1, value.shape[4])
+    return value[:, :, 0]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_dense_equals_gradients_and_rule_over_20_steps(name, method):
+    rule = RULES[name]
+    start = np.random.default_rng(2).normal(size=(30, 7)).astype(np.float32)
+    table = jax_tt.init_fused_table(jnp.asarray(start), rule)
+    g = np.random.default_rng(1).normal(size=(5, 7)).astype(np.float32)
+    step = jax.jit(
+        jax.grad(
+            lambda table, bags: jnp.sum(
+                jax_tt.fused_embed_bag(table, bags, rule, combiner="sqrtn", method=method) * g
+            )
+        )
+    )
+    rows, slots = [_wide(start)], [[_wide(slot) for slot in table.slots[0]]]
+    for t, (ids, weights, bags) in enumerate(_batches(20, 30)):
+        _, dtable, _ = bag_model(rows[0], ids, weights, "sqrtn", _wide(g))
+        _model(rule, t, rows, slots, [sorted({i for row in ids for i in row})], [dtable])
+        table = step(table, bags)
+    np.testing.assert_allclose(table.cores[0], rows[0], rtol=1e-4, atol=1e-5)
+    for got, want in zip(table.slots[0], slots[0], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [(optimizers.SGD(0.01), "sgd"), (optimizers.Adagrad(0.01, 1e-12, 0.1), "adagrad")],
+)
+def test_equals_optax(rule, name, method):
+    optax = pytest.importorskip("optax")
+    tx = optax.sgd(0.01) if name == "sgd" else optax.adagrad(0.01, 0.1, eps=1e-12)
+    cores = make_case(SHAPE, "float32", False).cores
+    table, state = jax_tt.init_fused_table(cores, rule), tx.init(cores)
+
+    def plain(cores, bags):
+        return jnp.sum(jnp.sin(jax_tt.tt_embed_bag(cores, bags, method="reference")))
+
+    def fused(table, bags):
+        return jnp.sum(jnp.sin(jax_tt.fused_tt_embed_bag(table, bags, rule, method=method)))
+
+    plain_step, fused_step = jax.jit(jax.grad(plain)), jax.jit(jax.grad(fused))
+    for _, _, bags in _batches(20, 120):
+        updates, state = tx.update(plain_step(cores, bags), state, cores)
+        cores = optax.apply_updates(cores, updates)
+        table = fused_step(table, bags)
+    for a, b in zip(table.cores, cores, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def _table(rule=RULES["adam"], dtype="float32"):
+    return jax_tt.init_fused_table(make_case(SHAPE, dtype, False).cores, rule)
+
+
+def _grad(rule, method, **options):
+    def loss(table, ids, factor=1.0):
+        out = jax_tt.fused_tt_embed_bag(table, ids, rule, method=method, **options)
+        return jnp.sum(out.astype(jnp.float32)) * factor
+
+    return jax.grad(loss)
+
+
+def test_untouched_slices_stay_and_touched_ones_move_at_zero_gradient(method):
+    rule = RULES["adam"]
+    table = _table()
+    ids = np.array([[0], [1]], np.int32)
+    moved = _grad(rule, method)(table, ids)
+    again = _grad(rule, method)(moved, ids, 0.0)  # touched, gradient 0: the moments decay
+    p = SHAPE.row_factors
+    seen = [sorted(set(x.tolist())) for x in np.unravel_index(ids.ravel(), p)]
+    for k in range(3):
+        still = [i for i in range(p[k]) if i not in seen[k]]
+        for before, after in ((table, moved), (moved, again)):
+            np.testing.assert_array_equal(before.cores[k][still,], after.cores[k][still,])
+            assert (np.asarray(before.cores[k] != after.cores[k])[seen[k]]).any()
+        ratio = again.slots[k][0][seen[k],] / moved.slots[k][0][seen[k],]
+        np.testing.assert_allclose(ratio, 0.9, rtol=1e-5)
+
+
+def test_grad_scale_divides_and_skip_leaves_everything(method):
+    rule = RULES["adagrad"]
+    table, ids = _table(rule), np.array([[3, 4], [5, 5]], np.int32)
+    plain = _grad(rule, method)(table, ids)
+    scaled = jax.jit(_grad(rule, method, grad_scale=1024.0))(table, ids, 1024.0)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), plain, scaled)
+    skipped = jax.jit(_grad(rule, method, skip_nonfinite=True))(table, ids, np.inf)
+    jax.tree.map(np.testing.assert_array_equal, skipped, table)
+    kept = _grad(rule, method, skip_nonfinite=True)(table, ids)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), kept, plain)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_stochastic_rounding(dtype, method):
+    rule = optimizers.SGD(1.0)
+    table = jax_tt.init_fused_table(jnp.ones((4096, 4), dtype), rule)
+    ids = np.arange(4096, dtype=np.int32)[:, None]
+    tiny = 2.0 ** (-12 if dtype == "bfloat16" else -15)  # far below one unit in the last place
+
+    def step(table, stochastic, key=None):
+        return jax.grad(
+            lambda t: jnp.sum(
+                jax_tt.fused_embed_bag(
+                    t, ids, rule, method=method, stochastic_rounding=stochastic, key=key
+                ).astype(jnp.float32)
+            )
+            * tiny
+        )(table)
+
+    nearest = step(table, False).cores[0]
+    assert (nearest == 1).all()  # rounded to nearest, the update is lost
+    drawn = step(table, True).cores[0]
+    mean = np.asarray(drawn, np.float64).mean()
+    assert drawn.dtype == dtype and len(np.unique(np.asarray(drawn, np.float64))) == 2
+    assert abs((1 - mean) / tiny - 1) < 0.2
+    np.testing.assert_array_equal(drawn, step(table, True).cores[0])  # keyed, so repeatable
+    later = table._replace(step=table.step + 1)
+    assert (drawn != step(later, True).cores[0]).any()
+    assert (drawn != step(table, True, jax.random.key(5)).cores[0]).any()
+
+
+def test_out_of_range_and_padding_touch_nothing(method):
+    rule, table = RULES["adagrad"], _table(RULES["adagrad"])
+    bags = jax_tt.Bags.from_padded(np.array([[-1, -1], [-1, -1]], np.int32))
+    out = _grad(rule, method)(table, bags)
+    jax.tree.map(np.testing.assert_array_equal, (out.cores, out.slots), (table.cores, table.slots))
+    outside = np.array([[-5, 120]], np.int32)
+    out = _grad(rule, method, bounds="zero")(table, outside)
+    jax.tree.map(np.testing.assert_array_equal, (out.cores, out.slots), (table.cores, table.slots))
+    empty = _grad(rule, method)(table, np.zeros((0, 3), np.int32))
+    jax.tree.map(np.testing.assert_array_equal, empty.cores, table.cores)
+
+
+def test_lookup_and_traced_learning_rate(method):
+    ids = np.array([7, 7, 9], np.int32)
+
+    @jax.jit
+    def step(table, lr):
+        rule = optimizers.SGD(lr)
+        out = jax.grad(lambda t: jax_tt.fused_tt_lookup(t, ids, rule, method=method).sum())
+        return out(table)
+
+    table = _table(optimizers.SGD(0.1))
+    bags = ids[None]
+    for lr in (0.1, 0.3):
+        want = _grad(optimizers.SGD(lr), method)(table, bags)
+        got = step(table, np.float32(lr))
+        for a, b in zip(got.cores, want.cores, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_only_leaves_the_table(method):
+    table, rule = _table(), RULES["adam"]
+    case = make_case(SHAPE, "float32", True)
+    bags = case.bags()
+
+    def fused(w):
+        given = dataclasses.replace(bags, weights=w)
+        return jax_tt.fused_tt_embed_bag(table, given, rule, combiner="mean", method=method).sum()
+
+    def plain(w):
+        given = dataclasses.replace(bags, weights=w)
+        return jax_tt.tt_embed_bag(table.cores, given, combiner="mean", method=method).sum()
+
+    np.testing.assert_allclose(
+        jax.grad(fused)(bags.weights), jax.grad(plain)(bags.weights), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_moved_sentinel_is_refused(method):
+    table, rule = _table(), RULES["adam"]
+    ids = np.array([[1, 2]], np.int32)
+
+    def once(table):
+        return jnp.sum(jax_tt.fused_tt_embed_bag(table, ids, rule, method=method))
+
+    twice = jax.grad(lambda t: once(t) + once(t))(table)
+    unused = jax.tree.map(jnp.zeros_like, table)
+    scaled = jax.tree.map(lambda x: 0.5 * x, table)
+    for broken in (twice, unused, scaled):
+        assert broken.sentinel != 1
+        if method == "reference":
+            assert np.isnan(once(broken))
+            # Overwriting once more does not make the damage invisible.
+            assert jax.grad(once)(broken).sentinel != 1
+        else:
+            with pytest.raises(Exception, match="sentinel|overwrite|fused"):
+                jax.block_until_ready(once(broken))
+
+
+def test_refused_transformations():
+    table, rule = _table(), RULES["adam"]
+    ids = np.array([[1, 2]], np.int32)
+
+    def loss(table, ids=ids):
+        return jnp.sum(jax_tt.fused_tt_embed_bag(table, ids, rule, method="reference"))
+
+    with pytest.raises(ValueError, match=r"jax\.vmap"):
+        jax.grad(lambda t: jnp.sum(jax.vmap(lambda i: loss(t, i))(ids[None])))(table)
+    with pytest.raises(ValueError, match=r"jax\.vmap"):
+        jax.vmap(jax.grad(loss), in_axes=(None, 0))(table, ids[None])
+    with pytest.raises(ValueError, match="leading dimensions|cores"):
+        stacked = jax.tree.map(lambda x: x[None], table)
+        loss(stacked)
+    with pytest.raises(TypeError, match="higher derivatives"):
+        jax.grad(lambda t: jnp.sum(jax.grad(loss)(t).cores[0]))(table)
+    with pytest.raises(ValueError, match="whole FusedTable"):
+        jax.grad(lambda cores: loss(table._replace(cores=cores)))(table.cores)
+    with pytest.raises(TypeError):
+        jax.jvp(loss, (table,), (table,))
+    # Without a gradient, vmap is fine.
+    mapped = jax.vmap(lambda i: loss(table, i))(ids[None])
+    np.testing.assert_allclose(mapped[0], loss(table), rtol=1e-6)
+
+
+def test_bad_arguments_hold_the_fix():
+    rule, table, ids = RULES["adam"], _table(), np.array([[1]], np.int32)
+    with pytest.raises(TypeError, match="init_fused_table"):
+        jax_tt.fused_tt_embed_bag(table.cores, ids, rule)
+    with pytest.raises(TypeError, match="optax"):
+        jax_tt.fused_tt_embed_bag(table, ids, "adam")
+    with pytest.raises(ValueError, match="SGD expects"):
+        jax_tt.fused_tt_embed_bag(table, ids, optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="fused_tt_embed_bag"):
+        jax_tt.fused_embed_bag(table, ids, rule)
+    with pytest.raises(TypeError, match="typed key"):
+        half = _table(dtype="bfloat16")
+        jax_tt.fused_tt_embed_bag(half, ids, rule, key=jnp.zeros(2, jnp.uint32))
+    with pytest.raises(ValueError, match="learning_rate"):
+        optimizers.SGD(-1.0)
+    with pytest.raises(TypeError, match="learning_rate"):
+        optimizers.Adam("fast")
+    with pytest.raises(ValueError, match="b1"):
+        optimizers.Adam(0.1, b1=1.0)
+
+

@@ -1,0 +1,148 @@
+"""Derivatives: finite differences, second order, only what is asked for, remat and scan."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import jax_tt
+from jax_tt._ops import _backend
+from tests.helpers import COMBINERS, SHAPES, assert_close, make_case
+
+
+@pytest.fixture
+def case():
+    return make_case(SHAPES["d3"], "float32", True)
+
+
+def _loss(case, combiner, method):
+    bags = case.bags()
+
+    def loss(cores, weights):
+        weighted = dataclasses.replace(bags, weights=weights)
+        out = jax_tt.tt_embed_bag(cores, weighted, combiner=combiner, method=method)
+        return jnp.sum(jnp.sin(out))
+
+    return loss, bags.weights
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_finite_differences(combiner, method, x64):
+    case = make_case(SHAPES["d3"], "float64", True)
+    loss, weights = _loss(case, combiner, method)
+    used = sum(map(len, case.rows))
+
+    def of_used(cores, used_weights):
+        return loss(cores, jnp.concatenate([used_weights, jnp.asarray(weights[used:])]))
+
+    check_grads(of_used, (case.cores, jnp.asarray(weights[:used])), order=1, modes=["rev"])
+
+
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_second_order_through_the_reference(combiner, x64):
+    case = make_case(SHAPES["d2"], "float64", True)
+    loss, weights = _loss(case, combiner, "reference")
+    check_grads(lambda cores: loss(cores, weights), (case.cores,), order=2, modes=["fwd", "rev"])
+
+
+def test_remat_and_scan(case, method):
+    loss, weights = _loss(case, "mean", method)
+    plain = jax.grad(loss)(case.cores, weights)
+    again = jax.grad(jax.checkpoint(loss))(case.cores, weights)
+    for a, b in zip(plain, again, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+    def scanned(cores):
+        stack = jnp.stack([jnp.asarray(weights)] * 3)
+        return jax.lax.scan(lambda total, w: (total + loss(cores, w), None), 0.0, stack)[0]
+
+    for a, b in zip(plain, jax.jit(jax.grad(scanned))(case.cores), strict=True):
+        assert_close(b, 3 * np.asarray(a, np.float64), 1e-5)
+
+
+def test_integer_ids_have_no_gradient(case, method):
+    bags = case.bags()
+    grads = jax.grad(
+        lambda bags: jax_tt.tt_embed_bag(case.cores, bags, method=method).sum(), allow_int=True
+    )(bags)
+    assert grads.ids.dtype == jax.dtypes.float0 and grads.offsets.dtype == jax.dtypes.float0
+    assert np.any(grads.weights)
+
+
+class Recorder:
+    """Stands for the native module: the reference, with a note of what was asked for."""
+
+    def __init__(self):
+        self.calls = []
+
+    def available(self, platform):
+        return platform == "cpu"
+
+    def __getattr__(self, name):
+        from jax_tt import _reference
+
+        kind, _, op = name.partition("_")
+        if kind not in ("tt", "dense"):
+            raise AttributeError(name)
+
+        def call(spec, cores, *args, **kwargs):
+            self.calls.append((op, args, kwargs))
+            parts = cores if kind == "tt" else (cores,)
+            result = getattr(_reference, op)(spec, parts, *args, **kwargs)
+            if kind == "dense" and op == "backward":
+                return result[0][0], result[1]
+            return result
+
+        return call
+
+    def ops(self):
+        return [op for op, _, _ in self.calls]
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    fake = Recorder()
+    monkeypatch.setattr(_backend, "native_module", lambda: fake)
+    return fake
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_only_requested_cotangents_are_computed(case, recorder, jit):
+    loss, weights = _loss(case, "sum", "ffi")
+    wrap = jax.jit if jit else lambda f: f
+    weights = jnp.asarray(weights)
+    expected = jax.grad(_loss(case, "sum", "reference")[0], argnums=(0, 1))(case.cores, weights)
+
+    dcores = jax.grad(wrap(loss), argnums=0)(case.cores, weights)
+    assert recorder.ops().count("backward") == 1
+    assert recorder.calls[-1][1][3] is False  # want_weights
+    recorder.calls.clear()
+
+    both = jax.grad(wrap(loss), argnums=(0, 1))(case.cores, weights)
+    assert recorder.calls[-1][1][3] is True
+    recorder.calls.clear()
+
+    dweights = jax.grad(wrap(loss), argnums=1)(case.cores, weights)
+    assert "backward" not in recorder.ops()  # no gradient of the cores
+    for got in (dcores, both[0]):
+        for a, b in zip(got, expected[0], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    for got in (both[1], dweights):
+        np.testing.assert_allclose(got, expected[1], rtol=1e-5, atol=1e-6)
+
+
+def test_only_weights_on_every_method(case, method):
+    loss, weights = _loss(case, "sqrtn", method)
+    alone = jax.grad(loss, argnums=1)(case.cores, weights)
+    _, both = jax.grad(loss, argnums=(0, 1))(case.cores, weights)
+    np.testing.assert_allclose(alone, both, rtol=1e-5, atol=1e-6)
+    padded = case.bags("rectangular")
+    alone = jax.grad(
+        lambda w: jax_tt.tt_embed_bag(
+            case.cores, dataclasses.replace(padded, weights=w), method=method
+        ).sum()
+    )(padded.weights)
+    assert not np.any(np.asarray(alone)[np.asarray(padded.ids) == -1])

@@ -1,0 +1,101 @@
+"""Data parallelism on four devices: batch sharded, table replicated, equal to one device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from tests.helpers import SHAPES, make_case
+
+SHAPE = SHAPES["d3"]
+RULE = jax_tt.optimizers.Adagrad(0.1)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+
+@pytest.fixture
+def batch():
+    # Duplicates across shards, and a shard whose rows the others do not touch.
+    return np.random.default_rng(0).integers(0, 40, (8, 5)).astype(np.int32)
+
+
+def _plain(cores, ids, method, axis_name=None):
+    out = jax_tt.tt_embed_bag(cores, ids, combiner="mean", method=method, axis_name=axis_name)
+    return jnp.sum(jnp.sin(out))
+
+
+def _fused(table, ids, method, axis_name=None):
+    out = jax_tt.fused_tt_embed_bag(table, ids, RULE, method=method, axis_name=axis_name)
+    return jnp.sum(jnp.sin(out))
+
+
+def _close(got, want):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), got, want)
+
+
+def _parameters(kind):
+    cores = make_case(SHAPE, "float32", False).cores
+    return cores if kind is _plain else jax_tt.init_fused_table(cores, RULE)
+
+
+@pytest.mark.parametrize("loss", [_plain, _fused])
+def test_jit_with_sharded_batch(loss, mesh, batch, method):
+    parameters = _parameters(loss)
+    want = jax.value_and_grad(loss)(parameters, batch, method)
+    sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
+    placed = jax.device_put(parameters, NamedSharding(mesh, P()))
+    step = jax.jit(jax.value_and_grad(loss), static_argnums=2)
+    _close(step(placed, sharded, method), want)
+    assert "all-gather" not in step.lower(placed, sharded, method).compile().as_text()
+
+
+def test_jit_forward_needs_no_communication(mesh, batch, method):
+    cores = make_case(SHAPE, "float32", False).cores
+    sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
+    placed = jax.device_put(cores, NamedSharding(mesh, P()))
+    forward = jax.jit(lambda c, i: jax_tt.tt_embed_bag(c, i, combiner="sqrtn", method=method))
+    text = forward.lower(placed, sharded).compile().as_text()
+    assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all"))
+    want = jax_tt.tt_embed_bag(cores, batch, combiner="sqrtn", method=method)
+    _close(forward(placed, sharded), want)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("loss", [_plain, _fused])
+def test_shard_map(loss, check_vma, mesh, batch, method):
+    parameters = _parameters(loss)
+    want = jax.grad(loss)(parameters, batch, method)
+    axis_name = None if check_vma else "data"
+
+    def shard(parameters, ids):
+        return jax.grad(loss)(parameters, ids, method, axis_name)
+
+    step = jax.jit(
+        jax.shard_map(
+            shard, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=check_vma
+        )
+    )
+    _close(step(parameters, batch), want)
+    assert "all-gather" not in step.lower(parameters, batch).compile().as_text()
+
+
+def test_shard_map_of_the_forward_pass(mesh, batch, method):
+    cores = make_case(SHAPE, "float32", False).cores
+
+    def total(cores):
+        spread = jax.shard_map(
+            lambda c, i: jax_tt.tt_embed_bag(c, i, method=method),
+            mesh=mesh,
+            in_specs=(P(), P("data")),
+            out_specs=P("data"),
+        )
+        return jnp.sum(jnp.sin(spread(cores, batch)))
+
+    want = jax.grad(lambda c: jnp.sum(jnp.sin(jax_tt.tt_embed_bag(c, batch, method=method))))(cores)
+    _close(jax.jit(jax.grad(total))(cores), want)

@@ -59,7 +59,7 @@ docs: $(VENV)/.with-docs
 	$(BIN)/sphinx-build -W --keep-going -b html docs build/docs
 
 retrieval-quick: $(VENV)/.with-examples
-	$(PY) -m examples.retrieval.main --data $(DATA) --quick
+	$(PY) -m examples.retrieval.main --data $(DATA) --quick --fresh --workdir build/retrieval
 
 # A developer's loop on the native module: compiles only what changed, in a build folder that stays.
 native: $(VENV)/.with-dev

@@ -81,8 +81,8 @@ def refuses(model: Any, ids: jax.Array) -> bool:
     """Whether the forward pass refuses: an error on CPU, NaN elsewhere."""
     try:
         return bool(jnp.all(jnp.isnan(model(ids))))
-    except jax.errors.JaxRuntimeError:
-        return True
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        return "sentinel" in str(error)
 
 
 # --- Training

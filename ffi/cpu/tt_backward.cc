@@ -41,7 +41,8 @@ class Backward {
       workspace_.Request(&tile_scratch_[w], join_.tile_nodes() * side.product_size(side.depth));
     }
     if (Status status = workspace_.Allocate(); !status.ok()) return status;
-    for (int k = 0; k < shape.d; ++k) std::fill_n(gradients_.touched[k], shape.p[k], 0);
+    if (!gradients_.consume)
+      for (int k = 0; k < shape.d; ++k) std::fill_n(gradients_.touched[k], shape.p[k], 0);
     if (weight_gradient_ != nullptr) std::fill_n(weight_gradient_, problem_.layout.n, C{0});
     for (int64_t c = 0, begin = 0; c < problem_.num_chunks(); ++c) {
       chunk_begin_ = begin;
@@ -64,7 +65,7 @@ class Backward {
       const int64_t node = group.begin;
       C* gradient = tile_scratch_[static_cast<size_t>(worker)];
       Tile(node, node + 1, join_.primary().product(1, node), worker, gradient);
-      primary_.Store(1, group.slice, gradient);
+      primary_.Store(1, group.slice, gradient, worker);
       return;
     }
     typename ChainGradient<T>::SliceGradient slice_gradient(primary_, depth, group, worker);

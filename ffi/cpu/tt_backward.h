@@ -3,6 +3,7 @@
 #define JAX_TT_CPU_TT_BACKWARD_H_
 
 #include <algorithm>
+#include <functional>
 
 #include "ffi/common/status.h"
 #include "ffi/cpu/tt_forward.h"
@@ -10,11 +11,16 @@
 
 namespace jax_tt {
 
-// Where gradients go.  A slice's gradient is defined only where touched is 1; everything else is left as it was.
+// Where gradients go: into arrays, or slice by slice to a consumer.
+//
+// A slice's gradient in the arrays is defined only where touched is 1; everything else is left as it was.  A consumer
+// takes each slice's gradient once, when nothing reads that slice of the core any more; it can only be used for a
+// batch of one chunk.
 template <typename C>
 struct CoreGradients {
   C* gradient[kMaxCores] = {};      // as the cores
   int32_t* touched[kMaxCores] = {};  // [p_k], cleared by TTBackward
+  std::function<void(int core, int64_t slice, const C* gradient, int worker)> consume;
 };
 
 // out_gradient: [groups * bags, dim].  saved: what TTForward saved, or null.  weight_gradient: [n], or null.

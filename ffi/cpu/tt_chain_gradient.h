@@ -74,6 +74,7 @@ class ChainGradient {
     SliceGradient(ChainGradient& owner, int k, const SliceGroup& group, int worker)
         : owner_(owner),
           k_(k),
+          worker_(worker),
           slice_(group.slice),
           rank_(owner.chain_.side().rank[k - 1]),
           columns_(owner.chain_.side().product_size(k) / owner.chain_.side().width[k - 1]),
@@ -81,13 +82,17 @@ class ChainGradient {
       const Side& side = owner.chain_.side();
       const C* slice = owner.chain_.Oriented(k, group.slice, scratch_.slice);
       owner.kernels_.transpose(rank_, columns_, slice, scratch_.transposed);
-      target_ = side.left ? owner.Gradient(k, slice_) : scratch_.gradient;
-      // On the left the gradient is stored as it is accumulated: a slice that an earlier chunk touched goes on.
-      accumulate_ = side.left && owner.Touched(k, slice_) != 0;
+      // On the left an array takes the gradient as it is accumulated: a slice that an earlier chunk touched goes on.
+      const bool in_array = side.left && !owner.gradients_.consume;
+      target_ = in_array ? owner.Gradient(k, slice_) : scratch_.gradient;
+      accumulate_ = in_array && owner.Touched(k, slice_) != 0;
+      stored_ = in_array;
     }
     ~SliceGradient() {
-      if (!owner_.chain_.side().left) owner_.Store(k_, slice_, target_);
-      owner_.Touched(k_, slice_) = 1;
+      if (stored_)
+        owner_.Touched(k_, slice_) = 1;
+      else
+        owner_.Store(k_, slice_, target_, worker_);
     }
     SliceGradient(const SliceGradient&) = delete;
     SliceGradient& operator=(const SliceGradient&) = delete;
@@ -106,17 +111,27 @@ class ChainGradient {
 
    private:
     ChainGradient& owner_;
-    const int k_;
+    const int k_, worker_;
     const int64_t slice_, rank_, columns_;
     typename ChainGradient::Scratch& scratch_;
     C* target_;
-    bool accumulate_;
+    bool accumulate_, stored_;
   };
 
-  // Adds the gradient of a level-k slice, given in the chain's orientation.
-  void Store(int k, int64_t slice, const C* oriented) {
-    StoreOriented(problem_.shape, chain_.side(), k, oriented, Touched(k, slice) == 0, Gradient(k, slice));
-    Touched(k, slice) = 1;
+  // Hands over the gradient of a level-k slice, given in the chain's orientation.
+  void Store(int k, int64_t slice, const C* oriented, int worker) {
+    const Side& side = chain_.side();
+    if (!gradients_.consume) {
+      StoreOriented(problem_.shape, side, k, oriented, Touched(k, slice) == 0, Gradient(k, slice));
+      Touched(k, slice) = 1;
+      return;
+    }
+    if (!side.left) {
+      C* stored = scratch_[static_cast<size_t>(worker)].transposed;
+      StoreOriented(problem_.shape, side, k, oriented, /*assign=*/true, stored);
+      oriented = stored;
+    }
+    gradients_.consume(side.core[k], slice, oriented, worker);
   }
 
  private:
@@ -136,7 +151,7 @@ class ChainGradient {
         C* sum = k == 1 ? scratch_[static_cast<size_t>(worker)].gradient : node_[k] + node * size;
         const int64_t begin = chain_.child_begin(k, node);
         kernels_.sum_rows(size, child_[k], level.child + begin, level.child_end[node] - begin, sum);
-        if (k == 1) Store(1, level.slice[node], sum);
+        if (k == 1) Store(1, level.slice[node], sum, worker);
       }
     });
   }

@@ -1,24 +1,33 @@
 #include "ffi/cpu/tt_update.h"
 
+#include <algorithm>
 #include <atomic>
 #include <vector>
 
 namespace jax_tt {
+namespace {
+
+int64_t MaxSlice(const TTShape& shape) {
+  int64_t size = 0;
+  for (int k = 0; k < shape.d; ++k) size = std::max(size, shape.slice_size(k));
+  return size;
+}
+
+}  // namespace
 
 template <typename T>
 Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& cores,
                const CoreGradients<typename ComputeType<T>::type>& gradients, const OptimizerStep& step,
                float* applied) {
   using C = typename ComputeType<T>::type;
-  int64_t width = 0, slices = 0, first[kMaxCores + 1] = {};
+  int64_t slices = 0, first[kMaxCores + 1] = {};
   for (int k = 0; k < shape.d; ++k) {
-    width = std::max(width, shape.slice_size(k));
     slices += shape.p[k];
     first[k + 1] = slices;
   }
   Workspace workspace;
   std::vector<C*> scratch(static_cast<size_t>(pool.workers));
-  for (C*& buffer : scratch) workspace.Request(&buffer, width);
+  for (C*& buffer : scratch) workspace.Request(&buffer, MaxSlice(shape));
   if (Status status = workspace.Allocate(); !status.ok()) return status;
 
   // fn(core, slice, worker) for every touched slice.
@@ -57,6 +66,17 @@ Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<
   using C = typename TTProblem<T>::C;
   Workspace workspace;
   CoreGradients<C> gradients;
+  if (!step.skip_nonfinite && problem.num_chunks() <= 1) {
+    // Every slice's gradient is complete at once and takes its step while it is in the cache.
+    std::vector<C*> scratch(static_cast<size_t>(pool.workers));
+    for (C*& buffer : scratch) workspace.Request(&buffer, MaxSlice(problem.shape));
+    if (Status status = workspace.Allocate(); !status.ok()) return status;
+    gradients.consume = [&](int core, int64_t slice, const C* gradient, int worker) {
+      cores.table[core].Update(slice, gradient, step, GetKernels<C>(), scratch[static_cast<size_t>(worker)]);
+    };
+    *applied = 1.0f;
+    return TTBackward(problem, pool, out_gradient, saved, gradients, weight_gradient);
+  }
   for (int k = 0; k < problem.shape.d; ++k) {
     workspace.Request(&gradients.gradient[k], problem.shape.core_size(k));
     workspace.Request(&gradients.touched[k], problem.shape.p[k]);

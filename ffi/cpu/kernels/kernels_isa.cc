@@ -137,7 +137,7 @@ void GemmTN(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b
 }
 
 template <typename T>
-void Axpy(int64_t n, T alpha, const T* x, T* y) {
+void Axpy(int64_t n, T alpha, const T* __restrict x, T* __restrict y) {
   for (int64_t i = 0; i < n; ++i) y[i] += alpha * x[i];
 }
 

@@ -26,7 +26,8 @@ COLOURS = ("#1f6fb2", "#d9641e", "#2c8a57")
 INK, GREY, ROW_COLOUR = "#22262b", "#68717a", "#5b4b8a"
 CENTRES = (35.0, 62.5, 90.0)  # of the three columns
 CELL = 0.22  # side of one number of a slice
-SHEETS, STEP, LIFT = 11, 0.5, 3.6  # of a stack: how many are drawn, how far apart, how far one is pulled out
+# Of a stack: how many sheets are drawn, how far apart, and how far one is pulled out.
+SHEETS, STEP, LIFT = 11, 0.5, 3.6
 
 
 def main() -> None:
@@ -82,10 +83,15 @@ def draw_stacks(axes: Axes, y: float, digits: tuple[int, ...], slices: list[np.n
                 continue
             axes.add_patch(
                 Rectangle(
-                    corner, width, height, fc=tint(colour, 0.15), ec=tint(colour, 0.7), lw=0.7,
+                    corner,
+                    width,
+                    height,
+                    fc=tint(colour, 0.15),
+                    ec=tint(colour, 0.7),
+                    lw=0.7,
                     zorder=10 - sheet,
                 )
-            )  # fmt: skip
+            )
         arrow(axes, (x, 62.4), top, colour)
         label(axes, x, y - 2.0, f"core {k + 1}", 12, weight="bold", color=colour)
         label(axes, x, y - 4.0, sizes[k], 10.5, color=GREY)
@@ -156,7 +162,13 @@ def matrix(
     limit = 2.2 * float(values.std())
     box = (x, x + columns * cell, y, y + rows * cell)
     axes.imshow(
-        values, cmap=shades, vmin=-limit, vmax=limit, extent=box, interpolation="nearest", zorder=order
+        values,
+        cmap=shades,
+        vmin=-limit,
+        vmax=limit,
+        extent=box,
+        interpolation="nearest",
+        zorder=order,
     )
     edge = {"fill": False, "ec": colour, "lw": 1.1, "zorder": order}
     axes.add_patch(Rectangle((x, y), columns * cell, rows * cell, **edge))

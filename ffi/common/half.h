@@ -46,8 +46,8 @@ inline void Round(float value, float* out) { *out = value; }
 inline void Round(double value, double* out) { *out = value; }
 inline void Round(float value, bfloat16* out) {
   const uint32_t bits = FloatToBits(value);
-  out->bits = static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40u
-                                                   : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  out->bits =
+      static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 inline void Round(float value, float16* out) {
   const uint32_t bits = FloatToBits(value), sign = (bits >> 16) & 0x8000u;

@@ -4,7 +4,6 @@
 
 #include <stdint.h>
 
-
 namespace jax_tt {
 
 constexpr int kMaxCores = 5;

@@ -1,5 +1,6 @@
 #include "ffi/cpu/args.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
@@ -11,15 +12,24 @@ Status ReadShape(Span64 row_factors, Span64 col_factors, Span64 ranks, int64_t n
     return InvalidArgument("a TT table has 2 to 5 cores, as many row and column factors, and one rank more");
   shape->d = static_cast<int>(d);
   shape->num_embeddings = num_embeddings;
-  int64_t rows = 1;
+  // Sizes are products of numbers that nobody has checked yet; one that wraps could pass a size check by accident.
+  constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max(), kMaxProduct = int64_t{1} << 40;
+  int64_t rows = 1, columns = 1, largest_rank = 1;
   for (size_t k = 0; k < d; ++k) {
     shape->p[k] = row_factors[k];
     shape->q[k] = col_factors[k];
     shape->r[k] = ranks[k];
     shape->r[k + 1] = ranks[k + 1];
-    if (row_factors[k] < 1 || row_factors[k] > std::numeric_limits<int32_t>::max() || col_factors[k] < 1 ||
-        ranks[k] < 1 || ranks[k + 1] < 1 || __builtin_mul_overflow(rows, row_factors[k], &rows))
+    if (row_factors[k] < 1 || row_factors[k] > kMaxInt || col_factors[k] < 1 || ranks[k] < 1 || ranks[k + 1] < 1 ||
+        __builtin_mul_overflow(rows, row_factors[k], &rows))
       return InvalidArgument("factors and ranks must be positive and the product of the row factors below 2^63");
+    largest_rank = std::max(largest_rank, ranks[k]);
+    int64_t size = 0;
+    if (__builtin_mul_overflow(columns, col_factors[k], &columns) || columns > kMaxInt ||
+        largest_rank > kMaxProduct / columns ||
+        __builtin_mul_overflow(ranks[k] * col_factors[k], ranks[k + 1], &size) ||
+        __builtin_mul_overflow(size, row_factors[k], &size))
+      return InvalidArgument("a table has at most 2^31 - 1 columns, and columns times the largest rank at most 2^40");
   }
   if (ranks[0] != 1 || ranks[d] != 1) return InvalidArgument("the first and the last rank of a TT table are 1");
   if (num_embeddings < 0 || num_embeddings > rows)

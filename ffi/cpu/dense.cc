@@ -188,11 +188,11 @@ Status DenseUpdate(const DenseProblem<T>& problem, const Pool& pool, const RowTa
   return {};
 }
 
-#define JAX_TT_INSTANTIATE(T, C)                                                                                  \
-  template Status DenseForward(const DenseProblem<T>&, const Pool&, C*);                                           \
-  template Status DenseBackward(const DenseProblem<T>&, const Pool&, const C*, C*, C*);                            \
-  template Status DenseUpdate(const DenseProblem<T>&, const Pool&, const RowTable<T>&, const C*,                   \
-                              const OptimizerStep&, C*, float*)
+#define JAX_TT_INSTANTIATE(T, C)                                                                                       \
+  template Status DenseForward(const DenseProblem<T>&, const Pool&, C*);                                               \
+  template Status DenseBackward(const DenseProblem<T>&, const Pool&, const C*, C*, C*);                                \
+  template Status DenseUpdate(const DenseProblem<T>&, const Pool&, const RowTable<T>&, const C*, const OptimizerStep&, \
+                              C*, float*)
 JAX_TT_INSTANTIATE(float, float);
 JAX_TT_INSTANTIATE(double, double);
 JAX_TT_INSTANTIATE(bfloat16, float);

@@ -18,7 +18,8 @@ Status ReadProblem(const ffi::AnyBuffer& ids, const ffi::AnyBuffer& offsets, con
   JAX_TT_RETURN_IF_ERROR(Data(table, "table", -1, &problem->table));
   JAX_TT_RETURN_IF_ERROR(
       ReadLookups(ids, offsets, /*split=*/false, /*digits=*/1, padded, bounds, name, &problem->lookups));
-  if (problem->num_embeddings == 0 && problem->lookups.bounds != Bounds::kError) problem->lookups.bounds = Bounds::kZero;
+  if (problem->num_embeddings == 0 && problem->lookups.bounds != Bounds::kError)
+    problem->lookups.bounds = Bounds::kZero;
   return OptionalData(weights, "weights", problem->lookups.size(), &problem->weights);
 }
 
@@ -59,20 +60,20 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuf
                         JAX_TT_RETURN_IF_ERROR(
                             ReadProblem(ids, offsets, weights, table, padded, bounds, name, &problem));
                         JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", OutCount(problem), &g));
-                        JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient",
-                                                            problem.lookups.size(), &weight_data));
+                        JAX_TT_RETURN_IF_ERROR(
+                            OptionalData(*weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
                         JAX_TT_RETURN_IF_ERROR(Data(*gradient, "table gradient", Count(table), &gradient_data));
                         return DenseBackward(problem, MakePool(threads), g, gradient_data, weight_data);
                       }),
       "embed_bag_backward");
 }
 
-ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
-                      ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale, ffi::AnyBuffer seed,
-                      ffi::AnyBuffer table, ffi::RemainingArgs slots, ffi::Result<ffi::AnyBuffer> applied,
-                      ffi::Result<ffi::AnyBuffer> weight_gradient, ffi::Result<ffi::AnyBuffer> new_table,
-                      ffi::RemainingRets new_slots, bool padded, int64_t bounds, std::string_view name,
-                      int64_t optimizer, bool skip_nonfinite, bool stochastic_rounding) {
+ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids,
+                      ffi::AnyBuffer offsets, ffi::AnyBuffer weights, ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper,
+                      ffi::AnyBuffer scale, ffi::AnyBuffer seed, ffi::AnyBuffer table, ffi::RemainingArgs slots,
+                      ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient,
+                      ffi::Result<ffi::AnyBuffer> new_table, ffi::RemainingRets new_slots, bool padded, int64_t bounds,
+                      std::string_view name, int64_t optimizer, bool skip_nonfinite, bool stochastic_rounding) {
   return ToError(
       DispatchStorage(
           table.element_type(),
@@ -97,9 +98,8 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
               auto in = slots.get<ffi::AnyBuffer>(static_cast<size_t>(s));
               auto out = new_slots.get<ffi::AnyBuffer>(static_cast<size_t>(s));
               if (!in.has_value() || !out.has_value()) return InvalidArgument("a slot is missing");
-              JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(*in, **out, "slot",
-                                                    step.traits().row_wise ? problem.num_embeddings : Count(table),
-                                                    &rows.slots[s]));
+              JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(
+                  *in, **out, "slot", step.traits().row_wise ? problem.num_embeddings : Count(table), &rows.slots[s]));
             }
             return DenseUpdate(problem, MakePool(threads), rows, g, step, weight_data, applied_data);
           }),
@@ -108,10 +108,7 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
 
 }  // namespace
 
-#define JAX_TT_LOOKUP_ATTRS     \
-  .Attr<bool>("padded")         \
-      .Attr<int64_t>("bounds")  \
-      .Attr<std::string_view>("table")
+#define JAX_TT_LOOKUP_ATTRS .Attr<bool>("padded").Attr<int64_t>("bounds").Attr<std::string_view>("table")
 
 // n = ids, G = groups, B = bags of a group, N x D = the table.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseForwardCpu, ForwardImpl,

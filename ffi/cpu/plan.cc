@@ -17,35 +17,34 @@ std::string TableName(const Lookups& lookups) {
 }
 
 template <typename Int>
-int64_t ReadId(const Int* ids, int64_t position) {
+int64_t ReadId(const Int* ids, int64_t position, bool padded) {
   const Int id = ids[position];
-  if (id == static_cast<Int>(-1)) return kPadding;
+  if (padded && id == static_cast<Int>(-1)) return kPadding;
   return id < 0 ? kNegative : static_cast<int64_t>(id);
 }
 
-// Digits that are not digits of this shape stand for an id past its end, unless they are negative.
+// Digits that are not digits of this shape stand for an id past its end, unless the first one is negative.
 int64_t ReadDigits(const TTShape& shape, const int32_t* digits) {
   int64_t id = 0;
-  bool all_minus_one = true, negative = false, valid = true;
+  bool all_minus_one = true, valid = true;
   for (int k = 0; k < shape.d; ++k) {
     all_minus_one &= digits[k] == -1;
-    negative |= digits[k] < 0;
     valid &= digits[k] >= 0 && digits[k] < shape.p[k];
     if (valid) id = id * shape.p[k] + digits[k];
   }
   if (all_minus_one) return kPadding;
-  if (negative) return kNegative;
+  if (digits[0] < 0) return kNegative;
   return valid ? id : shape.num_rows();
 }
 
 int64_t ReadId(const Lookups& lookups, const TTShape* shape, int64_t position) {
   switch (lookups.type) {
     case IdType::kInt32:
-      return ReadId(static_cast<const int32_t*>(lookups.ids), position);
+      return ReadId(static_cast<const int32_t*>(lookups.ids), position, lookups.padded);
     case IdType::kUint32:
-      return ReadId(static_cast<const uint32_t*>(lookups.ids), position);
+      return ReadId(static_cast<const uint32_t*>(lookups.ids), position, lookups.padded);
     case IdType::kInt64:
-      return ReadId(static_cast<const int64_t*>(lookups.ids), position);
+      return ReadId(static_cast<const int64_t*>(lookups.ids), position, lookups.padded);
     case IdType::kDigits:
       return ReadDigits(*shape, static_cast<const int32_t*>(lookups.ids) + position * shape->d);
   }
@@ -68,23 +67,6 @@ std::string IdText(const Lookups& lookups, const TTShape* shape, int64_t positio
   for (int k = 0; k < shape->d; ++k)
     text += (k ? ", " : "") + std::to_string(static_cast<const int32_t*>(lookups.ids)[position * shape->d + k]);
   return text + ")";
-}
-
-Status CheckOffsets(const Lookups& lookups) {
-  for (int64_t g = 0; g < lookups.groups; ++g) {
-    const int32_t* offsets = lookups.offsets + g * (lookups.bags + 1);
-    if (offsets[0] != 0)
-      return InvalidArgument("Bags.offsets[0] is " + std::to_string(offsets[0]) +
-                             ", expected 0: ids before the first offset would belong to no bag");
-    for (int64_t b = 0; b < lookups.bags; ++b) {
-      if (offsets[b] > offsets[b + 1] || offsets[b + 1] > lookups.capacity)
-        return InvalidArgument("Bags.offsets[" + std::to_string(b + 1) + "] is " + std::to_string(offsets[b + 1]) +
-                               " after " + std::to_string(offsets[b]) +
-                               "; expected offsets that never fall and end at or below the capacity of " +
-                               std::to_string(lookups.capacity) + " ids");
-    }
-  }
-  return {};
 }
 
 // The positions that contribute and their ids, and the memory that planning takes beside the plan.
@@ -123,8 +105,7 @@ Status CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embe
           if (lookups.bounds == Bounds::kZero) continue;
           if (lookups.bounds == Bounds::kError)
             return OutOfRange("id " + IdText(lookups, shape, position) + " at position " + std::to_string(position) +
-                              " is out of range for " + TableName(lookups) + " of " +
-                              std::to_string(num_embeddings) +
+                              " is out of range for " + TableName(lookups) + " of " + std::to_string(num_embeddings) +
                               " rows; pass ids in [0, num_embeddings), or bounds=\"clip\" or bounds=\"zero\"");
           id = id < 0 ? 0 : num_embeddings - 1;
         }
@@ -164,8 +145,7 @@ void RowKeys(const TTShape& shape, const Contraction& contraction, Scratch& scra
     for (int k = shape.d - 1; k > 0; --k) {
       const uint64_t p = static_cast<uint64_t>(shape.p[k]);
       // A 32-bit division costs a third of a 64-bit one.
-      const uint64_t quotient =
-          id >> 32 == 0 ? static_cast<uint32_t>(id) / static_cast<uint32_t>(p) : id / p;
+      const uint64_t quotient = id >> 32 == 0 ? static_cast<uint32_t>(id) / static_cast<uint32_t>(p) : id / p;
       key += (id - quotient * p) * weight[k];
       id = quotient;
     }
@@ -222,8 +202,26 @@ int64_t BuildRows(uint64_t range, const PlanLayout& layout, Scratch& scratch, in
 
 }  // namespace
 
+Status CheckOffsets(const int32_t* all_offsets, int64_t groups, int64_t bags, int64_t capacity) {
+  for (int64_t g = 0; g < groups; ++g) {
+    const int32_t* offsets = all_offsets + g * (bags + 1);
+    if (offsets[0] != 0)
+      return InvalidArgument("Bags.offsets[0] is " + std::to_string(offsets[0]) +
+                             ", expected 0: ids before the first offset would belong to no bag");
+    for (int64_t b = 0; b < bags; ++b) {
+      if (offsets[b] > offsets[b + 1] || offsets[b + 1] > capacity)
+        return InvalidArgument("Bags.offsets[" + std::to_string(b + 1) + "] is " + std::to_string(offsets[b + 1]) +
+                               " after " + std::to_string(offsets[b]) +
+                               "; expected offsets that never fall and end at or below the capacity of " +
+                               std::to_string(capacity) + " ids");
+    }
+  }
+  return {};
+}
+
 Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_of) {
-  if (Status status = CheckOffsets(lookups); !status.ok()) return status;
+  if (Status status = CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity); !status.ok())
+    return status;
   Scratch scratch;
   Workspace workspace;
   int32_t* bag = nullptr;
@@ -240,7 +238,8 @@ Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_o
 Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const Lookups& lookups, int32_t* plan) {
   const PlanLayout layout = MakeLayout(shape, contraction, lookups.size());
   std::fill_n(layout.header(plan), PlanLayout::kHeader, 0);
-  if (Status status = CheckOffsets(lookups); !status.ok()) return status;
+  if (Status status = CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity); !status.ok())
+    return status;
   Scratch scratch;
   if (Status status = scratch.Allocate(layout.n); !status.ok()) return status;
   if (Status status = CollectIds(lookups, &shape, shape.num_embeddings, layout.bag(plan), scratch, layout.header(plan));
@@ -267,7 +266,8 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
 Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* plan) {
   const PlanLayout layout = MakeDenseLayout(lookups.size());
   std::fill_n(layout.header(plan), PlanLayout::kHeader, 0);
-  if (Status status = CheckOffsets(lookups); !status.ok()) return status;
+  if (Status status = CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity); !status.ok())
+    return status;
   Scratch scratch;
   if (Status status = scratch.Allocate(layout.n); !status.ok()) return status;
   if (Status status = CollectIds(lookups, nullptr, num_embeddings, layout.bag(plan), scratch, layout.header(plan));

@@ -20,15 +20,18 @@ enum class IdType { kInt32, kUint32, kInt64, kDigits };
 // The lookups of a batch: `groups` independent blocks of `capacity` ids and `bags` bags each.
 struct Lookups {
   IdType type = IdType::kInt32;
-  const void* ids = nullptr;          // [groups, capacity], digits: int32 [groups, capacity, d]
-  const int32_t* offsets = nullptr;   // [groups, bags + 1], last one included
+  const void* ids = nullptr;         // [groups, capacity], digits: int32 [groups, capacity, d]
+  const int32_t* offsets = nullptr;  // [groups, bags + 1], last one included
   int64_t groups = 0, capacity = 0, bags = 0;
-  bool padded = false;                // an id with all bits set is padding
+  bool padded = false;  // an id with all bits set is padding
   Bounds bounds = Bounds::kError;
-  std::string_view table;             // named in errors
+  std::string_view table;  // named in errors
 
   int64_t size() const { return groups * capacity; }
 };
+
+// Offsets start at 0, never fall and stay within the capacity.
+Status CheckOffsets(const int32_t* offsets, int64_t groups, int64_t bags, int64_t capacity);
 
 Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const Lookups& lookups, int32_t* plan);
 Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* plan);

@@ -15,10 +15,10 @@ namespace jax_tt {
 
 // One optimizer with the numbers of this step.
 struct OptimizerStep {
-  int kind = 0;                     // index into kOptimizers
-  const float* hyper = nullptr;     // [kOptimizers[kind].hyperparameters]
-  float gradient_scale = 1;         // multiplies every gradient
-  bool skip_nonfinite = false;      // the whole update, when any gradient is not finite
+  int kind = 0;                      // index into kOptimizers
+  const float* hyper = nullptr;      // [kOptimizers[kind].hyperparameters]
+  float gradient_scale = 1;          // multiplies every gradient
+  bool skip_nonfinite = false;       // the whole update, when any gradient is not finite
   bool stochastic_rounding = false;  // of 16-bit storage
   uint32_t seed[2] = {};
 

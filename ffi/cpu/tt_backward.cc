@@ -24,8 +24,7 @@ class Backward {
         weight_gradient_(weight_gradient),
         join_(problem, pool.workers),
         primary_(problem, join_.primary(), join_.primary().depth() - 1, pool.workers, join_.tile_nodes(), gradients),
-        secondary_(problem, join_.secondary(), join_.secondary().depth(), pool.workers, join_.tile_nodes(),
-                   gradients),
+        secondary_(problem, join_.secondary(), join_.secondary().depth(), pool.workers, join_.tile_nodes(), gradients),
         column_scratch_(static_cast<size_t>(pool.workers)),
         tile_scratch_(static_cast<size_t>(pool.workers)) {}
 
@@ -158,7 +157,7 @@ Status TTBackward(const TTProblem<T>& problem, const Pool& pool, const typename 
   return Backward<T>(problem, pool, out_gradient, saved, gradients, weight_gradient).Run();
 }
 
-#define JAX_TT_INSTANTIATE(T, C)                                                                                  \
+#define JAX_TT_INSTANTIATE(T, C) \
   template Status TTBackward(const TTProblem<T>&, const Pool&, const C*, const C*, const CoreGradients<C>&, C*)
 JAX_TT_INSTANTIATE(float, float);
 JAX_TT_INSTANTIATE(double, double);

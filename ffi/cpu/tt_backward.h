@@ -18,7 +18,7 @@ namespace jax_tt {
 // batch of one chunk.
 template <typename C>
 struct CoreGradients {
-  C* gradient[kMaxCores] = {};      // as the cores
+  C* gradient[kMaxCores] = {};       // as the cores
   int32_t* touched[kMaxCores] = {};  // [p_k], cleared by TTBackward
   std::function<void(int core, int64_t slice, const C* gradient, int worker)> consume;
 };

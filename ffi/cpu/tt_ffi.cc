@@ -1,10 +1,12 @@
 // FFI handlers of the TT operations: shapes and types are checked here, arithmetic is elsewhere.
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <string_view>
 
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/handlers.h"
+#include "ffi/cpu/plan_check.h"
 #include "ffi/cpu/tt_backward.h"
 #include "ffi/cpu/tt_forward.h"
 #include "ffi/cpu/tt_update.h"
@@ -46,6 +48,8 @@ Status ReadProblem(const TTCall& call, const ffi::AnyBuffer& plan, const ffi::An
                    const ffi::AnyBuffer& weights, int64_t positions, TTProblem<T>* problem) {
   problem->shape = call.shape;
   problem->contraction = call.contraction;
+  if (positions < 0 || positions > std::numeric_limits<int32_t>::max())
+    return InvalidArgument("positions must lie between 0 and 2^31 - 1");
   problem->layout = MakeLayout(call.shape, call.contraction, positions);
   if (Count(plan) < problem->layout.size()) return InvalidArgument("the plan is too small for this batch");
   JAX_TT_RETURN_IF_ERROR(Data(plan, "plan", -1, &problem->plan));
@@ -57,6 +61,9 @@ Status ReadProblem(const TTCall& call, const ffi::AnyBuffer& plan, const ffi::An
   problem->capacity = problem->groups == 0 ? 0 : positions / problem->groups;
   if (problem->capacity * problem->groups != positions)
     return InvalidArgument("ids and offsets disagree on the number of groups");
+  JAX_TT_RETURN_IF_ERROR(CheckOffsets(problem->offsets, problem->groups, problem->bags, problem->capacity));
+  JAX_TT_RETURN_IF_ERROR(
+      CheckPlan(call.shape, call.contraction, problem->layout, problem->groups * problem->bags, problem->plan));
   return OptionalData(weights, "weights", positions, &problem->weights);
 }
 
@@ -79,6 +86,8 @@ ffi::Error PlanImpl(ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer s
         JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, table));
         JAX_TT_RETURN_IF_ERROR(ReadCall(row_factors, col_factors, ranks, num_embeddings, hint, &call));
         JAX_TT_RETURN_IF_ERROR(ReadLookups(ids, offsets, split, call.shape.d, padded, bounds, table, &lookups));
+        // A table without rows has no nearest row.
+        if (call.shape.num_embeddings == 0 && lookups.bounds != Bounds::kError) lookups.bounds = Bounds::kZero;
         JAX_TT_RETURN_IF_ERROR(Data(*plan, "plan", -1, &data));
         if (Count(*plan) < MakeLayout(call.shape, call.contraction, lookups.size()).size())
           return InvalidArgument("the plan is too small for this batch");
@@ -105,8 +114,7 @@ ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer plan, ffi::AnyBuf
           C* saved_data = nullptr;
           JAX_TT_RETURN_IF_ERROR(ReadCores<T>(call.shape, cores, 0, problem.cores));
           JAX_TT_RETURN_IF_ERROR(ReadProblem(call, plan, offsets, weights, positions, &problem));
-          JAX_TT_RETURN_IF_ERROR(
-              Data(*out, "out", problem.groups * problem.bags * call.shape.dim(), &out_data));
+          JAX_TT_RETURN_IF_ERROR(Data(*out, "out", problem.groups * problem.bags * call.shape.dim(), &out_data));
           JAX_TT_RETURN_IF_ERROR(OptionalData(*saved, "saved", SavedSize<T>(call, positions), &saved_data));
           return TTForward(problem, MakePool(threads), out_data, saved_data);
         });
@@ -137,8 +145,7 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer plan, ffi::AnyBu
           int32_t* touched_data = nullptr;
           JAX_TT_RETURN_IF_ERROR(ReadCores<T>(shape, cores, 0, problem.cores));
           JAX_TT_RETURN_IF_ERROR(ReadProblem(call, plan, offsets, weights, positions, &problem));
-          JAX_TT_RETURN_IF_ERROR(
-              Data(out_gradient, "out gradient", problem.groups * problem.bags * shape.dim(), &g));
+          JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", problem.groups * problem.bags * shape.dim(), &g));
           JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", SavedSize<T>(call, positions), &saved_data));
           JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", positions, &weight_data));
           const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
@@ -160,8 +167,8 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer plan, ffi::AnyBu
 
 // Cores and slots that an update changes in place: the results from `first` on must be the arguments themselves.
 template <typename T>
-Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Args& args, size_t first,
-                  const Rets& rets, CoreTables<T>* tables) {
+Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Args& args, size_t first, const Rets& rets,
+                  CoreTables<T>* tables) {
   const auto aliased = [&](size_t index, int64_t count, std::string_view name, auto** data) -> Status {
     auto in = args.get<ffi::AnyBuffer>(first + index);
     auto out = rets.get<ffi::AnyBuffer>(index);
@@ -181,11 +188,11 @@ Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Arg
 }
 
 ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer plan,
-                      ffi::AnyBuffer offsets, ffi::AnyBuffer weights, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale,
-                      ffi::AnyBuffer seed, Args tables, ffi::Result<ffi::AnyBuffer> applied,
-                      ffi::Result<ffi::AnyBuffer> weight_gradient, Rets results, Span64 row_factors,
-                      Span64 col_factors, Span64 ranks, int64_t num_embeddings, int64_t hint, int64_t positions,
-                      int64_t optimizer, bool skip_nonfinite, bool stochastic_rounding) {
+                      ffi::AnyBuffer offsets, ffi::AnyBuffer weights, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient,
+                      ffi::AnyBuffer hyper, ffi::AnyBuffer scale, ffi::AnyBuffer seed, Args tables,
+                      ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient, Rets results,
+                      Span64 row_factors, Span64 col_factors, Span64 ranks, int64_t num_embeddings, int64_t hint,
+                      int64_t positions, int64_t optimizer, bool skip_nonfinite, bool stochastic_rounding) {
   return ToError(
       [&]() -> Status {
         TTCall call;
@@ -249,17 +256,10 @@ ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBu
       "tt_apply");
 }
 
-
 }  // namespace
 
-#define JAX_TT_TABLE_ATTRS            \
-  .Attr<Span64>("row_factors")        \
-      .Attr<Span64>("col_factors")    \
-      .Attr<Span64>("ranks")
-#define JAX_TT_BATCH_ATTRS             \
-  JAX_TT_TABLE_ATTRS                   \
-      .Attr<int64_t>("num_embeddings") \
-      .Attr<int64_t>("hint")
+#define JAX_TT_TABLE_ATTRS .Attr<Span64>("row_factors").Attr<Span64>("col_factors").Attr<Span64>("ranks")
+#define JAX_TT_BATCH_ATTRS JAX_TT_TABLE_ATTRS.Attr<int64_t>("num_embeddings").Attr<int64_t>("hint")
 
 // d = number of cores, n = ids, G = groups, B = bags of a group, D = columns.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTPlanCpu, PlanImpl,

@@ -90,10 +90,9 @@ class Join {
   const C* Products(int64_t node_begin, int64_t node_end, const C* slice, int worker, C* saved, bool have_saved) {
     const int depth = primary_.depth();
     if (depth == 1) return primary_.product(1, node_begin);  // one node a tile: its group has no other
-    C* products = saved != nullptr ? saved + node_begin * primary_.side().product_size(depth)
-                                   : product_scratch_[worker];
-    if (!have_saved)
-      primary_.Extend(depth, node_begin, node_end, slice, parent_scratch_[worker], kernels_, products);
+    C* products =
+        saved != nullptr ? saved + node_begin * primary_.side().product_size(depth) : product_scratch_[worker];
+    if (!have_saved) primary_.Extend(depth, node_begin, node_end, slice, parent_scratch_[worker], kernels_, products);
     return products;
   }
 

@@ -26,8 +26,8 @@ struct TTProblem {
   PlanLayout layout;
   const int32_t* plan = nullptr;
   const T* cores[kMaxCores] = {};
-  const C* weights = nullptr;          // [n], or null for ones
-  const int32_t* offsets = nullptr;    // [groups, bags + 1]
+  const C* weights = nullptr;        // [n], or null for ones
+  const int32_t* offsets = nullptr;  // [groups, bags + 1]
   int64_t groups = 0, capacity = 0, bags = 0;
 
   int64_t num_chunks() const { return layout.header(plan)[PlanLayout::kChunks]; }
@@ -133,8 +133,8 @@ class Chain {
   }
 
   // Phases that fill the product buffers of this chunk, level by level.
-  void AddProductPhases(const std::vector<C*>& slice_scratch, const std::vector<C*>& parent_scratch,
-                        int64_t tile_nodes, const Kernels<C>& kernels, Phases& phases) {
+  void AddProductPhases(const std::vector<C*>& slice_scratch, const std::vector<C*>& parent_scratch, int64_t tile_nodes,
+                        const Kernels<C>& kernels, Phases& phases) {
     if (has_buffer(1))
       phases.AddBlocks(nodes_[1], 16, [this](int64_t begin, int64_t end, int) {
         for (int64_t u = begin; u < end; ++u)
@@ -155,8 +155,7 @@ class Chain {
   }
 
   // Products of nodes [begin, end) at level k, all of which have this (oriented) slice.
-  void Extend(int k, int64_t begin, int64_t end, const C* slice, C* parents, const Kernels<C>& kernels,
-              C* out) const {
+  void Extend(int k, int64_t begin, int64_t end, const C* slice, C* parents, const Kernels<C>& kernels, C* out) const {
     GatherParents(k, begin, end, parents);
     const int64_t rank = side_.rank[k - 1], columns = side_.product_size(k) / side_.width[k - 1];
     kernels.gemm_nn((end - begin) * side_.width[k - 1], columns, rank, parents, rank, slice, columns, out, columns,

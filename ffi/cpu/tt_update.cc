@@ -87,10 +87,10 @@ Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<
   return TTApply(problem.shape, pool, cores, gradients, step, applied);
 }
 
-#define JAX_TT_INSTANTIATE(T, C)                                                                                  \
-  template Status TTApply(const TTShape&, const Pool&, const CoreTables<T>&, const CoreGradients<C>&,              \
-                          const OptimizerStep&, float*);                                                          \
-  template Status TTUpdate(const TTProblem<T>&, const Pool&, const CoreTables<T>&, const C*, const C*,             \
+#define JAX_TT_INSTANTIATE(T, C)                                                                       \
+  template Status TTApply(const TTShape&, const Pool&, const CoreTables<T>&, const CoreGradients<C>&,  \
+                          const OptimizerStep&, float*);                                               \
+  template Status TTUpdate(const TTProblem<T>&, const Pool&, const CoreTables<T>&, const C*, const C*, \
                            const OptimizerStep&, C*, float*)
 JAX_TT_INSTANTIATE(float, float);
 JAX_TT_INSTANTIATE(double, double);

@@ -33,12 +33,15 @@ Isa ChosenIsa() {
 }  // namespace
 
 #if defined(__x86_64__)
-#define JAX_TT_CHOOSE(member)                                       \
-  switch (ChosenIsa()) {                                            \
-    case Isa::kV4: return x86_64_v4::member;                        \
-    case Isa::kV3: return x86_64_v3::member;                        \
-    case Isa::kBaseline: return baseline::member;                   \
-  }                                                                 \
+#define JAX_TT_CHOOSE(member)   \
+  switch (ChosenIsa()) {        \
+    case Isa::kV4:              \
+      return x86_64_v4::member; \
+    case Isa::kV3:              \
+      return x86_64_v3::member; \
+    case Isa::kBaseline:        \
+      return baseline::member;  \
+  }                             \
   return baseline::member
 #else
 #define JAX_TT_CHOOSE(member) return baseline::member

@@ -15,11 +15,11 @@ namespace jax_tt {
 template <typename T>
 struct Kernels {
   // c[m, n] = a[m, k] b[k, n], added to c when `accumulate`.
-  void (*gemm_nn)(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
-                  int64_t ldc, bool accumulate);
+  void (*gemm_nn)(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
+                  bool accumulate);
   // c[k, n] = a[m, k]^T b[m, n], added to c when `accumulate`.
-  void (*gemm_tn)(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c,
-                  int64_t ldc, bool accumulate);
+  void (*gemm_tn)(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
+                  bool accumulate);
   // y[n] += alpha x[n]
   void (*axpy)(int64_t n, T alpha, const T* x, T* y);
   // sum of x[i] y[i]
@@ -39,10 +39,10 @@ template <typename T>
 const Kernels<T>& GetKernels();
 
 // One pair per instruction set; the element type is in the name because templates must not be shared across them.
-#define JAX_TT_DECLARE_KERNELS(isa)       \
-  namespace isa {                         \
-  extern const Kernels<float> kFloat;     \
-  extern const Kernels<double> kDouble;   \
+#define JAX_TT_DECLARE_KERNELS(isa)     \
+  namespace isa {                       \
+  extern const Kernels<float> kFloat;   \
+  extern const Kernels<double> kDouble; \
   }
 JAX_TT_DECLARE_KERNELS(baseline)
 JAX_TT_DECLARE_KERNELS(x86_64_v3)

@@ -1,13 +1,12 @@
-"""Examples of the documentation: Markdown blocks run, and every public name has one.
-
-The examples in docstrings are run by pytest itself (``--doctest-modules``).
-"""
+"""Examples of the documentation run: those in docstrings, README.md and docs/*.md; every public name has one."""
 
 import doctest
 import importlib
 import inspect
+import pkgutil
 import re
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import pytest
@@ -57,6 +56,33 @@ def run_session(code: str, names: dict[str, object], page: Path, line: int) -> N
     doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append, clear_globs=False)
     assert not report, "".join(report)
     names.update(test.globs)
+
+
+def modules() -> list[ModuleType]:
+    """All Python modules of the package; its compiled ones have no examples."""
+    found = pkgutil.walk_packages(jax_tt.__path__, "jax_tt.")
+    named = [importlib.import_module(info.name) for info in found if not _compiled(info)]
+    return [jax_tt, *named]
+
+
+def _compiled(info: pkgutil.ModuleInfo) -> bool:
+    spec = info.module_finder.find_spec(info.name, None)  # pyright: ignore[reportCallIssue]
+    return spec is None or not str(spec.origin).endswith(".py")
+
+
+def docstrings():
+    """Every docstring with an example, once, by the name of what it documents."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    tests = {test.name: test for module in modules() for test in finder.find(module)}
+    return [test for _, test in sorted(tests.items()) if test.examples]
+
+
+@pytest.mark.parametrize("test", docstrings(), ids=lambda test: test.name)
+@pytest.mark.usefixtures("promotion")
+def test_docstring(test):
+    report: list[str] = []
+    doctest.DocTestRunner(optionflags=FLAGS).run(test, out=report.append)
+    assert not report, "".join(report)
 
 
 def public_objects():

@@ -115,10 +115,10 @@ def test_float_ids_get_the_error_of_flax():
             layer(jnp.ones(3))
 
 
-def test_out_sharding():
+def test_out_sharding(method):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     with jax.set_mesh(mesh):
-        layer = embed(method="reference")
+        layer = embed(method=method)
         rows = layer(jnp.zeros(8, jnp.int32), out_sharding=P("x"))
         scores = layer.attend(jnp.ones((4, D)), out_sharding=P("x"))
     assert rows.sharding.spec[0] == "x"

@@ -211,6 +211,29 @@ def test_batch_sharded_over_devices():
     assert_same(arrays(model), arrays(single), 1e-5)
 
 
+def test_axis_name_sums_over_shards(method):
+    per_device, single = (
+        Tower("bag", ADAGRAD, axis_name=axis, method=method).items for axis in ("data", None)
+    )
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows, whole = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+
+    def new_state(layer, ids):
+        return nnx.grad(lambda m: jnp.sum(m(ids) ** 2))(layer)
+
+    graphdef, state = nnx.split(per_device)
+    sharded = jax.shard_map(
+        lambda state, ids: new_state(nnx.merge(graphdef, state), ids),
+        mesh=mesh,
+        in_specs=(whole, rows),
+        out_specs=whole,
+        check_vma=False,
+    )
+    got, want = jax.jit(sharded)(state, batch(0)[0]), new_state(single, batch(0)[0])
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_evaluation_leaves_the_table_alone():
     model = Tower("bag", ADAGRAD)
     before = arrays(model)

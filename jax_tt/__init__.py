@@ -6,9 +6,9 @@ from typing import Any
 from jax_tt import optimizers as optimizers
 from jax_tt._bags import Bags as Bags
 from jax_tt._init import init_cores as init_cores
-from jax_tt._ops.attend import tt_attend as tt_attend
 from jax_tt._ops._table import FusedTable as FusedTable
 from jax_tt._ops._table import init_fused_table as init_fused_table
+from jax_tt._ops.attend import tt_attend as tt_attend
 from jax_tt._ops.dense_bag import embed_bag as embed_bag
 from jax_tt._ops.embed_bag import tt_embed_bag as tt_embed_bag
 from jax_tt._ops.fused import fused_embed_bag as fused_embed_bag

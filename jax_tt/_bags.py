@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._dtypes import x64_enabled
 from jax_tt._split_ids import SplitIds
 
 _INT_ERROR = "Input type must be an integer or unsigned integer."
@@ -88,7 +89,9 @@ class Bags:
             )
         length = ids.shape[0]
         if length >= 2**31:
-            raise ValueError(f"ids: got {length} positions; expected fewer than 2**31. Split the batch.")
+            raise ValueError(
+                f"ids: got {length} positions; expected fewer than 2**31. Split the batch."
+            )
         offsets = _as_array(offsets)
         if offsets.size and not jnp.issubdtype(offsets.dtype, jnp.integer):
             raise ValueError(f"offsets: got dtype {offsets.dtype}; expected integers.")
@@ -151,7 +154,11 @@ class Bags:
         """
         arrays = [np.asarray(row, np.int64 if len(row) == 0 else None) for row in rows]
         lengths = np.array([array.shape[0] for array in arrays], np.int64)
-        ids = np.concatenate([np.zeros(0, np.int64), *arrays]) if not arrays else np.concatenate(arrays)
+        ids = (
+            np.concatenate([np.zeros(0, np.int64), *arrays])
+            if not arrays
+            else np.concatenate(arrays)
+        )
         flat = None
         if weights is not None:
             given = [len(row) for row in weights]
@@ -227,7 +234,7 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
         return array
     if array.dtype.itemsize < 4:
         return array.astype(np.int32)
-    if jax.config.jax_enable_x64:
+    if x64_enabled():
         return array.astype(np.int64) if array.size == 0 or array.max() < 2**63 else array
     if array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31):
         return array.astype(np.int32)
@@ -254,8 +261,10 @@ def _as_weights(weights: Any, ids: Any) -> Any:
     if isinstance(weights, np.ndarray) and weights.dtype.kind in "iub":
         weights = weights.astype(np.float32)
     if not jnp.issubdtype(weights.dtype, jnp.floating):
-        raise ValueError(f"weights: got dtype {weights.dtype}; expected floats, e.g. weights.astype(float).")
-    if isinstance(weights, np.ndarray) and weights.dtype == np.float64 and not jax.config.jax_enable_x64:
+        raise ValueError(
+            f"weights: got dtype {weights.dtype}; expected floats, e.g. weights.astype(float)."
+        )
+    if isinstance(weights, np.ndarray) and weights.dtype == np.float64 and not x64_enabled():
         weights = weights.astype(np.float32)
     return weights
 
@@ -307,12 +316,16 @@ def _padding_value(pad_id: int, dtype: Any) -> Any:
     if pad_id == -1 and info.min == 0:
         pad_id = int(info.max)
     if not info.min <= pad_id <= info.max:
-        raise ValueError(f"pad_id: got {pad_id}, which ids of dtype {dtype} cannot hold; use mask= instead.")
+        raise ValueError(
+            f"pad_id: got {pad_id}, which ids of dtype {dtype} cannot hold; use mask= instead."
+        )
     return np.asarray(pad_id, dtype)
 
 
 def _mark(ids: Any, keep: Any) -> Any:
-    on_host = isinstance(keep, np.ndarray) and all(isinstance(x, np.ndarray) for x in jax.tree.leaves(ids))
+    on_host = isinstance(keep, np.ndarray) and all(
+        isinstance(x, np.ndarray) for x in jax.tree.leaves(ids)
+    )
     xp = np if on_host else jnp
     if isinstance(ids, SplitIds):
         return SplitIds(xp.where(keep[..., None], ids.digits, np.int32(-1)))

@@ -34,8 +34,8 @@ def init_cores(
     - ``"approx-normal"``: table entries N(0, 1/(3N)). All cores but the largest hold entries of nearly
       constant magnitude (a normal without its centre), the largest holds a normal, so the entries stay
       near-normal down to rank 1.
-    - ``"approx-uniform"``: the same with a uniform largest core: U(-1/sqrt(N), 1/sqrt(N)) at rank 1. A sum over
-      many rank paths tends to a normal of the same variance whatever is summed.
+    - ``"approx-uniform"``: the same with a uniform largest core: near U(-1/sqrt(N), 1/sqrt(N)) at rank
+      1. A sum over many rank paths tends to a normal of the same variance whatever is summed.
     - ``"normal"``, ``"uniform"``: plain core entries; products of few have heavy tails.
 
     Args:
@@ -57,7 +57,9 @@ def init_cores(
     """
     if callable(init):
         keys = jax.random.split(key, shape.d)
-        return tuple(_called(init, keys[k], core, dtype, k) for k, core in enumerate(shape.core_shapes))
+        return tuple(
+            _called(init, keys[k], core, dtype, k) for k, core in enumerate(shape.core_shapes)
+        )
     if init not in _SAMPLERS:
         raise ValueError(
             f"init: got {init!r}; expected one of {', '.join(map(repr, _SAMPLERS))}, or a callable "
@@ -99,7 +101,9 @@ def _mean_square(cores: Sequence[jax.Array]) -> jax.Array:
     return moment[0, 0]
 
 
-def _called(init: Callable[..., Any], key: jax.Array, core: tuple[int, ...], dtype: Any, k: int) -> Any:
+def _called(
+    init: Callable[..., Any], key: jax.Array, core: tuple[int, ...], dtype: Any, k: int
+) -> Any:
     value = jnp.asarray(init(key, core, dtype))
     if value.shape != core:
         raise ValueError(f"init: returned shape {value.shape} for core {k}; expected {core}.")

@@ -18,7 +18,7 @@ from jax_tt._ops._batch import Batch, pool, present
 from jax_tt._ops._ids import digits_in_range
 from jax_tt._ops._rounding import round_to
 from jax_tt._ops._spec import DenseSpec, Spec
-from jax_tt._ops._vma import varying_axes, vary_over
+from jax_tt._ops._vma import vary_over, varying_axes
 from jax_tt.optimizers import RULES
 
 Cores = Sequence[jax.Array]

@@ -229,7 +229,9 @@ def _times(factors: Sequence[int]) -> str:
 
 def _positive(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name}: got {value!r} of type {type(value).__name__}; expected an integer.")
+        raise TypeError(
+            f"{name}: got {value!r} of type {type(value).__name__}; expected an integer."
+        )
     if value < 1:
         raise ValueError(f"{name}: got {value}; expected an integer >= 1.")
     return int(value)
@@ -262,7 +264,8 @@ def _check_factors(n: int, width: int, p: tuple[int, ...], q: tuple[int, ...]) -
     rows = math.prod(p)
     if rows >= 2**63 or max(p) >= 2**31:
         raise ValueError(
-            f"row_factors: {_times(p)} = {rows}; expected a product below 2**63 and every factor below 2**31."
+            f"row_factors: {_times(p)} = {rows}; expected a product below 2**63 and every factor "
+            "below 2**31; use more cores."
         )
     if rows < n:
         raise ValueError(

@@ -25,7 +25,7 @@ class SplitIds:
     >>> import jax_tt, numpy as np
     >>> shape = jax_tt.TTShape(10**12, 32, 8, (252,) * 5, (2, 2, 2, 2, 2))
     >>> shape.split_ids(np.array([10**11], np.int64)).digits
-    array([[ 24, 200, 200,  97,  64]], dtype=int32)
+    array([[ 24, 200, 207, 240, 208]], dtype=int32)
     """
 
     digits: Any
@@ -46,12 +46,13 @@ class SplitIds:
 
 def split_on_host(ids: Any, num_embeddings: int, row_factors: Sequence[int]) -> SplitIds:
     """Splits host integers into digits; see :meth:`jax_tt.TTShape.split_ids`."""
-    if isinstance(ids, jax.core.Tracer):
+    try:
+        array = np.asarray(ids)
+    except jax.errors.TracerArrayConversionError as error:
         raise TypeError(
             "split_ids: ids is a traced array; split on the host before jit, e.g. "
             "shape.split_ids(np.asarray(ids, np.int64)), or pass traced ids to the op directly."
-        )
-    array = np.asarray(ids)
+        ) from error
     if not np.issubdtype(array.dtype, np.integer):
         if array.size:
             raise ValueError(
@@ -60,7 +61,9 @@ def split_on_host(ids: Any, num_embeddings: int, row_factors: Sequence[int]) -> 
         array = array.astype(np.int64)
     negative = array < 0
     # Compared as Python ints would be: a uint64 id above 2**63 must not wrap to a negative one.
-    large = array > np.asarray(num_embeddings - 1, np.uint64 if array.dtype == np.uint64 else np.int64)
+    large = array > np.asarray(
+        num_embeddings - 1, np.uint64 if array.dtype == np.uint64 else np.int64
+    )
     rest = np.where(negative | large, 0, array).astype(np.int64)
     digits = np.empty((*array.shape, len(row_factors)), np.int32)
     for k in reversed(range(len(row_factors))):

@@ -68,7 +68,9 @@ def make_case(shape: jax_tt.TTShape, dtype: str, weighted: bool, seed: int = 0) 
 
 
 def f64(array: object) -> np.ndarray:
-    return np.asarray(jnp.asarray(array).astype(jnp.float32) if _narrow(array) else array, np.float64)
+    return np.asarray(
+        jnp.asarray(array).astype(jnp.float32) if _narrow(array) else array, np.float64
+    )
 
 
 def _narrow(array: object) -> bool:

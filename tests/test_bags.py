@@ -1,5 +1,7 @@
 """`Bags` on the host and traced."""
 
+import itertools
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -16,7 +18,7 @@ WEIGHTS = [[0.5, 1.0], [], [1.0, 2.0, 3.0], [4.0]]
 
 def _rows(bags):
     ids, offsets = np.asarray(bags.ids), np.asarray(bags.offsets)
-    pairs = zip(offsets[:-1], offsets[1:], strict=True)
+    pairs = itertools.pairwise(offsets)
     return [ids[start:end].tolist() for start, end in pairs]
 
 

@@ -93,7 +93,9 @@ def test_embed_bag(dtype, combiner, method):
 
         step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
         (_, out), (dtable, dweights) = step(table, bags.weights)
-        wide = np.asarray(table.astype(jnp.float64 if dtype == "float64" else jnp.float32), np.float64)
+        wide = np.asarray(
+            table.astype(jnp.float64 if dtype == "float64" else jnp.float32), np.float64
+        )
         model = bag_model(wide, case.rows, case.weights, combiner, np.asarray(g, np.float64))
         assert_close(out, model[0], TOLERANCE[dtype], "out")
         assert_close(dtable, model[1], TOLERANCE[dtype], "table")
@@ -218,9 +220,7 @@ def test_uint32_ids_above_2_to_the_31(method):
     shape = jax_tt.TTShape.suggest(4_000_000_000, 4, 2, 3)
     cores = jax_tt.init_cores(jax.random.key(0), shape)
     ids = np.array([3_999_999_999, 2**31, 4_000_000_000], np.uint32)
-    rows = jax_tt.tt_lookup(
-        cores, ids, num_embeddings=4_000_000_000, bounds="zero", method=method
-    )
+    rows = jax_tt.tt_lookup(cores, ids, num_embeddings=4_000_000_000, bounds="zero", method=method)
     again = jax_tt.tt_lookup(
         cores, shape.split_ids(ids), num_embeddings=4_000_000_000, bounds="zero", method=method
     )

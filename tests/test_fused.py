@@ -23,7 +23,9 @@ RULES = {
 
 def _model_step(rule, step, row, grad, slots):
     """One row of one core in float64; the formulas, written apart from the implementation."""
-    lr = float(np.float32(rule.learning_rate(step) if callable(rule.learning_rate) else rule.learning_rate))
+    lr = float(
+        np.float32(rule.learning_rate(step) if callable(rule.learning_rate) else rule.learning_rate)
+    )
     if isinstance(rule, optimizers.SGD):
         return row - lr * grad, []
     if isinstance(rule, optimizers.Adagrad):
@@ -208,12 +210,14 @@ def test_stochastic_rounding(dtype, method):
 
     def step(table, stochastic, key=None):
         return jax.grad(
-            lambda t: jnp.sum(
-                jax_tt.fused_embed_bag(
-                    t, ids, rule, method=method, stochastic_rounding=stochastic, key=key
-                ).astype(jnp.float32)
+            lambda t: (
+                jnp.sum(
+                    jax_tt.fused_embed_bag(
+                        t, ids, rule, method=method, stochastic_rounding=stochastic, key=key
+                    ).astype(jnp.float32)
+                )
+                * tiny
             )
-            * tiny
         )(table)
 
     nearest = step(table, False).cores[0]
@@ -293,7 +297,7 @@ def test_moved_sentinel_is_refused(method):
             # Overwriting once more does not make the damage invisible.
             assert jax.grad(once)(broken).sentinel != 1
         else:
-            with pytest.raises(Exception, match="sentinel|overwrite|fused"):
+            with pytest.raises(Exception, match=r"sentinel|overwrite|fused"):
                 jax.block_until_ready(once(broken))
 
 
@@ -308,7 +312,7 @@ def test_refused_transformations():
         jax.grad(lambda t: jnp.sum(jax.vmap(lambda i: loss(t, i))(ids[None])))(table)
     with pytest.raises(ValueError, match=r"jax\.vmap"):
         jax.vmap(jax.grad(loss), in_axes=(None, 0))(table, ids[None])
-    with pytest.raises(ValueError, match="leading dimensions|cores"):
+    with pytest.raises(ValueError, match=r"leading dimensions|cores"):
         stacked = jax.tree.map(lambda x: x[None], table)
         loss(stacked)
     with pytest.raises(TypeError, match="higher derivatives"):
@@ -341,5 +345,3 @@ def test_bad_arguments_hold_the_fix():
         optimizers.Adam("fast")
     with pytest.raises(ValueError, match="b1"):
         optimizers.Adam(0.1, b1=1.0)
-
-

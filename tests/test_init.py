@@ -9,7 +9,13 @@ import jax_tt
 from tests.helpers import dense_table
 
 NAMES = ("approx-normal", "approx-uniform", "normal", "uniform")
-TABLES = [(4000, 8, 8, 2), (20_000, 16, 16, 3), (5000, 16, 4, 4), (3000, 32, (3, 9, 5, 2), 5), (8000, 8, 1, 3)]
+TABLES = [
+    (4000, 8, 8, 2),
+    (20_000, 16, 16, 3),
+    (5000, 16, 4, 4),
+    (3000, 32, (3, 9, 5, 2), 5),
+    (8000, 8, 1, 3),
+]
 
 
 def _entries(init, table, seed=0):

@@ -35,9 +35,11 @@ def test_fused_second_call_does_not_recompile(method):
     def step(table, ids, scale):
         traces.append(1)
         return jax.grad(
-            lambda t: jax_tt.fused_tt_embed_bag(t, ids, rule, method=method, grad_scale=scale)
-            .astype(jnp.float32)
-            .sum()
+            lambda t: (
+                jax_tt.fused_tt_embed_bag(t, ids, rule, method=method, grad_scale=scale)
+                .astype(jnp.float32)
+                .sum()
+            )
         )(table)
 
     for i in range(3):

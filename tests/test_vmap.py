@@ -34,9 +34,7 @@ def test_vmap_of_value_and_gradient(which, form, method):
         _stack(cores) if axes[0] == 0 else cores[0],
         _stack(bags) if axes[1] == 0 else bags[0],
     )
-    mapped = jax.vmap(
-        lambda cores, bags: step(cores, bags.weights, bags), in_axes=axes
-    )(*args)
+    mapped = jax.vmap(lambda cores, bags: step(cores, bags.weights, bags), in_axes=axes)(*args)
     for i in range(3):
         c, b = cores[i if axes[0] == 0 else 0], bags[i if axes[1] == 0 else 0]
         alone = step(c, b.weights, b)

@@ -15,11 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt import _reference
+from jax_tt import _ffi, _reference
 from jax_tt._method import resolve_method
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._spec import DenseSpec, Spec
-from jax_tt._ops._vma import varying_axes, vary_over
+from jax_tt._ops._vma import vary_over, varying_axes
 
 _PLATFORMS = ("cpu", "cuda")
 Cores = tuple[jax.Array, ...]
@@ -53,8 +53,8 @@ def choose(method: str) -> str:
         return method
     if method == "ffi":
         raise RuntimeError(
-            "method='ffi': the native module of jax_tt is not available. Install a wheel or build it with "
-            "`pip install .`, or use method='reference'."
+            "method='ffi': the native module of jax_tt is not available. Install a wheel or build it "
+            "with `pip install .`, or use method='reference'." + _reason()
         )
     if jax.default_backend() == "cpu":
         _warn_once()
@@ -64,11 +64,17 @@ def choose(method: str) -> str:
 @functools.cache
 def _warn_once() -> None:
     warnings.warn(
-        "jax_tt: the native module is not available, so pure JAX runs instead, many times slower on CPU. "
-        "Install a wheel or build it with `pip install .`; silence this with JAX_TT_METHOD=reference.",
+        "jax_tt: the native module is not available, so pure JAX runs instead, many times slower on "
+        "CPU. Install a wheel or build it with `pip install .`; silence this with "
+        "JAX_TT_METHOD=reference." + _reason(),
         RuntimeWarning,
         stacklevel=2,
     )
+
+
+def _reason() -> str:
+    reason = _ffi.why_unavailable("cpu")
+    return f" Reason: {reason}" if reason else ""
 
 
 def forward(
@@ -104,7 +110,13 @@ def forward(
 
 
 def backward(
-    spec: Spec, cores: Cores, batch: Batch, residuals: Any, g: jax.Array, method: str, want_weights: bool
+    spec: Spec,
+    cores: Cores,
+    batch: Batch,
+    residuals: Any,
+    g: jax.Array,
+    method: str,
+    want_weights: bool,
 ) -> tuple[Cores, jax.Array | None]:
     """Gradients of the cores, in the accumulator type, and of the weights."""
     axes = varying_axes(cores, batch, g)
@@ -131,7 +143,9 @@ def update(
 ) -> tuple[Cores, Any, jax.Array, jax.Array | None]:
     """Gradient and optimizer step; ``arrays`` holds hyper, inv_scale and seed."""
 
-    def reference(cores: Cores, slots: Any, batch: Batch, residuals: Any, g: Any, arrays: Any) -> Any:
+    def reference(
+        cores: Cores, slots: Any, batch: Batch, residuals: Any, g: Any, arrays: Any
+    ) -> Any:
         return _reference.update(spec, cores, slots, batch, residuals, g, **arrays, **static)
 
     def native(cores: Cores, slots: Any, batch: Batch, residuals: Any, g: Any, arrays: Any) -> Any:

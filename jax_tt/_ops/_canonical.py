@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._bags import Bags, as_ids
+from jax_tt._dtypes import x64_enabled
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._spec import BOUNDS, DenseSpec, Spec, TTSpec
 from jax_tt._split_ids import SplitIds, split_on_host
@@ -18,16 +19,23 @@ from jax_tt._split_ids import SplitIds, split_on_host
 STORAGE = ("float32", "bfloat16", "float16", "float64")
 COMBINERS = ("sum", "mean", "sqrtn")
 
-S = TypeVar("S", TTSpec, DenseSpec)
+S = TypeVar("S", bound=Spec)
 
 
 def tt_spec(
-    cores: Sequence[Any], num_embeddings: int | None, bounds: str = "unchecked", name: str | None = None
+    cores: Sequence[Any],
+    num_embeddings: int | None,
+    bounds: str = "unchecked",
+    name: str | None = None,
 ) -> TTSpec:
     """Checks cores against each other and describes the table they form."""
     label = _label(name)
     if not isinstance(cores, tuple | list) or not 2 <= len(cores) <= 5:
-        what = f"{len(cores)} cores" if isinstance(cores, tuple | list) else f"a {type(cores).__name__}"
+        what = (
+            f"{len(cores)} cores"
+            if isinstance(cores, tuple | list)
+            else f"a {type(cores).__name__}"
+        )
         raise ValueError(
             f"{label}cores: got {what}; expected a tuple of 2 to 5 arrays, e.g. from jax_tt.init_cores."
         )
@@ -45,7 +53,9 @@ def tt_spec(
                 f"cores[{k - 1}]; expected equal ranks. Shapes: {shapes}."
             )
     if ranks[0] != 1 or ranks[-1] != 1:
-        raise ValueError(f"{label}cores: outer ranks are {ranks[0]} and {ranks[-1]}; expected 1 and 1.")
+        raise ValueError(
+            f"{label}cores: outer ranks are {ranks[0]} and {ranks[-1]}; expected 1 and 1."
+        )
     _check_storage(label, "cores", {str(core.dtype) for core in cores})
     rows = int(np.prod([shape[0] for shape in shapes], dtype=object))
     n = rows if num_embeddings is None else int(num_embeddings)
@@ -69,7 +79,9 @@ def dense_spec(table: Any, bounds: str = "unchecked", name: str | None = None) -
     label = _label(name)
     shape = tuple(np.shape(table))
     if len(shape) != 2 or 0 in shape:
-        raise ValueError(f"{label}table: got shape {shape}; expected [num_embeddings, features], none 0.")
+        raise ValueError(
+            f"{label}table: got shape {shape}; expected [num_embeddings, features], none 0."
+        )
     _check_storage(label, "table", {str(table.dtype)})
     return DenseSpec(shape[0], shape[1], _check_bounds(bounds), False, name)
 
@@ -110,7 +122,9 @@ def bag_batch(spec: S, bags: Any, accum: Any) -> tuple[S, Batch, int]:
                 "dimensions go through jax.vmap."
             )
         rows, length = ids.shape
-        batch = Batch(_positions(ids, ids.shape), _one_bag(rows, length), weights, bags.padded, True)
+        batch = Batch(
+            _positions(ids, ids.shape), _one_bag(rows, length), weights, bags.padded, True
+        )
         return dataclasses.replace(spec, padded=bags.padded), batch, rows
     offsets = jnp.asarray(bags.offsets)
     if ids.ndim != 1 or offsets.ndim != 1 or offsets.shape[0] == 0:
@@ -121,7 +135,9 @@ def bag_batch(spec: S, bags: Any, accum: Any) -> tuple[S, Batch, int]:
     if not jnp.issubdtype(offsets.dtype, jnp.integer):
         raise ValueError(f"{label}bags.offsets: got dtype {offsets.dtype}; expected integers.")
     if bags.padded:
-        raise ValueError(f"{label}bags: padded=True is for rectangular bags; ragged ones have offsets.")
+        raise ValueError(
+            f"{label}bags: padded=True is for rectangular bags; ragged ones have offsets."
+        )
     flat = _positions(ids, (1, *ids.shape))
     offsets = offsets.astype(jnp.int32)[None]
     batch = Batch(flat, offsets, None if weights is None else weights[None], False, False)
@@ -138,13 +154,14 @@ def check_combiner(combiner: str) -> str:
 
 def _table_ids(spec: Spec, ids: Any, name: str = "ids") -> Any:
     name = _label(spec.name) + name
-    if isinstance(ids, np.ndarray) and ids.dtype in (np.int64, np.uint64) and not jax.config.jax_enable_x64:
-        # JAX would cut these to 32 bits without a word; here they are exact, whatever their size.
-        if ids.size and (ids.min() < -(2**31) or ids.max() >= 2**31):
-            if isinstance(spec, TTSpec):
-                ids = split_on_host(ids, spec.num_embeddings, spec.row_factors)
-            elif spec.num_embeddings < 2**31:
-                ids = np.clip(ids, -1, 2**31 - 1).astype(np.int32)
+    # JAX would cut 64-bit host ids to 32 bits without a word; here they are exact, whatever their size.
+    cut = isinstance(ids, np.ndarray) and ids.itemsize == 8 and not x64_enabled()
+    if cut and ids.dtype.kind in "iu" and ids.size:
+        fits = ids.min() >= -(2**31) and ids.max() < 2**31
+        if not fits and isinstance(spec, TTSpec):
+            ids = split_on_host(ids, spec.num_embeddings, spec.row_factors)
+        elif not fits and spec.num_embeddings < 2**31:
+            ids = np.clip(ids, -1, 2**31 - 1).astype(np.int32)
     ids = as_ids(ids, name)
     if isinstance(ids, SplitIds) and ids.digits.shape[-1] != spec.d:
         raise ValueError(

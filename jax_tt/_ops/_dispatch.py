@@ -44,16 +44,22 @@ def pooled_sum(spec: Spec, cores: Cores, batch: Batch, method: str, axis_name: A
         cores = sum_gradients(cores, axis_name)
     if method == "reference":
         return _reference.forward(spec, cores, batch)[0]
-    return _native_sum((spec, method), cores, batch.weights, dataclasses.replace(batch, weights=None))
+    return _native_sum(
+        (spec, method), cores, batch.weights, dataclasses.replace(batch, weights=None)
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _native_sum(static: tuple[Spec, str], cores: Cores, weights: Any, batch: Batch) -> jax.Array:
     spec, method = static
-    return _backend.forward(spec, cores, dataclasses.replace(batch, weights=weights), method, False)[0]
+    return _backend.forward(
+        spec, cores, dataclasses.replace(batch, weights=weights), method, False
+    )[0]
 
 
-def _native_sum_fwd(static: tuple[Spec, str], cores: Any, weights: Any, batch: Any) -> tuple[Any, Any]:
+def _native_sum_fwd(
+    static: tuple[Spec, str], cores: Any, weights: Any, batch: Any
+) -> tuple[Any, Any]:
     spec, method = static
     wanted = Wanted(perturbed(cores), perturbed(weights))
     cores, weights, batch = values((cores, weights, batch))
@@ -77,21 +83,27 @@ def _native_sum_bwd(static: tuple[Spec, str], saved: Any, g: Any) -> tuple[Any, 
 _native_sum.defvjp(_native_sum_fwd, _native_sum_bwd, symbolic_zeros=True)
 
 
-def weights_gradient(spec: Spec, cores: Cores, batch: Batch, g: jax.Array, method: str) -> jax.Array:
+def weights_gradient(
+    spec: Spec, cores: Cores, batch: Batch, g: jax.Array, method: str
+) -> jax.Array:
     """``row(i_j) . g[b(j)]`` for every position, with no gradient of the cores computed beside it."""
     segments, capacity = batch.ids.shape[:2]
     count = segments * capacity
     here = present(batch)
     single = Batch(
         ids=batch.ids.reshape(count, 1, *batch.ids.shape[2:]),
-        offsets=jnp.stack([jnp.zeros((count,), jnp.int32), here.reshape(count).astype(jnp.int32)], 1),
+        offsets=jnp.stack(
+            [jnp.zeros((count,), jnp.int32), here.reshape(count).astype(jnp.int32)], 1
+        ),
         weights=None,
         padded=batch.padded,
     )
     rows, _ = _backend.forward(spec, cores, single, method, False)
     rows = rows.reshape(segments, capacity, rows.shape[-1])
     bag = jnp.clip(bag_index(batch), 0, max(batch.num_bags - 1, 0))
-    of_bag = jnp.take_along_axis(g, bag[..., None], axis=1) if batch.num_bags else jnp.zeros_like(rows)
+    of_bag = (
+        jnp.take_along_axis(g, bag[..., None], axis=1) if batch.num_bags else jnp.zeros_like(rows)
+    )
     return jnp.where(here, jnp.sum(rows * of_bag, axis=-1), 0).astype(batch.weights.dtype)
 
 
@@ -108,7 +120,8 @@ def values(tree: Any) -> Any:
 def instantiate(g: Any) -> jax.Array:
     """An output cotangent as an array, also where it is known to be zero."""
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
-        return jnp.zeros(g.shape, g.dtype)
+        aval: Any = g.aval
+        return jnp.zeros(aval.shape, aval.dtype)
     return g
 
 

@@ -67,5 +67,7 @@ def _seed(key: jax.Array | None, step: jax.Array) -> jax.Array:
     if key is None:
         key = jax.random.key(0, impl="threefry2x32")
     elif not jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key) or key.shape != ():
-        raise TypeError(f"key: got {jnp.asarray(key).dtype}; expected one typed key, jax.random.key(seed).")
+        raise TypeError(
+            f"key: got {jnp.asarray(key).dtype}; expected one typed key, jax.random.key(seed)."
+        )
     return jax.random.bits(jax.random.fold_in(key, step.astype(jnp.uint32)), (2,), jnp.uint32)

@@ -30,7 +30,9 @@ def last_digits(spec: Spec) -> list[int]:
 
 def _from_integers(spec: Spec, ids: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     info = jnp.iinfo(ids.dtype)
-    last = min(spec.num_embeddings - 1, int(info.max))  # every value of a narrow type may be a valid id
+    last = min(
+        spec.num_embeddings - 1, int(info.max)
+    )  # every value of a narrow type may be a valid id
     low = jnp.zeros((), ids.dtype)
     high = jnp.asarray(np.asarray(last, ids.dtype))
     ok = (ids >= low) & (ids <= high)

@@ -19,9 +19,10 @@ class FusedTable(NamedTuple):
         cores: cores ``[p_k, r_k, q_k, r_{k+1}]``, or a dense table ``[N, D]`` alone.
         slots: per core a tuple of float32 arrays, ``[p_k, r_k * q_k * r_{k+1}]`` or, row-wise, ``[p_k]``.
         step: float32 scalar, the number of updates so far.
-        sentinel: float32 scalar that overwriting keeps at 1. Anything that treats the new values as a gradient (a
-            second use of the table in one loss, accumulation, scaling, a stock optimizer) moves it,
-            and the next forward pass refuses.
+        sentinel: float32 scalar that overwriting keeps at 1. Anything that treats the new values as a
+            gradient (a second use of the table in one loss, accumulation, scaling, a stock optimizer)
+            moves it, and so does overwriting with the zeros of a loss that did not use the table;
+            the next forward pass refuses.
     """
 
     cores: tuple[Any, ...]
@@ -47,7 +48,7 @@ def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimize
     [(10, 8), (10, 32), (10, 8)]
     """
     check_optimizer(optimizer)
-    parts = tuple(cores) if isinstance(cores, tuple | list) else (cores,)
+    parts: tuple[Any, ...] = tuple(cores) if isinstance(cores, tuple | list) else (cores,)
     slots = tuple(
         tuple(
             jnp.full(slot_shape(core.shape, slot.rowwise), slot.init, jnp.float32)
@@ -87,7 +88,8 @@ def check_table(table: Any, optimizer: Optimizer, dense: bool, name: str | None)
             "Tensor-train tables go to fused_tt_embed_bag."
         )
     wanted = tuple(
-        tuple(slot_shape(core.shape, slot.rowwise) for slot in optimizer.slots) for core in table.cores
+        tuple(slot_shape(core.shape, slot.rowwise) for slot in optimizer.slots)
+        for core in table.cores
     )
     given = tuple(tuple(tuple(slot.shape) for slot in slots) for slots in table.slots)
     if given != wanted:
@@ -95,7 +97,9 @@ def check_table(table: Any, optimizer: Optimizer, dense: bool, name: str | None)
             f"{label}table.slots: got shapes {given}; {type(optimizer).__name__} expects {wanted}. "
             "Make the table with jax_tt.init_fused_table(cores, optimizer) for this optimizer."
         )
-    for path, leaf in jax.tree_util.tree_leaves_with_path((table.slots, table.step, table.sentinel)):
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        (table.slots, table.step, table.sentinel)
+    ):
         if leaf.dtype != jnp.float32:
             raise ValueError(
                 f"{label}table{jax.tree_util.keystr(path)}: got dtype {leaf.dtype}; slots, step and sentinel "

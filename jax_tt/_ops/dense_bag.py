@@ -39,9 +39,7 @@ def embed_bag(
     [[4.0, 6.0], [0.0, 0.0]]
     """
     check_combiner(combiner)
-    spec, batch, count = bag_batch(
-        dense_spec(table, bounds, name), bags, accumulator(table.dtype)
-    )
+    spec, batch, count = bag_batch(dense_spec(table, bounds, name), bags, accumulator(table.dtype))
     sums = pooled_sum(spec, (table,), batch, method, axis_name)
     result = combine(combiner, batch, sums)
     return result.reshape(count, spec.features).astype(dtype or table.dtype)

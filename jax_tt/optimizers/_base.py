@@ -75,7 +75,9 @@ def one_minus_power(base: Scalar, exponent: jax.Array, step: jax.Array) -> jax.A
 def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> None:
     """Checks a hyper-parameter that is a plain number; traced ones and schedules cannot be."""
     if isinstance(value, bool | str) or value is None:
-        raise TypeError(f"{name}: got {value!r}; expected a number, a scalar array or a schedule of the step.")
+        raise TypeError(
+            f"{name}: got {value!r}; expected a number, a scalar array or a schedule of the step."
+        )
     if isinstance(value, int | float) and not low <= value < high:
         limit = f" and below {high}" if high != math.inf else ""
         raise ValueError(f"{name}: got {value}; expected a finite number of at least {low}{limit}.")

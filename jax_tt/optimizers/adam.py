@@ -22,9 +22,9 @@ class Adam(Optimizer):
     """Adam whose moments move only when their row is touched ("lazy").
 
     ``m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g**2;``
-    ``w -= learning_rate * (m / (1 - b1**t)) / (sqrt(v / (1 - b2**t)) + eps)``, where ``t`` counts all steps of
-    the table. ``optax.adam`` also decays the moments of, and moves, rows that a batch does not touch; where every row is
-    touched at every step the two are equal.
+    ``w -= learning_rate * (m / (1 - b1**t)) / (sqrt(v / (1 - b2**t)) + eps)``, where ``t`` counts
+    all steps of the table. ``optax.adam`` also decays the moments of, and moves, rows that a batch
+    does not touch; where every row is touched at every step the two are equal.
 
     Args:
         learning_rate: float, scalar array or schedule of the step.
@@ -54,7 +54,9 @@ class Adam(Optimizer):
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
         t = jnp.asarray(step, jnp.float32) + 1
-        scalars = [at_step(value, step) for value in (self.learning_rate, self.b1, self.b2, self.eps)]
+        scalars = [
+            at_step(value, step) for value in (self.learning_rate, self.b1, self.b2, self.eps)
+        ]
         corrections = [one_minus_power(base, t, step) for base in (self.b1, self.b2)]
         return jnp.stack([*scalars, *corrections])
 

@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -128,7 +129,7 @@ class Chain {
     const int64_t size = side_.product_size(k - 1);
     for (int64_t u = begin; u < end; ++u) {
       const C* parent = product(k - 1, level_[k - 1].node_of_child[u]);
-      for (int64_t i = 0; i < size; ++i) out[(u - begin) * size + i] = parent[i];
+      std::memcpy(out + (u - begin) * size, parent, static_cast<size_t>(size) * sizeof(C));
     }
   }
 

@@ -189,5 +189,7 @@ def _renumber(
     test_users, test_items = np.searchsorted(user_ids, held[0]), np.searchsorted(item_ids, held[1])
     pair = lambda u, i: u * len(item_ids) + i  # noqa: E731
     new = ~np.isin(pair(test_users, test_items), pair(users, items))
-    arrays = (users, items, test_users[new], test_items[new])
-    return Interactions(*(a.astype(np.int32) for a in arrays), len(user_ids), len(item_ids))
+    users, items, test_users, test_items = (
+        ids.astype(np.int32) for ids in (users, items, test_users[new], test_items[new])
+    )
+    return Interactions(users, items, test_users, test_items, len(user_ids), len(item_ids))

@@ -40,7 +40,6 @@ def main(argv: list[str]) -> None:
 def _work(options: Any) -> None:
     """Trains one variant; JAX is loaded by the processes that train only."""
     from examples.retrieval import data
-    from examples.retrieval.evaluate import Recall
     from examples.retrieval.train import train
 
     interactions = data.load(options.data, options.test, options.layout)
@@ -51,7 +50,8 @@ def _work(options: Any) -> None:
         settings.config(options, options.worker),
         interactions,
         options.workdir / options.worker,
-        Recall(interactions, options.k, options.test_users),
+        k=options.k,
+        test_users=options.test_users,
         evaluate_every=options.evaluate_every,
     )
 

@@ -113,7 +113,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add(
         "--evaluate-every",
         type=int,
-        help="epochs between points of the recall curve, 0: only the last; default 5",
+        help="epochs between points of the recall curve, 0: none; default 5",
     )
     add("--test-users", type=int, help="evaluate on so many random test users instead of all")
     add("--worker", choices=tuple(VARIANTS), help=argparse.SUPPRESS)

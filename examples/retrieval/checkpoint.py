@@ -1,0 +1,92 @@
+"""What a run leaves in its directory: settings, checkpoints, result."""
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from flax import nnx
+
+from examples.retrieval.settings import Config
+
+
+class Run:
+    """The directory of one variant.
+
+    Orbax writes a checkpoint under another name and renames it when it is complete: a kill leaves that checkpoint or
+    the one before.
+
+    Args:
+        workdir: created if needed.
+        config: settings; a directory that holds a run with others is refused.
+    """
+
+    def __init__(self, workdir: Path, config: Config):
+        self._workdir = workdir
+        _check_config(config, workdir)
+        self._manager = ocp.CheckpointManager(
+            (workdir / "checkpoints").absolute(),
+            options=ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False),
+        )
+        if self.epoch > config.epochs:
+            raise ValueError(
+                f"epochs: got {config.epochs}, but the run in {workdir} has {self.epoch} epochs already. "
+                "Give another --workdir, or --fresh to delete that run."
+            )
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch that was saved; 0 for none."""
+        return self._manager.latest_step() or 0
+
+    def save(self, epoch: int, state: nnx.State, history: dict[str, Any]) -> None:
+        """Saves the model, the optimizer and the figures collected so far."""
+        arrays = ocp.args.StandardSave(nnx.to_pure_dict(state))
+        both = ocp.args.Composite(state=arrays, history=ocp.args.JsonSave(history))
+        self._manager.save(epoch, args=both)
+
+    def restore(self, state: nnx.State) -> dict[str, Any]:
+        """Overwrites `state` with the saved one and returns the history."""
+        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.to_pure_dict(state))
+        arrays = ocp.args.StandardRestore(like)
+        both = ocp.args.Composite(state=arrays, history=ocp.args.JsonRestore())
+        found = self._manager.restore(self.epoch, args=both)
+        nnx.replace_by_pure_dict(state, found["state"])
+        return found["history"]
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Writes the result."""
+        self._manager.close()
+        _write(self._workdir / "result.json", result)
+
+
+def _check_config(config: Config, workdir: Path) -> None:
+    """A run continues under its own settings only; more epochs may be added to it."""
+    path, new = workdir / "config.json", asdict(config)
+    if not path.exists():
+        shutil.rmtree(workdir, ignore_errors=True)
+        workdir.mkdir(parents=True)
+        _write(path, new)
+        return
+    old = json.loads(path.read_text())
+    changed = {
+        name: (old.get(name), value)
+        for name, value in new.items()
+        if name != "epochs" and old.get(name) != value
+    }
+    if changed:
+        raise ValueError(
+            f"workdir: {workdir} holds a run with other settings (old, new): {changed}. "
+            "Give another --workdir, or --fresh to delete that run."
+        )
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """The file is complete or absent, whenever the process is killed."""
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(content, indent=1))
+    os.replace(unfinished, path)

@@ -1,5 +1,6 @@
 """DLRM in Flax NNX: bottom MLP, embedding tables in four variants, dot interaction, top MLP."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ def create(config: Config, variant: str, table_sizes: Sequence[int]) -> tuple[DL
                     rows, config.features, tt_ranks=config.tt_ranks, optimizer=rule, rngs=rngs
                 )
             )
-        init = nnx.initializers.normal(math.sqrt(1.0 / (3.0 * rows)))
+        init = _normal_in_blocks(math.sqrt(1.0 / (3.0 * rows)))
         if fuse:
             return OneIdBag(
                 jax_tt.EmbedBag(
@@ -104,6 +105,32 @@ def create(config: Config, variant: str, table_sizes: Sequence[int]) -> tuple[DL
         return model, jax_tt.FusedOptimizer(model, mlps)
     tx = optax.partition({"tables": _optax_rule(config), "mlps": mlps}, _label)
     return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+
+def _normal_in_blocks(stddev: float) -> nnx.Initializer:
+    """Normal entries, drawn a block of rows at a time.
+
+    `nnx.initializers.normal` holds four times the table for a moment, which for a large table is
+    more than training it takes.
+    """
+
+    @functools.partial(jax.jit, static_argnums=(1, 2))
+    def init(key: jax.Array, shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
+        rows, features = shape
+        block = min(rows, 1 << 16)
+
+        def fill(i: jax.Array, table: jax.Array) -> jax.Array:
+            values = stddev * jax.random.normal(
+                jax.random.fold_in(key, i), (block, features), dtype
+            )
+            # The last block reaches back, so that all have one shape.
+            return jax.lax.dynamic_update_slice(
+                table, values, (jnp.minimum(i * block, rows - block), 0)
+            )
+
+        return jax.lax.fori_loop(0, -(-rows // block), fill, jnp.zeros(shape, dtype))
+
+    return init
 
 
 def _label(params: nnx.State) -> nnx.State:

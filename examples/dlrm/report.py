@@ -81,7 +81,7 @@ def table(
     start = max(r.start_bytes for r in results)
     lines += [
         "",
-        "Peak memory is that of the whole process; "
+        "Peak memory is that of the whole process while it trains; "
         f"{_bytes(start)} of it are Python and JAX themselves.",
     ]
     return "\n".join(lines)
@@ -131,6 +131,8 @@ def picture(
     learning.set_title("AUC over the steps")
     learning.set_xlabel("step")
     if scored:
+        bottom, top = learning.get_ylim()
+        learning.set_ylim(bottom=bottom - 0.5 * (top - bottom))  # room for the legend
         learning.legend(frameon=False, loc="lower right")
 
     label = {r.variant: f"{_bytes(r.table_bytes)}\n{_count(r.table_parameters)}" for r in results}
@@ -142,14 +144,14 @@ def picture(
     )
     _bars(
         time,
-        "Time a step (ms)",
-        {r.variant: (r.step_ms, f"{r.step_ms:.1f}") for r in results},
+        "Time a step",
+        {r.variant: (r.step_ms, f"{r.step_ms:.1f} ms") for r in results},
         log=True,
     )
     _bars(
         memory,
-        "Peak memory of the process",
-        {r.variant: (r.peak_bytes, _bytes(r.peak_bytes)) for r in results},
+        "Peak memory of the process (GB)",
+        {r.variant: (r.peak_bytes / 1e9, _bytes(r.peak_bytes)) for r in results},
     )
     measured = {r.variant: r for r in big if isinstance(r, Result)}
     if measured and big_table is not None:
@@ -177,10 +179,12 @@ def _bars(axis, title: str, values: dict[str, tuple[float, str]], log: bool = Fa
         names, [value for value, _ in values.values()], color=[COLOURS[v] for v in values]
     )
     axis.bar_label(bars, [label for _, label in values.values()], padding=2, fontsize=9)
-    if log:
-        axis.set_yscale("log")
     axis.margins(y=0.2)
     axis.set_title(title)
+    if log:
+        axis.set_yscale("log")
+        axis.set_ylabel("logarithmic")
+        axis.tick_params(axis="y", which="both", left=False, labelleft=False)  # the bars say it
 
 
 def _align(rows: Sequence[tuple[str, ...]]) -> list[str]:

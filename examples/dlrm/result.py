@@ -1,5 +1,6 @@
 """What a training run measured: written by the process that trained, read by the report."""
 
+import contextlib
 import dataclasses
 import json
 import resource
@@ -22,7 +23,7 @@ class Result:
     table_bytes: int  # the tables alone
     state_bytes: int  # every parameter and every optimizer slot
     step_ms: float  # median
-    peak_bytes: int  # of the process
+    peak_bytes: int  # of the process, from the first step on
     start_bytes: int  # of the process before it made a model
     digest: str | None = None  # of the final parameters and optimizer state, bit for bit
 
@@ -36,7 +37,7 @@ class Result:
 
 
 def peak_memory() -> int:
-    """Largest resident size of this process so far, in bytes."""
+    """Largest resident size of this process in bytes, so far or since `forget_peak_memory`."""
     try:
         # Linux: the figure of this program alone. getrusage also counts the process that started
         # it.
@@ -45,6 +46,12 @@ def peak_memory() -> int:
     except (OSError, IndexError):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peak_memory() -> None:
+    """Lets `peak_memory` count from now on, where the system allows it."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def available_memory() -> int | None:

@@ -1,0 +1,122 @@
+"""Runs every native op once and writes the results: ``python -m tests.native_run OUT.npz``.
+
+What JAX_TT_NUM_THREADS and JAX_TT_CPU_ISA change is read once per process, so tests compare processes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_tt
+from jax_tt import optimizers
+from tests.helpers import SHAPES, make_case
+
+# So many columns that the 3,200 rows of chunked_batch take more memory than one chunk may.
+CHUNKED = {
+    "d2": jax_tt.TTShape(40_000, 9216, 4, (200, 200), (96, 96)),
+    "d3": jax_tt.TTShape(27_000, 10_000, 6, (30, 30, 30), (20, 20, 25)),
+    "d4": jax_tt.TTShape(20_736, 10_000, 3, (12, 12, 12, 12), (10, 10, 10, 10)),
+}
+RULES = {
+    "sgd": optimizers.SGD(0.05),
+    "adagrad": optimizers.Adagrad(0.05),
+    "rowwise": optimizers.RowWiseAdagrad(0.05),
+    "adam": optimizers.Adam(0.01),
+}
+
+
+def chunked_batch(shape: jax_tt.TTShape) -> tuple[tuple[jax.Array, ...], jax_tt.Bags, jax.Array]:
+    """Cores, weighted bags of more rows than one chunk holds, and a gradient from above."""
+    rng = np.random.default_rng(3)
+    cores = tuple(
+        jnp.asarray(rng.normal(size=core) / core[1] ** 0.5, jnp.float32)
+        for core in shape.core_shapes
+    )
+    lengths = rng.multinomial(3600, np.ones(24) / 24)
+    ids = rng.integers(0, shape.num_embeddings, lengths.sum()).astype(np.int32)
+    ids[::9] = ids[0]
+    weights = rng.uniform(0.5, 1.5, ids.size).astype(np.float32)
+    bags = jax_tt.Bags.from_lengths(ids, lengths, weights)
+    g = jnp.asarray(rng.normal(size=(24, shape.features)), jnp.float32)
+    return cores, bags, g
+
+
+def gradients(cores: Any, bags: jax_tt.Bags, g: jax.Array, method: str) -> Any:
+    """Output, and gradients of cores and weights."""
+
+    def loss(cores: Any, weights: Any, bags: jax_tt.Bags, g: jax.Array) -> Any:
+        out = jax_tt.tt_embed_bag(cores, dataclasses.replace(bags, weights=weights), method=method)
+        return jnp.sum(out.astype(jnp.float32) * g), out
+
+    step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (_, out), (dcores, dweights) = step(cores, bags.weights, bags, g)
+    return out, *dcores, *([] if dweights is None else [dweights])
+
+
+def steps(table: jax_tt.FusedTable, bags: Any, rule: Any, g: jax.Array, method: str) -> Any:
+    """The table after three fused steps."""
+    op = jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.fused_tt_embed_bag
+
+    @jax.jit
+    def step(table: jax_tt.FusedTable, bags: Any, g: jax.Array) -> jax_tt.FusedTable:
+        return jax.grad(
+            lambda t: jnp.sum(op(t, bags, rule, method=method).astype(jnp.float32) * g)
+        )(table)
+
+    for _ in range(3):
+        table = step(table, bags, g)
+    return jax.tree.leaves(table)
+
+
+def chunked_results(method: str = "ffi") -> Iterator[tuple[str, list[Any]]]:
+    for name, shape in CHUNKED.items():
+        cores, bags, g = chunked_batch(shape)
+        yield f"chunked {name}", list(gradients(cores, bags, g, method))
+    rule = RULES["adagrad"]
+    yield "chunked fused", steps(jax_tt.init_fused_table(cores, rule), bags, rule, g, method)
+
+
+def results() -> Iterator[tuple[str, list[Any]]]:
+    yield from chunked_results()
+    for name in ("d2", "d3-odd", "d5"):
+        case = make_case(SHAPES[name], "float32", True)
+        g = jnp.asarray(case.g, jnp.float32)
+        yield f"{name} gradients", list(gradients(case.cores, case.bags(), g, "ffi"))
+    case = make_case(SHAPES["d4"], "float32", True)
+    g = jnp.asarray(case.g, jnp.float32)
+    dense = jax_tt.tt_to_dense(case.cores)
+    for name, rule in RULES.items():
+        for start in (case.cores, dense):
+            kind = "dense" if start is dense else "tt"
+            table = jax_tt.init_fused_table(start, rule)
+            yield f"fused {kind} {name}", steps(table, case.bags("rectangular"), rule, g, "ffi")
+    # 16-bit storage: rounding must not depend on threads either.
+    half = make_case(SHAPES["d3"], "bfloat16", False)
+    table = jax_tt.init_fused_table(half.cores, RULES["adagrad"])
+    g = jnp.asarray(half.g, jnp.float32)
+    leaves = steps(table, half.bags(), RULES["adagrad"], g, "ffi")
+    yield "fused bfloat16", [leaf.astype(jnp.float32) for leaf in leaves]
+
+
+if __name__ == "__main__":
+    from jax_tt import _cpu
+
+    arrays = {"isa": np.array(_cpu.instruction_set())}
+    for name, leaves in results():
+        arrays |= {f"{name} {k}": np.asarray(leaf) for k, leaf in enumerate(leaves)}
+    # Once more in the same process, where memory and threads are warm.
+    for name, leaves in results():
+        for k, leaf in enumerate(leaves):
+            assert np.asarray(leaf).tobytes() == arrays[f"{name} {k}"].tobytes(), (
+                f"{name} differs run to run"
+            )
+    np.savez(sys.argv[1], **arrays)
+    print(os.environ.get("JAX_TT_NUM_THREADS"), arrays["isa"])

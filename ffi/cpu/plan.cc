@@ -123,6 +123,11 @@ Status CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embe
   return {};
 }
 
+// A 32-bit division costs a third of a 64-bit one.
+inline uint64_t Divide(uint64_t a, uint64_t b) {
+  return (a | b) >> 32 == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+}
+
 // Radix of the chain key at each level: key(k) = slice(k) * range[k - 1] + key(k - 1).
 struct ChainRadix {
   uint64_t range[kMaxCores + 1];
@@ -144,8 +149,7 @@ void RowKeys(const TTShape& shape, const Contraction& contraction, Scratch& scra
     uint64_t id = static_cast<uint64_t>(scratch.ids[i]), key = 0;
     for (int k = shape.d - 1; k > 0; --k) {
       const uint64_t p = static_cast<uint64_t>(shape.p[k]);
-      // A 32-bit division costs a third of a 64-bit one.
-      const uint64_t quotient = id >> 32 == 0 ? static_cast<uint32_t>(id) / static_cast<uint32_t>(p) : id / p;
+      const uint64_t quotient = Divide(id, p);
       key += (id - quotient * p) * weight[k];
       id = quotient;
     }
@@ -254,9 +258,12 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
     const int64_t count = std::min(layout.chunk_rows, rows - begin);
     int32_t* chunk = layout.chunk(plan, c);
     chunk[0] = static_cast<int32_t>(begin + count);
-    for (int64_t i = 0; i < count; ++i) scratch.keys[i] = scratch.row_keys[begin + i] / secondary_range;
+    for (int64_t i = 0; i < count; ++i) scratch.keys[i] = Divide(scratch.row_keys[begin + i], secondary_range);
     BuildSide(shape, contraction.primary, /*rows_sorted=*/true, count, scratch, layout, 0, begin, plan, chunk + 1);
-    for (int64_t i = 0; i < count; ++i) scratch.keys[i] = scratch.row_keys[begin + i] % secondary_range;
+    for (int64_t i = 0; i < count; ++i) {
+      const uint64_t key = scratch.row_keys[begin + i];
+      scratch.keys[i] = key - Divide(key, secondary_range) * secondary_range;
+    }
     BuildSide(shape, contraction.secondary, /*rows_sorted=*/false, count, scratch, layout, contraction.primary.depth,
               begin, plan, chunk + 1 + contraction.primary.depth);
   }

@@ -1,5 +1,9 @@
 #include "ffi/cpu/workspace.h"
 
+#if defined(__unix__)
+#include <sys/mman.h>
+#endif
+
 #include <cstdlib>
 #include <mutex>
 #include <string>
@@ -16,6 +20,19 @@ struct Block {
   int64_t size;
 };
 
+// Large blocks come in huge pages where the system offers them: the gradients of shared slices are read in an order
+// that would otherwise miss the address cache at every step.
+Block Allocate(int64_t size) {
+  constexpr int64_t kHugePage = int64_t{2} << 20;
+  if (size < 2 * kHugePage) return {std::aligned_alloc(64, static_cast<size_t>(size)), size};
+  size = (size + kHugePage - 1) / kHugePage * kHugePage;
+  void* memory = std::aligned_alloc(kHugePage, static_cast<size_t>(size));
+#if defined(MADV_HUGEPAGE)
+  if (memory != nullptr) madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);  // a hint: refusal costs nothing
+#endif
+  return {memory, size};
+}
+
 class BlockCache {
  public:
   Block Take(int64_t size) {
@@ -31,7 +48,7 @@ class BlockCache {
         return block;
       }
     }
-    return {std::aligned_alloc(64, static_cast<size_t>(size)), size};
+    return Allocate(size);
   }
 
   void Return(Block block) {

@@ -40,5 +40,8 @@ def _load(platform: str) -> tuple[ModuleType | None, str | None]:
         for target, capsule in module.registrations().items():
             jax.ffi.register_ffi_target(target, capsule, platform=platform, api_version=1)
     except Exception as error:  # the runtime refuses handlers built against an FFI it does not know
-        return None, f"jax {jax.__version__} does not accept it ({error}); rebuild jax_tt against this jax"
+        return (
+            None,
+            f"jax {jax.__version__} does not accept it ({error}); rebuild jax_tt against this jax",
+        )
     return module, None

@@ -54,7 +54,9 @@ def make_operands(spec: Any, table_dtype: Any, batch: Batch) -> Operands:
         )
     blocks = num_blocks(groups)
     accum = accumulator(table_dtype)
-    weights = jnp.zeros((blocks, 0), accum) if batch.weights is None else batch.weights.astype(accum)
+    weights = (
+        jnp.zeros((blocks, 0), accum) if batch.weights is None else batch.weights.astype(accum)
+    )
     return Operands(
         ids=batch.ids.reshape(blocks, groups // blocks * capacity, *batch.ids.shape[2:]),
         offsets=batch.offsets.reshape(blocks, groups // blocks, bags + 1),
@@ -67,7 +69,11 @@ def make_operands(spec: Any, table_dtype: Any, batch: Batch) -> Operands:
 
 
 def lookup_attributes(spec: Any) -> dict[str, Any]:
-    return {"padded": spec.padded, "bounds": np.int64(BOUNDS[spec.bounds]), "table": spec.name or ""}
+    return {
+        "padded": spec.padded,
+        "bounds": np.int64(BOUNDS[spec.bounds]),
+        "table": spec.name or "",
+    }
 
 
 def update_attributes(kind: int, skip_nonfinite: bool, stochastic: bool) -> dict[str, Any]:

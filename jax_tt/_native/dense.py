@@ -19,17 +19,22 @@ from jax_tt._native._operands import (
 from jax_tt._native.partition import Arrays, over_blocks
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._spec import DenseSpec
-from jax_tt._ops._vma import varying_axes
 
 
 def dense_forward(
-    spec: DenseSpec, table: jax.Array, batch: Batch, save: bool = False, sentinel: jax.Array | None = None
+    spec: DenseSpec,
+    table: jax.Array,
+    batch: Batch,
+    save: bool = False,
+    sentinel: jax.Array | None = None,
 ) -> tuple[jax.Array, Arrays]:
     operands = make_operands(spec, table.dtype, batch)
     sentinel = jnp.ones((), jnp.float32) if sentinel is None else sentinel
     shape = operands.out_shape(spec.features)
 
-    def local(ids: jax.Array, offsets: jax.Array, weights: jax.Array, sentinel: Any, table: Any, axes: Any) -> Arrays:
+    def local(
+        ids: jax.Array, offsets: jax.Array, weights: jax.Array, sentinel: Any, table: Any, axes: Any
+    ) -> Arrays:
         del axes  # every bag is made where its ids are
         out = jax.ShapeDtypeStruct((ids.shape[0], *shape[1:]), accumulator(table.dtype))
         return (
@@ -66,7 +71,9 @@ def dense_backward(
         dweights, dtable = jax.ffi.ffi_call(
             "jax_tt_dense_backward_v1",
             (
-                jax.ShapeDtypeStruct((args[0].shape[0], weights_shape(operands, want_weights)[1]), accum),
+                jax.ShapeDtypeStruct(
+                    (args[0].shape[0], weights_shape(operands, want_weights)[1]), accum
+                ),
                 jax.ShapeDtypeStruct(table.shape, accum),
             ),
         )(*args, **lookup_attributes(spec))
@@ -74,7 +81,13 @@ def dense_backward(
 
     dweights, dtable = over_blocks(
         local,
-        (operands.ids, operands.offsets, operands.weights, g.reshape(operands.out_shape(spec.features)), table),
+        (
+            operands.ids,
+            operands.offsets,
+            operands.weights,
+            g.reshape(operands.out_shape(spec.features)),
+            table,
+        ),
         (True, True, True, True, False),
         (True, False),
     )
@@ -111,17 +124,26 @@ def dense_update(
         if axes:
             # Every replica takes the step of the whole batch: ids and output gradients are far smaller than a table.
             batch_args = tuple(_gather(arg, axes) for arg in batch_args)
+            out = lax.psum(out.reshape(-1)[:1], axes)  # enough to run after the forward pass
         applied, dweights, *new = jax.ffi.ffi_call(
             "jax_tt_dense_update_v1",
             (
                 jax.ShapeDtypeStruct((), jnp.float32),
-                jax.ShapeDtypeStruct((batch_args[0].shape[0], weights_shape(operands, want_weights)[1]), accum),
+                jax.ShapeDtypeStruct(
+                    (batch_args[0].shape[0], weights_shape(operands, want_weights)[1]), accum
+                ),
                 *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in rest[3:]),
             ),
             input_output_aliases={8 + i: 2 + i for i in range(len(tables))},
-        )(out, *batch_args, *rest, **lookup_attributes(spec), **update_attributes(kind, skip_nonfinite, stochastic))
+        )(
+            out,
+            *batch_args,
+            *rest,
+            **lookup_attributes(spec),
+            **update_attributes(kind, skip_nonfinite, stochastic),
+        )
         if axes:
-            dweights = lax.dynamic_slice_in_dim(dweights, _shard_index(axes) * blocks, blocks)
+            dweights = lax.dynamic_slice_in_dim(dweights, lax.axis_index(axes) * blocks, blocks)
         return dweights, applied, *new
 
     dweights, applied, *new = over_blocks(
@@ -142,11 +164,12 @@ def dense_update(
 
 
 def _gather(shard: jax.Array, axes: Any) -> jax.Array:
-    """All shards along the leading axis, marked as the same everywhere where such marks are kept."""
-    if varying_axes(shard):
-        return lax.all_gather_invariant(shard, axes, axis=0, tiled=True)
-    return lax.all_gather(shard, axes, axis=0, tiled=True)
+    """All shards along the leading axis.
 
-
-def _shard_index(axes: Any) -> jax.Array:
-    return lax.axis_index(axes)
+    A sum in which every device contributes its own shard: unlike the result of `jax.lax.all_gather`, that of a sum is
+    known to be the same everywhere, which an update of a replicated table must be.
+    """
+    blocks = shard.shape[0]
+    whole = jnp.zeros((blocks * lax.axis_size(axes), *shard.shape[1:]), shard.dtype)
+    start = (lax.axis_index(axes) * blocks, *(0 for _ in shard.shape[1:]))
+    return lax.psum(lax.dynamic_update_slice(whole, shard, start), axes)

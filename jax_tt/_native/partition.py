@@ -50,7 +50,9 @@ def over_blocks(
         return _partitioned(local, args, blocked_args, blocked_results)
 
     @call.def_vmap
-    def _(axis_size: int, in_batched: Sequence[bool], *args: jax.Array) -> tuple[Arrays, tuple[bool, ...]]:
+    def _(
+        axis_size: int, in_batched: Sequence[bool], *args: jax.Array
+    ) -> tuple[Arrays, tuple[bool, ...]]:
         # One element at a time: what the forward pass hands to the backward pass belongs to one batch.
         def one(mapped: Arrays) -> Arrays:
             rest = iter(mapped)
@@ -78,13 +80,19 @@ def _partitioned(
 
         def shardings(types: Sequence[Any], blocked: Sequence[bool]) -> tuple[NamedSharding, ...]:
             return tuple(
-                NamedSharding(mesh, P(axes or None) if b else P()) for _, b in zip(types, blocked, strict=True)
+                NamedSharding(mesh, P(axes or None) if b else P())
+                for _, b in zip(types, blocked, strict=True)
             )
 
         def lowered(*shards: jax.Array) -> Arrays:
             return local(*shards, axes=axes)
 
-        return mesh, lowered, shardings(result_types, blocked_results), shardings(arg_types, blocked_args)
+        return (
+            mesh,
+            lowered,
+            shardings(result_types, blocked_results),
+            shardings(arg_types, blocked_args),
+        )
 
     call = custom_partitioning(lambda *args: local(*args, axes=()))
     results = jax.eval_shape(lambda *args: local(*args, axes=()), *args)
@@ -102,7 +110,10 @@ def _block_axes(sharding: Any, blocks: int) -> tuple[str, ...]:
 
 
 def _sharding_rule(
-    args: Sequence[Any], blocked_args: Sequence[bool], results: Sequence[Any], blocked_results: Sequence[bool]
+    args: Sequence[Any],
+    blocked_args: Sequence[bool],
+    results: Sequence[Any],
+    blocked_results: Sequence[bool],
 ) -> tuple[str, tuple[str, ...]]:
     """``"blocks a0, a1 -> blocks r0"`` and its factors other than the blocks, which must be whole everywhere."""
     whole: list[str] = []

@@ -48,7 +48,10 @@ def _table_attributes(spec: TTSpec) -> dict[str, Any]:
 
 
 def _batch_attributes(spec: TTSpec, hint: int) -> dict[str, Any]:
-    return _table_attributes(spec) | {"num_embeddings": np.int64(spec.num_embeddings), "hint": np.int64(hint)}
+    return _table_attributes(spec) | {
+        "num_embeddings": np.int64(spec.num_embeddings),
+        "hint": np.int64(hint),
+    }
 
 
 def _blocked(operands: Operands, spec: TTSpec, cores: Cores) -> tuple[int, int]:
@@ -69,19 +72,33 @@ def tt_forward(
     batch_attributes = _batch_attributes(spec, operands.positions)
     sentinel = jnp.ones((), jnp.float32) if sentinel is None else sentinel
 
-    def local(ids: jax.Array, offsets: jax.Array, weights: jax.Array, sentinel: Any, *cores: Any, axes: Any) -> Arrays:
+    def local(
+        ids: jax.Array,
+        offsets: jax.Array,
+        weights: jax.Array,
+        sentinel: Any,
+        *cores: Any,
+        axes: Any,
+    ) -> Arrays:
         del axes  # every bag is made where its ids are
         blocks = ids.shape[0]
-        plan = jax.ffi.ffi_call("jax_tt_plan_v1", jax.ShapeDtypeStruct((blocks, plan_size), jnp.int32))(
-            ids, offsets, sentinel, split=batch.split, **lookup_attributes(spec), **batch_attributes
-        )
+        plan = jax.ffi.ffi_call(
+            "jax_tt_plan_v1", jax.ShapeDtypeStruct((blocks, plan_size), jnp.int32)
+        )(ids, offsets, sentinel, split=batch.split, **lookup_attributes(spec), **batch_attributes)
         out, saved = jax.ffi.ffi_call(
             "jax_tt_forward_v1",
             (
                 jax.ShapeDtypeStruct((blocks, *operands.out_shape(spec.features)[1:]), accum),
                 jax.ShapeDtypeStruct((blocks, kept), accum),
             ),
-        )(plan, offsets, weights, *cores, positions=np.int64(math.prod(ids.shape[:2])), **batch_attributes)
+        )(
+            plan,
+            offsets,
+            weights,
+            *cores,
+            positions=np.int64(math.prod(ids.shape[:2])),
+            **batch_attributes,
+        )
         return out, plan, saved
 
     out, plan, saved = over_blocks(
@@ -123,7 +140,13 @@ def _backward(
 
 def _residual_args(spec: TTSpec, operands: Operands, residuals: Arrays, g: jax.Array) -> Arrays:
     plan, saved, _ = residuals
-    return plan, operands.offsets, operands.weights, saved, g.reshape(operands.out_shape(spec.features))
+    return (
+        plan,
+        operands.offsets,
+        operands.weights,
+        saved,
+        g.reshape(operands.out_shape(spec.features)),
+    )
 
 
 def tt_backward(
@@ -182,8 +205,11 @@ def tt_update(
         axes = axis_name or axes
         if axes:
             # Summed over the shards before the one step that all of them take.
-            varying = vary_over(cores, varying_axes(*batch_args))
-            touched, dweights, dcores = _backward(spec, operands, want_weights, accum, *batch_args, *varying)
+            shard_axes = varying_axes(*batch_args)
+            results = _backward(
+                spec, operands, want_weights, accum, *batch_args, *vary_over(cores, shard_axes)
+            )
+            touched, dweights, dcores = vary_over(results, shard_axes)
             touched, dcores = _sum_over((touched, dcores), axes)
             first = 1 + len(step) + spec.d
             applied, *new = jax.ffi.ffi_call(

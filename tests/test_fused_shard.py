@@ -1,0 +1,76 @@
+"""Fused updates of a batch sharded over a mesh of two axes: equal to one device, without gathering a table."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from jax_tt import optimizers
+
+OPTIMIZER = optimizers.Adam(0.1)
+BATCH = P(("x", "y"))
+
+
+def problem(kind):
+    rng = np.random.default_rng(0)
+    if kind == "tt":
+        shape = jax_tt.TTShape(
+            1000, 8, ranks=(6, 6), row_factors=(10, 10, 10), col_factors=(2, 2, 2)
+        )
+        source, op = (
+            jax_tt.init_cores(jax.random.key(0), shape, "normal"),
+            jax_tt.fused_tt_embed_bag,
+        )
+    else:
+        source, op = jax.random.normal(jax.random.key(1), (1000, 8)), jax_tt.fused_embed_bag
+    table = jax_tt.init_fused_table(source, OPTIMIZER)
+    ids = jnp.asarray(rng.integers(0, 1000, (16, 5)), jnp.int32)
+    weights = jnp.asarray(rng.normal(size=(16, 5)), jnp.float32)
+    scale = jnp.asarray(rng.normal(size=(16, 8)), jnp.float32)
+
+    def step(table, ids, weights, scale, *, method, axis_name=None):
+        def loss(table, weights):
+            bags = jax_tt.Bags(ids, None, weights, False)
+            return jnp.sum(
+                op(table, bags, OPTIMIZER, method=method, axis_name=axis_name) ** 2 * scale
+            )
+
+        return jax.grad(loss, argnums=(0, 1))(table, weights)
+
+    return step, (table, ids, weights, scale)
+
+
+@pytest.mark.parametrize("kind", ["tt", "dense"])
+@pytest.mark.parametrize("way", ["jit", "jit_one_axis", "shard_map", "shard_map_unchecked"])
+def test_equals_one_device(kind, way, method):
+    step, args = problem(kind)
+    expected = step(*args, method=method)
+    mesh = jax.make_mesh((2, 2), ("x", "y"))
+    split = P("x") if way == "jit_one_axis" else BATCH
+    shardings = (P(), split, split, split)
+    placed = [
+        jax.device_put(arg, NamedSharding(mesh, spec))
+        for arg, spec in zip(args, shardings, strict=True)
+    ]
+    if way.startswith("shard_map"):
+        checked = way == "shard_map"
+
+        def sharded(*args):
+            return step(*args, method=method, axis_name=None if checked else ("x", "y"))
+
+        run = jax.jit(
+            jax.shard_map(
+                sharded, mesh=mesh, in_specs=shardings, out_specs=(P(), BATCH), check_vma=checked
+            )
+        )
+    else:
+        run = jax.jit(lambda *args: step(*args, method=method))
+    table, weights = run(*placed)
+    for got, want in zip(jax.tree.leaves(table), jax.tree.leaves(expected[0]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(weights, expected[1], rtol=1e-5, atol=1e-6)
+    if kind == "tt" and method == "ffi":
+        assert "all-gather" not in run.lower(*placed).compile().as_text()

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
@@ -48,7 +48,7 @@ def problem(kind):
 def test_equals_one_device(kind, way, method):
     step, args = problem(kind)
     expected = step(*args, method=method)
-    mesh = jax.make_mesh((2, 2), ("x", "y"))
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
     split = P("x") if way == "jit_one_axis" else BATCH
     shardings = (P(), split, split, split)
     placed = [

@@ -15,7 +15,7 @@ INSTALL_INPUTS := pyproject.toml CMakeLists.txt $(NATIVE_SOURCES)
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8
 DATA ?= ../shared/data
 
-.PHONY: help demo test dev lint format types bench bench-quick docs native native-with asan ubsan check-wheel \
+.PHONY: help demo test fuzz dev lint format types bench bench-quick docs native native-with asan ubsan check-wheel \
   retrieval-quick clean
 
 help:
@@ -51,6 +51,10 @@ EXTRAS ?= examples
 BENCH_ARGS ?=
 bench: $(VENV)/.with-$(EXTRAS)
 	$(PY) -m benchmarks.run $(BENCH_ARGS)
+
+# Malformed calls, 100,000 of them; the normal suite makes 5,000.
+fuzz: $(VENV)/.with-test
+	$(PY) -m tests.fuzz --calls 100000
 
 bench-quick: $(VENV)/.with-$(EXTRAS)
 	$(PY) -m benchmarks.run --quick $(BENCH_ARGS)

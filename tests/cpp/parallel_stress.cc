@@ -1,0 +1,112 @@
+// Phases under ThreadSanitizer: thousands of short runs on a pool that is slow, busy or shared by several callers.
+#include <atomic>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "ffi/cpu/parallel.h"
+#include "ffi/cpu/workspace.h"
+
+namespace {
+
+// As XLA's: closures run later, on some thread, in order, and maybe long after the phases that they came from.
+class Pool {
+ public:
+  explicit Pool(int threads) {
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Serve(); });
+  }
+  ~Pool() {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  void Schedule(std::function<void()> closure) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      queue_.push_back(std::move(closure));
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  void Serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      const std::function<void()> closure = std::move(queue_.front());
+      queue_.pop_front();
+      lock.unlock();
+      closure();
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  std::vector<std::thread> threads_;
+  bool stopping_ = false;
+};
+
+void Fail(const char* what) {
+  std::fprintf(stderr, "%s\n", what);
+  std::exit(1);
+}
+
+// Plain, unsynchronised memory: each phase reads what the one before it wrote, and workers have scratch of their own.
+void RunOnce(Pool& pool, int workers, int64_t items, int phases_count) {
+  jax_tt::Workspace workspace;
+  int64_t *now = nullptr, *before = nullptr;
+  std::vector<int64_t*> scratch(static_cast<size_t>(workers));
+  workspace.Request(&now, items);
+  workspace.Request(&before, items);
+  for (int64_t*& memory : scratch) workspace.Request(&memory, 4);
+  if (!workspace.Allocate().ok()) Fail("no memory");
+  for (int64_t i = 0; i < items; ++i) before[i] = i;
+  jax_tt::Phases phases;
+  for (int p = 0; p < phases_count; ++p) {
+    int64_t *from = p % 2 ? now : before, *to = p % 2 ? before : now;
+    phases.AddBlocks(items, 3, [from, to, items, &scratch](int64_t begin, int64_t end, int worker) {
+      int64_t* mine = scratch[static_cast<size_t>(worker)];
+      for (int64_t i = begin; i < end; ++i) {
+        mine[0] = from[(i + 1) % items];
+        to[i] = mine[0] + 1;
+      }
+    });
+  }
+  phases.Run(workers, [&pool](std::function<void()> closure) { pool.Schedule(std::move(closure)); });
+  const int64_t* last = phases_count % 2 ? now : before;
+  for (int64_t i = 0; i < items; ++i)
+    if (last[i] != (i + phases_count) % items + phases_count) Fail("a phase ran before the one it follows was done");
+}
+
+}  // namespace
+
+int main() {
+  Pool pool(3);
+  for (int round = 0; round < 400; ++round) RunOnce(pool, 1 + round % 6, 1 + round % 37, round % 9);
+  // Several callers at once, and closures that keep the pool busy: a caller must finish without any help.
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller)
+    callers.emplace_back([&pool, caller] {
+      for (int round = 0; round < 150; ++round) RunOnce(pool, 1 + (round + caller) % 5, 1 + round % 23, 1 + round % 7);
+    });
+  std::atomic<bool> release{false};
+  for (int i = 0; i < 3; ++i)
+    pool.Schedule([&release] {
+      while (!release.load()) std::this_thread::yield();
+    });
+  for (std::thread& caller : callers) caller.join();
+  release.store(true);
+  std::puts("ok");
+  return 0;
+}

@@ -4,12 +4,13 @@ namespace jax_tt {
 
 int64_t ChunkRows(const TTShape& shape, const Contraction& contraction) {
   // Per row: its values, its secondary product transposed, and for every level that is kept in memory (all but the
-  // deepest primary one) a product, a gradient and a child's share of one.
+  // deepest primary one) a product and a gradient with the shares that add up to it: four at level 1, one above.
+  const auto kept = [](const Side& side, int k) { return (k == 1 ? 5 : 3) * side.product_size(k); };
   const Side& primary = contraction.primary;
   const Side& secondary = contraction.secondary;
   int64_t elements = shape.dim() + secondary.product_size(secondary.depth);
-  for (int k = 1; k <= secondary.depth; ++k) elements += 3 * secondary.product_size(k);
-  for (int k = 1; k < primary.depth; ++k) elements += 3 * primary.product_size(k);
+  for (int k = 1; k <= secondary.depth; ++k) elements += kept(secondary, k);
+  for (int k = 1; k < primary.depth; ++k) elements += kept(primary, k);
   const int64_t rows = kChunkBytes / (4 * elements);
   return rows < 1024 ? 1024 : rows;
 }

@@ -23,8 +23,10 @@ class Backward {
         gradients_(gradients),
         weight_gradient_(weight_gradient),
         join_(problem, pool.workers),
-        primary_(problem, join_.primary(), join_.primary().depth() - 1, pool.workers, join_.tile_nodes(), gradients),
-        secondary_(problem, join_.secondary(), join_.secondary().depth(), pool.workers, join_.tile_nodes(), gradients),
+        primary_(problem, join_.primary(), join_.primary().depth() - 1, join_.primary().depth() == 2, pool.workers,
+                 join_.tile_nodes(), gradients),
+        secondary_(problem, join_.secondary(), join_.secondary().depth(), join_.secondary().depth() == 1, pool.workers,
+                   join_.tile_nodes(), gradients),
         column_scratch_(static_cast<size_t>(pool.workers)),
         tile_scratch_(static_cast<size_t>(pool.workers)) {}
 
@@ -47,7 +49,12 @@ class Backward {
       chunk_begin_ = begin;
       Phases phases;
       join_.Open(c, begin, weight_gradient_ != nullptr, phases);
-      join_.AddGroupPhase(phases, [this](const SliceGroup& group, int worker) { Group(group, worker); });
+      const int64_t rows = problem_.layout.chunk(problem_.plan, c)[0] - begin;
+      const int64_t lanes = std::min({primary_.MaxLanes(rows), secondary_.MaxLanes(rows), join_.num_groups()});
+      primary_.AddClearPhase(lanes, phases);
+      secondary_.AddClearPhase(lanes, phases);
+      join_.AddLanePhase(lanes, phases,
+                         [this](const SliceGroup& group, int64_t lane, int worker) { Group(group, lane, worker); });
       secondary_.AddPhases(phases);
       primary_.AddPhases(phases);
       pool_.Run(phases);
@@ -58,27 +65,27 @@ class Backward {
 
  private:
   // Rows to node gradients of the primary side's deepest level, and on to the group's slice.
-  void Group(const SliceGroup& group, int worker) {
+  void Group(const SliceGroup& group, int64_t lane, int worker) {
     const int depth = join_.primary().depth();
     if (depth == 1) {
       const int64_t node = group.begin;
       C* gradient = tile_scratch_[static_cast<size_t>(worker)];
-      Tile(node, node + 1, join_.primary().product(1, node), worker, gradient);
+      Tile(node, node + 1, join_.primary().product(1, node), lane, worker, gradient);
       primary_.Store(1, group.slice, gradient, worker);
       return;
     }
-    typename ChainGradient<T>::SliceGradient slice_gradient(primary_, depth, group, worker);
+    typename ChainGradient<T>::SliceGradient slice_gradient(primary_, depth, group, lane, worker);
     join_.ForEachTile(group, worker, [&](int64_t begin, int64_t end, const C* slice) {
       const C* products =
           join_.Products(begin, end, slice, worker, const_cast<C*>(saved_), /*have_saved=*/saved_ != nullptr);
       C* gradient = tile_scratch_[static_cast<size_t>(worker)];
-      Tile(begin, end, products, worker, gradient);
+      Tile(begin, end, products, lane, worker, gradient);
       slice_gradient.Add(begin, end, gradient);
     });
   }
 
   // For row = a b with gradient g: d a += g b^T, and d b = a^T g goes to the secondary side.  gradient: [nodes, a].
-  void Tile(int64_t node_begin, int64_t node_end, const C* products, int worker, C* gradient) {
+  void Tile(int64_t node_begin, int64_t node_end, const C* products, int64_t lane, int worker, C* gradient) {
     const Side& a = join_.primary().side();
     const Side& b = join_.secondary().side();
     const int64_t rows = a.width[a.depth], cols = b.width[b.depth], rank = a.rank[a.depth];
@@ -88,8 +95,9 @@ class Backward {
       const C* g = RowGradient(row, worker);
       join_.kernels().gemm_nn(rows, rank, cols, g, cols, join_.secondary().product(b.depth, join_.secondary_node(row)),
                               rank, gradient + (node - node_begin) * a_size, rank, /*accumulate=*/node == last_node);
-      join_.kernels().gemm_tn(rows, rank, cols, g, cols, product, rank, secondary_.child(b.depth) + row * b_size, rank,
-                              /*accumulate=*/false);
+      C* share = secondary_.by_lane() ? secondary_.lane(lane, join_.secondary_node(row))
+                                      : secondary_.child(b.depth) + row * b_size;
+      join_.kernels().gemm_tn(rows, rank, cols, g, cols, product, rank, share, rank, secondary_.by_lane());
       last_node = node;
       if (weight_gradient_ != nullptr) WeightGradient(row, product, worker);
     });

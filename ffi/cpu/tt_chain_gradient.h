@@ -24,19 +24,25 @@ class ChainGradient {
   using C = typename TTProblem<T>::C;
 
   // `deepest` is the deepest level whose node gradients are summed over children here.
-  ChainGradient(const TTProblem<T>& problem, const Chain<T>& chain, int deepest, int workers, int64_t tile_nodes,
-                const CoreGradients<C>& gradients)
+  // With `lanes`, level 1 gets its shares from the lanes of the join and not from its children one by one.
+  ChainGradient(const TTProblem<T>& problem, const Chain<T>& chain, int deepest, bool lanes, int workers,
+                int64_t tile_nodes, const CoreGradients<C>& gradients)
       : problem_(problem),
         chain_(chain),
         kernels_(GetKernels<C>()),
         deepest_(deepest),
+        by_lane_(lanes),
         tile_nodes_(tile_nodes),
         gradients_(gradients),
         scratch_(static_cast<size_t>(workers)) {}
 
   void RequestBuffers(int64_t max_rows, Workspace& workspace) {
     const Side& side = chain_.side();
-    for (int k = 1; k <= deepest_; ++k) workspace.Request(&child_[k], max_rows * side.product_size(k));
+    for (int k = by_lane_ ? 2 : 1; k <= deepest_; ++k) workspace.Request(&child_[k], max_rows * side.product_size(k));
+    if (by_lane_) {
+      const int64_t slices = std::min(problem_.shape.p[side.core[1]], max_rows);
+      workspace.Request(&lane_, std::max(kMinLanes * slices, max_rows) * side.product_size(1));
+    }
     for (int k = 2; k <= deepest_; ++k) workspace.Request(&node_[k], max_rows * side.product_size(k));
     int64_t slice = problem_.shape.slice_size(side.core[1]), parents = 0;
     for (int k = 2; k <= side.depth; ++k) {
@@ -51,6 +57,28 @@ class ChainGradient {
     }
   }
 
+  // Lanes that the join may be cut into for `rows` rows.  Shares of level 1 are added up by lane, a fixed part of the
+  // work, so that the order of every sum is fixed too; lanes take no more memory than one share per row would.
+  int64_t MaxLanes(int64_t rows) const {
+    return by_lane_ ? std::clamp(rows / chain_.nodes(1), kMinLanes, kMaxLanes) : rows;
+  }
+
+  bool by_lane() const { return by_lane_; }
+
+  // The sum of a lane's shares of a level-1 node.
+  C* lane(int64_t lane, int64_t node) const {
+    return lane_ + (lane * chain_.nodes(1) + node) * chain_.side().product_size(1);
+  }
+
+  void AddClearPhase(int64_t lanes, Phases& phases) {
+    lanes_ = lanes;
+    if (!by_lane_) return;
+    const int64_t size = chain_.side().product_size(1);
+    phases.AddBlocks(lanes * chain_.nodes(1), 64, [this, size](int64_t begin, int64_t end, int) {
+      std::fill_n(lane_ + begin * size, (end - begin) * size, C{0});
+    });
+  }
+
   // Where the children of level k put their shares of its nodes' gradients: [children, product_size(k)].
   C* child(int k) const { return child_[k]; }
 
@@ -61,7 +89,7 @@ class ChainGradient {
       if (k == 1) return;
       phases.Add(static_cast<int64_t>(chain_.groups(k).size()), [this, k](int64_t task, int worker) {
         const SliceGroup& group = chain_.groups(k)[static_cast<size_t>(task)];
-        SliceGradient slice(*this, k, group, worker);
+        SliceGradient slice(*this, k, group, /*lane=*/0, worker);
         for (int64_t u = group.begin; u < group.end; u += tile_nodes_)
           slice.Add(u, std::min(u + tile_nodes_, group.end), node_[k] + u * chain_.side().product_size(k));
       });
@@ -71,10 +99,11 @@ class ChainGradient {
   // Accumulates the gradient of one slice over the tiles of its group, and hands each tile's gradient to its parents.
   class SliceGradient {
    public:
-    SliceGradient(ChainGradient& owner, int k, const SliceGroup& group, int worker)
+    SliceGradient(ChainGradient& owner, int k, const SliceGroup& group, int64_t lane, int worker)
         : owner_(owner),
           k_(k),
           worker_(worker),
+          lane_(lane),
           slice_(group.slice),
           rank_(owner.chain_.side().rank[k - 1]),
           columns_(owner.chain_.side().product_size(k) / owner.chain_.side().width[k - 1]),
@@ -103,16 +132,22 @@ class ChainGradient {
       owner_.chain_.GatherParents(k_, begin, end, scratch_.parents);
       owner_.kernels_.gemm_tn(rows, columns_, rank_, scratch_.parents, rank_, gradient, columns_, target_, columns_,
                               accumulate_);
-      owner_.kernels_.gemm_nn(rows, rank_, columns_, gradient, columns_, scratch_.transposed, rank_,
-                              owner_.child_[k_ - 1] + begin * owner_.chain_.side().product_size(k_ - 1), rank_,
+      const int64_t size = owner_.chain_.side().product_size(k_ - 1);
+      const bool by_lane = k_ == 2 && owner_.by_lane_;
+      C* shares = by_lane ? scratch_.parents : owner_.child_[k_ - 1] + begin * size;
+      owner_.kernels_.gemm_nn(rows, rank_, columns_, gradient, columns_, scratch_.transposed, rank_, shares, rank_,
                               /*accumulate=*/false);
+      if (by_lane)
+        for (int64_t u = begin; u < end; ++u)
+          owner_.kernels_.axpy(size, C{1}, shares + (u - begin) * size,
+                               owner_.lane(lane_, owner_.chain_.level(1).node_of_child[u]));
       accumulate_ = true;
     }
 
    private:
     ChainGradient& owner_;
     const int k_, worker_;
-    const int64_t slice_, rank_, columns_;
+    const int64_t lane_, slice_, rank_, columns_;
     typename ChainGradient::Scratch& scratch_;
     C* target_;
     bool accumulate_, stored_;
@@ -135,6 +170,8 @@ class ChainGradient {
   }
 
  private:
+  static constexpr int64_t kMinLanes = 4, kMaxLanes = 16;
+
   struct Scratch {
     C* slice = nullptr;
     C* transposed = nullptr;
@@ -149,8 +186,14 @@ class ChainGradient {
       const LevelView<const int32_t>& level = chain_.level(k);
       for (; node < end; ++node) {
         C* sum = k == 1 ? scratch_[static_cast<size_t>(worker)].gradient : node_[k] + node * size;
-        const int64_t begin = chain_.child_begin(k, node);
-        kernels_.sum_rows(size, child_[k], level.child + begin, level.child_end[node] - begin, sum);
+        if (k == 1 && by_lane_) {
+          int32_t shares[kMaxLanes];
+          for (int64_t l = 0; l < lanes_; ++l) shares[l] = static_cast<int32_t>(l * chain_.nodes(1) + node);
+          kernels_.sum_rows(size, lane_, shares, lanes_, sum);
+        } else {
+          const int64_t begin = chain_.child_begin(k, node);
+          kernels_.sum_rows(size, child_[k], level.child + begin, level.child_end[node] - begin, sum);
+        }
         if (k == 1) Store(1, level.slice[node], sum, worker);
       }
     });
@@ -166,10 +209,13 @@ class ChainGradient {
   const Chain<T>& chain_;
   const Kernels<C>& kernels_;
   const int deepest_;
+  const bool by_lane_;
   const int64_t tile_nodes_;
   const CoreGradients<C>& gradients_;
   C* child_[kMaxCores + 1] = {};
   C* node_[kMaxCores + 1] = {};
+  C* lane_ = nullptr;
+  int64_t lanes_ = 0;
   std::vector<Scratch> scratch_;
 };
 

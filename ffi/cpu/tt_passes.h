@@ -77,6 +77,21 @@ class Join {
     });
   }
 
+  // Adds a phase with one task per lane: fn(group, lane, worker) over its groups.  Lanes are cut where they hold about
+  // the same number of nodes.
+  template <typename Fn>
+  void AddLanePhase(int64_t lanes, Phases& phases, Fn fn) {
+    phases.Add(lanes, [this, lanes, fn](int64_t lane, int worker) {
+      const std::vector<SliceGroup>& groups = primary_.groups(primary_.depth());
+      const int64_t nodes = primary_.nodes(primary_.depth());
+      const auto first = [&](int64_t cut) {
+        return std::partition_point(groups.begin(), groups.end(),
+                                    [&](const SliceGroup& group) { return group.begin * lanes < cut * nodes; });
+      };
+      for (auto group = first(lane); group != first(lane + 1); ++group) fn(*group, lane, worker);
+    });
+  }
+
   // fn(node_begin, node_end, oriented slice) over the tiles of a group; the slice is null on a chain of one core.
   template <typename Fn>
   void ForEachTile(const SliceGroup& group, int worker, Fn fn) {
@@ -123,6 +138,8 @@ class Join {
       for (int64_t i = 0; i < rows * cols; ++i) out[columns_[static_cast<size_t>(i)]] = block[i];
   }
 
+  // Slices of the primary side's deepest level in this chunk.
+  int64_t num_groups() const { return static_cast<int64_t>(primary_.groups(primary_.depth()).size()); }
   int64_t secondary_node(int64_t row) const { return secondary_.level(secondary_.depth()).node_of_child[row]; }
   const Chain<T>& primary() const { return primary_; }
   const Chain<T>& secondary() const { return secondary_; }

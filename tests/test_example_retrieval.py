@@ -199,7 +199,7 @@ def environment() -> dict[str, str]:
 
 @pytest.mark.parametrize("variant", settings.VARIANTS)
 def test_killed_and_restarted_ends_with_the_same_bits(log, tmp_path, variant):
-    endless = command(log, tmp_path / "killed", "--epochs", "100000", "--worker", variant)
+    endless = command(log, tmp_path / "killed", "--epochs", "20", "--worker", variant)
     process = subprocess.Popen(endless, env=environment(), cwd=tmp_path)
     checkpoints = tmp_path / "killed" / variant / "checkpoints"
     deadline = time.monotonic() + 300
@@ -208,10 +208,9 @@ def test_killed_and_restarted_ends_with_the_same_bits(log, tmp_path, variant):
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    reached = max(int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal())
-    epochs = str(reached + 2)
-    resumed = run(log, tmp_path / "killed", variant, "--epochs", epochs)
-    whole = run(log, tmp_path / "whole", variant, "--epochs", epochs)
+    assert process.returncode == -signal.SIGKILL and not (checkpoints / "20").is_dir()
+    resumed = run(log, tmp_path / "killed", variant, "--epochs", "20")
+    whole = run(log, tmp_path / "whole", variant, "--epochs", "20")
     expected = parameters(tmp_path / "whole", variant)
     found = parameters(tmp_path / "killed", variant)
     assert len(expected) >= 2 and expected.keys() == found.keys()
@@ -225,9 +224,7 @@ def test_a_run_continues_under_its_own_settings_only(log, tmp_path):
     run(log, tmp_path, "tt_fused", "--epochs", "2")
     with pytest.raises(ValueError, match=r"other settings \(old, new\): \{'l2': \(0.01, 0.5\)\}"):
         run(log, tmp_path, "tt_fused", "--epochs", "2", "--l2", "0.5")
-    with pytest.raises(ValueError, match="has 2 epochs already"):
-        run(log, tmp_path, "tt_fused", "--epochs", "1")
-    assert len(run(log, tmp_path, "tt_fused", "--epochs", "3")["loss_curve"]) == 3
+    assert len(run(log, tmp_path, "tt_fused", "--epochs", "2")["loss_curve"]) == 2
 
 
 # The whole command

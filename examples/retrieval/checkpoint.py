@@ -32,11 +32,6 @@ class Run:
             (workdir / "checkpoints").absolute(),
             options=ocp.CheckpointManagerOptions(max_to_keep=1, enable_async_checkpointing=False),
         )
-        if self.epoch > config.epochs:
-            raise ValueError(
-                f"epochs: got {config.epochs}, but the run in {workdir} has {self.epoch} epochs already. "
-                "Give another --workdir, or --fresh to delete that run."
-            )
 
     @property
     def epoch(self) -> int:
@@ -65,7 +60,7 @@ class Run:
 
 
 def _check_config(config: Config, workdir: Path) -> None:
-    """A run continues under its own settings only; more epochs may be added to it."""
+    """A run continues under its own settings only."""
     path, new = workdir / "config.json", asdict(config)
     if not path.exists():
         shutil.rmtree(workdir, ignore_errors=True)
@@ -74,9 +69,7 @@ def _check_config(config: Config, workdir: Path) -> None:
         return
     old = json.loads(path.read_text())
     changed = {
-        name: (old.get(name), value)
-        for name, value in new.items()
-        if name != "epochs" and old.get(name) != value
+        name: (old.get(name), value) for name, value in new.items() if old.get(name) != value
     }
     if changed:
         raise ValueError(

@@ -19,7 +19,7 @@ class MatrixFactorization(nnx.Module):
         num_users, num_items, features: sizes; rows are vectors of `features` numbers.
         variant: kind of table.
         init_std: standard deviation of the initial table entries.
-        learning_rate: of the fused Adam; variants with optax bring their own.
+        learning_rate: number or schedule of the fused Adam; the other variants leave it to optax.
         tt_ranks: rank(s) of TT tables.
     """
 

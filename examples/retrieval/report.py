@@ -55,7 +55,7 @@ def table(results: Sequence[dict[str, Any]], k: int) -> str:
     start = max(r["start_bytes"] for r in results)
     lines.append(
         f"Recall over all items for {results[0]['test_users']:,} test users, train items left out. Peak memory is that "
-        f"of the process while it trains; {_bytes(start)} of it are Python, JAX and the interactions."
+        f"of the process in its first epoch; {_bytes(start)} of it are Python, JAX and the interactions."
     )
     return "\n".join(lines)
 

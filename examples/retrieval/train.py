@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 from tqdm import tqdm
 
@@ -38,17 +39,24 @@ class Training(nnx.Module):
     """Model and optimizer, as one thing to save."""
 
     def __init__(self, config: Config, data: Interactions):
+        steps = config.epochs * steps_per_epoch(config, data)
+        learning_rate = optax.linear_schedule(config.learning_rate, 0.0, steps)
         self.model = MatrixFactorization(
             data.num_users,
             data.num_items,
             config.features,
             VARIANTS[config.variant],
             init_std=config.init_std,
-            learning_rate=config.learning_rate,
+            learning_rate=learning_rate,
             tt_ranks=config.tt_rank,
             rngs=nnx.Rngs(config.seed),
         )
-        self.optimizer = make_optimizer(self.model, config.learning_rate)
+        self.optimizer = make_optimizer(self.model, learning_rate)
+
+
+def steps_per_epoch(config: Config, data: Interactions) -> int:
+    """Minibatches an epoch; interactions that do not fill one are left to other epochs."""
+    return max(1, len(data.train_users) // config.batch_size)
 
 
 def train(
@@ -79,9 +87,10 @@ def train(
         print(f"{config.variant}: continues after epoch {run.epoch}")
     train_epoch = EpochLoop(config, data, graphdef)
     curve = Recall(data, k, min(_CURVE_USERS, test_users or _CURVE_USERS))
+    steps = steps_per_epoch(config, data)
     bar = tqdm(
-        total=config.epochs * train_epoch.steps,
-        initial=run.epoch * train_epoch.steps,
+        total=config.epochs * steps,
+        initial=run.epoch * steps,
         desc=config.variant,
         unit="step",
     )
@@ -89,7 +98,8 @@ def train(
         state, loss, seconds, peak = train_epoch(state, epoch, bar)
         history["loss"].append(loss)
         history["step_seconds"].append(seconds)
-        history["peak_bytes"] = max(history["peak_bytes"], peak)
+        if epoch == 1:  # later ones hold what the writer of checkpoints did not give back as well
+            history["peak_bytes"] = peak
         if evaluate_every and epoch % evaluate_every == 0:
             value = evaluate(nnx.merge(graphdef, state).model, curve, data.num_items)
             history["recall"].append([epoch, value])
@@ -127,15 +137,11 @@ def evaluate(model: MatrixFactorization, recall: Recall, num_items: int) -> floa
 
 
 class EpochLoop:
-    """Runs an epoch as a few calls of one jitted loop, so that the bar can show the loss in between.
-
-    Attributes:
-        steps: minibatches an epoch; interactions that do not fill one are left to other epochs.
-    """
+    """Runs an epoch as a few calls of one jitted loop, so that the bar can show the loss in between."""
 
     def __init__(self, config: Config, data: Interactions, graphdef: Any):
         self._pairs = jnp.stack([jnp.asarray(data.train_users), jnp.asarray(data.train_items)])
-        self.steps = max(1, self._pairs.shape[1] // config.batch_size)
+        self._steps = steps_per_epoch(config, data)
         self._key = jax.random.key(config.seed)
         self._run = _jitted_steps(config, data.num_items, graphdef)
         self._chunk = 1  # the first call compiles; its successors are sized by their duration
@@ -145,8 +151,8 @@ class EpochLoop:
         key = jax.random.fold_in(self._key, epoch)
         order = jax.random.permutation(key, self._pairs, axis=1)
         total, loss, seconds, start = jnp.zeros((), jnp.float32), 0.0, [], 0
-        while start < self.steps:
-            count = min(self._chunk, self.steps - start)
+        while start < self._steps:
+            count = min(self._chunk, self._steps - start)
             began = time.perf_counter()
             # The sum runs through the calls: their number depends on the clock, the loss must not.
             state, total = self._run(state, total, order, key, start, start + count)
@@ -160,7 +166,7 @@ class EpochLoop:
             else:
                 self._chunk = max(1, int(_CHUNK_SECONDS / seconds[-1]))
         typical = statistics.median(seconds[1:] or seconds)
-        return state, loss / self.steps, typical, memory.peak_bytes()
+        return state, loss / self._steps, typical, memory.peak_bytes()
 
 
 def _jitted_steps(config: Config, num_items: int, graphdef: Any) -> Callable[..., Any]:

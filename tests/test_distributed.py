@@ -1,0 +1,67 @@
+"""Data parallelism over processes: two of them on loopback, each with half of the batch, equal one with all of it."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+KINDS = ("tt", "tt fused", "dense fused", "tt fused shard_map")
+
+
+def _launch(folder: Path, count: int) -> list[dict[str, np.ndarray]]:
+    """The results of each of ``count`` processes."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    paths = [folder / f"{count}-{process}.npz" for process in range(count)]
+    workers = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.distributed_run",
+                str(process),
+                str(count),
+                port,
+                str(path),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for process, path in enumerate(paths)
+    ]
+    try:
+        outputs = [worker.communicate(timeout=600)[0] for worker in workers]
+    finally:
+        for worker in workers:  # one that waits for a peer that died
+            if worker.poll() is None:
+                worker.kill()
+    for worker, output in zip(workers, outputs, strict=True):
+        assert worker.returncode == 0, output[-4000:]
+    return [dict(np.load(path)) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
+    """What one process computes, then each of two."""
+    folder = tmp_path_factory.mktemp("distributed")
+    return _launch(folder, 1) + _launch(folder, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_equal_one(kind, runs):
+    alone, first, second = runs
+    names = [name for name in alone if name.rsplit(" ", 1)[0] == kind]
+    assert names
+    for name in names:
+        np.testing.assert_array_equal(
+            first[name], second[name], err_msg=f"{name} differs between processes"
+        )
+        np.testing.assert_allclose(first[name], alone[name], rtol=2e-5, atol=2e-5, err_msg=name)
+    losses = alone[f"{kind} losses"]
+    assert len(set(losses.tolist())) == len(losses)  # the steps did something

@@ -74,3 +74,55 @@ def test_equals_one_device(kind, way, method):
     np.testing.assert_allclose(weights, expected[1], rtol=1e-5, atol=1e-6)
     if kind == "tt" and method == "ffi":
         assert "all-gather" not in run.lower(*placed).compile().as_text()
+
+
+SPLITS = [P(), P("x"), P("y"), P(("x", "y")), P(("y", "x"))]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("out", SPLITS, ids=str)
+@pytest.mark.parametrize("ids", SPLITS, ids=str)
+def test_forward_and_backward_split_differently(ids, out, fused, method):
+    """What the forward pass hands to the backward pass may come back in other parts."""
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    shape = jax_tt.TTShape(1000, 8, ranks=(6, 6), row_factors=(10, 10, 10), col_factors=(2, 2, 2))
+    cores = jax_tt.init_cores(jax.random.key(0), shape, "normal")
+    tables = jax_tt.init_fused_table(cores, OPTIMIZER) if fused else cores
+    batch = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (16, 5)), jnp.int32)
+
+    def gradient(tables, batch, constrain):
+        def loss(tables):
+            if fused:
+                rows = jax_tt.fused_tt_embed_bag(tables, batch, OPTIMIZER, method=method)
+            else:
+                rows = jax_tt.tt_embed_bag(tables, batch, method=method)
+            return jnp.sum(constrain(rows) ** 3)
+
+        return jax.grad(loss)(tables)
+
+    def constrain(rows):
+        return jax.lax.with_sharding_constraint(rows, NamedSharding(mesh, out))
+
+    expected = gradient(tables, batch, lambda rows: rows)
+    placed = (
+        jax.device_put(tables, NamedSharding(mesh, P())),
+        jax.device_put(batch, NamedSharding(mesh, ids)),
+    )
+    got = jax.jit(gradient, static_argnums=2)(*placed, constrain)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["tt", "dense"])
+def test_bad_id_on_one_shard_makes_nan(kind, method):
+    """An error of one device would leave the others waiting for it."""
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    step, (table, ids, weights, scale) = problem(kind)
+    ids = ids.at[3, 2].set(1000)
+    split = NamedSharding(mesh, P("x"))
+    args = (
+        jax.device_put(table, NamedSharding(mesh, P())),
+        *(jax.device_put(array, split) for array in (ids, weights, scale)),
+    )
+    new, _ = jax.jit(lambda *args: step(*args, method=method))(*args)
+    assert any(bool(jnp.isnan(leaf).any()) for leaf in jax.tree.leaves(new.cores))

@@ -40,7 +40,9 @@ struct PlanLayout {
   int64_t chunk_rows = 1;
 
   static constexpr int kHeader = 8;
-  enum Counter { kValid = 0, kRows = 1, kChunks = 2, kOutOfRange = 3 };
+  static constexpr int32_t kPoisoned = -2;
+  // The fingerprint is that of the ids and offsets that the plan was made for.
+  enum Header { kValid = 0, kRows = 1, kChunks = 2, kOutOfRange = 3, kPositions = 4, kFingerprint = 5 };
 
   int64_t max_chunks() const { return n == 0 ? 1 : (n + chunk_rows - 1) / chunk_rows; }
   int64_t chunk_stride() const { return levels + 1; }
@@ -65,7 +67,7 @@ struct PlanLayout {
     return Array(plan, 1);
   }
   template <typename Int>
-  Int* bag(Int* plan) const {  // bag of a position; -1 when it contributes nothing
+  Int* bag(Int* plan) const {  // bag of a position; -1 when it contributes nothing, kPoisoned when it makes NaN of it
     return Array(plan, 2);
   }
   template <typename Int>

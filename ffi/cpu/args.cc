@@ -37,8 +37,24 @@ Status ReadShape(Span64 row_factors, Span64 col_factors, Span64 ranks, int64_t n
   return {};
 }
 
-Status ReadLookups(const ffi::AnyBuffer& ids, const ffi::AnyBuffer& offsets, bool split, int digits, bool padded,
-                   int64_t bounds, std::string_view table, Lookups* lookups) {
+Status ReadTable(const ffi::Dictionary& attrs, TTShape* shape) {
+  Span64 row_factors, col_factors, ranks;
+  int64_t num_embeddings = 0;
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "row_factors", &row_factors));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "col_factors", &col_factors));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "ranks", &ranks));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "num_embeddings", &num_embeddings));
+  return ReadShape(row_factors, col_factors, ranks, num_embeddings, shape);
+}
+
+Status ReadLookups(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, const ffi::AnyBuffer& offsets, int digits,
+                   Lookups* lookups) {
+  bool split = false;
+  int64_t bounds = 0;
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "split", &split));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "padded", &lookups->padded));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "bounds", &bounds));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "table", &lookups->table));
   if (offsets.element_type() != ffi::DataType::S32 || offsets.dimensions().size() == 0)
     return InvalidArgument("offsets must be int32 with at least one axis");
   const int64_t per_group = offsets.dimensions().back();
@@ -69,11 +85,10 @@ Status ReadLookups(const ffi::AnyBuffer& ids, const ffi::AnyBuffer& offsets, boo
       return InvalidArgument("ids must be int32, uint32, int64 or int32 digits");
   }
   if (split && lookups->type != IdType::kDigits) return InvalidArgument("split ids must be int32 digits");
-  if (bounds < 0 || bounds > static_cast<int64_t>(Bounds::kUnchecked))
+  if (bounds < 0 || bounds > static_cast<int64_t>(Bounds::kPoison))
     return InvalidArgument("unknown bounds mode " + std::to_string(bounds));
-  lookups->padded = padded;
+  lookups->words_per_id = lookups->type == IdType::kInt64 ? 2 : per_id;
   lookups->bounds = static_cast<Bounds>(bounds);
-  lookups->table = table;
   return {};
 }
 
@@ -90,8 +105,12 @@ Status CheckSentinel(const ffi::AnyBuffer& sentinel, std::string_view table) {
       "grad_scale= for loss scaling, or drop optimizer= to train the table with optax");
 }
 
-Status ReadStep(int64_t kind, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& seed,
-                bool skip_nonfinite, bool stochastic_rounding, OptimizerStep* step) {
+Status ReadStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
+                const ffi::AnyBuffer& seed, OptimizerStep* step) {
+  int64_t kind = 0;
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "optimizer", &kind));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "skip_nonfinite", &step->skip_nonfinite));
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "stochastic_rounding", &step->stochastic_rounding));
   if (kind < 0 || kind >= kNumOptimizers) return InvalidArgument("unknown optimizer " + std::to_string(kind));
   step->kind = static_cast<int>(kind);
   const float* gradient_scale = nullptr;
@@ -102,8 +121,6 @@ Status ReadStep(int64_t kind, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer&
   step->gradient_scale = *gradient_scale;
   step->seed[0] = seed_data[0];
   step->seed[1] = seed_data[1];
-  step->skip_nonfinite = skip_nonfinite;
-  step->stochastic_rounding = stochastic_rounding;
   return {};
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -128,11 +129,13 @@ Status DenseForward(const DenseProblem<T>& problem, const Pool& pool, typename D
       const int32_t* offsets = lookups.offsets + group * (lookups.bags + 1) + bag % lookups.bags;
       const int64_t end = group * lookups.capacity + offsets[1];
       C* sum = out + bag * problem.dim;
+      bool poisoned = false;
       std::fill_n(sum, problem.dim, C{0});
       for (int64_t position = group * lookups.capacity + offsets[0]; position < end; ++position) {
         const int64_t ahead = position + kPrefetchDistance;
         if (ahead < lookups.size() && row_of[ahead] >= 0)
           PrefetchRow(problem.table + row_of[ahead] * problem.dim, problem.dim * static_cast<int64_t>(sizeof(T)));
+        poisoned |= row_of[position] == PlanLayout::kPoisoned;
         if (row_of[position] < 0) continue;
         const T* stored = problem.table + row_of[position] * problem.dim;
         if constexpr (std::is_same_v<T, C>) {
@@ -142,6 +145,7 @@ Status DenseForward(const DenseProblem<T>& problem, const Pool& pool, typename D
           for (int64_t i = 0; i < problem.dim; ++i) value[i] = ToCompute(stored[i]);
           kernels.axpy(problem.dim, problem.weight(position), value, sum);
         }
+        if (poisoned) std::fill_n(sum, problem.dim, std::numeric_limits<C>::quiet_NaN());
       }
     }
   });
@@ -178,7 +182,8 @@ Status DenseUpdate(const DenseProblem<T>& problem, const Pool& pool, const RowTa
   if (weight_gradient != nullptr) rows.AddWeightPhase(phases, weight_gradient);
   if (step.skip_nonfinite)
     rows.AddPhase(phases, [&](int64_t, const C* sum, int) {
-      if (!AllFinite(sum, problem.dim)) finite.store(false, std::memory_order_relaxed);
+      if (!AllFinite(sum, problem.dim, static_cast<C>(step.gradient_scale)))
+        finite.store(false, std::memory_order_relaxed);
     });
   rows.AddPhase(phases, [&](int64_t row, const C* sum, int worker) {
     if (finite.load(std::memory_order_relaxed)) table.Update(row, sum, step, rows.kernels(), rows.scratch(worker));

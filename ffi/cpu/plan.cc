@@ -102,11 +102,16 @@ Status CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embe
         if (id == kPadding && lookups.padded) continue;
         if (id < 0 || id >= num_embeddings) {
           ++out_of_range;
-          if (lookups.bounds == Bounds::kZero) continue;
           if (lookups.bounds == Bounds::kError)
             return OutOfRange("id " + IdText(lookups, shape, position) + " at position " + std::to_string(position) +
                               " is out of range for " + TableName(lookups) + " of " + std::to_string(num_embeddings) +
                               " rows; pass ids in [0, num_embeddings), or bounds=\"clip\" or bounds=\"zero\"");
+          if (lookups.bounds == Bounds::kPoison) {
+            bag[position] = PlanLayout::kPoisoned;
+            continue;
+          }
+          // A table without rows has no nearest row.
+          if (lookups.bounds == Bounds::kZero || num_embeddings == 0) continue;
           id = id < 0 ? 0 : num_embeddings - 1;
         }
         bag[position] = static_cast<int32_t>(g * lookups.bags + b);
@@ -126,6 +131,18 @@ Status CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embe
 // A 32-bit division costs a third of a 64-bit one.
 inline uint64_t Divide(uint64_t a, uint64_t b) {
   return (a | b) >> 32 == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+}
+
+// A hash of the ids and offsets, word by word.
+int32_t Fingerprint(const Lookups& lookups) {
+  uint64_t hash = static_cast<uint64_t>(lookups.groups);
+  const auto add = [&hash](const void* memory, int64_t words) {
+    const int32_t* word = static_cast<const int32_t*>(memory);
+    for (int64_t i = 0; i < words; ++i) hash = (hash ^ static_cast<uint32_t>(word[i])) * 0x9e3779b97f4a7c15u;
+  };
+  add(lookups.offsets, lookups.groups * (lookups.bags + 1));
+  add(lookups.ids, lookups.size() * lookups.words_per_id);
+  return static_cast<int32_t>(hash >> 32);
 }
 
 // Radix of the chain key at each level: key(k) = slice(k) * range[k - 1] + key(k - 1).
@@ -223,6 +240,11 @@ Status CheckOffsets(const int32_t* all_offsets, int64_t groups, int64_t bags, in
   return {};
 }
 
+bool IsPlanOf(const PlanLayout& layout, const Lookups& lookups, const int32_t* plan) {
+  const int32_t* header = layout.header(plan);
+  return header[PlanLayout::kPositions] == lookups.size() && header[PlanLayout::kFingerprint] == Fingerprint(lookups);
+}
+
 Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_of) {
   if (Status status = CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity); !status.ok())
     return status;
@@ -234,7 +256,7 @@ Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_o
   if (Status status = scratch.Allocate(lookups.size()); !status.ok()) return status;
   int32_t counters[PlanLayout::kHeader];
   if (Status status = CollectIds(lookups, nullptr, num_embeddings, bag, scratch, counters); !status.ok()) return status;
-  std::fill_n(row_of, lookups.size(), int64_t{-1});
+  std::copy_n(bag, lookups.size(), row_of);  // negative where no row is read
   for (int64_t i = 0; i < scratch.count; ++i) row_of[scratch.positions[i]] = scratch.ids[i];
   return {};
 }
@@ -249,6 +271,8 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
   if (Status status = CollectIds(lookups, &shape, shape.num_embeddings, layout.bag(plan), scratch, layout.header(plan));
       !status.ok())
     return status;
+  layout.header(plan)[PlanLayout::kPositions] = static_cast<int32_t>(layout.n);
+  layout.header(plan)[PlanLayout::kFingerprint] = Fingerprint(lookups);
   RowKeys(shape, contraction, scratch);
   const int64_t rows = BuildRows(static_cast<uint64_t>(shape.num_rows()), layout, scratch, plan);
 

@@ -45,7 +45,7 @@ bool IsSound(const TTShape& shape, const Contraction& contraction, const PlanLay
     return false;
   // Every bag is below num_bags; those of positions that are listed in `order` are not negative either.
   if (!AllWithin(layout.order(plan), valid, 0, layout.n) || !AllWithin(layout.row_end(plan), rows, 0, valid + 1) ||
-      !AllWithin(layout.bag(plan), layout.n, -1, num_bags))
+      !AllWithin(layout.bag(plan), layout.n, PlanLayout::kPoisoned, num_bags))
     return false;
   const int32_t* order = layout.order(plan);
   const int32_t* bag = layout.bag(plan);

@@ -68,11 +68,12 @@ struct RowTable {
   }
 };
 
+// Whether scale * values are finite, all of them.
 template <typename C>
-bool AllFinite(const C* values, int64_t n) {
+bool AllFinite(const C* values, int64_t n, C scale) {
   // A sum of products with zero is zero unless one of them is infinite or NaN.
   C probe = 0;
-  for (int64_t i = 0; i < n; ++i) probe += values[i] * C{0};
+  for (int64_t i = 0; i < n; ++i) probe += (scale * values[i]) * C{0};
   return probe == C{0};
 }
 

@@ -17,21 +17,6 @@ namespace {
 using Args = ffi::RemainingArgs;
 using Rets = ffi::RemainingRets;
 
-// What every handler but the plan's is told about the batch and the table.
-struct TTCall {
-  TTShape shape;
-  Contraction contraction;
-  int64_t hint = 0;
-};
-
-Status ReadCall(Span64 row_factors, Span64 col_factors, Span64 ranks, int64_t num_embeddings, int64_t hint,
-                TTCall* call) {
-  JAX_TT_RETURN_IF_ERROR(ReadShape(row_factors, col_factors, ranks, num_embeddings, &call->shape));
-  call->contraction = ChooseContraction(call->shape, hint);
-  call->hint = hint;
-  return {};
-}
-
 // The d arguments from `first` on, as pointers to cores of this shape.
 template <typename T, typename Pointer>
 Status ReadCores(const TTShape& shape, const Args& args, size_t first, Pointer* cores) {
@@ -43,125 +28,142 @@ Status ReadCores(const TTShape& shape, const Args& args, size_t first, Pointer* 
   return {};
 }
 
-template <typename T>
-Status ReadProblem(const TTCall& call, const ffi::AnyBuffer& plan, const ffi::AnyBuffer& offsets,
-                   const ffi::AnyBuffer& weights, int64_t positions, TTProblem<T>* problem) {
-  problem->shape = call.shape;
-  problem->contraction = call.contraction;
-  if (positions < 0 || positions > std::numeric_limits<int32_t>::max())
-    return InvalidArgument("positions must lie between 0 and 2^31 - 1");
-  problem->layout = MakeLayout(call.shape, call.contraction, positions);
-  if (Count(plan) < problem->layout.size()) return InvalidArgument("the plan is too small for this batch");
-  JAX_TT_RETURN_IF_ERROR(Data(plan, "plan", -1, &problem->plan));
-  JAX_TT_RETURN_IF_ERROR(Data(offsets, "offsets", -1, &problem->offsets));
-  const int64_t per_group = offsets.dimensions().size() == 0 ? 0 : offsets.dimensions().back();
-  if (per_group < 1) return InvalidArgument("offsets must hold at least the first offset of each group");
-  problem->bags = per_group - 1;
-  problem->groups = Count(offsets) / per_group;
-  problem->capacity = problem->groups == 0 ? 0 : positions / problem->groups;
-  if (problem->capacity * problem->groups != positions)
-    return InvalidArgument("ids and offsets disagree on the number of groups");
-  JAX_TT_RETURN_IF_ERROR(CheckOffsets(problem->offsets, problem->groups, problem->bags, problem->capacity));
-  JAX_TT_RETURN_IF_ERROR(
-      CheckPlan(call.shape, call.contraction, problem->layout, problem->groups * problem->bags, problem->plan));
-  return OptionalData(weights, "weights", positions, &problem->weights);
+// Storage type of the table whose cores start at argument `first`.
+template <typename F>
+Status DispatchCores(const Args& args, size_t first, F&& body) {
+  auto core = args.get<ffi::AnyBuffer>(first);
+  if (!core.has_value()) return InvalidArgument("a core is missing");
+  return DispatchStorage(core->element_type(), std::forward<F>(body));
 }
 
+// A batch on its table, as every handler but the plan's gets it.
+struct BatchArgs {
+  const ffi::AnyBuffer& ids;
+  const ffi::AnyBuffer& offsets;
+  const ffi::AnyBuffer& weights;
+  const ffi::AnyBuffer& plan;
+};
+
+// The problem of one call, and the memory it may take to state it.
 template <typename T>
-int64_t SavedSize(const TTCall& call, int64_t positions) {
-  return sizeof(typename TTProblem<T>::C) == sizeof(float)
-             ? positions * SavedPerPosition(call.shape, call.contraction, call.hint)
-             : 0;
-}
+struct TTCall {
+  using C = typename TTProblem<T>::C;
+
+  TTProblem<T> problem;
+  int64_t saved_size = 0;   // elements of the saved products, when there are any
+  bool saved_valid = true;  // whether those of the forward pass belong to this plan
+
+  Status Read(const ffi::Dictionary& attrs, const BatchArgs& batch, const Args& args, size_t first_core) {
+    Lookups lookups;
+    int64_t hint = 0;
+    TTShape& shape = problem.shape;
+    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "hint", &hint));
+    JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, batch.ids, batch.offsets, shape.d, &lookups));
+    JAX_TT_RETURN_IF_ERROR(ReadCores<T>(shape, args, first_core, problem.cores));
+    JAX_TT_RETURN_IF_ERROR(OptionalData(batch.weights, "weights", lookups.size(), &problem.weights));
+    problem.contraction = ChooseContraction(shape, hint);
+    problem.layout = MakeLayout(shape, problem.contraction, lookups.size());
+    problem.offsets = lookups.offsets;
+    problem.groups = lookups.groups;
+    problem.capacity = lookups.capacity;
+    problem.bags = lookups.bags;
+    if constexpr (sizeof(C) == sizeof(float))
+      saved_size = lookups.size() * SavedPerPosition(shape, problem.contraction, hint);
+    return ReadPlan(lookups, batch.plan);
+  }
+
+ private:
+  Status ReadPlan(const Lookups& lookups, const ffi::AnyBuffer& plan) {
+    JAX_TT_RETURN_IF_ERROR(CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity));
+    JAX_TT_RETURN_IF_ERROR(Data(plan, "plan", -1, &problem.plan));
+    if (Count(plan) >= problem.layout.size() && IsPlanOf(problem.layout, lookups, problem.plan))
+      return CheckPlan(problem.shape, problem.contraction, problem.layout, problem.groups * problem.bags, problem.plan);
+    int32_t* own = nullptr;
+    own_plan_.Request(&own, problem.layout.size());
+    JAX_TT_RETURN_IF_ERROR(own_plan_.Allocate());
+    problem.plan = own;
+    saved_valid = false;
+    return BuildTTPlan(problem.shape, problem.contraction, lookups, own);
+  }
+
+  Workspace own_plan_;
+};
 
 ffi::Error PlanImpl(ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer sentinel,
-                    ffi::Result<ffi::AnyBuffer> plan, Span64 row_factors, Span64 col_factors, Span64 ranks,
-                    int64_t num_embeddings, int64_t hint, bool split, bool padded, int64_t bounds,
-                    std::string_view table) {
+                    ffi::Result<ffi::AnyBuffer> plan, ffi::Dictionary attrs) {
   return ToError(
       [&]() -> Status {
-        TTCall call;
+        TTShape shape;
         Lookups lookups;
+        int64_t hint = 0;
         int32_t* data = nullptr;
-        JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, table));
-        JAX_TT_RETURN_IF_ERROR(ReadCall(row_factors, col_factors, ranks, num_embeddings, hint, &call));
-        JAX_TT_RETURN_IF_ERROR(ReadLookups(ids, offsets, split, call.shape.d, padded, bounds, table, &lookups));
-        // A table without rows has no nearest row.
-        if (call.shape.num_embeddings == 0 && lookups.bounds != Bounds::kError) lookups.bounds = Bounds::kZero;
+        JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
+        JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "hint", &hint));
+        JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, ids, offsets, shape.d, &lookups));
+        JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, lookups.table));
         JAX_TT_RETURN_IF_ERROR(Data(*plan, "plan", -1, &data));
-        if (Count(*plan) < MakeLayout(call.shape, call.contraction, lookups.size()).size())
+        const Contraction contraction = ChooseContraction(shape, hint);
+        if (Count(*plan) < MakeLayout(shape, contraction, lookups.size()).size())
           return InvalidArgument("the plan is too small for this batch");
-        return BuildTTPlan(call.shape, call.contraction, lookups, data);
+        return BuildTTPlan(shape, contraction, lookups, data);
       }(),
       "tt_plan");
 }
 
-ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer plan, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
-                       Args cores, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> saved,
-                       Span64 row_factors, Span64 col_factors, Span64 ranks, int64_t num_embeddings, int64_t hint,
-                       int64_t positions) {
-  return ToError(
-      [&]() -> Status {
-        TTCall call;
-        JAX_TT_RETURN_IF_ERROR(ReadCall(row_factors, col_factors, ranks, num_embeddings, hint, &call));
-        auto first = cores.get<ffi::AnyBuffer>(0);
-        if (!first.has_value()) return InvalidArgument("a core is missing");
-        return DispatchStorage(first->element_type(), [&](auto tag) -> Status {
-          using T = typename decltype(tag)::type;
-          using C = typename TTProblem<T>::C;
-          TTProblem<T> problem;
-          C* out_data = nullptr;
-          C* saved_data = nullptr;
-          JAX_TT_RETURN_IF_ERROR(ReadCores<T>(call.shape, cores, 0, problem.cores));
-          JAX_TT_RETURN_IF_ERROR(ReadProblem(call, plan, offsets, weights, positions, &problem));
-          JAX_TT_RETURN_IF_ERROR(Data(*out, "out", problem.groups * problem.bags * call.shape.dim(), &out_data));
-          JAX_TT_RETURN_IF_ERROR(OptionalData(*saved, "saved", SavedSize<T>(call, positions), &saved_data));
-          return TTForward(problem, MakePool(threads), out_data, saved_data);
-        });
-      }(),
-      "tt_forward");
+ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
+                       ffi::AnyBuffer plan, Args cores, ffi::Result<ffi::AnyBuffer> out,
+                       ffi::Result<ffi::AnyBuffer> saved, ffi::Dictionary attrs) {
+  return ToError(DispatchCores(cores, 0,
+                               [&](auto tag) -> Status {
+                                 using T = typename decltype(tag)::type;
+                                 using C = typename TTProblem<T>::C;
+                                 TTCall<T> call;
+                                 C* out_data = nullptr;
+                                 C* saved_data = nullptr;
+                                 JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores, 0));
+                                 JAX_TT_RETURN_IF_ERROR(Data(*out, "out", call.problem.out_size(), &out_data));
+                                 JAX_TT_RETURN_IF_ERROR(OptionalData(*saved, "saved", call.saved_size, &saved_data));
+                                 return TTForward(call.problem, MakePool(threads), out_data, saved_data);
+                               }),
+                 "tt_forward");
 }
 
-ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer plan, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
-                        ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient, Args cores,
+ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
+                        ffi::AnyBuffer plan, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient, Args cores,
                         ffi::Result<ffi::AnyBuffer> touched, ffi::Result<ffi::AnyBuffer> weight_gradient,
-                        Rets gradients, Span64 row_factors, Span64 col_factors, Span64 ranks, int64_t num_embeddings,
-                        int64_t hint, int64_t positions) {
+                        Rets gradients, ffi::Dictionary attrs) {
   return ToError(
-      [&]() -> Status {
-        TTCall call;
-        JAX_TT_RETURN_IF_ERROR(ReadCall(row_factors, col_factors, ranks, num_embeddings, hint, &call));
-        auto first = cores.get<ffi::AnyBuffer>(0);
-        if (!first.has_value()) return InvalidArgument("a core is missing");
-        return DispatchStorage(first->element_type(), [&](auto tag) -> Status {
-          using T = typename decltype(tag)::type;
-          using C = typename TTProblem<T>::C;
-          const TTShape& shape = call.shape;
-          TTProblem<T> problem;
-          CoreGradients<C> sink;
-          const C* g = nullptr;
-          const C* saved_data = nullptr;
-          C* weight_data = nullptr;
-          int32_t* touched_data = nullptr;
-          JAX_TT_RETURN_IF_ERROR(ReadCores<T>(shape, cores, 0, problem.cores));
-          JAX_TT_RETURN_IF_ERROR(ReadProblem(call, plan, offsets, weights, positions, &problem));
-          JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", problem.groups * problem.bags * shape.dim(), &g));
-          JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", SavedSize<T>(call, positions), &saved_data));
-          JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", positions, &weight_data));
-          const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
-          JAX_TT_RETURN_IF_ERROR(Data(*touched, "touched", slices, &touched_data));
-          for (int k = 0; k < shape.d; touched_data += shape.p[k++]) {
-            auto buffer = gradients.get<ffi::AnyBuffer>(static_cast<size_t>(k));
-            if (!buffer.has_value()) return InvalidArgument("a core gradient is missing");
-            JAX_TT_RETURN_IF_ERROR(Data(**buffer, "core gradient", shape.core_size(k), &sink.gradient[k]));
-            sink.touched[k] = touched_data;
-          }
-          const Pool pool = MakePool(threads);
-          JAX_TT_RETURN_IF_ERROR(TTBackward(problem, pool, g, saved_data, sink, weight_data));
-          ClearUntouched(shape, pool, sink);
-          return {};
-        });
-      }(),
+      DispatchCores(cores, 0,
+                    [&](auto tag) -> Status {
+                      using T = typename decltype(tag)::type;
+                      using C = typename TTProblem<T>::C;
+                      TTCall<T> call;
+                      CoreGradients<C> sink;
+                      const C* g = nullptr;
+                      const C* saved_data = nullptr;
+                      C* weight_data = nullptr;
+                      int32_t* touched_data = nullptr;
+                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores, 0));
+                      const TTShape& shape = call.problem.shape;
+                      JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.problem.out_size(), &g));
+                      JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", call.saved_size, &saved_data));
+                      JAX_TT_RETURN_IF_ERROR(
+                          OptionalData(*weight_gradient, "weight gradient", call.problem.layout.n, &weight_data));
+                      const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
+                      JAX_TT_RETURN_IF_ERROR(Data(*touched, "touched", slices, &touched_data));
+                      for (int k = 0; k < shape.d; touched_data += shape.p[k++]) {
+                        auto buffer = gradients.get<ffi::AnyBuffer>(static_cast<size_t>(k));
+                        if (!buffer.has_value()) return InvalidArgument("a core gradient is missing");
+                        JAX_TT_RETURN_IF_ERROR(Data(**buffer, "core gradient", shape.core_size(k), &sink.gradient[k]));
+                        sink.touched[k] = touched_data;
+                      }
+                      const Pool pool = MakePool(threads);
+                      JAX_TT_RETURN_IF_ERROR(TTBackward(call.problem, pool, g, call.saved_valid ? saved_data : nullptr,
+                                                        sink, weight_data));
+                      ClearUntouched(shape, pool, sink);
+                      return {};
+                    }),
       "tt_backward");
 }
 
@@ -187,62 +189,54 @@ Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Arg
   return {};
 }
 
-ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer plan,
-                      ffi::AnyBuffer offsets, ffi::AnyBuffer weights, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient,
-                      ffi::AnyBuffer hyper, ffi::AnyBuffer scale, ffi::AnyBuffer seed, Args tables,
-                      ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient, Rets results,
-                      Span64 row_factors, Span64 col_factors, Span64 ranks, int64_t num_embeddings, int64_t hint,
-                      int64_t positions, int64_t optimizer, bool skip_nonfinite, bool stochastic_rounding) {
+ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids,
+                      ffi::AnyBuffer offsets, ffi::AnyBuffer weights, ffi::AnyBuffer plan, ffi::AnyBuffer saved,
+                      ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale, ffi::AnyBuffer seed,
+                      Args tables, ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient,
+                      Rets results, ffi::Dictionary attrs) {
   return ToError(
-      [&]() -> Status {
-        TTCall call;
-        OptimizerStep step;
-        JAX_TT_RETURN_IF_ERROR(ReadCall(row_factors, col_factors, ranks, num_embeddings, hint, &call));
-        JAX_TT_RETURN_IF_ERROR(ReadStep(optimizer, hyper, scale, seed, skip_nonfinite, stochastic_rounding, &step));
-        auto first = tables.get<ffi::AnyBuffer>(0);
-        if (!first.has_value()) return InvalidArgument("a core is missing");
-        return DispatchStorage(first->element_type(), [&](auto tag) -> Status {
-          using T = typename decltype(tag)::type;
-          using C = typename TTProblem<T>::C;
-          TTProblem<T> problem;
-          CoreTables<T> in_place;
-          const C* g = nullptr;
-          const C* saved_data = nullptr;
-          C* weight_data = nullptr;
-          float* applied_data = nullptr;
-          JAX_TT_RETURN_IF_ERROR(ReadCores<T>(call.shape, tables, 0, problem.cores));
-          JAX_TT_RETURN_IF_ERROR(ReadProblem(call, plan, offsets, weights, positions, &problem));
-          JAX_TT_RETURN_IF_ERROR(
-              Data(out_gradient, "out gradient", problem.groups * problem.bags * call.shape.dim(), &g));
-          JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", SavedSize<T>(call, positions), &saved_data));
-          JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", positions, &weight_data));
-          JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-          JAX_TT_RETURN_IF_ERROR(ReadTables(call.shape, step.traits(), tables, 0, results, &in_place));
-          return TTUpdate(problem, MakePool(threads), in_place, g, saved_data, step, weight_data, applied_data);
-        });
-      }(),
+      DispatchCores(tables, 0,
+                    [&](auto tag) -> Status {
+                      using T = typename decltype(tag)::type;
+                      using C = typename TTProblem<T>::C;
+                      TTCall<T> call;
+                      OptimizerStep step;
+                      CoreTables<T> in_place;
+                      const C* g = nullptr;
+                      const C* saved_data = nullptr;
+                      C* weight_data = nullptr;
+                      float* applied_data = nullptr;
+                      JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
+                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, tables, 0));
+                      JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.problem.out_size(), &g));
+                      JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", call.saved_size, &saved_data));
+                      JAX_TT_RETURN_IF_ERROR(
+                          OptionalData(*weight_gradient, "weight gradient", call.problem.layout.n, &weight_data));
+                      JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
+                      JAX_TT_RETURN_IF_ERROR(
+                          ReadTables(call.problem.shape, step.traits(), tables, 0, results, &in_place));
+                      return TTUpdate(call.problem, MakePool(threads), in_place, g,
+                                      call.saved_valid ? saved_data : nullptr, step, weight_data, applied_data);
+                    }),
       "tt_update");
 }
 
 ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBuffer hyper, ffi::AnyBuffer scale,
                      ffi::AnyBuffer seed, Args args, ffi::Result<ffi::AnyBuffer> applied, Rets results,
-                     Span64 row_factors, Span64 col_factors, Span64 ranks, int64_t optimizer, bool skip_nonfinite,
-                     bool stochastic_rounding) {
+                     ffi::Dictionary attrs) {
   return ToError(
       [&]() -> Status {
         TTShape shape;
-        OptimizerStep step;
-        JAX_TT_RETURN_IF_ERROR(ReadShape(row_factors, col_factors, ranks, 0, &shape));
-        JAX_TT_RETURN_IF_ERROR(ReadStep(optimizer, hyper, scale, seed, skip_nonfinite, stochastic_rounding, &step));
-        auto first = args.get<ffi::AnyBuffer>(static_cast<size_t>(shape.d));
-        if (!first.has_value()) return InvalidArgument("a core is missing");
-        return DispatchStorage(first->element_type(), [&](auto tag) -> Status {
+        JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
+        return DispatchCores(args, static_cast<size_t>(shape.d), [&](auto tag) -> Status {
           using T = typename decltype(tag)::type;
           using C = typename ComputeType<T>::type;
+          OptimizerStep step;
           CoreGradients<C> gradients;
           CoreTables<T> in_place;
           int32_t* touched_data = nullptr;
           float* applied_data = nullptr;
+          JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
           const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
           JAX_TT_RETURN_IF_ERROR(Data(touched, "touched", slices, &touched_data));
           JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
@@ -258,53 +252,50 @@ ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBu
 
 }  // namespace
 
-#define JAX_TT_TABLE_ATTRS .Attr<Span64>("row_factors").Attr<Span64>("col_factors").Attr<Span64>("ranks")
-#define JAX_TT_BATCH_ATTRS JAX_TT_TABLE_ATTRS.Attr<int64_t>("num_embeddings").Attr<int64_t>("hint")
-
-// d = number of cores, n = ids, G = groups, B = bags of a group, D = columns.
+// d = number of cores, n = ids, G = groups, B = bags of a group.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTPlanCpu, PlanImpl,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::AnyBuffer>()  // ids [G.., n / G], split: [G.., n / G, d]
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
                                   .Arg<ffi::AnyBuffer>()  // sentinel f32 []
                                   .Ret<ffi::AnyBuffer>()  // plan s32 [PlanLayout::size() or more]
-                              JAX_TT_BATCH_ATTRS.Attr<bool>("split")
-                                  .Attr<bool>("padded")
-                                  .Attr<int64_t>("bounds")
-                                  .Attr<std::string_view>("table"));
+                                  .Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTForwardCpu, ForwardImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // plan
+                                  .Arg<ffi::AnyBuffer>()  // ids
                                   .Arg<ffi::AnyBuffer>()  // offsets
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty
+                                  .Arg<ffi::AnyBuffer>()  // plan
                                   .RemainingArgs()        // cores
                                   .Ret<ffi::AnyBuffer>()  // out [G.., B, D]
                                   .Ret<ffi::AnyBuffer>()  // saved [n, elements], or empty
-                              JAX_TT_BATCH_ATTRS.Attr<int64_t>("positions"));
+                                  .Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTBackwardCpu, BackwardImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // plan
+                                  .Arg<ffi::AnyBuffer>()  // ids
                                   .Arg<ffi::AnyBuffer>()  // offsets
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty
+                                  .Arg<ffi::AnyBuffer>()  // plan
                                   .Arg<ffi::AnyBuffer>()  // saved, or empty
                                   .Arg<ffi::AnyBuffer>()  // out gradient [G.., B, D]
                                   .RemainingArgs()        // cores
                                   .Ret<ffi::AnyBuffer>()  // touched s32 [sum of row factors]
                                   .Ret<ffi::AnyBuffer>()  // weight gradient [n], or empty
                                   .RemainingRets()        // core gradients
-                              JAX_TT_BATCH_ATTRS.Attr<int64_t>("positions"));
+                                  .Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCpu, UpdateImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // result of the forward pass: only to run after it
-                                  .Arg<ffi::AnyBuffer>()  // plan
+                                  .Arg<ffi::AnyBuffer>()  // ids
                                   .Arg<ffi::AnyBuffer>()  // offsets
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty
+                                  .Arg<ffi::AnyBuffer>()  // plan
                                   .Arg<ffi::AnyBuffer>()  // saved, or empty
                                   .Arg<ffi::AnyBuffer>()  // out gradient [G.., B, D]
                                   .Arg<ffi::AnyBuffer>()  // hyper-parameters f32
@@ -314,10 +305,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCpu, UpdateImpl,
                                   .Ret<ffi::AnyBuffer>()  // applied f32 []
                                   .Ret<ffi::AnyBuffer>()  // weight gradient [n], or empty
                                   .RemainingRets()        // cores and slots, in place
-                              JAX_TT_BATCH_ATTRS.Attr<int64_t>("positions")
-                                  .Attr<int64_t>("optimizer")
-                                  .Attr<bool>("skip_nonfinite")
-                                  .Attr<bool>("stochastic_rounding"));
+                                  .Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTApplyCpu, ApplyImpl,
                               ffi::Ffi::Bind()
@@ -329,8 +317,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTApplyCpu, ApplyImpl,
                                   .RemainingArgs()        // core gradients, cores, then slots core by core
                                   .Ret<ffi::AnyBuffer>()  // applied f32 []
                                   .RemainingRets()        // cores and slots, in place
-                              JAX_TT_TABLE_ATTRS.Attr<int64_t>("optimizer")
-                                  .Attr<bool>("skip_nonfinite")
-                                  .Attr<bool>("stochastic_rounding"));
+                                  .Attrs());
 
 }  // namespace jax_tt

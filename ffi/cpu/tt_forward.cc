@@ -1,6 +1,7 @@
 #include "ffi/cpu/tt_forward.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "ffi/cpu/tt_passes.h"
 
@@ -56,12 +57,15 @@ class Forward {
         const int64_t block = bag / problem_.bags, within = bag % problem_.bags;
         const int32_t* offsets = problem_.offsets + block * (problem_.bags + 1) + within;
         C* out = out_ + bag * dim;
+        bool poisoned = false;
         if (begin == 0) std::fill_n(out, dim, C{0});
         for (int64_t position = block * problem_.capacity + offsets[0];
              position < block * problem_.capacity + offsets[1]; ++position) {
+          poisoned |= bag_of[position] == PlanLayout::kPoisoned;
           if (bag_of[position] < 0 || row_of[position] < begin || row_of[position] >= end) continue;
           join_.kernels().axpy(dim, problem_.weight(position), rows_ + (row_of[position] - begin) * dim, out);
         }
+        if (poisoned) std::fill_n(out, dim, std::numeric_limits<C>::quiet_NaN());
       }
     });
   }

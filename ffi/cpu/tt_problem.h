@@ -32,6 +32,7 @@ struct TTProblem {
   int64_t groups = 0, capacity = 0, bags = 0;
 
   int64_t num_chunks() const { return layout.header(plan)[PlanLayout::kChunks]; }
+  int64_t out_size() const { return groups * bags * shape.dim(); }
   int64_t num_rows() const { return layout.header(plan)[PlanLayout::kRows]; }
   C weight(int64_t position) const { return weights == nullptr ? C{1} : weights[position]; }
   const T* slice(int core, int64_t index) const { return cores[core] + index * shape.slice_size(core); }

@@ -47,7 +47,8 @@ Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& core
   Phases phases;
   if (step.skip_nonfinite)
     add_phase(phases, [&](int core, int64_t slice, int) {
-      if (!AllFinite(gradient(core, slice), shape.slice_size(core))) finite.store(false, std::memory_order_relaxed);
+      if (!AllFinite(gradient(core, slice), shape.slice_size(core), static_cast<C>(step.gradient_scale)))
+        finite.store(false, std::memory_order_relaxed);
     });
   add_phase(phases, [&](int core, int64_t slice, int worker) {
     if (finite.load(std::memory_order_relaxed))

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._dtypes import accumulator
-from jax_tt._native.partition import num_blocks
+from jax_tt._native.partition import inside_shard_map, num_blocks
 from jax_tt._ops._batch import Batch
 
-BOUNDS = {"clip": 0, "zero": 1, "error": 2, "unchecked": 3}
+BOUNDS = {"clip": 0, "zero": 1, "error": 2, "unchecked": 3, "poison": 4}
 _MAX_POSITIONS = 2**31 - 1
 
 
@@ -68,10 +68,14 @@ def make_operands(spec: Any, table_dtype: Any, batch: Batch) -> Operands:
     )
 
 
-def lookup_attributes(spec: Any) -> dict[str, Any]:
+def lookup_attributes(spec: Any, batch: Batch, axes: Any) -> dict[str, Any]:
+    sharded = bool(axes) or inside_shard_map(batch.ids)
+    # One shard that stops with an error would leave the others waiting for it: it makes NaN, as the reference does.
+    bounds = "poison" if sharded and spec.bounds == "error" else spec.bounds
     return {
+        "split": batch.split,
         "padded": spec.padded,
-        "bounds": np.int64(BOUNDS[spec.bounds]),
+        "bounds": np.int64(BOUNDS[bounds]),
         "table": spec.name or "",
     }
 

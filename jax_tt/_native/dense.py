@@ -35,11 +35,15 @@ def dense_forward(
     def local(
         ids: jax.Array, offsets: jax.Array, weights: jax.Array, sentinel: Any, table: Any, axes: Any
     ) -> Arrays:
-        del axes  # every bag is made where its ids are
         out = jax.ShapeDtypeStruct((ids.shape[0], *shape[1:]), accumulator(table.dtype))
         return (
             jax.ffi.ffi_call("jax_tt_dense_forward_v1", out)(
-                ids, offsets, weights, sentinel, table, **lookup_attributes(spec)
+                ids,
+                offsets,
+                weights,
+                sentinel,
+                table,
+                **lookup_attributes(spec, batch, axes),
             ),
         )
 
@@ -76,7 +80,7 @@ def dense_backward(
                 ),
                 jax.ShapeDtypeStruct(table.shape, accum),
             ),
-        )(*args, **lookup_attributes(spec))
+        )(*args, **lookup_attributes(spec, batch, axes))
         return dweights, lax.psum(dtable, axes) if axes else dtable
 
     dweights, dtable = over_blocks(
@@ -139,7 +143,7 @@ def dense_update(
             out,
             *batch_args,
             *rest,
-            **lookup_attributes(spec),
+            **lookup_attributes(spec, batch, axes),
             **update_attributes(kind, skip_nonfinite, stochastic),
         )
         if axes:

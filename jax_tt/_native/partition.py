@@ -29,6 +29,11 @@ def num_blocks(groups: int) -> int:
     return math.gcd(groups, 2**8 * 3**2 * 5 * 7) if groups else 1
 
 
+def inside_shard_map(*args: jax.Array) -> bool:
+    """Whether each device runs this call on a shard of its own already."""
+    return bool(varying_axes(*args) or jax.sharding.get_abstract_mesh().manual_axes)
+
+
 def over_blocks(
     local: Callable[..., Arrays],
     args: Sequence[jax.Array],
@@ -71,12 +76,15 @@ def _partitioned(
     blocked_results: Sequence[bool],
 ) -> Arrays:
     blocks = next(arg.shape[0] for arg, blocked in zip(args, blocked_args, strict=True) if blocked)
-    inside_shard_map = varying_axes(*args) or jax.sharding.get_abstract_mesh().manual_axes
-    if blocks < 2 or jax.device_count() == 1 or inside_shard_map:
+    if blocks < 2 or jax.device_count() == 1 or inside_shard_map(*args):
         return local(*args, axes=())
 
     def partition(mesh: Any, arg_types: Sequence[Any], result_types: Sequence[Any]) -> Any:
-        axes = _block_axes(arg_types[blocked_args.index(True)].sharding, blocks)
+        blocked = (
+            *(t for t, b in zip(arg_types, blocked_args, strict=True) if b),
+            *(t for t, b in zip(result_types, blocked_results, strict=True) if b),
+        )
+        axes = max((_block_axes(kind.sharding, blocks) for kind in blocked), key=len)
 
         def shardings(types: Sequence[Any], blocked: Sequence[bool]) -> tuple[NamedSharding, ...]:
             return tuple(

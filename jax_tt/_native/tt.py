@@ -19,7 +19,6 @@ from jax_tt._native._operands import (
     make_operands,
     update_attributes,
     weights_result,
-    weights_shape,
 )
 from jax_tt._native.partition import Arrays, over_blocks
 from jax_tt._ops._batch import Batch
@@ -44,14 +43,14 @@ def _table_attributes(spec: TTSpec) -> dict[str, Any]:
         "row_factors": np.asarray(spec.row_factors, np.int64),
         "col_factors": np.asarray(spec.col_factors, np.int64),
         "ranks": np.asarray(spec.ranks, np.int64),
-    }
-
-
-def _batch_attributes(spec: TTSpec, hint: int) -> dict[str, Any]:
-    return _table_attributes(spec) | {
         "num_embeddings": np.int64(spec.num_embeddings),
-        "hint": np.int64(hint),
     }
+
+
+def _batch_attributes(spec: TTSpec, batch: Batch, axes: Any) -> dict[str, Any]:
+    # A shard of the batch must choose the contraction that the whole batch was sized for.
+    hint = math.prod(batch.ids.shape[:2])
+    return _table_attributes(spec) | lookup_attributes(spec, batch, axes) | {"hint": np.int64(hint)}
 
 
 def _blocked(operands: Operands, spec: TTSpec, cores: Cores) -> tuple[int, int]:
@@ -69,7 +68,6 @@ def tt_forward(
     accum = accumulator(cores[0].dtype)
     plan_size, saved_size = _blocked(operands, spec, cores)
     kept = saved_size if save else 0
-    batch_attributes = _batch_attributes(spec, operands.positions)
     sentinel = jnp.ones((), jnp.float32) if sentinel is None else sentinel
 
     def local(
@@ -80,25 +78,18 @@ def tt_forward(
         *cores: Any,
         axes: Any,
     ) -> Arrays:
-        del axes  # every bag is made where its ids are
+        attributes = _batch_attributes(spec, batch, axes)
         blocks = ids.shape[0]
         plan = jax.ffi.ffi_call(
             "jax_tt_plan_v1", jax.ShapeDtypeStruct((blocks, plan_size), jnp.int32)
-        )(ids, offsets, sentinel, split=batch.split, **lookup_attributes(spec), **batch_attributes)
+        )(ids, offsets, sentinel, **attributes)
         out, saved = jax.ffi.ffi_call(
             "jax_tt_forward_v1",
             (
                 jax.ShapeDtypeStruct((blocks, *operands.out_shape(spec.features)[1:]), accum),
                 jax.ShapeDtypeStruct((blocks, kept), accum),
             ),
-        )(
-            plan,
-            offsets,
-            weights,
-            *cores,
-            positions=np.int64(math.prod(ids.shape[:2])),
-            **batch_attributes,
-        )
+        )(ids, offsets, weights, plan, *cores, **attributes)
         return out, plan, saved
 
     out, plan, saved = over_blocks(
@@ -113,40 +104,30 @@ def tt_forward(
 
 
 def _backward(
-    spec: TTSpec, operands: Operands, want_weights: bool, accum: Any, *args: jax.Array
+    spec: TTSpec, batch: Batch, want_weights: bool, accum: Any, axes: Any, *args: jax.Array
 ) -> tuple[jax.Array, jax.Array, Cores]:
     """touched, weight gradient and core gradients of one shard; args as in `_residual_args`, then cores."""
-    plan, offsets, weights, saved, g, *cores = args
-    blocks = plan.shape[0]
+    blocks, per_block = args[0].shape[:2]
+    cores = args[_BATCH_ARGS:]
     touched, dweights, *dcores = jax.ffi.ffi_call(
         "jax_tt_backward_v1",
         (
             jax.ShapeDtypeStruct((sum(spec.row_factors),), jnp.int32),
-            jax.ShapeDtypeStruct((blocks, weights_shape(operands, want_weights)[1]), accum),
+            jax.ShapeDtypeStruct((blocks, per_block if want_weights else 0), accum),
             *(jax.ShapeDtypeStruct(core.shape, accum) for core in cores),
         ),
-    )(
-        plan,
-        offsets,
-        weights,
-        saved,
-        g,
-        *cores,
-        positions=np.int64(blocks * (operands.positions // operands.blocks)),
-        **_batch_attributes(spec, operands.positions),
-    )
+    )(*args, **_batch_attributes(spec, batch, axes))
     return touched, dweights, tuple(dcores)
+
+
+# ids, offsets, weights, plan, saved products, output gradient: all of them in blocks.
+_BATCH_ARGS = 6
 
 
 def _residual_args(spec: TTSpec, operands: Operands, residuals: Arrays, g: jax.Array) -> Arrays:
     plan, saved, _ = residuals
-    return (
-        plan,
-        operands.offsets,
-        operands.weights,
-        saved,
-        g.reshape(operands.out_shape(spec.features)),
-    )
+    g = g.reshape(operands.out_shape(spec.features))
+    return operands.ids, operands.offsets, operands.weights, plan, saved, g
 
 
 def tt_backward(
@@ -162,13 +143,13 @@ def tt_backward(
     accum = accumulator(cores[0].dtype)
 
     def local(*args: jax.Array, axes: Any) -> Arrays:
-        _, dweights, dcores = _backward(spec, operands, want_weights, accum, *args)
+        _, dweights, dcores = _backward(spec, batch, want_weights, accum, axes, *args)
         return dweights, *_sum_over(dcores, axes)
 
     dweights, *dcores = over_blocks(
         local,
         (*_residual_args(spec, operands, residuals, g), *cores),
-        (*(True,) * 5, *(False for _ in cores)),
+        (*(True,) * _BATCH_ARGS, *(False for _ in cores)),
         (True, *(False for _ in cores)),
     )
     return _sum_over(tuple(dcores), axis_name), weights_result(batch, dweights, want_weights)
@@ -194,12 +175,17 @@ def tt_update(
     operands = make_operands(spec, cores[0].dtype, batch)
     accum = accumulator(cores[0].dtype)
     tables = (*cores, *(slot for core in slots for slot in core))
+    num_tables = len(tables)
     step = (hyper, inv_scale, seed)
     attributes = update_attributes(kind, skip_nonfinite, stochastic)
     applied_type = jax.ShapeDtypeStruct((), jnp.float32)
 
     def local(out: jax.Array, *args: jax.Array, axes: Any) -> Arrays:
-        batch_args, step, tables = args[:5], args[5:8], args[8:]
+        batch_args, step, tables = (
+            args[:_BATCH_ARGS],
+            args[_BATCH_ARGS:-num_tables],
+            args[-num_tables:],
+        )
         cores = tables[: spec.d]
         types = tuple(jax.ShapeDtypeStruct(table.shape, table.dtype) for table in tables)
         axes = axis_name or axes
@@ -207,7 +193,7 @@ def tt_update(
             # Summed over the shards before the one step that all of them take.
             shard_axes = varying_axes(*batch_args)
             results = _backward(
-                spec, operands, want_weights, accum, *batch_args, *vary_over(cores, shard_axes)
+                spec, batch, want_weights, accum, axes, *batch_args, *vary_over(cores, shard_axes)
             )
             touched, dweights, dcores = vary_over(results, shard_axes)
             touched, dcores = _sum_over((touched, dcores), axes)
@@ -215,34 +201,26 @@ def tt_update(
             applied, *new = jax.ffi.ffi_call(
                 "jax_tt_apply_v1",
                 (applied_type, *types),
-                input_output_aliases={first + i: 1 + i for i in range(len(tables))},
+                input_output_aliases={first + i: 1 + i for i in range(num_tables)},
             )(touched, *step, *dcores, *tables, **_table_attributes(spec), **attributes)
             return dweights, applied, *new
-        blocks = batch_args[0].shape[0]
+        blocks, per_block = batch_args[0].shape[:2]
         first = 1 + len(batch_args) + len(step)
         applied, dweights, *new = jax.ffi.ffi_call(
             "jax_tt_update_v1",
             (
                 applied_type,
-                jax.ShapeDtypeStruct((blocks, weights_shape(operands, want_weights)[1]), accum),
+                jax.ShapeDtypeStruct((blocks, per_block if want_weights else 0), accum),
                 *types,
             ),
-            input_output_aliases={first + i: 2 + i for i in range(len(tables))},
-        )(
-            out,
-            *batch_args,
-            *step,
-            *tables,
-            positions=np.int64(operands.positions),
-            **_batch_attributes(spec, operands.positions),
-            **attributes,
-        )
+            input_output_aliases={first + i: 2 + i for i in range(num_tables)},
+        )(out, *batch_args, *step, *tables, **_batch_attributes(spec, batch, axes), **attributes)
         return dweights, applied, *new
 
     dweights, applied, *new = over_blocks(
         local,
         (residuals[2], *_residual_args(spec, operands, residuals, g), *step, *tables),
-        (*(True,) * 6, *(False for _ in (*step, *tables))),
+        (*(True,) * (1 + _BATCH_ARGS), *(False for _ in (*step, *tables))),
         (True, False, *(False for _ in tables)),
     )
     rest = iter(new[spec.d :])

@@ -26,7 +26,9 @@ struct Adam {
     const C v = b2 * static_cast<C>(*second) + (C{1} - b2) * g * g;
     *first = static_cast<float>(m);
     *second = static_cast<float>(v);
-    return w - learning_rate * (m / correction1) / (SquareRoot(v / correction2) + eps);
+    const C root = SquareRoot(v / correction2) + eps;
+    // Nothing but zero gradients yet: 0 / 0 when eps is zero.
+    return root == C{0} ? w : w - learning_rate * (m / correction1) / root;
   }
 };
 

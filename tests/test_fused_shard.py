@@ -44,11 +44,14 @@ def problem(kind):
 
 
 @pytest.mark.parametrize("kind", ["tt", "dense"])
-@pytest.mark.parametrize("way", ["jit", "jit_one_axis", "shard_map", "shard_map_unchecked"])
+@pytest.mark.parametrize(
+    "way", ["jit", "jit_explicit", "jit_one_axis", "shard_map", "shard_map_unchecked"]
+)
 def test_equals_one_device(kind, way, method):
     step, args = problem(kind)
     expected = step(*args, method=method)
-    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    kind_of_axis = AxisType.Explicit if way == "jit_explicit" else AxisType.Auto
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(kind_of_axis,) * 2)
     split = P("x") if way == "jit_one_axis" else BATCH
     shardings = (P(), split, split, split)
     placed = [

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax_tt import _reference
 from jax_tt._ops import _backend
 from jax_tt._ops._batch import Batch, bag_index, present
+from jax_tt._ops._explicit import pooled_over_explicit_axes
 from jax_tt._ops._spec import Spec
 from jax_tt._ops._vma import sum_gradients, vary_over, varying_axes
 
@@ -42,11 +43,16 @@ def pooled_sum(spec: Spec, cores: Cores, batch: Batch, method: str, axis_name: A
         cores, batch = vary_over((cores, batch), axes)
     elif axis_name is not None:
         cores = sum_gradients(cores, axis_name)
-    if method == "reference":
-        return _reference.forward(spec, cores, batch)[0]
-    return _native_sum(
-        (spec, method), cores, batch.weights, dataclasses.replace(batch, weights=None)
-    )
+
+    def pooled(inputs: tuple[Cores, Batch]) -> jax.Array:
+        cores, batch = inputs
+        if method == "reference":
+            return _reference.forward(spec, cores, batch)[0]
+        return _native_sum(
+            (spec, method), cores, batch.weights, dataclasses.replace(batch, weights=None)
+        )
+
+    return pooled_over_explicit_axes(pooled, (cores, batch), batch)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -1,0 +1,32 @@
+"""Meshes with explicit axes: the ops run as on automatic ones, and their result is typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._ops._batch import Batch
+
+Inputs = TypeVar("Inputs")
+
+
+def pooled_over_explicit_axes(
+    call: Callable[[Inputs], jax.Array], inputs: Inputs, batch: Batch
+) -> jax.Array:
+    """``call(inputs)``, sums ``[S, nb, D]`` that are split as the segments of the batch are.
+
+    A gather whose table and ids both carry a sharding type has no type of its own that JAX could derive, so inside the
+    explicit axes of a mesh the call is made in automatic mode.
+    """
+    kinds = [getattr(jax.typeof(leaf), "sharding", None) for leaf in jax.tree.leaves(inputs)]
+    explicit = [k for k in kinds if k is not None and AxisType.Explicit in k.mesh.axis_types]
+    if not explicit:
+        return call(inputs)
+    mesh = explicit[0].mesh
+    spec: Any = getattr(jax.typeof(batch.ids).sharding, "spec", P())
+    out = NamedSharding(mesh, P(spec[0] if len(spec) else None, None, None))
+    return jax.sharding.auto_axes(call, out_sharding=out)(inputs)

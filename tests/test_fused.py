@@ -345,3 +345,14 @@ def test_bad_arguments_hold_the_fix():
         optimizers.Adam("fast")
     with pytest.raises(ValueError, match="b1"):
         optimizers.Adam(0.1, b1=1.0)
+
+
+@pytest.mark.parametrize("gradient", [0.0, 1e-25])
+@pytest.mark.parametrize("rule", [optimizers.Adagrad, optimizers.RowWiseAdagrad, optimizers.Adam])
+def test_no_step_where_the_divisor_vanishes(rule, gradient):
+    rule = rule(0.1, eps=0.0)
+    rows = jnp.ones((2, 3))
+    slots = tuple(jnp.zeros((2,) if slot.rowwise else (2, 3)) for slot in rule.slots)
+    grads = jnp.full((2, 3), gradient)
+    new, _ = rule.update_rows(rows, grads, slots, rule.hyperparameters(jnp.zeros(())))
+    np.testing.assert_array_equal(new, rows)

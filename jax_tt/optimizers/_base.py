@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import abc
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._arguments import as_scalar
 
 # A float, a traced scalar, or a schedule: step -> scalar, as optax has them.
 Scalar = float | jax.Array | Callable[[Any], Any]
@@ -73,11 +77,15 @@ def one_minus_power(base: Scalar, exponent: jax.Array, step: jax.Array) -> jax.A
 
 
 def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Checks a hyper-parameter that is a plain number; traced ones and schedules cannot be."""
-    if isinstance(value, bool | str) or value is None:
+    """Checks a hyper-parameter: a number by its value, an array by its shape, a schedule when it is called."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    array = isinstance(value, jax.Array | np.ndarray)
+    if not (number or array or callable(value)):
         raise TypeError(
             f"{name}: got {value!r}; expected a number, a scalar array or a schedule of the step."
         )
-    if isinstance(value, int | float) and not low <= value < high:
+    if array:
+        as_scalar(name, value)
+    if number and not low <= value < high:
         limit = f" and below {high}" if high != math.inf else ""
         raise ValueError(f"{name}: got {value}; expected a finite number of at least {low}{limit}.")

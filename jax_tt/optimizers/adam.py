@@ -67,7 +67,7 @@ class Adam(Optimizer):
         lr, b1, b2, eps, correction1, correction2 = hyper.astype(rows.dtype)
         mu = b1 * slots[0].astype(rows.dtype) + (1 - b1) * grads
         nu = b2 * slots[1].astype(rows.dtype) + (1 - b2) * grads * grads
-        # With eps = 0 an entry that never had a gradient would step by 0 / 0.
         root = jnp.sqrt(nu / correction2) + eps
-        step = jnp.where(mu == 0, 0, lr * (mu / correction1) / root)
+        # With eps = 0: entries without a gradient so far, or one whose square underflows.
+        step = jnp.where(root == 0, 0, lr * (mu / correction1) / root)
         return rows - step, (mu, nu)

@@ -1,0 +1,87 @@
+"""Checks of single arguments: every error names the argument, what it got and what it takes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def as_int(name: str, value: Any) -> int:
+    """An exact integer: no float is cut, no bool taken for a number."""
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        return operator.index(value)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: got {value!r} of type {type(value).__name__}; expected an integer known when the call is traced."
+        ) from error
+
+
+def as_array(name: str, value: Any) -> Any:
+    """Arrays as they are, anything else that holds numbers as a numpy array."""
+    if isinstance(value, jax.Array):
+        return value
+    if hasattr(value, "__jax_array__"):
+        return jnp.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise TypeError(
+            f"{name}: got a {type(value).__name__} that is no array ({error}); expected an array of numbers."
+        ) from error
+    if array.dtype.kind in "OSUMm":
+        raise TypeError(
+            f"{name}: got a {type(value).__name__} (dtype {array.dtype}); expected an array of numbers."
+        )
+    return array
+
+
+def as_scalar(name: str, value: Any) -> Any:
+    """An array of no dimensions that holds a real number."""
+    array = as_array(name, value)
+    real = any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer))
+    if array.shape != () or not real:
+        raise ValueError(
+            f"{name}: got {array.dtype} of shape {array.shape}; expected one real number."
+        )
+    return array
+
+
+def as_dtype(name: str, value: Any, default: Any) -> Any:
+    """A floating type; ``default`` for None."""
+    if value is None:
+        return default
+    try:
+        dtype = jnp.dtype(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name}: got {value!r}; expected a type such as jnp.float32, or None."
+        ) from error
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{name}: got {dtype}; expected a floating type.")
+    return dtype
+
+
+def one_of(name: str, value: Any, choices: Sequence[str], hint: str = "") -> str:
+    """A string that is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(
+            f"{name}: got {value!r}; expected one of {', '.join(map(repr, choices))}{hint}."
+        )
+    return value
+
+
+def narrow(values: Any) -> Any:
+    """The same values in int32; those it cannot hold become its least or greatest, out of range as they were."""
+    info, limits = jnp.iinfo(values.dtype), jnp.iinfo(jnp.int32)
+    if info.min < limits.min or info.max > limits.max:
+        xp = np if isinstance(values, np.ndarray) else jnp
+        low, high = (np.asarray(x, values.dtype) for x in (max(info.min, limits.min), limits.max))
+        values = xp.clip(values, low, high)
+    return values.astype(np.int32)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._arguments import as_array, as_int, narrow
 from jax_tt._dtypes import x64_enabled
 from jax_tt._split_ids import SplitIds
 
@@ -92,7 +93,7 @@ class Bags:
             raise ValueError(
                 f"ids: got {length} positions; expected fewer than 2**31. Split the batch."
             )
-        offsets = _as_array(offsets)
+        offsets = as_array("offsets", offsets)
         if offsets.size and not jnp.issubdtype(offsets.dtype, jnp.integer):
             raise ValueError(f"offsets: got dtype {offsets.dtype}; expected integers.")
         if offsets.ndim != 1 or (include_last_offset and offsets.shape[0] == 0):
@@ -103,9 +104,9 @@ class Bags:
             offsets = _checked_offsets(offsets, length, include_last_offset)
         elif not include_last_offset:
             end = jnp.full((1,), length, jnp.int32)
-            offsets = jnp.concatenate([offsets.astype(jnp.int32), end])
+            offsets = jnp.concatenate([narrow(offsets), end])
         weights = _as_weights(weights, ids)
-        bags = cls(ids, offsets.astype(np.int32), weights)
+        bags = cls(ids, narrow(offsets), weights)
         return bags if capacity is None else _with_capacity(bags, capacity)
 
     @classmethod
@@ -124,11 +125,13 @@ class Bags:
         >>> jax_tt.Bags.from_lengths([5, 6, 7], [2, 0, 1]).offsets
         array([0, 2, 2, 3], dtype=int32)
         """
-        lengths = _as_array(lengths)
+        lengths = as_array("lengths", lengths)
         if lengths.ndim != 1:
             raise ValueError(f"lengths: got shape {lengths.shape}; expected [B].")
+        if lengths.size and not jnp.issubdtype(lengths.dtype, jnp.integer):
+            raise ValueError(f"lengths: got dtype {lengths.dtype}; expected non-negative integers.")
         if isinstance(lengths, np.ndarray):
-            if lengths.size and (not np.issubdtype(lengths.dtype, np.integer) or lengths.min() < 0):
+            if lengths.size and lengths.min() < 0:
                 raise ValueError(f"lengths: got {_brief(lengths)}; expected non-negative integers.")
             ends = np.cumsum(lengths.astype(np.int64), dtype=np.int64)
             offsets: Any = np.concatenate([np.zeros(1, np.int64), ends])
@@ -152,22 +155,18 @@ class Bags:
             weights: ``B`` lists of floats of the same lengths, or None.
             capacity: as in `from_offsets`; give the same one for every batch to compile once.
         """
-        arrays = [np.asarray(row, np.int64 if len(row) == 0 else None) for row in rows]
-        lengths = np.array([array.shape[0] for array in arrays], np.int64)
-        ids = (
-            np.concatenate([np.zeros(0, np.int64), *arrays])
-            if not arrays
-            else np.concatenate(arrays)
-        )
+        arrays = [array if array.size else array.astype(np.int64) for array in _rows("rows", rows)]
+        lengths = np.array([array.size for array in arrays], np.int64)
+        ids = np.concatenate(arrays) if arrays else np.zeros(0, np.int64)
         flat = None
         if weights is not None:
-            given = [len(row) for row in weights]
+            parts = _rows("weights", weights)
+            given = [part.size for part in parts]
             if given != lengths.tolist():
                 raise ValueError(
                     f"weights: got lists of lengths {_brief(np.array(given))}; expected one weight per id, "
                     f"{_brief(lengths)}."
                 )
-            parts = [np.asarray(row, np.float64) for row in weights]
             flat = np.concatenate([np.zeros(0), *parts])
         return cls.from_lengths(ids, lengths, flat, capacity=capacity)
 
@@ -192,14 +191,18 @@ class Bags:
         array([[ 4, -1],
                [ 5,  6]], dtype=int32)
         """
-        ids = as_ids(ids)
+        if mask is not None:
+            pad_id = None
+        elif pad_id is not None:
+            pad_id = as_int("pad_id", pad_id)
+        ids = as_ids(signed_padding(ids) if pad_id == -1 else ids)
         if ids.ndim != 2:
             raise ValueError(
                 f"ids: got shape {ids.shape}; expected [B, L]. For flat ids use Bags.from_offsets."
             )
         weights = _as_weights(weights, ids)
         if mask is not None:
-            mask = _as_array(mask)
+            mask = as_array("mask", mask)
             if mask.shape != ids.shape or mask.dtype != bool:
                 raise ValueError(
                     f"mask: got {mask.dtype} {mask.shape}; expected bool of the shape of ids, {ids.shape}."
@@ -219,21 +222,22 @@ class Bags:
 def as_ids(ids: Any, name: str = "ids") -> Any:
     """Integer arrays and `SplitIds` as they are; host integers in the type JAX will keep."""
     if isinstance(ids, SplitIds):
-        if ids.digits.ndim < 1 or ids.digits.dtype != np.int32:
+        digits = as_array(f"{name}.digits", ids.digits)
+        if digits.ndim < 1 or digits.dtype != np.int32:
             raise ValueError(
-                f"{name}: SplitIds with digits {ids.digits.dtype} {ids.digits.shape}; expected int32 [..., d]. "
+                f"{name}: SplitIds with digits {digits.dtype} {digits.shape}; expected int32 [..., d]. "
                 "Make them with TTShape.split_ids."
             )
-        return ids
-    array = _as_array(ids)
+        return SplitIds(digits)
+    array = as_array(name, ids)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         if array.size or not isinstance(array, np.ndarray) or isinstance(ids, np.ndarray):
             raise ValueError(f"{_INT_ERROR} {name}: got dtype {array.dtype}.")
         array = array.astype(np.int32)  # an empty list has no type of its own
-    if not isinstance(array, np.ndarray) or array.dtype.itemsize == 4:
-        return array
     if array.dtype.itemsize < 4:
         return array.astype(np.int32)
+    if not isinstance(array, np.ndarray) or array.dtype.itemsize == 4:
+        return array
     if x64_enabled():
         return array.astype(np.int64) if array.size == 0 or array.max() < 2**63 else array
     if array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31):
@@ -246,14 +250,34 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
     )
 
 
-def _as_array(value: Any) -> Any:
-    return value if isinstance(value, jax.Array) else np.asarray(value)
+def signed_padding(ids: Any) -> Any:
+    """Ids whose padding mark (all bits set) would be lost by widening, with -1 for it; others as they are."""
+    dtype = getattr(ids, "dtype", None)
+    if dtype is None or dtype == np.uint32 or not jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return ids
+    xp = np if isinstance(ids, np.ndarray) else jnp
+    signed = np.int64 if dtype == np.uint64 else np.int32
+    highest = min(np.iinfo(dtype).max, np.iinfo(signed).max)
+    wide = xp.minimum(ids, np.asarray(highest, dtype)).astype(signed)
+    return xp.where(ids == np.asarray(np.iinfo(dtype).max, dtype), np.asarray(-1, signed), wide)
+
+
+def _rows(name: str, rows: Any) -> list[np.ndarray]:
+    if isinstance(rows, str | bytes | dict) or not isinstance(rows, Iterable):
+        raise TypeError(f"{name}: got a {type(rows).__name__}; expected one list per bag.")
+    if getattr(rows, "ndim", 1) == 0:
+        raise TypeError(f"{name}: got a scalar; expected one list per bag.")
+    arrays = [np.asarray(as_array(f"{name}[{k}]", row)) for k, row in enumerate(rows)]
+    for k, array in enumerate(arrays):
+        if array.ndim != 1:
+            raise ValueError(f"{name}[{k}]: got shape {array.shape}; expected the list of one bag.")
+    return arrays
 
 
 def _as_weights(weights: Any, ids: Any) -> Any:
     if weights is None:
         return None
-    weights = _as_array(weights)
+    weights = as_array("weights", weights)
     if weights.shape != ids.shape:
         raise ValueError(
             f"weights: got shape {weights.shape}; expected one weight per id, {tuple(ids.shape)}."
@@ -291,9 +315,12 @@ def _checked_offsets(offsets: np.ndarray, length: int, include_last_offset: bool
 
 
 def _with_capacity(bags: Bags, capacity: int) -> Bags:
+    capacity = as_int("capacity", capacity)
     length = bags.ids.shape[0]
     traced = not isinstance(bags.offsets, np.ndarray)
     needed = length if traced else int(bags.offsets[-1])
+    if capacity >= 2**31:
+        raise ValueError(f"capacity: got {capacity}; expected fewer than 2**31 positions.")
     if capacity < needed:
         raise ValueError(
             f"capacity: got {capacity} for {needed} ids; raise it to at least {needed}, or use smaller batches."

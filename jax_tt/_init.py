@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import erfinv, ndtri
 
+from jax_tt._arguments import as_dtype, one_of
 from jax_tt._dtypes import accumulator
 from jax_tt._shape import TTShape
 
@@ -55,16 +57,19 @@ def init_cores(
     >>> [core.shape for core in jax_tt.init_cores(jax.random.key(0), shape)]
     [(10, 1, 2, 4), (10, 4, 2, 4), (10, 4, 2, 1)]
     """
+    if not isinstance(shape, TTShape):
+        raise TypeError(
+            f"shape: got {shape!r}; expected a TTShape, e.g. TTShape.suggest(10**6, 64)."
+        )
+    if not isinstance(key, jax.Array | np.ndarray):
+        raise TypeError(f"key: got {key!r}; expected a typed key, jax.random.key(seed).")
+    dtype = as_dtype("dtype", dtype, jnp.float32)
     if callable(init):
         keys = jax.random.split(key, shape.d)
         return tuple(
             _called(init, keys[k], core, dtype, k) for k, core in enumerate(shape.core_shapes)
         )
-    if init not in _SAMPLERS:
-        raise ValueError(
-            f"init: got {init!r}; expected one of {', '.join(map(repr, _SAMPLERS))}, or a callable "
-            "(key, core_shape, dtype) -> core."
-        )
+    one_of("init", init, tuple(_SAMPLERS), ", or a callable (key, core_shape, dtype) -> core")
     return _sample(key, shape, init, dtype)
 
 

@@ -3,6 +3,8 @@
 import os
 from typing import Literal, cast
 
+from jax_tt._arguments import one_of
+
 Method = Literal["auto", "reference", "ffi"]
 METHODS = ("auto", "reference", "ffi")
 
@@ -10,13 +12,9 @@ METHODS = ("auto", "reference", "ffi")
 def resolve_method(method: str) -> Method:
     """Checks ``method``; ``JAX_TT_METHOD`` takes the place of ``"auto"``."""
     source = "method"
-    if method == "auto":
+    if isinstance(method, str) and method == "auto":
         override = os.environ.get("JAX_TT_METHOD", "").strip()
         if override:
             method, source = override, "JAX_TT_METHOD"
-    if method not in METHODS:
-        raise ValueError(
-            f"{source}: got {method!r}; expected one of {', '.join(map(repr, METHODS))}. "
-            "'reference' is pure JAX and runs everywhere."
-        )
-    return cast(Method, method)
+    hint = "; 'reference' is pure JAX and runs everywhere"
+    return cast(Method, one_of(source, method, METHODS, hint))

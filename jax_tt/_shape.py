@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._arguments import as_int
 from jax_tt._factor import balanced_cover, exact_factors
 from jax_tt._split_ids import SplitIds, split_on_host
 
@@ -81,10 +82,8 @@ class TTShape:
         q = _positives("col_factors", col_factors)
         _check_factors(n, width, p, q)
         d = len(p)
-        if isinstance(ranks, Sequence):
-            requested = _positives("ranks", ranks)
-        else:
-            requested = (_positive("ranks", ranks),) * (d - 1)
+        each = ranks if _is_sequence(ranks) else (_positive("ranks", ranks),) * (d - 1)
+        requested = _positives("ranks", each)
         if len(requested) != d - 1:
             raise ValueError(
                 f"ranks: got {len(requested)} ranks {requested} for {d} factors; expected one integer or "
@@ -123,6 +122,8 @@ class TTShape:
         """
         n = _positive("num_embeddings", num_embeddings)
         width = _positive("features", features)
+        _check_columns(width)
+        d = as_int("d", d)
         _check_d("d", d)
         if n >= 2**63:
             raise ValueError(f"num_embeddings: got {n}; expected less than 2**63.")
@@ -227,20 +228,26 @@ def _times(factors: Sequence[int]) -> str:
     return " x ".join(map(str, factors))
 
 
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
 def _positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(
-            f"{name}: got {value!r} of type {type(value).__name__}; expected an integer."
-        )
-    if value < 1:
-        raise ValueError(f"{name}: got {value}; expected an integer >= 1.")
-    return int(value)
+    number = as_int(name, value)
+    if number < 1:
+        raise ValueError(f"{name}: got {number}; expected an integer >= 1.")
+    return number
 
 
 def _positives(name: str, values: Any) -> tuple[int, ...]:
-    if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+    if isinstance(values, str | bytes) or not _is_sequence(values):
         raise TypeError(f"{name}: got {values!r}; expected a tuple of integers.")
     return tuple(_positive(f"{name}[{k}]", value) for k, value in enumerate(values))
+
+
+def _check_columns(width: int) -> None:
+    if width >= 2**31:
+        raise ValueError(f"features: got {width}; expected fewer than 2**31 columns.")
 
 
 def _check_d(name: str, d: int) -> None:
@@ -249,6 +256,7 @@ def _check_d(name: str, d: int) -> None:
 
 
 def _check_factors(n: int, width: int, p: tuple[int, ...], q: tuple[int, ...]) -> None:
+    _check_columns(width)
     _check_d("row_factors", len(p))
     d = len(p)
     if len(q) != d:

@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_tt._arguments import as_array
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -46,13 +48,13 @@ class SplitIds:
 
 def split_on_host(ids: Any, num_embeddings: int, row_factors: Sequence[int]) -> SplitIds:
     """Splits host integers into digits; see :meth:`jax_tt.TTShape.split_ids`."""
-    try:
-        array = np.asarray(ids)
-    except jax.errors.TracerArrayConversionError as error:
+    array = as_array("split_ids: ids", ids)
+    if isinstance(array, jax.core.Tracer):
         raise TypeError(
             "split_ids: ids is a traced array; split on the host before jit, e.g. "
             "shape.split_ids(np.asarray(ids, np.int64)), or pass traced ids to the op directly."
-        ) from error
+        )
+    array = np.asarray(array)
     if not np.issubdtype(array.dtype, np.integer):
         if array.size:
             raise ValueError(

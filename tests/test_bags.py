@@ -129,3 +129,28 @@ def test_ops_check_their_bags():
         jax_tt.tt_lookup(cores, np.zeros(2, np.int32), num_embeddings=10**6, name="items")
     with pytest.raises(ValueError, match="left rank"):
         jax_tt.tt_lookup((cores[0], cores[1][:, 1:], cores[2]), np.zeros(2, np.int32))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64"])
+@pytest.mark.parametrize("on_host", [True, False])
+def test_padding_of_every_integer_type(x64, method, dtype, on_host):
+    table = jnp.arange(1.0, 70_001)[:, None]
+    rectangle = np.array([[1, 2, 3]], dtype)
+    rectangle = rectangle if on_host else jnp.asarray(rectangle)
+    mask = np.array([[True, False, True]])
+    mark = np.asarray(np.iinfo(dtype).max if dtype[0] == "u" else -1, dtype)
+    marked = rectangle.at[0, 1].set(mark) if not on_host else np.where(mask, rectangle, mark)
+    for bags in (
+        Bags.from_padded(rectangle, mask=mask),
+        Bags.from_padded(marked),
+        Bags(marked, padded=True),
+    ):
+        out = jax_tt.embed_bag(table, bags, combiner="mean", method=method)
+        np.testing.assert_array_equal(out, [[3.0]])
+
+
+def test_an_id_of_all_bits_beside_a_mask():
+    ids = jnp.array([[255, 1]], jnp.uint8)
+    bags = Bags.from_padded(ids, mask=np.array([[True, False]]))
+    table = jnp.arange(300.0)[:, None]
+    assert jax_tt.embed_bag(table, bags, method="reference").item() == 255

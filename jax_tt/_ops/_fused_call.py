@@ -8,8 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._arguments import as_scalar
 from jax_tt._ops import _backend
 from jax_tt._ops._batch import Batch
+from jax_tt._ops._explicit import pooled_over_explicit_axes
 from jax_tt._ops._fused_sum import Fused, fused_sum
 from jax_tt._ops._spec import Spec
 from jax_tt._ops._table import FusedTable
@@ -38,7 +40,7 @@ def call_fused(
     arrays = {
         "hyper": jax.lax.stop_gradient(optimizer.hyperparameters(step)),
         "inv_scale": _inverse(grad_scale),
-        "seed": _seed(key, step) if stochastic else jnp.zeros(2, jnp.uint32),
+        "seed": _seed(key, step, stochastic),
     }
     call = Fused(
         spec,
@@ -49,25 +51,30 @@ def call_fused(
         axis_name,
     )
     batch = vary_over(batch, varying_axes(batch))
-    weights = batch.weights
-    return fused_sum(call, table, weights, dataclasses.replace(batch, weights=None), arrays)
+
+    def pooled(inputs: tuple[FusedTable, Batch, dict[str, jax.Array]]) -> jax.Array:
+        table, batch, arrays = inputs
+        weights = batch.weights
+        return fused_sum(call, table, weights, dataclasses.replace(batch, weights=None), arrays)
+
+    return pooled_over_explicit_axes(pooled, (table, batch, arrays), batch)
 
 
 def _inverse(grad_scale: Any) -> jax.Array:
     if grad_scale is None:
         return jnp.ones((), jnp.float32)
-    scale = jnp.asarray(grad_scale, jnp.float32)
-    if scale.shape != ():
-        raise ValueError(f"grad_scale: got shape {scale.shape}; expected a scalar loss scale.")
-    return 1 / jax.lax.stop_gradient(scale)
+    scale = as_scalar("grad_scale", grad_scale)
+    return 1 / jax.lax.stop_gradient(jnp.asarray(scale, jnp.float32))
 
 
-def _seed(key: jax.Array | None, step: jax.Array) -> jax.Array:
-    """Two words that depend on the key and the step alone."""
+def _seed(key: jax.Array | None, step: jax.Array, stochastic: bool) -> jax.Array:
+    """Two words that depend on the key and the step alone; zeros where nothing is rounded by them."""
     if key is None:
         key = jax.random.key(0, impl="threefry2x32")
-    elif not jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key) or key.shape != ():
-        raise TypeError(
-            f"key: got {jnp.asarray(key).dtype}; expected one typed key, jax.random.key(seed)."
-        )
+    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed or key.shape != ():
+        got = getattr(key, "dtype", type(key).__name__)
+        raise TypeError(f"key: got {got}; expected one typed key, jax.random.key(seed).")
+    if not stochastic:
+        return jnp.zeros(2, jnp.uint32)
     return jax.random.bits(jax.random.fold_in(key, step.astype(jnp.uint32)), (2,), jnp.uint32)

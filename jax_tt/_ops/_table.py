@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_tt._arguments import as_array
+from jax_tt._ops._canonical import dense_table, table_label, tt_table
+from jax_tt._ops._spec import DenseSpec, TTSpec
 from jax_tt.optimizers import Optimizer
 
 
@@ -48,7 +51,12 @@ def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimize
     [(10, 8), (10, 32), (10, 8)]
     """
     check_optimizer(optimizer)
-    parts: tuple[Any, ...] = tuple(cores) if isinstance(cores, tuple | list) else (cores,)
+    parts: tuple[jax.Array, ...]
+    if isinstance(cores, tuple | list) and len(cores) != 1:
+        _, parts = tt_table(cores, None)
+    else:
+        _, table = dense_table(cores[0] if isinstance(cores, tuple | list) else cores)
+        parts = (table,)
     slots = tuple(
         tuple(
             jnp.full(slot_shape(core.shape, slot.rowwise), slot.init, jnp.float32)
@@ -74,39 +82,76 @@ def check_optimizer(optimizer: Any) -> None:
         )
 
 
-def check_table(table: Any, optimizer: Optimizer, dense: bool, name: str | None) -> None:
-    """Checks the parts of a table against each other and against the rule."""
-    label = "" if name is None else f"{name}: "
+def tt_fused(
+    table: Any, optimizer: Any, num_embeddings: int | None, bounds: str, name: str | None
+) -> tuple[TTSpec, FusedTable]:
+    """Checks a fused tensor-train table; its description, and the table as JAX arrays."""
+    _check_types(table, optimizer, name)
+    spec, cores = tt_table(table.cores, num_embeddings, bounds, name)
+    return spec, _with_state(table._replace(cores=cores), optimizer, name)
+
+
+def dense_fused(
+    table: Any, optimizer: Any, bounds: str, name: str | None
+) -> tuple[DenseSpec, FusedTable]:
+    """`tt_fused` for one dense table."""
+    _check_types(table, optimizer, name)
+    if len(table.cores) != 1:
+        raise ValueError(
+            f"{table_label(name)}table.cores: got {len(table.cores)} arrays; expected one dense table [N, D]. "
+            "Tensor-train tables go to fused_tt_embed_bag."
+        )
+    spec, weights = dense_table(table.cores[0], bounds, name)
+    return spec, _with_state(table._replace(cores=(weights,)), optimizer, name)
+
+
+def _check_types(table: Any, optimizer: Any, name: str | None) -> None:
+    label = table_label(name)
+    check_optimizer(optimizer)
     if not isinstance(table, FusedTable):
         raise TypeError(
             f"{label}table: got {type(table).__name__}; expected a FusedTable, made with "
             "jax_tt.init_fused_table(cores, optimizer)."
         )
-    if dense and len(table.cores) != 1:
-        raise ValueError(
-            f"{label}table.cores: got {len(table.cores)} arrays; expected one dense table [N, D]. "
-            "Tensor-train tables go to fused_tt_embed_bag."
-        )
+    slots = table.slots if isinstance(table.slots, tuple | list) else (None,)
+    for what, parts in (("cores", [table.cores]), ("slots", slots)):
+        if not all(isinstance(part, tuple | list) for part in parts):
+            raise TypeError(
+                f"{label}table.{what}: expected a tuple of arrays per table (cores) or per core (slots); make the "
+                "table with jax_tt.init_fused_table(cores, optimizer)."
+            )
+
+
+def _with_state(table: FusedTable, optimizer: Optimizer, name: str | None) -> FusedTable:
+    """The table with its state as JAX arrays, checked against its cores and against the rule."""
+    label = f"{table_label(name)}table"
+
+    def state(part: str, value: Any) -> jax.Array:
+        array = jnp.asarray(as_array(f"{label}.{part}", value))
+        if array.dtype != jnp.float32:
+            raise ValueError(
+                f"{label}.{part}: got dtype {array.dtype}; slots, step and sentinel are float32."
+            )
+        return array
+
+    slots = tuple(
+        tuple(state(f"slots[{k}][{j}]", slot) for j, slot in enumerate(part))
+        for k, part in enumerate(table.slots)
+    )
+    step, sentinel = state("step", table.step), state("sentinel", table.sentinel)
     wanted = tuple(
         tuple(slot_shape(core.shape, slot.rowwise) for slot in optimizer.slots)
         for core in table.cores
     )
-    given = tuple(tuple(tuple(slot.shape) for slot in slots) for slots in table.slots)
+    given = tuple(tuple(slot.shape for slot in part) for part in slots)
     if given != wanted:
         raise ValueError(
-            f"{label}table.slots: got shapes {given}; {type(optimizer).__name__} expects {wanted}. "
+            f"{label}.slots: got shapes {given}; {type(optimizer).__name__} expects {wanted}. "
             "Make the table with jax_tt.init_fused_table(cores, optimizer) for this optimizer."
         )
-    for path, leaf in jax.tree_util.tree_leaves_with_path(
-        (table.slots, table.step, table.sentinel)
-    ):
-        if leaf.dtype != jnp.float32:
-            raise ValueError(
-                f"{label}table{jax.tree_util.keystr(path)}: got dtype {leaf.dtype}; slots, step and sentinel "
-                "are float32."
-            )
-    if table.step.shape != () or table.sentinel.shape != ():
+    if step.shape != () or sentinel.shape != ():
         raise ValueError(
-            f"{label}table: step has shape {table.step.shape}, sentinel {table.sentinel.shape}; expected scalars. A "
+            f"{label}: step has shape {step.shape}, sentinel {sentinel.shape}; expected scalars. A "
             "table with leading dimensions cannot go through a fused op; use one table per call."
         )
+    return FusedTable(table.cores, slots, step, sentinel)

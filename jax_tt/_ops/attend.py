@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt import _reference
+from jax_tt._arguments import as_array, as_dtype
 from jax_tt._dtypes import widest
-from jax_tt._ops._canonical import tt_spec
+from jax_tt._ops._canonical import tt_table
 
 
 def tt_attend(
@@ -39,15 +40,16 @@ def tt_attend(
     >>> jax_tt.tt_attend(cores, jax.numpy.ones((5, 8)), 1000).shape
     (5, 1000)
     """
-    spec = tt_spec(cores, num_embeddings)
-    query = jnp.asarray(query)
+    spec, cores = tt_table(cores, num_embeddings)
+    query = as_array("query", query)
     if query.ndim == 0 or query.shape[-1] != spec.features:
         raise ValueError(
             f"query: got shape {query.shape}; expected [..., {spec.features}], the table's features last."
         )
     if not jnp.issubdtype(query.dtype, jnp.floating):
         raise ValueError(f"query: got dtype {query.dtype}; expected floats.")
+    query = jnp.asarray(query)
     flat = query.reshape(math.prod(query.shape[:-1]), spec.features)
     scores = _reference.attend(cores, flat, spec.num_embeddings)
-    result = dtype or widest(query.dtype, cores[0].dtype)
-    return scores.reshape(*query.shape[:-1], spec.num_embeddings).astype(result)
+    result_type = as_dtype("dtype", dtype, widest(query.dtype, cores[0].dtype))
+    return scores.reshape(*query.shape[:-1], spec.num_embeddings).astype(result_type)

@@ -4,11 +4,13 @@ from typing import Any
 
 import jax
 
+from jax_tt._arguments import as_dtype
 from jax_tt._bags import Bags
 from jax_tt._dtypes import accumulator
-from jax_tt._ops._canonical import bag_batch, check_combiner, dense_spec
+from jax_tt._ops._canonical import check_combiner, dense_table
 from jax_tt._ops._combine import combine
 from jax_tt._ops._dispatch import pooled_sum
+from jax_tt._ops._inputs import bag_batch
 
 
 def embed_bag(
@@ -39,7 +41,9 @@ def embed_bag(
     [[4.0, 6.0], [0.0, 0.0]]
     """
     check_combiner(combiner)
-    spec, batch, count = bag_batch(dense_spec(table, bounds, name), bags, accumulator(table.dtype))
+    spec, table = dense_table(table, bounds, name)
+    spec, batch, count = bag_batch(spec, bags, accumulator(table.dtype))
+    result_type = as_dtype("dtype", dtype, table.dtype)
     sums = pooled_sum(spec, (table,), batch, method, axis_name)
     result = combine(combiner, batch, sums)
-    return result.reshape(count, spec.features).astype(dtype or table.dtype)
+    return result.reshape(count, spec.features).astype(result_type)

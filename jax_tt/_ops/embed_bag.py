@@ -5,11 +5,13 @@ from typing import Any
 
 import jax
 
+from jax_tt._arguments import as_dtype
 from jax_tt._bags import Bags
 from jax_tt._dtypes import accumulator
-from jax_tt._ops._canonical import bag_batch, check_combiner, tt_spec
+from jax_tt._ops._canonical import check_combiner, tt_table
 from jax_tt._ops._combine import combine
 from jax_tt._ops._dispatch import pooled_sum
+from jax_tt._ops._inputs import bag_batch
 
 
 def tt_embed_bag(
@@ -47,8 +49,9 @@ def tt_embed_bag(
     (3, 8)
     """
     check_combiner(combiner)
-    spec = tt_spec(cores, num_embeddings, bounds, name)
+    spec, cores = tt_table(cores, num_embeddings, bounds, name)
     spec, batch, count = bag_batch(spec, bags, accumulator(cores[0].dtype))
-    sums = pooled_sum(spec, tuple(cores), batch, method, axis_name)
+    result_type = as_dtype("dtype", dtype, cores[0].dtype)
+    sums = pooled_sum(spec, cores, batch, method, axis_name)
     result = combine(combiner, batch, sums)
-    return result.reshape(count, spec.features).astype(dtype or cores[0].dtype)
+    return result.reshape(count, spec.features).astype(result_type)

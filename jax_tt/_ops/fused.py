@@ -4,18 +4,15 @@ from typing import Any
 
 import jax
 
+from jax_tt._arguments import as_dtype
 from jax_tt._bags import Bags
 from jax_tt._dtypes import accumulator
-from jax_tt._ops._canonical import (
-    bag_batch,
-    check_combiner,
-    dense_spec,
-    lookup_batch,
-    tt_spec,
-)
+from jax_tt._ops._canonical import check_combiner
 from jax_tt._ops._combine import combine
 from jax_tt._ops._fused_call import call_fused
-from jax_tt._ops._table import FusedTable, check_optimizer, check_table
+from jax_tt._ops._inputs import bag_batch, lookup_batch
+from jax_tt._ops._spec import Spec
+from jax_tt._ops._table import FusedTable, dense_fused, tt_fused
 from jax_tt.optimizers import Optimizer
 
 
@@ -72,17 +69,14 @@ def fused_tt_embed_bag(
     >>> float(table.step), float(table.sentinel)
     (1.0, 1.0)
     """
-    check_combiner(combiner)
-    check_optimizer(optimizer)
-    check_table(table, optimizer, False, name)
-    spec = tt_spec(table.cores, num_embeddings, bounds, name)
-    storage = table.cores[0].dtype
-    spec, batch, count = bag_batch(spec, bags, accumulator(storage))
-    sums = call_fused(
+    spec, table = tt_fused(table, optimizer, num_embeddings, bounds, name)
+    return _embed_bag(
         spec,
         table,
-        batch,
+        bags,
         optimizer,
+        combiner,
+        dtype,
         method=method,
         axis_name=axis_name,
         grad_scale=grad_scale,
@@ -90,8 +84,6 @@ def fused_tt_embed_bag(
         stochastic_rounding=stochastic_rounding,
         key=key,
     )
-    result = combine(combiner, batch, sums)
-    return result.reshape(count, spec.features).astype(dtype or storage)
 
 
 def fused_tt_lookup(
@@ -129,10 +121,9 @@ def fused_tt_lookup(
     >>> jax_tt.fused_tt_lookup(table, ids, rule, method="reference").shape
     (2, 8)
     """
-    check_optimizer(optimizer)
-    check_table(table, optimizer, False, name)
-    spec = tt_spec(table.cores, num_embeddings, bounds, name)
+    spec, table = tt_fused(table, optimizer, num_embeddings, bounds, name)
     batch, shape = lookup_batch(spec, ids)
+    result_type = as_dtype("dtype", dtype, table.cores[0].dtype)
     sums = call_fused(
         spec,
         table,
@@ -145,7 +136,7 @@ def fused_tt_lookup(
         stochastic_rounding=stochastic_rounding,
         key=key,
     )
-    return sums.reshape(*shape, spec.features).astype(dtype or table.cores[0].dtype)
+    return sums.reshape(*shape, spec.features).astype(result_type)
 
 
 def fused_embed_bag(
@@ -184,18 +175,14 @@ def fused_embed_bag(
     >>> jax.grad(loss)(table).cores[0].ravel().tolist()
     [0.0, -1.0, 0.0, -0.5]
     """
-    check_combiner(combiner)
-    check_optimizer(optimizer)
-    check_table(table, optimizer, True, name)
-    (weights,) = table.cores
-    spec, batch, count = bag_batch(
-        dense_spec(weights, bounds, name), bags, accumulator(weights.dtype)
-    )
-    sums = call_fused(
+    spec, table = dense_fused(table, optimizer, bounds, name)
+    return _embed_bag(
         spec,
         table,
-        batch,
+        bags,
         optimizer,
+        combiner,
+        dtype,
         method=method,
         axis_name=axis_name,
         grad_scale=grad_scale,
@@ -203,5 +190,21 @@ def fused_embed_bag(
         stochastic_rounding=stochastic_rounding,
         key=key,
     )
+
+
+def _embed_bag(
+    spec: Spec,
+    table: FusedTable,
+    bags: Any,
+    optimizer: Optimizer,
+    combiner: str,
+    dtype: Any,
+    **options: Any,
+) -> jax.Array:
+    check_combiner(combiner)
+    storage = table.cores[0].dtype
+    result_type = as_dtype("dtype", dtype, storage)
+    spec, batch, count = bag_batch(spec, bags, accumulator(storage))
+    sums = call_fused(spec, table, batch, optimizer, **options)
     result = combine(combiner, batch, sums)
-    return result.reshape(count, spec.features).astype(dtype or weights.dtype)
+    return result.reshape(count, spec.features).astype(result_type)

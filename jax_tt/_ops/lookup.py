@@ -5,8 +5,10 @@ from typing import Any
 
 import jax
 
-from jax_tt._ops._canonical import lookup_batch, tt_spec
+from jax_tt._arguments import as_dtype
+from jax_tt._ops._canonical import tt_table
 from jax_tt._ops._dispatch import pooled_sum
+from jax_tt._ops._inputs import lookup_batch
 
 
 def tt_lookup(
@@ -47,7 +49,8 @@ def tt_lookup(
     >>> jax_tt.tt_lookup(cores, jax.numpy.array([[1, 2, 999]]), method="reference").shape
     (1, 3, 8)
     """
-    spec = tt_spec(cores, num_embeddings, bounds, name)
+    spec, cores = tt_table(cores, num_embeddings, bounds, name)
     batch, shape = lookup_batch(spec, ids)
-    sums = pooled_sum(spec, tuple(cores), batch, method, axis_name)
-    return sums.reshape(*shape, spec.features).astype(dtype or cores[0].dtype)
+    result_type = as_dtype("dtype", dtype, cores[0].dtype)
+    sums = pooled_sum(spec, cores, batch, method, axis_name)
+    return sums.reshape(*shape, spec.features).astype(result_type)

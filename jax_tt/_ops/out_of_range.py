@@ -5,10 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._arguments import as_int
 from jax_tt._bags import Bags
 from jax_tt._ops._batch import present
-from jax_tt._ops._canonical import bag_batch, lookup_batch
 from jax_tt._ops._ids import digits_in_range
+from jax_tt._ops._inputs import bag_batch, lookup_batch
 from jax_tt._ops._spec import DenseSpec, TTSpec
 from jax_tt._shape import TTShape
 
@@ -39,10 +40,11 @@ def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.A
             False,
             None,
         )
-    elif num_embeddings < 1:
-        raise ValueError(f"num_embeddings: got {num_embeddings}; expected at least 1.")
     else:
-        spec = DenseSpec(num_embeddings, 1, "clip", False, None)
+        rows = as_int("num_embeddings", num_embeddings)
+        if rows < 1:
+            raise ValueError(f"num_embeddings: got {rows}; expected at least 1.")
+        spec = DenseSpec(rows, 1, "clip", False, None)
     if isinstance(ids_or_bags, Bags):
         spec, batch, _ = bag_batch(spec, ids_or_bags, jnp.float32)
     else:

@@ -6,8 +6,9 @@ from typing import Any
 import jax
 
 from jax_tt import _reference
+from jax_tt._arguments import as_dtype
 from jax_tt._method import resolve_method
-from jax_tt._ops._canonical import tt_spec
+from jax_tt._ops._canonical import tt_table
 
 
 def tt_to_dense(
@@ -34,5 +35,7 @@ def tt_to_dense(
     (1000, 8)
     """
     resolve_method(method)
-    spec = tt_spec(cores, num_embeddings)
-    return _reference.to_dense(cores, spec.num_embeddings).astype(dtype or cores[0].dtype)
+    spec, cores = tt_table(cores, num_embeddings)
+    return _reference.to_dense(cores, spec.num_embeddings).astype(
+        as_dtype("dtype", dtype, cores[0].dtype)
+    )

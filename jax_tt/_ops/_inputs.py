@@ -1,0 +1,115 @@
+"""From the ids, rectangles and `Bags` that users pass to batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._arguments import as_array, narrow
+from jax_tt._bags import Bags, as_ids, signed_padding
+from jax_tt._dtypes import x64_enabled
+from jax_tt._ops._batch import Batch
+from jax_tt._ops._canonical import table_label
+from jax_tt._ops._spec import DenseSpec, Spec, TTSpec
+from jax_tt._split_ids import SplitIds, split_on_host
+
+S = TypeVar("S", bound=Spec)
+
+
+def lookup_batch(spec: Spec, ids: Any) -> tuple[Batch, tuple[int, ...]]:
+    """One segment, position and bag per id, and the shape of the ids."""
+    ids = _table_ids(spec, ids)
+    shape = ids.shape
+    flat = _positions(ids, (int(np.prod(shape)), 1))
+    return Batch(flat, _one_bag(flat.shape[0], 1), None, False, True), shape
+
+
+def bag_batch(spec: S, bags: Any, accum: Any) -> tuple[S, Batch, int]:
+    """The spec of this call, the canonical batch of `Bags` or of ``[B, L]`` ids, and the number of bags."""
+    if not isinstance(bags, Bags):
+        ids = _table_ids(spec, bags, "bags")
+        if ids.ndim != 2:
+            raise ValueError(
+                f"{table_label(spec.name)}bags: got ids of shape {ids.shape}; expected Bags or ids [B, L]. "
+                "For one id per bag use ids[:, None]; for flat ids use Bags.from_offsets."
+            )
+        bags = Bags(ids)
+    label = table_label(spec.name)
+    given = signed_padding(bags.ids) if bags.padded else bags.ids
+    ids = _table_ids(spec, given, "bags.ids")
+    weights = bags.weights
+    if weights is not None:
+        weights = as_array(f"{label}bags.weights", weights)
+        if tuple(weights.shape) != tuple(ids.shape):
+            raise ValueError(
+                f"{label}bags.weights: got shape {tuple(weights.shape)}; expected that of ids, {ids.shape}."
+            )
+        if not jnp.issubdtype(weights.dtype, jnp.floating):
+            raise ValueError(f"{label}bags.weights: got dtype {weights.dtype}; expected floats.")
+        weights = jnp.asarray(weights).astype(accum)
+    if bags.offsets is None:
+        if ids.ndim != 2:
+            raise ValueError(
+                f"{label}bags.ids: got shape {ids.shape} without offsets; expected [B, L]. Extra leading "
+                "dimensions go through jax.vmap."
+            )
+        rows, length = ids.shape
+        batch = Batch(
+            _positions(ids, ids.shape), _one_bag(rows, length), weights, bags.padded, True
+        )
+        return dataclasses.replace(spec, padded=bags.padded), batch, rows
+    offsets = as_array(f"{label}bags.offsets", bags.offsets)
+    if ids.ndim != 1 or offsets.ndim != 1 or offsets.shape[0] == 0:
+        raise ValueError(
+            f"{label}bags: got ids {ids.shape} with offsets {offsets.shape}; expected ids [capacity] and "
+            "offsets [B + 1]. Extra leading dimensions go through jax.vmap."
+        )
+    if not jnp.issubdtype(offsets.dtype, jnp.integer):
+        raise ValueError(f"{label}bags.offsets: got dtype {offsets.dtype}; expected integers.")
+    if bags.padded:
+        raise ValueError(
+            f"{label}bags: padded=True is for rectangular bags; ragged ones have offsets."
+        )
+    flat = _positions(ids, (1, *ids.shape))
+    offsets = jnp.asarray(narrow(offsets))[None]
+    batch = Batch(flat, offsets, None if weights is None else weights[None], False, False)
+    return spec, batch, offsets.shape[1] - 1
+
+
+def _table_ids(spec: Spec, ids: Any, name: str = "ids") -> Any:
+    name = table_label(spec.name) + name
+    # JAX would cut 64-bit host ids to 32 bits without a word; here they are exact, whatever their size.
+    cut = isinstance(ids, np.ndarray) and ids.itemsize == 8 and not x64_enabled()
+    if cut and ids.dtype.kind in "iu" and ids.size:
+        fits = ids.min() >= -(2**31) and ids.max() < 2**31
+        if not fits and isinstance(spec, TTSpec):
+            ids = split_on_host(ids, spec.num_embeddings, spec.row_factors)
+        elif not fits and spec.num_embeddings < 2**31:
+            ids = narrow(ids)
+    ids = as_ids(ids, name)
+    if isinstance(ids, SplitIds) and ids.digits.shape[-1] != spec.d:
+        raise ValueError(
+            f"{name}: SplitIds with {ids.digits.shape[-1]} digits for a table of {spec.d} cores; split them with "
+            "the TTShape of this table."
+        )
+    if isinstance(ids, SplitIds) and isinstance(spec, DenseSpec):
+        raise ValueError(f"{name}: got SplitIds; a dense table takes integer ids.")
+    return ids
+
+
+def _positions(ids: Any, shape: tuple[int, ...]) -> jax.Array:
+    if isinstance(ids, SplitIds):
+        return jnp.asarray(ids.digits).reshape(*shape, ids.digits.shape[-1])
+    array = jnp.asarray(ids)
+    if array.dtype == jnp.uint64:  # not a type of the native ops
+        # Only ids beyond every table change, to one that is out of range all the same.
+        array = jnp.minimum(array, jnp.asarray(2**63 - 1, jnp.uint64)).astype(jnp.int64)
+    return array.reshape(shape)
+
+
+def _one_bag(rows: int, length: int) -> jax.Array:
+    return jnp.broadcast_to(jnp.array([0, length], jnp.int32), (rows, 2))

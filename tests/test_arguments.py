@@ -1,0 +1,199 @@
+"""Arguments that do not fit: the error names them, whatever they are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import Bags, FusedTable, SplitIds, TTShape, init_fused_table, optimizers
+from jax_tt._arguments import narrow
+
+SHAPE = TTShape(120, 8, (4, 4), (4, 5, 6), (2, 2, 2))
+CORES = tuple(np.full(shape, 0.5, np.float32) for shape in SHAPE.core_shapes)
+TABLE = np.ones((9, 4), np.float32)
+IDS = np.array([[1, 2]])
+RULE = optimizers.Adagrad(0.1)
+FUSED = init_fused_table(TABLE, RULE)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_numpy_tables_under_jit(method, as_list):
+    cores = list(CORES) if as_list else CORES
+    table = FusedTable(
+        cores, [[np.zeros((c.shape[0], c[0].size), np.float32)] for c in CORES], 0.0, 1.0
+    )
+    device = tuple(map(jnp.asarray, CORES))
+    wanted = jax_tt.tt_lookup(device, IDS, method=method)
+    for function in (
+        lambda ids: jax_tt.tt_lookup(cores, ids, method=method),
+        lambda ids: jax_tt.tt_embed_bag(cores, ids.reshape(2, 1), method=method)[None],
+        lambda ids: jax_tt.fused_tt_lookup(table, ids, RULE, method=method),
+        lambda ids: jax_tt.tt_to_dense(cores, 120, method=method)[ids],
+    ):
+        np.testing.assert_allclose(jax.jit(function)(IDS), wanted, rtol=1e-6)
+    new = jax.grad(lambda t: jax_tt.fused_tt_lookup(t, IDS, RULE, method=method).sum())(
+        jax.tree.map(jnp.asarray, table)
+    )
+    assert float(new.step) == 1 and float(new.sentinel) == 1
+
+
+@pytest.mark.parametrize("value", [3.5, np.float32(2), "x", True, None, np.ones(2), [3]])
+def test_sizes_are_exact_integers(value):
+    calls = [
+        ("num_embeddings", lambda: jax_tt.count_out_of_range(IDS, value)),
+        ("num_embeddings", lambda: TTShape(value, 8, 4, (4, 5, 6), (2, 2, 2))),
+        ("features", lambda: TTShape.suggest(100, value)),
+        ("d: ", lambda: TTShape.suggest(100, 8, d=value)),
+    ]
+    if value is not None:
+        calls += [
+            ("num_embeddings", lambda: jax_tt.tt_lookup(CORES, IDS, num_embeddings=value)),
+            ("num_embeddings", lambda: jax_tt.tt_attend(CORES, np.ones(8), value)),
+            ("num_embeddings", lambda: jax_tt.tt_to_dense(CORES, value)),
+            ("capacity", lambda: Bags.from_ragged([[1]], capacity=value)),
+            ("pad_id", lambda: Bags.from_padded(IDS, pad_id=value)),
+        ]
+    for name, call in calls:
+        with pytest.raises(TypeError, match=name):
+            call()
+
+
+@pytest.mark.parametrize("value", ["x", None, 2**70, [[1], [2, 3]], object(), {}, np.array("a")])
+def test_arrays_hold_numbers(value):
+    def bags(**fields):
+        return jax_tt.embed_bag(TABLE, Bags(**{"ids": IDS} | fields))
+
+    calls = [
+        ("ids", lambda: jax_tt.tt_lookup(CORES, value)),
+        ("ids.digits", lambda: jax_tt.tt_lookup(CORES, SplitIds(value))),
+        ("split_ids", lambda: SHAPE.split_ids(value)),
+        ("ids", lambda: bags(ids=value)),
+        (r"cores\[1\]", lambda: jax_tt.tt_to_dense((CORES[0], value, CORES[2]))),
+        ("table", lambda: jax_tt.embed_bag(value, IDS)),
+        ("query", lambda: jax_tt.tt_attend(CORES, value)),
+        ("offsets", lambda: Bags.from_offsets([1], value)),
+        ("lengths", lambda: Bags.from_lengths([1], value)),
+        ("table.step", lambda: jax_tt.fused_embed_bag(FUSED._replace(step=value), IDS, RULE)),
+    ]
+    if value is not None:
+        calls += [
+            ("bags.offsets", lambda: bags(ids=IDS[0], offsets=value)),
+            ("bags.weights", lambda: bags(weights=value)),
+            ("weights", lambda: Bags.from_ragged([[1]], value)),
+            ("weights", lambda: Bags.from_padded(IDS, weights=value)),
+            ("mask", lambda: Bags.from_padded(IDS, mask=value)),
+            (
+                "grad_scale",
+                lambda: jax_tt.fused_embed_bag(FUSED, IDS, RULE, grad_scale=value),
+            ),
+        ]
+    for name, call in calls:
+        with pytest.raises((TypeError, ValueError), match=name):
+            call()
+
+
+@pytest.mark.parametrize("value", [5, np.ones((2, 2)), None, ["sum"], 3.5])
+@pytest.mark.parametrize("name", ["bounds", "method", "combiner"])
+def test_words_are_strings(name, value):
+    with pytest.raises(ValueError, match=f"{name}: got"):
+        jax_tt.embed_bag(TABLE, IDS, **{name: value})
+
+
+@pytest.mark.parametrize("value", [5, ["a"], b"x"])
+def test_a_name_is_a_string(value):
+    with pytest.raises(TypeError, match="name: got"):
+        jax_tt.embed_bag(TABLE, IDS, name=value)
+    with pytest.raises(TypeError, match="name: got"):
+        jax_tt.tt_lookup(CORES, IDS, name=value)
+
+
+def test_result_types():
+    for value in ("x", [[1], [2, 3]]):
+        with pytest.raises(TypeError, match="dtype: got"):
+            jax_tt.tt_lookup(CORES, IDS, dtype=value)
+    with pytest.raises(ValueError, match="dtype: got int32"):
+        jax_tt.embed_bag(TABLE, IDS, dtype=jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        (FUSED._replace(cores=None), "table.cores"),
+        (FUSED._replace(cores=TABLE), "table.cores"),
+        (FUSED._replace(cores=(TABLE[0],)), "table: got shape"),
+        (FUSED._replace(slots=None), "table.slots"),
+        (FUSED._replace(slots=TABLE), "table.slots"),
+        (FUSED._replace(slots=((TABLE[0],),)), "table.slots: got shapes"),
+        (FUSED._replace(slots=((None,),)), r"table.slots\[0\]\[0\]"),
+        (FUSED._replace(sentinel=jnp.ones(2)), "sentinel has|sentinel \\("),
+        (tuple(FUSED), "expected a FusedTable"),
+    ],
+)
+def test_parts_of_a_fused_table(table, match):
+    with pytest.raises((TypeError, ValueError), match=match):
+        jax_tt.fused_embed_bag(table, IDS, RULE)
+
+
+def test_start_of_a_fused_table():
+    for cores in (CORES[:1], CORES[0], (), None, (CORES[0], CORES[2], CORES[1])):
+        with pytest.raises((TypeError, ValueError), match=r"table|cores"):
+            init_fused_table(cores, RULE)
+    for rows in (5, "x", [5], np.array(5), [[[1]]]):
+        with pytest.raises((TypeError, ValueError), match="rows"):
+            Bags.from_ragged(rows)
+    with pytest.raises(TypeError, match="shape: got"):
+        jax_tt.init_cores(jax.random.key(0), (4, 5))
+    with pytest.raises(ValueError, match="init: got"):
+        jax_tt.init_cores(jax.random.key(0), SHAPE, init=[])
+    with pytest.raises(TypeError, match="key: got"):
+        jax_tt.init_cores(2**70, SHAPE)
+    with pytest.raises(TypeError, match="key: got"):
+        jax_tt.fused_embed_bag(FUSED, IDS, RULE, key=7)
+
+
+def test_hyper_parameters_are_scalars():
+    for value in ("x", None, object(), True, [0.1], np.array("a")):
+        with pytest.raises(TypeError, match="learning_rate: got"):
+            optimizers.SGD(value)
+    with pytest.raises(ValueError, match="b2"):
+        optimizers.Adam(0.1, b2=jnp.zeros(3))
+    with pytest.raises(ValueError, match="eps"):
+        optimizers.Adagrad(0.1, eps=np.float32("nan"))
+    with pytest.raises(TypeError, match="initial_accumulator_value"):
+        optimizers.Adagrad(0.1, initial_accumulator_value=lambda step: step)
+    optimizers.Adam(np.float32(0.1), b2=jnp.array(0.9), eps=lambda step: 1e-8)
+
+
+def test_sizes_beyond_the_integers():
+    wide = [jax.ShapeDtypeStruct((1, 1, 8192, 1), jnp.float32)] * 5
+    tall = [jax.ShapeDtypeStruct((2**20, 1, 1, 1), jnp.float32)] * 4
+    for cores in (wide, tall):
+        with pytest.raises(ValueError, match="cores: address"):
+            jax.eval_shape(lambda *c: jax_tt.tt_lookup(c, IDS, method="reference"), *cores)
+    for size in (2**31, 2**70):
+        with pytest.raises(ValueError, match="features: got"):
+            TTShape.suggest(100, size)
+
+
+def test_offsets_keep_out_of_range(x64):
+    far = np.array([0, 2**32 + 3, -(2**32)])
+    for values in (far, jnp.asarray(far)):
+        assert narrow(values).tolist() == [0, 2**31 - 1, -(2**31)]
+    unsigned = np.array([3, 2**64 - 1], np.uint64)
+    assert narrow(unsigned).tolist() == [3, 2**31 - 1]
+    ids = jnp.arange(4)
+    traced = jax.jit(lambda o: Bags.from_offsets(ids, o))(jnp.array([0, 2**32 + 3]))
+    assert traced.offsets.tolist() == [0, 2**31 - 1] and traced.offsets.dtype == jnp.int32
+
+
+def test_wide_host_offsets_reach_the_op(method):
+    # Without 64-bit types JAX would cut them to [0, 3].
+    bags = Bags(np.arange(4, dtype=np.int32), np.array([0, 2**32 + 3]))
+    if method == "ffi":
+        with pytest.raises(Exception, match="offsets"):
+            jax.block_until_ready(jax_tt.embed_bag(TABLE, bags, method=method))
+    else:
+        np.testing.assert_array_equal(
+            jax_tt.embed_bag(TABLE, bags, method=method), np.full((1, 4), 4)
+        )

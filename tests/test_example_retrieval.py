@@ -1,5 +1,6 @@
 """The retrieval example: files, recall, the four variants, runs that survive a kill, the report."""
 
+import doctest
 import gzip
 import json
 import lzma
@@ -243,6 +244,8 @@ def test_compares_the_variants(log, tmp_path):
     table = (tmp_path / "out" / "comparison.txt").read_text()
     assert table in result.stdout
     assert "dense fused" in table and "TT + optax" in table and "recall@20" in table
+    figures = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert [r["variant"] for r in figures["results"]] == ["dense_fused", "tt_optax"]
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -258,3 +261,10 @@ def test_command_line_errors(capsys, more, message):
     with pytest.raises(SystemExit):
         settings.parse(["--data", "log", *more])
     assert message in capsys.readouterr().err
+
+
+def test_readme():
+    failed, tried = doctest.testfile(
+        str(ROOT / "examples/retrieval/README.md"), module_relative=False
+    )
+    assert failed == 0 < tried

@@ -33,6 +33,8 @@ def main(argv: list[str]) -> None:
     results = [_measure(options.workdir, variant, argv) for variant in options.variants]
     text = report.table(results, options.k)
     (options.workdir / "comparison.txt").write_text(text + "\n")
+    figures = {"arguments": argv, **report.conditions(), "results": results}
+    (options.workdir / "comparison.json").write_text(json.dumps(figures, indent=1) + "\n")
     report.picture(options.workdir / "comparison.png", results, options.k)
     print(f"\n{text}\n\nPicture: {options.workdir / 'comparison.png'}")
 

@@ -1,6 +1,11 @@
 """The closing table and picture that set the variants side by side."""
 
+import datetime
+import os
+import platform
+import re
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,21 @@ COLOURS = {
     "tt_optax": "#fdae6b",
     "tt_fused": "#d94801",
 }
+
+
+def conditions() -> dict[str, Any]:
+    """What figures were measured on, and when."""
+    try:
+        cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        cpu = None
+    return {
+        "date": datetime.date.today().isoformat(),
+        "cpu": cpu[1] if cpu else platform.processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("jax", "flax", "optax", "numpy")},
+    }
 
 
 def table(results: Sequence[dict[str, Any]], k: int) -> str:

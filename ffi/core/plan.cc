@@ -12,7 +12,7 @@ int64_t ChunkRows(const TTShape& shape, const Contraction& contraction) {
   for (int k = 1; k <= secondary.depth; ++k) elements += kept(secondary, k);
   for (int k = 1; k < primary.depth; ++k) elements += kept(primary, k);
   const int64_t rows = kChunkBytes / (4 * elements);
-  return rows < 1024 ? 1024 : rows;
+  return rows < 64 ? 64 : rows;
 }
 
 int64_t SavedPerPosition(const TTShape& shape, const Contraction& contraction, int64_t n) {

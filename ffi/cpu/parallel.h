@@ -41,7 +41,10 @@ class Phases {
   template <typename Schedule>
   void Run(int workers, Schedule&& schedule) {
     const std::shared_ptr<State> state = state_;
-    for (int helper = 1; helper < workers; ++helper) schedule([state, helper] { state->Work(helper); });
+    try {
+      for (int helper = 1; helper < workers; ++helper) schedule([state, helper] { state->Work(helper); });
+    } catch (...) {  // helpers are welcome, not needed: leaving now would free what those already at work still use
+    }
     state->Work(0);
   }
 

@@ -35,6 +35,8 @@ Block Allocate(int64_t size) {
 
 class BlockCache {
  public:
+  BlockCache() { blocks_.reserve(64); }  // giving a block back must not need memory
+
   Block Take(int64_t size) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -53,6 +55,7 @@ class BlockCache {
 
   void Return(Block block) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (blocks_.size() == blocks_.capacity()) return std::free(block.memory);
     blocks_.push_back(block);
     kept_ += block.size;
     while (kept_ > kKeptBytes) {  // the oldest go first

@@ -24,8 +24,15 @@ Position = tuple[int, ...]
 class ClickData(Protocol):
     """A click log that can be read from any position."""
 
-    table_sizes: tuple[int, ...]
-    start: Position
+    @property
+    def table_sizes(self) -> tuple[int, ...]:
+        """Rows of each table."""
+        ...
+
+    @property
+    def start(self) -> Position:
+        """The position of the first batch."""
+        ...
 
     def stream(self, position: Position) -> Iterator[tuple[Batch, Position]]:
         """Training batches from `position` on, each with the position that follows it."""

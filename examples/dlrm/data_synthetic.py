@@ -11,8 +11,8 @@ The planted log-odds of a click are
          + sum_{s<t} <u_s[group(id_s)], u_t[group(id_t)]>
 
 with random a, u per group and b per id. Groups are runs of neighbouring ids ("clustered", as where
-ids are handed out along a catalogue) or scattered by a hash ("random"): the same log as far as a
-dense table can tell, but not for a table that ties neighbouring rows together.
+ids are handed out along a catalogue) or scattered by a hash ("random"). A dense table cannot tell
+the two kinds apart; a TT table ties rows together whose ids share digits, and can.
 """
 
 import math

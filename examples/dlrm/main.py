@@ -16,7 +16,7 @@ from examples.dlrm import report
 from examples.dlrm.config import Plan, parse
 from examples.dlrm.result import Result, available_memory
 
-BIG_STEPS = 8
+BIG_STEPS = 6
 
 
 def main(argv: list[str]) -> None:

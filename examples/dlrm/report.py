@@ -1,5 +1,6 @@
 """The closing table and picture that set the variants side by side."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -41,8 +42,8 @@ def table(
         rows.append(
             (
                 VARIANTS[r.variant],
-                "-" if r.auc is None else f"{r.auc:.4f}",
-                "-" if r.log_loss is None else f"{r.log_loss:.4f}",
+                "-" if math.isnan(r.auc) else f"{r.auc:.4f}",
+                "-" if math.isnan(r.log_loss) else f"{r.log_loss:.4f}",
                 f"{r.table_parameters:,}",
                 _bytes(r.table_bytes),
                 _bytes(r.state_bytes),
@@ -103,11 +104,11 @@ def picture(
     quality, learning, size, time, memory, big_time = axes.flat
     best = results[0].best_auc
 
-    scored = [r for r in results if r.auc is not None]
+    scored = [r for r in results if not math.isnan(r.auc)]
     _bars(
         quality,
         "Quality: AUC",
-        {r.variant: (r.auc, f"{r.auc:.3f}") for r in scored if r.auc is not None},
+        {r.variant: (r.auc, f"{r.auc:.3f}") for r in scored},
     )
     for r in scored:
         learning.plot(
@@ -118,9 +119,7 @@ def picture(
         )
     if scored:
         low = min(min(auc for _, auc in r.curve) for r in scored)
-        quality.set_ylim(
-            max(0.0, low - 0.02), max([r.auc or 0.0 for r in scored] + [best or 0.0]) + 0.01
-        )
+        quality.set_ylim(max(0.0, low - 0.02), max([r.auc for r in scored] + [best or 0.0]) + 0.01)
     if best is not None:
         for axis in (quality, learning):
             axis.axhline(best, color="black", linestyle="--", linewidth=1)

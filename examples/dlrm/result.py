@@ -15,8 +15,8 @@ class Result:
     variant: str
     steps: int
     examples: int
-    auc: float | None  # on the held-out examples; None where none were asked for
-    log_loss: float | None
+    auc: float  # on the held-out examples; nan where none were asked for
+    log_loss: float
     best_auc: float | None  # that of the planted probability, where it is known
     curve: list[tuple[int, float]]  # (step, AUC)
     table_parameters: int

@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +45,14 @@ def open_data(config: Config) -> ClickData:
     )
 
 
+class Scores(NamedTuple):
+    """Quality on held-out examples; nan or None where it is not known."""
+
+    auc: float = math.nan
+    log_loss: float = math.nan
+    best_auc: float | None = None
+
+
 class Learner:
     """The compiled functions of one model; its values travel as a state.
 
@@ -60,10 +69,10 @@ class Learner:
     def _step(self, state: nnx.State, batch: Batch) -> tuple[nnx.State, jax.Array]:
         """The state after one step, and the loss before it."""
         model, optimizer = nnx.merge(self._graphdef, state)
+        dense, ids, label = map(jnp.asarray, batch)
 
         def loss_of(model: DLRM) -> jax.Array:
-            logits = model(batch.dense, batch.ids)
-            return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, batch.label))
+            return jnp.mean(optax.sigmoid_binary_cross_entropy(model(dense, ids), label))
 
         loss, grads = nnx.value_and_grad(loss_of)(model)
         optimizer.update(model, grads)
@@ -72,7 +81,7 @@ class Learner:
     def _predict(self, state: nnx.State, batch: Batch) -> jax.Array:
         """Log-odds of a click [B]."""
         model, _ = nnx.merge(self._graphdef, state)
-        return model(batch.dense, batch.ids)
+        return model(jnp.asarray(batch.dense), jnp.asarray(batch.ids))
 
 
 def train(config: Config, variant: str) -> Result:
@@ -92,18 +101,19 @@ def train(config: Config, variant: str) -> Result:
     forget_peak_memory()  # what counts is training, not how the first values were drawn
     learner = Learner(graphdef)
     state = _loop(config, variant, data, learner, state, progress, checkpoints)
-    scores = {}
+    scores, curve = Scores(), progress.curve
     if config.eval_examples:
         scores = evaluate(learner, state, data, progress.position)
+        curve = [*curve, (progress.step, scores.auc)]
     tables = _tables(state)
     return Result(
         variant=variant,
         steps=progress.step,
         examples=progress.step * config.batch_size,
-        auc=scores.get("auc"),
-        log_loss=scores.get("log_loss"),
-        best_auc=scores.get("best_auc"),
-        curve=progress.curve,
+        auc=scores.auc,
+        log_loss=scores.log_loss,
+        best_auc=scores.best_auc,
+        curve=curve,
         table_parameters=sum(x.size for x in tables),
         table_bytes=sum(x.nbytes for x in tables),
         state_bytes=sum(x.nbytes for x in jax.tree.leaves(state)),
@@ -151,15 +161,16 @@ def _loop(
                     f"the loss is {loss} at step {progress.step}; lower --learning-rate"
                 )
             average = float(loss) if math.isnan(average) else 0.95 * average + 0.05 * float(loss)
-            if config.eval_examples and _due(progress.step, config.eval_every, config.steps):
-                auc = evaluate(learner, state, data, progress.position)["auc"]
-                progress.curve.append((progress.step, auc))
-                shown["AUC"] = f"{auc:.4f}"
+            at_end = progress.step == config.steps
+            if config.eval_examples and progress.step % config.eval_every == 0 and not at_end:
+                scores = evaluate(learner, state, data, progress.position)
+                progress.curve.append((progress.step, scores.auc))
+                shown["AUC"] = f"{scores.auc:.4f}"
             bar.set_postfix(
                 {"loss": f"{average:.4f}", **shown, "ms": f"{1e3 * seconds:.1f}"}, refresh=False
             )
             bar.update()
-            if checkpoints and _due(progress.step, config.checkpoint_every, config.steps):
+            if checkpoints and (progress.step % config.checkpoint_every == 0 or at_end):
                 progress.peak_bytes = max(progress.peak_bytes, peak_memory())
                 checkpoints.save(progress, state)
             if os.getppid() != parent:
@@ -167,13 +178,7 @@ def _loop(
     return state
 
 
-def _due(step: int, every: int, last: int) -> bool:
-    return step % every == 0 or step == last
-
-
-def evaluate(
-    learner: Learner, state: nnx.State, data: ClickData, position: Position
-) -> dict[str, float | None]:
+def evaluate(learner: Learner, state: nnx.State, data: ClickData, position: Position) -> Scores:
     """AUC and log loss on the held-out examples, and the best possible AUC on the same ones."""
     batches = list(data.evaluation(position))
     if not batches:
@@ -183,12 +188,12 @@ def evaluate(
         )
     labels = np.concatenate([batch.label for batch in batches])
     logits = np.concatenate([np.asarray(learner.predict(state, batch)) for batch in batches])
-    best = [data.best_scores(batch) for batch in batches]
-    return {
-        "auc": metrics.auc(logits, labels),
-        "log_loss": float(np.mean(np.logaddexp(0.0, logits) - labels * logits)),
-        "best_auc": None if best[0] is None else metrics.auc(np.concatenate(best), labels),
-    }
+    best = [scores for batch in batches if (scores := data.best_scores(batch)) is not None]
+    return Scores(
+        auc=metrics.auc(logits, labels),
+        log_loss=float(np.mean(np.logaddexp(0.0, logits) - labels * logits)),
+        best_auc=metrics.auc(np.concatenate(best), labels) if best else None,
+    )
 
 
 def digest(state: nnx.State) -> str:

@@ -1,0 +1,112 @@
+"""Hostile calls, each part in a process of its own: ``python -m tests.fuzz --calls 100000``.
+
+Prints how many calls raised, returned, and returned what numpy says. A call that kills or hangs its process, raises an
+error of the wrong kind or returns a wrong value fails the run, and the command that repeats it alone is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import faulthandler
+import importlib
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+# Share of the calls that each part gets: a raw call is compiled first, a traced one is traced.
+SHARES = {"data": 0.88, "trace": 0.08, "raw": 0.04}
+CLEAR_EVERY = 1000  # programs compiled for one call each would fill the memory
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.fuzz", description=__doc__)
+    parser.add_argument("--calls", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--part", choices=SHARES, help="run this part alone, with all the calls")
+    parser.add_argument("--timeout", type=float, default=7200, help="seconds for each part")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--progress", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        return _work(options.part, options.seed, options.first, options.calls, options.progress)
+    parts = {options.part: 1.0} if options.part else SHARES
+    failed = False
+    for part, share in parts.items():
+        ok, text = run(part, round(options.calls * share), options.seed, options.timeout)
+        print(text, flush=True)
+        failed |= not ok
+    return int(failed)
+
+
+def run(part: str, calls: int, seed: int, timeout: float) -> tuple[bool, str]:
+    """Runs one part in a process of its own; whether it passed, and its report."""
+    with tempfile.NamedTemporaryFile() as progress:
+        progress.write(struct.pack("q", 0))
+        progress.flush()
+        again = [
+            sys.executable,
+            "-m",
+            "tests.fuzz",
+            "--worker",
+            "--part",
+            part,
+            "--seed",
+            str(seed),
+        ]
+        command = [*again, "--first", "0", "--calls", str(calls), "--progress", progress.name]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+            status = done.returncode
+            output, errors = done.stdout, done.stderr
+        except subprocess.TimeoutExpired as expired:
+            status, output = None, _text(expired.stdout)
+            errors = f"not done after {timeout:.0f} s\n" + _text(expired.stderr)
+        if status == 0:
+            return True, output.strip()
+        progress.seek(0)
+        (at,) = struct.unpack("q", progress.read(8))
+    death = (
+        f"the process died by signal {-status}" if status is not None and status < 0 else "failed"
+    )
+    repeat = " ".join(again[1:])
+    return False, (
+        f"{part}: call {at} with seed {seed}: {death}\n"
+        f"repeat it with: python {repeat} --first {at} --calls 1\n{output}{errors[-6000:]}"
+    )
+
+
+def _text(output: object) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else str(output or "")
+
+
+def _work(part: str, seed: int, first: int, calls: int, progress: str | None) -> int:
+    faulthandler.enable()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import jax
+    import numpy as np
+
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
+    one = importlib.import_module(f"tests.fuzz.{part}").one
+    number = list(SHARES).index(part)
+    position = mmap.mmap(os.open(progress, os.O_RDWR), 8) if progress else bytearray(8)
+    outcomes: collections.Counter[str] = collections.Counter()
+    start = time.perf_counter()
+    for call in range(first, first + calls):
+        position[:8] = struct.pack("q", call)  # survives whatever happens to this process
+        outcomes[one(np.random.default_rng((seed, number, call)))] += 1
+        if part != "data" and call % CLEAR_EVERY == CLEAR_EVERY - 1:
+            jax.clear_caches()
+    took = time.perf_counter() - start
+    told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    print(f"{part}: {calls} calls in {took:.0f} s, seed {seed}: {told}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

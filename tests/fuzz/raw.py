@@ -1,0 +1,430 @@
+"""The FFI targets called behind the library's back: wrong sizes, counts, types, contents and attributes.
+
+Whatever the mutation, the call may raise or return; it must not crash, and must not hang.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt import _ffi
+
+ERRORS = (jax.errors.JaxRuntimeError, ValueError, TypeError)
+SHAPES = (  # row factors, column factors, ranks, num_embeddings
+    ((8, 7), (2, 3), (1, 3, 1), 50),
+    ((4, 5, 6), (2, 2, 2), (1, 4, 4, 1), 120),
+    ((3, 4, 3, 3), (2, 1, 3, 2), (1, 2, 5, 3, 1), 100),
+    ((3, 2, 3, 2, 3), (1, 2, 1, 3, 1), (1, 2, 3, 3, 2, 1), 100),
+)
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+OTHER_DTYPES = (*DTYPES, "int8", "int32", "uint32", "int64", "bool", "complex64")
+SLOTS = (0, 1, 1, 2)  # of each optimizer
+HYPERS = (1, 2, 2, 6)
+HOSTILE = (0, 1, -1, 2, 3, 7, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63))
+
+
+@dataclasses.dataclass
+class Call:
+    target: str
+    args: list[np.ndarray]
+    results: list[jax.ShapeDtypeStruct]
+    attributes: dict[str, Any]
+    aliases: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def run(self) -> None:
+        call = jax.ffi.ffi_call(
+            self.target,
+            tuple(self.results),
+            input_output_aliases=self.aliases,
+            has_side_effect=True,
+        )
+        jax.block_until_ready(call(*self.args, **self.attributes))
+
+
+def one(rng: np.random.Generator) -> str:
+    """One call with up to three mutations; ``"raised"`` or ``"returned"``."""
+    with jax.enable_x64(True):
+        call = _valid(rng)
+        mutations = rng.integers(0, 4)
+        for _ in range(mutations):
+            MUTATIONS[rng.integers(len(MUTATIONS))](rng, call)
+        try:
+            call.run()
+        except ERRORS as error:
+            assert mutations, f"a valid call was refused: {error}"
+            return "raised"
+        return "returned" if mutations else "checked"
+
+
+def _valid(rng: np.random.Generator) -> Call:
+    builder = BUILDERS[rng.integers(len(BUILDERS))]
+    return builder(rng)
+
+
+# Calls as the library makes them.
+
+
+@functools.cache
+def _sizes(which: int, n: int) -> tuple[int, int]:
+    module = _ffi.load("cpu")
+    assert module is not None
+    p, q, r, rows = SHAPES[which]
+    return module.plan_size(p, q, r, rows, n, n)
+
+
+def _lookups(
+    rng: np.random.Generator, rows: int, split: tuple[int, ...] | None
+) -> list[np.ndarray]:
+    """ids [G, n / G] or digits [G, n / G, d], and offsets [G, B + 1]."""
+    groups, bags, capacity = rng.integers(1, 4), rng.integers(0, 4), rng.integers(0, 7)
+    ids = rng.integers(0, rows, (groups, capacity)).astype(rng.choice(["int32", "uint32", "int64"]))
+    if split is not None:
+        ids = np.stack(np.unravel_index(ids.astype(np.int64), split), -1).astype(np.int32)
+    offsets = np.sort(rng.integers(0, capacity + 1, (groups, bags + 1)), -1).astype(np.int32)
+    offsets[:, 0] = 0
+    return [ids, offsets]
+
+
+def _table_attributes(which: int) -> dict[str, Any]:
+    p, q, r, rows = SHAPES[which]
+    return {
+        "row_factors": _i64(p),
+        "col_factors": _i64(q),
+        "ranks": _i64(r),
+        "num_embeddings": _i64(rows),
+    }
+
+
+def _lookup_attributes(rng: np.random.Generator, split: bool) -> dict[str, Any]:
+    return {
+        "split": split,
+        "padded": bool(rng.integers(2)),
+        "bounds": _i64(rng.integers(5)),
+        "table": "t",
+    }
+
+
+def _step_attributes(rng: np.random.Generator, rule: int) -> dict[str, Any]:
+    return {
+        "optimizer": _i64(rule),
+        "skip_nonfinite": bool(rng.integers(2)),
+        "stochastic_rounding": bool(rng.integers(2)),
+    }
+
+
+def _plan(rng: np.random.Generator, which: int) -> tuple[Call, int]:
+    """The call that makes a plan, and its number of positions."""
+    p, _, _, rows = SHAPES[which]
+    split = bool(rng.integers(2))
+    ids, offsets = _lookups(rng, rows, p if split else None)
+    n = int(np.prod(ids.shape[:2]))
+    attributes = _table_attributes(which) | _lookup_attributes(rng, split) | {"hint": _i64(n)}
+    results = [_result((_sizes(which, n)[0],), "int32")]
+    return Call("jax_tt_plan_v1", [ids, offsets, np.float32(1)], results, attributes), n
+
+
+def _cores(rng: np.random.Generator, which: int, dtype: Any) -> list[np.ndarray]:
+    p, q, r, _ = SHAPES[which]
+    shapes = [(p[k], r[k], q[k], r[k + 1]) for k in range(len(p))]
+    return [rng.normal(size=shape).astype(dtype) for shape in shapes]
+
+
+def _slots(rule: int, tables: list[np.ndarray]) -> list[np.ndarray]:
+    rows = [t.shape[0] for t in tables]
+    shapes = [(n,) if rule == 2 else (n, t.size // n) for n, t in zip(rows, tables, strict=True)]
+    return [np.ones(shape, np.float32) for shape in shapes for _ in range(SLOTS[rule])]
+
+
+def _step(rule: int) -> list[np.ndarray]:
+    return [np.full(HYPERS[rule], 0.5, np.float32), np.float32(1), np.zeros(2, np.uint32)]
+
+
+def build_plan(rng: np.random.Generator) -> Call:
+    return _plan(rng, int(rng.integers(len(SHAPES))))[0]
+
+
+@dataclasses.dataclass
+class Planned:
+    """What the consumers of a plan have in common."""
+
+    which: int
+    accum: Any
+    batch: list[np.ndarray]  # ids, offsets, weights, plan, saved products, output gradient
+    cores: list[np.ndarray]
+    positions: int
+    attributes: dict[str, Any]
+
+    def weights_result(self, rng: np.random.Generator) -> jax.ShapeDtypeStruct:
+        return _result((self.positions if rng.integers(2) else 0,), self.accum)
+
+
+def _planned(rng: np.random.Generator) -> Planned:
+    which = int(rng.integers(len(SHAPES)))
+    dtype = jnp.dtype(rng.choice(DTYPES))
+    accum = jnp.dtype("float64" if dtype == "float64" else "float32")
+    call, n = _plan(rng, which)
+    ids, offsets, _ = call.args
+    (plan,) = jax.ffi.ffi_call(call.target, tuple(call.results))(*call.args, **call.attributes)
+    weights = np.ones(n if rng.integers(2) else 0, accum)
+    saved = n * _sizes(which, n)[1] if rng.integers(2) and accum == jnp.float32 else 0
+    out = (*offsets.shape[:-1], offsets.shape[-1] - 1, int(np.prod(SHAPES[which][1])))
+    batch = [ids, offsets, weights, np.asarray(plan), np.zeros(saved, accum), np.ones(out, accum)]
+    return Planned(which, accum, batch, _cores(rng, which, dtype), n, call.attributes)
+
+
+def build_forward(rng: np.random.Generator) -> Call:
+    given = _planned(rng)
+    *lookups, saved, g = given.batch
+    results = [_result(g.shape, given.accum), _result(saved.shape, given.accum)]
+    return Call("jax_tt_forward_v1", [*lookups, *given.cores], results, given.attributes)
+
+
+def build_backward(rng: np.random.Generator) -> Call:
+    given = _planned(rng)
+    results = [_result((sum(SHAPES[given.which][0]),), "int32"), given.weights_result(rng)]
+    results += [_result(core.shape, given.accum) for core in given.cores]
+    return Call("jax_tt_backward_v1", [*given.batch, *given.cores], results, given.attributes)
+
+
+def build_update(rng: np.random.Generator) -> Call:
+    given = _planned(rng)
+    rule = int(rng.integers(4))
+    tables = [*given.cores, *_slots(rule, given.cores)]
+    args = [np.zeros_like(given.batch[-1]), *given.batch, *_step(rule)]
+    attributes = given.attributes | _step_attributes(rng, rule)
+    results = [_result((), "float32"), given.weights_result(rng)]
+    return _in_place("jax_tt_update_v1", args, tables, results, attributes)
+
+
+def build_apply(rng: np.random.Generator) -> Call:
+    which = int(rng.integers(len(SHAPES)))
+    dtype = jnp.dtype(rng.choice(DTYPES))
+    cores = _cores(rng, which, dtype)
+    gradients = _cores(rng, which, "float64" if dtype == "float64" else "float32")
+    rule = int(rng.integers(4))
+    args = [np.ones(sum(SHAPES[which][0]), np.int32), *_step(rule), *gradients]
+    tables = [*cores, *_slots(rule, cores)]
+    attributes = _table_attributes(which) | _step_attributes(rng, rule)
+    return _in_place("jax_tt_apply_v1", args, tables, [_result((), "float32")], attributes)
+
+
+def _dense(rng: np.random.Generator) -> tuple[Any, np.ndarray, list[np.ndarray], np.ndarray]:
+    """Arithmetic type, table, ids + offsets + weights, out gradient."""
+    dtype = jnp.dtype(rng.choice(DTYPES))
+    accum = jnp.dtype("float64" if dtype == "float64" else "float32")
+    table = rng.normal(size=(rng.integers(1, 9), rng.integers(1, 40))).astype(dtype)
+    ids, offsets = _lookups(rng, table.shape[0], None)
+    weights = np.ones(ids.size if rng.integers(2) else 0, accum)
+    g = np.ones((*offsets.shape[:-1], offsets.shape[-1] - 1, table.shape[1]), accum)
+    return accum, table, [ids, offsets, weights], g
+
+
+def build_dense_forward(rng: np.random.Generator) -> Call:
+    accum, table, lookups, g = _dense(rng)
+    args = [*lookups, np.float32(1), table]
+    return Call(
+        "jax_tt_dense_forward_v1", args, [_result(g.shape, accum)], _lookup_attributes(rng, False)
+    )
+
+
+def build_dense_backward(rng: np.random.Generator) -> Call:
+    accum, table, lookups, g = _dense(rng)
+    wanted = lookups[0].size if rng.integers(2) else 0
+    results = [_result((wanted,), accum), _result(table.shape, accum)]
+    return Call(
+        "jax_tt_dense_backward_v1", [*lookups, g, table], results, _lookup_attributes(rng, False)
+    )
+
+
+def build_dense_update(rng: np.random.Generator) -> Call:
+    accum, table, lookups, g = _dense(rng)
+    rule = int(rng.integers(4))
+    tables = [table, *_slots(rule, [table])]
+    args = [np.zeros(g.shape, accum), *lookups, g, *_step(rule)]
+    attributes = _lookup_attributes(rng, False) | _step_attributes(rng, rule)
+    results = [_result((), "float32"), _result((lookups[0].size if rng.integers(2) else 0,), accum)]
+    return _in_place("jax_tt_dense_update_v1", args, tables, results, attributes)
+
+
+def _in_place(
+    target: str, args: list[Any], tables: list[Any], results: list[Any], attributes: Any
+) -> Call:
+    aliases = {len(args) + i: len(results) + i for i in range(len(tables))}
+    results = results + [_result(t.shape, t.dtype) for t in tables]
+    return Call(target, args + tables, results, attributes, aliases)
+
+
+def _result(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(int(size) for size in shape), jnp.dtype(dtype))
+
+
+def _i64(value: Any) -> Any:
+    return np.asarray(value, np.int64) if np.ndim(value) else np.int64(value)
+
+
+BUILDERS: tuple[Callable[[np.random.Generator], Call], ...] = (
+    build_plan,
+    build_forward,
+    build_backward,
+    build_update,
+    build_apply,
+    build_dense_forward,
+    build_dense_backward,
+    build_dense_update,
+)
+
+
+# Mutations. Aliased arguments and results change together, or XLA itself would refuse the program.
+
+
+def _random_shape(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if rng.random() < 0.6 and shape:
+        changed = list(shape)
+        k = rng.integers(len(changed))
+        changed[k] = max(0, changed[k] + int(rng.integers(-2, 3)))
+        return tuple(changed)
+    return tuple(int(v) for v in rng.integers(0, 6, rng.integers(0, 4)))
+
+
+def _set_arg(call: Call, k: int, value: np.ndarray) -> None:
+    call.args[k] = value
+    if k in call.aliases:
+        call.results[call.aliases[k]] = _result(value.shape, value.dtype)
+
+
+def arg_shape(rng: np.random.Generator, call: Call) -> None:
+    k = int(rng.integers(len(call.args)))
+    shape = _random_shape(rng, np.shape(call.args[k]))
+    _set_arg(call, k, np.resize(np.asarray(call.args[k]), shape))
+
+
+def arg_dtype(rng: np.random.Generator, call: Call) -> None:
+    k = int(rng.integers(len(call.args)))
+    with np.errstate(all="ignore"):
+        _set_arg(call, k, np.asarray(call.args[k]).astype(jnp.dtype(rng.choice(OTHER_DTYPES))))
+
+
+def arg_contents(rng: np.random.Generator, call: Call) -> None:
+    """Integers anywhere or nearly right, floats that are not finite."""
+    k = int(rng.integers(len(call.args)))
+    value = np.array(call.args[k])
+    where = rng.random(value.shape) < rng.choice([0.05, 0.5, 1.0])
+    if jnp.issubdtype(value.dtype, jnp.integer):
+        info = np.iinfo(value.dtype)
+        wild = rng.integers(info.min, info.max, value.shape, value.dtype, endpoint=True)
+        if value.ndim and rng.integers(2):
+            # A plan that is no longer this batch's is made anew; with its header it must be looked at.
+            where[..., :8] = False
+        with np.errstate(over="ignore"):
+            near = value + rng.integers(0, 3, value.shape).astype(value.dtype)
+        _set_arg(call, k, np.where(where, near if rng.integers(2) else wild, value))
+    elif jnp.issubdtype(value.dtype, jnp.floating):
+        _set_arg(
+            call,
+            k,
+            np.where(where, np.asarray(rng.choice([np.nan, np.inf, 0]), value.dtype), value),
+        )
+
+
+def arg_count(rng: np.random.Generator, call: Call) -> None:
+    k = int(rng.integers(len(call.args)))
+    if rng.integers(2):
+        call.args.append(call.args[k])
+    elif not call.aliases:
+        del call.args[k]
+    elif len(call.args) - 1 in call.aliases:  # the last table, as argument and as result
+        call.args.pop()
+        call.results.pop(call.aliases.pop(len(call.args)))
+
+
+def result_shape(rng: np.random.Generator, call: Call) -> None:
+    k = int(rng.integers(len(call.results)))
+    if k not in call.aliases.values():
+        call.results[k] = _result(_random_shape(rng, call.results[k].shape), call.results[k].dtype)
+
+
+def result_dtype(rng: np.random.Generator, call: Call) -> None:
+    k = int(rng.integers(len(call.results)))
+    if k not in call.aliases.values():
+        call.results[k] = _result(call.results[k].shape, rng.choice(OTHER_DTYPES))
+
+
+def result_count(rng: np.random.Generator, call: Call) -> None:
+    k = int(rng.integers(len(call.results)))
+    if rng.integers(2) or call.aliases or len(call.results) == 1:
+        call.results.append(call.results[k])
+    else:
+        del call.results[k]
+
+
+def attribute_value(rng: np.random.Generator, call: Call) -> None:
+    name = str(rng.choice(list(call.attributes)))
+    value = call.attributes[name]
+    if isinstance(value, bool):
+        call.attributes[name] = not value
+    elif isinstance(value, str):
+        call.attributes[name] = str(rng.choice(["", "x" * 5000, "\0", "ü%s%n"]))
+    elif np.ndim(value) == 0:
+        call.attributes[name] = np.int64(
+            rng.choice(HOSTILE) if rng.random() < 0.7 else value + rng.integers(-3, 4)
+        )
+    elif rng.random() < 0.3 or np.size(value) == 0:
+        call.attributes[name] = np.resize(value, int(rng.integers(0, 8)))
+    else:
+        changed = np.array(value, np.int64)
+        k = rng.integers(len(changed))
+        changed[k] = rng.choice(HOSTILE) if rng.random() < 0.7 else changed[k] + rng.integers(-2, 3)
+        call.attributes[name] = changed
+
+
+def attribute_type(rng: np.random.Generator, call: Call) -> None:
+    name = str(rng.choice(list(call.attributes)))
+    value = call.attributes[name]
+    others = [
+        np.int32(3),
+        np.float32(1),
+        "text",
+        True,
+        np.int64(1),
+        np.arange(3),
+        np.ones(3, np.float32),
+    ]
+    call.attributes[name] = (
+        np.asarray(value, np.int32) if np.ndim(value) else others[rng.integers(len(others))]
+    )
+
+
+def attribute_count(rng: np.random.Generator, call: Call) -> None:
+    if rng.integers(2):
+        call.attributes["another"] = np.int64(1)
+    else:
+        del call.attributes[str(rng.choice(list(call.attributes)))]
+
+
+def not_in_place(rng: np.random.Generator, call: Call) -> None:
+    if call.aliases:
+        del call.aliases[int(rng.choice(list(call.aliases)))]
+
+
+MUTATIONS: tuple[Callable[[np.random.Generator, Call], None], ...] = (
+    arg_shape,
+    arg_dtype,
+    arg_contents,
+    arg_contents,
+    arg_count,
+    result_shape,
+    result_dtype,
+    result_count,
+    attribute_value,
+    attribute_value,
+    attribute_type,
+    attribute_count,
+    not_in_place,
+)

@@ -37,7 +37,8 @@ def fused_tt_embed_bag(
 
     The cotangent of ``table`` is the **new table**: overwrite the old one with it. Never add, scale, clip, average or
     accumulate it, and use a table in one call per loss: put all features that share it into one batch.
-    A table that was treated otherwise is refused at the next forward pass (NaN, or an error on CPU).
+    Sums, scalings and clips by global norm are refused at the next forward pass (NaN, or an error on CPU); averages and
+    element-wise clips cannot be noticed.
 
     Args:
         table: `FusedTable`, from `init_fused_table`.

@@ -145,8 +145,8 @@ Status DenseForward(const DenseProblem<T>& problem, const Pool& pool, typename D
           for (int64_t i = 0; i < problem.dim; ++i) value[i] = ToCompute(stored[i]);
           kernels.axpy(problem.dim, problem.weight(position), value, sum);
         }
-        if (poisoned) std::fill_n(sum, problem.dim, std::numeric_limits<C>::quiet_NaN());
       }
+      if (poisoned) std::fill_n(sum, problem.dim, std::numeric_limits<C>::quiet_NaN());
     }
   });
   pool.Run(phases);

@@ -294,7 +294,9 @@ class Target:
         rows = self._rows(digits)
         rows[padding | (~inside if s.bounds == "zero" else False)] = 0
         weights = np.ones(ids.shape) if c.weights is None else c.weights.ravel().astype(np.float64)
-        if not np.all(np.abs(weights[used][~padding[used]]) < 1e3):
+        # Neither weights whose squares leave float32 nor NaN.
+        sizes = np.abs(weights[used][~padding[used]])
+        if not np.all((sizes < 1e3) & ((sizes == 0) | (sizes > 1e-3))):
             return False, None
         weights = np.where(padding, 0, weights)
         out = np.zeros((len(positions), rows.shape[1]))

@@ -49,7 +49,8 @@ class Call:
 
 
 def one(rng: np.random.Generator) -> str:
-    """One call with up to three mutations; ``"raised"`` or ``"returned"``."""
+    """One call with up to three mutations; ``"raised"`` or ``"returned"``, ``"checked"`` where it was valid."""
+    assert _ffi.load("cpu") is not None, "no targets are registered"
     with jax.enable_x64(True):
         call = _valid(rng)
         mutations = rng.integers(0, 4)

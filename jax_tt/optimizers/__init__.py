@@ -3,8 +3,8 @@
 from jax_tt.optimizers._base import Optimizer as Optimizer
 from jax_tt.optimizers._base import Slot as Slot
 from jax_tt.optimizers.adagrad import Adagrad as Adagrad
-from jax_tt.optimizers.adagrad import RowWiseAdagrad as RowWiseAdagrad
 from jax_tt.optimizers.adam import Adam as Adam
+from jax_tt.optimizers.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
 from jax_tt.optimizers.sgd import SGD as SGD
 
 RULES: dict[int, type[Optimizer]] = {

@@ -4,12 +4,21 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ops._batch import Batch, pool, present
+from jax_tt._ops._explicit import pooled_over_explicit_axes
 
 
 def combine(combiner: str, batch: Batch, sums: jax.Array) -> jax.Array:
     """Divides weighted sums ``[S, nb, D]`` as the combiner asks; a zero divisor gives 0."""
     if combiner == "sum":
         return sums
+
+    def divided(inputs: tuple[Batch, jax.Array]) -> jax.Array:
+        return _divided(combiner, *inputs)
+
+    return pooled_over_explicit_axes(divided, (batch, sums), batch)
+
+
+def _divided(combiner: str, batch: Batch, sums: jax.Array) -> jax.Array:
     here = present(batch)
     if batch.weights is None:
         size = pool(batch, here.astype(sums.dtype))

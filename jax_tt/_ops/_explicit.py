@@ -30,3 +30,13 @@ def pooled_over_explicit_axes(
     spec: Any = getattr(jax.typeof(batch.ids).sharding, "spec", P())
     out = NamedSharding(mesh, P(spec[0] if len(spec) else None, None, None))
     return jax.sharding.auto_axes(call, out_sharding=out)(inputs)
+
+
+def reshape_rows(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """``array.reshape(shape)`` that keeps the sharding of the first dimension where axes are explicit."""
+    kind: Any = getattr(jax.typeof(array), "sharding", None)
+    if kind is None or AxisType.Explicit not in kind.mesh.axis_types:
+        return array.reshape(shape)
+    first = kind.spec[0] if len(kind.spec) else None
+    out = NamedSharding(kind.mesh, P(first, *[None] * (len(shape) - 1)))
+    return jax.lax.reshape(array, shape, out_sharding=out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, TypeVar
 
 import jax
@@ -14,6 +15,7 @@ from jax_tt._bags import Bags, as_ids, signed_padding
 from jax_tt._dtypes import x64_enabled
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._canonical import table_label
+from jax_tt._ops._explicit import reshape_rows
 from jax_tt._ops._spec import DenseSpec, Spec, TTSpec
 from jax_tt._split_ids import SplitIds, split_on_host
 
@@ -24,7 +26,8 @@ def lookup_batch(spec: Spec, ids: Any) -> tuple[Batch, tuple[int, ...]]:
     """One segment, position and bag per id, and the shape of the ids."""
     ids = _table_ids(spec, ids)
     shape = ids.shape
-    flat = _positions(ids, (int(np.prod(shape)), 1))
+    positions = _positions(ids, shape)
+    flat = reshape_rows(positions, (math.prod(shape), 1, *positions.shape[len(shape) :]))
     return Batch(flat, _one_bag(flat.shape[0], 1), None, False, True), shape
 
 

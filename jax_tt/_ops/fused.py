@@ -9,6 +9,7 @@ from jax_tt._bags import Bags
 from jax_tt._dtypes import accumulator
 from jax_tt._ops._canonical import check_combiner
 from jax_tt._ops._combine import combine
+from jax_tt._ops._explicit import reshape_rows
 from jax_tt._ops._fused_call import call_fused
 from jax_tt._ops._inputs import bag_batch, lookup_batch
 from jax_tt._ops._spec import Spec
@@ -137,7 +138,7 @@ def fused_tt_lookup(
         stochastic_rounding=stochastic_rounding,
         key=key,
     )
-    return sums.reshape(*shape, spec.features).astype(result_type)
+    return reshape_rows(sums, (*shape, spec.features)).astype(result_type)
 
 
 def fused_embed_bag(

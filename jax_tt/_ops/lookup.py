@@ -8,6 +8,7 @@ import jax
 from jax_tt._arguments import as_dtype
 from jax_tt._ops._canonical import tt_table
 from jax_tt._ops._dispatch import pooled_sum
+from jax_tt._ops._explicit import reshape_rows
 from jax_tt._ops._inputs import lookup_batch
 
 
@@ -53,4 +54,4 @@ def tt_lookup(
     batch, shape = lookup_batch(spec, ids)
     result_type = as_dtype("dtype", dtype, cores[0].dtype)
     sums = pooled_sum(spec, cores, batch, method, axis_name)
-    return sums.reshape(*shape, spec.features).astype(result_type)
+    return reshape_rows(sums, (*shape, spec.features)).astype(result_type)

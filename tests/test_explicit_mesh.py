@@ -1,0 +1,92 @@
+"""Meshes whose axes are explicit, which is what `jax.make_mesh` gives unless told otherwise."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from tests.helpers import SHAPES
+
+SHAPE = SHAPES["d3"]
+RULE = jax_tt.optimizers.SGD(0.1)
+CORES = jax_tt.init_cores(jax.random.key(0), SHAPE)
+IDS = np.random.default_rng(0).integers(0, 120, (8, 3)).astype(np.int32)
+
+
+def _mesh():
+    return jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+
+
+def _check(function, table, ids, specs):
+    """Values and gradients equal those without a mesh."""
+    wanted, pullback = jax.vjp(lambda t: function(t, ids), table)
+    (gradients,) = pullback(wanted)
+    mesh = _mesh()
+    place = NamedSharding(mesh, P())
+    placed = jax.device_put(table, place)
+    sharded = jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), ids, specs)
+
+    @jax.jit
+    def both(table, ids):
+        out, pullback = jax.vjp(lambda t: function(t, ids), table)
+        return out, pullback(out)[0]
+
+    got = both(placed, sharded)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        got,
+        (wanted, gradients),
+    )
+    return got[0]
+
+
+@pytest.mark.parametrize("method", ["auto", "reference"])
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+@pytest.mark.parametrize("spec", [P("x"), P()])
+def test_bags(method, combiner, spec):
+    out = _check(
+        lambda c, ids: jax_tt.tt_embed_bag(c, ids, combiner=combiner, method=method),
+        CORES,
+        IDS,
+        spec,
+    )
+    assert out.sharding.spec[0] == (spec[0] if len(spec) else None)
+    _check(
+        lambda t, ids: jax_tt.embed_bag(t, ids, combiner=combiner, method=method),
+        np.random.default_rng(1).normal(size=(120, 4)).astype(np.float32),
+        IDS,
+        spec,
+    )
+
+
+@pytest.mark.parametrize("method", ["auto", "reference"])
+def test_ragged_bags(method):
+    bags = jax_tt.Bags.from_lengths(IDS.ravel(), [5, 0, 12, 7])
+    specs = jax_tt.Bags(P("x"), P())
+    _check(
+        lambda c, bags: jax_tt.tt_embed_bag(c, bags, combiner="mean", method=method),
+        CORES,
+        bags,
+        specs,
+    )
+
+
+@pytest.mark.parametrize("method", ["auto", "reference"])
+@pytest.mark.parametrize("spec", [P("x"), P("x", None), P()])
+def test_lookup(method, spec):
+    ids = IDS[:, 0] if len(spec) == 1 else IDS
+    out = _check(lambda c, ids: jax_tt.tt_lookup(c, ids, method=method), CORES, ids, spec)
+    assert out.sharding.spec[0] == (spec[0] if len(spec) else None)
+
+
+@pytest.mark.parametrize("method", ["auto", "reference"])
+def test_fused(method):
+    table = jax_tt.init_fused_table(CORES, RULE)
+    _check(
+        lambda t, ids: jax_tt.fused_tt_embed_bag(t, ids, RULE, combiner="mean", method=method),
+        table,
+        IDS,
+        P("x"),
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from jax_tt._arguments import as_array
 
@@ -49,7 +50,7 @@ class SplitIds:
 def split_on_host(ids: Any, num_embeddings: int, row_factors: Sequence[int]) -> SplitIds:
     """Splits host integers into digits; see :meth:`jax_tt.TTShape.split_ids`."""
     array = as_array("split_ids: ids", ids)
-    if isinstance(array, jax.core.Tracer):
+    if isinstance(array, Tracer):
         raise TypeError(
             "split_ids: ids is a traced array; split on the host before jit, e.g. "
             "shape.split_ids(np.asarray(ids, np.int64)), or pass traced ids to the op directly."

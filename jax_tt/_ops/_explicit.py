@@ -29,7 +29,8 @@ def pooled_over_explicit_axes(
     mesh = explicit[0].mesh
     spec: Any = getattr(jax.typeof(batch.ids).sharding, "spec", P())
     out = NamedSharding(mesh, P(spec[0] if len(spec) else None, None, None))
-    return jax.sharding.auto_axes(call, out_sharding=out)(inputs)
+    automatic: Any = jax.sharding.auto_axes(call, out_sharding=out)
+    return automatic(inputs)
 
 
 def reshape_rows(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -86,6 +86,6 @@ def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> N
         )
     if array:
         as_scalar(name, value)
-    if number and not low <= value < high:
+    if isinstance(value, numbers.Real) and not low <= float(value) < high:
         limit = f" and below {high}" if high != math.inf else ""
         raise ValueError(f"{name}: got {value}; expected a finite number of at least {low}{limit}.")

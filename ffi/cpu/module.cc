@@ -57,6 +57,5 @@ NB_MODULE(_cpu, m) {
   m.def("plan_size", &jax_tt::PlanSize, nb::arg("row_factors"), nb::arg("col_factors"), nb::arg("ranks"),
         nb::arg("num_embeddings"), nb::arg("n"), nb::arg("hint"),
         "Sizes of the buffers that travel from the plan and the forward pass to the backward pass.");
-  m.def(
-      "instruction_set", [] { return jax_tt::GetKernels<float>().name; }, "Instruction set of the kernels in use.");
+  m.def("instruction_set", [] { return jax_tt::GetKernels<float>().name; }, "Instruction set of the kernels in use.");
 }

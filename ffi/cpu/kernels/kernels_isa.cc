@@ -213,11 +213,15 @@ void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __
 
 }  // namespace
 
-#define JAX_TT_KERNELS(T)                                                                                           \
-  {                                                                                                                 \
-    GemmNN<T>, GemmTN<T>, Axpy<T>, Dot<T>, Transpose<T>, SumRows<T>,                                                \
-        {Update<T, Sgd>, Update<T, Adagrad>, Update<T, RowWiseAdagrad>, Update<T, Adam>}, JAX_TT_STRING(JAX_TT_ISA) \
-  }
+#define JAX_TT_KERNELS(T)                                                            \
+  {GemmNN<T>,                                                                        \
+   GemmTN<T>,                                                                        \
+   Axpy<T>,                                                                          \
+   Dot<T>,                                                                           \
+   Transpose<T>,                                                                     \
+   SumRows<T>,                                                                       \
+   {Update<T, Sgd>, Update<T, Adagrad>, Update<T, RowWiseAdagrad>, Update<T, Adam>}, \
+   JAX_TT_STRING(JAX_TT_ISA)}
 extern const Kernels<float> kFloat = JAX_TT_KERNELS(float);
 extern const Kernels<double> kDouble = JAX_TT_KERNELS(double);
 

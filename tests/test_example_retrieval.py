@@ -134,8 +134,15 @@ def test_hold_out(log):
     part = data.hold_out(full, 0.25)
     assert len(part.train_users) + len(part.test_users) == len(full.train_users)
     assert 0.2 < len(part.test_users) / len(full.train_users) < 0.3
-    again = data.hold_out(full, 0.25)
-    assert np.array_equal(part.test_items, again.test_items)
+    assert np.array_equal(part.test_items, data.hold_out(full, 0.25).test_items)
+    for user in range(5):
+        kept, held = (
+            a[u == user]
+            for a, u in ((part.train_items, part.train_users), (part.test_items, part.test_users))
+        )
+        assert np.array_equal(
+            np.concatenate([kept, held]), full.train_items[full.train_users == user]
+        )
 
 
 # Recall

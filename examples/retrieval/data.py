@@ -71,9 +71,16 @@ def load(path: str | Path, test: str | Path | None = None, layout: str = "auto")
 
 
 def hold_out(data: Interactions, fraction: float, seed: int = 0) -> Interactions:
-    """Replaces the test set by a random part of the train set, to tune on without seeing the test set."""
-    held = np.random.default_rng(seed).random(len(data.train_users)) < fraction
+    """Replaces the test set by the last part of each user's train items, to tune on without seeing the test set.
+
+    Files list a user's items in time order or close to it, and test items come last: random ones would be easier. The
+    part is rounded up or down at random, so that it is right on average for users with few items.
+    """
     users, items = data.train_users, data.train_items
+    length = np.bincount(users, minlength=data.num_users)
+    place = np.arange(len(users)) - (np.cumsum(length) - length)[users]
+    part = np.floor(fraction * length + np.random.default_rng(seed).random(len(length)))
+    held = place >= (length - part)[users]
     return Interactions(
         users[~held], items[~held], users[held], items[held], data.num_users, data.num_items
     )

@@ -25,8 +25,8 @@ VARIANTS = {
     "tt_fused": Variant("TT fused", tt=True, fused=True),
 }
 
-# Chosen on a random fifth of the train interactions of Amazon-book (`--validation 0.2`), never on test items; README.md
-# has the figures. The learning rate is that of the first step, of Adam; it falls linearly to 0.
+# Chosen on the last fifth of each user's train items of Amazon-book (`--validation 0.2`), never on test items;
+# README.md has the figures. The learning rate is that of the first step, of Adam; it falls linearly to 0.
 TUNED: dict[bool, dict[str, float]] = {
     False: {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.01, "epochs": 30},  # dense
     True: {"learning_rate": 5e-3, "l2": 1e-3, "init_std": 0.03, "epochs": 30},  # TT
@@ -82,7 +82,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--validation",
         type=float,
         default=0.0,
-        help="evaluate on this part of the train set instead (for tuning)",
+        help="evaluate on this last part of each user's train items instead (for tuning)",
     )
     add("--variants", default=",".join(VARIANTS), help="comma-separated")
     add(

@@ -86,7 +86,8 @@ def _table(data: dict[str, Any], case: str, part: str) -> str:
     else:
         raise ValueError(f"{case} {part}: expected `rows` or `figures`")
     lines = [header, ("---",) * len(header), *cells]
-    return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    # Blank lines, so that no Markdown dialect takes the markers for part of the table.
+    return "\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
 
 
 def _figure(data: dict[str, Any], path: str) -> str:

@@ -36,6 +36,13 @@ Status DispatchCores(const Args& args, size_t first, F&& body) {
   return DispatchStorage(core->element_type(), std::forward<F>(body));
 }
 
+// The number of ids that the contraction and the saved products are chosen for.
+Status ReadHint(const ffi::Dictionary& attrs, int64_t* hint) {
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "hint", hint));
+  if (*hint >= 0 && *hint <= std::numeric_limits<int32_t>::max()) return {};
+  return InvalidArgument("hint must lie between 0 and 2^31 - 1");
+}
+
 // A batch on its table, as every handler but the plan's gets it.
 struct BatchArgs {
   const ffi::AnyBuffer& ids;
@@ -58,7 +65,7 @@ struct TTCall {
     int64_t hint = 0;
     TTShape& shape = problem.shape;
     JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "hint", &hint));
+    JAX_TT_RETURN_IF_ERROR(ReadHint(attrs, &hint));
     JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, batch.ids, batch.offsets, shape.d, &lookups));
     JAX_TT_RETURN_IF_ERROR(ReadCores<T>(shape, args, first_core, problem.cores));
     JAX_TT_RETURN_IF_ERROR(OptionalData(batch.weights, "weights", lookups.size(), &problem.weights));
@@ -99,7 +106,7 @@ ffi::Error PlanImpl(ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer s
         int64_t hint = 0;
         int32_t* data = nullptr;
         JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-        JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "hint", &hint));
+        JAX_TT_RETURN_IF_ERROR(ReadHint(attrs, &hint));
         JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, ids, offsets, shape.d, &lookups));
         JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, lookups.table));
         JAX_TT_RETURN_IF_ERROR(Data(*plan, "plan", -1, &data));

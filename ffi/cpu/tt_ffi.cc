@@ -2,10 +2,11 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <string_view>
 
+#include "ffi/common/table_args.h"
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/handlers.h"
+#include "ffi/cpu/plan.h"
 #include "ffi/cpu/plan_check.h"
 #include "ffi/cpu/tt_backward.h"
 #include "ffi/cpu/tt_forward.h"
@@ -13,35 +14,6 @@
 
 namespace jax_tt {
 namespace {
-
-using Args = ffi::RemainingArgs;
-using Rets = ffi::RemainingRets;
-
-// The d arguments from `first` on, as pointers to cores of this shape.
-template <typename T, typename Pointer>
-Status ReadCores(const TTShape& shape, const Args& args, size_t first, Pointer* cores) {
-  for (int k = 0; k < shape.d; ++k) {
-    auto buffer = args.get<ffi::AnyBuffer>(first + static_cast<size_t>(k));
-    if (!buffer.has_value()) return InvalidArgument("a core is missing");
-    JAX_TT_RETURN_IF_ERROR(Data(*buffer, "core", shape.core_size(k), &cores[k]));
-  }
-  return {};
-}
-
-// Storage type of the table whose cores start at argument `first`.
-template <typename F>
-Status DispatchCores(const Args& args, size_t first, F&& body) {
-  auto core = args.get<ffi::AnyBuffer>(first);
-  if (!core.has_value()) return InvalidArgument("a core is missing");
-  return DispatchStorage(core->element_type(), std::forward<F>(body));
-}
-
-// The number of ids that the contraction and the saved products are chosen for.
-Status ReadHint(const ffi::Dictionary& attrs, int64_t* hint) {
-  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "hint", hint));
-  if (*hint >= 0 && *hint <= std::numeric_limits<int32_t>::max()) return {};
-  return InvalidArgument("hint must lie between 0 and 2^31 - 1");
-}
 
 // A batch on its table, as every handler but the plan's gets it.
 struct BatchArgs {
@@ -174,28 +146,6 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuf
       "tt_backward");
 }
 
-// Cores and slots that an update changes in place: the results from `first` on must be the arguments themselves.
-template <typename T>
-Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Args& args, size_t first, const Rets& rets,
-                  CoreTables<T>* tables) {
-  const auto aliased = [&](size_t index, int64_t count, std::string_view name, auto** data) -> Status {
-    auto in = args.get<ffi::AnyBuffer>(first + index);
-    auto out = rets.get<ffi::AnyBuffer>(index);
-    if (!in.has_value() || !out.has_value()) return InvalidArgument(std::string(name) + " is missing");
-    return UpdatedInPlace(*in, **out, name, count, data);
-  };
-  for (int k = 0; k < shape.d; ++k) {
-    RowTable<T>& table = tables->table[k];
-    table.width = shape.slice_size(k);
-    table.stream = static_cast<uint64_t>(k);
-    JAX_TT_RETURN_IF_ERROR(aliased(static_cast<size_t>(k), shape.core_size(k), "core", &table.values));
-    for (int s = 0; s < traits.slots(); ++s)
-      JAX_TT_RETURN_IF_ERROR(aliased(static_cast<size_t>(shape.d + k * traits.slots() + s),
-                                     traits.row_wise ? shape.p[k] : shape.core_size(k), "slot", &table.slots[s]));
-  }
-  return {};
-}
-
 ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids,
                       ffi::AnyBuffer offsets, ffi::AnyBuffer weights, ffi::AnyBuffer plan, ffi::AnyBuffer saved,
                       ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale, ffi::AnyBuffer seed,
@@ -221,7 +171,7 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
                           OptionalData(*weight_gradient, "weight gradient", call.problem.layout.n, &weight_data));
                       JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
                       JAX_TT_RETURN_IF_ERROR(
-                          ReadTables(call.problem.shape, step.traits(), tables, 0, results, &in_place));
+                          ReadTables(call.problem.shape, step.traits(), tables, 0, results, in_place.table));
                       return TTUpdate(call.problem, MakePool(threads), in_place, g,
                                       call.saved_valid ? saved_data : nullptr, step, weight_data, applied_data);
                     }),
@@ -250,7 +200,7 @@ ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBu
           JAX_TT_RETURN_IF_ERROR(ReadCores<C>(shape, args, 0, gradients.gradient));
           for (int k = 0; k < shape.d; touched_data += shape.p[k++]) gradients.touched[k] = touched_data;
           JAX_TT_RETURN_IF_ERROR(
-              ReadTables(shape, step.traits(), args, static_cast<size_t>(shape.d), results, &in_place));
+              ReadTables(shape, step.traits(), args, static_cast<size_t>(shape.d), results, in_place.table));
           return TTApply(shape, MakePool(threads), in_place, gradients, step, applied_data);
         });
       }(),

@@ -1,0 +1,60 @@
+// Cores and slots of a TT table among the arguments and results of a handler.
+#ifndef JAX_TT_COMMON_TABLE_ARGS_H_
+#define JAX_TT_COMMON_TABLE_ARGS_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "ffi/common/args.h"
+
+namespace jax_tt {
+
+using Args = ffi::RemainingArgs;
+using Rets = ffi::RemainingRets;
+
+// The d arguments from `first` on, as pointers to cores of this shape.
+template <typename T, typename Pointer>
+Status ReadCores(const TTShape& shape, const Args& args, size_t first, Pointer* cores) {
+  for (int k = 0; k < shape.d; ++k) {
+    auto buffer = args.get<ffi::AnyBuffer>(first + static_cast<size_t>(k));
+    if (!buffer.has_value()) return InvalidArgument("a core is missing");
+    JAX_TT_RETURN_IF_ERROR(Data(*buffer, "core", shape.core_size(k), &cores[k]));
+  }
+  return {};
+}
+
+// Storage type of the table whose cores start at argument `first`.
+template <typename F>
+Status DispatchCores(const Args& args, size_t first, F&& body) {
+  auto core = args.get<ffi::AnyBuffer>(first);
+  if (!core.has_value()) return InvalidArgument("a core is missing");
+  return DispatchStorage(core->element_type(), std::forward<F>(body));
+}
+
+// Cores and slots that an update changes in place: the results from `first` on must be the arguments themselves.
+template <typename Table>
+Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Args& args, size_t first, const Rets& rets,
+                  Table* tables) {
+  const auto aliased = [&](size_t index, int64_t count, std::string_view name, auto** data) -> Status {
+    auto in = args.get<ffi::AnyBuffer>(first + index);
+    auto out = rets.get<ffi::AnyBuffer>(index);
+    if (!in.has_value() || !out.has_value()) return InvalidArgument(std::string(name) + " is missing");
+    return UpdatedInPlace(*in, **out, name, count, data);
+  };
+  for (int k = 0; k < shape.d; ++k) {
+    Table& table = tables[k];
+    table.width = shape.slice_size(k);
+    table.stream = static_cast<uint64_t>(k);
+    JAX_TT_RETURN_IF_ERROR(aliased(static_cast<size_t>(k), shape.core_size(k), "core", &table.values));
+    for (int s = 0; s < traits.slots(); ++s)
+      JAX_TT_RETURN_IF_ERROR(aliased(static_cast<size_t>(shape.d + k * traits.slots() + s),
+                                     traits.row_wise ? shape.p[k] : shape.core_size(k), "slot", &table.slots[s]));
+  }
+  return {};
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_COMMON_TABLE_ARGS_H_

@@ -1,0 +1,33 @@
+// The lookups of a batch as the kernels of every platform are given them.
+#ifndef JAX_TT_CORE_LOOKUPS_H_
+#define JAX_TT_CORE_LOOKUPS_H_
+
+#include <stdint.h>
+
+#include <string_view>
+
+namespace jax_tt {
+
+// What an id outside [0, num_embeddings) does.  kUnchecked promises there is none; memory safety then clamps.  kPoison
+// makes its bag NaN: an error of one device alone would leave the others waiting for it in the next collective.
+enum class Bounds : int64_t { kClip = 0, kZero = 1, kError = 2, kUnchecked = 3, kPoison = 4 };
+
+enum class IdType { kInt32, kUint32, kInt64, kDigits };
+
+// The lookups of a batch: `groups` independent blocks of `capacity` ids and `bags` bags each.
+struct Lookups {
+  IdType type = IdType::kInt32;
+  const void* ids = nullptr;         // [groups, capacity], digits: int32 [groups, capacity, d]
+  const int32_t* offsets = nullptr;  // [groups, bags + 1], last one included
+  int64_t groups = 0, capacity = 0, bags = 0;
+  int64_t words_per_id = 1;  // of 32 bits
+  bool padded = false;       // an id with all bits set is padding
+  Bounds bounds = Bounds::kError;
+  std::string_view table;  // named in errors
+
+  int64_t size() const { return groups * capacity; }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_LOOKUPS_H_

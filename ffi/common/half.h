@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "ffi/core/host_device.h"
+
 namespace jax_tt {
 
 struct bfloat16 {
@@ -15,21 +17,21 @@ struct float16 {
   uint16_t bits;
 };
 
-inline float BitsToFloat(uint32_t bits) {
+JAX_TT_INLINE float BitsToFloat(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof(value));
   return value;
 }
-inline uint32_t FloatToBits(float value) {
+JAX_TT_INLINE uint32_t FloatToBits(float value) {
   uint32_t bits;
   memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-inline float ToCompute(float value) { return value; }
-inline double ToCompute(double value) { return value; }
-inline float ToCompute(bfloat16 value) { return BitsToFloat(static_cast<uint32_t>(value.bits) << 16); }
-inline float ToCompute(float16 value) {
+JAX_TT_INLINE float ToCompute(float value) { return value; }
+JAX_TT_INLINE double ToCompute(double value) { return value; }
+JAX_TT_INLINE float ToCompute(bfloat16 value) { return BitsToFloat(static_cast<uint32_t>(value.bits) << 16); }
+JAX_TT_INLINE float ToCompute(float16 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
   const uint32_t exponent = (value.bits >> 10) & 0x1fu, mantissa = value.bits & 0x3ffu;
   if (exponent == 0) {  // zero and subnormals: mantissa units of 2^-24
@@ -42,14 +44,14 @@ inline float ToCompute(float16 value) {
 
 // Rounds `value` to a storage type.  `random` holds 32 fresh random bits for stochastic rounding; nearest-even uses
 // none.
-inline void Round(float value, float* out) { *out = value; }
-inline void Round(double value, double* out) { *out = value; }
-inline void Round(float value, bfloat16* out) {
+JAX_TT_INLINE void Round(float value, float* out) { *out = value; }
+JAX_TT_INLINE void Round(double value, double* out) { *out = value; }
+JAX_TT_INLINE void Round(float value, bfloat16* out) {
   const uint32_t bits = FloatToBits(value);
   out->bits =
       static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
-inline void Round(float value, float16* out) {
+JAX_TT_INLINE void Round(float value, float16* out) {
   const uint32_t bits = FloatToBits(value), sign = (bits >> 16) & 0x8000u;
   const float magnitude = fabsf(value);
   if (value != value) {
@@ -64,14 +66,14 @@ inline void Round(float value, float16* out) {
   }
 }
 
-inline void RoundStochastic(float value, uint32_t, float* out) { *out = value; }
-inline void RoundStochastic(double value, uint32_t, double* out) { *out = value; }
-inline void RoundStochastic(float value, uint32_t random, bfloat16* out) {
+JAX_TT_INLINE void RoundStochastic(float value, uint32_t, float* out) { *out = value; }
+JAX_TT_INLINE void RoundStochastic(double value, uint32_t, double* out) { *out = value; }
+JAX_TT_INLINE void RoundStochastic(float value, uint32_t random, bfloat16* out) {
   const uint32_t bits = FloatToBits(value);
   if ((bits & 0x7f800000u) == 0x7f800000u) return Round(value, out);  // infinities and NaN stay what they are
   out->bits = static_cast<uint16_t>((bits + (random & 0xffffu)) >> 16);
 }
-inline void RoundStochastic(float value, uint32_t random, float16* out) {
+JAX_TT_INLINE void RoundStochastic(float value, uint32_t random, float16* out) {
   const uint32_t bits = FloatToBits(value), sign = (bits >> 16) & 0x8000u;
   const float magnitude = fabsf(value);
   if (!(magnitude < 65504.0f)) return Round(value, out);

@@ -9,6 +9,7 @@
 
 #include "ffi/common/half.h"
 #include "ffi/core/optimizers/optimizers.h"
+#include "ffi/core/stochastic.h"
 #include "ffi/cpu/kernels/kernels.h"
 
 namespace jax_tt {
@@ -24,17 +25,6 @@ struct OptimizerStep {
 
   const OptimizerTraits& traits() const { return kOptimizers[kind]; }
 };
-
-// 32 random bits for one element: the finaliser of MurmurHash3 over seed, row and column.
-inline uint32_t RandomBits(const uint32_t seed[2], uint64_t row, uint64_t column) {
-  uint64_t x = (static_cast<uint64_t>(seed[1]) << 32 | seed[0]) + row * 0x9e3779b97f4a7c15u + column;
-  x ^= x >> 33;
-  x *= 0xff51afd7ed558ccdu;
-  x ^= x >> 33;
-  x *= 0xc4ceb9fe1a85ec53u;
-  x ^= x >> 33;
-  return static_cast<uint32_t>(x);
-}
 
 // A table of rows of `width` elements with its slots, updated in place.
 template <typename T>
@@ -57,13 +47,8 @@ struct RowTable {
     } else {
       for (int64_t i = 0; i < width; ++i) scratch[i] = ToCompute(stored[i]);
       kernels.update[step.kind](width, step.hyper, scale, gradient, scratch, slot[0], slot[1]);
-      const uint64_t key = (stream << 48) + static_cast<uint64_t>(row);
-      for (int64_t i = 0; i < width; ++i) {
-        if (step.stochastic_rounding)
-          RoundStochastic(scratch[i], RandomBits(step.seed, key, static_cast<uint64_t>(i)), stored + i);
-        else
-          Round(scratch[i], stored + i);
-      }
+      const RowRounding rounding(step.seed, stream, row, step.stochastic_rounding);
+      for (int64_t i = 0; i < width; ++i) rounding.Store(scratch[i], i, stored + i);
     }
   }
 };

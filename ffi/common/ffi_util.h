@@ -19,6 +19,7 @@ inline ffi::Error ToError(const Status& status, std::string_view op) {
   if (status.ok()) return ffi::Error::Success();
   const ffi::ErrorCode code = status.code == Code::kOutOfRange          ? ffi::ErrorCode::kOutOfRange
                               : status.code == Code::kResourceExhausted ? ffi::ErrorCode::kResourceExhausted
+                              : status.code == Code::kInternal          ? ffi::ErrorCode::kInternal
                                                                         : ffi::ErrorCode::kInvalidArgument;
   return ffi::Error(code, std::string(op) + ": " + status.message);
 }

@@ -7,7 +7,7 @@
 
 namespace jax_tt {
 
-enum class Code { kOk, kInvalidArgument, kOutOfRange, kResourceExhausted };
+enum class Code { kOk, kInvalidArgument, kOutOfRange, kResourceExhausted, kInternal };
 
 struct [[nodiscard]] Status {
   Code code = Code::kOk;
@@ -19,6 +19,7 @@ struct [[nodiscard]] Status {
 inline Status InvalidArgument(std::string message) { return {Code::kInvalidArgument, std::move(message)}; }
 inline Status OutOfRange(std::string message) { return {Code::kOutOfRange, std::move(message)}; }
 inline Status ResourceExhausted(std::string message) { return {Code::kResourceExhausted, std::move(message)}; }
+inline Status Internal(std::string message) { return {Code::kInternal, std::move(message)}; }
 
 }  // namespace jax_tt
 

@@ -1,0 +1,62 @@
+// Launches of the emulator, and the few calls of the CUDA runtime that host launch code makes.
+#ifndef JAX_TT_CUDA_EMULATION_LAUNCH_H_
+#define JAX_TT_CUDA_EMULATION_LAUNCH_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <utility>
+
+#include "ffi/common/status.h"
+#include "ffi/cuda/emulation/scheduler.h"
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+enum cudaError_t { cudaSuccess = 0 };
+enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3 };
+
+inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
+  if (bytes != 0) memset(p, value, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  if (bytes != 0) memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+
+namespace jax_tt {
+namespace emulation {
+
+// Of the order of blocks and threads in every launch from here on; 0 is the natural order.
+void SetSeed(uint64_t seed);
+
+Status CheckedRun(const char* file, int line, int64_t blocks, int threads, size_t shared_bytes,
+                  void (*call)(const void*), const void* kernel);
+
+}  // namespace emulation
+
+// A stream together with the place of the launch, which names the kernel in messages.
+struct LaunchSite {
+  LaunchSite(cudaStream_t stream, const char* file = __builtin_FILE(), int line = __builtin_LINE())
+      : stream(stream), file(file), line(line) {}
+  cudaStream_t stream;
+  const char* file;
+  int line;
+};
+
+// Runs `blocks` blocks of `threads` threads of kernel(args...), each block with `shared_bytes` of shared memory.
+template <typename... Params, typename... Args>
+Status Launch(LaunchSite site, int64_t blocks, int threads, size_t shared_bytes, void (*kernel)(Params...),
+              Args&&... args) {
+  const std::tuple<Params...> params(std::forward<Args>(args)...);
+  const auto thread = [kernel, &params] { std::apply(kernel, params); };
+  return emulation::CheckedRun(
+      site.file, site.line, blocks, threads, shared_bytes,
+      [](const void* body) { (*static_cast<decltype(thread)*>(body))(); }, &thread);
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_EMULATION_LAUNCH_H_

@@ -1,0 +1,181 @@
+#include "ffi/cuda/emulation/machine.h"
+
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+constinit thread_local jax_tt::emulation::Index threadIdx{};
+constinit thread_local jax_tt::emulation::Index blockIdx{};
+constinit thread_local jax_tt::emulation::Index blockDim{};
+constinit thread_local jax_tt::emulation::Index gridDim{};
+
+namespace jax_tt::emulation {
+
+constinit thread_local Now now{};
+
+namespace {
+
+// A permutation of the blocks that takes no memory: multiples of a number that shares no factor with their count.
+struct BlockOrder {
+  BlockOrder(int64_t blocks, uint64_t seed) : count(static_cast<uint64_t>(blocks)) {
+    if (seed == 0) return;
+    Random random(seed);
+    first = random.Next() % count;
+    do step = random.Next() % count + 1;
+    while (std::gcd(step, count) != 1);
+  }
+  unsigned operator()(uint64_t i) const { return static_cast<unsigned>((first + i * step) % count); }
+
+  uint64_t count, first = 0, step = 1;
+};
+
+}  // namespace
+
+Machine& ThisMachine() {
+  thread_local const std::unique_ptr<Machine> machine = std::make_unique<Machine>();
+  return *machine;
+}
+
+std::string Machine::Run(const Grid& grid) {
+  grid_ = grid;
+  violation_.clear();
+  blockDim.x = static_cast<unsigned>(grid.threads);
+  gridDim.x = static_cast<unsigned>(grid.blocks);
+  if (now.barrier > 0x80000000u) {
+    shared_.ForgetHistory();
+    now.barrier = 0;
+  }
+  const BlockOrder order(grid.blocks, grid.seed);
+  for (int64_t i = 0; i < grid.blocks; ++i) {
+    const unsigned block = order(static_cast<uint64_t>(i));
+    StartBlock(block, grid.seed == 0 ? 0 : Random(grid.seed ^ (uint64_t{block} << 20)).Next() | 1);
+    SetCurrent(ready_.Take());
+    EnterCurrent(launcher_);
+    if (!violation_.empty()) {
+      EndBlock();
+      break;
+    }
+  }
+  return std::exchange(violation_, {});
+}
+
+void Machine::StartBlock(unsigned block, uint64_t seed) {
+  blockIdx.x = block;
+  now.start = ++now.barrier;
+  ended_ = at_barrier_ = predicates_ = 0;
+  shared_.StartBlock(static_cast<int64_t>(grid_.shared_bytes));
+  for (int first = 0; first < grid_.threads; first += kWarp) {
+    const int lanes = std::min(kWarp, grid_.threads - first);
+    Warp& warp = warps_[first / kWarp];
+    warp.present = lanes == kWarp ? ~uint32_t{0} : (uint32_t{1} << lanes) - 1;
+    warp.ended = 0;
+    warp.gatherings = 0;
+    warp.order.Reset();
+  }
+  uint16_t all[kMaxThreads];
+  for (int i = 0; i < grid_.threads; ++i) {
+    threads_[i].fiber = nullptr;
+    threads_[i].state = State::kReady;
+    all[i] = static_cast<uint16_t>(i);
+  }
+  ready_.Reset(seed);
+  ready_.Add(all, grid_.threads);
+}
+
+// After a violation: the fibers are somewhere inside the kernel and never go on from there.
+void Machine::EndBlock() {
+  idle_.clear();
+  for (const std::unique_ptr<Fiber>& fiber : fibers_) {
+    fiber->Reset();
+    idle_.push_back(fiber.get());
+  }
+}
+
+void Machine::SetCurrent(int thread) {
+  current_ = thread;
+  threadIdx.x = static_cast<unsigned>(thread);
+  const WarpOrder& order = warps_[thread / kWarp].order;
+  now.warp = static_cast<uint32_t>(thread / kWarp);
+  now.lane_bit = uint32_t{1} << thread % kWarp;
+  now.full = order.full();
+  now.clock = order.clock(thread % kWarp);
+}
+
+Fiber* Machine::IdleFiber() {
+  if (idle_.empty()) {
+    fibers_.push_back(std::make_unique<Fiber>(&Machine::RunThreads, static_cast<int>(fibers_.size())));
+    return fibers_.back().get();
+  }
+  Fiber* const fiber = idle_.back();
+  idle_.pop_back();
+  return fiber;
+}
+
+// Gives the processor to the current thread; returns when `from` has its turn again.
+void Machine::EnterCurrent(Context& from) {
+  Thread& thread = threads_[current_];
+  if (thread.fiber == nullptr) thread.fiber = IdleFiber();
+  running_ = thread.fiber;
+  Switch(from, *thread.fiber);
+}
+
+// The body of every fiber.  One that has ended its thread goes on with the next, so that threads which never wait
+// cost no switch.
+void Machine::RunThreads() {
+  Machine& machine = ThisMachine();
+  for (;;) {
+    machine.grid_.call(machine.grid_.kernel);
+    machine.CheckEnd();
+    Fiber* const self = machine.running_;
+    if (machine.ready_.empty()) {
+      if (machine.ended_ < machine.grid_.threads) machine.StopStalled();
+      machine.idle_.push_back(self);
+      Switch(*self, machine.launcher_);
+      continue;
+    }
+    machine.SetCurrent(machine.ready_.Take());
+    Thread& next = machine.threads_[machine.current_];
+    if (next.fiber == nullptr) {
+      next.fiber = self;
+    } else {
+      machine.idle_.push_back(self);
+      machine.EnterCurrent(*self);
+    }
+  }
+}
+
+// The running thread waits: another has its turn, until this one is ready and chosen.
+void Machine::Wait() {
+  if (ready_.empty()) StopStalled();
+  const int self = current_;
+  const int next = ready_.Take();
+  SetCurrent(next);
+  if (next != self) EnterCurrent(*threads_[self].fiber);
+}
+
+void Machine::Stop(std::string violation) {
+  violation_ =
+      std::move(violation) + " (block " + std::to_string(blockIdx.x) + ", thread " + std::to_string(threadIdx.x) + ")";
+  Switch(*running_, launcher_);
+  __builtin_unreachable();
+}
+
+std::string RunGrid(const Grid& grid) { return ThisMachine().Run(grid); }
+
+const WarpOrder& CurrentWarpOrder() { return ThisMachine().order(); }
+
+Region* TakeShared(int64_t offset, int64_t count, size_t element_size) {
+  return ThisMachine().shared().Take(offset, count, element_size);
+}
+
+void Fail(const std::string& what) { ThisMachine().Stop(what); }
+void Fail(const std::string& what, const char* file, int line) {
+  ThisMachine().Stop(what + " at " + Where(file, line));
+}
+
+std::string Where(const char* file, int line) {
+  const char* const slash = strrchr(file, '/');
+  return std::string(slash == nullptr ? file : slash + 1) + ":" + std::to_string(line);
+}
+
+}  // namespace jax_tt::emulation

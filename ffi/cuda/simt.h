@@ -1,0 +1,100 @@
+// The only way by which device code sees CUDA: CUDA itself, or, with JAX_TT_EMULATION, the SIMT emulator, which runs
+// the same sources on any machine and checks what hardware does not.
+//
+// Beside CUDA's own names, of which emulation/ holds the list, kernels use:
+//   Shared<T>            T* into shared memory, which is always dynamic
+//   SharedArena          hands it out: arena.Take<T>(count), the same in every thread of the block
+//   SharedBytes<T>(n)    what Take<T>(n) takes; their sum is the `shared_bytes` of Launch
+//   Load4, Store4        four floats at once, of global or shared memory aligned to 16 bytes
+//   Launch(stream, blocks, threads, shared_bytes, kernel, args...)
+#ifndef JAX_TT_CUDA_SIMT_H_
+#define JAX_TT_CUDA_SIMT_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace jax_tt {
+
+template <typename T>
+constexpr size_t SharedBytes(int64_t count) {
+  return (static_cast<size_t>(count) * sizeof(T) + 15) / 16 * 16;
+}
+
+}  // namespace jax_tt
+
+#if defined(JAX_TT_EMULATION)
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+
+#include "ffi/cuda/emulation/atomics.h"
+#include "ffi/cuda/emulation/current.h"
+#include "ffi/cuda/emulation/intrinsics.h"
+#include "ffi/cuda/emulation/launch.h"
+#include "ffi/cuda/emulation/shared_memory.h"
+#include "ffi/cuda/emulation/vector_types.h"
+
+#else
+
+#include <cuda_runtime.h>
+
+#include <string>
+#include <utility>
+
+#include "ffi/common/status.h"
+
+#if defined(__CUDACC__)
+
+namespace jax_tt {
+
+template <typename T>
+using Shared = T*;
+
+class SharedArena {
+ public:
+  template <typename T>
+  __device__ __forceinline__ Shared<T> Take(int64_t count) {
+    extern __shared__ __align__(16) unsigned char jax_tt_shared_memory[];
+    T* const taken = reinterpret_cast<T*>(jax_tt_shared_memory + offset_);
+    offset_ += (static_cast<unsigned>(count) * static_cast<unsigned>(sizeof(T)) + 15) / 16 * 16;
+    return taken;
+  }
+
+ private:
+  unsigned offset_ = 0;
+};
+
+__device__ __forceinline__ float4 Load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
+__device__ __forceinline__ void Store4(float* p, float4 value) { *reinterpret_cast<float4*>(p) = value; }
+
+// A launch that the runtime refuses names the kernel; what goes wrong while it runs shows up in the stream.
+template <typename... Params, typename... Args>
+Status Launch(cudaStream_t stream, int64_t blocks, int threads, size_t shared_bytes, void (*kernel)(Params...),
+              Args&&... args) {
+  if (blocks == 0) return {};
+  if (blocks < 0 || blocks > INT32_MAX) return Internal("a grid of " + std::to_string(blocks) + " blocks");
+  cudaError_t error = cudaSuccess;
+  if (shared_bytes > 48 * 1024)  // what a kernel may have unasked
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  if (error == cudaSuccess) {
+    kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes, stream> > >(
+        std::forward<Args>(args)...);
+    error = cudaGetLastError();
+  }
+  if (error == cudaSuccess) return {};
+  const char* name = "a kernel";
+#if CUDART_VERSION >= 12030
+  if (cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel)) != cudaSuccess) name = "a kernel";
+#endif
+  return Internal(std::string("launch of ") + name + ": " + cudaGetErrorString(error));
+}
+
+}  // namespace jax_tt
+
+#endif  // __CUDACC__
+#endif  // JAX_TT_EMULATION
+#endif  // JAX_TT_CUDA_SIMT_H_

@@ -81,11 +81,15 @@ Status Launch(cudaStream_t stream, int64_t blocks, int threads, size_t shared_by
   if (shared_bytes > 48 * 1024)  // what a kernel may have unasked
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
   if (error == cudaSuccess) {
-    kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), shared_bytes, stream> > >(
-        std::forward<Args>(args)...);
-    error = cudaGetLastError();
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    error = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
   }
   if (error == cudaSuccess) return {};
+  (void)cudaGetLastError();  // reported here: the next launch is not to find it
   const char* name = "a kernel";
 #if CUDART_VERSION >= 12030
   if (cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel)) != cudaSuccess) name = "a kernel";

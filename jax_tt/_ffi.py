@@ -1,23 +1,49 @@
-"""Loads the native modules and registers their FFI targets; nothing else imports them."""
+"""Loads the native modules and registers their FFI targets; nothing else imports them.
+
+A *platform* here is one way of running the native ops: ``"cpu"``, ``"cuda"``, or ``"cuda_emulated"``, the CUDA sources
+compiled for the processor, which only test builds have.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
+import importlib.util
+import os
+from importlib.metadata import entry_points
 from types import ModuleType
 
 import jax
 
-_MODULES = {"cpu": "jax_tt._cpu"}
+
+@dataclasses.dataclass(frozen=True)
+class _Native:
+    """A module, the platform that JAX knows its targets by, what their names start with, and how to build it."""
+
+    module: str
+    jax_platform: str
+    prefix: str
+    option: str
 
 
-@functools.cache
+_NATIVE = {
+    "cpu": _Native("jax_tt._cpu", "cpu", "jax_tt_", "JAX_TT_NATIVE"),
+    "cuda": _Native("jax_tt._cuda", "CUDA", "jax_tt_", "JAX_TT_CUDA"),
+    "cuda_emulated": _Native("jax_tt._emulated", "cpu", "jax_tt_emulated_", "JAX_TT_EMULATION"),
+}
+
+
+def target(platform: str, op: str) -> str:
+    """Name of the FFI target of an op, e.g. ``"jax_tt_forward_v1"``."""
+    return f"{_NATIVE[platform].prefix}{op}_v1"
+
+
 def load(platform: str) -> ModuleType | None:
     """The native module of a platform with its targets registered, or None; `why_unavailable` tells why."""
     return _load(platform)[0]
 
 
-@functools.cache
 def why_unavailable(platform: str) -> str | None:
     """Why `load` returned None, in words for a user; None where the module is there."""
     return _load(platform)[1]
@@ -25,23 +51,47 @@ def why_unavailable(platform: str) -> str | None:
 
 @functools.cache
 def _load(platform: str) -> tuple[ModuleType | None, str | None]:
-    name = _MODULES.get(platform)
-    if name is None:
+    native = _NATIVE.get(platform)
+    if native is None:
         return None, f"jax_tt has no native ops for {platform}"
+    if importlib.util.find_spec(native.module) is None:
+        return None, (
+            f"{native.module} was not built with this installation (pip install . -C cmake.define.{native.option}=ON)"
+        )
+    if platform == "cuda" and (reason := _without_cuda()):
+        return None, reason
     try:
-        module = importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        return None, "it was not built with this installation"
+        module = importlib.import_module(native.module)
     except ImportError as error:
-        return None, f"it could not be loaded ({error})"
+        return None, f"{native.module} could not be loaded ({error})"
     try:
-        for target, capsule in module.registrations().items():
-            jax.ffi.register_ffi_target(target, capsule, platform=platform, api_version=1)
+        for name, capsule in module.registrations().items():
+            jax.ffi.register_ffi_target(name, capsule, native.jax_platform, api_version=1)
     except Exception as error:  # the runtime refuses handlers built against an FFI it does not know
         return (
             None,
-            f"jax {jax.__version__} does not accept it ({error}); rebuild jax_tt against this jax",
+            f"jax {jax.__version__} does not accept {native.module} ({error}); rebuild jax_tt against this jax",
         )
+    if platform == "cuda_emulated":
+        # The order in which threads and blocks run; races show as results that depend on it.
+        module.set_seed(int(os.environ.get("JAX_TT_EMULATION_SEED", "0")))
     return module, None
+
+
+def _without_cuda() -> str | None:
+    """Why this process cannot run CUDA ops; None where it can.
+
+    Asking JAX starts its backends, which has a use of its own: targets registered before that are looked at only when
+    the CUDA backend starts, and one that it refuses would take the backend with it.
+    """
+    try:
+        jax.devices("cuda")
+        return None
+    except RuntimeError as error:
+        reason = str(error)
+    if not any("cuda" in plugin.name for plugin in entry_points(group="jax_plugins")):
+        return (
+            f"jax {jax.__version__} is installed without CUDA; install it with `pip install jax-tt[cuda13]` or "
+            "`jax-tt[cuda12]`, whichever the driver supports"
+        )
+    return f"jax finds no CUDA device ({reason})"

@@ -5,8 +5,9 @@ from typing import Literal, cast
 
 from jax_tt._arguments import one_of
 
-Method = Literal["auto", "reference", "ffi"]
-METHODS = ("auto", "reference", "ffi")
+Method = Literal["auto", "reference", "ffi", "cuda_emulated"]
+# cuda_emulated: the CUDA kernels, run by the processor thread by thread; for tests, in builds that have it.
+METHODS = ("auto", "reference", "ffi", "cuda_emulated")
 
 
 def resolve_method(method: str) -> Method:

@@ -1,20 +1,47 @@
-"""Settings of the whole suite: four CPU devices, strict promotion, warnings of ours as errors."""
+"""Settings of the whole suite: four CPU devices, strict promotion, warnings of ours as errors, one fixture per way to
+run an op."""
 
+import contextlib
 import os
 from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
 import hypothesis
 import jax
 import pytest
 
-# All three must be set before any backend starts, hence at import.
+# All of these must be set before any backend starts, hence at import.
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+_gpu = Path("/dev/nvidiactl").exists() and any(
+    "cuda" in plugin.name for plugin in entry_points(group="jax_plugins")
+)
+if _gpu and "JAX_PLATFORMS" not in os.environ:
+    # Beside a GPU the suite still runs on the CPU; what is to run on the GPU asks for it.
+    jax.config.update("jax_platforms", "cpu,cuda")
+# Test processes share a GPU, so that none may take the most of its memory at once.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.register_profile("dev", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+WAYS = (
+    "reference",
+    "ffi",
+    "cuda_emulated",
+    pytest.param("cuda", marks=pytest.mark.gpu),
+)
+
+
+def pytest_report_header() -> list[str]:
+    """Which implementations the tests run on; those that are skipped say why here, once."""
+    names = ("ffi", "cuda_emulated", "cuda")
+    return [f"{name}: {why_skipped(name) or 'runs'}" for name in names]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,18 +50,49 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:jax_tt. the native module is not available")
 
 
-def native_available() -> bool:
-    from jax_tt._ops._backend import native_platforms
+def native_available(platform: str = "cpu") -> bool:
+    from jax_tt._ops._backend import native_module
 
-    return jax.default_backend() in ("cpu", "gpu") and bool(native_platforms())
+    module = native_module()
+    return module is not None and module.available(platform)
 
 
-@pytest.fixture(params=["reference", "ffi"])
-def method(request: pytest.FixtureRequest) -> str:
-    """Every implementation that this machine can run."""
-    if request.param == "ffi" and not native_available():
-        pytest.skip("the native module is not built")
-    return request.param
+def why_skipped(way: str) -> str | None:
+    """Why this machine cannot run the ops this way; None where it can."""
+    from jax_tt import _ffi
+
+    platform = {"ffi": "cpu"}.get(way, way)
+    return (
+        None if way == "reference" or native_available(platform) else _ffi.why_unavailable(platform)
+    )
+
+
+@contextlib.contextmanager
+def running(way: str) -> Iterator[str]:
+    """``method=`` of a way to run the ops; skips the test where the machine has no such way."""
+    reason = why_skipped(way)
+    if reason is not None:
+        pytest.skip(reason)
+    if way != "cuda":
+        yield way
+        return
+    with jax.default_device(jax.devices("cuda")[0]):
+        yield "ffi"
+
+
+def method_fixture(*ways: Any) -> Any:
+    """A fixture ``method`` that takes these ways in turn, for a module whose tests do not need all of them."""
+
+    @pytest.fixture(name="method", params=ways)
+    def fixture(request: pytest.FixtureRequest) -> Iterator[str]:
+        with running(request.param) as name:
+            yield name
+
+    return fixture
+
+
+# The tests of the ops run on every implementation that the machine has.
+method = method_fixture(*WAYS)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jax_tt
 
@@ -22,6 +23,23 @@ SHAPES = {
 }
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2, "float64": 1e-12}
 COMBINERS = ("sum", "mean", "sqrtn")
+
+
+def on_gpu() -> bool:
+    """Whether the test at hand runs on a GPU."""
+    device = jax.config.jax_default_device
+    return getattr(device, "platform", None) == "gpu"
+
+
+def raises(method: str) -> bool:
+    """Whether bad data stops the program; elsewhere it makes NaN."""
+    return method == "ffi" and not on_gpu()
+
+
+def skip_unless_stored(dtype: str, method: str) -> None:
+    """Skips a test of a type that the kernels of a GPU do not store; `test_float64_is_refused` holds what they say."""
+    if dtype == "float64" and (method == "cuda_emulated" or (method == "ffi" and on_gpu())):
+        pytest.skip("the CUDA kernels store no float64")
 
 
 @dataclass

@@ -18,6 +18,9 @@ from tests.helpers import (
     dense_table,
     flat,
     make_case,
+    on_gpu,
+    raises,
+    skip_unless_stored,
 )
 
 WEIGHTED = (False, True)
@@ -36,6 +39,7 @@ def _x64_for(dtype):
 
 @pytest.mark.parametrize(("name", "dtype", "combiner", "weighted"), CASES)
 def test_tt_embed_bag(name, dtype, combiner, weighted, method):
+    skip_unless_stored(dtype, method)
     with _x64_for(dtype):
         case = make_case(SHAPES[name], dtype, weighted)
         form = "ragged" if combiner != "mean" else "rectangular"
@@ -80,6 +84,7 @@ def test_tt_embed_bag(name, dtype, combiner, weighted, method):
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_embed_bag(dtype, combiner, method):
+    skip_unless_stored(dtype, method)
     with _x64_for(dtype):
         case = make_case(SHAPES["d3"], dtype, True)
         table = jax_tt.tt_to_dense(case.cores, case.shape.num_embeddings)
@@ -145,7 +150,10 @@ def test_bounds(split, method):
     assert_close(rows("unchecked")[~outside], clipped[~outside], 1e-5, "unchecked")
     assert_close(rows("zero"), np.where(outside[..., None], 0, clipped), 1e-5, "zero")
     assert int(jax_tt.count_out_of_range(given, shape)) == outside.sum()
-    if method == "reference":
+    if raises(method):
+        with pytest.raises(Exception, match=r"id"):
+            jax.block_until_ready(rows("error"))
+    else:
         assert (np.isnan(rows("error")).all(-1) == outside).all()
     # An id that reads zeros still counts in the divisor of a mean, and its weight has no gradient.
     mean = jax_tt.tt_embed_bag(
@@ -226,3 +234,28 @@ def test_uint32_ids_above_2_to_the_31(method):
     )
     np.testing.assert_array_equal(rows, again)
     assert np.any(rows[:2]) and not np.any(rows[2])
+
+
+@pytest.mark.parametrize("op", ["tt_embed_bag", "embed_bag", "fused_tt_embed_bag"])
+def test_float64_is_refused(op, method, x64):
+    """Where kernels store no float64, "auto" takes the reference and the native method says so."""
+    cores = make_case(SHAPES["d2"], "float64", False).cores
+    table = jax_tt.tt_to_dense(cores, 50)
+    rule = jax_tt.optimizers.SGD(0.1)
+    ids = np.array([[1, 2]], np.int32)
+
+    def run(method):
+        if op == "tt_embed_bag":
+            return jax_tt.tt_embed_bag(cores, ids, method=method)
+        if op == "embed_bag":
+            return jax_tt.embed_bag(table, ids, method=method)
+        fused = jax_tt.init_fused_table(cores, rule)
+        return jax_tt.fused_tt_embed_bag(fused, ids, rule, method=method)
+
+    want = np.asarray(table)[ids].sum(1)
+    np.testing.assert_allclose(run("auto"), want, rtol=1e-12)
+    if method == "cuda_emulated" or (method == "ffi" and on_gpu()):
+        with pytest.raises(TypeError, match=r"float64 table.*method='reference'"):
+            run(method)
+    else:
+        np.testing.assert_allclose(run(method), want, rtol=1e-12)

@@ -9,9 +9,13 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import optimizers
+from tests.conftest import method_fixture
 
 OPTIMIZER = optimizers.Adam(0.1)
 BATCH = P(("x", "y"))
+
+# One GPU has nothing to shard over.
+method = method_fixture("reference", "ffi", "cuda_emulated")
 
 
 def problem(kind):

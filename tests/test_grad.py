@@ -10,7 +10,7 @@ from jax.test_util import check_grads
 
 import jax_tt
 from jax_tt._ops import _backend
-from tests.helpers import COMBINERS, SHAPES, assert_close, make_case
+from tests.helpers import COMBINERS, SHAPES, assert_close, make_case, skip_unless_stored
 
 
 @pytest.fixture
@@ -31,6 +31,7 @@ def _loss(case, combiner, method):
 
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_finite_differences(combiner, method, x64):
+    skip_unless_stored("float64", method)
     case = make_case(SHAPES["d3"], "float64", True)
     loss, weights = _loss(case, combiner, method)
     used = sum(map(len, case.rows))
@@ -88,7 +89,8 @@ class Recorder:
         if kind not in ("tt", "dense"):
             raise AttributeError(name)
 
-        def call(spec, cores, *args, **kwargs):
+        def call(spec, cores, *args, platform, **kwargs):
+            assert platform == "cpu"
             self.calls.append((op, args, kwargs))
             parts = cores if kind == "tt" else (cores,)
             result = getattr(_reference, op)(spec, parts, *args, **kwargs)

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jax_tt
 from jax_tt import optimizers
 from jax_tt.linen import EmbedBag, TTEmbed, TTEmbedBag
+from tests.conftest import method_fixture
 
 N, D = 60, 4
 FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (1, 2, 2)}
@@ -28,6 +29,9 @@ LAYERS = {
     "bag": (TTEmbedBag, jax_tt.TTEmbedBag, FACTORS),
     "dense": (EmbedBag, jax_tt.EmbedBag, {}),
 }
+
+# The layers hold no arithmetic of their own: one implementation beside the reference is enough.
+method = method_fixture("reference", "ffi")
 
 
 def make(kind: str, **kwargs: Any) -> Any:

@@ -13,11 +13,15 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import optimizers
+from tests.conftest import method_fixture
 
 N, D = 60, 8
 FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (2, 2, 2)}
 RAGGED = jax_tt.Bags.from_ragged([[1, 7, 7], [], [59]], [[1.0, 0.5, 2.0], [], [3.0]], capacity=6)
 IDS = jnp.array([[0, 1], [59, 1]])
+
+# The layers hold no arithmetic of their own: one implementation beside the reference is enough.
+method = method_fixture("reference", "ffi")
 
 
 def embed(**kwargs: Any) -> jax_tt.TTEmbed:

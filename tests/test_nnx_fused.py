@@ -12,6 +12,7 @@ from flax import nnx
 
 import jax_tt
 from jax_tt import optimizers
+from tests.conftest import method_fixture
 
 N, D = 60, 4
 FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (1, 2, 2)}
@@ -22,6 +23,9 @@ RULES = [
     optimizers.Adam(0.01),
 ]
 SGD, ADAGRAD = RULES[:2]
+
+# The layers hold no arithmetic of their own: one implementation beside the reference is enough.
+method = method_fixture("reference", "ffi")
 
 
 class Tower(nnx.Module):

@@ -8,10 +8,14 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
+from tests.conftest import method_fixture
 from tests.helpers import SHAPES, make_case
 
 SHAPE = SHAPES["d3"]
 RULE = jax_tt.optimizers.Adagrad(0.1)
+
+# One GPU has nothing to shard over.
+method = method_fixture("reference", "ffi", "cuda_emulated")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The native ops, with the signatures of their twins in `jax_tt._reference`.
+"""The native ops, with the signatures of their twins in `jax_tt._reference` and the platform to run on.
 
 `tt` and `dense` call the FFI targets; `partition` makes those calls split over the devices of a sharded batch and
 fold into `jax.vmap`.
@@ -20,5 +20,5 @@ __all__ = [
 
 
 def available(platform: str) -> bool:
-    """Whether native ops can be lowered for ``"cpu"`` or ``"cuda"`` in this process."""
+    """Whether this process has native ops for ``"cpu"``, ``"cuda"`` or ``"cuda_emulated"``."""
     return _ffi.load(platform) is not None

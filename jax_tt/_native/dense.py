@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._dtypes import accumulator
+from jax_tt._native._call import native, native_call
 from jax_tt._native._operands import (
     lookup_attributes,
     make_operands,
@@ -21,12 +23,24 @@ from jax_tt._ops._batch import Batch
 from jax_tt._ops._spec import DenseSpec
 
 
+def _workspace(platform: str, op: str, spec: DenseSpec, ids: Any, offsets: Any) -> int | None:
+    """Bytes of working memory for one call."""
+    if platform == "cpu":
+        return None
+    bags = offsets.shape[0] * offsets.shape[1] * (offsets.shape[2] - 1)
+    return native(platform).dense_workspace_size(
+        op, spec.num_embeddings, spec.features, math.prod(ids.shape[:2]), bags
+    )
+
+
 def dense_forward(
     spec: DenseSpec,
     table: jax.Array,
     batch: Batch,
     save: bool = False,
     sentinel: jax.Array | None = None,
+    *,
+    platform: str,
 ) -> tuple[jax.Array, Arrays]:
     operands = make_operands(spec, table.dtype, batch)
     sentinel = jnp.ones((), jnp.float32) if sentinel is None else sentinel
@@ -36,15 +50,17 @@ def dense_forward(
         ids: jax.Array, offsets: jax.Array, weights: jax.Array, sentinel: Any, table: Any, axes: Any
     ) -> Arrays:
         out = jax.ShapeDtypeStruct((ids.shape[0], *shape[1:]), accumulator(table.dtype))
-        return (
-            jax.ffi.ffi_call("jax_tt_dense_forward_v1", out)(
-                ids,
-                offsets,
-                weights,
-                sentinel,
-                table,
-                **lookup_attributes(spec, batch, axes),
-            ),
+        return native_call(
+            platform,
+            "dense_forward",
+            (out,),
+            _workspace(platform, "forward", spec, ids, offsets),
+            ids,
+            offsets,
+            weights,
+            sentinel,
+            table,
+            **lookup_attributes(platform, spec, batch, axes),
         )
 
     (out,) = over_blocks(
@@ -65,6 +81,8 @@ def dense_backward(
     g: jax.Array,
     want_weights: bool,
     axis_name: Any = None,
+    *,
+    platform: str,
 ) -> tuple[jax.Array, jax.Array | None]:
     del residuals
     operands = make_operands(spec, table.dtype, batch)
@@ -72,15 +90,19 @@ def dense_backward(
 
     def local(*args: jax.Array, axes: Any) -> Arrays:
         table = args[-1]
-        dweights, dtable = jax.ffi.ffi_call(
-            "jax_tt_dense_backward_v1",
+        dweights, dtable = native_call(
+            platform,
+            "dense_backward",
             (
                 jax.ShapeDtypeStruct(
                     (args[0].shape[0], weights_shape(operands, want_weights)[1]), accum
                 ),
                 jax.ShapeDtypeStruct(table.shape, accum),
             ),
-        )(*args, **lookup_attributes(spec, batch, axes))
+            _workspace(platform, "backward", spec, *args[:2]),
+            *args,
+            **lookup_attributes(platform, spec, batch, axes),
+        )
         return dweights, lax.psum(dtable, axes) if axes else dtable
 
     dweights, dtable = over_blocks(
@@ -107,6 +129,7 @@ def dense_update(
     residuals: Arrays,
     g: jax.Array,
     *,
+    platform: str,
     kind: int,
     hyper: jax.Array,
     inv_scale: jax.Array,
@@ -129,8 +152,9 @@ def dense_update(
             # Every replica takes the step of the whole batch: ids and output gradients are far smaller than a table.
             batch_args = tuple(_gather(arg, axes) for arg in batch_args)
             out = lax.psum(out.reshape(-1)[:1], axes)  # enough to run after the forward pass
-        applied, dweights, *new = jax.ffi.ffi_call(
-            "jax_tt_dense_update_v1",
+        applied, dweights, *new = native_call(
+            platform,
+            "dense_update",
             (
                 jax.ShapeDtypeStruct((), jnp.float32),
                 jax.ShapeDtypeStruct(
@@ -138,12 +162,12 @@ def dense_update(
                 ),
                 *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in rest[3:]),
             ),
-            input_output_aliases={8 + i: 2 + i for i in range(len(tables))},
-        )(
+            _workspace(platform, "update", spec, *batch_args[:2]),
             out,
             *batch_args,
             *rest,
-            **lookup_attributes(spec, batch, axes),
+            aliases={8 + i: 2 + i for i in range(len(tables))},
+            **lookup_attributes(platform, spec, batch, axes),
             **update_attributes(kind, skip_nonfinite, stochastic),
         )
         if axes:

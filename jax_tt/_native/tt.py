@@ -13,6 +13,7 @@ from jax import lax
 
 from jax_tt import _ffi
 from jax_tt._dtypes import accumulator
+from jax_tt._native._call import native, native_call
 from jax_tt._native._operands import (
     Operands,
     lookup_attributes,
@@ -29,12 +30,33 @@ Cores = tuple[jax.Array, ...]
 
 
 @functools.cache
-def _sizes(spec: TTSpec, positions: int, hint: int) -> tuple[int, int]:
-    """int32 elements of the plan of ``positions`` ids, and elements that the forward pass saves per id."""
-    module = _ffi.load("cpu")
-    assert module is not None
-    return module.plan_size(
-        spec.row_factors, spec.col_factors, spec.ranks, spec.num_embeddings, positions, hint
+def _sizes(platform: str, spec: TTSpec, positions: int, hint: int) -> tuple[int, int]:
+    """int32 elements of the plan of ``positions`` ids, and elements that the forward pass saves per id.
+
+    One program may hold the op for several platforms, and what it passes on to the backward pass then has one size:
+    the larger. A handler takes a plan with room to spare, and leaves saved products that it has no use for alone.
+    """
+    together = ("cpu", "cuda") if platform in ("cpu", "cuda") else (platform,)
+    sizes = [
+        module.plan_size(
+            spec.row_factors, spec.col_factors, spec.ranks, spec.num_embeddings, positions, hint
+        )
+        for module in map(_ffi.load, together)
+        if module is not None
+    ]
+    return max(plan for plan, _ in sizes), max(saved for _, saved in sizes)
+
+
+def _workspace(
+    platform: str, op: str, spec: TTSpec, dtype: Any, ids: Any, offsets: Any
+) -> int | None:
+    """Bytes of working memory for one call; no ids and offsets where an op has none."""
+    if platform == "cpu":
+        return None
+    count = 0 if ids is None else math.prod(ids.shape[:2])
+    bags = 0 if offsets is None else math.prod(offsets.shape[:2]) * (offsets.shape[2] - 1)
+    return native(platform).workspace_size(
+        op, spec.row_factors, spec.col_factors, spec.ranks, count, bags, jnp.dtype(dtype).itemsize
     )
 
 
@@ -47,26 +69,33 @@ def _table_attributes(spec: TTSpec) -> dict[str, Any]:
     }
 
 
-def _batch_attributes(spec: TTSpec, batch: Batch, axes: Any) -> dict[str, Any]:
+def _batch_attributes(platform: str, spec: TTSpec, batch: Batch, axes: Any) -> dict[str, Any]:
     # A shard of the batch must choose the contraction that the whole batch was sized for.
-    hint = math.prod(batch.ids.shape[:2])
-    return _table_attributes(spec) | lookup_attributes(spec, batch, axes) | {"hint": np.int64(hint)}
+    hint = np.int64(math.prod(batch.ids.shape[:2]))
+    lookups = lookup_attributes(platform, spec, batch, axes)
+    return _table_attributes(spec) | lookups | {"hint": hint}
 
 
-def _blocked(operands: Operands, spec: TTSpec, cores: Cores) -> tuple[int, int]:
+def _blocked(platform: str, operands: Operands, spec: TTSpec, cores: Cores) -> tuple[int, int]:
     """Per block: elements of the plan and of the saved products."""
     per_block = operands.positions // operands.blocks
-    plan, saved = _sizes(spec, per_block, operands.positions)
+    plan, saved = _sizes(platform, spec, per_block, operands.positions)
     # Products are kept for the 4-byte arithmetic only; the sizes of the plan assume it.
     return plan, per_block * saved if accumulator(cores[0].dtype) == jnp.float32 else 0
 
 
 def tt_forward(
-    spec: TTSpec, cores: Cores, batch: Batch, save: bool = False, sentinel: jax.Array | None = None
+    spec: TTSpec,
+    cores: Cores,
+    batch: Batch,
+    save: bool = False,
+    sentinel: jax.Array | None = None,
+    *,
+    platform: str,
 ) -> tuple[jax.Array, Arrays]:
     operands = make_operands(spec, cores[0].dtype, batch)
     accum = accumulator(cores[0].dtype)
-    plan_size, saved_size = _blocked(operands, spec, cores)
+    plan_size, saved_size = _blocked(platform, operands, spec, cores)
     kept = saved_size if save else 0
     sentinel = jnp.ones((), jnp.float32) if sentinel is None else sentinel
 
@@ -78,18 +107,33 @@ def tt_forward(
         *cores: Any,
         axes: Any,
     ) -> Arrays:
-        attributes = _batch_attributes(spec, batch, axes)
+        attributes = _batch_attributes(platform, spec, batch, axes)
         blocks = ids.shape[0]
-        plan = jax.ffi.ffi_call(
-            "jax_tt_plan_v1", jax.ShapeDtypeStruct((blocks, plan_size), jnp.int32)
-        )(ids, offsets, sentinel, **attributes)
-        out, saved = jax.ffi.ffi_call(
-            "jax_tt_forward_v1",
+        (plan,) = native_call(
+            platform,
+            "plan",
+            (jax.ShapeDtypeStruct((blocks, plan_size), jnp.int32),),
+            _workspace(platform, "plan", spec, cores[0].dtype, ids, offsets),
+            ids,
+            offsets,
+            sentinel,
+            **attributes,
+        )
+        out, saved = native_call(
+            platform,
+            "forward",
             (
                 jax.ShapeDtypeStruct((blocks, *operands.out_shape(spec.features)[1:]), accum),
                 jax.ShapeDtypeStruct((blocks, kept), accum),
             ),
-        )(ids, offsets, weights, plan, *cores, **attributes)
+            _workspace(platform, "forward", spec, cores[0].dtype, ids, offsets),
+            ids,
+            offsets,
+            weights,
+            plan,
+            *cores,
+            **attributes,
+        )
         return out, plan, saved
 
     out, plan, saved = over_blocks(
@@ -104,19 +148,29 @@ def tt_forward(
 
 
 def _backward(
-    spec: TTSpec, batch: Batch, want_weights: bool, accum: Any, axes: Any, *args: jax.Array
+    platform: str,
+    spec: TTSpec,
+    batch: Batch,
+    want_weights: bool,
+    accum: Any,
+    axes: Any,
+    *args: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Cores]:
     """touched, weight gradient and core gradients of one shard; args as in `_residual_args`, then cores."""
     blocks, per_block = args[0].shape[:2]
     cores = args[_BATCH_ARGS:]
-    touched, dweights, *dcores = jax.ffi.ffi_call(
-        "jax_tt_backward_v1",
+    touched, dweights, *dcores = native_call(
+        platform,
+        "backward",
         (
             jax.ShapeDtypeStruct((sum(spec.row_factors),), jnp.int32),
             jax.ShapeDtypeStruct((blocks, per_block if want_weights else 0), accum),
             *(jax.ShapeDtypeStruct(core.shape, accum) for core in cores),
         ),
-    )(*args, **_batch_attributes(spec, batch, axes))
+        _workspace(platform, "backward", spec, cores[0].dtype, *args[:2]),
+        *args,
+        **_batch_attributes(platform, spec, batch, axes),
+    )
     return touched, dweights, tuple(dcores)
 
 
@@ -138,12 +192,14 @@ def tt_backward(
     g: jax.Array,
     want_weights: bool,
     axis_name: Any = None,
+    *,
+    platform: str,
 ) -> tuple[Cores, jax.Array | None]:
     operands = make_operands(spec, cores[0].dtype, batch)
     accum = accumulator(cores[0].dtype)
 
     def local(*args: jax.Array, axes: Any) -> Arrays:
-        _, dweights, dcores = _backward(spec, batch, want_weights, accum, axes, *args)
+        _, dweights, dcores = _backward(platform, spec, batch, want_weights, accum, axes, *args)
         return dweights, *_sum_over(dcores, axes)
 
     dweights, *dcores = over_blocks(
@@ -163,6 +219,7 @@ def tt_update(
     residuals: Arrays,
     g: jax.Array,
     *,
+    platform: str,
     kind: int,
     hyper: jax.Array,
     inv_scale: jax.Array,
@@ -193,28 +250,51 @@ def tt_update(
             # Summed over the shards before the one step that all of them take.
             shard_axes = varying_axes(*batch_args)
             results = _backward(
-                spec, batch, want_weights, accum, axes, *batch_args, *vary_over(cores, shard_axes)
+                platform,
+                spec,
+                batch,
+                want_weights,
+                accum,
+                axes,
+                *batch_args,
+                *vary_over(cores, shard_axes),
             )
             touched, dweights, dcores = vary_over(results, shard_axes)
             touched, dcores = _sum_over((touched, dcores), axes)
             first = 1 + len(step) + spec.d
-            applied, *new = jax.ffi.ffi_call(
-                "jax_tt_apply_v1",
+            applied, *new = native_call(
+                platform,
+                "apply",
                 (applied_type, *types),
-                input_output_aliases={first + i: 1 + i for i in range(num_tables)},
-            )(touched, *step, *dcores, *tables, **_table_attributes(spec), **attributes)
+                _workspace(platform, "apply", spec, cores[0].dtype, None, None),
+                touched,
+                *step,
+                *dcores,
+                *tables,
+                aliases={first + i: 1 + i for i in range(num_tables)},
+                **_table_attributes(spec),
+                **attributes,
+            )
             return dweights, applied, *new
         blocks, per_block = batch_args[0].shape[:2]
         first = 1 + len(batch_args) + len(step)
-        applied, dweights, *new = jax.ffi.ffi_call(
-            "jax_tt_update_v1",
+        applied, dweights, *new = native_call(
+            platform,
+            "update",
             (
                 applied_type,
                 jax.ShapeDtypeStruct((blocks, per_block if want_weights else 0), accum),
                 *types,
             ),
-            input_output_aliases={first + i: 2 + i for i in range(num_tables)},
-        )(out, *batch_args, *step, *tables, **_batch_attributes(spec, batch, axes), **attributes)
+            _workspace(platform, "update", spec, cores[0].dtype, *batch_args[:2]),
+            out,
+            *batch_args,
+            *step,
+            *tables,
+            aliases={first + i: 2 + i for i in range(num_tables)},
+            **_batch_attributes(platform, spec, batch, axes),
+            **attributes,
+        )
         return dweights, applied, *new
 
     dweights, applied, *new = over_blocks(

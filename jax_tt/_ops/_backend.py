@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -41,15 +42,36 @@ def native_platforms() -> tuple[str, ...]:
     return () if module is None else tuple(p for p in _PLATFORMS if module.available(p))
 
 
-def choose(method: str) -> str:
-    """``"reference"``, ``"ffi"``, or ``"auto"`` only where there is something to choose from.
+def choose(method: str, storage: Any = jnp.float32) -> str:
+    """``"reference"``, ``"ffi"``, ``"cuda_emulated"``, or ``"auto"`` only where there is something to choose from.
+
+    Args:
+        method: as given to an op.
+        storage: type of the table.
 
     Raises:
         ValueError: unknown method.
-        RuntimeError: ``"ffi"`` without the native module.
+        RuntimeError: a native method without its native module.
+        TypeError: a native method for a type that its kernels do not store.
     """
     method = resolve_method(method)
-    if method == "reference" or native_platforms():
+    if method == "reference":
+        return method
+    if method == "cuda_emulated":
+        module = native_module()
+        if module is None or not module.available(method):
+            raise RuntimeError(
+                "method='cuda_emulated': the CUDA kernels were not built for the processor, which is done for tests "
+                "only: pip install . -C cmake.define.JAX_TT_EMULATION=ON." + _reason(method)
+            )
+        _refuse_float64(method, storage)
+        return method
+    platforms = native_platforms()
+    if platforms:
+        if platforms == ("cuda",) and method == "auto" and _is_float64(storage):
+            return "reference"
+        if method == "ffi" and (platforms == ("cuda",) or _default_platform() == "gpu"):
+            _refuse_float64(method, storage)
         return method
     if method == "ffi":
         raise RuntimeError(
@@ -72,9 +94,26 @@ def _warn_once() -> None:
     )
 
 
-def _reason() -> str:
-    reason = _ffi.why_unavailable("cpu")
+def _reason(platform: str = "cpu") -> str:
+    reason = _ffi.why_unavailable(platform)
     return f" Reason: {reason}" if reason else ""
+
+
+def _default_platform() -> str:
+    device = jax.config.jax_default_device
+    return getattr(device, "platform", device) or jax.default_backend()
+
+
+def _is_float64(storage: Any) -> bool:
+    return jnp.dtype(storage) == jnp.float64
+
+
+def _refuse_float64(method: str, storage: Any) -> None:
+    if _is_float64(storage):
+        raise TypeError(
+            f"method={method!r}: got a float64 table; the CUDA kernels store float32, bfloat16 and float16. Cast the "
+            "table, or use method='reference' (method='auto' does so by itself)."
+        )
 
 
 def forward(
@@ -94,19 +133,17 @@ def forward(
     axes = varying_axes(cores, batch)
     cores, batch, sentinel = vary_over((cores, batch, sentinel), axes)
 
-    def native(cores: Cores, batch: Batch, sentinel: Any) -> Any:
-        return vary_over(_native_forward(spec, cores, batch, sentinel, save), axes)
-
-    if method == "ffi":
-        return native(cores, batch, sentinel)
-    _, saved = jax.eval_shape(native, cores, batch, sentinel)
+    def native(platform: str, cores: Cores, batch: Batch, sentinel: Any) -> Any:
+        return vary_over(_native_forward(platform, spec, cores, batch, sentinel, save), axes)
 
     def reference(cores: Cores, batch: Batch, sentinel: Any) -> Any:
         out, _ = _reference.forward(spec, cores, batch, save, sentinel)
-        # Both branches must return the same arrays, though the reference has nothing to save.
+        platform = native_platforms()[0]
+        _, saved = jax.eval_shape(partial(native, platform), cores, batch, sentinel)
+        # All branches must return the same arrays, though the reference has nothing to save.
         return vary_over((out, tuple(jnp.zeros(s.shape, s.dtype) for s in saved)), axes)
 
-    return _by_platform(native, reference, cores, batch, sentinel)
+    return _run(method, native, reference, cores, batch, sentinel)
 
 
 def backward(
@@ -124,8 +161,10 @@ def backward(
     def reference(cores: Cores, batch: Batch, residuals: Any, g: jax.Array) -> Any:
         return vary_over(_reference.backward(spec, cores, batch, residuals, g, want_weights), axes)
 
-    def native(cores: Cores, batch: Batch, residuals: Any, g: jax.Array) -> Any:
-        return vary_over(_native_backward(spec, cores, batch, residuals, g, want_weights), axes)
+    def native(platform: str, cores: Cores, batch: Batch, residuals: Any, g: jax.Array) -> Any:
+        return vary_over(
+            _native_backward(platform, spec, cores, batch, residuals, g, want_weights), axes
+        )
 
     return _run(method, native, reference, cores, batch, residuals, g)
 
@@ -148,40 +187,49 @@ def update(
     ) -> Any:
         return _reference.update(spec, cores, slots, batch, residuals, g, **arrays, **static)
 
-    def native(cores: Cores, slots: Any, batch: Batch, residuals: Any, g: Any, arrays: Any) -> Any:
+    def native(
+        platform: str, cores: Cores, slots: Any, batch: Batch, residuals: Any, g: Any, arrays: Any
+    ) -> Any:
         module = _module()
+        options = {"platform": platform, **arrays, **static}
         if isinstance(spec, DenseSpec):
             table, slot, applied, dweights = module.dense_update(
-                spec, cores[0], slots[0], batch, residuals, g, **arrays, **static
+                spec, cores[0], slots[0], batch, residuals, g, **options
             )
             return (table,), (tuple(slot),), applied, dweights
         new, slots, applied, dweights = module.tt_update(
-            spec, cores, slots, batch, residuals, g, **arrays, **static
+            spec, cores, slots, batch, residuals, g, **options
         )
         return tuple(new), tuple(map(tuple, slots)), applied, dweights
 
     return _run(method, native, reference, cores, slots, batch, residuals, g, arrays)
 
 
-def _native_forward(spec: Spec, cores: Cores, batch: Batch, sentinel: Any, save: bool) -> Any:
+def _native_forward(
+    platform: str, spec: Spec, cores: Cores, batch: Batch, sentinel: Any, save: bool
+) -> Any:
     module = _module()
-    if isinstance(spec, DenseSpec):
-        out, residuals = module.dense_forward(spec, cores[0], batch, save, sentinel)
-    else:
-        out, residuals = module.tt_forward(spec, cores, batch, save, sentinel)
+    tt = not isinstance(spec, DenseSpec)
+    op, table = (module.tt_forward, cores) if tt else (module.dense_forward, cores[0])
+    out, residuals = op(spec, table, batch, save, sentinel, platform=platform)
     return out, tuple(residuals)
 
 
 def _native_backward(
-    spec: Spec, cores: Cores, batch: Batch, residuals: Any, g: jax.Array, want_weights: bool
+    platform: str,
+    spec: Spec,
+    cores: Cores,
+    batch: Batch,
+    residuals: Any,
+    g: jax.Array,
+    want_weights: bool,
 ) -> Any:
     module = _module()
+    args = (batch, residuals, g, want_weights, None)
     if isinstance(spec, DenseSpec):
-        dtable, dweights = module.dense_backward(
-            spec, cores[0], batch, residuals, g, want_weights, None
-        )
+        dtable, dweights = module.dense_backward(spec, cores[0], *args, platform=platform)
         return (dtable,), dweights
-    dcores, dweights = module.tt_backward(spec, cores, batch, residuals, g, want_weights, None)
+    dcores, dweights = module.tt_backward(spec, cores, *args, platform=platform)
     return tuple(dcores), dweights
 
 
@@ -192,13 +240,16 @@ def _module() -> Any:
 
 
 def _run(method: str, native: Callable[..., Any], reference: Callable[..., Any], *args: Any) -> Any:
+    """``native(platform, *args)`` or ``reference(*args)``; the platform is that which the program is lowered for."""
     if method == "reference":
         return reference(*args)
-    if method == "ffi":
-        return native(*args)
-    return _by_platform(native, reference, *args)
-
-
-def _by_platform(native: Callable[..., Any], reference: Callable[..., Any], *args: Any) -> Any:
-    branches = dict.fromkeys(native_platforms(), native)
-    return lax.platform_dependent(*args, default=reference, **branches)
+    if method == "cuda_emulated":
+        return native(method, *args)
+    platforms = native_platforms()
+    if method == "ffi" and len(platforms) == 1:
+        return native(platforms[0], *args)
+    if _is_float64(jax.tree.leaves(args)[0].dtype):
+        platforms = tuple(p for p in platforms if p != "cuda")
+    branches = {platform: partial(native, platform) for platform in platforms}
+    default = reference if method == "auto" else None
+    return lax.platform_dependent(*args, default=default, **branches)

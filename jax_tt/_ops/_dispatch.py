@@ -36,7 +36,7 @@ class Wanted:
 
 def pooled_sum(spec: Spec, cores: Cores, batch: Batch, method: str, axis_name: Any) -> jax.Array:
     """Weighted sums ``[S, nb, D]`` in the accumulator type, differentiable in cores and weights."""
-    method = _backend.choose(method)
+    method = _backend.choose(method, cores[0].dtype)
     axes = varying_axes(cores, batch)
     if axes:
         # Replicated cores beside a sharded batch: the transpose of the marking sums their gradients.

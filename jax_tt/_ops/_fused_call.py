@@ -44,7 +44,7 @@ def call_fused(
     }
     call = Fused(
         spec,
-        _backend.choose(method),
+        _backend.choose(method, storage),
         optimizer.native_kind,
         bool(skip_nonfinite),
         stochastic,

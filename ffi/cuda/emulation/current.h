@@ -5,12 +5,7 @@
 #include <cstdint>
 #include <string>
 
-// A few words in the static block: reaching them takes no call, even from a module loaded at run time.
-#if defined(__linux__)
-#define JAX_TT_FAST_TLS __attribute__((tls_model("initial-exec")))
-#else
-#define JAX_TT_FAST_TLS
-#endif
+#include "ffi/cuda/emulation/fast_tls.h"
 
 namespace jax_tt::emulation {
 

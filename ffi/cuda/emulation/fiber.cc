@@ -6,6 +6,8 @@
 #include <cstring>
 #include <new>
 
+#include "ffi/cuda/emulation/fast_tls.h"
+
 #if defined(JAX_TT_ADDRESS_SANITIZER)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -88,8 +90,8 @@ constexpr size_t kStack = 1 << 18;  // its frames hold redzones
 constexpr size_t kStack = 1 << 16;
 #endif
 
-thread_local Context* suspended = nullptr;  // the stack that the switch under way leaves
-thread_local Context* entered = nullptr;    // the stack that it goes on with
+constinit thread_local Context* suspended JAX_TT_FAST_TLS = nullptr;  // the stack that the switch under way leaves
+constinit thread_local Context* entered JAX_TT_FAST_TLS = nullptr;    // the stack that it goes on with
 
 }  // namespace
 

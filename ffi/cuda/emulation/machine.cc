@@ -1,5 +1,6 @@
 #include "ffi/cuda/emulation/machine.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
@@ -32,7 +33,11 @@ struct BlockOrder {
 }  // namespace
 
 Machine& ThisMachine() {
-  thread_local const std::unique_ptr<Machine> machine = std::make_unique<Machine>();
+  static constinit thread_local Machine* machine JAX_TT_FAST_TLS = nullptr;
+  if (machine == nullptr) [[unlikely]] {
+    thread_local const std::unique_ptr<Machine> owner = std::make_unique<Machine>();
+    machine = owner.get();
+  }
   return *machine;
 }
 
@@ -52,7 +57,7 @@ std::string Machine::Run(const Grid& grid) {
     SetCurrent(ready_.Take());
     EnterCurrent(launcher_);
     if (!violation_.empty()) {
-      EndBlock();
+      AbandonFibers();
       break;
     }
   }
@@ -76,14 +81,15 @@ void Machine::StartBlock(unsigned block, uint64_t seed) {
   for (int i = 0; i < grid_.threads; ++i) {
     threads_[i].fiber = nullptr;
     threads_[i].state = State::kReady;
+    threads_[i].file = nullptr;
     all[i] = static_cast<uint16_t>(i);
   }
   ready_.Reset(seed);
   ready_.Add(all, grid_.threads);
 }
 
-// After a violation: the fibers are somewhere inside the kernel and never go on from there.
-void Machine::EndBlock() {
+// After a violation: most fibers are somewhere inside the kernel, and none goes on from there.
+void Machine::AbandonFibers() {
   idle_.clear();
   for (const std::unique_ptr<Fiber>& fiber : fibers_) {
     fiber->Reset();
@@ -119,27 +125,35 @@ void Machine::EnterCurrent(Context& from) {
   Switch(from, *thread.fiber);
 }
 
-// The body of every fiber.  One that has ended its thread goes on with the next, so that threads which never wait
-// cost no switch.
+// The body of every fiber.
 void Machine::RunThreads() {
   Machine& machine = ThisMachine();
+  try {
+    machine.RunThreadsHere();
+  } catch (const Stopped&) {
+  }
+  Switch(*machine.running_, machine.launcher_);
+}
+
+// A fiber that has ended its thread goes on with the next, so that threads which never wait cost no switch.
+void Machine::RunThreadsHere() {
   for (;;) {
-    machine.grid_.call(machine.grid_.kernel);
-    machine.CheckEnd();
-    Fiber* const self = machine.running_;
-    if (machine.ready_.empty()) {
-      if (machine.ended_ < machine.grid_.threads) machine.StopStalled();
-      machine.idle_.push_back(self);
-      Switch(*self, machine.launcher_);
+    grid_.call(grid_.kernel);
+    CheckEnd();
+    Fiber* const self = running_;
+    if (ready_.empty()) {
+      if (ended_ < grid_.threads) StopStalled();
+      idle_.push_back(self);
+      Switch(*self, launcher_);
       continue;
     }
-    machine.SetCurrent(machine.ready_.Take());
-    Thread& next = machine.threads_[machine.current_];
+    SetCurrent(ready_.Take());
+    Thread& next = threads_[current_];
     if (next.fiber == nullptr) {
       next.fiber = self;
     } else {
-      machine.idle_.push_back(self);
-      machine.EnterCurrent(*self);
+      idle_.push_back(self);
+      EnterCurrent(*self);
     }
   }
 }
@@ -156,26 +170,15 @@ void Machine::Wait() {
 void Machine::Stop(std::string violation) {
   violation_ =
       std::move(violation) + " (block " + std::to_string(blockIdx.x) + ", thread " + std::to_string(threadIdx.x) + ")";
-  Switch(*running_, launcher_);
-  __builtin_unreachable();
+  throw Stopped{};
 }
 
 std::string RunGrid(const Grid& grid) { return ThisMachine().Run(grid); }
 
 const WarpOrder& CurrentWarpOrder() { return ThisMachine().order(); }
 
-Region* TakeShared(int64_t offset, int64_t count, size_t element_size) {
-  return ThisMachine().shared().Take(offset, count, element_size);
-}
-
-void Fail(const std::string& what) { ThisMachine().Stop(what); }
-void Fail(const std::string& what, const char* file, int line) {
-  ThisMachine().Stop(what + " at " + Where(file, line));
-}
-
-std::string Where(const char* file, int line) {
-  const char* const slash = strrchr(file, '/');
-  return std::string(slash == nullptr ? file : slash + 1) + ":" + std::to_string(line);
+Region* TakeShared(int number, int64_t offset, int64_t count, size_t element_size) {
+  return ThisMachine().shared().Take(number, offset, count, element_size);
 }
 
 }  // namespace jax_tt::emulation

@@ -53,7 +53,7 @@ class SharedMemory {
   SharedMemory();
   void StartBlock(int64_t bytes);
   void ForgetHistory();
-  Region* Take(int64_t offset, int64_t count, size_t element_size);
+  Region* Take(int number, int64_t offset, int64_t count, size_t element_size);
 
  private:
   struct Free {
@@ -74,18 +74,20 @@ class Machine {
   // machine.cc: blocks and turns.
   std::string Run(const Grid& grid);
   [[noreturn]] void Stop(std::string violation);
+  [[noreturn]] void StopAfterLastWait(std::string violation);  // names the barrier or collective last passed
   const WarpOrder& order() const { return warps_[current_ / kWarp].order; }
   SharedMemory& shared() { return shared_; }
 
-  // synchronise.cc: what threads wait for.
+  // synchronise.cc: what threads wait for; diagnosis.cc: what is wrong when they wait in vain.
   int Barrier(BarrierKind kind, int predicate, const char* file, int line);
   uint64_t Collective(CollectiveKind kind, uint32_t mask, uint64_t value, uint32_t argument, int width,
                       const char* file, int line);
 
  private:
   static void RunThreads();
+  void RunThreadsHere();
   void StartBlock(unsigned block, uint64_t seed);
-  void EndBlock();
+  void AbandonFibers();
   void SetCurrent(int thread);
   void EnterCurrent(Context& from);
   void Wait();
@@ -115,10 +117,15 @@ class Machine {
   std::string violation_;
 };
 
+// Thrown through a kernel that has violated a rule, up to the start of its fiber.
+struct Stopped {};
+
 Machine& ThisMachine();
 
-// "file.cu:12" of a source path.
-std::string Where(const char* file, int line);
+// For messages.
+std::string Where(const char* file, int line);  // "file.cu:12" of a source path
+std::string Hex(uint32_t mask);
+const char* Name(CollectiveKind kind);
 
 }  // namespace jax_tt::emulation
 

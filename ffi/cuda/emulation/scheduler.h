@@ -45,8 +45,8 @@ uint64_t WarpCollective(CollectiveKind kind, uint32_t mask, uint64_t value, uint
 
 const WarpOrder& CurrentWarpOrder();
 
-// Take number n of the block: the first thread to come defines it, the others must ask for the same.
-Region* TakeShared(int64_t offset, int64_t count, size_t element_size);
+// Take number `number` of the block: the first thread to come defines it, the others must ask for the same.
+Region* TakeShared(int number, int64_t offset, int64_t count, size_t element_size);
 
 }  // namespace jax_tt::emulation
 

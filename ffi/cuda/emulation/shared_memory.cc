@@ -25,12 +25,11 @@ void SharedMemory::ForgetHistory() {
   for (int64_t i = 0; i < kMaxShared; ++i) cells_.get()[i] = {};
 }
 
-Region* SharedMemory::Take(int64_t offset, int64_t count, size_t element_size) {
-  for (int i = 0; i < taken_; ++i) {
-    Region& region = regions_[i];
-    if (region.offset != offset) continue;
-    if (region.count == count && region.element_size == element_size) return &region;
-    Fail("threads of the block take different shared memory: array " + std::to_string(i) + " has " +
+Region* SharedMemory::Take(int number, int64_t offset, int64_t count, size_t element_size) {
+  if (number < taken_) {
+    Region& region = regions_[number];
+    if (region.offset == offset && region.count == count && region.element_size == element_size) return &region;
+    Fail("threads of the block take different shared memory: array " + std::to_string(number) + " has " +
          std::to_string(region.count) + " elements of " + std::to_string(region.element_size) +
          " bytes, this thread takes " + std::to_string(count) + " of " + std::to_string(element_size));
   }

@@ -165,11 +165,12 @@ class SharedArena {
 
  private:
   emulation::Region* TakeRegion(int64_t count, size_t element_size) {
-    emulation::Region* const region = emulation::TakeShared(offset_, count, element_size);
+    emulation::Region* const region = emulation::TakeShared(number_++, offset_, count, element_size);
     offset_ += static_cast<int64_t>((static_cast<size_t>(count) * element_size + 15) / 16 * 16);
     return region;
   }
 
+  int number_ = 0;
   int64_t offset_ = 0;
 };
 

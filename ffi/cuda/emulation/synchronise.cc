@@ -4,41 +4,6 @@
 #include "ffi/cuda/emulation/machine.h"
 
 namespace jax_tt::emulation {
-namespace {
-
-std::string Hex(uint32_t mask) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string text = "0x";
-  for (int shift = 28; shift >= 0; shift -= 4) text += kDigits[mask >> shift & 15];
-  return text;
-}
-
-const char* Name(CollectiveKind kind) {
-  static constexpr const char* kNames[] = {"__syncwarp",       "__shfl_sync",     "__shfl_up_sync",
-                                           "__shfl_down_sync", "__shfl_xor_sync", "__ballot_sync",
-                                           "__any_sync",       "__all_sync",      "__match_any_sync"};
-  return kNames[static_cast<int>(kind)];
-}
-
-}  // namespace
-
-// What a thread waits at, for messages.
-std::string Machine::Waiting(int thread) const {
-  const Thread& it = threads_[thread];
-  const std::string who = "thread " + std::to_string(thread);
-  switch (it.state) {
-    case State::kEnded:
-      return who + " has ended";
-    case State::kAtBarrier:
-      return who + " waits at __syncthreads of " + Where(it.file, it.line);
-    case State::kAtCollective:
-      return who + " waits at the warp collective of " + Where(it.file, it.line) + " with mask " + Hex(it.mask);
-    case State::kReady:
-      break;
-  }
-  return who + " has not come yet";
-}
-
 int Machine::Barrier(BarrierKind kind, int predicate, const char* file, int line) {
   Thread& self = threads_[current_];
   self.file = file;
@@ -157,6 +122,8 @@ uint64_t Machine::LaneResult(int first, int lane, CollectiveKind kind, uint32_t 
     }
     return equal;
   }
+  if (thread.width < 1 || thread.width > kWarp || (thread.width & (thread.width - 1)) != 0)
+    Fail(std::string(Name(kind)) + " with width " + std::to_string(thread.width), thread.file, thread.line);
   const int base = lane & ~(thread.width - 1), last = base + thread.width - 1;
   const int argument = static_cast<int>(thread.argument);
   int source = lane;
@@ -169,34 +136,6 @@ uint64_t Machine::LaneResult(int first, int lane, CollectiveKind kind, uint32_t 
              ", which mask " + Hex(mask) + " leaves out",
          thread.file, thread.line);
   return threads_[first + source].value;
-}
-
-// The running thread has returned from the kernel.
-void Machine::CheckEnd() {
-  threads_[current_].state = State::kEnded;
-  ++ended_;
-  Warp& warp = warps_[current_ / kWarp];
-  warp.ended |= now.lane_bit;
-  if (at_barrier_ > 0) Fail("divergent __syncthreads: " + Waiting(first_at_barrier_) + ", this one has ended");
-  for (int i = 0; i < warp.gatherings; ++i) {
-    const Gathering& gathering = warp.gathering[i];
-    if ((gathering.mask & now.lane_bit) != 0)
-      Fail("ended, but " + Waiting(current_ / kWarp * kWarp + __builtin_ctz(gathering.arrived)) + ", which names it");
-  }
-}
-
-// No thread can run: somebody waits for what never comes.
-void Machine::StopStalled() {
-  std::string what = "deadlock";
-  for (const Warp& warp : warps_) {
-    if (&warp - warps_ >= (grid_.threads + kWarp - 1) / kWarp) break;
-    if (warp.gatherings == 0) continue;
-    const Gathering& gathering = warp.gathering[0];
-    const int first = static_cast<int>(&warp - warps_) * kWarp;
-    Fail(what + ": " + Waiting(first + __builtin_ctz(gathering.arrived)) + ", while " +
-         Waiting(first + __builtin_ctz(gathering.mask & ~gathering.arrived)));
-  }
-  Fail(what);
 }
 
 int BlockBarrier(BarrierKind kind, int predicate, const char* file, int line) {

@@ -23,13 +23,12 @@ from jax_tt._ops._batch import Batch
 from jax_tt._ops._spec import DenseSpec
 
 
-def _workspace(platform: str, op: str, spec: DenseSpec, ids: Any, offsets: Any) -> int | None:
+def _workspace(platform: str, op: str, spec: DenseSpec, ids: Any) -> int | None:
     """Bytes of working memory for one call."""
     if platform == "cpu":
         return None
-    bags = offsets.shape[0] * offsets.shape[1] * (offsets.shape[2] - 1)
     return native(platform).dense_workspace_size(
-        op, spec.num_embeddings, spec.features, math.prod(ids.shape[:2]), bags
+        op, spec.num_embeddings, spec.features, math.prod(ids.shape[:2])
     )
 
 
@@ -54,7 +53,7 @@ def dense_forward(
             platform,
             "dense_forward",
             (out,),
-            _workspace(platform, "forward", spec, ids, offsets),
+            _workspace(platform, "forward", spec, ids),
             ids,
             offsets,
             weights,
@@ -99,7 +98,7 @@ def dense_backward(
                 ),
                 jax.ShapeDtypeStruct(table.shape, accum),
             ),
-            _workspace(platform, "backward", spec, *args[:2]),
+            _workspace(platform, "backward", spec, args[0]),
             *args,
             **lookup_attributes(platform, spec, batch, axes),
         )
@@ -162,7 +161,7 @@ def dense_update(
                 ),
                 *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in rest[3:]),
             ),
-            _workspace(platform, "update", spec, *batch_args[:2]),
+            _workspace(platform, "update", spec, batch_args[0]),
             out,
             *batch_args,
             *rest,

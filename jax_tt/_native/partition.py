@@ -34,6 +34,11 @@ def inside_shard_map(*args: jax.Array) -> bool:
     return bool(varying_axes(*args) or jax.sharding.get_abstract_mesh().manual_axes)
 
 
+def is_partitioned(blocks: int, *args: jax.Array) -> bool:
+    """Whether XLA may split a call over the devices, the forward pass perhaps otherwise than the backward pass."""
+    return blocks > 1 and jax.device_count() > 1 and not inside_shard_map(*args)
+
+
 def over_blocks(
     local: Callable[..., Arrays],
     args: Sequence[jax.Array],
@@ -76,7 +81,7 @@ def _partitioned(
     blocked_results: Sequence[bool],
 ) -> Arrays:
     blocks = next(arg.shape[0] for arg, blocked in zip(args, blocked_args, strict=True) if blocked)
-    if blocks < 2 or jax.device_count() == 1 or inside_shard_map(*args):
+    if not is_partitioned(blocks, *args):
         return local(*args, axes=())
 
     def partition(mesh: Any, arg_types: Sequence[Any], result_types: Sequence[Any]) -> Any:

@@ -21,7 +21,7 @@ from jax_tt._native._operands import (
     update_attributes,
     weights_result,
 )
-from jax_tt._native.partition import Arrays, over_blocks
+from jax_tt._native.partition import Arrays, is_partitioned, num_blocks, over_blocks
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._spec import TTSpec
 from jax_tt._ops._vma import vary_over, varying_axes
@@ -47,16 +47,13 @@ def _sizes(platform: str, spec: TTSpec, positions: int, hint: int) -> tuple[int,
     return max(plan for plan, _ in sizes), max(saved for _, saved in sizes)
 
 
-def _workspace(
-    platform: str, op: str, spec: TTSpec, dtype: Any, ids: Any, offsets: Any
-) -> int | None:
-    """Bytes of working memory for one call; no ids and offsets where an op has none."""
+def _workspace(platform: str, op: str, spec: TTSpec, ids: Any = None) -> int | None:
+    """Bytes of working memory for one call; the step of summed gradients has no ids."""
     if platform == "cpu":
         return None
     count = 0 if ids is None else math.prod(ids.shape[:2])
-    bags = 0 if offsets is None else math.prod(offsets.shape[:2]) * (offsets.shape[2] - 1)
     return native(platform).workspace_size(
-        op, spec.row_factors, spec.col_factors, spec.ranks, count, bags, jnp.dtype(dtype).itemsize
+        op, spec.row_factors, spec.col_factors, spec.ranks, count
     )
 
 
@@ -73,7 +70,9 @@ def _batch_attributes(platform: str, spec: TTSpec, batch: Batch, axes: Any) -> d
     # A shard of the batch must choose the contraction that the whole batch was sized for.
     hint = np.int64(math.prod(batch.ids.shape[:2]))
     lookups = lookup_attributes(platform, spec, batch, axes)
-    return _table_attributes(spec) | lookups | {"hint": hint}
+    # A plan that travelled through a partitioned program may come back in other parts than it left in.
+    resharded = is_partitioned(num_blocks(batch.ids.shape[0]), batch.ids)
+    return _table_attributes(spec) | lookups | {"hint": hint, "resharded": resharded}
 
 
 def _blocked(platform: str, operands: Operands, spec: TTSpec, cores: Cores) -> tuple[int, int]:
@@ -113,7 +112,7 @@ def tt_forward(
             platform,
             "plan",
             (jax.ShapeDtypeStruct((blocks, plan_size), jnp.int32),),
-            _workspace(platform, "plan", spec, cores[0].dtype, ids, offsets),
+            _workspace(platform, "plan", spec, ids),
             ids,
             offsets,
             sentinel,
@@ -126,7 +125,7 @@ def tt_forward(
                 jax.ShapeDtypeStruct((blocks, *operands.out_shape(spec.features)[1:]), accum),
                 jax.ShapeDtypeStruct((blocks, kept), accum),
             ),
-            _workspace(platform, "forward", spec, cores[0].dtype, ids, offsets),
+            _workspace(platform, "forward", spec, ids),
             ids,
             offsets,
             weights,
@@ -167,7 +166,7 @@ def _backward(
             jax.ShapeDtypeStruct((blocks, per_block if want_weights else 0), accum),
             *(jax.ShapeDtypeStruct(core.shape, accum) for core in cores),
         ),
-        _workspace(platform, "backward", spec, cores[0].dtype, *args[:2]),
+        _workspace(platform, "backward", spec, args[0]),
         *args,
         **_batch_attributes(platform, spec, batch, axes),
     )
@@ -266,7 +265,7 @@ def tt_update(
                 platform,
                 "apply",
                 (applied_type, *types),
-                _workspace(platform, "apply", spec, cores[0].dtype, None, None),
+                _workspace(platform, "apply", spec),
                 touched,
                 *step,
                 *dcores,
@@ -286,7 +285,7 @@ def tt_update(
                 jax.ShapeDtypeStruct((blocks, per_block if want_weights else 0), accum),
                 *types,
             ),
-            _workspace(platform, "update", spec, cores[0].dtype, *batch_args[:2]),
+            _workspace(platform, "update", spec, batch_args[0]),
             out,
             *batch_args,
             *step,

@@ -1,0 +1,17 @@
+// Errors of the CUDA runtime as Status.
+#ifndef JAX_TT_CUDA_CUDA_STATUS_H_
+#define JAX_TT_CUDA_CUDA_STATUS_H_
+
+#include "ffi/common/status.h"
+#include "ffi/cuda/simt.h"
+
+namespace jax_tt {
+
+inline Status ToStatus(cudaError_t error) {
+  if (error == cudaSuccess) return {};
+  return Internal(std::string("CUDA: ") + cudaGetErrorString(error));
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_CUDA_STATUS_H_

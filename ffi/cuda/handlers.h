@@ -1,0 +1,17 @@
+// FFI handlers of the CUDA module; tt_ffi.cc and dense_ffi.cc list their arguments.
+#ifndef JAX_TT_CUDA_HANDLERS_H_
+#define JAX_TT_CUDA_HANDLERS_H_
+
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_tt {
+
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TTPlanCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TTForwardCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TTBackwardCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TTUpdateCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TTApplyCuda);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_HANDLERS_H_

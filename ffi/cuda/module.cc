@@ -1,0 +1,100 @@
+// The Python module of the CUDA kernels: names of the handlers, and the sizes that tracing needs.
+//
+// It is built twice: as _cuda for a GPU, and as _emulated, whose handlers run on the CPU under names of their own.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ffi/common/args.h"
+#include "ffi/cuda/dense.h"
+#include "ffi/cuda/dense_handlers.h"
+#include "ffi/cuda/handlers.h"
+#include "ffi/cuda/plan.h"
+#include "ffi/cuda/tt.h"
+
+namespace nb = nanobind;
+
+namespace jax_tt {
+namespace {
+
+#if defined(JAX_TT_EMULATION)
+constexpr const char* kPrefix = "jax_tt_emulated_";
+#else
+constexpr const char* kPrefix = "jax_tt_";
+#endif
+
+nb::dict Registrations() {
+  nb::dict targets;
+  const auto add = [&](const char* name, auto* handler) {
+    static_assert(std::is_invocable_r_v<XLA_FFI_Error*, decltype(*handler), XLA_FFI_CallFrame*>,
+                  "not an XLA FFI handler");
+    const std::string target = std::string(kPrefix) + name + "_v1";
+    targets[target.c_str()] = nb::capsule(reinterpret_cast<void*>(handler));
+  };
+  add("plan", TTPlanCuda);
+  add("forward", TTForwardCuda);
+  add("backward", TTBackwardCuda);
+  add("update", TTUpdateCuda);
+  add("apply", TTApplyCuda);
+  add("dense_forward", DenseForwardCuda);
+  add("dense_backward", DenseBackwardCuda);
+  add("dense_update", DenseUpdateCuda);
+  return targets;
+}
+
+using Sizes = std::vector<int64_t>;
+
+TTShape MakeShape(const Sizes& row_factors, const Sizes& col_factors, const Sizes& ranks, int64_t num_embeddings) {
+  const auto span = [](const Sizes& values) { return Span64(values.data(), values.size()); };
+  TTShape shape;
+  const Status status = ReadShape(span(row_factors), span(col_factors), span(ranks), num_embeddings, &shape);
+  if (!status.ok()) throw std::invalid_argument(status.message);
+  return shape;
+}
+
+std::tuple<int64_t, int64_t> PlanSize(const Sizes& row_factors, const Sizes& col_factors, const Sizes& ranks,
+                                      int64_t num_embeddings, int64_t n, int64_t /*hint*/) {
+  return {MakeCudaPlan(MakeShape(row_factors, col_factors, ranks, num_embeddings), n).size(), 0};
+}
+
+int64_t WorkspaceSize(const std::string& op, const Sizes& row_factors, const Sizes& col_factors, const Sizes& ranks,
+                      int64_t n) {
+  const TTShape shape = MakeShape(row_factors, col_factors, ranks, 0);
+  if (op == "plan") return PlanWorkspace(MakeCudaPlan(shape, n));
+  if (op == "forward") return TTForwardWorkspace(shape, n);
+  if (op == "backward") return TTBackwardWorkspace(shape, n);
+  if (op == "update") return TTUpdateWorkspace(shape, n);
+  if (op == "apply") return TTApplyWorkspace();
+  throw std::invalid_argument("op: got '" + op + "', expected plan, forward, backward, update or apply");
+}
+
+}  // namespace
+}  // namespace jax_tt
+
+#if defined(JAX_TT_EMULATION)
+NB_MODULE(_emulated, m) {
+  m.def("set_seed", &jax_tt::emulation::SetSeed, nb::arg("seed"),
+        "Seed of the order of blocks and threads in every launch from here on; 0 is the natural order.");
+#else
+NB_MODULE(_cuda, m) {
+#endif
+  m.def("registrations", &jax_tt::Registrations, "FFI targets by name.");
+  m.def("plan_size", &jax_tt::PlanSize, nb::arg("row_factors"), nb::arg("col_factors"), nb::arg("ranks"),
+        nb::arg("num_embeddings"), nb::arg("n"), nb::arg("hint"),
+        "Sizes of the buffers that travel from the plan and the forward pass to the backward pass.");
+  m.def("workspace_size", &jax_tt::WorkspaceSize, nb::arg("op"), nb::arg("row_factors"), nb::arg("col_factors"),
+        nb::arg("ranks"), nb::arg("n"), "Bytes of workspace that a TT op takes for n ids.");
+  m.def(
+      "dense_workspace_size",
+      [](const std::string& op, int64_t num_embeddings, int64_t features, int64_t n) {
+        return jax_tt::DenseWorkspace(op, num_embeddings, features, n);
+      },
+      nb::arg("op"), nb::arg("num_embeddings"), nb::arg("features"), nb::arg("n"),
+      "Bytes of workspace that an op on a dense table takes for n ids.");
+}

@@ -1,0 +1,403 @@
+#include "ffi/cuda/plan.h"
+
+#include <algorithm>
+
+#include "ffi/cuda/block_scan.h"
+#include "ffi/cuda/cuda_status.h"
+#include "ffi/cuda/sort.h"
+
+namespace jax_tt {
+namespace {
+
+constexpr int kThreads = 256;
+// One block numbers the rows of so many positions.
+constexpr int kRowThreads = 1024;
+constexpr int64_t kRowTile = 8192;
+
+int64_t Align(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Which side of the main pivot is contracted with it first decides which rows should be adjacent.
+void SortOrder(const TTShape& shape, int main, int* cores) {
+  const bool left_first = MakePivot(shape, main).left_first;
+  int count = 0;
+  for (int side = 0; side < 2; ++side)
+    for (int k = 0; k < shape.d; ++k)
+      if (k != main && (k < main) == (left_first == (side == 1))) cores[count++] = k;
+  cores[count] = main;
+}
+
+// Passes that sort by a digit in [0, p], p standing for positions that contribute nothing.
+int DigitPasses(int64_t p) {
+  int passes = 1;
+  while (p >= kMaxBins && (p >>= 10) > 0) ++passes;
+  return passes;
+}
+
+// What building takes beside the plan.
+struct Scratch {
+  int32_t* digits = nullptr;  // [d, n] of every position
+  int32_t* order[2] = {};     // [n] between the passes of one core
+  int32_t* tile_rows = nullptr;
+  void* sorting = nullptr;
+  int64_t bytes = 0;
+
+  Scratch(const CudaPlan& layout, void* workspace) {
+    char* base = static_cast<char*>(workspace);
+    const auto take = [&](int64_t count) {
+      char* place = base + bytes;
+      bytes += Align(count * static_cast<int64_t>(sizeof(int32_t)));
+      return place;
+    };
+    digits = reinterpret_cast<int32_t*>(take(layout.d * layout.n));
+    for (int32_t*& buffer : order) buffer = reinterpret_cast<int32_t*>(take(layout.n));
+    tile_rows = reinterpret_cast<int32_t*>(take((layout.n + kRowTile - 1) / kRowTile));
+    sorting = take(0);
+    bytes += Align(SortWorkspace(layout.n, kMaxBins));
+  }
+};
+
+__device__ __forceinline__ uint64_t Mix(uint64_t x) {
+  x ^= x >> 33;
+  x *= 0xff51afd7ed558ccdu;
+  x ^= x >> 33;
+  x *= 0xc4ceb9fe1a85ec53u;
+  return x ^ x >> 33;
+}
+
+// Adds a hash of the words, each with its place, to *hash: the order of the additions does not matter.
+__device__ void AddHash(const void* memory, int64_t words, uint64_t salt, unsigned long long* hash) {
+  const uint32_t* word = static_cast<const uint32_t*>(memory);
+  unsigned long long sum = 0;
+  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < words;
+       i += static_cast<int64_t>(gridDim.x) * blockDim.x)
+    sum += Mix(word[i] + (salt + static_cast<uint64_t>(i)) * 0x9e3779b97f4a7c15u);
+  for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
+  if (threadIdx.x % 32 == 0) atomicAdd(hash, sum);
+}
+
+__device__ void AddBatchHash(const Lookups& lookups, unsigned long long* hash) {
+  const int64_t offsets = lookups.groups * (lookups.bags + 1);
+  AddHash(lookups.offsets, offsets, 0, hash);
+  AddHash(lookups.ids, lookups.size() * lookups.words_per_id, static_cast<uint64_t>(offsets), hash);
+}
+
+__global__ void __launch_bounds__(kThreads) HashBatch(Lookups lookups, unsigned long long* hash) {
+  AddBatchHash(lookups, hash);
+}
+
+__global__ void ComparePlan(const int32_t* plan, int64_t n, const unsigned long long* hash, int32_t* is_given) {
+  *is_given = plan[CudaPlan::kPositions] == n &&
+              *reinterpret_cast<const unsigned long long*>(plan + CudaPlan::kHash) == *hash;
+}
+
+// The digits of one lookup, or why it has none.
+struct Id {
+  enum Kind { kValid, kPadding, kNegative, kTooLarge };
+  Kind kind = kValid;
+  int64_t linear = 0;
+};
+
+template <typename Int>
+__device__ __forceinline__ Id ReadLinear(const Int* ids, int64_t position, bool padded) {
+  const Int id = ids[position];
+  if (padded && id == static_cast<Int>(-1)) return {Id::kPadding, 0};
+  if (id < Int{0}) return {Id::kNegative, 0};
+  return {Id::kValid, static_cast<int64_t>(id)};
+}
+
+// Split ids come as digits; any that is no digit of this shape stands for an id past its end unless the first is negative.
+__device__ __forceinline__ Id ReadSplit(const TTShape& shape, const int32_t* digits) {
+  bool all_minus_one = true, valid = true;
+  int64_t id = 0;
+  for (int k = 0; k < shape.d; ++k) {
+    all_minus_one &= digits[k] == -1;
+    valid &= digits[k] >= 0 && digits[k] < shape.p[k];
+    if (valid) id = id * shape.p[k] + digits[k];
+  }
+  if (all_minus_one) return {Id::kPadding, 0};
+  if (digits[0] < 0) return {Id::kNegative, 0};
+  return valid ? Id{Id::kValid, id} : Id{Id::kTooLarge, 0};
+}
+
+__device__ Id ReadId(const Lookups& lookups, const TTShape& shape, int64_t position) {
+  Id id;
+  switch (lookups.type) {
+    case IdType::kInt32:
+      id = ReadLinear(static_cast<const int32_t*>(lookups.ids), position, lookups.padded);
+      break;
+    case IdType::kUint32:
+      id = ReadLinear(static_cast<const uint32_t*>(lookups.ids), position, lookups.padded);
+      break;
+    case IdType::kInt64:
+      id = ReadLinear(static_cast<const int64_t*>(lookups.ids), position, lookups.padded);
+      break;
+    case IdType::kDigits:
+      id = ReadSplit(shape, static_cast<const int32_t*>(lookups.ids) + position * shape.d);
+      if (id.kind == Id::kPadding && !lookups.padded) id.kind = Id::kNegative;
+      break;
+  }
+  if (id.kind == Id::kValid && id.linear >= shape.num_embeddings) id.kind = Id::kTooLarge;
+  return id;
+}
+
+// The last bag that starts at or before an entry of its group.
+__device__ int64_t FindBag(const int32_t* offsets, int64_t bags, int64_t entry) {
+  int64_t low = 0, high = bags;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    if (offsets[middle] <= entry)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+__device__ void CheckOffset(const Lookups& lookups, int64_t i, int32_t* header) {
+  const int64_t within = i % (lookups.bags + 1);
+  const int32_t offset = lookups.offsets[i];
+  const bool sound = (within == 0 ? offset == 0 : offset >= lookups.offsets[i - 1]) && offset <= lookups.capacity;
+  if (!sound) header[CudaPlan::kBroken] = 1;
+}
+
+// Bag and digits of every position, and the checks of the batch.
+__global__ void __launch_bounds__(kThreads)
+    ReadBatch(TTShape shape, CudaPlan layout, Lookups lookups, const float* sentinel, int32_t* plan, int32_t* digits,
+              const int32_t* skip) {
+  if (skip != nullptr && *skip) return;
+  const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
+  if (i < lookups.groups * (lookups.bags + 1)) CheckOffset(lookups, i, plan);
+  if (i == 0) {
+    plan[CudaPlan::kPositions] = static_cast<int32_t>(layout.n);
+    if (sentinel != nullptr && *sentinel != 1.0f) plan[CudaPlan::kBroken] = 1;
+  }
+  AddBatchHash(lookups, reinterpret_cast<unsigned long long*>(plan + CudaPlan::kHash));
+  bool valid = false, outside = false;
+  if (i < layout.n) {
+    const int64_t group = i / lookups.capacity, entry = i % lookups.capacity;
+    const int32_t* offsets = lookups.offsets + group * (lookups.bags + 1);
+    int32_t bag = -1;
+    int64_t id = 0;
+    if (lookups.bags > 0 && entry >= offsets[0] && entry < offsets[lookups.bags]) {
+      const Id read = ReadId(lookups, shape, i);
+      valid = read.kind == Id::kValid;
+      outside = read.kind == Id::kNegative || read.kind == Id::kTooLarge;
+      id = read.linear;
+      if (outside && lookups.bounds == Bounds::kPoison) bag = CudaPlan::kPoisoned;
+      // A table without rows has no nearest row.
+      if (outside && (lookups.bounds == Bounds::kClip || lookups.bounds == Bounds::kUnchecked) &&
+          shape.num_embeddings > 0) {
+        valid = true;
+        id = read.kind == Id::kNegative ? 0 : shape.num_embeddings - 1;
+      }
+      if (valid) bag = static_cast<int32_t>(group * lookups.bags + FindBag(offsets, lookups.bags, entry));
+    }
+    plan[layout.bag() + i] = bag;
+    plan[layout.row_of() + i] = -1;
+    plan[layout.row_head() + i] = -1;
+    for (int k = shape.d - 1; k >= 0; --k) {
+      const int64_t quotient = id / shape.p[k];
+      digits[k * layout.n + i] = static_cast<int32_t>(valid ? id - quotient * shape.p[k] : shape.p[k]);
+      id = quotient;
+    }
+  }
+  const unsigned valid_lanes = __ballot_sync(kAllLanes, valid), outside_lanes = __ballot_sync(kAllLanes, outside);
+  if (threadIdx.x % 32 == 0) {
+    if (valid_lanes) atomicAdd(plan + CudaPlan::kValid, __popc(valid_lanes));
+    if (outside_lanes) atomicAdd(plan + CudaPlan::kOutOfRange, __popc(outside_lanes));
+  }
+}
+
+// Whether sorted entry i names another row than the one before it.
+__device__ bool StartsRow(const CudaPlan& layout, const int32_t* plan, const int32_t* digits, int64_t i) {
+  if (i == 0) return true;
+  const int32_t* order = plan + layout.order();
+  bool same = true;
+  for (int k = 0; k < layout.d; ++k) same &= digits[k * layout.n + order[i]] == digits[k * layout.n + order[i - 1]];
+  return !same;
+}
+
+__global__ void __launch_bounds__(kRowThreads)
+    CountRows(CudaPlan layout, const int32_t* plan, const int32_t* digits, int32_t* tile_rows, const int32_t* skip) {
+  if (skip != nullptr && *skip) return;
+  SharedArena arena;
+  const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
+  const int64_t first = blockIdx.x * kRowTile;
+  const int64_t last = min(static_cast<int64_t>(plan[CudaPlan::kValid]), first + kRowTile);
+  int32_t rows = 0, total = 0;
+  for (int64_t i = first + threadIdx.x; i < last; i += kRowThreads) rows += StartsRow(layout, plan, digits, i);
+  BlockScan(rows, sums, &total);
+  if (threadIdx.x == 0) tile_rows[blockIdx.x] = total;
+}
+
+// Numbers the rows in sorted order.  tile_rows: rows that start in each tile, read below this one only.
+__global__ void __launch_bounds__(kRowThreads)
+    NumberRows(CudaPlan layout, int32_t* plan, const int32_t* digits, const int32_t* tile_rows, const int32_t* skip) {
+  if (skip != nullptr && *skip) return;
+  SharedArena arena;
+  const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
+  const int64_t tile = blockIdx.x, valid = plan[CudaPlan::kValid];
+  int32_t below = 0, base = 0;
+  for (int64_t t = threadIdx.x; t < tile; t += kRowThreads) below += tile_rows[t];
+  BlockScan(below, sums, &base);
+  for (int64_t round = tile * kRowTile; round < min(valid, (tile + 1) * kRowTile); round += kRowThreads) {
+    const int64_t i = round + threadIdx.x;
+    const bool inside = i < valid, starts = inside && StartsRow(layout, plan, digits, i);
+    int32_t total = 0;
+    const int32_t before = BlockScan(starts, sums, &total);
+    if (inside) {
+      const int32_t row = base + before + starts - 1, position = plan[layout.order() + i];
+      plan[layout.row_of() + position] = row;
+      if (starts) {
+        plan[layout.row_head() + position] = row;
+        plan[layout.row_begin() + row] = static_cast<int32_t>(i);
+        for (int k = 0; k < layout.d; ++k) plan[layout.row_digit(k) + row] = digits[k * layout.n + position];
+      }
+      if (i == valid - 1) {
+        plan[CudaPlan::kRows] = row + 1;
+        plan[layout.row_begin() + row + 1] = static_cast<int32_t>(valid);
+      }
+    }
+    base += total;
+  }
+}
+
+// First entry of each slice of a core, one block per core, and the parts of the pivots.
+__global__ void __launch_bounds__(kRowThreads)
+    CutSegments(CudaPlan layout, int32_t* plan, const int32_t* digits, const int32_t* skip) {
+  if (skip != nullptr && *skip) return;
+  SharedArena arena;
+  const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
+  const int k = blockIdx.x;
+  const bool by_row = k == layout.main;
+  const int32_t* list = plan + layout.list(k);
+  const int32_t* row_digit = plan + layout.row_digit(k);
+  int32_t* segment = plan + layout.segment(k);
+  const int64_t entries = plan[by_row ? CudaPlan::kRows : CudaPlan::kValid];
+  for (int64_t slice = threadIdx.x; slice <= layout.p[k]; slice += kRowThreads) {
+    int64_t low = 0, high = entries;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      const int32_t digit = by_row ? row_digit[middle] : digits[k * layout.n + list[middle]];
+      if (digit < slice)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    segment[slice] = static_cast<int32_t>(low);
+  }
+  __syncthreads();
+  const int64_t part_rows = layout.part_rows[k];
+  if (part_rows == 0) return;
+  int32_t* first_part = plan + layout.first_part(k);
+  int32_t* part_slice = plan + layout.part_slice(k);
+  for (int64_t slice = threadIdx.x; slice <= layout.p[k]; slice += kRowThreads)
+    first_part[slice] = slice == layout.p[k] ? 0
+                                             : static_cast<int32_t>((segment[slice + 1] - segment[slice] + part_rows - 1) /
+                                                                    part_rows);
+  __syncthreads();
+  const int32_t parts = ScanArray(first_part, layout.p[k] + 1, sums);
+  if (threadIdx.x == 0) plan[CudaPlan::kParts + k] = parts;
+  for (int64_t slice = threadIdx.x; slice < layout.p[k]; slice += kRowThreads)
+    for (int32_t part = first_part[slice]; part < first_part[slice + 1]; ++part)
+      part_slice[part] = static_cast<int32_t>(slice);
+}
+
+Status Build(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
+             const float* sentinel, int32_t* plan, void* workspace, const int32_t* skip) {
+  const Scratch scratch(layout, workspace);
+  if (Status status = ToStatus(cudaMemsetAsync(plan, 0, CudaPlan::kHeader * sizeof(int32_t), stream)); !status.ok())
+    return status;
+  const int64_t threads = std::max<int64_t>({layout.n, lookups.groups * (lookups.bags + 1), 1});
+  if (Status status = Launch(stream, (threads + kThreads - 1) / kThreads, kThreads, 0, ReadBatch, shape, layout,
+                             lookups, sentinel, plan, scratch.digits, skip);
+      !status.ok())
+    return status;
+
+  int cores[kMaxCores], num_passes = 0;
+  SortOrder(shape, layout.main, cores);
+  SortPass passes[kMaxSortPasses];
+  int32_t* orders[kMaxSortPasses];
+  for (int i = 0; i < layout.d; ++i) {
+    const int k = cores[i], count = DigitPasses(layout.p[k]);
+    for (int j = 0; j < count; ++j, ++num_passes) {
+      const int64_t top = layout.p[k] >> (10 * j);
+      const bool last = j + 1 == count;
+      passes[num_passes] = {scratch.digits + k * layout.n, static_cast<int>(last ? top + 1 : kMaxBins - 1), 10 * j,
+                            last ? -1 : kMaxBins - 2};
+      orders[num_passes] = last ? plan + layout.list(k) : scratch.order[j % 2];
+    }
+  }
+  if (Status status = StableSort(stream, layout.n, passes, num_passes, orders, scratch.sorting, skip); !status.ok())
+    return status;
+
+  const int64_t tiles = (layout.n + kRowTile - 1) / kRowTile;
+  constexpr size_t kShared = kMaxWarps * sizeof(int32_t);
+  if (tiles > 1) {
+    if (Status status = Launch(stream, tiles, kRowThreads, kShared, CountRows, layout, static_cast<const int32_t*>(plan),
+                               static_cast<const int32_t*>(scratch.digits), scratch.tile_rows, skip);
+        !status.ok())
+      return status;
+  }
+  if (Status status = Launch(stream, tiles, kRowThreads, kShared, NumberRows, layout, plan,
+                             static_cast<const int32_t*>(scratch.digits),
+                             static_cast<const int32_t*>(scratch.tile_rows), skip);
+      !status.ok())
+    return status;
+  return Launch(stream, layout.d, kRowThreads, kShared, CutSegments, layout, plan,
+                static_cast<const int32_t*>(scratch.digits), skip);
+}
+
+}  // namespace
+
+CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n) {
+  // Parts are few enough for the gradients of their slices to stay small, and large enough to share a slice.
+  constexpr int64_t kPartRows = 64, kPartBytes = int64_t{64} << 20, kMinParts = 128, kMaxParts = 2048;
+  CudaPlan layout;
+  layout.d = shape.d;
+  layout.main = MainPivot(shape);
+  layout.n = n;
+  std::copy_n(shape.p, shape.d, layout.p);
+  const PivotList pivots = BackwardPivots(shape);
+  for (int i = 0; i < pivots.count; ++i) {
+    const int k = pivots.core[i];
+    const int64_t bytes = shape.slice_size(k) * static_cast<int64_t>(sizeof(float));
+    const int64_t parts = std::clamp(kPartBytes / bytes, kMinParts, kMaxParts);
+    layout.part_rows[k] = std::max(kPartRows, (n + parts - 1) / parts);
+    layout.max_parts[k] = n / layout.part_rows[k] + std::min(shape.p[k], n);
+  }
+  return layout;
+}
+
+int64_t PlanWorkspace(const CudaPlan& layout) { return Scratch(layout, nullptr).bytes; }
+
+Status BuildPlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
+                 const float* sentinel, int32_t* plan, void* workspace) {
+  return Build(stream, shape, layout, lookups, sentinel, plan, workspace, nullptr);
+}
+
+int64_t EnsurePlanWorkspace(const CudaPlan& layout) {
+  return 2 * Align(sizeof(uint64_t)) + Align(layout.size() * static_cast<int64_t>(sizeof(int32_t))) +
+         PlanWorkspace(layout);
+}
+
+Status EnsurePlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
+                  const int32_t* given, void* workspace, PlanRef* plan) {
+  char* base = static_cast<char*>(workspace);
+  unsigned long long* hash = reinterpret_cast<unsigned long long*>(base);
+  int32_t* is_given = reinterpret_cast<int32_t*>(base + Align(sizeof(uint64_t)));
+  int32_t* rebuilt = reinterpret_cast<int32_t*>(base + 2 * Align(sizeof(uint64_t)));
+  char* scratch = reinterpret_cast<char*>(rebuilt) + Align(layout.size() * static_cast<int64_t>(sizeof(int32_t)));
+  if (Status status = ToStatus(cudaMemsetAsync(hash, 0, sizeof(uint64_t), stream)); !status.ok()) return status;
+  const int64_t words = std::max<int64_t>(lookups.size() * lookups.words_per_id, lookups.groups * (lookups.bags + 1));
+  const int64_t grid = std::clamp<int64_t>((words + kThreads - 1) / kThreads, 1, 1024);
+  if (Status status = Launch(stream, grid, kThreads, 0, HashBatch, lookups, hash); !status.ok()) return status;
+  if (Status status = Launch(stream, 1, 1, 0, ComparePlan, given, layout.n,
+                             static_cast<const unsigned long long*>(hash), is_given);
+      !status.ok())
+    return status;
+  *plan = {given, rebuilt, is_given};
+  return Build(stream, shape, layout, lookups, nullptr, rebuilt, scratch, is_given);
+}
+
+}  // namespace jax_tt

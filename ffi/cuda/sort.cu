@@ -1,0 +1,188 @@
+#include "ffi/cuda/sort.h"
+
+#include <algorithm>
+
+#include "ffi/cuda/block_scan.h"
+
+namespace jax_tt {
+namespace {
+
+constexpr int kThreads = 512, kWarps = kThreads / 32;
+// Positions that one block takes.  A batch that fits is sorted by one launch, all passes in one block.
+constexpr int64_t kTile = 8192, kSingleTile = 16384;
+
+struct Passes {
+  SortPass pass[kMaxSortPasses];
+  int32_t* order[kMaxSortPasses];
+  int count;
+};
+
+__device__ __forceinline__ int Digit(const SortPass& pass, const int32_t* order, int64_t i, int32_t* position) {
+  *position = order == nullptr ? static_cast<int32_t>(i) : order[i];
+  return (pass.digits[*position] >> pass.shift) & pass.mask;
+}
+
+// The part of a block's positions that a warp goes through, in rounds of 32 so that their order is kept.
+struct WarpRange {
+  int64_t begin, end;
+  __device__ WarpRange(int64_t first, int64_t last) {
+    const int64_t each = (last - first + kThreads - 1) / kThreads * 32;
+    begin = min(last, first + each * (threadIdx.x / 32));
+    end = min(last, begin + each);
+  }
+};
+
+// counters[warp * bins + bin]: how often a bin occurs in the part of a warp.
+__device__ void CountDigits(const SortPass& pass, const int32_t* order, int64_t first, int64_t last,
+                            Shared<int32_t> counters) {
+  for (int i = threadIdx.x; i < kWarps * pass.bins; i += kThreads) counters[i] = 0;
+  __syncthreads();
+  const WarpRange range(first, last);
+  const Shared<int32_t> own = counters + static_cast<int>(threadIdx.x / 32) * pass.bins;
+  for (int64_t i = range.begin + threadIdx.x % 32; i < range.end; i += 32) {
+    int32_t position;
+    atomicAdd(own + Digit(pass, order, i, &position), 1);
+  }
+  __syncthreads();
+}
+
+// Turns the counts of the warps into the places of their first position; start(bin) is that of the block.
+template <typename Start>
+__device__ void PlaceWarps(int bins, Shared<int32_t> counters, Start start) {
+  for (int bin = threadIdx.x; bin < bins; bin += kThreads) {
+    int32_t place = start(bin);
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const int32_t count = counters[warp * bins + bin];
+      counters[warp * bins + bin] = place;
+      place += count;
+    }
+  }
+  __syncthreads();
+}
+
+__device__ void Scatter(const SortPass& pass, const int32_t* order, int64_t first, int64_t last,
+                        Shared<int32_t> counters, int32_t* sorted) {
+  const WarpRange range(first, last);
+  const int lane = threadIdx.x % 32;
+  const Shared<int32_t> own = counters + static_cast<int>(threadIdx.x / 32) * pass.bins;
+  for (int64_t base = range.begin; base < range.end; base += 32) {
+    const int64_t i = base + lane;
+    int32_t position = 0;
+    // Lanes past the end share a digit that no other lane has.
+    const int digit = i < range.end ? Digit(pass, order, i, &position) : -1;
+    const unsigned peers = __match_any_sync(kAllLanes, digit);
+    const int rank = __popc(peers & ((1u << lane) - 1));
+    int32_t place = 0;
+    if (digit >= 0) {
+      place = own[digit];
+      sorted[place + rank] = position;
+    }
+    __syncwarp();
+    if (digit >= 0 && rank == 0) own[digit] = place + __popc(peers);
+    __syncwarp();
+  }
+}
+
+int64_t SharedForBins(int max_bins) {
+  return static_cast<int64_t>(sizeof(int32_t)) * ((kWarps + 1) * static_cast<int64_t>(max_bins) + kMaxWarps) + 64;
+}
+
+__global__ void __launch_bounds__(kThreads) SortInOneBlock(Passes passes, int64_t n, int max_bins, const int32_t* skip) {
+  if (skip != nullptr && *skip) return;
+  SharedArena arena;
+  const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * max_bins);
+  const Shared<int32_t> starts = arena.Take<int32_t>(max_bins);
+  const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
+  const int32_t* order = nullptr;
+  for (int k = 0; k < passes.count; ++k) {
+    const SortPass& pass = passes.pass[k];
+    CountDigits(pass, order, 0, n, counters);
+    for (int bin = threadIdx.x; bin < pass.bins; bin += kThreads) {
+      int32_t count = 0;
+      for (int warp = 0; warp < kWarps; ++warp) count += counters[warp * pass.bins + bin];
+      starts[bin] = count;
+    }
+    __syncthreads();
+    ScanArray(starts, pass.bins, sums);
+    PlaceWarps(pass.bins, counters, [&](int bin) { return static_cast<int32_t>(starts[bin]); });
+    Scatter(pass, order, 0, n, counters, passes.order[k]);
+    order = passes.order[k];
+    __syncthreads();
+  }
+}
+
+// counts[bin * tiles + tile]
+__global__ void __launch_bounds__(kThreads)
+    CountTiles(SortPass pass, const int32_t* order, int64_t n, int64_t tiles, int32_t* counts,
+               const int32_t* skip) {
+  if (skip != nullptr && *skip) return;
+  SharedArena arena;
+  const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * pass.bins);
+  const int64_t first = blockIdx.x * kTile;
+  CountDigits(pass, order, first, min(n, first + kTile), counters);
+  for (int bin = threadIdx.x; bin < pass.bins; bin += kThreads) {
+    int32_t count = 0;
+    for (int warp = 0; warp < kWarps; ++warp) count += counters[warp * pass.bins + bin];
+    counts[bin * tiles + blockIdx.x] = count;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) ScanCounts(int32_t* counts, int64_t count, const int32_t* skip) {
+  if (skip != nullptr && *skip) return;
+  SharedArena arena;
+  ScanArray(counts, count, arena.Take<int32_t>(kMaxWarps));
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ScatterTiles(SortPass pass, const int32_t* order, int64_t n, int64_t tiles, const int32_t* starts,
+                 int32_t* sorted, const int32_t* skip) {
+  if (skip != nullptr && *skip) return;
+  SharedArena arena;
+  const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * pass.bins);
+  const int64_t tile = blockIdx.x, first = tile * kTile, last = min(n, first + kTile);
+  CountDigits(pass, order, first, last, counters);
+  PlaceWarps(pass.bins, counters, [&](int bin) { return starts[bin * tiles + tile]; });
+  Scatter(pass, order, first, last, counters, sorted);
+}
+
+}  // namespace
+
+int64_t SortWorkspace(int64_t n, int max_bins) {
+  return n <= kSingleTile ? 0 : (n + kTile - 1) / kTile * max_bins * static_cast<int64_t>(sizeof(int32_t));
+}
+
+Status StableSort(cudaStream_t stream, int64_t n, const SortPass* passes, int num_passes, int32_t* const* orders,
+                  void* workspace, const int32_t* skip) {
+  if (n == 0) return {};
+  int max_bins = 1;
+  for (int k = 0; k < num_passes; ++k) max_bins = std::max(max_bins, passes[k].bins);
+  if (n <= kSingleTile) {
+    Passes all{};
+    all.count = num_passes;
+    for (int k = 0; k < num_passes; ++k) {
+      all.pass[k] = passes[k];
+      all.order[k] = orders[k];
+    }
+    return Launch(stream, 1, kThreads, SharedForBins(max_bins), SortInOneBlock, all, n, max_bins, skip);
+  }
+  const int64_t tiles = (n + kTile - 1) / kTile;
+  int32_t* counts = static_cast<int32_t*>(workspace);
+  const int32_t* order = nullptr;
+  for (int k = 0; k < num_passes; ++k) {
+    const int64_t shared = SharedForBins(passes[k].bins);
+    if (Status status = Launch(stream, tiles, kThreads, shared, CountTiles, passes[k], order, n, tiles, counts, skip);
+        !status.ok())
+      return status;
+    if (Status status = Launch(stream, 1, kThreads, SharedForBins(1), ScanCounts, counts, passes[k].bins * tiles, skip);
+        !status.ok())
+      return status;
+    if (Status status = Launch(stream, tiles, kThreads, shared, ScatterTiles, passes[k], order, n, tiles,
+                               static_cast<const int32_t*>(counts), orders[k], skip);
+        !status.ok())
+      return status;
+    order = orders[k];
+  }
+  return {};
+}
+
+}  // namespace jax_tt

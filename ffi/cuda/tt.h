@@ -1,0 +1,48 @@
+// The TT operations on the GPU: what is launched, in which order, and in which part of the workspace.
+#ifndef JAX_TT_CUDA_TT_H_
+#define JAX_TT_CUDA_TT_H_
+
+#include <stdint.h>
+
+#include "ffi/common/status.h"
+#include "ffi/cuda/tt_args.h"
+#include "ffi/cuda/tt_gradient.h"
+
+namespace jax_tt {
+
+// Bytes of workspace for n ids.
+int64_t TTForwardWorkspace(const TTShape& shape, int64_t n);
+int64_t TTBackwardWorkspace(const TTShape& shape, int64_t n);
+int64_t TTUpdateWorkspace(const TTShape& shape, int64_t n);
+int64_t TTApplyWorkspace();
+
+// out: [groups * bags, D]
+template <typename T>
+Status TTForward(cudaStream_t stream, const TTArgs<T>& args, float* out, void* workspace);
+
+// The gradients of the cores; what no lookup read becomes zero.  weight_gradient: [n], or null.
+//
+// With `lookups` the plan is checked to be this batch's and made again where it is not.
+template <typename T>
+Status TTBackward(cudaStream_t stream, const TTArgs<T>& args, const Lookups* lookups, const float* out_gradient,
+                  const CoreGradients& gradients, float* weight_gradient, void* workspace);
+
+struct TTStep {
+  int kind = 0;
+  StepNumbers numbers;
+  bool skip_nonfinite = false;
+};
+
+// Backward pass and optimizer step, in place.
+template <typename T>
+Status TTUpdate(cudaStream_t stream, const TTArgs<T>& args, const Lookups* lookups, const CoreTables<T>& tables,
+                const float* out_gradient, const TTStep& step, float* weight_gradient, float* applied,
+                void* workspace);
+
+template <typename T>
+Status TTApply(cudaStream_t stream, const TTShape& shape, const CoreTables<T>& tables, const CoreGradients& gradients,
+               const TTStep& step, float* applied, void* workspace);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_TT_H_

@@ -52,7 +52,8 @@ void Machine::CheckEnd() {
   for (int i = 0; i < warp.gatherings; ++i) {
     const Gathering& gathering = warp.gathering[i];
     if ((gathering.mask & now.lane_bit) != 0)
-      Fail("ended, but " + Waiting(current_ / kWarp * kWarp + __builtin_ctz(gathering.arrived)) + ", which names it");
+      Fail("ended while " + Waiting(current_ / kWarp * kWarp + __builtin_ctz(gathering.arrived)) +
+           ", which names this one");
   }
 }
 

@@ -1,0 +1,68 @@
+// How a row is dealt to threads, and how its elements are moved.
+#ifndef JAX_TT_CUDA_DENSE_LANES_H_
+#define JAX_TT_CUDA_DENSE_LANES_H_
+
+#include <stdint.h>
+
+#include "ffi/common/half.h"
+#include "ffi/cuda/simt.h"
+
+namespace jax_tt {
+
+constexpr int kDenseThreads = 256;
+constexpr unsigned kWholeWarp = 0xffffffffu;
+
+// Blocks for this many threads.
+inline int64_t DenseBlocks(int64_t threads) { return (threads + kDenseThreads - 1) / kDenseThreads; }
+
+// V adjacent elements, moved by one instruction.
+template <typename T, int V>
+struct alignas(sizeof(T) * V) Packet {
+  T x[V];
+};
+
+template <int V, typename T>
+__device__ __forceinline__ Packet<T, V> LoadPacket(const T* from) {
+  return *reinterpret_cast<const Packet<T, V>*>(from);
+}
+template <int V, typename T>
+__device__ __forceinline__ void StorePacket(const Packet<T, V>& packet, T* to) {
+  *reinterpret_cast<Packet<T, V>*>(to) = packet;
+}
+
+// The lanes that share a row: a power of two of them, a warp at most, each with V columns at a time.
+struct RowLanes {
+  int count;
+
+  static RowLanes For(int64_t dim, int vector) {
+    int lanes = 1;
+    while (lanes < 32 && lanes * vector < dim) lanes *= 2;
+    return {lanes};
+  }
+  int64_t blocks(int64_t rows) const { return DenseBlocks(rows * count); }
+
+  __device__ __forceinline__ int lane() const { return static_cast<int>(threadIdx.x) & (count - 1); }
+  // The row of this thread in a grid of one-dimensional blocks.
+  __device__ __forceinline__ int64_t row() const {
+    return (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> (__ffs(count) - 1);
+  }
+  // Sum over the lanes of a row.  Every lane of the warp must call this.
+  __device__ __forceinline__ float Sum(float value) const {
+    for (int step = count / 2; step > 0; step /= 2) value += __shfl_xor_sync(kWholeWarp, value, step);
+    return value;
+  }
+  // What the first lane of the row has.  Every lane of the warp must call this.
+  __device__ __forceinline__ float OfFirst(float value) const {
+    return __shfl_sync(kWholeWarp, value, static_cast<int>(threadIdx.x) % 32 & ~(count - 1));
+  }
+};
+
+// Whether every row that starts at one of these addresses can be moved in packets of 4.
+template <typename... Pointers>
+bool FourWide(int64_t dim, const Pointers*... rows) {
+  return dim % 4 == 0 && ((reinterpret_cast<uintptr_t>(rows) % (4 * sizeof(*rows)) == 0) && ...);
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_DENSE_LANES_H_

@@ -1,0 +1,114 @@
+// Gradients of rows that very many positions read, a block for each.
+#ifndef JAX_TT_CUDA_DENSE_LONG_ROWS_H_
+#define JAX_TT_CUDA_DENSE_LONG_ROWS_H_
+
+#include "ffi/cuda/dense_sum.h"
+
+namespace jax_tt {
+
+constexpr int kLongRowThreads = 512;
+// Blocks that share the long rows of a batch: a few for every multiprocessor.
+constexpr int64_t kLongRowBlocks = 512;
+
+// The gradient of one long row: the positions in the tile where it begins, then what SumRows made of its other tiles.
+// The groups of lanes take equal runs of both, and their sums are added in order.  Every thread of the block must call
+// it.
+template <int V>
+struct LongRowSum {
+  const GradientSource& from;
+  const RowLanes& lanes;
+  Shared<float> warp_sums;  // [warps, V, 32]
+  uint32_t begin;           // sorted position
+  int count;                // of positions in the first tile
+  int tile, end_tile;       // the other tiles
+
+  __device__ __forceinline__ Packet<float, V> operator()(int column) const {
+    const int groups = kLongRowThreads / lanes.count, group = static_cast<int>(threadIdx.x) / lanes.count;
+    const int positions = (count + groups - 1) / groups, tiles = (end_tile - tile + groups - 1) / groups;
+    const int first = min(count, group * positions), first_tile = min(end_tile, tile + group * tiles);
+    Packet<float, V> sum = PositionSum<V>{from, begin + first, min(positions, count - first)}(column);
+    if (column < from.dim) AddTiles(first_tile, min(end_tile, first_tile + tiles), column, &sum);
+    return OverBlock(sum);
+  }
+
+ private:
+  __device__ __forceinline__ void AddTiles(int i, int last, int column, Packet<float, V>* sum) const {
+    constexpr int kBatch = 8;
+    const float* partial = from.plan.partial + column;
+    for (; i < last; i += kBatch) {
+      Packet<float, V> value[kBatch] = {};
+      for (int j = 0; j < kBatch; ++j)
+        if (i + j < last) value[j] = LoadPacket<V>(partial + static_cast<int64_t>(i + j) * from.dim);
+      for (int j = 0; j < kBatch; ++j)
+        for (int v = 0; v < V; ++v) sum->x[v] += value[j].x[v];
+    }
+  }
+  // The sum over all groups; only the first group has it.
+  __device__ __forceinline__ Packet<float, V> OverBlock(Packet<float, V> sum) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    for (int v = 0; v < V; ++v) {
+      for (int step = lanes.count; step < 32; step *= 2) sum.x[v] += __shfl_xor_sync(kWholeWarp, sum.x[v], step);
+      warp_sums[(warp * V + v) * 32 + lane] = sum.x[v];
+    }
+    __syncthreads();
+    if (warp == 0)
+      for (int v = 0; v < V; ++v)
+        for (int other = 1; other < kLongRowThreads / 32; ++other) sum.x[v] += warp_sums[(other * V + v) * 32 + lane];
+    __syncthreads();
+    return sum;
+  }
+};
+
+// The first tile from `tile` on in which a row begins.  Every thread of the block must call this.
+__device__ __forceinline__ int TileOfNextRow(const DensePlan& plan, int tile, Shared<int32_t> found) {
+  if (threadIdx.x == 0) found[0] = INT32_MAX;
+  __syncthreads();
+  for (;; tile += kLongRowThreads) {
+    const int mine = tile + static_cast<int>(threadIdx.x);
+    if (mine <= plan.tiles && plan.head[mine] != 0) atomicMin(found, mine);
+    __syncthreads();
+    const int32_t nearest = found[0];
+    __syncthreads();
+    if (nearest != INT32_MAX) return nearest;
+  }
+}
+
+// Blocks take the listed rows in turn.  The first of them also tells the sink that all is done.
+template <int V, typename Sink>
+__global__ void __launch_bounds__(kLongRowThreads, 1) SumLongRows(GradientSource from, RowLanes lanes, Sink sink) {
+  SharedArena arena;
+  const Shared<int32_t> found = arena.Take<int32_t>(1);
+  const Shared<float> warp_sums = arena.Take<float>(kLongRowThreads * V);
+  const int32_t count = from.plan.flags[kLongRows];
+  for (int32_t k = static_cast<int32_t>(blockIdx.x); k < count; k += static_cast<int32_t>(gridDim.x)) {
+    const int begin = from.plan.long_row[k], tile = begin / kDenseTile;
+    const int last = TileOfNextRow(from.plan, tile + 3, found);
+    // The row reaches into the tile where the next one begins, unless that one begins it.
+    const int end_tile = (from.plan.head[last] & 1) != 0 ? last : last + 1;
+    sink.template Row<V>(
+        lanes, from.plan.row[begin], from.dim, threadIdx.x < static_cast<unsigned>(lanes.count),
+        LongRowSum<V>{from, lanes, warp_sums, static_cast<uint32_t>(begin), kDenseTile - begin % kDenseTile, tile + 1,
+                      end_tile});
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) sink.Finish(from.plan.flags);
+}
+
+// Hands every row of the batch to the sink.  `parts`: as in GradientSource.
+template <int V, typename Sink>
+Status SumAllRows(cudaStream_t stream, const DensePlan& plan, const DenseBatch& batch, const float* out_gradient,
+                  bool parts, const Sink& sink) {
+  const RowLanes lanes = RowLanes::For(batch.dim, V);
+  const GradientSource from{plan, out_gradient, static_cast<int>(batch.dim), batch.weights != nullptr, parts};
+  if (Status status =
+          Launch(stream, lanes.blocks(plan.n), kDenseThreads, 0, SumRows<V, Sink>, from, lanes, sink);
+      !status.ok())
+    return status;
+  // A row is long from 64 positions on at the earliest, and even without any of those the sink is told the end.
+  const int64_t blocks = std::clamp<int64_t>(plan.tiles / 2, 1, kLongRowBlocks);
+  constexpr size_t kShared = sizeof(float) * kLongRowThreads * V + 16;
+  return Launch(stream, blocks, kLongRowThreads, kShared, SumLongRows<V, Sink>, from, lanes, sink);
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_DENSE_LONG_ROWS_H_

@@ -131,7 +131,7 @@ std::string MaskedGroups() {
     const int rounds = 5 + lane / 8 * 8, next_rounds = 5 + next / 8 * 8;
     right &= out[t] == (lane + rounds) % 8 * 100 + (next + next_rounds - 1) % 8;
   }
-  return Expect(first.ok() ? second : first, right);
+  return Expect(status, right);
 }
 
 __global__ void Vote(int* out) {

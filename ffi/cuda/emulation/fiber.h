@@ -13,9 +13,12 @@
 #endif
 #endif
 
-#if !defined(__x86_64__) && !defined(__aarch64__)
-#include <ucontext.h>
+// The slow way, for processors that fiber.cc has no switch for.
+#if !defined(__x86_64__) && !defined(__aarch64__) && !defined(JAX_TT_UCONTEXT)
 #define JAX_TT_UCONTEXT 1
+#endif
+#if defined(JAX_TT_UCONTEXT)
+#include <ucontext.h>
 #endif
 
 namespace jax_tt::emulation {

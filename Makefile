@@ -8,20 +8,28 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 # An editable install: the sources are used from the checkout, the native module is built once.
 # A changed build input or dependency list makes the stamps old, and the next target installs again.
-NATIVE_SOURCES := $(shell find ffi -name '*.cc' -o -name '*.h' 2>/dev/null)
-INSTALL_INPUTS := pyproject.toml CMakeLists.txt $(NATIVE_SOURCES)
+NATIVE_SOURCES := $(shell find ffi -name '*.cc' -o -name '*.h' -o -name '*.cu' 2>/dev/null)
+INSTALL_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(NATIVE_SOURCES)
+
+# The CUDA module beside a GPU, for that GPU alone; elsewhere nothing could run it, and `make cuda` sees that it compiles.
+CUDA ?= $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
+# The CUDA kernels compiled for the processor, which the tests run everywhere.
+EMULATION ?= OFF
+NATIVE_OPTIONS = JAX_TT_CUDA=$(CUDA) JAX_TT_CUDA_ARCHITECTURES=native JAX_TT_EMULATION=$(EMULATION)
+PIP_OPTIONS = $(foreach option,$(NATIVE_OPTIONS),-C cmake.define.$(option))
 
 # Tests use all cores, but at most 8: each worker holds a JAX of its own.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8
 DATA ?= ../shared/data
 
-.PHONY: help demo test fuzz dev lint format types bench bench-quick docs native native-with asan ubsan check-wheel \
-  retrieval-quick clean
+.PHONY: help demo test fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
+  check-wheel retrieval-quick clean
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
 	@echo "make test     run the test suite"
 	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"
+	@echo "make cuda     compile the CUDA kernels (no GPU needed); cuda-all for every architecture"
 	@echo "make lint | types | docs | bench | native | asan | ubsan | check-wheel | clean"
 
 demo: $(VENV)/.with-examples
@@ -67,16 +75,23 @@ retrieval-quick: $(VENV)/.with-examples
 
 # A developer's loop on the native module: compiles only what changed, in a build folder that stays.
 native: $(VENV)/.with-dev
-	$(PIP) install --no-deps --no-build-isolation -C build-dir=build/native --editable .
+	$(PIP) install --no-deps --no-build-isolation -C build-dir=build/native $(PIP_OPTIONS) --editable .
 
 # The same for a Python of your own that has jax and nanobind and imports the checkout through PYTHONPATH:
 # the module is copied beside the sources. make native-with NATIVE_PYTHON=/path/to/python
 NATIVE_PYTHON ?= $(PY)
 NATIVE_BUILD ?= build/in_tree
-NATIVE_FLAGS ?=
+NATIVE_FLAGS ?= $(addprefix -D,$(NATIVE_OPTIONS))
 native-with:
 	cmake -S . -B $(NATIVE_BUILD) -DPython_EXECUTABLE=$(NATIVE_PYTHON) $(NATIVE_FLAGS)
 	cmake --build $(NATIVE_BUILD) --target in_tree --parallel
+
+# The CUDA module, which needs no GPU to compile: the GPUs of data centres, or all. Says so and goes on where there is
+# no nvcc.
+cuda: ARCHITECTURES := 80-real;90-real;90-virtual
+cuda-all: ARCHITECTURES :=
+cuda cuda-all: $(VENV)/.with-dev
+	$(PY) scripts/compile_cuda.py --build build/$@ "$(ARCHITECTURES)"
 
 # The tests on a native module built with sanitizers. It takes the place of the ordinary one in .venv; the next target
 # that needs that one installs it again.
@@ -89,7 +104,7 @@ ubsan: export UBSAN_OPTIONS := print_stacktrace=1:halt_on_error=1
 asan ubsan: $(VENV)/.with-test
 	rm -f $(VENV)/.installed
 	$(PIP) install --no-deps --editable . \
-	  -C cmake.define.JAX_TT_SANITIZE=$(SANITIZER) -C install.strip=false -C build-dir=build/$(SANITIZER)
+	  -C cmake.define.JAX_TT_SANITIZE=$(SANITIZER) -C cmake.define.JAX_TT_EMULATION=$(EMULATION) -C install.strip=false -C build-dir=build/$(SANITIZER)
 	LD_PRELOAD="$$($(CXX) -print-file-name=lib$(subst undefined,ub,$(subst address,a,$(SANITIZER)))san.so) \
 	  $$($(CXX) -print-file-name=libstdc++.so)" $(PY) -m pytest $(PYTEST_ARGS) $(SANITIZER_TESTS)
 
@@ -105,7 +120,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.installed: $(VENV)/bin/python $(INSTALL_INPUTS)
 	@echo "building and installing jax-tt into $(VENV)"
-	@$(PIP) install --editable .
+	@$(PIP) install $(PIP_OPTIONS) --editable .
 	@touch $@
 
 # The project is there already, so that only what the extra names gets installed; nothing is compiled again.

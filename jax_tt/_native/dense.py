@@ -23,7 +23,7 @@ from jax_tt._ops._batch import Batch
 from jax_tt._ops._spec import DenseSpec
 
 
-def _workspace(platform: str, op: str, spec: DenseSpec, ids: Any) -> int | None:
+def _workspace(platform: str, op: str, spec: DenseSpec, ids: jax.Array) -> int | None:
     """Bytes of working memory for one call."""
     if platform == "cpu":
         return None

@@ -47,8 +47,8 @@ def _sizes(platform: str, spec: TTSpec, positions: int, hint: int) -> tuple[int,
     return max(plan for plan, _ in sizes), max(saved for _, saved in sizes)
 
 
-def _workspace(platform: str, op: str, spec: TTSpec, ids: Any = None) -> int | None:
-    """Bytes of working memory for one call; the step of summed gradients has no ids."""
+def _workspace(platform: str, op: str, spec: TTSpec, ids: jax.Array | None) -> int | None:
+    """Bytes of working memory for one call."""
     if platform == "cpu":
         return None
     count = 0 if ids is None else math.prod(ids.shape[:2])

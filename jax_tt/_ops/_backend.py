@@ -100,7 +100,7 @@ def _reason(platform: str = "cpu") -> str:
 
 
 def _default_platform() -> str:
-    device = jax.config.jax_default_device
+    device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     return getattr(device, "platform", device) or jax.default_backend()
 
 

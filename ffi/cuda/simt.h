@@ -28,7 +28,6 @@ constexpr size_t SharedBytes(int64_t count) {
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 
 #include "ffi/cuda/emulation/atomics.h"

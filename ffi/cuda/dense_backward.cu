@@ -1,6 +1,5 @@
 // Gradients of a dense table and of the weights of its lookups.
 #include "ffi/cuda/dense_backward.h"
-
 #include "ffi/cuda/dense_ids.h"
 #include "ffi/cuda/dense_long_rows.h"
 
@@ -12,8 +11,7 @@ struct GradientSink {
   float* gradient;
 
   template <int V, typename Sum>
-  __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner,
-                                      const Sum& sum) const {
+  __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner, const Sum& sum) const {
     for (int first = 0; first < dim; first += lanes.count * V) {
       const int column = first + lanes.lane() * V;
       const Packet<float, V> value = sum(column);
@@ -58,9 +56,8 @@ Status LaunchWeights(cudaStream_t stream, const DensePlan& plan, int dim, const 
 template <typename T>
 Status DenseWeightGradient(cudaStream_t stream, const DensePlan& plan, int dim, const T* table,
                            const float* out_gradient, float* weight_gradient) {
-  return FourWide(dim, table, out_gradient)
-             ? LaunchWeights<4>(stream, plan, dim, table, out_gradient, weight_gradient)
-             : LaunchWeights<1>(stream, plan, dim, table, out_gradient, weight_gradient);
+  return FourWide(dim, table, out_gradient) ? LaunchWeights<4>(stream, plan, dim, table, out_gradient, weight_gradient)
+                                            : LaunchWeights<1>(stream, plan, dim, table, out_gradient, weight_gradient);
 }
 
 template <typename T>
@@ -79,8 +76,8 @@ Status DenseBackward(cudaStream_t stream, const DenseBatch& batch, const T* tabl
   return DenseWeightGradient(stream, plan, static_cast<int>(batch.dim), table, out_gradient, weight_gradient);
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                                      \
-  template Status DenseWeightGradient(cudaStream_t, const DensePlan&, int, const T*, const float*, float*);    \
+#define JAX_TT_INSTANTIATE(T)                                                                               \
+  template Status DenseWeightGradient(cudaStream_t, const DensePlan&, int, const T*, const float*, float*); \
   template Status DenseBackward(cudaStream_t, const DenseBatch&, const T*, const float*, float*, float*, void*)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);

@@ -85,10 +85,9 @@ __global__ void __launch_bounds__(kLongRowThreads, 1) SumLongRows(GradientSource
     const int last = TileOfNextRow(from.plan, tile + 3, found);
     // The row reaches into the tile where the next one begins, unless that one begins it.
     const int end_tile = (from.plan.head[last] & 1) != 0 ? last : last + 1;
-    sink.template Row<V>(
-        lanes, from.plan.row[begin], from.dim, threadIdx.x < static_cast<unsigned>(lanes.count),
-        LongRowSum<V>{from, lanes, warp_sums, static_cast<uint32_t>(begin), kDenseTile - begin % kDenseTile, tile + 1,
-                      end_tile});
+    sink.template Row<V>(lanes, from.plan.row[begin], from.dim, threadIdx.x < static_cast<unsigned>(lanes.count),
+                         LongRowSum<V>{from, lanes, warp_sums, static_cast<uint32_t>(begin),
+                                       kDenseTile - begin % kDenseTile, tile + 1, end_tile});
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) sink.Finish(from.plan.flags);
 }
@@ -99,8 +98,7 @@ Status SumAllRows(cudaStream_t stream, const DensePlan& plan, const DenseBatch& 
                   bool parts, const Sink& sink) {
   const RowLanes lanes = RowLanes::For(batch.dim, V);
   const GradientSource from{plan, out_gradient, static_cast<int>(batch.dim), batch.weights != nullptr, parts};
-  if (Status status =
-          Launch(stream, lanes.blocks(plan.n), kDenseThreads, 0, SumRows<V, Sink>, from, lanes, sink);
+  if (Status status = Launch(stream, lanes.blocks(plan.n), kDenseThreads, 0, SumRows<V, Sink>, from, lanes, sink);
       !status.ok())
     return status;
   // A row is long from 64 positions on at the earliest, and even without any of those the sink is told the end.

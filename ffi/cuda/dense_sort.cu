@@ -1,5 +1,3 @@
-#include "ffi/cuda/dense_sort.h"
-
 #include <algorithm>
 #include <bit>
 #include <type_traits>
@@ -7,14 +5,13 @@
 #include "ffi/cuda/cuda_status.h"
 #include "ffi/cuda/dense_ids.h"
 #include "ffi/cuda/dense_lanes.h"
+#include "ffi/cuda/dense_sort.h"
 #include "ffi/cuda/sort.h"
 
 namespace jax_tt {
 namespace {
 
-__device__ __forceinline__ int64_t ThreadIndex() {
-  return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-}
+__device__ __forceinline__ int64_t ThreadIndex() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 bool NeedsTwoWords(int64_t num_embeddings) { return num_embeddings > INT32_MAX; }
 

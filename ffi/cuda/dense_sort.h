@@ -44,11 +44,11 @@ struct DensePlan {
   char* sorting = nullptr;
 
   // By sorted position.  Bit i of head[t]: a row begins at 32 t + i; from n on every bit is set.
-  uint32_t* head = nullptr;   // [tiles + 1]
-  int64_t* row = nullptr;     // [n], where a row begins
-  int32_t* bag = nullptr;     // [n], -1 from the first that reads no row
-  float* weight = nullptr;    // [n]
-  float* partial = nullptr;   // [tiles, dim] sum of the part of a long row that a tile begins with
+  uint32_t* head = nullptr;     // [tiles + 1]
+  int64_t* row = nullptr;       // [n], where a row begins
+  int32_t* bag = nullptr;       // [n], -1 from the first that reads no row
+  float* weight = nullptr;      // [n]
+  float* partial = nullptr;     // [tiles, dim] sum of the part of a long row that a tile begins with
   int32_t* long_row = nullptr;  // [tiles / 2] where long rows begin, in any order
 
   int64_t bytes = 0;

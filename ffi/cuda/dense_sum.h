@@ -116,8 +116,7 @@ __global__ void __launch_bounds__(kDenseThreads) SumRows(GradientSource from, Ro
     segment = {};
   }
   const bool owner = segment.kind == Segment::kRow;
-  sink.template Row<V>(lanes, owner ? from.plan.row[i] : 0, from.dim, owner,
-                       PositionSum<V>{from, i, segment.count});
+  sink.template Row<V>(lanes, owner ? from.plan.row[i] : 0, from.dim, owner, PositionSum<V>{from, i, segment.count});
 }
 
 }  // namespace jax_tt

@@ -35,8 +35,7 @@ struct StepSink {
   float* applied;
 
   template <int V, typename Sum>
-  __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner,
-                                      const Sum& sum) const {
+  __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner, const Sum& sum) const {
     if (flags[kNonFinite] != 0) return;
     const Rule rule(step.hyper);
     const float scale = *step.scale;
@@ -117,7 +116,8 @@ Status DenseUpdate(cudaStream_t stream, const DenseBatch& batch, const DenseTabl
   const DensePlan plan = MakeDensePlan(batch.num_embeddings, batch.dim, batch.n(), workspace);
   if (Status status = SortDenseBatch(stream, batch, plan); !status.ok()) return status;
   if (weight_gradient != nullptr) {
-    if (Status status = DenseWeightGradient(stream, plan, static_cast<int>(batch.dim), table.values, out_gradient, weight_gradient);
+    if (Status status =
+            DenseWeightGradient(stream, plan, static_cast<int>(batch.dim), table.values, out_gradient, weight_gradient);
         !status.ok())
       return status;
   }
@@ -127,7 +127,7 @@ Status DenseUpdate(cudaStream_t stream, const DenseBatch& batch, const DenseTabl
   return four_wide ? UpdateRows<4>(stream, args, table) : UpdateRows<1>(stream, args, table);
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                                     \
+#define JAX_TT_INSTANTIATE(T)                                                                                        \
   template Status DenseUpdate(cudaStream_t, const DenseBatch&, const DenseTable<T>&, const float*, const DenseStep&, \
                               float*, float*, void*)
 JAX_TT_INSTANTIATE(float);

@@ -1,0 +1,15 @@
+// FFI handlers of dense tables in the CUDA module; dense_ffi.cc lists their arguments.
+#ifndef JAX_TT_CUDA_DENSE_HANDLERS_H_
+#define JAX_TT_CUDA_DENSE_HANDLERS_H_
+
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_tt {
+
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseForwardCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseBackwardCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(DenseUpdateCuda);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_DENSE_HANDLERS_H_

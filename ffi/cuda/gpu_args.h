@@ -1,0 +1,43 @@
+// Arguments and results that only the handlers of the GPU have.
+#ifndef JAX_TT_CUDA_GPU_ARGS_H_
+#define JAX_TT_CUDA_GPU_ARGS_H_
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "ffi/common/args.h"
+
+namespace jax_tt {
+
+// As DispatchStorage, for the storage types that the GPU takes.
+template <typename F>
+Status DispatchGpuStorage(ffi::DataType dtype, F&& body) {
+  return DispatchStorage(dtype, [&](auto tag) -> Status {
+    if constexpr (std::is_same_v<typename decltype(tag)::type, double>)
+      return InvalidArgument("float64 tables are not supported on a GPU; use float32, bfloat16 or float16");
+    else
+      return body(tag);
+  });
+}
+
+// The memory that a handler works in, since it must not allocate any.
+inline Status ReadWorkspace(const ffi::AnyBuffer& buffer, int64_t bytes, void** workspace) {
+  if (static_cast<int64_t>(buffer.size_bytes()) < bytes)
+    return InvalidArgument("the workspace has " + std::to_string(buffer.size_bytes()) + " bytes, expected " +
+                           std::to_string(bytes));
+  *workspace = buffer.untyped_data();
+  return {};
+}
+
+// The same where it is the last of several results.
+inline Status ReadLastWorkspace(const ffi::RemainingRets& results, int64_t bytes, void** workspace) {
+  if (results.size() == 0) return InvalidArgument("the workspace is missing");
+  auto buffer = results.get<ffi::AnyBuffer>(results.size() - 1);
+  if (!buffer.has_value()) return InvalidArgument("the workspace is missing");
+  return ReadWorkspace(**buffer, bytes, workspace);
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_GPU_ARGS_H_

@@ -62,7 +62,7 @@ def built(directory, *flags):
         pytest.skip("no C++ compiler")
     program = directory / "emulator_test"
     emulator = sorted(str(path) for path in ROOT.glob("ffi/cuda/emulation/*.cc"))
-    command = [compiler, "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror"]
+    command = [compiler, "-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
     command += [*flags, "-DJAX_TT_EMULATION", "-I.", "tests/cpp/emulator_main.cc", *emulator]
     command += ["-x", "c++", *KERNELS, "-o", str(program)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -115,6 +115,11 @@ def test_planted_bugs_are_named_in_every_order(program):
         for message in found[name]:
             assert message.startswith("the kernel launched at emulator_planted.cu:"), name
             assert re.search(pattern, message), f"{name}: {message}"
+
+
+def test_os_threads_launch_at_once(program):
+    done = run(program, "threads")
+    assert done.returncode == 0, done.stdout + done.stderr[-6000:]
 
 
 def test_address_sanitizer_sees_global_memory(sanitized):

@@ -6,6 +6,8 @@
 
 #include <string_view>
 
+#include "ffi/core/host_device.h"
+
 namespace jax_tt {
 
 // What an id outside [0, num_embeddings) does.  kUnchecked promises there is none; memory safety then clamps.  kPoison
@@ -25,7 +27,7 @@ struct Lookups {
   Bounds bounds = Bounds::kError;
   std::string_view table;  // named in errors
 
-  int64_t size() const { return groups * capacity; }
+  JAX_TT_INLINE int64_t size() const { return groups * capacity; }
 };
 
 }  // namespace jax_tt

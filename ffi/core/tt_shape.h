@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "ffi/core/host_device.h"
+
 namespace jax_tt {
 
 constexpr int kMaxCores = 5;
@@ -16,13 +18,13 @@ struct TTShape {
   int64_t r[kMaxCores + 1] = {};
   int64_t num_embeddings = 0;
 
-  int64_t dim() const { return Product(q); }
-  int64_t num_rows() const { return Product(p); }
-  int64_t slice_size(int k) const { return r[k] * q[k] * r[k + 1]; }
-  int64_t core_size(int k) const { return p[k] * slice_size(k); }
+  JAX_TT_INLINE int64_t dim() const { return Product(q); }
+  JAX_TT_INLINE int64_t num_rows() const { return Product(p); }
+  JAX_TT_INLINE int64_t slice_size(int k) const { return r[k] * q[k] * r[k + 1]; }
+  JAX_TT_INLINE int64_t core_size(int k) const { return p[k] * slice_size(k); }
 
  private:
-  int64_t Product(const int64_t* factors) const {
+  JAX_TT_INLINE int64_t Product(const int64_t* factors) const {
     int64_t n = 1;
     for (int k = 0; k < d; ++k) n *= factors[k];
     return n;
@@ -40,7 +42,7 @@ struct Side {
   int64_t width[kMaxCores + 1] = {};  // width[k]: product of q over positions 1 .. k; width[0] = 1
   int64_t rank[kMaxCores + 1] = {};   // rank[k]: rank on the inner face of position k; rank[0] = 1
 
-  int64_t product_size(int k) const { return width[k] * rank[k]; }
+  JAX_TT_INLINE int64_t product_size(int k) const { return width[k] * rank[k]; }
 };
 
 // row = primary product times transposed secondary product, rank summed.  The primary side holds the more expensive

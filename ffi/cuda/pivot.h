@@ -18,11 +18,11 @@ struct Pivot {
   int64_t a = 1, r_left = 1, q = 1, r_right = 1, b = 1;
   bool left_first = true;  // row = (L G) R rather than L (G R): the cheaper of the two
 
-  int64_t left_size() const { return a * r_left; }
-  int64_t right_size() const { return r_right * b; }
-  int64_t slice_size() const { return r_left * q * r_right; }
+  JAX_TT_INLINE int64_t left_size() const { return a * r_left; }
+  JAX_TT_INLINE int64_t right_size() const { return r_right * b; }
+  JAX_TT_INLINE int64_t slice_size() const { return r_left * q * r_right; }
   // Of the product that is made first, L G [a q, r_r] or G R [r_l, q b].
-  int64_t product_size() const { return left_first ? a * q * r_right : r_left * q * b; }
+  JAX_TT_INLINE int64_t product_size() const { return left_first ? a * q * r_right : r_left * q * b; }
 };
 
 Pivot MakePivot(const TTShape& shape, int core);

@@ -1,9 +1,9 @@
-#include "ffi/cuda/plan.h"
-
 #include <algorithm>
+#include <type_traits>
 
 #include "ffi/cuda/block_scan.h"
 #include "ffi/cuda/cuda_status.h"
+#include "ffi/cuda/plan.h"
 #include "ffi/cuda/sort.h"
 
 namespace jax_tt {
@@ -81,13 +81,14 @@ __device__ void AddBatchHash(const Lookups& lookups, unsigned long long* hash) {
   AddHash(lookups.ids, lookups.size() * lookups.words_per_id, static_cast<uint64_t>(offsets), hash);
 }
 
-__global__ void __launch_bounds__(kThreads) HashBatch(Lookups lookups, unsigned long long* hash) {
+__global__ void __launch_bounds__(kThreads)
+    HashBatch(const __grid_constant__ Lookups lookups, unsigned long long* hash) {
   AddBatchHash(lookups, hash);
 }
 
 __global__ void ComparePlan(const int32_t* plan, int64_t n, const unsigned long long* hash, int32_t* is_given) {
-  *is_given = plan[CudaPlan::kPositions] == n &&
-              *reinterpret_cast<const unsigned long long*>(plan + CudaPlan::kHash) == *hash;
+  *is_given =
+      plan[CudaPlan::kPositions] == n && *reinterpret_cast<const unsigned long long*>(plan + CudaPlan::kHash) == *hash;
 }
 
 // The digits of one lookup, or why it has none.
@@ -101,11 +102,13 @@ template <typename Int>
 __device__ __forceinline__ Id ReadLinear(const Int* ids, int64_t position, bool padded) {
   const Int id = ids[position];
   if (padded && id == static_cast<Int>(-1)) return {Id::kPadding, 0};
-  if (id < Int{0}) return {Id::kNegative, 0};
+  if constexpr (std::is_signed_v<Int>)
+    if (id < 0) return {Id::kNegative, 0};
   return {Id::kValid, static_cast<int64_t>(id)};
 }
 
-// Split ids come as digits; any that is no digit of this shape stands for an id past its end unless the first is negative.
+// Split ids come as digits; any that is no digit of this shape stands for an id past its end unless the first is
+// negative.
 __device__ __forceinline__ Id ReadSplit(const TTShape& shape, const int32_t* digits) {
   bool all_minus_one = true, valid = true;
   int64_t id = 0;
@@ -162,7 +165,8 @@ __device__ void CheckOffset(const Lookups& lookups, int64_t i, int32_t* header) 
 
 // Bag and digits of every position, and the checks of the batch.
 __global__ void __launch_bounds__(kThreads)
-    ReadBatch(TTShape shape, CudaPlan layout, Lookups lookups, const float* sentinel, int32_t* plan, int32_t* digits,
+    ReadBatch(const __grid_constant__ TTShape shape, const __grid_constant__ CudaPlan layout,
+              const __grid_constant__ Lookups lookups, const float* sentinel, int32_t* plan, int32_t* digits,
               const int32_t* skip) {
   if (skip != nullptr && *skip) return;
   const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
@@ -218,7 +222,8 @@ __device__ bool StartsRow(const CudaPlan& layout, const int32_t* plan, const int
 }
 
 __global__ void __launch_bounds__(kRowThreads)
-    CountRows(CudaPlan layout, const int32_t* plan, const int32_t* digits, int32_t* tile_rows, const int32_t* skip) {
+    CountRows(const __grid_constant__ CudaPlan layout, const int32_t* plan, const int32_t* digits, int32_t* tile_rows,
+              const int32_t* skip) {
   if (skip != nullptr && *skip) return;
   SharedArena arena;
   const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
@@ -232,7 +237,8 @@ __global__ void __launch_bounds__(kRowThreads)
 
 // Numbers the rows in sorted order.  tile_rows: rows that start in each tile, read below this one only.
 __global__ void __launch_bounds__(kRowThreads)
-    NumberRows(CudaPlan layout, int32_t* plan, const int32_t* digits, const int32_t* tile_rows, const int32_t* skip) {
+    NumberRows(const __grid_constant__ CudaPlan layout, int32_t* plan, const int32_t* digits, const int32_t* tile_rows,
+               const int32_t* skip) {
   if (skip != nullptr && *skip) return;
   SharedArena arena;
   const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
@@ -264,7 +270,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 // First entry of each slice of a core, one block per core, and the parts of the pivots.
 __global__ void __launch_bounds__(kRowThreads)
-    CutSegments(CudaPlan layout, int32_t* plan, const int32_t* digits, const int32_t* skip) {
+    CutSegments(const __grid_constant__ CudaPlan layout, int32_t* plan, const int32_t* digits, const int32_t* skip) {
   if (skip != nullptr && *skip) return;
   SharedArena arena;
   const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
@@ -292,9 +298,9 @@ __global__ void __launch_bounds__(kRowThreads)
   int32_t* first_part = plan + layout.first_part(k);
   int32_t* part_slice = plan + layout.part_slice(k);
   for (int64_t slice = threadIdx.x; slice <= layout.p[k]; slice += kRowThreads)
-    first_part[slice] = slice == layout.p[k] ? 0
-                                             : static_cast<int32_t>((segment[slice + 1] - segment[slice] + part_rows - 1) /
-                                                                    part_rows);
+    first_part[slice] = slice == layout.p[k]
+                            ? 0
+                            : static_cast<int32_t>((segment[slice + 1] - segment[slice] + part_rows - 1) / part_rows);
   __syncthreads();
   const int32_t parts = ScanArray(first_part, layout.p[k] + 1, sums);
   if (threadIdx.x == 0) plan[CudaPlan::kParts + k] = parts;
@@ -334,14 +340,15 @@ Status Build(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, 
   const int64_t tiles = (layout.n + kRowTile - 1) / kRowTile;
   constexpr size_t kShared = kMaxWarps * sizeof(int32_t);
   if (tiles > 1) {
-    if (Status status = Launch(stream, tiles, kRowThreads, kShared, CountRows, layout, static_cast<const int32_t*>(plan),
-                               static_cast<const int32_t*>(scratch.digits), scratch.tile_rows, skip);
+    if (Status status =
+            Launch(stream, tiles, kRowThreads, kShared, CountRows, layout, static_cast<const int32_t*>(plan),
+                   static_cast<const int32_t*>(scratch.digits), scratch.tile_rows, skip);
         !status.ok())
       return status;
   }
-  if (Status status = Launch(stream, tiles, kRowThreads, kShared, NumberRows, layout, plan,
-                             static_cast<const int32_t*>(scratch.digits),
-                             static_cast<const int32_t*>(scratch.tile_rows), skip);
+  if (Status status =
+          Launch(stream, tiles, kRowThreads, kShared, NumberRows, layout, plan,
+                 static_cast<const int32_t*>(scratch.digits), static_cast<const int32_t*>(scratch.tile_rows), skip);
       !status.ok())
     return status;
   return Launch(stream, layout.d, kRowThreads, kShared, CutSegments, layout, plan,
@@ -392,8 +399,8 @@ Status EnsurePlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& lay
   const int64_t words = std::max<int64_t>(lookups.size() * lookups.words_per_id, lookups.groups * (lookups.bags + 1));
   const int64_t grid = std::clamp<int64_t>((words + kThreads - 1) / kThreads, 1, 1024);
   if (Status status = Launch(stream, grid, kThreads, 0, HashBatch, lookups, hash); !status.ok()) return status;
-  if (Status status = Launch(stream, 1, 1, 0, ComparePlan, given, layout.n,
-                             static_cast<const unsigned long long*>(hash), is_given);
+  if (Status status =
+          Launch(stream, 1, 1, 0, ComparePlan, given, layout.n, static_cast<const unsigned long long*>(hash), is_given);
       !status.ok())
     return status;
   *plan = {given, rebuilt, is_given};

@@ -30,10 +30,12 @@ struct CudaPlan {
   // kHash: two words, a hash of the ids and offsets.  kParts + k: parts of core k.
   enum Header { kValid = 0, kRows = 1, kOutOfRange = 2, kPositions = 3, kHash = 4, kBroken = 6, kParts = 8 };
 
-  JAX_TT_INLINE int64_t bag() const { return kHeader; }               // [n]; -1: contributes nothing, or kPoisoned
-  JAX_TT_INLINE int64_t order() const { return bag() + n; }           // [n] positions sorted by row
-  JAX_TT_INLINE int64_t row_of() const { return order() + n; }        // [n] row of a position, -1 where there is none
-  JAX_TT_INLINE int64_t row_head() const { return row_of() + n; }     // [n] the same at the first position of a row, else -1
+  JAX_TT_INLINE int64_t bag() const { return kHeader; }         // [n]; -1: contributes nothing, or kPoisoned
+  JAX_TT_INLINE int64_t order() const { return bag() + n; }     // [n] positions sorted by row
+  JAX_TT_INLINE int64_t row_of() const { return order() + n; }  // [n] row of a position, -1 where there is none
+  JAX_TT_INLINE int64_t row_head() const {
+    return row_of() + n;
+  }  // [n] the same at the first position of a row, else -1
   JAX_TT_INLINE int64_t row_begin() const { return row_head() + n; }  // [n + 1] first of the row's positions in order
   JAX_TT_INLINE int64_t row_digit(int k) const { return row_begin() + n + 1 + k * n; }  // [n] of a row
   // [n] positions sorted by the digit of core k; those of the main pivot are `order`.

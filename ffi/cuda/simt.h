@@ -29,6 +29,7 @@ constexpr size_t SharedBytes(int64_t count) {
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 
 #include "ffi/cuda/emulation/atomics.h"
 #include "ffi/cuda/emulation/current.h"

@@ -1,8 +1,7 @@
-#include "ffi/cuda/sort.h"
-
 #include <algorithm>
 
 #include "ffi/cuda/block_scan.h"
+#include "ffi/cuda/sort.h"
 
 namespace jax_tt {
 namespace {
@@ -87,7 +86,8 @@ int64_t SharedForBins(int max_bins) {
   return static_cast<int64_t>(sizeof(int32_t)) * ((kWarps + 1) * static_cast<int64_t>(max_bins) + kMaxWarps) + 64;
 }
 
-__global__ void __launch_bounds__(kThreads) SortInOneBlock(Passes passes, int64_t n, int max_bins, const int32_t* skip) {
+__global__ void __launch_bounds__(kThreads)
+    SortInOneBlock(const __grid_constant__ Passes passes, int64_t n, int max_bins, const int32_t* skip) {
   if (skip != nullptr && *skip) return;
   SharedArena arena;
   const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * max_bins);
@@ -112,9 +112,8 @@ __global__ void __launch_bounds__(kThreads) SortInOneBlock(Passes passes, int64_
 }
 
 // counts[bin * tiles + tile]
-__global__ void __launch_bounds__(kThreads)
-    CountTiles(SortPass pass, const int32_t* order, int64_t n, int64_t tiles, int32_t* counts,
-               const int32_t* skip) {
+__global__ void __launch_bounds__(kThreads) CountTiles(const __grid_constant__ SortPass pass, const int32_t* order,
+                                                       int64_t n, int64_t tiles, int32_t* counts, const int32_t* skip) {
   if (skip != nullptr && *skip) return;
   SharedArena arena;
   const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * pass.bins);
@@ -134,8 +133,8 @@ __global__ void __launch_bounds__(kThreads) ScanCounts(int32_t* counts, int64_t 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    ScatterTiles(SortPass pass, const int32_t* order, int64_t n, int64_t tiles, const int32_t* starts,
-                 int32_t* sorted, const int32_t* skip) {
+    ScatterTiles(const __grid_constant__ SortPass pass, const int32_t* order, int64_t n, int64_t tiles,
+                 const int32_t* starts, int32_t* sorted, const int32_t* skip) {
   if (skip != nullptr && *skip) return;
   SharedArena arena;
   const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * pass.bins);

@@ -1,4 +1,5 @@
-// Stable counting sorts of positions by small digits: the order of a batch, and on the way every order it passes through.
+// Stable counting sorts of positions by small digits: the order of a batch, and on the way every order it passes
+// through.
 #ifndef JAX_TT_CUDA_SORT_H_
 #define JAX_TT_CUDA_SORT_H_
 

@@ -34,7 +34,10 @@ template <typename T, template <typename> class Rule>
 class RowStep {
  public:
   __device__ RowStep(const TableRows<T>& table, const StepNumbers& step, int64_t row)
-      : table_(table), rule_(step.hyper), rounding_(step.seed, table.stream, row, step.stochastic_rounding), row_(row) {}
+      : table_(table),
+        rule_(step.hyper),
+        rounding_(step.seed, table.stream, row, step.stochastic_rounding),
+        row_(row) {}
 
   __device__ void StartRow(float mean_square) {
     if constexpr (Rule<float>::kRowWise) row_step_ = rule_.RowStep(mean_square, table_.slots[0] + row_);

@@ -175,8 +175,8 @@ Status TTUpdate(cudaStream_t stream, const TTArgs<T>& args, const Lookups* looku
                 const float* out_gradient, const TTStep& step, float* weight_gradient, float* applied, void* memory) {
   Workspace workspace(memory);
   const UpdateBuffers buffers(args.shape, workspace);
-  JAX_TT_RETURN_IF_FAILED(Backward(stream, args, lookups, out_gradient, buffers.gradients, /*clear=*/false,
-                                   weight_gradient, workspace));
+  JAX_TT_RETURN_IF_FAILED(
+      Backward(stream, args, lookups, out_gradient, buffers.gradients, /*clear=*/false, weight_gradient, workspace));
   return ApplyStep(stream, args.shape, step.kind, tables, buffers.gradients, step.numbers, step.skip_nonfinite,
                    buffers.skip, applied);
 }
@@ -188,13 +188,13 @@ Status TTApply(cudaStream_t stream, const TTShape& shape, const CoreTables<T>& t
                    static_cast<int32_t*>(workspace), applied);
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                                        \
-  template Status TTForward(cudaStream_t, const TTArgs<T>&, float*, void*);                                          \
-  template Status TTBackward(cudaStream_t, const TTArgs<T>&, const Lookups*, const float*, const CoreGradients&,     \
-                             float*, void*);                                                                         \
-  template Status TTUpdate(cudaStream_t, const TTArgs<T>&, const Lookups*, const CoreTables<T>&, const float*,       \
-                           const TTStep&, float*, float*, void*);                                                    \
-  template Status TTApply(cudaStream_t, const TTShape&, const CoreTables<T>&, const CoreGradients&, const TTStep&,   \
+#define JAX_TT_INSTANTIATE(T)                                                                                      \
+  template Status TTForward(cudaStream_t, const TTArgs<T>&, float*, void*);                                        \
+  template Status TTBackward(cudaStream_t, const TTArgs<T>&, const Lookups*, const float*, const CoreGradients&,   \
+                             float*, void*);                                                                       \
+  template Status TTUpdate(cudaStream_t, const TTArgs<T>&, const Lookups*, const CoreTables<T>&, const float*,     \
+                           const TTStep&, float*, float*, void*);                                                  \
+  template Status TTApply(cudaStream_t, const TTShape&, const CoreTables<T>&, const CoreGradients&, const TTStep&, \
                           float*, void*)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);

@@ -36,8 +36,7 @@ struct TTStep {
 // Backward pass and optimizer step, in place.
 template <typename T>
 Status TTUpdate(cudaStream_t stream, const TTArgs<T>& args, const Lookups* lookups, const CoreTables<T>& tables,
-                const float* out_gradient, const TTStep& step, float* weight_gradient, float* applied,
-                void* workspace);
+                const float* out_gradient, const TTStep& step, float* weight_gradient, float* applied, void* workspace);
 
 template <typename T>
 Status TTApply(cudaStream_t stream, const TTShape& shape, const CoreTables<T>& tables, const CoreGradients& gradients,

@@ -1,8 +1,7 @@
-#include "ffi/cuda/tt_bags.h"
-
 #include <algorithm>
 
 #include "ffi/cuda/block_scan.h"
+#include "ffi/cuda/tt_bags.h"
 
 namespace jax_tt {
 namespace {
@@ -26,21 +25,19 @@ struct BagArgs {
 
 template <typename T>
 BagArgs MakeBagArgs(const TTArgs<T>& args, const RowChunk& chunk) {
-  return {args.layout,  args.plan,     chunk,
-          args.weights, args.offsets,  args.capacity,
-          args.bags,    args.groups * args.bags, args.shape.dim()};
+  return {args.layout,     args.plan,     chunk,     args.weights,
+          args.offsets,    args.capacity, args.bags, args.groups * args.bags,
+          args.shape.dim()};
 }
 
-__device__ __forceinline__ int64_t Warp() {
-  return blockIdx.x * static_cast<int64_t>(kWarps) + threadIdx.x / 32;
-}
+__device__ __forceinline__ int64_t Warp() { return blockIdx.x * static_cast<int64_t>(kWarps) + threadIdx.x / 32; }
 __device__ __forceinline__ int64_t NumWarps() { return gridDim.x * static_cast<int64_t>(kWarps); }
 
 __device__ __forceinline__ float Weight(const BagArgs& args, int64_t position) {
   return args.weights == nullptr ? 1.0f : args.weights[position];
 }
 
-__global__ void __launch_bounds__(kThreads) Pool(BagArgs args, const float* rows, float* out) {
+__global__ void __launch_bounds__(kThreads) Pool(const __grid_constant__ BagArgs args, const float* rows, float* out) {
   const int32_t* plan = args.plan.get();
   const int lane = threadIdx.x % 32;
   for (int64_t bag = Warp(); bag < args.num_bags; bag += NumWarps()) {
@@ -76,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) Pool(BagArgs args, const float* rows
 // Sums of the rows that lie within a span of sorted positions.  Of a row that began before the span or goes on after
 // it, carry[span] keeps the part: the first of two lines for the former, which also serves a span inside one row.
 __global__ void __launch_bounds__(kThreads)
-    SumSpans(BagArgs args, const float* out_gradient, float* row_gradients, float* carry) {
+    SumSpans(const __grid_constant__ BagArgs args, const float* out_gradient, float* row_gradients, float* carry) {
   const int32_t* plan = args.plan.get();
   const CudaPlan& layout = args.layout;
   const int32_t* row_begin = plan + layout.row_begin();
@@ -110,7 +107,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // Rows of several spans, each added up by the warp of the span that it begins in.
-__global__ void __launch_bounds__(kThreads) JoinSpans(BagArgs args, const float* carry, float* row_gradients) {
+__global__ void __launch_bounds__(kThreads)
+    JoinSpans(const __grid_constant__ BagArgs args, const float* carry, float* row_gradients) {
   const int32_t* plan = args.plan.get();
   const int32_t* row_begin = plan + args.layout.row_begin();
   const int64_t chunk_end = min(args.chunk.end, static_cast<int64_t>(plan[CudaPlan::kRows]));
@@ -129,8 +127,8 @@ __global__ void __launch_bounds__(kThreads) JoinSpans(BagArgs args, const float*
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
-    DotWeights(BagArgs args, const float* rows, const float* out_gradient, float* weight_gradient) {
+__global__ void __launch_bounds__(kThreads) DotWeights(const __grid_constant__ BagArgs args, const float* rows,
+                                                       const float* out_gradient, float* weight_gradient) {
   const int32_t* plan = args.plan.get();
   const int lane = threadIdx.x % 32;
   for (int64_t position = Warp(); position < args.layout.n; position += NumWarps()) {

@@ -122,8 +122,7 @@ ffi::Error BackwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer 
             JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores));
             const TTShape& shape = call.args.shape;
             JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.args.out_size(), &g));
-            JAX_TT_RETURN_IF_ERROR(
-                OptionalData(*weight_gradient, "weight gradient", call.args.layout.n, &weight_data));
+            JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", call.args.layout.n, &weight_data));
             const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
             JAX_TT_RETURN_IF_ERROR(Data(*touched, "touched", slices, &gradients.touched));
             for (int k = 0; k < shape.d; ++k) {
@@ -131,8 +130,7 @@ ffi::Error BackwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer 
               if (!buffer.has_value()) return InvalidArgument("a core gradient is missing");
               JAX_TT_RETURN_IF_ERROR(Data(**buffer, "core gradient", shape.core_size(k), &gradients.core[k]));
             }
-            JAX_TT_RETURN_IF_ERROR(
-                ReadLastWorkspace(results, TTBackwardWorkspace(shape, call.args.layout.n), &memory));
+            JAX_TT_RETURN_IF_ERROR(ReadLastWorkspace(results, TTBackwardWorkspace(shape, call.args.layout.n), &memory));
             return TTBackward(stream, call.args, call.unsure(), g, gradients, weight_data, memory);
           }),
       "tt_backward");
@@ -165,8 +163,7 @@ ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::
             JAX_TT_RETURN_IF_ERROR(ReadTTStep(attrs, hyper, scale, seed, &step));
             JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, tables));
             JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.args.out_size(), &g));
-            JAX_TT_RETURN_IF_ERROR(
-                OptionalData(*weight_gradient, "weight gradient", call.args.layout.n, &weight_data));
+            JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", call.args.layout.n, &weight_data));
             JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
             JAX_TT_RETURN_IF_ERROR(
                 ReadTables(call.args.shape, kOptimizers[step.kind], tables, 0, results, in_place.core));
@@ -197,8 +194,7 @@ ffi::Error ApplyImpl(cudaStream_t stream, ffi::AnyBuffer touched, ffi::AnyBuffer
           JAX_TT_RETURN_IF_ERROR(Data(touched, "touched", slices, &gradients.touched));
           JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
           JAX_TT_RETURN_IF_ERROR(ReadCores<float>(shape, args, 0, gradients.core));
-          JAX_TT_RETURN_IF_ERROR(
-              ReadTables(shape, kOptimizers[step.kind], args, first_core, results, in_place.core));
+          JAX_TT_RETURN_IF_ERROR(ReadTables(shape, kOptimizers[step.kind], args, first_core, results, in_place.core));
           JAX_TT_RETURN_IF_ERROR(ReadLastWorkspace(results, TTApplyWorkspace(), &memory));
           return TTApply(stream, shape, in_place, gradients, step, applied_data, memory);
         });

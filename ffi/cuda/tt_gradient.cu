@@ -1,7 +1,6 @@
-#include "ffi/cuda/tt_gradient.h"
-
 #include "ffi/cuda/block_scan.h"
 #include "ffi/cuda/cuda_status.h"
+#include "ffi/cuda/tt_gradient.h"
 
 namespace jax_tt {
 namespace {
@@ -68,7 +67,7 @@ class ShareList {
 
 // One block per slice.  A slice narrower than the block is summed by several groups of threads, each over every
 // so-many-th share, whose sums are then added in order.
-__global__ void __launch_bounds__(kThreads) SumSlices(SumArgs args) {
+__global__ void __launch_bounds__(kThreads) SumSlices(const __grid_constant__ SumArgs args) {
   SharedArena arena;
   const Shared<int32_t> batch = arena.Take<int32_t>(kThreads);
   const Shared<float> partial = arena.Take<float>(kThreads);
@@ -122,7 +121,8 @@ struct StepArgs {
 };
 
 __global__ void __launch_bounds__(kThreads)
-    FindNonFinite(TTShape shape, CoreGradients gradients, const float* scale, int32_t* skip) {
+    FindNonFinite(const __grid_constant__ TTShape shape, const __grid_constant__ CoreGradients gradients,
+                  const float* scale, int32_t* skip) {
   if (!gradients.touched[blockIdx.x]) return;
   const SliceOf at(shape, blockIdx.x);
   const int64_t width = shape.slice_size(at.core);
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, template <typename> class Rule>
-__global__ void __launch_bounds__(kThreads) StepSlices(StepArgs<T> args) {
+__global__ void __launch_bounds__(kThreads) StepSlices(const __grid_constant__ StepArgs<T> args) {
   const bool skip = args.skip != nullptr && *args.skip != 0;
   if (blockIdx.x == 0 && threadIdx.x == 0) *args.applied = skip ? 0.0f : 1.0f;
   if (skip || !args.gradients.touched[blockIdx.x]) return;
@@ -191,8 +191,8 @@ Status ApplyStep(cudaStream_t stream, const TTShape& shape, int kind, const Core
   });
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                                       \
-  template Status ApplyStep(cudaStream_t, const TTShape&, int, const CoreTables<T>&, const CoreGradients&,          \
+#define JAX_TT_INSTANTIATE(T)                                                                              \
+  template Status ApplyStep(cudaStream_t, const TTShape&, int, const CoreTables<T>&, const CoreGradients&, \
                             const StepNumbers&, bool, int32_t*, float*)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);

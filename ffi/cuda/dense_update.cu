@@ -49,7 +49,8 @@ struct StepSink {
         for (int v = 0; v < V; ++v) squares += (scale * gradient.x[v]) * (scale * gradient.x[v]);
       }
       squares = lanes.Sum(squares);
-      if (owner && lanes.lane() == 0) row_step = rule.RowStep(squares / static_cast<float>(dim), table.slots[0] + row);
+      if (owner && lanes.lane() == 0)
+        row_step = rule.RowStep(dim == 0 ? 0.0f : squares / static_cast<float>(dim), table.slots[0] + row);
       row_step = lanes.OfFirst(row_step);
     }
     for (int first = 0; first < dim; first += lanes.count * V) {

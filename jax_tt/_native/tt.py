@@ -265,7 +265,7 @@ def tt_update(
                 platform,
                 "apply",
                 (applied_type, *types),
-                _workspace(platform, "apply", spec),
+                _workspace(platform, "apply", spec, None),
                 touched,
                 *step,
                 *dcores,

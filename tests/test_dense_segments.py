@@ -1,0 +1,134 @@
+"""Dense tables whose rows are read from once to very often: what the GPU sums whole, in parts, and by a block."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import _ffi, optimizers
+from tests.conftest import WAYS, method_fixture, native_available
+from tests.helpers import raises
+
+# A warp looks at 32 sorted positions; rows of 65 to 96 of them may be summed in one piece or in parts.
+READS = (1, 2, 31, 32, 33, 63, 64, 65, 66, 95, 96, 97, 98, 127, 128, 129, 700)
+RULES = {
+    "sgd": optimizers.SGD(0.05),
+    "adagrad": optimizers.Adagrad(0.05, initial_accumulator_value=0.1),
+    "rowwise": optimizers.RowWiseAdagrad(0.05),
+    "adam": optimizers.Adam(0.01),
+}
+
+
+# The reference has no segments: it is what the others are held to.
+method = method_fixture(*WAYS[1:])
+
+
+def _batch(reads, shift=0, weighted=True, num_bags=9):
+    """Bags in which row i is read ``reads[i]`` times, after ``shift`` reads of rows before it."""
+    rng = np.random.default_rng(len(reads) + shift)
+    ids = np.repeat(np.arange(len(reads)), reads)
+    ids = np.concatenate([np.zeros(shift, ids.dtype), ids + bool(shift)]).astype(np.int32)
+    rng.shuffle(ids)
+    cuts = np.sort(rng.integers(0, len(ids) + 1, num_bags - 1))
+    weights = rng.normal(size=len(ids)).astype(np.float32) if weighted else None
+    bags = jax_tt.Bags.from_offsets(
+        ids, np.concatenate([[0], cuts, [len(ids)]]), weights, include_last_offset=True
+    )
+    bag_of = np.searchsorted(cuts, np.arange(len(ids)), side="right")
+    return bags, ids, bag_of
+
+
+def _table(num_rows, features, seed=0):
+    return jnp.asarray(
+        np.random.default_rng(seed).normal(size=(num_rows, features)).astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize("features", [1, 64, 1030])
+@pytest.mark.parametrize(("shift", "weighted"), [(0, True), (1, False), (31, True)])
+def test_gradients_of_rows_read_any_number_of_times(features, shift, weighted, method):
+    bags, ids, bag_of = _batch(READS, shift, weighted)
+    table = _table(len(READS) + 3, features)
+    g = np.random.default_rng(3).normal(size=(bags.num_bags, features)).astype(np.float32)
+
+    def loss(table, weights):
+        given = jax_tt.Bags(bags.ids, bags.offsets, weights)
+        return jnp.sum(jax_tt.embed_bag(table, given, method=method) * g)
+
+    argnums = (0, 1) if weighted else (0,)
+    value, gradients = jax.jit(jax.value_and_grad(loss, argnums))(table, bags.weights)
+    wide, weights = np.asarray(table, np.float64), np.ones(len(ids))
+    if weighted:
+        weights = np.asarray(bags.weights, np.float64)
+    expected, reach = np.zeros_like(wide), np.zeros_like(wide)
+    np.add.at(expected, ids, weights[:, None] * g[bag_of])
+    np.add.at(reach, ids, np.abs(weights[:, None] * g[bag_of]))
+    assert np.all(np.abs(gradients[0] - expected) <= 1e-5 * reach)
+    dots = np.sum(wide[ids] * g[bag_of], axis=1)
+    np.testing.assert_allclose(value, np.sum(weights * dots), atol=1e-5 * np.sum(np.abs(dots)))
+    if weighted:
+        np.testing.assert_allclose(gradients[1], dots, rtol=1e-4, atol=1e-3)
+
+
+def _update(rule, table, bags, g, method, **options):
+    def loss(table):
+        out = jax_tt.fused_embed_bag(table, bags, rule, method=method, **options)
+        return jnp.sum(out.astype(jnp.float32) * g)
+
+    return jax.jit(jax.grad(loss))(table)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize(
+    ("name", "features"),
+    [("sgd", 3), ("adagrad", 64), ("adam", 132), ("rowwise", 64), ("rowwise", 131)],
+)
+def test_updates_of_rows_read_any_number_of_times(name, features, skip, method):
+    bags, _, _ = _batch(READS, shift=5)
+    table = jax_tt.init_fused_table(_table(len(READS) + 3, features), RULES[name])
+    g = np.random.default_rng(4).normal(size=(bags.num_bags, features)).astype(np.float32)
+    got, want = (
+        _update(RULES[name], table, bags, g, how, skip_nonfinite=skip)
+        for how in (method, "reference")
+    )
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
+    # What is not finite lies in a row that a block sums: everything must wait for it.
+    bad = g.copy()
+    bad[bags.num_bags // 2, 0] = np.inf
+    after = _update(RULES[name], table, bags, bad, method, skip_nonfinite=skip)
+    same = np.array_equal(after.cores[0], table.cores[0])
+    assert same == skip, "a step with a gradient that is not finite"
+
+
+def test_broken_offsets_make_nan_and_no_update(method):
+    if raises(method) or method == "reference":
+        pytest.skip("checked before any work")
+    table = _table(20, 8)
+    rule = optimizers.SGD(0.1)
+    fused = jax_tt.init_fused_table(table, rule)
+    for offsets in ([1, 4, 9], [0, 7, 3], [0, 4, 1000], [0, -3, 9]):
+        bags = jax_tt.Bags(jnp.arange(9, dtype=jnp.int32), jnp.array(offsets, jnp.int32))
+        assert np.isnan(jax_tt.embed_bag(table, bags, method=method)).any(), offsets
+        after = _update(rule, fused, bags, np.ones((2, 8), np.float32), method)
+        np.testing.assert_array_equal(after.cores[0], table, err_msg=str(offsets))
+
+
+@pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_order_of_threads_leaves_no_trace(dtype):
+    bags, _, _ = _batch(READS, shift=3)
+    table = jax_tt.init_fused_table(_table(len(READS) + 3, 24).astype(dtype), RULES["adagrad"])
+    g = np.random.default_rng(5).normal(size=(bags.num_bags, 24)).astype(np.float32)
+    module = _ffi.load("cuda_emulated")
+    assert module is not None
+    results = []
+    try:
+        for seed in range(4):
+            module.set_seed(seed)
+            after = _update(RULES["adagrad"], table, bags, g, "cuda_emulated")
+            results.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(after)])
+    finally:
+        module.set_seed(0)
+    assert all(result == results[0] for result in results)

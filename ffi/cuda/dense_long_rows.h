@@ -17,10 +17,10 @@ template <int V>
 struct LongRowSum {
   const GradientSource& from;
   const RowLanes& lanes;
-  Shared<float> warp_sums;  // [warps, V, 32]
-  uint32_t begin;           // sorted position
-  int count;                // of positions in the first tile
-  int tile, end_tile;       // the other tiles
+  Shared<float> words;  // of SumOverBlock
+  uint32_t begin;       // sorted position
+  int count;            // of positions in the first tile
+  int tile, end_tile;   // the other tiles
 
   __device__ __forceinline__ Packet<float, V> operator()(int column) const {
     const int groups = kLongRowThreads / lanes.count, group = static_cast<int>(threadIdx.x) / lanes.count;
@@ -28,7 +28,7 @@ struct LongRowSum {
     const int first = min(count, group * positions), first_tile = min(end_tile, tile + group * tiles);
     Packet<float, V> sum = PositionSum<V>{from, begin + first, min(positions, count - first)}(column);
     if (column < from.dim) AddTiles(first_tile, min(end_tile, first_tile + tiles), column, &sum);
-    return OverBlock(sum);
+    return SumOverBlock(lanes, sum, words);
   }
 
  private:
@@ -42,20 +42,6 @@ struct LongRowSum {
       for (int j = 0; j < kBatch; ++j)
         for (int v = 0; v < V; ++v) sum->x[v] += value[j].x[v];
     }
-  }
-  // The sum over all groups; only the first group has it.
-  __device__ __forceinline__ Packet<float, V> OverBlock(Packet<float, V> sum) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    for (int v = 0; v < V; ++v) {
-      for (int step = lanes.count; step < 32; step *= 2) sum.x[v] += __shfl_xor_sync(kWholeWarp, sum.x[v], step);
-      warp_sums[(warp * V + v) * 32 + lane] = sum.x[v];
-    }
-    __syncthreads();
-    if (warp == 0)
-      for (int v = 0; v < V; ++v)
-        for (int other = 1; other < kLongRowThreads / 32; ++other) sum.x[v] += warp_sums[(other * V + v) * 32 + lane];
-    __syncthreads();
-    return sum;
   }
 };
 
@@ -78,7 +64,7 @@ template <int V, typename Sink>
 __global__ void __launch_bounds__(kLongRowThreads, 1) SumLongRows(GradientSource from, RowLanes lanes, Sink sink) {
   SharedArena arena;
   const Shared<int32_t> found = arena.Take<int32_t>(1);
-  const Shared<float> warp_sums = arena.Take<float>(kLongRowThreads * V);
+  const Shared<float> words = arena.Take<float>(kLongRowThreads * V);
   const int32_t count = from.plan.flags[kLongRows];
   for (int32_t k = static_cast<int32_t>(blockIdx.x); k < count; k += static_cast<int32_t>(gridDim.x)) {
     const int begin = from.plan.long_row[k], tile = begin / kDenseTile;
@@ -86,7 +72,7 @@ __global__ void __launch_bounds__(kLongRowThreads, 1) SumLongRows(GradientSource
     // The row reaches into the tile where the next one begins, unless that one begins it.
     const int end_tile = (from.plan.head[last] & 1) != 0 ? last : last + 1;
     sink.template Row<V>(lanes, from.plan.row[begin], from.dim, threadIdx.x < static_cast<unsigned>(lanes.count),
-                         LongRowSum<V>{from, lanes, warp_sums, static_cast<uint32_t>(begin),
+                         LongRowSum<V>{from, lanes, words, static_cast<uint32_t>(begin),
                                        kDenseTile - begin % kDenseTile, tile + 1, end_tile});
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) sink.Finish(from.plan.flags);
@@ -103,7 +89,7 @@ Status SumAllRows(cudaStream_t stream, const DensePlan& plan, const DenseBatch& 
     return status;
   // A row is long from 64 positions on at the earliest, and even without any of those the sink is told the end.
   const int64_t blocks = std::clamp<int64_t>(plan.tiles / 2, 1, kLongRowBlocks);
-  constexpr size_t kShared = sizeof(float) * kLongRowThreads * V + 16;
+  constexpr size_t kShared = SharedBytes<int32_t>(1) + SharedBytes<float>(kLongRowThreads * V);
   return Launch(stream, blocks, kLongRowThreads, kShared, SumLongRows<V, Sink>, from, lanes, sink);
 }
 

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kDenseThreads) MarkRows(DenseBatch batch, Dens
     const bool reads = row < batch.num_embeddings && plan.flags[kBadOffsets] == 0;
     plan.bag[i] = reads ? plan.bag_of[position] : -1;
     if (batch.weights != nullptr) plan.weight[i] = batch.weights[position];
-    if (head) plan.row[i] = row;
+    plan.row[i] = row;
   }
   const unsigned heads = __ballot_sync(kWholeWarp, head);
   if (tile <= plan.tiles && i % kDenseTile == 0) plan.head[tile] = heads;

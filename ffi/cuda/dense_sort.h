@@ -45,7 +45,7 @@ struct DensePlan {
 
   // By sorted position.  Bit i of head[t]: a row begins at 32 t + i; from n on every bit is set.
   uint32_t* head = nullptr;     // [tiles + 1]
-  int64_t* row = nullptr;       // [n], where a row begins
+  int64_t* row = nullptr;       // [n]
   int32_t* bag = nullptr;       // [n], -1 from the first that reads no row
   float* weight = nullptr;      // [n]
   float* partial = nullptr;     // [tiles, dim] sum of the part of a long row that a tile begins with

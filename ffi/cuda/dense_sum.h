@@ -69,6 +69,7 @@ struct Segment {
   enum Kind { kNone, kRow, kPart, kLongRow };
   Kind kind = kNone;
   int count = 0;  // of positions
+  int64_t row = 0;
 };
 
 // Sorted positions from i to the first of these heads.
@@ -79,20 +80,23 @@ __device__ __forceinline__ int CountTo(uint32_t i, uint32_t tile, uint32_t heads
 __device__ __forceinline__ Segment SegmentAt(const DensePlan& plan, uint32_t i) {
   if (i >= plan.n) return {};
   const uint32_t tile = i / kDenseTile, bit = i % kDenseTile;
+  // All three are asked for at once: most positions need them, and one wait is shorter than three.
   const uint32_t heads = plan.head[tile];
+  const int32_t bag = plan.bag[i];
+  const int64_t row = plan.row[i];
   const bool head = (heads >> bit & 1) != 0;
-  if ((!head && bit != 0) || plan.bag[i] < 0) return {};
+  if ((!head & (bit != 0)) | (bag < 0)) return {};
   if (!head) {
     // The row began in an earlier tile.  It is long when two tiles in a row have no head, this one or neighbours.
     const bool before = plan.head[tile - 1] == 0, here = heads == 0;
     if (!(before ? here || plan.head[tile - 2] == 0 : here && plan.head[tile + 1] == 0)) return {};
-    return {Segment::kPart, here ? kDenseTile : CountTo(i, tile, heads)};
+    return {Segment::kPart, here ? kDenseTile : CountTo(i, tile, heads), row};
   }
   const uint32_t above = heads & ~((2u << bit) - 1);
-  if (above != 0) return {Segment::kRow, CountTo(i, tile, above)};
+  if (above != 0) return {Segment::kRow, CountTo(i, tile, above), row};
   for (uint32_t next = tile + 1; next <= tile + 2; ++next)
-    if (const uint32_t word = plan.head[next]; word != 0) return {Segment::kRow, CountTo(i, next, word)};
-  return {Segment::kLongRow};
+    if (const uint32_t word = plan.head[next]; word != 0) return {Segment::kRow, CountTo(i, next, word), row};
+  return {Segment::kLongRow, 0, row};
 }
 
 // The lanes of a row take one sorted position; only those where a row or a part begins have work.
@@ -116,7 +120,7 @@ __global__ void __launch_bounds__(kDenseThreads) SumRows(GradientSource from, Ro
     segment = {};
   }
   const bool owner = segment.kind == Segment::kRow;
-  sink.template Row<V>(lanes, owner ? from.plan.row[i] : 0, from.dim, owner, PositionSum<V>{from, i, segment.count});
+  sink.template Row<V>(lanes, segment.row, from.dim, owner, PositionSum<V>{from, i, segment.count});
 }
 
 }  // namespace jax_tt

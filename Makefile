@@ -14,7 +14,7 @@ INSTALL_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(NATIVE_SOU
 # The CUDA module beside a GPU, for that GPU alone; elsewhere nothing could run it, and `make cuda` sees that it compiles.
 CUDA ?= $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
 # The CUDA kernels compiled for the processor, which the tests run everywhere.
-EMULATION ?= OFF
+EMULATION ?= ON
 NATIVE_OPTIONS = JAX_TT_CUDA=$(CUDA) JAX_TT_CUDA_ARCHITECTURES=native JAX_TT_EMULATION=$(EMULATION)
 PIP_OPTIONS = $(foreach option,$(NATIVE_OPTIONS),-C cmake.define.$(option))
 
@@ -23,13 +23,14 @@ PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8
 DATA ?= ../shared/data
 
 .PHONY: help demo test fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
-  check-wheel retrieval-quick clean
+  emulated gpu-check check-wheel retrieval-quick clean
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
 	@echo "make test     run the test suite"
 	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"
 	@echo "make cuda     compile the CUDA kernels (no GPU needed); cuda-all for every architecture"
+	@echo "make gpu-check  on a machine with a GPU: build, tests, compute-sanitizer, benchmarks, in ten minutes"
 	@echo "make lint | types | docs | bench | native | asan | ubsan | check-wheel | clean"
 
 demo: $(VENV)/.with-examples
@@ -92,6 +93,22 @@ cuda: ARCHITECTURES := 80-real;90-real;90-virtual
 cuda-all: ARCHITECTURES :=
 cuda cuda-all: $(VENV)/.with-dev
 	$(PY) scripts/compile_cuda.py --build build/$@ "$(ARCHITECTURES)"
+
+# The tests of the ops on the emulated CUDA kernels, threads and blocks in several orders: a race shows as a result
+# that depends on the order, where the emulator does not name it outright.
+SEEDS ?= 1 2 3
+EMULATION_TESTS ?= conformance grad fused vmap jit bags arguments shard fused_shard
+emulated: $(VENV)/.with-test
+	@for seed in $(SEEDS); do echo "seed $$seed"; \
+	  JAX_TT_EMULATION_SEED=$$seed $(PY) -m pytest $(PYTEST_ARGS) -k cuda_emulated \
+	    $(EMULATION_TESTS:%=tests/test_%.py) || exit 1; done
+
+# On a machine with a GPU, with nothing installed by this project and no network: builds, tests, looks for memory errors
+# and races, measures. GPU_PYTHON has jax with CUDA, nanobind, cmake, ninja and pytest.
+GPU_PYTHON ?= python3
+GPU_CHECK_ARGS ?=
+gpu-check:
+	$(GPU_PYTHON) scripts/gpu_check.py $(GPU_CHECK_ARGS)
 
 # The tests on a native module built with sanitizers. It takes the place of the ordinary one in .venv; the next target
 # that needs that one installs it again.

@@ -6,6 +6,7 @@ import re
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 JAX_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 PEER_PACKAGES = ("torch", "fbgemm-gpu-cpu", "tensorly", "tensorly-torch")
@@ -68,6 +69,26 @@ def slug() -> str:
     """A name for this machine's results file: ``amd-epyc-2c``."""
     words = re.sub(r"\((r|tm)\)|processor|cpu|@.*", " ", cpu_model().lower())
     return "-".join([*re.findall(r"[a-z0-9]+", words), f"{usable_cores()}c"])
+
+
+def gpu_name() -> str | None:
+    """The GPU's name for itself; None where there is none. Asked of the driver: starting JAX would take its memory."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip().splitlines()[0]
+
+
+def gpu_slug() -> str:
+    """A name for this GPU's results file: ``nvidia-h200``."""
+    return "-".join(re.findall(r"[a-z0-9]+", (gpu_name() or "no gpu").lower()))
+
+
+def title(found: dict[str, Any]) -> str:
+    """The machine in a line, from what `describe` found."""
+    return f"{found['gpu']}" if "gpu" in found else f"{found['cpu']}, {found['cores']} cores"
 
 
 def _cpuinfo() -> str:

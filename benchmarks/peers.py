@@ -7,13 +7,19 @@ from types import ModuleType
 from benchmarks.results import Report
 
 # Contender module -> the package it stands on, and how to get it.
-PACKAGES = {"torch_bag": "torch", "fbgemm": "fbgemm_gpu", "tltorch_bag": "tltorch"}
+PACKAGES = {
+    "contenders.torch_bag": "torch",
+    "contenders.fbgemm": "fbgemm_gpu",
+    "contenders.tltorch_bag": "tltorch",
+    "gpu.torch_dense": "torch",
+}
 
 
-def peer(contender: str, report: Report) -> ModuleType | None:
+def peer(contender: str, report: Report, folder: str = "contenders") -> ModuleType | None:
     """The contender's module; None, with a note in the report, where its package is missing."""
-    package = PACKAGES[contender]
+    module = f"{folder}.{contender}"
+    package = PACKAGES[module]
     if importlib.util.find_spec(package) is None:
         report.note(f"{package} is not installed (extra `peers`), so it was not timed")
         return None
-    return importlib.import_module(f"benchmarks.contenders.{contender}")
+    return importlib.import_module(f"benchmarks.{module}")

@@ -27,37 +27,38 @@ class Case:
     name: str
     title: str
     measure: Callable[[Settings, Report], None]
+    gpu: bool = False  # measured on a GPU; its quick run needs none
 
     def run(self, settings: Settings) -> Report:
         report = Report(self.title)
         if settings.quick:
             report.note("quick run: small sizes and few calls, the figures mean nothing")
-        if not native_available():
-            report.note("jax_tt's native module is not built: its figures are those of pure JAX")
+        if not native_available(self.gpu):
+            report.note("jax_tt's native module is not there: its figures are those of pure JAX")
         self.measure(settings, report)
         return report
 
 
-def native_available() -> bool:
-    """Whether the native CPU module is there to be timed."""
+def native_available(gpu: bool = False) -> bool:
+    """Whether the native module is there to be timed."""
     try:
         from jax_tt import _native
     except ImportError:
         return False
-    return _native.available("cpu")
+    return _native.available("cuda" if gpu else "cpu")
 
 
 _CASES: dict[str, Case] = {}
 _Measure = Callable[[Settings, Report], None]
 
 
-def case(name: str, title: str) -> Callable[[_Measure], _Measure]:
+def case(name: str, title: str, *, gpu: bool = False) -> Callable[[_Measure], _Measure]:
     """Registers the decorated function as the case ``name``."""
 
     def register(measure: _Measure) -> _Measure:
         if name in _CASES:
             raise ValueError(f"two benchmark cases are called {name!r}")
-        _CASES[name] = Case(name, title, measure)
+        _CASES[name] = Case(name, title, measure, gpu)
         return measure
 
     return register

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import results
+from benchmarks import machine, results
 from benchmarks.machine import ROOT
 from benchmarks.results import Report
 
@@ -107,7 +107,7 @@ def _machine(data: dict[str, Any]) -> str:
         raise NotMeasured
     found = data["machine"]
     jax = found["versions"]["jax"]
-    return f"{found['cpu']}, {found['cores']} cores, jax {jax}"
+    return f"{machine.title(found)}, jax {jax}"
 
 
 _KINDS: dict[str, Callable[..., str]] = {"table": _table, "figure": _figure, "machine": _machine}

@@ -3,6 +3,7 @@
 python -m benchmarks.run                      # everything, into benchmarks/results/
 python -m benchmarks.run --only headline,dense_step
 python -m benchmarks.run --quick              # small sizes: does it run, not how fast
+python -m benchmarks.run --gpu                # what is measured on a GPU, into a file named after it
 """
 
 import argparse
@@ -24,18 +25,23 @@ RESULTS = machine.ROOT / "benchmarks" / "results"
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    cases = all_cases()
+    cases = {name: case for name, case in all_cases().items() if case.gpu == options.gpu}
     if options.list:
         print("\n".join(f"{case.name:16} {case.title}" for case in cases.values()))
         return 0
     chosen = _choose(cases, options.only)
     data = results.load(options.out)
     found = machine.describe()
+    if options.gpu:
+        found["gpu"] = machine.gpu_name() or "none"
     known = data.get("machine", found)
-    if (known["cpu"], known["cores"]) != (found["cpu"], found["cores"]):
-        sys.exit(f"{options.out} was measured on {known['cpu']}; give this machine another --name")
+    what = ("gpu",) if options.gpu else ("cpu", "cores")
+    if any(known[part] != found[part] for part in what):
+        sys.exit(
+            f"{options.out} was measured on {known[what[0]]}; give this machine another --name"
+        )
     data["machine"] = found
-    print(f"{found['cpu']}, {found['cores']} cores, {found['versions']}", flush=True)
+    print(f"{machine.title(found)}, {found['versions']}", flush=True)
     failed = []
     for case in chosen:
         report, seconds = _run(case, quick=options.quick)
@@ -58,13 +64,20 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", default="", help="cases to run, separated by commas")
     parser.add_argument("--quick", action="store_true", help="small sizes, a few calls each")
     parser.add_argument("--list", action="store_true", help="name the cases and stop")
-    parser.add_argument("--name", default=machine.slug(), help="of the results file: cpu-NAME.json")
+    parser.add_argument("--gpu", action="store_true", help="the cases that are measured on a GPU")
+    parser.add_argument(
+        "--name", help="of the results file, without cpu-; by default the machine's"
+    )
     parser.add_argument("--out", type=Path, help="the results file itself")
     options = parser.parse_args(arguments)
     if options.out is None:
         # Quick figures mean nothing: they never stand beside measured ones.
         folder = machine.ROOT / "build" / "benchmarks" if options.quick else RESULTS
-        options.out = folder / f"cpu-{options.name}.json"
+        cpu = f"cpu-{options.name or machine.slug()}"
+        name = options.name or machine.gpu_slug() if options.gpu else cpu
+        options.out = folder / f"{name}.json"
+    if options.gpu and not options.quick and machine.gpu_name() is None:
+        sys.exit("--gpu: JAX sees no GPU here; --quick shows whether everything runs")
     return options
 
 

@@ -134,7 +134,7 @@ def test_ops_check_their_bags():
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64"])
 @pytest.mark.parametrize("on_host", [True, False])
 def test_padding_of_every_integer_type(x64, method, dtype, on_host):
-    table = jnp.arange(1.0, 70_001)[:, None]
+    table = jnp.arange(1.0, 70_001, dtype=jnp.float32)[:, None]
     rectangle = np.array([[1, 2, 3]], dtype)
     rectangle = rectangle if on_host else jnp.asarray(rectangle)
     mask = np.array([[True, False, True]])

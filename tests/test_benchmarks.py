@@ -2,6 +2,7 @@
 
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,8 +13,35 @@ from benchmarks.work import Work
 ALL = "headline sweep_cores sweep_rank sweep_features sweep_batch dense_step temporaries dlrm_step"
 
 
+GPU = "gpu_headline gpu_elrec gpu_ecorec"
+
+
 def test_every_case_is_registered():
-    assert set(registry.all_cases()) == set(ALL.split())
+    cases = registry.all_cases()
+    assert {name for name, case in cases.items() if not case.gpu} == set(ALL.split())
+    assert {name for name, case in cases.items() if case.gpu} == set(GPU.split())
+
+
+def test_gpu_cases_run_without_a_gpu_when_quick(tmp_path, monkeypatch):
+    monkeypatch.setattr(run.machine, "gpu_name", lambda: None)
+    with pytest.raises(SystemExit, match="JAX sees no GPU here"):
+        run.main(["--gpu"])
+    out = tmp_path / "gpu.json"
+    assert run.main(["--gpu", "--quick", "--only", "gpu_ecorec", "--out", str(out)]) == 0
+    case = json.loads(out.read_text())["cases"]["gpu_ecorec"]
+    contenders = {row["contender"] for row in case["rows"]}
+    assert {"jax_tt forward", "jax_tt fused step", "XLA reference step"} <= contenders
+    assert all(0 < row["fastest_ms"] <= row["median_ms"] for row in case["rows"])
+    assert any("largest error of a step" in note for note in case["notes"])
+
+
+def test_results_that_nothing_wrote_are_found():
+    from benchmarks.gpu.timing import Replayed
+
+    lazy = Replayed(lambda state, ids: state, jnp.full(3, jnp.nan))
+    lazy(jnp.zeros((2, 1)))
+    with pytest.raises(FloatingPointError, match="NaN"):
+        lazy.check()
 
 
 def test_quick_run_writes_what_it_prints(tmp_path, capsys):

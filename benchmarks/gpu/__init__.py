@@ -1,0 +1,1 @@
+"""What the benchmarks of a GPU share: work, contenders, timing on the device."""

@@ -1,0 +1,74 @@
+"""The batches that a GPU is measured with, fresh ones for every call."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.ids import STREAMS
+from benchmarks.work import HEADLINE_BAG_SIZE, HEADLINE_BAGS, HEADLINE_SHAPE
+from jax_tt import TTShape
+
+# Steps of one measured program: enough that its launch is a small part of it.
+STEPS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuWork:
+    """Sum-pooled bags of one size over one table."""
+
+    shape: TTShape
+    bags: int
+    bag_size: int
+    steps: int = STEPS
+
+    @property
+    def nnz(self) -> int:
+        return self.bags * self.bag_size
+
+    def ids(self, rng: np.random.Generator, stream: str) -> jax.Array:
+        """Ids of all steps of one call, ``[steps, bags, bag_size]``."""
+        ids = STREAMS[stream](rng, self.shape.num_embeddings, self.steps * self.nnz)
+        return jnp.asarray(ids.reshape(self.steps, self.bags, self.bag_size), jnp.int32)
+
+    def gradient(self) -> jax.Array:
+        rng = np.random.default_rng(2)
+        return jnp.asarray(0.1 * rng.random((self.bags, self.shape.features), np.float32))
+
+    @property
+    def step_flops(self) -> int:
+        """Flops of forward and backward when every lookup is contracted on its own."""
+        cost = self.shape.cost(self.nnz)
+        return cost.flops_forward + cost.flops_backward
+
+
+def _small(bags: int, bag_size: int) -> GpuWork:
+    return GpuWork(TTShape.suggest(5000, 16, ranks=8), bags, bag_size, steps=2)
+
+
+def headline(quick: bool) -> GpuWork:
+    """512 bags of 20 ids from 11 million rows: the batch that TT-Rec's kernels were published with."""
+    return _small(8, 3) if quick else GpuWork(HEADLINE_SHAPE, HEADLINE_BAGS, HEADLINE_BAG_SIZE)
+
+
+def elrec(quick: bool) -> dict[str, GpuWork]:
+    """The shapes of EL-Rec: 64 columns, rank 128, one id a bag."""
+    if quick:
+        return {"5,000 rows, 16 ids": _small(16, 1)}
+    return {
+        f"{rows // 100_000 / 10:g}M rows, {ids:,} ids": GpuWork(
+            TTShape.suggest(rows, 64, ranks=128), ids, 1
+        )
+        for rows, ids in ((2_500_000, 4096), (10_000_000, 4096), (10_000_000, 8192))
+    }
+
+
+def ecorec(quick: bool) -> dict[str, GpuWork]:
+    """The shapes of EcoRec: 32 columns, rank 32, bags of 16."""
+    if quick:
+        return {"5,000 rows, 24 ids": _small(6, 4)}
+    shape = TTShape.suggest(10_000_000, 32, ranks=32)
+    return {
+        f"10M rows, {ids:,} ids": GpuWork(shape, ids // 16, 16) for ids in (2048, 16_384, 131_072)
+    }

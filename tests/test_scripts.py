@@ -1,0 +1,84 @@
+"""The scripts around a GPU: the check of a GPU machine runs without one, kernels' resources are read as printed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from scripts import kernel_resources
+from scripts.kernel_resources import Kernel, Multiprocessor
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_gpu_check_runs_dry(tmp_path):
+    command = [sys.executable, "scripts/gpu_check.py", "--dry-run", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--only", "tests,sanitizer,benchmarks"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    text = (tmp_path / "report.md").read_text()
+    for stage in (
+        "tests | passed",
+        "compute-sanitizer | skipped",
+        "ops | passed",
+        "gpu_elrec | passed",
+    ):
+        assert f"| {stage} |" in text
+    assert "jax_tt fused step" in text and (tmp_path / "dry-run.json").exists()
+
+
+def test_gpu_check_without_a_gpu_says_so():
+    done = subprocess.run(
+        [sys.executable, "scripts/gpu_check.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"PATH": "", "HOME": str(Path.home())},
+        timeout=60,
+    )
+    assert done.returncode == 1 and "no GPU" in done.stdout
+
+
+LOG = """\
+ptxas info    : Compiling entry function '_Z6kernelPf' for 'sm_90'
+ptxas info    : Function properties for _Z6kernelPf
+    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads
+ptxas info    : Used 96 registers, used 1 barriers, 8 bytes cumulative stack size
+ptxas info    : Compiling entry function '_Z5otherPf' for 'sm_90'
+ptxas info    : Function properties for _Z5otherPf
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers, used 0 barriers
+"""
+PTX = """\
+.visible .entry _Z6kernelPf(
+\t.param .u64 .ptr .align 1 _Z6kernelPf_param_0
+)
+.maxntid 256, 1, 1
+{
+.visible .entry _Z5otherPf(
+\t.param .u64 .ptr .align 1 _Z5otherPf_param_0
+)
+{
+"""
+
+
+def test_resources_are_read_as_the_compiler_prints_them():
+    names = {"_Z6kernelPf": "kernel<float, 4>", "_Z5otherPf": "other"}
+    kernels = kernel_resources.parse(LOG, PTX, names)
+    assert kernels == [Kernel("kernel<float, 4>", 96, 8, 28, 256), Kernel("other", 32, 0, 0, 1024)]
+    table = kernel_resources.table({"90": kernels})
+    assert "| `kernel` | 1 | 256 | 96 | 28 B | 25% |" in table
+    assert "| `other` | 1 | 1024 | 32 | none | 100% |" in table
+    assert kernel_resources.spilling({"90": kernels}) == ["kernel<float, 4> on sm_90: 28 bytes"]
+
+
+def test_occupancy():
+    sm = Multiprocessor()
+    assert sm.resident(32, 1024) == 2  # threads
+    assert sm.resident(128, 256) == 2  # registers: 64 K over 128 x 256
+    assert sm.resident(255, 256) == 1
+    assert sm.resident(16, 32) == 32  # blocks

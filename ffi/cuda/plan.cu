@@ -242,69 +242,69 @@ __global__ void __launch_bounds__(kRowThreads)
   if (skip != nullptr && *skip) return;
   SharedArena arena;
   const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
+  constexpr int kEach = static_cast<int>(kRowTile / kRowThreads);
   const int64_t tile = blockIdx.x, valid = plan[CudaPlan::kValid];
-  int32_t below = 0, base = 0;
+  int32_t below = 0, base = 0, total = 0;
   for (int64_t t = threadIdx.x; t < tile; t += kRowThreads) below += tile_rows[t];
   BlockScan(below, sums, &base);
-  for (int64_t round = tile * kRowTile; round < min(valid, (tile + 1) * kRowTile); round += kRowThreads) {
-    const int64_t i = round + threadIdx.x;
-    const bool inside = i < valid, starts = inside && StartsRow(layout, plan, digits, i);
-    int32_t total = 0;
-    const int32_t before = BlockScan(starts, sums, &total);
-    if (inside) {
-      const int32_t row = base + before + starts - 1, position = plan[layout.order() + i];
-      plan[layout.row_of() + position] = row;
-      if (starts) {
-        plan[layout.row_head() + position] = row;
-        plan[layout.row_begin() + row] = static_cast<int32_t>(i);
-        for (int k = 0; k < layout.d; ++k) plan[layout.row_digit(k) + row] = digits[k * layout.n + position];
-      }
-      if (i == valid - 1) {
-        plan[CudaPlan::kRows] = row + 1;
-        plan[layout.row_begin() + row + 1] = static_cast<int32_t>(valid);
-      }
+  const int64_t first = tile * kRowTile + threadIdx.x * kEach;
+  unsigned starts = 0;
+  for (int i = 0; i < kEach; ++i)
+    starts |= static_cast<unsigned>(first + i < valid && StartsRow(layout, plan, digits, first + i)) << i;
+  int32_t row = base + BlockScan(__popc(starts), sums, &total) - 1;
+  for (int i = 0; i < kEach && first + i < valid; ++i) {
+    const int32_t entry = static_cast<int32_t>(first + i), position = plan[layout.order() + entry];
+    if (starts >> i & 1) {
+      ++row;
+      plan[layout.row_head() + position] = row;
+      plan[layout.row_begin() + row] = entry;
+      for (int k = 0; k < layout.d; ++k) plan[layout.row_digit(k) + row] = digits[k * layout.n + position];
     }
-    base += total;
+    plan[layout.row_of() + position] = row;
+    if (entry == valid - 1) {
+      plan[CudaPlan::kRows] = row + 1;
+      plan[layout.row_begin() + row + 1] = static_cast<int32_t>(valid);
+    }
   }
 }
 
-// First entry of each slice of a core, one block per core, and the parts of the pivots.
-__global__ void __launch_bounds__(kRowThreads)
+// First entry of each slice of every core: where its digit first appears, and where no digit does that of the next.
+__global__ void __launch_bounds__(kThreads)
     CutSegments(const __grid_constant__ CudaPlan layout, int32_t* plan, const int32_t* digits, const int32_t* skip) {
+  if (skip != nullptr && *skip) return;
+  const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
+  for (int k = 0; k < layout.d; ++k) {
+    const bool by_row = k == layout.main;
+    const int64_t entries = plan[by_row ? CudaPlan::kRows : CudaPlan::kValid];
+    if (i > entries) continue;
+    const int32_t* list = plan + layout.list(k);
+    const auto digit = [&](int64_t entry) {
+      return by_row ? plan[layout.row_digit(k) + entry] : digits[k * layout.n + list[entry]];
+    };
+    const int64_t low = i == 0 ? -1 : digit(i - 1), high = i == entries ? layout.p[k] : digit(i);
+    for (int64_t slice = low + 1; slice <= high; ++slice) plan[layout.segment(k) + slice] = static_cast<int32_t>(i);
+  }
+}
+
+// The parts of the pivots, one block per core.
+__global__ void __launch_bounds__(kRowThreads)
+    CutParts(const __grid_constant__ CudaPlan layout, int32_t* plan, const int32_t* skip) {
   if (skip != nullptr && *skip) return;
   SharedArena arena;
   const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
   const int k = blockIdx.x;
-  const bool by_row = k == layout.main;
-  const int32_t* list = plan + layout.list(k);
-  const int32_t* row_digit = plan + layout.row_digit(k);
-  int32_t* segment = plan + layout.segment(k);
-  const int64_t entries = plan[by_row ? CudaPlan::kRows : CudaPlan::kValid];
-  for (int64_t slice = threadIdx.x; slice <= layout.p[k]; slice += kRowThreads) {
-    int64_t low = 0, high = entries;
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      const int32_t digit = by_row ? row_digit[middle] : digits[k * layout.n + list[middle]];
-      if (digit < slice)
-        low = middle + 1;
-      else
-        high = middle;
-    }
-    segment[slice] = static_cast<int32_t>(low);
-  }
-  __syncthreads();
-  const int64_t part_rows = layout.part_rows[k];
+  const int64_t part_rows = layout.part_rows[k], slices = layout.p[k];
   if (part_rows == 0) return;
+  const int32_t* segment = plan + layout.segment(k);
   int32_t* first_part = plan + layout.first_part(k);
   int32_t* part_slice = plan + layout.part_slice(k);
-  for (int64_t slice = threadIdx.x; slice <= layout.p[k]; slice += kRowThreads)
-    first_part[slice] = slice == layout.p[k]
-                            ? 0
-                            : static_cast<int32_t>((segment[slice + 1] - segment[slice] + part_rows - 1) / part_rows);
+  for (int64_t slice = threadIdx.x; slice < slices; slice += kRowThreads)
+    first_part[slice] = static_cast<int32_t>((segment[slice + 1] - segment[slice] + part_rows - 1) / part_rows);
+  if (threadIdx.x == 0) first_part[slices] = 0;
   __syncthreads();
-  const int32_t parts = ScanArray(first_part, layout.p[k] + 1, sums);
+  const int32_t parts = ScanArray(first_part, slices + 1, sums);
   if (threadIdx.x == 0) plan[CudaPlan::kParts + k] = parts;
-  for (int64_t slice = threadIdx.x; slice < layout.p[k]; slice += kRowThreads)
+  for (int64_t slice = threadIdx.x; slice < slices; slice += kRowThreads)
     for (int32_t part = first_part[slice]; part < first_part[slice + 1]; ++part)
       part_slice[part] = static_cast<int32_t>(slice);
 }
@@ -351,8 +351,11 @@ Status Build(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, 
                  static_cast<const int32_t*>(scratch.digits), static_cast<const int32_t*>(scratch.tile_rows), skip);
       !status.ok())
     return status;
-  return Launch(stream, layout.d, kRowThreads, kShared, CutSegments, layout, plan,
-                static_cast<const int32_t*>(scratch.digits), skip);
+  if (Status status = Launch(stream, layout.n / kThreads + 1, kThreads, 0, CutSegments, layout, plan,
+                             static_cast<const int32_t*>(scratch.digits), skip);
+      !status.ok())
+    return status;
+  return Launch(stream, layout.d, kRowThreads, kShared, CutParts, layout, plan, skip);
 }
 
 }  // namespace

@@ -16,32 +16,35 @@ struct Passes {
   int count;
 };
 
-__device__ __forceinline__ int Digit(const SortPass& pass, const int32_t* order, int64_t i, int32_t* position) {
-  *position = order == nullptr ? static_cast<int32_t>(i) : order[i];
-  return (pass.digits[*position] >> pass.shift) & pass.mask;
-}
+// Positions of a block and their digits.  A warp has 32 * kItems adjacent ones, in rounds of 32, so that their order is
+// kept; they are all asked for before the first is used.
+template <int kItems>
+struct Items {
+  int32_t position[kItems];
+  int32_t digit[kItems];  // -1 past the end: a digit that no position has
 
-// The part of a block's positions that a warp goes through, in rounds of 32 so that their order is kept.
-struct WarpRange {
-  int64_t begin, end;
-  __device__ WarpRange(int64_t first, int64_t last) {
-    const int64_t each = (last - first + kThreads - 1) / kThreads * 32;
-    begin = min(last, first + each * (threadIdx.x / 32));
-    end = min(last, begin + each);
+  __device__ __forceinline__ void Load(const SortPass& pass, const int32_t* order, int64_t first, int64_t last) {
+    const int64_t begin = first + threadIdx.x / 32 * (32 * kItems) + threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < kItems; ++k) {
+      const int64_t i = begin + 32 * k;
+      position[k] = i >= last ? -1 : order == nullptr ? static_cast<int32_t>(i) : order[i];
+    }
+#pragma unroll
+    for (int k = 0; k < kItems; ++k)
+      digit[k] = position[k] < 0 ? -1 : (pass.digits[position[k]] >> pass.shift) & pass.mask;
   }
 };
 
 // counters[warp * bins + bin]: how often a bin occurs in the part of a warp.
-__device__ void CountDigits(const SortPass& pass, const int32_t* order, int64_t first, int64_t last,
-                            Shared<int32_t> counters) {
+template <int kItems>
+__device__ void CountDigits(const SortPass& pass, const Items<kItems>& items, Shared<int32_t> counters) {
   for (int i = threadIdx.x; i < kWarps * pass.bins; i += kThreads) counters[i] = 0;
   __syncthreads();
-  const WarpRange range(first, last);
   const Shared<int32_t> own = counters + static_cast<int>(threadIdx.x / 32) * pass.bins;
-  for (int64_t i = range.begin + threadIdx.x % 32; i < range.end; i += 32) {
-    int32_t position;
-    atomicAdd(own + Digit(pass, order, i, &position), 1);
-  }
+#pragma unroll
+  for (int k = 0; k < kItems; ++k)
+    if (items.digit[k] >= 0) atomicAdd(own + items.digit[k], 1);
   __syncthreads();
 }
 
@@ -59,22 +62,19 @@ __device__ void PlaceWarps(int bins, Shared<int32_t> counters, Start start) {
   __syncthreads();
 }
 
-__device__ void Scatter(const SortPass& pass, const int32_t* order, int64_t first, int64_t last,
-                        Shared<int32_t> counters, int32_t* sorted) {
-  const WarpRange range(first, last);
+template <int kItems>
+__device__ void Scatter(const SortPass& pass, const Items<kItems>& items, Shared<int32_t> counters, int32_t* sorted) {
   const int lane = threadIdx.x % 32;
   const Shared<int32_t> own = counters + static_cast<int>(threadIdx.x / 32) * pass.bins;
-  for (int64_t base = range.begin; base < range.end; base += 32) {
-    const int64_t i = base + lane;
-    int32_t position = 0;
-    // Lanes past the end share a digit that no other lane has.
-    const int digit = i < range.end ? Digit(pass, order, i, &position) : -1;
+#pragma unroll
+  for (int k = 0; k < kItems; ++k) {
+    const int digit = items.digit[k];
     const unsigned peers = __match_any_sync(kAllLanes, digit);
     const int rank = __popc(peers & ((1u << lane) - 1));
     int32_t place = 0;
     if (digit >= 0) {
       place = own[digit];
-      sorted[place + rank] = position;
+      sorted[place + rank] = items.position[k];
     }
     __syncwarp();
     if (digit >= 0 && rank == 0) own[digit] = place + __popc(peers);
@@ -86,6 +86,7 @@ int64_t SharedForBins(int max_bins) {
   return static_cast<int64_t>(sizeof(int32_t)) * ((kWarps + 1) * static_cast<int64_t>(max_bins) + kMaxWarps) + 64;
 }
 
+template <int kItems>
 __global__ void __launch_bounds__(kThreads)
     SortInOneBlock(const __grid_constant__ Passes passes, int64_t n, int max_bins, const int32_t* skip) {
   if (skip != nullptr && *skip) return;
@@ -96,7 +97,9 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t* order = nullptr;
   for (int k = 0; k < passes.count; ++k) {
     const SortPass& pass = passes.pass[k];
-    CountDigits(pass, order, 0, n, counters);
+    Items<kItems> items;
+    items.Load(pass, order, 0, n);
+    CountDigits(pass, items, counters);
     for (int bin = threadIdx.x; bin < pass.bins; bin += kThreads) {
       int32_t count = 0;
       for (int warp = 0; warp < kWarps; ++warp) count += counters[warp * pass.bins + bin];
@@ -105,11 +108,13 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     ScanArray(starts, pass.bins, sums);
     PlaceWarps(pass.bins, counters, [&](int bin) { return static_cast<int32_t>(starts[bin]); });
-    Scatter(pass, order, 0, n, counters, passes.order[k]);
+    Scatter(pass, items, counters, passes.order[k]);
     order = passes.order[k];
     __syncthreads();
   }
 }
+
+constexpr int kTileItems = static_cast<int>(kTile / kThreads);
 
 // counts[bin * tiles + tile]
 __global__ void __launch_bounds__(kThreads) CountTiles(const __grid_constant__ SortPass pass, const int32_t* order,
@@ -118,7 +123,9 @@ __global__ void __launch_bounds__(kThreads) CountTiles(const __grid_constant__ S
   SharedArena arena;
   const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * pass.bins);
   const int64_t first = blockIdx.x * kTile;
-  CountDigits(pass, order, first, min(n, first + kTile), counters);
+  Items<kTileItems> items;
+  items.Load(pass, order, first, min(n, first + kTile));
+  CountDigits(pass, items, counters);
   for (int bin = threadIdx.x; bin < pass.bins; bin += kThreads) {
     int32_t count = 0;
     for (int warp = 0; warp < kWarps; ++warp) count += counters[warp * pass.bins + bin];
@@ -138,10 +145,12 @@ __global__ void __launch_bounds__(kThreads)
   if (skip != nullptr && *skip) return;
   SharedArena arena;
   const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * pass.bins);
-  const int64_t tile = blockIdx.x, first = tile * kTile, last = min(n, first + kTile);
-  CountDigits(pass, order, first, last, counters);
+  const int64_t tile = blockIdx.x, first = tile * kTile;
+  Items<kTileItems> items;
+  items.Load(pass, order, first, min(n, first + kTile));
+  CountDigits(pass, items, counters);
   PlaceWarps(pass.bins, counters, [&](int bin) { return starts[bin * tiles + tile]; });
-  Scatter(pass, order, first, last, counters, sorted);
+  Scatter(pass, items, counters, sorted);
 }
 
 }  // namespace
@@ -162,7 +171,11 @@ Status StableSort(cudaStream_t stream, int64_t n, const SortPass* passes, int nu
       all.pass[k] = passes[k];
       all.order[k] = orders[k];
     }
-    return Launch(stream, 1, kThreads, SharedForBins(max_bins), SortInOneBlock, all, n, max_bins, skip);
+    const auto kernel = n <= 8 * kThreads    ? SortInOneBlock<8>
+                        : n <= 16 * kThreads ? SortInOneBlock<16>
+                        : n <= 24 * kThreads ? SortInOneBlock<24>
+                                             : SortInOneBlock<32>;
+    return Launch(stream, 1, kThreads, SharedForBins(max_bins), kernel, all, n, max_bins, skip);
   }
   const int64_t tiles = (n + kTile - 1) / kTile;
   int32_t* counts = static_cast<int32_t*>(workspace);

@@ -1,0 +1,156 @@
+"""What each stage of a step must do on a GPU: flops, bytes, the time that these allow, and the time to expect.
+
+    python -m benchmarks.gpu.stages            # prints the tables
+    python -m benchmarks.gpu.stages --write    # puts them between the markers of docs/performance.md
+
+Nothing here is measured but the rates of an H200 below. A measurement is held against these figures; where it is far
+from one, that stage is the next to work on.
+"""
+
+import argparse
+import dataclasses
+import math
+import sys
+
+from benchmarks.gpu import work
+from benchmarks.gpu.work import GpuWork
+from benchmarks.machine import ROOT
+
+PAGE = ROOT / "docs" / "performance.md"
+MARKERS = ("<!-- stages:begin -->", "<!-- stages:end -->")
+
+# An H200: the first two measured (a copy, and float32 multiply-adds), the third its data sheet's.
+BYTES_PER_SECOND = 4.3e12
+FLOPS_PER_SECOND = 60e12
+MULTIPROCESSORS = 132
+# What is expected of any kernel, and to be replaced by measurements: its start inside a graph and the first load from
+# memory; the share of multiply-adds among the instructions of the tiled products.
+START_SECONDS = 2.5e-6
+MULTIPLY_ADD_SHARE = 0.7
+# A pass of the sort waits for memory twice and goes through its positions a warp at a time.
+SORT_PASS_SECONDS = 4e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One stage: its kernels, what they compute, and what they move between chip and memory at least."""
+
+    name: str
+    kernels: int
+    flops: float = 0
+    bytes: float = 0
+    tiles: float = 0  # blocks of the tiled products; 0 where any number of blocks may share the work
+    extra: float = 0  # seconds that neither flops nor bytes explain
+
+    @property
+    def floor(self) -> float:
+        return max(self.flops / FLOPS_PER_SECOND, self.bytes / BYTES_PER_SECOND)
+
+    @property
+    def bound(self) -> str:
+        return "flops" if self.flops / FLOPS_PER_SECOND > self.bytes / BYTES_PER_SECOND else "bytes"
+
+    @property
+    def expected(self) -> float:
+        # The last round of blocks leaves multiprocessors idle.
+        rounds = self.tiles / MULTIPROCESSORS
+        uneven = math.ceil(rounds) / rounds if rounds else 1.0
+        compute = self.flops / FLOPS_PER_SECOND / MULTIPLY_ADD_SHARE * uneven
+        moved = self.bytes / BYTES_PER_SECOND
+        return self.kernels * START_SECONDS + max(compute, moved) + self.extra
+
+
+def distinct(range_: float, draws: float) -> float:
+    """Expected number of distinct values among uniform draws."""
+    return -range_ * math.expm1(-draws / range_)
+
+
+def stages(batch: GpuWork, part_rows: int = 64) -> list[Stage]:
+    """The stages of one fused SGD step of a table of three cores, ids uniform, float32."""
+    shape, n, bags = batch.shape, batch.nnz, batch.bags
+    p, q, (r, s) = shape.row_factors, shape.col_factors, shape.ranks
+    dim = shape.features
+    rows = distinct(math.prod(p), n)
+    prefixes = distinct(p[0] * p[1], n)
+    sizes = (q[0] * r, r * q[1] * s, s * q[2])  # of a slice of each core
+    touched = [distinct(p_k, n) * size for p_k, size in zip(p, sizes, strict=True)]
+    product = 2 * q[0] * r * q[1] * s  # flops of L G, of dX G^T and of L^T dX
+    join = 2 * dim * s  # of X R, of g R^T and of X^T g
+    slices = distinct(p[1], n)
+    parts = slices * math.ceil(rows / slices / part_rows)
+    word = 4
+    return [
+        Stage("plan", 6, bytes=word * n * (2 + 4 + 3 * 4 + 8), extra=3 * SORT_PASS_SECONDS),
+        Stage(
+            "rows",
+            1,
+            flops=prefixes * product + rows * join,
+            bytes=word * (sum(touched) + rows * dim),
+            tiles=parts,
+        ),
+        Stage("bags", 1, bytes=word * (rows * dim + 2 * n + bags * dim)),
+        Stage("gradients of rows", 2, bytes=word * (bags * dim + 3 * n + rows * dim)),
+        Stage(
+            "gradients of slices",
+            1,
+            flops=3 * prefixes * product + 2 * rows * join,
+            bytes=word * (sum(touched) + rows * (dim + sizes[0] + sizes[2]) + parts * sizes[1]),
+            tiles=parts,
+        ),
+        Stage(
+            "sums",
+            1,
+            bytes=word * (rows * (sizes[0] + sizes[2]) + parts * sizes[1] + sum(touched) + 4 * n),
+        ),
+        Stage("step", 1, bytes=word * 3 * sum(touched)),
+    ]
+
+
+def table(batches: dict[str, GpuWork]) -> str:
+    """Floors and expected times in microseconds, a line per stage, a pair of columns per batch."""
+    names = list(batches)
+    columns = [stages(batch) for batch in batches.values()]
+    lines = [
+        "| µs | " + " | ".join(f"{name}: floor | expected" for name in names) + " |",
+        "| --- |" + " ---: | ---: |" * len(names),
+    ]
+    for same in zip(*columns, strict=True):
+        cells = [f"{1e6 * s.floor:.2f} ({s.bound}) | {1e6 * s.expected:.1f}" for s in same]
+        lines.append(f"| {same[0].name} | " + " | ".join(cells) + " |")
+    sums = [
+        f"{1e6 * sum(s.floor for s in some):.1f} | {1e6 * sum(s.expected for s in some):.1f}"
+        for some in columns
+    ]
+    lines.append("| **step** | " + " | ".join(sums) + " |")
+    counts = [
+        f"{sum(s.flops for s in some) / 1e9:.2f} Gflop | {sum(s.bytes for s in some) / 1e6:.1f} MB"
+        for some in columns
+    ]
+    lines.append("| work | " + " | ".join(counts) + " |")
+    return "\n".join(lines)
+
+
+def text() -> str:
+    headline = {"headline": work.headline(quick=False)}
+    return "\n\n".join(
+        table(batches) for batches in (headline, work.elrec(False), work.ecorec(False))
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    print(text())
+    if arguments.write:
+        before, begin, rest = PAGE.read_text().partition(MARKERS[0])
+        _, end, after = rest.partition(MARKERS[1])
+        if not (begin and end):
+            sys.exit(f"{PAGE.relative_to(ROOT)}: no {MARKERS[0]} ... {MARKERS[1]} to write between")
+        PAGE.write_text(f"{before}{begin}\n\n{text()}\n\n{end}{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kDenseThreads)
 
 // A block takes one bag: its groups of lanes take equal runs of positions, and their sums are added in order.
 template <typename T, int V>
-__global__ void __launch_bounds__(kDenseThreads)
+__global__ void __launch_bounds__(kDenseThreads, 2)
     PoolRowsByBlock(DenseBatch batch, RowLanes lanes, const T* table, const float* sentinel, float* out) {
   SharedArena arena;
   const Shared<float> words = arena.Take<float>(kDenseThreads * V);

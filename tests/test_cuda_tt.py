@@ -1,0 +1,108 @@
+"""What only the CUDA kernels do: batches of many tiles, digits of several passes, rows in chunks, plans made again."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import _ffi, optimizers
+from tests.conftest import method_fixture
+from tests.helpers import assert_close
+
+method = method_fixture("cuda_emulated", pytest.param("cuda", marks=pytest.mark.gpu))
+
+SMALL = jax_tt.TTShape(120, 8, (4, 4), (4, 5, 6), (2, 2, 2))
+
+
+def step(shape, ids, method):
+    """Output and core gradients of a sum of rows weighted by fixed random numbers."""
+    cores = jax_tt.init_cores(jax.random.key(0), shape, "normal")
+    g = jax.random.normal(jax.random.key(1), (ids.shape[0], shape.features))
+
+    def loss(cores):
+        out = jax_tt.tt_embed_bag(cores, ids, num_embeddings=shape.num_embeddings, method=method)
+        return jnp.vdot(out, g), out
+
+    (_, out), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(cores)
+    return out, *gradients
+
+
+def uniform(rows, *size, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).integers(0, rows, size), jnp.int32)
+
+
+CASES = {
+    # more positions than one block sorts or numbers, every row in several spans and parts
+    "many tiles": (SMALL, uniform(120, 1000, 20)),
+    "one row": (SMALL, jnp.full((1000, 20), 7, jnp.int32)),
+    # 3,000 slices: more than the bins of one pass
+    "long digits": (
+        jax_tt.TTShape(42_000, 8, (4, 4), (7, 3000, 2), (2, 2, 2)),
+        uniform(42_000, 50, 20),
+    ),
+    "more than a million slices": (
+        jax_tt.TTShape(2_200_000, 4, 2, (1_100_000, 2), (2, 2)),
+        uniform(2_200_000, 30, 4),
+    ),
+    # wider rows to the right than to the left, and the reverse: the other side is contracted first
+    "left first": (
+        jax_tt.TTShape(1000, 64, (8, 8), (10, 10, 10), (2, 4, 8)),
+        uniform(1000, 30, 5),
+    ),
+    "right first": (
+        jax_tt.TTShape(1000, 64, (8, 8), (10, 10, 10), (8, 4, 2)),
+        uniform(1000, 30, 5),
+    ),
+    # a tile that shared memory cannot hold
+    "wide products": (
+        jax_tt.TTShape(1000, 256, (64, 64), (10, 10, 10), (8, 4, 8)),
+        uniform(1000, 3, 4),
+    ),
+    # rows in several chunks
+    "chunks": (
+        jax_tt.TTShape(8000, 8192, (2, 2), (20, 20, 20), (32, 16, 16)),
+        uniform(8000, 1000, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_cpu(case, method):
+    shape, ids = CASES[case]
+    # The CPU kernels are judged in float64 elsewhere; the reference would take minutes here.
+    expected = step(shape, ids, "ffi")
+    # Sums of tens of thousands of float32 numbers in another order.
+    for got, want in zip(step(shape, ids, method), expected, strict=True):
+        assert_close(got, np.asarray(want, np.float64), 3e-5)
+
+
+@pytest.mark.parametrize("rule", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
+def test_bitwise_equal_in_any_order_of_threads(rule):
+    module = _ffi.load("cuda_emulated")
+    if module is None:
+        pytest.skip(_ffi.why_unavailable("cuda_emulated"))
+    optimizer = getattr(optimizers, rule)(0.05)
+    cores = jax_tt.init_cores(jax.random.key(0), SMALL, "normal")
+    ids = uniform(120, 300, 4)
+    g = jax.random.normal(jax.random.key(1), (300, SMALL.features))
+
+    @jax.jit
+    def update(table):
+        def loss(table):
+            out = jax_tt.fused_tt_embed_bag(table, ids, optimizer, method="cuda_emulated")
+            return jnp.vdot(out, g)
+
+        return jax.grad(loss)(table)
+
+    results = []
+    try:
+        for seed in range(4):
+            module.set_seed(seed)
+            table = update(jax_tt.init_fused_table(cores, optimizer))
+            results.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(table)])
+    finally:
+        module.set_seed(0)
+    assert all(result == results[0] for result in results[1:])
+    before = jax.tree.leaves(jax_tt.init_fused_table(cores, optimizer))
+    assert results[0] != [np.asarray(leaf).tobytes() for leaf in before]

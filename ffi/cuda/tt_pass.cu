@@ -1,8 +1,8 @@
-#include "ffi/cuda/tt_pass.h"
-
 #include <algorithm>
 #include <type_traits>
 
+#include "ffi/cuda/tt_fast.h"
+#include "ffi/cuda/tt_pass.h"
 #include "ffi/cuda/tt_products.h"
 
 namespace jax_tt {
@@ -317,6 +317,7 @@ PassPlan PlanBackward(const TTShape& shape, const CudaPlan& layout, int pivot) {
 
 template <typename T>
 Status RowsPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, float* rows, float* workspace) {
+  if (HasFastPass(args.shape, MakePivot(args.shape, args.layout.main))) return FastRowsPass(stream, args, chunk, rows);
   const PassPlan plan = PlanForward(args.shape, args.layout);
   const PassArgs<T> pass{args, MakePivot(args.shape, args.layout.main), chunk, plan, workspace};
   return Launch(stream, plan.blocks, kThreads, SharedForTile(plan),
@@ -326,15 +327,17 @@ Status RowsPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chun
 template <typename T>
 Status GradientPass(cudaStream_t stream, const TTArgs<T>& args, int pivot, const RowChunk& chunk,
                     const float* row_gradients, const GradientShares& shares, float* workspace) {
+  if (HasFastPass(args.shape, MakePivot(args.shape, pivot)))
+    return FastGradientPass(stream, args, chunk, row_gradients, shares);
   const PassPlan plan = PlanBackward(args.shape, args.layout, pivot);
   const PassArgs<T> pass{args, MakePivot(args.shape, pivot), chunk, plan, workspace};
   return Launch(stream, plan.blocks, kThreads, SharedForTile(plan),
                 plan.in_shared ? MakeShares<T, true> : MakeShares<T, false>, pass, row_gradients, shares);
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                             \
-  template Status RowsPass(cudaStream_t, const TTArgs<T>&, const RowChunk&, float*, float*);              \
-  template Status GradientPass(cudaStream_t, const TTArgs<T>&, int, const RowChunk&, const float*,        \
+#define JAX_TT_INSTANTIATE(T)                                                                      \
+  template Status RowsPass(cudaStream_t, const TTArgs<T>&, const RowChunk&, float*, float*);       \
+  template Status GradientPass(cudaStream_t, const TTArgs<T>&, int, const RowChunk&, const float*, \
                                const GradientShares&, float*)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);

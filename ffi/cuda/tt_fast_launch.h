@@ -1,0 +1,90 @@
+// Launches of the specialised passes; one source for each rank compiles them.
+#ifndef JAX_TT_CUDA_TT_FAST_LAUNCH_H_
+#define JAX_TT_CUDA_TT_FAST_LAUNCH_H_
+
+#include <algorithm>
+
+#include "ffi/common/status.h"
+#include "ffi/cuda/tt_fast_fma.h"
+#include "ffi/cuda/tt_fast_rows.h"
+#include "ffi/cuda/tt_fast_shares.h"
+
+namespace jax_tt {
+
+template <int kRank>
+struct FastPasses {
+  // Of shared memory, for slices of q columns c.
+  static size_t SharedBytes(int q);
+
+  template <typename T>
+  static Status Rows(cudaStream_t stream, FastArgs<T> args, int64_t max_parts, float* rows);
+  template <typename T>
+  static Status Shares(cudaStream_t stream, FastArgs<T> args, int64_t max_parts, const float* row_gradients,
+                       const GradientShares& shares);
+};
+
+namespace fast_internal {
+
+constexpr int64_t kMaxBlocks = int64_t{1} << 20;
+
+// Rows of a tile: as many as there is memory for their right sides and gradients.
+template <typename Tile, typename T>
+void SetTileRows(FastArgs<T>& args) {
+  args.tile_rows = std::min({Tile::kMaxRows, Tile::kRightFloats / (Tile::kRank << args.log_b),
+                             Tile::kGradientFloats / (Tile::kCount << (args.log_a + args.log_b))});
+}
+
+// fn(FastTile) with the columns c of a block: as many as make 128 columns of a slice, or all, which make 64.
+template <int kRank, typename Fn>
+auto WithTile(int q, Fn fn) {
+  constexpr int kMost = 128 / kRank;
+  if constexpr (kMost > 2)
+    if (q < kMost) return fn(FastTile<kRank, kMost / 2>());
+  return fn(FastTile<kRank, kMost>());
+}
+
+}  // namespace fast_internal
+
+template <int kRank>
+size_t FastPasses<kRank>::SharedBytes(int q) {
+  return fast_internal::WithTile<kRank>(q, [](auto tag) {
+    return std::max(RowsMemory<decltype(tag), Fma>::kBytes, SharesMemory<decltype(tag), Fma>::kBytes);
+  });
+}
+
+template <int kRank>
+template <typename T>
+Status FastPasses<kRank>::Rows(cudaStream_t stream, FastArgs<T> args, int64_t max_parts, float* rows) {
+  return fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
+    using Tile = decltype(tag);
+    fast_internal::SetTileRows<Tile>(args);
+    const int64_t items = max_parts * (args.q() / Tile::kCount);
+    return Launch(stream, std::clamp<int64_t>(items, 1, fast_internal::kMaxBlocks), Tile::kThreads,
+                  RowsMemory<Tile, Fma>::kBytes, MakeRowsFast<Tile, Fma, T>, args, rows);
+  });
+}
+
+template <int kRank>
+template <typename T>
+Status FastPasses<kRank>::Shares(cudaStream_t stream, FastArgs<T> args, int64_t max_parts, const float* row_gradients,
+                                 const GradientShares& shares) {
+  return fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
+    using Tile = decltype(tag);
+    fast_internal::SetTileRows<Tile>(args);
+    return Launch(stream, std::clamp<int64_t>(max_parts, 1, fast_internal::kMaxBlocks), Tile::kThreads,
+                  SharesMemory<Tile, Fma>::kBytes, MakeSharesFast<Tile, Fma, T>, args, row_gradients, shares);
+  });
+}
+
+#define JAX_TT_INSTANTIATE_FAST(kRank, T)                                              \
+  template Status FastPasses<kRank>::Rows(cudaStream_t, FastArgs<T>, int64_t, float*); \
+  template Status FastPasses<kRank>::Shares(cudaStream_t, FastArgs<T>, int64_t, const float*, const GradientShares&)
+#define JAX_TT_INSTANTIATE_FAST_RANK(kRank)            \
+  template size_t FastPasses<kRank>::SharedBytes(int); \
+  JAX_TT_INSTANTIATE_FAST(kRank, float);               \
+  JAX_TT_INSTANTIATE_FAST(kRank, bfloat16);            \
+  JAX_TT_INSTANTIATE_FAST(kRank, float16)
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_TT_FAST_LAUNCH_H_

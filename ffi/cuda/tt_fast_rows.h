@@ -1,0 +1,117 @@
+// The specialised forward pass: rows of the table from tiles.
+#ifndef JAX_TT_CUDA_TT_FAST_ROWS_H_
+#define JAX_TT_CUDA_TT_FAST_ROWS_H_
+
+#include "ffi/cuda/tt_fast_lanes.h"
+#include "ffi/cuda/tt_fast_tile.h"
+
+namespace jax_tt {
+
+template <typename Tile, typename Math>
+struct RowsMemory {
+  using Operand = typename Math::Operand;
+  using At = typename Math::template Lead<Tile>;
+  Shared<int32_t> rows;
+  Shared<Operand> slice, left;
+  Shared<float> product, right;
+
+  __device__ __forceinline__ RowsMemory() {
+    SharedArena arena;
+    rows = arena.Take<int32_t>(TileRows<Tile>::kWords);
+    slice = arena.Take<Operand>(Tile::kRank * At::kSlice);
+    left = arena.Take<Operand>(Tile::kLines * At::kLeft);
+    product = arena.Take<float>(Tile::kLines * At::kProduct);
+    right = arena.Take<float>(Tile::kRightFloats);
+  }
+  static constexpr size_t kBytes =
+      SharedBytes<int32_t>(TileRows<Tile>::kWords) + SharedBytes<Operand>(Tile::kRank * At::kSlice) +
+      SharedBytes<Operand>(Tile::kLines * At::kLeft) + SharedBytes<float>(Tile::kLines * At::kProduct) +
+      SharedBytes<float>(Tile::kRightFloats);
+};
+
+// out = X R for every row of the tile, kJ of the b columns at a time.
+//
+// A thread has four values s of four lines (w, c) of X in registers and goes through the rows of their prefix; the
+// lanes that have the other values of s add up with it.
+template <int kJ, typename Tile, typename Math, typename T>
+__device__ __forceinline__ void FinishRows(const FastArgs<T>& args, const RowsMemory<Tile, Math>& memory,
+                                           const TileRows<Tile>& rows, int first_column, float* out) {
+  constexpr int kLanes = Tile::kRank / 4, kAtOnce = 32 / kLanes;
+  const int s = threadIdx.x % kLanes, log_groups = args.log_a + Log2(Tile::kCount) - 2;
+  const int count = rows.prefixes() << log_groups;
+  for (int base = threadIdx.x / 32 * kAtOnce; base < count; base += Tile::kWarps * kAtOnce) {
+    const int item = base + threadIdx.x % 32 / kLanes;
+    const bool works = item < count;
+    const int prefix = works ? item >> log_groups : 0, group = item & ((1 << log_groups) - 1);
+    int row = works ? rows.first_row(prefix) : 0;
+    const int end = works ? rows.first_row(prefix + 1) : 0;
+    float4 x[4];
+    JAX_TT_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      const int line = group * 4 + i, w = line / Tile::kCount, c = line % Tile::kCount;
+      x[i] = Load4(memory.product +
+                   ((((prefix << args.log_a) + w) * RowsMemory<Tile, Math>::At::kProduct) + c * Tile::kRank + s * 4));
+    }
+    for (; __any_sync(kAllLanes, row < end); ++row) {
+      for (int j = 0; j < args.b(); j += kJ) {
+        const Shared<const float> right =
+            memory.right + ((((row < end ? row : 0) << args.log_b) + j) * Tile::kRank + s * 4);
+        float sums[4 * kJ];
+        JAX_TT_UNROLL
+        for (int t = 0; t < kJ; ++t) {
+          const float4 r = Load4(right + t * Tile::kRank);
+          JAX_TT_UNROLL
+          for (int i = 0; i < 4; ++i) sums[i * kJ + t] = AddDot(x[i], r, 0.0f);
+        }
+        ScatterSums<4 * kJ, kLanes, 1>(sums, s);
+        constexpr int kKept = kScattered<4 * kJ, kLanes>, kSame = kLanes > 4 * kJ ? kLanes / (4 * kJ) : 1;
+        if (row < end && s % kSame == 0) {
+          const int e = s * (4 * kJ) / kLanes, line = group * 4 + e / kJ;
+          const int w = line / Tile::kCount, c = first_column + line % Tile::kCount;
+          float* to =
+              out + (static_cast<int64_t>(row) * args.dim() + (((w << args.log_q) + c) << args.log_b) + j + e % kJ);
+          JAX_TT_UNROLL
+          for (int i = 0; i < kKept; ++i) to[i] = sums[i];
+        }
+      }
+    }
+  }
+}
+
+// A block makes a block of columns of a part at a time.
+template <typename Tile, typename Math, typename T>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    MakeRowsFast(const __grid_constant__ FastArgs<T> args, float* out) {
+  const RowsMemory<Tile, Math> memory;
+  TileRows<Tile> rows(memory.rows);
+  const int32_t* plan = args.plan.get();
+  const int column_blocks = args.q() / Tile::kCount;
+  const int64_t items = static_cast<int64_t>(plan[args.num_parts]) * column_blocks;
+  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+    const FastPart part(args, plan, item / column_blocks);
+    const int first_column = static_cast<int>(item % column_blocks) * Tile::kCount;
+    if (part.begin >= part.end) continue;
+    LoadSlice<Tile, Math>(args, part.slice, first_column, memory.slice);
+    for (int64_t first = part.begin; first < part.end;) {
+      rows.Find(args, plan, first, part.end);
+      __syncthreads();
+      LoadLeft<Tile, Math>(args, rows, memory.left);
+      LoadRight(args, rows, memory.right);
+      __syncthreads();
+      Math::template MakeProduct<Tile>(memory.left, memory.slice, memory.product);
+      __syncthreads();
+      float* to = out + (first - args.chunk.begin) * args.dim();
+      if (args.log_b == 1)
+        FinishRows<2>(args, memory, rows, first_column, to);
+      else
+        FinishRows<4>(args, memory, rows, first_column, to);
+      const int taken = rows.rows();
+      __syncthreads();
+      first += taken;
+    }
+  }
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_TT_FAST_ROWS_H_

@@ -1,0 +1,186 @@
+// What the specialised passes work on: tiles of rows that share one slice of the pivot, in shared memory.
+//
+// Rows with the same left core are adjacent.  Each of them is a *prefix* of the tile, whose product X = L G is made
+// once: the lines of L, a of each prefix, are a matrix of 64 lines, X one of 64 lines and one block of columns.  A
+// block of columns holds some of the q columns c of the slice, for every one of the r values s; more than one is needed
+// where the slice is wide.
+#ifndef JAX_TT_CUDA_TT_FAST_TILE_H_
+#define JAX_TT_CUDA_TT_FAST_TILE_H_
+
+#include <stdint.h>
+
+#include "ffi/cuda/block_scan.h"
+#include "ffi/cuda/simt.h"
+#include "ffi/cuda/tt_args.h"
+#include "ffi/cuda/tt_fast_load.h"
+
+namespace jax_tt {
+
+constexpr int Log2(int x) { return x == 1 ? 0 : 1 + Log2(x / 2); }
+
+// Sizes known when a kernel is compiled: the rank, on both sides of the slice, and columns c in a block.
+template <int kRankValue, int kCountValue>
+struct FastTile {
+  static constexpr int kRank = kRankValue;
+  static constexpr int kCount = kCountValue;
+  static constexpr int kColumns = kRank * kCount;
+  static constexpr int kLines = 64;
+  static constexpr int kThreads = kRank >= 64 ? 256 : 128;
+  static constexpr int kWarps = kThreads / 32;
+  // The fewest blocks of an SM; what registers a thread may have follows from it.
+  static constexpr int kBlocks = kRank == 128 ? 1 : 2;
+  static constexpr int kMaxPrefixes = 32, kMaxRows = 32;
+  // Of the right sides of a tile's rows, and of their gradients within a block of columns.
+  static constexpr int kRightFloats = kRank == 128 ? 8192 : 4096, kGradientFloats = 2048;
+};
+
+// What every specialised pass is given.
+template <typename T>
+struct FastArgs {
+  const T *left = nullptr, *slices = nullptr, *right = nullptr;  // the cores
+  PlanRef plan;
+  int64_t left_digit = 0, right_digit = 0, segment = 0, first_part = 0, part_slice = 0;  // in the plan
+  int num_parts = 0;
+  int64_t part_rows = 0;
+  RowChunk chunk;
+  int log_a = 0, log_q = 0, log_b = 0;  // all are powers of two
+  int tile_rows = 0;
+
+  JAX_TT_INLINE int a() const { return 1 << log_a; }
+  JAX_TT_INLINE int q() const { return 1 << log_q; }
+  JAX_TT_INLINE int b() const { return 1 << log_b; }
+  JAX_TT_INLINE int dim() const { return 1 << (log_a + log_q + log_b); }
+};
+
+// Rows of a part within the chunk.
+struct FastPart {
+  int64_t slice, begin, end;
+
+  template <typename T>
+  __device__ __forceinline__ FastPart(const FastArgs<T>& args, const int32_t* plan, int64_t part) {
+    slice = plan[args.part_slice + part];
+    const int64_t all = plan[args.segment + slice];
+    const int64_t first = all + (part - plan[args.first_part + slice]) * args.part_rows;
+    begin = max(first, args.chunk.begin);
+    end = min(min(static_cast<int64_t>(plan[args.segment + slice + 1]), first + args.part_rows), args.chunk.end);
+  }
+};
+
+// The rows of a tile and the prefixes that they share.
+template <typename Tile>
+class TileRows {
+ public:
+  static constexpr int kWords = 2 + Tile::kMaxPrefixes + (Tile::kMaxPrefixes + 1) + 2 * Tile::kMaxRows;
+
+  __device__ __forceinline__ explicit TileRows(Shared<int32_t> words) : words_(words) {}
+
+  // Takes rows from `first` on while there are lines for their prefixes.  For all threads; the first warp works.
+  template <typename T>
+  __device__ __forceinline__ void Find(const FastArgs<T>& args, const int32_t* plan, int64_t first, int64_t end) {
+    if (threadIdx.x >= 32) return;
+    const int lane = threadIdx.x, max_prefixes = Tile::kLines >> args.log_a;
+    const bool inside = lane < args.tile_rows && first + lane < end;
+    const int left = inside ? plan[args.left_digit + first + lane] : -1;
+    const int right = inside ? plan[args.right_digit + first + lane] : -1;
+    const int before = __shfl_up_sync(kAllLanes, left, 1);
+    const bool starts = inside && (lane == 0 || left != before);
+    const unsigned starting = __ballot_sync(kAllLanes, starts);
+    const int prefix = __popc(starting & (0xffffffffu >> (31 - lane))) - 1;
+    const bool taken = inside && prefix < max_prefixes;
+    const int rows = __popc(__ballot_sync(kAllLanes, taken)), prefixes = min(__popc(starting), max_prefixes);
+    if (taken) {
+      RightDigits()[lane] = right;
+      Prefixes()[lane] = prefix;
+      if (starts) {
+        LeftDigits()[prefix] = left;
+        FirstRows()[prefix] = lane;
+      }
+    }
+    if (lane >= prefixes) FirstRows()[lane] = rows;
+    if (lane == 0) {
+      FirstRows()[Tile::kMaxPrefixes] = rows;
+      words_[0] = rows;
+      words_[1] = prefixes;
+    }
+  }
+
+  __device__ __forceinline__ int rows() const { return words_[0]; }
+  __device__ __forceinline__ int prefixes() const { return words_[1]; }
+  __device__ __forceinline__ int left_digit(int prefix) const { return LeftDigits()[prefix]; }
+  // First row of a prefix, and of the one past the last.
+  __device__ __forceinline__ int first_row(int prefix) const { return FirstRows()[prefix]; }
+  __device__ __forceinline__ int right_digit(int row) const { return RightDigits()[row]; }
+  __device__ __forceinline__ int prefix(int row) const { return Prefixes()[row]; }
+
+ private:
+  __device__ __forceinline__ Shared<int32_t> LeftDigits() const { return words_ + 2; }
+  __device__ __forceinline__ Shared<int32_t> FirstRows() const { return LeftDigits() + Tile::kMaxPrefixes; }
+  __device__ __forceinline__ Shared<int32_t> RightDigits() const { return FirstRows() + (Tile::kMaxPrefixes + 1); }
+  __device__ __forceinline__ Shared<int32_t> Prefixes() const { return RightDigits() + Tile::kMaxRows; }
+
+  Shared<int32_t> words_;
+};
+
+// The block of columns of a slice that begins at column c = first, [rank, columns].
+template <typename Tile, typename Math, typename T>
+__device__ __forceinline__ void LoadSlice(const FastArgs<T>& args, int64_t slice, int first,
+                                          Shared<typename Math::Operand> to) {
+  const int width = Tile::kRank << args.log_q;
+  const T* from = args.slices + slice * Tile::kRank * width + first * Tile::kRank;
+  constexpr int kRowVectors = Tile::kColumns / 4;
+  JAX_TT_UNROLL
+  for (int i = 0; i < Tile::kRank * kRowVectors; i += Tile::kThreads) {
+    const int e = i + static_cast<int>(threadIdx.x), k = e / kRowVectors, n = e % kRowVectors * 4;
+    if (Tile::kRank * kRowVectors % Tile::kThreads == 0 || k < Tile::kRank)
+      Math::Store(to + (k * Math::template Lead<Tile>::kSlice + n), LoadStored4(from + k * width + n));
+  }
+}
+
+// The lines of L of all prefixes; zeros where there is none.
+template <typename Tile, typename Math, typename T>
+__device__ __forceinline__ void LoadLeft(const FastArgs<T>& args, const TileRows<Tile>& rows,
+                                         Shared<typename Math::Operand> to) {
+  constexpr int kRowVectors = Tile::kRank / 4;
+  const int prefixes = rows.prefixes();
+  JAX_TT_UNROLL
+  for (int i = 0; i < Tile::kLines * kRowVectors; i += Tile::kThreads) {
+    const int e = i + static_cast<int>(threadIdx.x), m = e / kRowVectors, k = e % kRowVectors * 4;
+    const int prefix = m >> args.log_a, w = m & (args.a() - 1);
+    float4 value = make_float4(0, 0, 0, 0);
+    if (prefix < prefixes)
+      value = LoadStored4(args.left +
+                          ((static_cast<int64_t>(rows.left_digit(prefix)) << args.log_a) + w) * Tile::kRank + k);
+    Math::Store(to + (m * Math::template Lead<Tile>::kLeft + k), value);
+  }
+}
+
+// The right sides of the rows, transposed: [row, b, rank].
+template <typename Tile, typename T>
+__device__ __forceinline__ void LoadRight(const FastArgs<T>& args, const TileRows<Tile>& rows, Shared<float> to) {
+  const int mask = args.b() - 1, size = Tile::kRank << args.log_b, count = rows.rows() * size;
+  JAX_TT_UNROLL_BY(4)
+  for (int i = 4 * threadIdx.x; i < count; i += 4 * Tile::kThreads) {
+    const int row = (i / Tile::kRank) >> args.log_b, e = i & (size - 1);
+    const float4 value = LoadStored4(args.right + static_cast<int64_t>(rows.right_digit(row)) * size + e);
+    const float values[4] = {value.x, value.y, value.z, value.w};
+    JAX_TT_UNROLL
+    for (int x = 0; x < 4; ++x) to[row * size + ((e + x) & mask) * Tile::kRank + ((e + x) >> args.log_b)] = values[x];
+  }
+}
+
+// The gradients of the rows in the block of columns that begins at column c = first, [row, a, count, b].
+template <typename Tile, typename T>
+__device__ __forceinline__ void LoadGradients(const FastArgs<T>& args, const TileRows<Tile>& rows, const float* from,
+                                              int first, Shared<float> to) {
+  constexpr int kLogCount = Log2(Tile::kCount);
+  const int log_line = kLogCount + args.log_b, log_size = args.log_a + log_line, count = rows.rows() << log_size;
+  JAX_TT_UNROLL_BY(4)
+  for (int i = threadIdx.x; i < count; i += Tile::kThreads) {
+    const int row = i >> log_size, w = (i >> log_line) & (args.a() - 1), e = i & ((1 << log_line) - 1);
+    to[i] = from[row * args.dim() + (w << (args.log_q + args.log_b)) + (first << args.log_b) + e];
+  }
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_TT_FAST_TILE_H_

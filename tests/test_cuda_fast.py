@@ -1,0 +1,138 @@
+"""TT tables of the shapes with GPU kernels of their own: full and partly filled tiles, several parts of a slice."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import _ffi
+from tests.conftest import WAYS, method_fixture, native_available
+from tests.helpers import assert_close, core_gradients, dense_table
+
+# Row factors: what a slice of the middle core is shared by.  "many": more rows than a part holds, some of which share
+# their left core too; "lone": hardly any two rows share anything.
+ROWS = {"many": (7, 2, 11), "lone": (6, 8, 9), "pairs": (40, 1, 2)}
+SHAPES = [  # columns, rank
+    ((4, 4, 4), 32),
+    ((2, 4, 4), 32),
+    ((2, 2, 4), 32),
+    ((4, 8, 4), 32),
+    ((8, 2, 8), 32),
+    ((2, 8, 2), 32),
+    ((4, 4, 8), 16),
+    ((2, 8, 4), 16),
+    ((8, 4, 2), 16),
+    ((4, 4, 4), 64),
+    ((2, 4, 8), 64),
+    ((4, 4, 4), 128),
+    ((4, 2, 8), 128),
+]
+
+# The reference has no tiles: it is what the others are held to.
+method = method_fixture(*WAYS[2:])
+
+
+def _case(columns, rank, rows, dtype, seed=0, n=230):
+    rng = np.random.default_rng(seed)
+    size = math.prod(rows)
+    shape = jax_tt.TTShape(size - 1, math.prod(columns), (rank, rank), rows, columns)
+    # Ranks are clipped to what the factors can have; the cores of a test need not be.
+    edges = (1, rank, rank, 1)
+    cores = tuple(
+        jnp.asarray(
+            rng.normal(size=(rows[k], edges[k], columns[k], edges[k + 1])) / edges[k] ** 0.5, dtype
+        )
+        for k in range(3)
+    )
+    ids = rng.integers(0, shape.num_embeddings, n).astype(np.int32)
+    ids[rng.integers(0, n, 5)] = [-3, size, 0, size - 2, 2**31 - 1]
+    weights = rng.normal(size=n).astype(np.float32)
+    cuts = np.sort(rng.integers(0, n + 1, 20))
+    bags = jax_tt.Bags.from_offsets(
+        ids, np.concatenate([[0], cuts, [n]]), weights, include_last_offset=True
+    )
+    g = rng.normal(size=(21, shape.features)).astype(np.float32)
+    bag_of = np.searchsorted(cuts, np.arange(n), side="right")
+    return cores, bags, ids, weights, bag_of, g
+
+
+def _run(cores, bags, g, method):
+    n = math.prod(core.shape[0] for core in cores) - 1
+
+    @jax.jit
+    def step(cores, weights):
+        def loss(cores, weights):
+            given = jax_tt.Bags(bags.ids, bags.offsets, weights)
+            out = jax_tt.tt_embed_bag(
+                cores, given, num_embeddings=n, bounds="zero", method=method
+            ).astype(jnp.float32)
+            return jnp.sum(out * g), out
+
+        (_, out), gradients = jax.value_and_grad(loss, (0, 1), has_aux=True)(cores, weights)
+        return out, gradients
+
+    return step(cores, bags.weights)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    ("columns", "rank"),
+    SHAPES,
+    ids=lambda x: "x".join(map(str, x)) if isinstance(x, tuple) else str(x),
+)
+def test_rows_and_gradients(columns, rank, rows, method):
+    cores, bags, ids, weights, bag_of, g = _case(columns, rank, ROWS[rows], jnp.float32)
+    _check(cores, bags, ids, weights, bag_of, g, method, 2e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(("columns", "rank"), [((4, 4, 4), 32), ((2, 4, 8), 64), ((4, 8, 4), 16)])
+def test_narrow_storage(columns, rank, dtype, method):
+    case = _case(columns, rank, ROWS["many"], dtype)
+    _check(*case, method, 1e-2)
+
+
+def _check(cores, bags, ids, weights, bag_of, g, method, tolerance):
+    size = math.prod(core.shape[0] for core in cores)
+    out, (dcores, dweights) = _run(cores, bags, g, method)
+    table = dense_table(cores, size)
+    valid = (ids >= 0) & (ids < size - 1)
+    expected, dtable = np.zeros(g.shape), np.zeros_like(table)
+    safe = np.where(valid, ids, 0)
+    scale = np.where(valid, np.asarray(weights, np.float64), 0)
+    np.add.at(expected, bag_of, scale[:, None] * table[safe])
+    np.add.at(dtable, safe, scale[:, None] * g[bag_of])
+    assert_close(out, expected, tolerance, "rows")
+    for k, want in enumerate(core_gradients(cores, dtable)):
+        assert_close(dcores[k], want, tolerance, f"gradient of core {k}")
+    dots = np.where(valid, np.sum(table[safe] * g[bag_of], axis=1), 0)
+    assert_close(dweights, dots, tolerance, "gradient of the weights")
+
+
+@pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
+@pytest.mark.parametrize(
+    ("columns", "rank", "dtype"),
+    [
+        ((4, 4, 4), 32, jnp.float32),
+        ((4, 8, 4), 32, jnp.bfloat16),
+        ((2, 8, 4), 16, jnp.float32),
+        ((4, 4, 4), 64, jnp.float16),
+    ],
+)
+def test_order_of_threads_leaves_no_trace(columns, rank, dtype):
+    cores, bags, *_, g = _case(columns, rank, ROWS["many"], dtype)
+    module = _ffi.load("cuda_emulated")
+    assert module is not None
+    results = []
+    try:
+        for seed in (0, 1, 2):
+            module.set_seed(seed)
+            results.append(jax.tree.map(np.asarray, _run(cores, bags, g, "cuda_emulated")))
+    finally:
+        module.set_seed(0)
+    for other in results[1:]:
+        for a, b in zip(jax.tree.leaves(results[0]), jax.tree.leaves(other), strict=True):
+            np.testing.assert_array_equal(a, b)

@@ -45,7 +45,7 @@ __device__ __forceinline__ void WriteSum(Packet<float, V> sum, bool poisoned, fl
 
 // The lanes of a row take one bag, position after position.
 template <typename T, int V>
-__global__ void __launch_bounds__(kDenseThreads)
+__global__ void __launch_bounds__(kDenseThreads, 2)
     PoolRows(DenseBatch batch, RowLanes lanes, const T* table, const float* sentinel, float* out) {
   const int64_t bag = lanes.row();
   if (bag >= batch.total_bags()) return;

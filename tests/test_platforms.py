@@ -1,0 +1,140 @@
+"""One program for several platforms: what is lowered for each, and that their parts fit together.
+
+No GPU is needed to lower for one; the emulated module, which has the sizes of the CUDA one, stands for it.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import _ffi, optimizers
+from jax_tt._native import tt
+from jax_tt._ops import _backend
+from tests.conftest import native_available
+from tests.helpers import SHAPES, assert_close, make_case
+
+pytestmark = pytest.mark.skipif(
+    not (native_available() and native_available("cuda_emulated")),
+    reason="needs the CPU module and the emulated one",
+)
+RULE = optimizers.Adagrad(0.1)
+
+
+@pytest.fixture(autouse=True)
+def cuda(monkeypatch):
+    """A process that has native ops for CPU and CUDA."""
+    load = _ffi.load
+    monkeypatch.setattr(_ffi, "load", lambda p: load("cuda_emulated" if p == "cuda" else p))
+    tt._sizes.cache_clear()
+    yield
+    tt._sizes.cache_clear()
+
+
+def _step(op, method):
+    """A function of a table and ids, and the table."""
+    cores = make_case(SHAPES["d3"], "float32", False).cores
+    start = jnp.ones((120, 8)) if "dense" in op else cores
+    if "fused" not in op:
+        run = jax_tt.embed_bag if "dense" in op else jax_tt.tt_embed_bag
+        return jax.grad(lambda t, ids: jnp.sum(run(t, ids, method=method) ** 2)), start
+    fused = jax_tt.fused_embed_bag if "dense" in op else jax_tt.fused_tt_embed_bag
+
+    def step(table, ids):
+        return jax.grad(lambda t: jnp.sum(fused(t, ids, RULE, method=method) ** 2))(table)
+
+    return step, jax_tt.init_fused_table(start, RULE)
+
+
+IDS = np.array([[1, 2, 2], [0, 119, 1]], np.int32)
+OPS = ["tt", "dense", "fused tt", "fused dense"]
+
+
+def _lowered(op, method, platform):
+    step, table = _step(op, method)
+    lowered = jax.jit(step).trace(table, IDS).lower(lowering_platforms=(platform,))
+    return lowered.as_text()
+
+
+@pytest.mark.parametrize("method", ["auto", "ffi"])
+@pytest.mark.parametrize("op", OPS)
+def test_cuda_gets_a_workspace_and_cpu_none(op, method):
+    assert _backend.native_platforms() == ("cpu", "cuda")
+    targets = r"custom_call @(jax_tt_\w+_v1)"
+    cpu, cuda = (_lowered(op, method, platform) for platform in ("cpu", "cuda"))
+    found = set(re.findall(targets, cpu))
+    assert found and found == set(re.findall(targets, cuda))
+    calls = [line for line in cuda.splitlines() if re.search(targets, line)]
+    assert all(re.search(r"tensor<\d+xui8>", line.rpartition("->")[2]) for line in calls)
+    assert "xui8>" not in cpu
+    # An id out of range stops a program on the CPU alone.
+    assert "bounds = 2" in cpu and "bounds = 2" not in cuda and "bounds = 4" in cuda
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_other_platforms_get_the_reference(op):
+    assert "jax_tt_" not in _lowered(op, "auto", "tpu")
+
+
+@pytest.mark.parametrize("method", ["auto", "ffi"])
+@pytest.mark.parametrize("op", OPS)
+def test_plans_of_the_larger_size_are_as_good(op, method):
+    step, table = _step(op, method)
+    reference, _ = _step(op, "reference")
+    got, want = (jax.tree.leaves(jax.jit(run)(table, IDS)) for run in (step, reference))
+    for a, b in zip(got, want, strict=True):
+        assert_close(a, b, 1e-5)
+
+
+@pytest.mark.parametrize("op", ["tt", "fused tt"])
+def test_one_export_for_both(op):
+    step, table = _step(op, "auto")
+    names = [_ffi.target("cuda", n) for n in ("plan", "forward", "backward", "update", "apply")]
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+    export = functools.partial(jax.export.export, disabled_checks=checks)
+    # A pytree of the library's own cannot be exported, its leaves can.
+    leaves, tree = jax.tree.flatten(table)
+
+    def flat(leaves, ids):
+        return jax.tree.leaves(step(jax.tree.unflatten(tree, leaves), ids))
+
+    exported = export(jax.jit(flat), platforms=["cpu", "cuda"])(leaves, IDS)
+    for a, b in zip(exported.call(leaves, IDS), flat(leaves, IDS), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_float64_runs_natively_on_the_cpu_alone(x64):
+    cores = make_case(SHAPES["d3"], "float64", False).cores
+    step = jax.jit(lambda c, ids: jax_tt.tt_embed_bag(c, ids, method="auto"))
+    trace = step.trace(cores, IDS)
+    assert "jax_tt_forward_v1" in trace.lower(lowering_platforms=("cpu",)).as_text()
+    assert "jax_tt_" not in trace.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_float64_where_there_is_only_cuda(x64, monkeypatch):
+    monkeypatch.setattr(_backend, "native_platforms", lambda: ("cuda",))
+    assert _backend.choose("auto", jnp.float64) == "reference"
+    assert _backend.choose("auto", jnp.float32) == "auto"
+    with pytest.raises(TypeError, match="float64 table"):
+        _backend.choose("ffi", jnp.float64)
+
+
+def test_reasons(monkeypatch):
+    load = _ffi._load.__wrapped__  # past the cache, which the other tests need as it is
+    monkeypatch.setattr(_ffi.importlib.util, "find_spec", lambda name: None)
+    assert "JAX_TT_CUDA=ON" in load("cuda")[1]
+    assert "JAX_TT_EMULATION=ON" in load("cuda_emulated")[1]
+    monkeypatch.setattr(_ffi.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(_ffi, "entry_points", lambda group: [])
+    if not any(device.platform == "gpu" for device in jax.devices()):
+        assert "jax-tt[cuda13]" in load("cuda")[1]
+
+
+def test_emulation_that_was_not_built(monkeypatch):
+    monkeypatch.setattr(_ffi, "load", lambda platform: None)
+    with pytest.raises(RuntimeError, match="JAX_TT_EMULATION=ON"):
+        _backend.choose("cuda_emulated")

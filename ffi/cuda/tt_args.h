@@ -20,6 +20,7 @@ struct TTArgs {
   const float* weights = nullptr;    // [n], or null for ones
   const int32_t* offsets = nullptr;  // [groups, bags + 1]
   int64_t groups = 0, capacity = 0, bags = 0;
+  bool tensor_float32 = false;  // whether float32 products may round their factors to TF32
 
   int64_t out_size() const { return groups * bags * shape.dim(); }
 };

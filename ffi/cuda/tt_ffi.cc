@@ -52,6 +52,7 @@ struct TTCall {
     TTShape& shape = args.shape;
     JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "resharded", &check_plan));
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "tensor_float32", &args.tensor_float32));
     JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, batch.ids, batch.offsets, shape.d, &lookups));
     JAX_TT_RETURN_IF_ERROR(ReadCores<T>(shape, buffers, 0, args.cores));
     JAX_TT_RETURN_IF_ERROR(OptionalData(batch.weights, "weights", lookups.size(), &args.weights));

@@ -21,6 +21,7 @@ from jax_tt._native._operands import (
     update_attributes,
     weights_result,
 )
+from jax_tt._native._precision import tensor_float32
 from jax_tt._native.partition import Arrays, is_partitioned, num_blocks, over_blocks
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._spec import TTSpec
@@ -72,7 +73,11 @@ def _batch_attributes(platform: str, spec: TTSpec, batch: Batch, axes: Any) -> d
     lookups = lookup_attributes(platform, spec, batch, axes)
     # A plan that travelled through a partitioned program may come back in other parts than it left in.
     resharded = is_partitioned(num_blocks(batch.ids.shape[0]), batch.ids)
-    return _table_attributes(spec) | lookups | {"hint": hint, "resharded": resharded}
+    return (
+        _table_attributes(spec)
+        | lookups
+        | {"hint": hint, "resharded": resharded, "tensor_float32": tensor_float32()}
+    )
 
 
 def _blocked(platform: str, operands: Operands, spec: TTSpec, cores: Cores) -> tuple[int, int]:

@@ -101,8 +101,9 @@ endif()
 jax_tt_gencode()
 message(STATUS "jax_tt: CUDA ${nvcc_version} at ${nvcc_root}, for ${JAX_TT_CUDA_ARCHITECTURES}")
 
-# -lineinfo lets profilers and compute-sanitizer name source lines; it changes no code.
-set(nvcc_flags -std=c++20 -O3 -DNDEBUG -lineinfo -ccbin "${CMAKE_CXX_COMPILER}" "-I${PROJECT_SOURCE_DIR}"
+# -lineinfo lets profilers and compute-sanitizer name source lines; it changes no code. The relaxation lets kernels call
+# constexpr functions, as C++ would have it.
+set(nvcc_flags -std=c++20 -O3 -DNDEBUG -lineinfo --expt-relaxed-constexpr -ccbin "${CMAKE_CXX_COMPILER}" "-I${PROJECT_SOURCE_DIR}"
   -Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden,-Wall,-Wextra
   # Of nvcc's own making: the host code that it generates, and directives that carry GCC's line style.
   -Xcompiler=-Wno-unused-parameter,-Wno-unused-function

@@ -122,7 +122,7 @@ def compile_file(source: Path, architecture: str, command: list[str]) -> list[Ke
             text=True,
         )
         if done.returncode:
-            sys.exit(f"{source.name}: nvcc failed\n{done.stderr}")
+            raise SystemExit(f"{source.name}: nvcc failed\n{done.stderr[:2000]}")
         log = done.stderr + done.stdout
         ptx = "".join(path.read_text() for path in Path(folder).glob("*.ptx"))
     return parse(log, ptx, readable(re.findall(r"entry function '(\w+)'", log)))

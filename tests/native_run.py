@@ -25,6 +25,14 @@ CHUNKED = {
     "d3": jax_tt.TTShape(27_000, 10_000, 6, (30, 30, 30), (20, 20, 25)),
     "d4": jax_tt.TTShape(20_736, 10_000, 3, (12, 12, 12, 12), (10, 10, 10, 10)),
 }
+# Rows that are joined from 2, 4 and 8 columns: ranks that fill vectors, ranks that do not, rows that overlap.
+JOINS = {
+    "join-2": jax_tt.TTShape(500, 20, (16, 16), (8, 8, 8), (2, 5, 2)),
+    "join-4": jax_tt.TTShape(300, 32, (32, 32), (8, 5, 8), (4, 2, 4)),
+    "join-4-overlap": jax_tt.TTShape(36, 24, 16, (6, 6), (6, 4)),
+    "join-4-odd-rank": jax_tt.TTShape(300, 32, (23, 23), (8, 5, 8), (4, 2, 4)),
+    "join-8": jax_tt.TTShape(80, 64, (32, 32), (4, 5, 4), (8, 1, 8)),
+}
 RULES = {
     "sgd": optimizers.SGD(0.05),
     "adagrad": optimizers.Adagrad(0.05),
@@ -86,8 +94,9 @@ def chunked_results(method: str = "ffi") -> Iterator[tuple[str, list[Any]]]:
 
 def results() -> Iterator[tuple[str, list[Any]]]:
     yield from chunked_results()
-    for name in ("d2", "d3-odd", "d5"):
-        case = make_case(SHAPES[name], "float32", True)
+    shapes = {name: SHAPES[name] for name in ("d2", "d3-odd", "d5")} | JOINS
+    for name, shape in shapes.items():
+        case = make_case(shape, "float32", True)
         g = jnp.asarray(case.g, jnp.float32)
         yield f"{name} gradients", list(gradients(case.cores, case.bags(), g, "ffi"))
     case = make_case(SHAPES["d4"], "float32", True)

@@ -24,7 +24,15 @@ from tests.helpers import (
     dense_table,
     make_case,
 )
-from tests.native_run import CHUNKED, RULES, chunked_batch, chunked_results, gradients, steps
+from tests.native_run import (
+    CHUNKED,
+    JOINS,
+    RULES,
+    chunked_batch,
+    chunked_results,
+    gradients,
+    steps,
+)
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the native module is not built")
 
@@ -265,6 +273,7 @@ def test_duplicates(count):
         jax_tt.TTShape(200, 97, (40,), (20, 10), (97, 1)),
         jax_tt.TTShape(200, 34, (2, 40, 2), (3, 8, 9, 1), (2, 1, 17, 1)),
         jax_tt.TTShape(200, 9, (1, 3, 1, 3), (1, 10, 2, 1, 10), (1, 3, 1, 1, 3)),
+        *JOINS.values(),
     ],
     ids=[
         "odd-ranks",
@@ -273,6 +282,7 @@ def test_duplicates(count):
         "prime-columns",
         "narrow-neck",
         "factors-of-one",
+        *JOINS,
     ],
 )
 def test_odd_sizes(shape, dtype):

@@ -93,11 +93,12 @@ class Backward {
     int64_t last_node = -1;
     join_.ForEachRow(node_begin, node_end, products, [&](int64_t row, int64_t node, const C* product) {
       const C* g = RowGradient(row, worker);
-      join_.kernels().gemm_nn(rows, rank, cols, g, cols, join_.secondary().product(b.depth, join_.secondary_node(row)),
-                              rank, gradient + (node - node_begin) * a_size, rank, /*accumulate=*/node == last_node);
       C* share = secondary_.by_lane() ? secondary_.lane(lane, join_.secondary_node(row))
                                       : secondary_.child(b.depth) + row * b_size;
-      join_.kernels().gemm_tn(rows, rank, cols, g, cols, product, rank, share, rank, secondary_.by_lane());
+      join_.kernels().join_gradient(rows, cols, rank, g, product,
+                                    join_.secondary().product(b.depth, join_.secondary_node(row)),
+                                    gradient + (node - node_begin) * a_size, /*add_a=*/node == last_node, share,
+                                    /*add_b=*/secondary_.by_lane());
       last_node = node;
       if (weight_gradient_ != nullptr) WeightGradient(row, product, worker);
     });

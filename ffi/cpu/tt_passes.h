@@ -25,6 +25,8 @@ class Join {
         primary_(problem, problem.contraction.primary, 0, /*keep_deepest=*/false),
         secondary_(problem, problem.contraction.secondary, problem.contraction.primary.depth, /*keep_deepest=*/true),
         tile_nodes_(TileNodes(problem.contraction.primary)),
+        narrow_(FitsNarrowJoin(primary_.side().width[primary_.depth()], secondary_.side().width[secondary_.depth()],
+                               primary_.side().rank[primary_.depth()])),
         columns_(static_cast<size_t>(problem.shape.dim())),
         slice_scratch_(workers),
         parent_scratch_(workers),
@@ -36,7 +38,7 @@ class Join {
   void RequestBuffers(int64_t max_rows, Workspace& workspace) {
     primary_.RequestBuffers(max_rows, workspace);
     secondary_.RequestBuffers(max_rows, workspace);
-    workspace.Request(&joined_, max_rows * secondary_.side().product_size(secondary_.depth()));
+    if (!narrow_) workspace.Request(&joined_, max_rows * secondary_.side().product_size(secondary_.depth()));
     int64_t slice = 0, parents = 0;
     for (const Chain<T>* chain : {&primary_, &secondary_})
       for (int k = 2; k <= chain->depth(); ++k) {
@@ -58,7 +60,7 @@ class Join {
     secondary_.Open(chunk, begin);
     for (Chain<T>* chain : {&primary_, &secondary_})
       chain->AddProductPhases(slice_scratch_, parent_scratch_, tile_nodes_, kernels_, phases);
-    if (!rows) return;
+    if (!rows || narrow_) return;
     const Side& side = secondary_.side();
     const int depth = side.depth;
     phases.AddBlocks(secondary_.nodes(depth), 16, [=, this](int64_t node, int64_t end, int) {
@@ -118,10 +120,6 @@ class Join {
     const int64_t size = primary_.side().product_size(depth);
     const LevelView<const int32_t>& level = primary_.level(depth);
     for (int64_t node = node_begin; node < node_end; ++node, products += size) {
-      // Products that were saved come from memory: ask for them two nodes ahead.
-      if (node + 2 < node_end)
-        for (int64_t i = 0; i < size; i += 64 / static_cast<int64_t>(sizeof(C)))
-          __builtin_prefetch(products + 2 * size + i);
       for (int64_t row = primary_.child_begin(depth, node); row < level.child_end[node]; ++row) fn(row, node, products);
     }
   }
@@ -131,9 +129,12 @@ class Join {
     const Side& a = primary_.side();
     const Side& b = secondary_.side();
     const int64_t rows = a.width[a.depth], cols = b.width[b.depth], rank = a.rank[a.depth];
-    const C* other = joined_ + secondary_node(row) * b.product_size(b.depth);
     C* block = identity_order_ ? out : row_scratch_[worker];
-    kernels_.gemm_nn(rows, cols, rank, product, rank, other, cols, block, cols, /*accumulate=*/false);
+    if (narrow_)
+      kernels_.narrow_join(rows, cols, rank, product, secondary_.product(b.depth, secondary_node(row)), block);
+    else
+      kernels_.gemm_nn(rows, cols, rank, product, rank, joined_ + secondary_node(row) * b.product_size(b.depth), cols,
+                       block, cols, /*accumulate=*/false);
     if (!identity_order_)
       for (int64_t i = 0; i < rows * cols; ++i) out[columns_[static_cast<size_t>(i)]] = block[i];
   }
@@ -156,9 +157,10 @@ class Join {
   const Kernels<C>& kernels_;
   Chain<T> primary_, secondary_;
   const int64_t tile_nodes_;
+  const bool narrow_;             // rows are joined by narrow_join
   std::vector<int32_t> columns_;  // column of the row for each element of the joined block
   bool identity_order_ = false;
-  C* joined_ = nullptr;  // secondary products transposed to [rank, width], by node
+  C* joined_ = nullptr;  // secondary products transposed to [rank, width], by node, for wide joins
   std::vector<C*> slice_scratch_, parent_scratch_, product_scratch_, row_scratch_;
 };
 

@@ -20,6 +20,11 @@ struct Kernels {
   // c[k, n] = a[m, k]^T b[m, n], added to c when `accumulate`.
   void (*gemm_tn)(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc,
                   bool accumulate);
+  // c[rows, cols] = a[rows, depth] b[cols, depth]^T, where FitsNarrowJoin says that it can.
+  void (*narrow_join)(int64_t rows, int64_t cols, int64_t depth, const T* a, const T* b, T* c);
+  // For c = a b^T with gradient g[rows, cols]: da[rows, rank] = g b and db[cols, rank] = g^T a, added where asked.
+  void (*join_gradient)(int64_t rows, int64_t cols, int64_t rank, const T* g, const T* a, const T* b, T* da, bool add_a,
+                        T* db, bool add_b);
   // y[n] += alpha x[n]
   void (*axpy)(int64_t n, T alpha, const T* x, T* y);
   // sum of x[i] y[i]
@@ -33,6 +38,11 @@ struct Kernels {
   void (*update[kNumOptimizers])(int64_t n, const float* hyper, T scale, const T* g, T* w, float* slot0, float* slot1);
   const char* name;
 };
+
+// Whether full vectors of any instruction set cover the operands of narrow_join.
+inline bool FitsNarrowJoin(int64_t rows, int64_t cols, int64_t depth) {
+  return (cols == 2 || cols == 4) && rows * cols >= 16 && depth % 16 == 0;
+}
 
 // The table for the best instruction set that this processor has (JAX_TT_CPU_ISA lowers it, for tests).
 template <typename T>

@@ -47,6 +47,12 @@ inline __attribute__((always_inline)) void Block(int64_t depth, const T* __restr
     for (int i = 0; i < kRows; ++i)
 #pragma GCC unroll 4
       for (int j = 0; j < kVectors; ++j) acc[i][j] = V{};
+    // Stores that miss the cache would wait for each other: ask for the next block's lines while this one is computed.
+    constexpr int kLine = 64 / static_cast<int>(sizeof(T));
+#pragma GCC unroll 8
+    for (int i = kRows; i < 2 * kRows; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors * W; j += kLine) __builtin_prefetch(c + i * ldc + j, 1);
   }
   for (int64_t t = 0; t < depth; ++t) {
     V bv[kVectors];
@@ -136,6 +142,133 @@ void GemmTN(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b
   Gemm<T, true>(k, n, m, a, lda, b, ldb, c, ldc, accumulate);
 }
 
+template <int N, int... I>
+struct Indices : Indices<N - 1, N - 1, I...> {};
+template <int... I>
+struct Indices<0, I...> {};
+
+// Where element i of the even (or odd) blocks of two vectors, taken group by group, stands in the pair of them.
+constexpr int BlockIndex(int i, int width, int group, int block, int odd) {
+  const int within = (2 * (i % group / block) + odd) * block + i % block, first = i / group * group;
+  return within < group ? first + within : width + first + within - group;
+}
+
+// Sums of neighbouring blocks: those of a, then those of b, in each group.
+template <int W, int kGroup, int kBlock, typename V, int... I>
+inline __attribute__((always_inline)) V AddNeighbours(V a, V b, Indices<0, I...>) {
+  return __builtin_shufflevector(a, b, BlockIndex(I, W, kGroup, kBlock, 0)...) +
+         __builtin_shufflevector(a, b, BlockIndex(I, W, kGroup, kBlock, 1)...);
+}
+
+// acc[0] = the sums over the lanes of acc[0], .., acc[kCount - 1]; first within 128 bits, where shuffles are cheap.
+template <int W, int kLane, int kCount, typename V>
+inline __attribute__((always_inline)) void SumLanes(V* acc) {
+  if constexpr (kCount > 1) {
+    constexpr bool kWithin = kCount * kLane > W;
+#pragma GCC unroll 8
+    for (int l = 0; l < kCount / 2; ++l)
+      acc[l] = AddNeighbours<W, kWithin ? kLane : W, kWithin ? 1 : kLane>(acc[2 * l], acc[2 * l + 1], Indices<W>{});
+    SumLanes<W, kLane, kCount / 2>(acc);
+  }
+}
+
+// c[rows, kCols] = a[rows, depth] b[kCols, depth]^T, one vector of c at a time: some rows, or part of one.
+template <typename T, int kCols>
+void JoinBlocks(int64_t rows, int64_t depth, const T* __restrict a, const T* __restrict b, T* __restrict c) {
+  constexpr int W = kVectorBytes / sizeof(T), kPart = kCols < W ? kCols : W, kRows = W / kPart;
+  typedef typename VectorOf<T, W>::type V;
+  for (int64_t i = 0; i < rows; i += kRows) {
+    // The last block may overlap the one before.
+    const int64_t first = i + kRows <= rows ? i : rows - kRows;
+    for (int64_t j = 0; j < kCols; j += kPart) {
+      const T *a_block = a + first * depth, *b_block = b + j * depth;
+      V acc[W] = {};
+      for (int64_t t = 0; t < depth; t += W) {
+#pragma GCC unroll 16
+        for (int l = 0; l < W; ++l)
+          acc[l] += *reinterpret_cast<const V*>(a_block + l / kPart * depth + t) *
+                    *reinterpret_cast<const V*>(b_block + l % kPart * depth + t);
+      }
+      SumLanes<W, 16 / static_cast<int>(sizeof(T)), W>(acc);
+      *reinterpret_cast<V*>(c + first * kCols + j) = acc[0];
+    }
+  }
+}
+
+template <typename T>
+void NarrowJoin(int64_t rows, int64_t cols, int64_t depth, const T* a, const T* b, T* c) {
+  if (cols == 2)
+    JoinBlocks<T, 2>(rows, depth, a, b, c);
+  else
+    JoinBlocks<T, 4>(rows, depth, a, b, c);
+}
+
+// Columns [0, kVectors * W) of both gradients of a join.  The rows of b and of its gradient stay in registers.
+template <typename T, int W, int kVectors, int kCols>
+inline __attribute__((always_inline)) void JoinGradientPanel(int64_t rows, int64_t rank, const T* __restrict g,
+                                                             const T* __restrict a, const T* __restrict b,
+                                                             T* __restrict da, bool add_a, T* __restrict db,
+                                                             bool add_b) {
+  typedef typename VectorOf<T, W>::type V;
+  V b_row[kCols][kVectors], sum[kCols][kVectors];
+#pragma GCC unroll 8
+  for (int j = 0; j < kCols; ++j)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      b_row[j][v] = *reinterpret_cast<const V*>(b + j * rank + v * W);
+      sum[j][v] = add_b ? *reinterpret_cast<const V*>(db + j * rank + v * W) : V{};
+    }
+  for (int64_t i = 0; i < rows; ++i, g += kCols, a += rank, da += rank) {
+    V a_row[kVectors], out[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      a_row[v] = *reinterpret_cast<const V*>(a + v * W);
+      out[v] = add_a ? *reinterpret_cast<const V*>(da + v * W) : V{};
+      __builtin_prefetch(a + 2 * rows * rank + v * W);  // saved products come from memory, mostly in this order
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < kCols; ++j)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        out[v] += g[j] * b_row[j][v];
+        sum[j][v] += g[j] * a_row[v];
+      }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) *reinterpret_cast<V*>(da + v * W) = out[v];
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < kCols; ++j)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) *reinterpret_cast<V*>(db + j * rank + v * W) = sum[j][v];
+}
+
+// All columns, in panels of kVectors * W, then of one ever narrower vector.
+template <typename T, int W, int kVectors, int kCols>
+inline __attribute__((always_inline)) void JoinGradientColumns(int64_t rows, int64_t columns, int64_t rank, const T* g,
+                                                               const T* a, const T* b, T* da, bool add_a, T* db,
+                                                               bool add_b) {
+  constexpr int kStep = kVectors * W;
+  for (; columns >= kStep; columns -= kStep, a += kStep, b += kStep, da += kStep, db += kStep)
+    JoinGradientPanel<T, W, kVectors, kCols>(rows, rank, g, a, b, da, add_a, db, add_b);
+  if constexpr (kStep > 1)
+    if (columns > 0)
+      JoinGradientColumns<T, kVectors == 1 ? W / 2 : W, 1, kCols>(rows, columns, rank, g, a, b, da, add_a, db, add_b);
+}
+
+template <typename T>
+void JoinGradient(int64_t rows, int64_t cols, int64_t rank, const T* g, const T* a, const T* b, T* da, bool add_a,
+                  T* db, bool add_b) {
+  constexpr int W = kVectorBytes / sizeof(T), kHeld = kVectorBytes == 64 ? 8 : 4;  // vectors of b in registers
+  if (cols == 2) return JoinGradientColumns<T, W, kHeld / 2, 2>(rows, rank, rank, g, a, b, da, add_a, db, add_b);
+  if (cols == 4) return JoinGradientColumns<T, W, kHeld / 4, 4>(rows, rank, rank, g, a, b, da, add_a, db, add_b);
+  if constexpr (kHeld == 8)
+    if (cols == 8) return JoinGradientColumns<T, W, 1, 8>(rows, rank, rank, g, a, b, da, add_a, db, add_b);
+  for (int64_t i = 0; i < rows * rank; i += 64 / static_cast<int64_t>(sizeof(T)))
+    __builtin_prefetch(a + 2 * rows * rank + i);
+  GemmNN(rows, rank, cols, g, cols, b, rank, da, rank, add_a);
+  GemmTN(rows, rank, cols, g, cols, a, rank, db, rank, add_b);
+}
+
 template <typename T>
 void Axpy(int64_t n, T alpha, const T* __restrict x, T* __restrict y) {
   for (int64_t i = 0; i < n; ++i) y[i] += alpha * x[i];
@@ -216,6 +349,8 @@ void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __
 #define JAX_TT_KERNELS(T)                                                            \
   {GemmNN<T>,                                                                        \
    GemmTN<T>,                                                                        \
+   NarrowJoin<T>,                                                                    \
+   JoinGradient<T>,                                                                  \
    Axpy<T>,                                                                          \
    Dot<T>,                                                                           \
    Transpose<T>,                                                                     \

@@ -76,7 +76,8 @@ def running(way: str) -> Iterator[str]:
     if way != "cuda":
         yield way
         return
-    with jax.default_device(jax.devices("cuda")[0]):
+    # Full products: what XLA computes beside the kernels would otherwise be rounded to TF32.
+    with jax.default_device(jax.devices("cuda")[0]), jax.default_matmul_precision("highest"):
         yield "ffi"
 
 

@@ -1,5 +1,7 @@
 """Measures one work with every contender and holds the results against the reference."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,8 +34,11 @@ def measure(
         dense: also steps of dense tables of the same rows and columns.
     """
     rounds = 2 if settings.quick else 7
-    if jax.config.jax_default_matmul_precision is None:
-        report.note("float32 products: jax_tt full precision, XLA as it likes, which is TF32 on a GPU")
+    precision: Any = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    if precision is None:
+        report.note(
+            "float32 products: jax_tt full precision, XLA as it likes, which is TF32 on a GPU"
+        )
     timings: Timings = {}
     for name, work in works.items():
         report_error(name, work, report)

@@ -39,7 +39,8 @@ class Stage:
     kernels: int
     flops: float = 0
     bytes: float = 0
-    tiles: float = 0  # blocks of the tiled products; 0 where any number of blocks may share the work
+    # Blocks of the tiled products; 0 where any number of blocks may share the work.
+    tiles: float = 0
     extra: float = 0  # seconds that neither flops nor bytes explain
 
     @property

@@ -25,9 +25,13 @@ SHAPES = [  # columns, rank
     ((4, 4, 8), 16),
     ((2, 8, 4), 16),
     ((8, 4, 2), 16),
+    ((4, 4, 2), 32),
+    ((4, 8, 2), 32),
     ((4, 4, 4), 64),
     ((2, 4, 8), 64),
+    ((4, 2, 2), 64),
     ((4, 4, 4), 128),
+    ((8, 2, 4), 128),
     ((4, 2, 8), 128),
 ]
 
@@ -89,7 +93,7 @@ def test_rows_and_gradients(columns, rank, rows, method):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize(("columns", "rank"), [((4, 4, 4), 32), ((2, 4, 8), 64), ((4, 8, 4), 16)])
+@pytest.mark.parametrize(("columns", "rank"), [((4, 4, 4), 32), ((8, 4, 2), 64), ((4, 8, 4), 16)])
 def test_narrow_storage(columns, rank, dtype, method):
     case = _case(columns, rank, ROWS["many"], dtype)
     _check(*case, method, 1e-2)

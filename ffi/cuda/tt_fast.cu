@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "ffi/cuda/tt_fast.h"
 #include "ffi/cuda/tt_fast_launch.h"
 
@@ -11,21 +13,25 @@ FastArgs<T> MakeFastArgs(const TTArgs<T>& args, const RowChunk& chunk) {
   const CudaPlan& layout = args.layout;
   const int core = layout.main;
   FastArgs<T> fast;
-  fast.left = args.cores[0];
-  fast.slices = args.cores[1];
-  fast.right = args.cores[2];
+  fast.tf32 = args.tensor_float32;
+  fast.mirrored = !MakePivot(args.shape, core).left_first;
+  const int left = fast.mirrored ? 2 : 0, right = 2 - left;
+  fast.left = args.cores[left];
+  fast.slices = args.cores[core];
+  fast.right = args.cores[right];
+  fast.log_a = Log2(static_cast<int>(args.shape.q[left]));
+  fast.log_q = Log2(static_cast<int>(args.shape.q[core]));
+  fast.log_b = Log2(static_cast<int>(args.shape.q[right]));
+  fast.rank = static_cast<int>(args.shape.r[core]);
   fast.plan = args.plan;
-  fast.left_digit = layout.row_digit(0);
-  fast.right_digit = layout.row_digit(2);
+  fast.left_digit = layout.row_digit(left);
+  fast.right_digit = layout.row_digit(right);
   fast.segment = layout.segment(core);
   fast.first_part = layout.first_part(core);
   fast.part_slice = layout.part_slice(core);
   fast.num_parts = CudaPlan::kParts + core;
   fast.part_rows = layout.part_rows[core];
   fast.chunk = chunk;
-  fast.log_a = Log2(static_cast<int>(args.shape.q[0]));
-  fast.log_q = Log2(static_cast<int>(args.shape.q[1]));
-  fast.log_b = Log2(static_cast<int>(args.shape.q[2]));
   return fast;
 }
 
@@ -61,11 +67,11 @@ size_t SharedLimit() {
 
 bool IsFast(const TTShape& shape, const Pivot& pivot) {
   const int64_t r = pivot.r_left, dim = shape.dim();
-  if (shape.d != 3 || pivot.core != 1 || !pivot.left_first || r != pivot.r_right) return false;
+  if (shape.d != 3 || pivot.core != 1 || r != pivot.r_right) return false;
   if (!IsFactor(pivot.a) || !IsFactor(pivot.q) || !IsFactor(pivot.b) || dim < 16 || dim > 128) return false;
   // A block of columns has 64 or 128 of them, and a prefix four lines in it.
   if (r == 16) return pivot.q >= 4;
-  return r == 32 || r == 64 || (r == 128 && pivot.a >= 4);
+  return r == 32 || r == 64 || (r == 128 && (pivot.left_first ? pivot.a : pivot.b) >= 4);
 }
 
 }  // namespace
@@ -85,9 +91,11 @@ Status FastRowsPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& 
 template <typename T>
 Status FastGradientPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, const float* row_gradients,
                         const GradientShares& shares) {
+  const FastArgs<T> fast = MakeFastArgs(args, chunk);
+  GradientShares seen = shares;
+  if (fast.mirrored) std::swap(seen.left, seen.right);
   return WithRank(args.shape, [&](auto passes) {
-    return passes.Shares(stream, MakeFastArgs(args, chunk), args.layout.max_parts[args.layout.main], row_gradients,
-                         shares);
+    return passes.Shares(stream, fast, args.layout.max_parts[args.layout.main], row_gradients, seen);
   });
 }
 

@@ -18,9 +18,7 @@ struct Fma {
   // Distances between rows in shared memory, chosen against bank conflicts.
   template <typename Tile>
   struct Lead {
-    // Columns of d L of a thread, fewer where registers are scarce, and lanes that share its sums.
-    static constexpr int kTileK = Tile::kRank == 64 ? 4 : 8;
-    static constexpr int kSplit = Tile::kThreads * kTileK / (8 * Tile::kRank);
+    static constexpr int kSplit = Tile::kThreads / Tile::kRank;  // lanes that share the sums of d L
     static constexpr int kLeft = Tile::kRank + 4;
     static constexpr int kSlice = Tile::kColumns + 4 * kSplit;
     static constexpr int kProduct = kSlice, kProductGradient = kSlice;
@@ -65,28 +63,28 @@ struct Fma {
   template <typename Tile, typename Fn>
   __device__ static __forceinline__ void LeftGradient(Shared<const float> dx, Shared<const float> g, Fn fn) {
     using At = Lead<Tile>;
-    constexpr int kK = At::kTileK, kSplit = At::kSplit, kStrideK = Tile::kRank / kK, kStrideM = Tile::kLines / 8;
+    constexpr int kM = 8, kSplit = At::kSplit, kStrideM = Tile::kLines / kM, kStrideK = Tile::kRank / 8;
     const int part = threadIdx.x % kSplit, thread = threadIdx.x / kSplit;
     const int k = thread % kStrideK, m = thread / kStrideK;
-    float sums[8 * kK] = {};
+    float sums[kM * 8] = {};
     dx = dx + (m * At::kProductGradient + 4 * part);
     g = g + (k * At::kSlice + 4 * part);
     JAX_TT_UNROLL_BY(1)
     for (int n = 0; n < Tile::kColumns; n += 4 * kSplit) {
-      float4 left[8];
+      float4 left[kM];
       JAX_TT_UNROLL
-      for (int i = 0; i < 8; ++i) left[i] = Load4(dx + (i * kStrideM * At::kProductGradient + n));
+      for (int i = 0; i < kM; ++i) left[i] = Load4(dx + (i * kStrideM * At::kProductGradient + n));
       JAX_TT_UNROLL
-      for (int j = 0; j < kK; ++j) {
+      for (int j = 0; j < 8; ++j) {
         const float4 right = Load4(g + (j * kStrideK * At::kSlice + n));
         JAX_TT_UNROLL
-        for (int i = 0; i < 8; ++i) sums[i * kK + j] = AddDot(left[i], right, sums[i * kK + j]);
+        for (int i = 0; i < kM; ++i) sums[i * 8 + j] = AddDot(left[i], right, sums[i * 8 + j]);
       }
     }
-    ScatterSums<8 * kK, kSplit, 1>(sums, part);
+    ScatterSums<kM * 8, kSplit, 1>(sums, part);
     JAX_TT_UNROLL
-    for (int e = 0; e < 8 * kK / kSplit; ++e) {
-      const int i = part * (8 / kSplit) + e / kK, j = e % kK;
+    for (int e = 0; e < kM * 8 / kSplit; ++e) {
+      const int i = part * (kM / kSplit) + e / 8, j = e % 8;
       fn(m + i * kStrideM, k + j * kStrideK, sums[e]);
     }
   }
@@ -108,8 +106,10 @@ struct Fma {
     }
     __device__ __forceinline__ void Clear() {
       JAX_TT_UNROLL
-      for (int i = 0; i < kK; ++i) JAX_TT_UNROLL
-      for (int j = 0; j < kN; ++j) sums_[i][j] = 0;
+      for (int i = 0; i < kK; ++i) {
+        JAX_TT_UNROLL
+        for (int j = 0; j < kN; ++j) sums_[i][j] = 0;
+      }
     }
     __device__ __forceinline__ void Add(Shared<const float> l, Shared<const float> dx) {
       using At = Lead<Tile>;
@@ -124,18 +124,34 @@ struct Fma {
         JAX_TT_UNROLL
         for (int j = 0; j < kN / 4; ++j) right[j] = Load4(dx + (m * At::kProduct + j * (4 * kAcross)));
         JAX_TT_UNROLL
-        for (int i = 0; i < kK; ++i) JAX_TT_UNROLL
-        for (int j = 0; j < kN / 4; ++j) AddScaled(Element(left[i / 4], i % 4), right[j], sums_[i] + 4 * j);
+        for (int i = 0; i < kK; ++i) {
+          JAX_TT_UNROLL
+          for (int j = 0; j < kN / 4; ++j) AddScaled(Element(left[i / 4], i % 4), right[j], sums_[i] + 4 * j);
+        }
       }
     }
-    // fn(k, n, float4), each by one thread.
+    // fn(k, n, float4) with the four at and after n, each by one thread.
     template <typename Fn>
-    __device__ __forceinline__ void ForEach(Fn fn) const {
+    __device__ __forceinline__ void ForEachAcross(Fn fn) const {
       if (!Works()) return;
       JAX_TT_UNROLL
-      for (int i = 0; i < kK; ++i) JAX_TT_UNROLL
-      for (int j = 0; j < kN / 4; ++j)
-        fn(k_ + i % 4 + i / 4 * (4 * kDown), n_ + j * (4 * kAcross), MakeFloat4(sums_[i] + 4 * j));
+      for (int i = 0; i < kK; ++i) {
+        JAX_TT_UNROLL
+        for (int j = 0; j < kN / 4; ++j)
+          fn(k_ + i % 4 + i / 4 * (4 * kDown), n_ + j * (4 * kAcross), MakeFloat4(sums_[i] + 4 * j));
+      }
+    }
+    // The same with the four at and after k.
+    template <typename Fn>
+    __device__ __forceinline__ void ForEachDown(Fn fn) const {
+      if (!Works()) return;
+      JAX_TT_UNROLL
+      for (int i = 0; i < kK; i += 4) {
+        JAX_TT_UNROLL
+        for (int j = 0; j < kN; ++j)
+          fn(k_ + i * kDown, n_ + j % 4 + j / 4 * (4 * kAcross),
+             make_float4(sums_[i][j], sums_[i + 1][j], sums_[i + 2][j], sums_[i + 3][j]));
+      }
     }
 
    private:

@@ -13,18 +13,20 @@ __device__ __forceinline__ float Element(const float4& v, int i) {
 }
 __device__ __forceinline__ float4 MakeFloat4(const float* v) { return make_float4(v[0], v[1], v[2], v[3]); }
 
-// kCount neighbours, two or four; both functions for any kind of memory.
-template <int kCount, typename Pointer>
-__device__ __forceinline__ void LoadValues(Pointer p, float* values) {
+// kCount neighbours in shared memory, two or four.
+template <int kCount>
+__device__ __forceinline__ void LoadValues(Shared<const float> p, float* values) {
   if constexpr (kCount == 4) {
     const float4 v = Load4(p);
     values[0] = v.x, values[1] = v.y, values[2] = v.z, values[3] = v.w;
   } else {
-    JAX_TT_UNROLL
-    for (int i = 0; i < kCount; ++i) values[i] = p[i];
+    const float2 v = Load2(p);
+    values[0] = v.x, values[1] = v.y;
   }
 }
 __device__ __forceinline__ void StoreValues(float* p, const float4& values) { Store4(p, values); }
+__device__ __forceinline__ void StoreValues(float* p, const float2& values) { *reinterpret_cast<float2*>(p) = values; }
+__device__ __forceinline__ void StoreValues(float* p, float value) { *p = value; }
 
 // sums += scale * v
 __device__ __forceinline__ void AddScaled(float scale, const float4& v, float* sums) {

@@ -3,9 +3,11 @@
 #define JAX_TT_CUDA_TT_FAST_LAUNCH_H_
 
 #include <algorithm>
+#include <type_traits>
 
 #include "ffi/common/status.h"
 #include "ffi/cuda/tt_fast_fma.h"
+#include "ffi/cuda/tt_fast_mma.h"
 #include "ffi/cuda/tt_fast_rows.h"
 #include "ffi/cuda/tt_fast_shares.h"
 
@@ -43,12 +45,27 @@ auto WithTile(int q, Fn fn) {
   return fn(FastTile<kRank, kMost>());
 }
 
+// fn(Math) of a table: float32 by multiply-adds or as TF32, bfloat16 as it is, float16 as TF32, since the gradients of
+// products may be beyond its range.
+template <typename T, typename Fn>
+auto WithMath(bool tf32, Fn fn) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    return fn(Mma<Bfloat16Operands>());
+  } else if constexpr (std::is_same_v<T, float16>) {
+    return fn(Mma<TF32Operands>());
+  } else {
+    return tf32 ? fn(Mma<TF32Operands>()) : fn(Fma());
+  }
+}
+
 }  // namespace fast_internal
 
 template <int kRank>
 size_t FastPasses<kRank>::SharedBytes(int q) {
   return fast_internal::WithTile<kRank>(q, [](auto tag) {
-    return std::max(RowsMemory<decltype(tag), Fma>::kBytes, SharesMemory<decltype(tag), Fma>::kBytes);
+    using Tile = decltype(tag);
+    return std::max({RowsMemory<Tile, Fma>::kBytes, SharesMemory<Tile, Fma>::kBytes,
+                     SharesMemory<Tile, Mma<TF32Operands>>::kBytes, SharesMemory<Tile, Mma<Bfloat16Operands>>::kBytes});
   });
 }
 
@@ -58,9 +75,12 @@ Status FastPasses<kRank>::Rows(cudaStream_t stream, FastArgs<T> args, int64_t ma
   return fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
     using Tile = decltype(tag);
     fast_internal::SetTileRows<Tile>(args);
-    const int64_t items = max_parts * (args.q() / Tile::kCount);
-    return Launch(stream, std::clamp<int64_t>(items, 1, fast_internal::kMaxBlocks), Tile::kThreads,
-                  RowsMemory<Tile, Fma>::kBytes, MakeRowsFast<Tile, Fma, T>, args, rows);
+    const int64_t items = std::clamp<int64_t>(max_parts * (args.q() / Tile::kCount), 1, fast_internal::kMaxBlocks);
+    return fast_internal::WithMath<T>(args.tf32, [&](auto math) {
+      using Math = decltype(math);
+      return Launch(stream, items, Tile::kThreads, RowsMemory<Tile, Math>::kBytes, MakeRowsFast<Tile, Math, T>, args,
+                    rows);
+    });
   });
 }
 
@@ -71,8 +91,12 @@ Status FastPasses<kRank>::Shares(cudaStream_t stream, FastArgs<T> args, int64_t 
   return fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
     using Tile = decltype(tag);
     fast_internal::SetTileRows<Tile>(args);
-    return Launch(stream, std::clamp<int64_t>(max_parts, 1, fast_internal::kMaxBlocks), Tile::kThreads,
-                  SharesMemory<Tile, Fma>::kBytes, MakeSharesFast<Tile, Fma, T>, args, row_gradients, shares);
+    const int64_t blocks = std::clamp<int64_t>(max_parts, 1, fast_internal::kMaxBlocks);
+    return fast_internal::WithMath<T>(args.tf32, [&](auto math) {
+      using Math = decltype(math);
+      return Launch(stream, blocks, Tile::kThreads, SharesMemory<Tile, Math>::kBytes, MakeSharesFast<Tile, Math, T>,
+                    args, row_gradients, shares);
+    });
   });
 }
 

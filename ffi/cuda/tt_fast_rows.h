@@ -52,7 +52,9 @@ __device__ __forceinline__ void FinishRows(const FastArgs<T>& args, const RowsMe
       x[i] = Load4(memory.product +
                    ((((prefix << args.log_a) + w) * RowsMemory<Tile, Math>::At::kProduct) + c * Tile::kRank + s * 4));
     }
+    JAX_TT_UNROLL_BY(1)
     for (; __any_sync(kAllLanes, row < end); ++row) {
+      JAX_TT_UNROLL_BY(1)
       for (int j = 0; j < args.b(); j += kJ) {
         const Shared<const float> right =
             memory.right + ((((row < end ? row : 0) << args.log_b) + j) * Tile::kRank + s * 4);
@@ -66,12 +68,13 @@ __device__ __forceinline__ void FinishRows(const FastArgs<T>& args, const RowsMe
         ScatterSums<4 * kJ, kLanes, 1>(sums, s);
         constexpr int kKept = kScattered<4 * kJ, kLanes>, kSame = kLanes > 4 * kJ ? kLanes / (4 * kJ) : 1;
         if (row < end && s % kSame == 0) {
-          const int e = s * (4 * kJ) / kLanes, line = group * 4 + e / kJ;
-          const int w = line / Tile::kCount, c = first_column + line % Tile::kCount;
-          float* to =
-              out + (static_cast<int64_t>(row) * args.dim() + (((w << args.log_q) + c) << args.log_b) + j + e % kJ);
+          const int first = s * (4 * kJ) / kLanes;
+          float* to = out + static_cast<int64_t>(row) * args.dim();
           JAX_TT_UNROLL
-          for (int i = 0; i < kKept; ++i) to[i] = sums[i];
+          for (int i = 0; i < kKept; ++i) {
+            const int line = group * 4 + (first + i) / kJ, w = line / Tile::kCount, c = line % Tile::kCount;
+            to[args.RowPlace(w, first_column + c, j + (first + i) % kJ)] = sums[i];
+          }
         }
       }
     }

@@ -2,6 +2,8 @@
 #ifndef JAX_TT_CUDA_TT_FAST_SHARES_H_
 #define JAX_TT_CUDA_TT_FAST_SHARES_H_
 
+#include <type_traits>
+
 #include "ffi/cuda/tt_fast_lanes.h"
 #include "ffi/cuda/tt_fast_tile.h"
 #include "ffi/cuda/tt_pass.h"
@@ -51,22 +53,24 @@ __device__ __forceinline__ void RightGradients(const FastArgs<T>& args, const Sh
   const int lane = threadIdx.x % 32, s = lane % kLanes, own = lane / kLanes % kGroups;
   const int groups = (Tile::kCount << args.log_a) / 4, slots = Tile::kLines >> args.log_a;
   const int prefixes = rows.prefixes();
+  JAX_TT_UNROLL_BY(1)
   for (int base = threadIdx.x / 32 * kAtOnce; base < slots; base += Tile::kWarps * kAtOnce) {
     const int prefix = base + lane / (kLanes * kGroups);
     const int begin = prefix < prefixes ? rows.first_row(prefix) : 0;
     const int end = prefix < prefixes ? rows.first_row(prefix + 1) : 0;
+    JAX_TT_UNROLL_BY(1)
     for (int group = own; group < groups; group += kGroups) {
-      int lines[4];
       float4 x[4];
       float dx[4][4] = {};
       JAX_TT_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int line = group * 4 + i, w = line / Tile::kCount, c = line % Tile::kCount;
-        lines[i] = (prefix << args.log_a) + w;
-        x[i] = Load4(memory.product + (lines[i] * Memory::At::kProduct + c * Tile::kRank + s * 4));
+        x[i] = Load4(memory.product + (((prefix << args.log_a) + w) * Memory::At::kProduct + c * Tile::kRank + s * 4));
       }
+      JAX_TT_UNROLL_BY(1)
       for (int row = begin; __any_sync(kAllLanes, row < end); ++row) {
         const int at = row < end ? row : 0;
+        JAX_TT_UNROLL_BY(1)
         for (int j = 0; j < args.b(); j += kJ) {
           const Shared<const float> right = memory.right + (((at << args.log_b) + j) * Tile::kRank + s * 4);
           const Shared<const float> g = memory.gradient + (((at * groups + group) * 4) << args.log_b) + j;
@@ -95,8 +99,8 @@ __device__ __forceinline__ void RightGradients(const FastArgs<T>& args, const Sh
             JAX_TT_UNROLL
             for (int i = 0; i < kKept; ++i) {
               const int e = first + i;
-              float* to =
-                  out + (((static_cast<int64_t>(row) * Tile::kRank + s * 4 + e / kJ) << args.log_b) + j + e % kJ);
+              float* to = out + ((static_cast<int64_t>(row) * Tile::kRank) << args.log_b) +
+                          args.RightPlace(s * 4 + e / kJ, j + e % kJ);
               *to = add || group != own ? *to + sums[i] : sums[i];
             }
           }
@@ -104,8 +108,9 @@ __device__ __forceinline__ void RightGradients(const FastArgs<T>& args, const Sh
       }
       JAX_TT_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const int c = (group * 4 + i) % Tile::kCount;
-        Math::Store(memory.product_gradient + (lines[i] * Memory::At::kProductGradient + c * Tile::kRank + s * 4),
+        const int line = group * 4 + i, w = line / Tile::kCount, c = line % Tile::kCount;
+        Math::Store(memory.product_gradient +
+                        (((prefix << args.log_a) + w) * Memory::At::kProductGradient + c * Tile::kRank + s * 4),
                     MakeFloat4(dx[i]));
       }
     }
@@ -141,7 +146,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   TileRows<Tile> rows(memory.rows);
   typename Math::template SliceGradient<Tile> slice_gradient;
   const int32_t* plan = args.plan.get();
-  const int width = Tile::kRank << args.log_q, left_size = Tile::kRank << args.log_a;
+  const int slice_size = (Tile::kRank * Tile::kRank) << args.log_q, left_size = Tile::kRank << args.log_a;
   for (int64_t index = blockIdx.x; index < plan[args.num_parts]; index += gridDim.x) {
     const FastPart part(args, plan, index);
     for (int first_column = 0; first_column < args.q(); first_column += Tile::kCount) {
@@ -165,7 +170,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         Math::template LeftGradient<Tile>(memory.product_gradient, memory.slice, [&](int m, int k, float value) {
           const int prefix = m >> args.log_a, w = m & (args.a() - 1);
           if (prefix >= prefixes) return;
-          float* to = left + rows.first_row(prefix) * left_size + w * Tile::kRank + k;
+          float* to = left + rows.first_row(prefix) * left_size + args.LeftPlace(w, k);
           *to = add ? *to + value : value;
         });
         // What a prefix gives is its first row's share: the others have none.
@@ -177,8 +182,14 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         first += rows.rows();
         __syncthreads();
       }
-      float* to = shares.slice + index * Tile::kRank * width + first_column * Tile::kRank;
-      slice_gradient.ForEach([&](int k, int n, auto values) { StoreValues(to + k * width + n, values); });
+      float* to = shares.slice + index * slice_size;
+      const auto store = [&](int k, int n, auto values) {
+        StoreValues(to + args.SlicePlace(k, first_column + n / Tile::kRank, n % Tile::kRank), values);
+      };
+      if (args.mirrored)
+        slice_gradient.ForEachDown(store);
+      else
+        slice_gradient.ForEachAcross(store);
     }
   }
 }

@@ -25,7 +25,7 @@ struct FastTile {
   static constexpr int kCount = kCountValue;
   static constexpr int kColumns = kRank * kCount;
   static constexpr int kLines = 64;
-  static constexpr int kThreads = kRank >= 64 ? 256 : 128;
+  static constexpr int kThreads = kRank == 128 ? 256 : 128;
   static constexpr int kWarps = kThreads / 32;
   // The fewest blocks of an SM; what registers a thread may have follows from it.
   static constexpr int kBlocks = kRank == 128 ? 1 : 2;
@@ -35,21 +35,37 @@ struct FastTile {
 };
 
 // What every specialised pass is given.
+//
+// Where the right side is the one to contract first, all of it is seen in a mirror: row^T = R^T G^T L^T, in which the
+// right core takes the place of the left one.  Everything lies in memory as it always does; only distances differ.
 template <typename T>
 struct FastArgs {
   const T *left = nullptr, *slices = nullptr, *right = nullptr;  // the cores
+  bool mirrored = false;
+  bool tf32 = false;                    // whether products of float32 may be rounded so
+  int log_a = 0, log_q = 0, log_b = 0;  // all are powers of two
+  int rank = 0;
   PlanRef plan;
   int64_t left_digit = 0, right_digit = 0, segment = 0, first_part = 0, part_slice = 0;  // in the plan
   int num_parts = 0;
   int64_t part_rows = 0;
   RowChunk chunk;
-  int log_a = 0, log_q = 0, log_b = 0;  // all are powers of two
   int tile_rows = 0;
 
   JAX_TT_INLINE int a() const { return 1 << log_a; }
   JAX_TT_INLINE int q() const { return 1 << log_q; }
   JAX_TT_INLINE int b() const { return 1 << log_b; }
   JAX_TT_INLINE int dim() const { return 1 << (log_a + log_q + log_b); }
+
+  // Of an element of a row, of L [a, r], G [r, q, r] and R [r, b].
+  JAX_TT_INLINE int RowPlace(int w, int c, int j) const {
+    return mirrored ? (((j << log_q) + c) << log_a) + w : (((w << log_q) + c) << log_b) + j;
+  }
+  JAX_TT_INLINE int LeftPlace(int w, int k) const { return mirrored ? (k << log_a) + w : w * rank + k; }
+  JAX_TT_INLINE int SlicePlace(int k, int c, int s) const {
+    return mirrored ? ((s << log_q) + c) * rank + k : ((k << log_q) + c) * rank + s;
+  }
+  JAX_TT_INLINE int RightPlace(int s, int j) const { return mirrored ? j * rank + s : (s << log_b) + j; }
 };
 
 // Rows of a part within the chunk.
@@ -125,14 +141,18 @@ class TileRows {
 template <typename Tile, typename Math, typename T>
 __device__ __forceinline__ void LoadSlice(const FastArgs<T>& args, int64_t slice, int first,
                                           Shared<typename Math::Operand> to) {
-  const int width = Tile::kRank << args.log_q;
-  const T* from = args.slices + slice * Tile::kRank * width + first * Tile::kRank;
+  const T* from = args.slices + slice * ((Tile::kRank * Tile::kRank) << args.log_q);
   constexpr int kRowVectors = Tile::kColumns / 4;
+  static_assert(Tile::kRank * kRowVectors % Tile::kThreads == 0);
   JAX_TT_UNROLL
   for (int i = 0; i < Tile::kRank * kRowVectors; i += Tile::kThreads) {
-    const int e = i + static_cast<int>(threadIdx.x), k = e / kRowVectors, n = e % kRowVectors * 4;
-    if (Tile::kRank * kRowVectors % Tile::kThreads == 0 || k < Tile::kRank)
-      Math::Store(to + (k * Math::template Lead<Tile>::kSlice + n), LoadStored4(from + k * width + n));
+    const int e = i + static_cast<int>(threadIdx.x);
+    // Neighbouring threads read neighbours in memory: along s, or along k.
+    const int k = args.mirrored ? e % Tile::kRank : e / kRowVectors;
+    const int n = (args.mirrored ? e / Tile::kRank : e % kRowVectors) * 4;
+    const T* p = from + args.SlicePlace(k, first + n / Tile::kRank, n % Tile::kRank);
+    Math::Store(to + (k * Math::template Lead<Tile>::kSlice + n),
+                args.mirrored ? LoadStored4(p, Tile::kRank << args.log_q) : LoadStored4(p));
   }
 }
 
@@ -147,9 +167,11 @@ __device__ __forceinline__ void LoadLeft(const FastArgs<T>& args, const TileRows
     const int e = i + static_cast<int>(threadIdx.x), m = e / kRowVectors, k = e % kRowVectors * 4;
     const int prefix = m >> args.log_a, w = m & (args.a() - 1);
     float4 value = make_float4(0, 0, 0, 0);
-    if (prefix < prefixes)
-      value = LoadStored4(args.left +
-                          ((static_cast<int64_t>(rows.left_digit(prefix)) << args.log_a) + w) * Tile::kRank + k);
+    if (prefix < prefixes) {
+      const T* p = args.left + static_cast<int64_t>(rows.left_digit(prefix)) * (Tile::kRank << args.log_a) +
+                   args.LeftPlace(w, k);
+      value = args.mirrored ? LoadStored4(p, args.a()) : LoadStored4(p);
+    }
     Math::Store(to + (m * Math::template Lead<Tile>::kLeft + k), value);
   }
 }
@@ -162,6 +184,10 @@ __device__ __forceinline__ void LoadRight(const FastArgs<T>& args, const TileRow
   for (int i = 4 * threadIdx.x; i < count; i += 4 * Tile::kThreads) {
     const int row = (i / Tile::kRank) >> args.log_b, e = i & (size - 1);
     const float4 value = LoadStored4(args.right + static_cast<int64_t>(rows.right_digit(row)) * size + e);
+    if (args.mirrored) {
+      Store4(to + i, value);
+      continue;
+    }
     const float values[4] = {value.x, value.y, value.z, value.w};
     JAX_TT_UNROLL
     for (int x = 0; x < 4; ++x) to[row * size + ((e + x) & mask) * Tile::kRank + ((e + x) >> args.log_b)] = values[x];
@@ -176,8 +202,9 @@ __device__ __forceinline__ void LoadGradients(const FastArgs<T>& args, const Til
   const int log_line = kLogCount + args.log_b, log_size = args.log_a + log_line, count = rows.rows() << log_size;
   JAX_TT_UNROLL_BY(4)
   for (int i = threadIdx.x; i < count; i += Tile::kThreads) {
-    const int row = i >> log_size, w = (i >> log_line) & (args.a() - 1), e = i & ((1 << log_line) - 1);
-    to[i] = from[row * args.dim() + (w << (args.log_q + args.log_b)) + (first << args.log_b) + e];
+    const int row = i >> log_size, w = (i >> log_line) & (args.a() - 1);
+    const int c = (i >> args.log_b) & (Tile::kCount - 1), j = i & (args.b() - 1);
+    to[i] = from[row * args.dim() + args.RowPlace(w, first + c, j)];
   }
 }
 

@@ -1,0 +1,263 @@
+// The products of the specialised passes on tensor cores.
+//
+// A warp has a rectangle of the result, in fragments of 16 x 8 as `mma.h` distributes them.  TF32 takes float32 with
+// ten bits of mantissa, which hold every float16 and bfloat16 as they are, and keeps the range of float32.
+#ifndef JAX_TT_CUDA_TT_FAST_MMA_H_
+#define JAX_TT_CUDA_TT_FAST_MMA_H_
+
+#include "ffi/cuda/mma.h"
+#include "ffi/cuda/simt.h"
+#include "ffi/cuda/tt_fast_load.h"
+
+namespace jax_tt {
+
+// Operands of one step of a product, from shared memory whose rows are `lead` apart, to lane (g, t).  A is the left
+// operand, B the right one; "transposed" where the rows in memory are the columns of the operand.
+struct TF32Operands {
+  using Operand = float;
+  using Word = float;
+  static constexpr int kStep = 8;
+  static constexpr bool kInPlace = true;
+
+  __device__ static __forceinline__ void Store(Shared<float> p, float4 v) {
+    Store4(p, make_float4(RoundToTF32(v.x), RoundToTF32(v.y), RoundToTF32(v.z), RoundToTF32(v.w)));
+  }
+  __device__ static __forceinline__ void LoadA(Shared<const float> p, int lead, int g, int t, float (&a)[4]) {
+    a[0] = p[g * lead + t];
+    a[1] = p[(g + 8) * lead + t];
+    a[2] = p[g * lead + t + 4];
+    a[3] = p[(g + 8) * lead + t + 4];
+  }
+  __device__ static __forceinline__ void LoadATransposed(Shared<const float> p, int lead, int g, int t, float (&a)[4]) {
+    a[0] = p[t * lead + g];
+    a[1] = p[t * lead + g + 8];
+    a[2] = p[(t + 4) * lead + g];
+    a[3] = p[(t + 4) * lead + g + 8];
+  }
+  __device__ static __forceinline__ void LoadB(Shared<const float> p, int lead, int g, int t, float (&b)[2]) {
+    b[0] = p[t * lead + g];
+    b[1] = p[(t + 4) * lead + g];
+  }
+  // A and a transposed B that go together: the order of the inner dimension is free, and neighbours are read at once.
+  __device__ static __forceinline__ void LoadAOfPair(Shared<const float> p, int lead, int g, int t, float (&a)[4]) {
+    const float2 upper = Load2(p + (g * lead + 2 * t)), lower = Load2(p + ((g + 8) * lead + 2 * t));
+    a[0] = upper.x, a[1] = lower.x, a[2] = upper.y, a[3] = lower.y;
+  }
+  __device__ static __forceinline__ void LoadBTransposed(Shared<const float> p, int lead, int g, int t, float (&b)[2]) {
+    const float2 v = Load2(p + (g * lead + 2 * t));
+    b[0] = v.x, b[1] = v.y;
+  }
+  __device__ static __forceinline__ void Multiply(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
+    MmaTF32(d, a, b);
+  }
+};
+
+struct Bfloat16Operands {
+  using Operand = bfloat16;
+  using Word = uint32_t;
+  static constexpr int kStep = 16;
+  static constexpr bool kInPlace = false;
+
+  __device__ static __forceinline__ void Store(Shared<bfloat16> p, float4 v) {
+    bfloat16 values[4];
+    Round(v.x, &values[0]);
+    Round(v.y, &values[1]);
+    Round(v.z, &values[2]);
+    Round(v.w, &values[3]);
+    StoreHalves4(p, values);
+  }
+  __device__ static __forceinline__ void LoadA(Shared<const bfloat16> p, int lead, int g, int t, uint32_t (&a)[4]) {
+    a[0] = LoadPair(p + (g * lead + 2 * t));
+    a[1] = LoadPair(p + ((g + 8) * lead + 2 * t));
+    a[2] = LoadPair(p + (g * lead + 2 * t + 8));
+    a[3] = LoadPair(p + ((g + 8) * lead + 2 * t + 8));
+  }
+  __device__ static __forceinline__ void LoadATransposed(Shared<const bfloat16> p, int lead, int g, int t,
+                                                         uint32_t (&a)[4]) {
+    a[0] = LoadColumn(p + (2 * t * lead + g), lead);
+    a[1] = LoadColumn(p + (2 * t * lead + g + 8), lead);
+    a[2] = LoadColumn(p + ((2 * t + 8) * lead + g), lead);
+    a[3] = LoadColumn(p + ((2 * t + 8) * lead + g + 8), lead);
+  }
+  __device__ static __forceinline__ void LoadB(Shared<const bfloat16> p, int lead, int g, int t, uint32_t (&b)[2]) {
+    b[0] = LoadColumn(p + (2 * t * lead + g), lead);
+    b[1] = LoadColumn(p + ((2 * t + 8) * lead + g), lead);
+  }
+  __device__ static __forceinline__ void LoadAOfPair(Shared<const bfloat16> p, int lead, int g, int t,
+                                                     uint32_t (&a)[4]) {
+    LoadA(p, lead, g, t, a);
+  }
+  __device__ static __forceinline__ void LoadBTransposed(Shared<const bfloat16> p, int lead, int g, int t,
+                                                         uint32_t (&b)[2]) {
+    b[0] = LoadPair(p + (g * lead + 2 * t));
+    b[1] = LoadPair(p + (g * lead + 2 * t + 8));
+  }
+  __device__ static __forceinline__ void Multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    MmaBfloat16(d, a, b);
+  }
+
+ private:
+  __device__ static __forceinline__ uint32_t LoadColumn(Shared<const bfloat16> p, int lead) {
+    return PackPair(p[0], p[lead]);
+  }
+};
+
+template <typename Operands>
+struct Mma {
+  using Operand = typename Operands::Operand;
+  using Word = typename Operands::Word;
+  static constexpr bool kInPlace = Operands::kInPlace;
+
+  // Distances between rows, against bank conflicts: four or eight words more than a multiple of 32 banks.
+  template <typename Tile>
+  struct Lead {
+    static constexpr int kLeft = Tile::kRank + 8;
+    static constexpr int kSlice = Tile::kColumns + 8;
+    static constexpr int kProduct = Tile::kColumns + 8, kProductGradient = Tile::kColumns + 8;
+  };
+  __device__ static __forceinline__ void Store(Shared<Operand> p, float4 value) { Operands::Store(p, value); }
+
+  // The place of a thread: its warp among kAcross by any number, its lane in a fragment.
+  template <int kAcross>
+  struct Place {
+    int across, down, g, t;
+    __device__ __forceinline__ Place()
+        : across(static_cast<int>(threadIdx.x) / 32 % kAcross),
+          down(static_cast<int>(threadIdx.x) / 32 / kAcross),
+          g(static_cast<int>(threadIdx.x) % 32 / 4),
+          t(static_cast<int>(threadIdx.x) % 4) {}
+  };
+
+  // x = l g
+  template <typename Tile>
+  __device__ static __forceinline__ void MakeProduct(Shared<const Operand> l, Shared<const Operand> g,
+                                                     Shared<float> x) {
+    using At = Lead<Tile>;
+    constexpr int kDown = 2, kAcross = Tile::kWarps / kDown;
+    constexpr int kM = Tile::kLines / kDown / 16, kN = Tile::kColumns / kAcross / 8;  // fragments of a warp
+    const Place<kAcross> at;
+    const int m = at.down * kM * 16, n = at.across * kN * 8;
+    float sums[kM][kN][4] = {};
+    JAX_TT_UNROLL_BY(2)
+    for (int k = 0; k < Tile::kRank; k += Operands::kStep) {
+      Word a[kM][4];
+      JAX_TT_UNROLL
+      for (int i = 0; i < kM; ++i) Operands::LoadA(l + ((m + 16 * i) * At::kLeft + k), At::kLeft, at.g, at.t, a[i]);
+      JAX_TT_UNROLL
+      for (int j = 0; j < kN; ++j) {
+        Word b[2];
+        Operands::LoadB(g + (k * At::kSlice + n + 8 * j), At::kSlice, at.g, at.t, b);
+        JAX_TT_UNROLL
+        for (int i = 0; i < kM; ++i) Operands::Multiply(sums[i][j], a[i], b);
+      }
+    }
+    JAX_TT_UNROLL
+    for (int i = 0; i < kM; ++i) {
+      JAX_TT_UNROLL
+      for (int j = 0; j < kN; ++j) {
+        const Shared<float> to = x + ((m + 16 * i + at.g) * At::kProduct + n + 8 * j + 2 * at.t);
+        Store2(to, make_float2(sums[i][j][0], sums[i][j][1]));
+        Store2(to + 8 * At::kProduct, make_float2(sums[i][j][2], sums[i][j][3]));
+      }
+    }
+  }
+
+  // fn(m, k, value) for every element of dx g^T, each by one thread.
+  template <typename Tile, typename Fn>
+  __device__ static __forceinline__ void LeftGradient(Shared<const Operand> dx, Shared<const Operand> g, Fn fn) {
+    using At = Lead<Tile>;
+    constexpr int kDown = Tile::kRank == 16 ? 4 : 2, kAcross = Tile::kWarps / kDown;
+    constexpr int kM = Tile::kLines / kDown / 16, kN = Tile::kRank / kAcross / 8;
+    const Place<kAcross> at;
+    const int m = at.down * kM * 16, k = at.across * kN * 8;
+    float sums[kM][kN][4] = {};
+    JAX_TT_UNROLL_BY(2)
+    for (int n = 0; n < Tile::kColumns; n += Operands::kStep) {
+      Word a[kM][4];
+      JAX_TT_UNROLL
+      for (int i = 0; i < kM; ++i)
+        Operands::LoadAOfPair(dx + ((m + 16 * i) * At::kProductGradient + n), At::kProductGradient, at.g, at.t, a[i]);
+      JAX_TT_UNROLL
+      for (int j = 0; j < kN; ++j) {
+        Word b[2];
+        Operands::LoadBTransposed(g + ((k + 8 * j) * At::kSlice + n), At::kSlice, at.g, at.t, b);
+        JAX_TT_UNROLL
+        for (int i = 0; i < kM; ++i) Operands::Multiply(sums[i][j], a[i], b);
+      }
+    }
+    JAX_TT_UNROLL
+    for (int i = 0; i < kM; ++i) {
+      JAX_TT_UNROLL
+      for (int j = 0; j < kN; ++j) {
+        JAX_TT_UNROLL
+        for (int e = 0; e < 4; ++e) fn(m + 16 * i + at.g + e / 2 * 8, k + 8 * j + 2 * at.t + e % 2, sums[i][j][e]);
+      }
+    }
+  }
+
+  // The sum of l^T dx over the tiles of a part, in registers.
+  template <typename Tile>
+  class SliceGradient {
+    static constexpr int kDown = Tile::kRank >= 64 ? 2 : 1, kAcross = Tile::kWarps / kDown;
+    static constexpr int kM = Tile::kRank / kDown / 16, kN = Tile::kColumns / kAcross / 8;
+
+   public:
+    __device__ __forceinline__ void Clear() {
+      JAX_TT_UNROLL
+      for (int i = 0; i < kM * kN * 4; ++i) sums_[i / (kN * 4)][i / 4 % kN][i % 4] = 0;
+    }
+    __device__ __forceinline__ void Add(Shared<const Operand> l, Shared<const Operand> dx) {
+      using At = Lead<Tile>;
+      const Place<kAcross> at;
+      JAX_TT_UNROLL_BY(2)
+      for (int m = 0; m < Tile::kLines; m += Operands::kStep) {
+        Word a[kM][4];
+        JAX_TT_UNROLL
+        for (int i = 0; i < kM; ++i)
+          Operands::LoadATransposed(l + (m * At::kLeft + (at.down * kM + i) * 16), At::kLeft, at.g, at.t, a[i]);
+        JAX_TT_UNROLL
+        for (int j = 0; j < kN; ++j) {
+          Word b[2];
+          Operands::LoadB(dx + (m * At::kProductGradient + (at.across * kN + j) * 8), At::kProductGradient, at.g, at.t,
+                          b);
+          JAX_TT_UNROLL
+          for (int i = 0; i < kM; ++i) Operands::Multiply(sums_[i][j], a[i], b);
+        }
+      }
+    }
+    // fn(k, n, float2) with the two at and after n, each by one thread.
+    template <typename Fn>
+    __device__ __forceinline__ void ForEachAcross(Fn fn) const {
+      ForEachRow([&](int k, int n, const float* values) { fn(k, n, make_float2(values[0], values[1])); });
+    }
+    // fn(k, n, float); neighbouring lanes have neighbours down.
+    template <typename Fn>
+    __device__ __forceinline__ void ForEachDown(Fn fn) const {
+      ForEachRow([&](int k, int n, const float* values) {
+        fn(k, n, values[0]);
+        fn(k, n + 1, values[1]);
+      });
+    }
+
+   private:
+    template <typename Fn>
+    __device__ __forceinline__ void ForEachRow(Fn fn) const {
+      const Place<kAcross> at;
+      JAX_TT_UNROLL
+      for (int i = 0; i < kM; ++i) {
+        JAX_TT_UNROLL
+        for (int j = 0; j < kN; ++j) {
+          const int k = (at.down * kM + i) * 16 + at.g, n = (at.across * kN + j) * 8 + 2 * at.t;
+          fn(k, n, sums_[i][j]);
+          fn(k + 8, n, sums_[i][j] + 2);
+        }
+      }
+    }
+
+    float sums_[kM][kN][4];
+  };
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_TT_FAST_MMA_H_

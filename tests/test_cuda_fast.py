@@ -99,6 +99,19 @@ def test_narrow_storage(columns, rank, dtype, method):
     _check(*case, method, 1e-2)
 
 
+@pytest.mark.parametrize(
+    ("columns", "rank"),
+    [((4, 4, 4), 32), ((2, 2, 4), 32), ((4, 8, 2), 16), ((2, 4, 8), 64), ((4, 4, 4), 128)],
+)
+def test_tensor_float32_where_it_is_allowed(columns, rank, method):
+    case = _case(columns, rank, ROWS["many"], jnp.float32)
+    exact, _ = _run(case[0], case[1], case[-1], method)
+    with jax.default_matmul_precision("tensorfloat32"):
+        rounded, _ = _run(case[0], case[1], case[-1], method)
+        _check(*case, method, 2e-3)
+    assert np.any(exact != rounded), "products as exact as before"
+
+
 def _check(cores, bags, ids, weights, bag_of, g, method, tolerance):
     size = math.prod(core.shape[0] for core in cores)
     out, (dcores, dweights) = _run(cores, bags, g, method)

@@ -1,7 +1,7 @@
 #include <utility>
 
 #include "ffi/cuda/tt_fast.h"
-#include "ffi/cuda/tt_fast_launch.h"
+#include "ffi/cuda/tt_fast_passes.h"
 
 namespace jax_tt {
 namespace {

@@ -8,22 +8,11 @@
 #include "ffi/common/status.h"
 #include "ffi/cuda/tt_fast_fma.h"
 #include "ffi/cuda/tt_fast_mma.h"
+#include "ffi/cuda/tt_fast_passes.h"
 #include "ffi/cuda/tt_fast_rows.h"
 #include "ffi/cuda/tt_fast_shares.h"
 
 namespace jax_tt {
-
-template <int kRank>
-struct FastPasses {
-  // Of shared memory, for slices of q columns c.
-  static size_t SharedBytes(int q);
-
-  template <typename T>
-  static Status Rows(cudaStream_t stream, FastArgs<T> args, int64_t max_parts, float* rows);
-  template <typename T>
-  static Status Shares(cudaStream_t stream, FastArgs<T> args, int64_t max_parts, const float* row_gradients,
-                       const GradientShares& shares);
-};
 
 namespace fast_internal {
 

@@ -73,7 +73,7 @@ __device__ __forceinline__ void FinishRows(const FastArgs<T>& args, const RowsMe
           JAX_TT_UNROLL
           for (int i = 0; i < kKept; ++i) {
             const int line = group * 4 + (first + i) / kJ, w = line / Tile::kCount, c = line % Tile::kCount;
-            to[args.RowPlace(w, first_column + c, j + (first + i) % kJ)] = sums[i];
+            to[args.RowPlace(w, first_column + c, j + (first + i) % kJ, args.mirrored)] = sums[i];
           }
         }
       }
@@ -94,12 +94,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     const FastPart part(args, plan, item / column_blocks);
     const int first_column = static_cast<int>(item % column_blocks) * Tile::kCount;
     if (part.begin >= part.end) continue;
-    LoadSlice<Tile, Math>(args, part.slice, first_column, memory.slice);
+    WithMirror(args,
+               [&](auto mirrored) { LoadSlice<mirrored, Tile, Math>(args, part.slice, first_column, memory.slice); });
     for (int64_t first = part.begin; first < part.end;) {
       rows.Find(args, plan, first, part.end);
       __syncthreads();
-      LoadLeft<Tile, Math>(args, rows, memory.left);
-      LoadRight(args, rows, memory.right);
+      WithMirror(args, [&](auto mirrored) {
+        LoadLeft<mirrored, Tile, Math>(args, rows, memory.left);
+        LoadRight<mirrored>(args, rows, memory.right);
+      });
       __syncthreads();
       Math::template MakeProduct<Tile>(memory.left, memory.slice, memory.product);
       __syncthreads();

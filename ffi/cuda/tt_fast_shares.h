@@ -100,7 +100,7 @@ __device__ __forceinline__ void RightGradients(const FastArgs<T>& args, const Sh
             for (int i = 0; i < kKept; ++i) {
               const int e = first + i;
               float* to = out + ((static_cast<int64_t>(row) * Tile::kRank) << args.log_b) +
-                          args.RightPlace(s * 4 + e / kJ, j + e % kJ);
+                          args.RightPlace(s * 4 + e / kJ, j + e % kJ, args.mirrored);
               *to = add || group != own ? *to + sums[i] : sums[i];
             }
           }
@@ -152,14 +152,19 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     for (int first_column = 0; first_column < args.q(); first_column += Tile::kCount) {
       const bool add = first_column > 0;
       slice_gradient.Clear();
-      if (part.begin < part.end) LoadSlice<Tile, Math>(args, part.slice, first_column, memory.slice);
+      if (part.begin < part.end)
+        WithMirror(args, [&](auto mirrored) {
+          LoadSlice<mirrored, Tile, Math>(args, part.slice, first_column, memory.slice);
+        });
       for (int64_t first = part.begin; first < part.end;) {
         const int64_t place = first - args.chunk.begin;  // of the tile in the chunk
         rows.Find(args, plan, first, part.end);
         __syncthreads();
-        LoadLeft<Tile, Math>(args, rows, memory.left);
-        LoadRight(args, rows, memory.right);
-        LoadGradients(args, rows, row_gradients + place * args.dim(), first_column, memory.gradient);
+        WithMirror(args, [&](auto mirrored) {
+          LoadLeft<mirrored, Tile, Math>(args, rows, memory.left);
+          LoadRight<mirrored>(args, rows, memory.right);
+          LoadGradients<mirrored>(args, rows, row_gradients + place * args.dim(), first_column, memory.gradient);
+        });
         __syncthreads();
         Math::template MakeProduct<Tile>(memory.left, memory.slice, memory.product);
         __syncthreads();
@@ -170,7 +175,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         Math::template LeftGradient<Tile>(memory.product_gradient, memory.slice, [&](int m, int k, float value) {
           const int prefix = m >> args.log_a, w = m & (args.a() - 1);
           if (prefix >= prefixes) return;
-          float* to = left + rows.first_row(prefix) * left_size + args.LeftPlace(w, k);
+          float* to = left + rows.first_row(prefix) * left_size + args.LeftPlace(w, k, args.mirrored);
           *to = add ? *to + value : value;
         });
         // What a prefix gives is its first row's share: the others have none.
@@ -184,7 +189,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       }
       float* to = shares.slice + index * slice_size;
       const auto store = [&](int k, int n, auto values) {
-        StoreValues(to + args.SlicePlace(k, first_column + n / Tile::kRank, n % Tile::kRank), values);
+        StoreValues(to + args.SlicePlace(k, first_column + n / Tile::kRank, n % Tile::kRank, args.mirrored), values);
       };
       if (args.mirrored)
         slice_gradient.ForEachDown(store);

@@ -9,10 +9,12 @@
 
 #include <stdint.h>
 
+#include <type_traits>
+
 #include "ffi/cuda/block_scan.h"
 #include "ffi/cuda/simt.h"
 #include "ffi/cuda/tt_args.h"
-#include "ffi/cuda/tt_fast_load.h"
+#include "ffi/cuda/tt_fast_lanes.h"
 
 namespace jax_tt {
 
@@ -58,14 +60,14 @@ struct FastArgs {
   JAX_TT_INLINE int dim() const { return 1 << (log_a + log_q + log_b); }
 
   // Of an element of a row, of L [a, r], G [r, q, r] and R [r, b].
-  JAX_TT_INLINE int RowPlace(int w, int c, int j) const {
-    return mirrored ? (((j << log_q) + c) << log_a) + w : (((w << log_q) + c) << log_b) + j;
+  JAX_TT_INLINE int RowPlace(int w, int c, int j, bool mirror) const {
+    return mirror ? (((j << log_q) + c) << log_a) + w : (((w << log_q) + c) << log_b) + j;
   }
-  JAX_TT_INLINE int LeftPlace(int w, int k) const { return mirrored ? (k << log_a) + w : w * rank + k; }
-  JAX_TT_INLINE int SlicePlace(int k, int c, int s) const {
-    return mirrored ? ((s << log_q) + c) * rank + k : ((k << log_q) + c) * rank + s;
+  JAX_TT_INLINE int LeftPlace(int w, int k, bool mirror) const { return mirror ? (k << log_a) + w : w * rank + k; }
+  JAX_TT_INLINE int SlicePlace(int k, int c, int s, bool mirror) const {
+    return mirror ? ((s << log_q) + c) * rank + k : ((k << log_q) + c) * rank + s;
   }
-  JAX_TT_INLINE int RightPlace(int s, int j) const { return mirrored ? j * rank + s : (s << log_b) + j; }
+  JAX_TT_INLINE int RightPlace(int s, int j, bool mirror) const { return mirror ? j * rank + s : (s << log_b) + j; }
 };
 
 // Rows of a part within the chunk.
@@ -137,65 +139,70 @@ class TileRows {
   Shared<int32_t> words_;
 };
 
+// The functions that load come in two kinds: a loop that asks which one it is would wait for every load.  As many loads
+// are on their way at once as there are registers for, and one of a vector in a mirror is four.
+template <bool kMirrored>
+constexpr int kVectorsAhead = kMirrored ? 2 : 8;
+
 // The block of columns of a slice that begins at column c = first, [rank, columns].
-template <typename Tile, typename Math, typename T>
+template <bool kMirrored, typename Tile, typename Math, typename T>
 __device__ __forceinline__ void LoadSlice(const FastArgs<T>& args, int64_t slice, int first,
                                           Shared<typename Math::Operand> to) {
   const T* from = args.slices + slice * ((Tile::kRank * Tile::kRank) << args.log_q);
   constexpr int kRowVectors = Tile::kColumns / 4;
   static_assert(Tile::kRank * kRowVectors % Tile::kThreads == 0);
-  JAX_TT_UNROLL
+  JAX_TT_UNROLL_BY(kVectorsAhead<kMirrored>)
   for (int i = 0; i < Tile::kRank * kRowVectors; i += Tile::kThreads) {
     const int e = i + static_cast<int>(threadIdx.x);
     // Neighbouring threads read neighbours in memory: along s, or along k.
-    const int k = args.mirrored ? e % Tile::kRank : e / kRowVectors;
-    const int n = (args.mirrored ? e / Tile::kRank : e % kRowVectors) * 4;
-    const T* p = from + args.SlicePlace(k, first + n / Tile::kRank, n % Tile::kRank);
+    const int k = kMirrored ? e % Tile::kRank : e / kRowVectors;
+    const int n = (kMirrored ? e / Tile::kRank : e % kRowVectors) * 4;
+    const T* p = from + args.SlicePlace(k, first + n / Tile::kRank, n % Tile::kRank, kMirrored);
     Math::Store(to + (k * Math::template Lead<Tile>::kSlice + n),
-                args.mirrored ? LoadStored4(p, Tile::kRank << args.log_q) : LoadStored4(p));
+                kMirrored ? LoadStored4(p, Tile::kRank << args.log_q) : LoadStored4(p));
   }
 }
 
 // The lines of L of all prefixes; zeros where there is none.
-template <typename Tile, typename Math, typename T>
+template <bool kMirrored, typename Tile, typename Math, typename T>
 __device__ __forceinline__ void LoadLeft(const FastArgs<T>& args, const TileRows<Tile>& rows,
                                          Shared<typename Math::Operand> to) {
   constexpr int kRowVectors = Tile::kRank / 4;
   const int prefixes = rows.prefixes();
-  JAX_TT_UNROLL
+  JAX_TT_UNROLL_BY(kVectorsAhead<kMirrored>)
   for (int i = 0; i < Tile::kLines * kRowVectors; i += Tile::kThreads) {
     const int e = i + static_cast<int>(threadIdx.x), m = e / kRowVectors, k = e % kRowVectors * 4;
     const int prefix = m >> args.log_a, w = m & (args.a() - 1);
     float4 value = make_float4(0, 0, 0, 0);
     if (prefix < prefixes) {
       const T* p = args.left + static_cast<int64_t>(rows.left_digit(prefix)) * (Tile::kRank << args.log_a) +
-                   args.LeftPlace(w, k);
-      value = args.mirrored ? LoadStored4(p, args.a()) : LoadStored4(p);
+                   args.LeftPlace(w, k, kMirrored);
+      value = kMirrored ? LoadStored4(p, args.a()) : LoadStored4(p);
     }
     Math::Store(to + (m * Math::template Lead<Tile>::kLeft + k), value);
   }
 }
 
 // The right sides of the rows, transposed: [row, b, rank].
-template <typename Tile, typename T>
+template <bool kMirrored, typename Tile, typename T>
 __device__ __forceinline__ void LoadRight(const FastArgs<T>& args, const TileRows<Tile>& rows, Shared<float> to) {
   const int mask = args.b() - 1, size = Tile::kRank << args.log_b, count = rows.rows() * size;
   JAX_TT_UNROLL_BY(4)
   for (int i = 4 * threadIdx.x; i < count; i += 4 * Tile::kThreads) {
     const int row = (i / Tile::kRank) >> args.log_b, e = i & (size - 1);
     const float4 value = LoadStored4(args.right + static_cast<int64_t>(rows.right_digit(row)) * size + e);
-    if (args.mirrored) {
+    if constexpr (kMirrored) {
       Store4(to + i, value);
-      continue;
+    } else {
+      JAX_TT_UNROLL
+      for (int x = 0; x < 4; ++x)
+        to[row * size + ((e + x) & mask) * Tile::kRank + ((e + x) >> args.log_b)] = Element(value, x);
     }
-    const float values[4] = {value.x, value.y, value.z, value.w};
-    JAX_TT_UNROLL
-    for (int x = 0; x < 4; ++x) to[row * size + ((e + x) & mask) * Tile::kRank + ((e + x) >> args.log_b)] = values[x];
   }
 }
 
 // The gradients of the rows in the block of columns that begins at column c = first, [row, a, count, b].
-template <typename Tile, typename T>
+template <bool kMirrored, typename Tile, typename T>
 __device__ __forceinline__ void LoadGradients(const FastArgs<T>& args, const TileRows<Tile>& rows, const float* from,
                                               int first, Shared<float> to) {
   constexpr int kLogCount = Log2(Tile::kCount);
@@ -204,8 +211,17 @@ __device__ __forceinline__ void LoadGradients(const FastArgs<T>& args, const Til
   for (int i = threadIdx.x; i < count; i += Tile::kThreads) {
     const int row = i >> log_size, w = (i >> log_line) & (args.a() - 1);
     const int c = (i >> args.log_b) & (Tile::kCount - 1), j = i & (args.b() - 1);
-    to[i] = from[row * args.dim() + args.RowPlace(w, first + c, j)];
+    to[i] = from[row * args.dim() + args.RowPlace(w, first + c, j, kMirrored)];
   }
+}
+
+// fn(std::bool_constant) of whether the table is seen in a mirror.
+template <typename T, typename Fn>
+__device__ __forceinline__ void WithMirror(const FastArgs<T>& args, Fn fn) {
+  if (args.mirrored)
+    fn(std::bool_constant<true>());
+  else
+    fn(std::bool_constant<false>());
 }
 
 }  // namespace jax_tt

@@ -7,6 +7,7 @@ import pytest
 
 import jax_tt
 from jax_tt import _ffi, optimizers
+from jax_tt._native import _operands
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.helpers import raises
 
@@ -102,17 +103,54 @@ def test_updates_of_rows_read_any_number_of_times(name, features, skip, method):
     assert same == skip, "a step with a gradient that is not finite"
 
 
+def _assert_same(after, before, what):
+    for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=str(what))
+
+
 def test_broken_offsets_make_nan_and_no_update(method):
-    if raises(method) or method == "reference":
+    if raises(method):
         pytest.skip("checked before any work")
     table = _table(20, 8)
-    rule = optimizers.SGD(0.1)
-    fused = jax_tt.init_fused_table(table, rule)
+    fused = jax_tt.init_fused_table(table, RULES["adam"])
     for offsets in ([1, 4, 9], [0, 7, 3], [0, 4, 1000], [0, -3, 9]):
         bags = jax_tt.Bags(jnp.arange(9, dtype=jnp.int32), jnp.array(offsets, jnp.int32))
         assert np.isnan(jax_tt.embed_bag(table, bags, method=method)).any(), offsets
-        after = _update(rule, fused, bags, np.ones((2, 8), np.float32), method)
-        np.testing.assert_array_equal(after.cores[0], table, err_msg=str(offsets))
+        after = _update(RULES["adam"], fused, bags, np.ones((2, 8), np.float32), method)
+        _assert_same(after, fused, offsets)
+
+
+@pytest.mark.parametrize("code", ["poison", "error"])
+@pytest.mark.parametrize("skip", [False, True])
+def test_bad_ids_make_nan_and_no_update(skip, code, method, monkeypatch):
+    if raises(method):
+        pytest.skip("checked before any work")
+    # A handler that is given "error" after all can do no more than with "poison".
+    monkeypatch.setitem(_operands.BOUNDS, "poison", _operands.BOUNDS[code])
+    bags, ids, bag_of = _batch(READS)
+    fused = jax_tt.init_fused_table(_table(len(READS) + 3, 8), RULES["adam"])
+    g = np.random.default_rng(4).normal(size=(bags.num_bags, 8)).astype(np.float32)
+    for bad in (-1, len(READS) + 3, 2**31 - 1):
+        at = 5 * len(ids) // 7
+        broken = jax_tt.Bags(jnp.asarray(ids).at[at].set(bad), bags.offsets, bags.weights)
+        out = jax_tt.embed_bag(fused.cores[0], broken, method=method)
+        is_nan = np.isnan(out).all(axis=1)
+        assert is_nan.sum() == 1 and is_nan[bag_of[at]], bad
+        _assert_same(
+            _update(RULES["adam"], fused, broken, g, method, skip_nonfinite=skip), fused, bad
+        )
+        for bounds in ("clip", "zero"):
+            after = _update(RULES["adam"], fused, broken, g, method, bounds=bounds)
+            assert float(after.step) == 1 and np.all(np.isfinite(after.cores[0])), (bad, bounds)
+
+
+def test_bad_ids_in_no_bag_are_not_read(method):
+    table = jax_tt.init_fused_table(_table(20, 8), RULES["sgd"])
+    ids = jnp.array([3, 4, 3, 99, -7], jnp.int32)
+    bags = jax_tt.Bags(ids, jnp.array([0, 1, 3], jnp.int32))
+    after = _update(RULES["sgd"], table, bags, np.ones((2, 8), np.float32), method)
+    moved = np.any(np.asarray(after.cores[0] != table.cores[0]), axis=1)
+    assert np.flatnonzero(moved).tolist() == [3, 4] and float(after.step) == 1
 
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")

@@ -4,11 +4,11 @@
 
 #include <stdint.h>
 
+#include "ffi/cuda/lanes.h"
 #include "ffi/cuda/simt.h"
 
 namespace jax_tt {
 
-constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kMaxWarps = 32;  // of a block: what the scans need of shared words
 
 // Inclusive sum over the lanes of a warp.

@@ -57,7 +57,8 @@ template <typename T>
 Status DenseBackward(cudaStream_t stream, const DenseBatch& batch, const T* table, const float* out_gradient,
                      float* gradient, float* weight_gradient, void* workspace);
 
-// Backward pass and optimizer step of the rows that were read, in place.  *applied: 1, or 0 when the step was skipped.
+// Backward pass and optimizer step of the rows that were read, in place.  *applied: 1, or 0 when the step was skipped:
+// for gradients that are not finite, if `step` says so, and for bad offsets and ids that make NaN of their bags always.
 template <typename T>
 Status DenseUpdate(cudaStream_t stream, const DenseBatch& batch, const DenseTable<T>& table, const float* out_gradient,
                    const DenseStep& step, float* weight_gradient, float* applied, void* workspace);

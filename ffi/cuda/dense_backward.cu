@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kDenseThreads)
   float dot = 0;
   if (bag >= 0) {
     const T* row = table + plan.keys.Get(position) * dim;
-    const float* g = out_gradient + bag * dim;
+    const float* g = out_gradient + static_cast<int64_t>(bag) * dim;
     for (int column = lanes.lane() * V; column < dim; column += lanes.count * V) {
       const Packet<T, V> stored = LoadPacket<V>(row + column);
       const Packet<float, V> value = LoadPacket<V>(g + column);
@@ -64,7 +64,7 @@ template <typename T>
 Status DenseBackward(cudaStream_t stream, const DenseBatch& batch, const T* table, const float* out_gradient,
                      float* gradient, float* weight_gradient, void* workspace) {
   const DensePlan plan = MakeDensePlan(batch.num_embeddings, batch.dim, batch.n(), workspace);
-  if (Status status = SortDenseBatch(stream, batch, plan); !status.ok()) return status;
+  if (Status status = SortDenseBatch(stream, batch, /*all_or_none=*/false, plan); !status.ok()) return status;
   if (Status status = ZeroWords(stream, gradient, batch.num_embeddings * batch.dim); !status.ok()) return status;
   const GradientSink sink{gradient};
   if (Status status = FourWide(batch.dim, out_gradient, gradient)

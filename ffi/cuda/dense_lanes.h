@@ -5,12 +5,12 @@
 #include <stdint.h>
 
 #include "ffi/common/half.h"
+#include "ffi/cuda/lanes.h"
 #include "ffi/cuda/simt.h"
 
 namespace jax_tt {
 
 constexpr int kDenseThreads = 256;
-constexpr unsigned kWholeWarp = 0xffffffffu;
 
 // Blocks for this many threads.
 inline int64_t DenseBlocks(int64_t threads) { return (threads + kDenseThreads - 1) / kDenseThreads; }
@@ -48,12 +48,12 @@ struct RowLanes {
   }
   // Sum over the lanes of a row.  Every lane of the warp must call this.
   __device__ __forceinline__ float Sum(float value) const {
-    for (int step = count / 2; step > 0; step /= 2) value += __shfl_xor_sync(kWholeWarp, value, step);
+    for (int step = count / 2; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
     return value;
   }
   // What the first lane of the row has.  Every lane of the warp must call this.
   __device__ __forceinline__ float OfFirst(float value) const {
-    return __shfl_sync(kWholeWarp, value, static_cast<int>(threadIdx.x) % 32 & ~(count - 1));
+    return __shfl_sync(kAllLanes, value, static_cast<int>(threadIdx.x) % 32 & ~(count - 1));
   }
 };
 
@@ -65,7 +65,7 @@ __device__ __forceinline__ Packet<float, V> SumOverBlock(const RowLanes& lanes, 
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int warps = static_cast<int>(blockDim.x) / 32;
   for (int v = 0; v < V; ++v) {
-    for (int step = lanes.count; step < 32; step *= 2) sum.x[v] += __shfl_xor_sync(kWholeWarp, sum.x[v], step);
+    for (int step = lanes.count; step < 32; step *= 2) sum.x[v] += __shfl_xor_sync(kAllLanes, sum.x[v], step);
     words[(warp * V + v) * 32 + lane] = sum.x[v];
   }
   __syncthreads();

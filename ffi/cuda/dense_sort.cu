@@ -28,24 +28,26 @@ __global__ void __launch_bounds__(kDenseThreads) MakeKeys(DenseBatch batch, Dens
   if (i >= plan.n) return;
   const int32_t bag = BagOf(batch, i);
   const int64_t row = bag < 0 ? kNoRow : ResolveId(batch, i);
+  if (row == kPoisonedRow) atomicOr(plan.flags + kBadIds, 1);
   plan.keys.Set(i, row < 0 ? batch.num_embeddings : row);
   plan.bag_of[i] = row < 0 ? -1 : bag;
 }
 
 // A warp takes a tile of sorted positions, and one more warp the word after the last tile.
-__global__ void __launch_bounds__(kDenseThreads) MarkRows(DenseBatch batch, DensePlan plan, const int32_t* order) {
+__global__ void __launch_bounds__(kDenseThreads)
+    MarkRows(DenseBatch batch, bool all_or_none, DensePlan plan, const int32_t* order) {
   const int64_t i = ThreadIndex(), tile = i / kDenseTile;
   bool head = true;
   if (i < plan.n) {
     const int32_t position = order[i];
     const int64_t row = plan.keys.Get(position);
     head = i == 0 || row != plan.keys.Get(order[i - 1]);
-    const bool reads = row < batch.num_embeddings && plan.flags[kBadOffsets] == 0;
-    plan.bag[i] = reads ? plan.bag_of[position] : -1;
+    const bool refused = plan.flags[kBadOffsets] != 0 || (all_or_none && plan.flags[kBadIds] != 0);
+    plan.bag[i] = row < batch.num_embeddings && !refused ? plan.bag_of[position] : -1;
     if (batch.weights != nullptr) plan.weight[i] = batch.weights[position];
     plan.row[i] = row;
   }
-  const unsigned heads = __ballot_sync(kWholeWarp, head);
+  const unsigned heads = __ballot_sync(kAllLanes, head);
   if (tile <= plan.tiles && i % kDenseTile == 0) plan.head[tile] = heads;
 }
 
@@ -105,10 +107,11 @@ int64_t DenseWorkspace(std::string_view op, int64_t num_embeddings, int64_t dim,
 }
 
 Status ZeroWords(cudaStream_t stream, void* words, int64_t count) {
+  if (count == 0) return {};  // there may be no address
   return ToStatus(cudaMemsetAsync(words, 0, static_cast<size_t>(count) * sizeof(int32_t), stream));
 }
 
-Status SortDenseBatch(cudaStream_t stream, const DenseBatch& batch, const DensePlan& plan) {
+Status SortDenseBatch(cudaStream_t stream, const DenseBatch& batch, bool all_or_none, const DensePlan& plan) {
   if (Status status = ZeroWords(stream, plan.flags, kDenseFlags); !status.ok()) return status;
   const int64_t threads = std::max(plan.n, batch.groups * (batch.bags + 1));
   if (Status status = Launch(stream, DenseBlocks(threads), kDenseThreads, 0, MakeKeys, batch, plan); !status.ok())
@@ -119,7 +122,8 @@ Status SortDenseBatch(cudaStream_t stream, const DenseBatch& batch, const DenseP
   for (int k = 0; k < num_passes; ++k) orders[k] = plan.orders[k % 2];
   if (Status status = StableSort(stream, plan.n, passes, num_passes, orders, plan.sorting); !status.ok()) return status;
   const int32_t* order = orders[num_passes - 1];
-  return Launch(stream, DenseBlocks((plan.tiles + 1) * kDenseTile), kDenseThreads, 0, MarkRows, batch, plan, order);
+  return Launch(stream, DenseBlocks((plan.tiles + 1) * kDenseTile), kDenseThreads, 0, MarkRows, batch, all_or_none,
+                plan, order);
 }
 
 }  // namespace jax_tt

@@ -32,7 +32,7 @@ struct RowKeys {
 };
 
 // Words that kernels leave for later ones; all zero at the start.
-enum DenseFlag { kBadOffsets = 0, kNonFinite = 1, kLongRows = 2, kDenseFlags = 4 };
+enum DenseFlag { kBadOffsets = 0, kNonFinite = 1, kLongRows = 2, kBadIds = 3, kDenseFlags = 4 };
 
 // The workspace of a backward pass or update.
 struct DensePlan {
@@ -60,8 +60,9 @@ DensePlan MakeDensePlan(int64_t num_embeddings, int64_t dim, int64_t n, void* wo
 // Sets `count` words of 32 bits to zero.
 Status ZeroWords(cudaStream_t stream, void* words, int64_t count);
 
-// Fills everything by position and by sorted position; a batch with bad offsets reads no row.
-Status SortDenseBatch(cudaStream_t stream, const DenseBatch& batch, const DensePlan& plan);
+// Fills everything by position and by sorted position.  A batch with bad offsets reads no row.  With `all_or_none`
+// neither does one with an id that makes NaN of its bag: what it does to a table could not be undone.
+Status SortDenseBatch(cudaStream_t stream, const DenseBatch& batch, bool all_or_none, const DensePlan& plan);
 
 }  // namespace jax_tt
 

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kDenseThreads) SumRows(GradientSource from, Ro
     segment = {};
   }
   if (segment.kind == Segment::kPart && !from.parts) segment = {};
-  if (!__any_sync(kWholeWarp, segment.kind != Segment::kNone)) return;
+  if (!__any_sync(kAllLanes, segment.kind != Segment::kNone)) return;
 
   if (segment.kind == Segment::kPart) {
     const PositionSum<V> sum{from, i, segment.count};

@@ -77,7 +77,7 @@ struct StepSink {
     }
   }
   __device__ __forceinline__ void Finish(const int32_t* flags) const {
-    *applied = flags[kNonFinite] == 0 && flags[kBadOffsets] == 0 ? 1.0f : 0.0f;
+    *applied = (flags[kNonFinite] | flags[kBadOffsets] | flags[kBadIds]) == 0 ? 1.0f : 0.0f;
   }
 };
 
@@ -115,7 +115,7 @@ template <typename T>
 Status DenseUpdate(cudaStream_t stream, const DenseBatch& batch, const DenseTable<T>& table, const float* out_gradient,
                    const DenseStep& step, float* weight_gradient, float* applied, void* workspace) {
   const DensePlan plan = MakeDensePlan(batch.num_embeddings, batch.dim, batch.n(), workspace);
-  if (Status status = SortDenseBatch(stream, batch, plan); !status.ok()) return status;
+  if (Status status = SortDenseBatch(stream, batch, /*all_or_none=*/true, plan); !status.ok()) return status;
   if (weight_gradient != nullptr) {
     if (Status status =
             DenseWeightGradient(stream, plan, static_cast<int>(batch.dim), table.values, out_gradient, weight_gradient);

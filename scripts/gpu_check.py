@@ -3,9 +3,9 @@
     python3 scripts/gpu_check.py --out somewhere
     python3 scripts/gpu_check.py --dry-run            # no GPU: does the check itself run
 
-Builds the native modules with this Python's tools, runs the tests marked ``gpu``, runs the ops under compute-sanitizer,
-and measures the benchmarks; writes benchmarks/results/<gpu>.json and a report. A stage that fails, or for which no time
-is left, does not stop the next. Exit status 1 where one failed.
+Builds the native modules with this Python's tools, runs the tests marked ``gpu``, measures the benchmarks, and runs the
+ops under compute-sanitizer in what time is left; writes benchmarks/results/<gpu>.json and a report. A stage that fails,
+or for which no time is left, does not stop the next. Exit status 1 where one failed.
 """
 
 import argparse
@@ -23,9 +23,10 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import machine  # noqa: E402
 
 BUILD = ROOT / "build" / "gpu-check"
-# Whole allocations of XLA are the sanitizer's unit: each array gets one of its own.
+# Allocations are the sanitizer's unit. Arguments and results get one each; what the ops of one program work in
+# shares one, where it does not see one array run into the next.
 SANITIZER_ENVIRONMENT = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform", "JAX_TT_METHOD": "ffi"}
-# initcheck must see every write, those of XLA's kernels too; the others look at ours alone.
+# initcheck must see every write, those of XLA's kernels too, and takes longest; the others look at ours alone.
 SANITIZERS = {
     "memcheck": ["--kernel-name", "kernel_substring=jax_tt"],
     "racecheck": ["--kernel-name", "kernel_substring=jax_tt"],
@@ -118,18 +119,18 @@ def build(check: Check) -> bool:
     return configured and check.run("build", command, 300)
 
 
-def sanitize(check: Check, seconds: float) -> None:
+def sanitize(check: Check) -> None:
+    """Runs the ops under each tool; they share the time that is left, and what one leaves the next may take."""
     tool = shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path="/usr/local/cuda/bin:/opt/nvidia/compute-sanitizer"
     )
-    for kind, options in SANITIZERS.items():
+    for done, (kind, options) in enumerate(SANITIZERS.items()):
         if tool is None:
             check.skip(kind, "compute-sanitizer is not installed")
             continue
         command = [tool, "--tool", kind, "--error-exitcode", "7", *options]
-        check.run(
-            kind, [*command, sys.executable, "-m", "tests.gpu_run"], seconds, SANITIZER_ENVIRONMENT
-        )
+        command += [sys.executable, "-m", "tests.gpu_run"]
+        check.run(kind, command, check.left / (len(SANITIZERS) - done), SANITIZER_ENVIRONMENT)
 
 
 def report(check: Check, results: Path) -> str:
@@ -182,13 +183,13 @@ def main() -> int:
                 workers = []
             command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *workers, "tests"]
             check.run("tests", command, 240)
-        if "sanitizer" in stages:
-            sanitize(check, 60)
         if "benchmarks" in stages:
             # The headline first: what is left of the time may not do for all.
             for case in ("gpu_headline", "gpu_elrec", "gpu_ecorec"):
                 command = [sys.executable, "-m", "benchmarks.run", "--gpu", "--only", case]
-                check.run(case, command, 180)
+                check.run(case, command, 120)
+        if "sanitizer" in stages:
+            sanitize(check)
     return finish(check, results, arguments.out)
 
 
@@ -202,7 +203,7 @@ def dry_run(check: Check, stages: list[str], out: Path) -> int:
         )
     if "sanitizer" in stages:
         check.skip("compute-sanitizer", "a dry run")
-        check.run("ops", [sys.executable, "-m", "tests.gpu_run"], 240)
+        check.run("ops", [sys.executable, "-m", "tests.gpu_run", "small"], 240)
     if "benchmarks" in stages:
         command = [
             sys.executable,

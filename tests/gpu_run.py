@@ -3,46 +3,162 @@
 python -m tests.gpu_run
 """
 
+import argparse
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jax_tt
 from tests.helpers import SHAPES, assert_close, make_case
-from tests.native_run import RULES, gradients, steps
+from tests.native_run import CHUNKED, RULES, chunked_batch, gradients, steps
 
-# Of each shape and type what kernels differ by: three cores and more, odd sizes, storage.
-CASES = [("d3", "float32"), ("d3-odd", "bfloat16"), ("d4", "float16"), ("d2", "float32")]
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
+
+
+@dataclasses.dataclass
+class Work:
+    """A batch on a table, and what is done with it.
+
+    Attributes:
+        start: cores, or a dense table.
+        rules: names in RULES, each for three fused steps; the gradients are taken once.
+        precision: of `jax.default_matmul_precision`; None leaves it unset.
+        skip: the value of ``skip_nonfinite``.
+    """
+
+    name: str
+    start: Any
+    bags: jax_tt.Bags
+    g: jax.Array
+    rules: tuple[str, ...] = ()
+    precision: str | None = None
+    skip: bool = False
+
+
+def _batch(
+    num_rows: int, features: int, n: int, hot: int, seed: int
+) -> tuple[jax_tt.Bags, jax.Array]:
+    """21 weighted bags of n random rows, one of them read `hot` times, and a gradient from above."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, num_rows, n).astype(np.int32)
+    ids[rng.permutation(n)[:hot]] = num_rows // 2
+    weights = rng.uniform(0.5, 1.5, n).astype(np.float32)
+    bags = jax_tt.Bags.from_lengths(ids, rng.multinomial(n, np.ones(21) / 21), weights)
+    return bags, jnp.asarray(rng.normal(size=(21, features)), jnp.float32)
+
+
+def _table(
+    name: str, rows: Any, columns: Any, rank: int, n: int, dtype: str, **options: Any
+) -> Work:
+    """A TT table of three cores and equal ranks."""
+    rng = np.random.default_rng(rank)
+    edges = (1, rank, rank, 1)
+    cores = tuple(
+        jnp.asarray(
+            rng.normal(size=(rows[k], edges[k], columns[k], edges[k + 1])) / edges[k] ** 0.5, dtype
+        )
+        for k in range(3)
+    )
+    bags, g = _batch(math.prod(rows), math.prod(columns), n, n // 8, rank)
+    return Work(f"{name}, {dtype}", cores, bags, g, **options)
+
+
+def small() -> Iterator[Work]:
+    """What kernels for any shape differ by: three cores and more, odd sizes, storage."""
+    for name, dtype in (
+        ("d3", "float32"),
+        ("d3-odd", "bfloat16"),
+        ("d4", "float16"),
+        ("d2", "float32"),
+    ):
+        case = make_case(SHAPES[name], dtype, True)
+        bags, g = case.bags(), jnp.asarray(case.g, jnp.float32)
+        rules = ("sgd", "adam") if dtype == "float32" else ("adagrad",)
+        yield Work(f"{name}, {dtype}", case.cores, bags, g, rules)
+        table = jax_tt.tt_to_dense(case.cores, case.shape.num_embeddings)
+        yield Work(f"{name} dense, {dtype}", table, bags, g, rules)
+
+
+def specialised() -> Iterator[Work]:
+    """Equal ranks that have kernels of their own: either side of the middle core first, every kind of product."""
+    few = (7, 2, 11)  # several tiles of one slice of the middle core
+    columns = {"": (4, 4, 4), " mirrored": (8, 4, 4)}
+    plan = (
+        (16, "", " mirrored", "bfloat16"),
+        (32, " mirrored", "", "float16"),
+        (64, "", " mirrored", "float16"),
+        (128, " mirrored", "", "bfloat16"),
+    )
+    for rank, full, rounded, narrow in plan:
+        for side, dtype, precision in (
+            (full, "float32", None),
+            (rounded, "float32", "tensorfloat32"),
+            (full, narrow, None),
+        ):
+            name = f"rank {rank}{side}{' TF32' if precision else ''}"
+            yield _table(name, few, columns[side], rank, 230, dtype, precision=precision)
+
+
+def large() -> Iterator[Work]:
+    """Sorts of several tiles and passes, rows that blocks sum, more rows than a chunk holds."""
+    yield _table("17,000 ids", (1100, 2, 2000), (4, 4, 4), 16, 17_000, "float32", rules=("sgd",))
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(1500, 36)), jnp.float32)
+    bags, g = _batch(*table.shape, 17_000, 200, 1)
+    yield Work("a row read 200 times", table, bags, g, ("sgd", "rowwise"))
+    yield Work("a row read 200 times, skipping", table, bags, g, ("adam",), skip=True)
+    cores, bags, g = chunked_batch(CHUNKED["d2"])
+    yield Work("several chunks", cores, bags, g)
+
+
+def run(work: Work, method: str) -> dict[str, list[Any]]:
+    op = jax_tt.tt_embed_bag if isinstance(work.start, tuple) else jax_tt.embed_bag
+    results = {"gradients": list(gradients(work.start, work.bags, work.g, method, op))}
+    for rule in work.rules:
+        fused = jax_tt.init_fused_table(work.start, RULES[rule])
+        results[rule] = steps(
+            fused, work.bags, RULES[rule], work.g, method, skip_nonfinite=work.skip
+        )
+    return results
+
+
+def check(work: Work) -> list[str]:
+    """Runs it natively here and by the reference on the CPU; returns what was compared."""
+    with contextlib.ExitStack() as stack:
+        if work.precision is not None:
+            stack.enter_context(jax.default_matmul_precision(work.precision))
+        results = run(work, "ffi")
+    cpu = jax.devices("cpu")[0]
+    with jax.default_device(cpu):
+        local = jax.device_put((work.start, work.bags, work.g), cpu)
+        wanted = run(
+            dataclasses.replace(work, start=local[0], bags=local[1], g=local[2]), "reference"
+        )
+    dtype = str(jax.tree.leaves(work.start)[0].dtype)
+    tolerance = TOLERANCE[dtype] if work.precision is None else 5e-3
+    for key, leaves in results.items():
+        if dtype != "float32" and key != "gradients":
+            continue  # rounding is stochastic
+        for k, (got, want) in enumerate(zip(leaves, wanted[key], strict=True)):
+            got, want = (np.asarray(jnp.asarray(x, jnp.float32)) for x in (got, want))
+            assert_close(got, want, tolerance, f"{work.name}: {key} {k}")
+    return list(results)
 
 
 def main() -> None:
+    groups = {"small": small, "specialised": specialised, "large": large}
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("groups", nargs="*", choices=groups, help="default: all")
     platform = "gpu" if jax.default_backend() == "gpu" else "cpu"
-    cpu = jax.devices("cpu")[0]
-    for name, dtype in CASES:
-        case = make_case(SHAPES[name], dtype, True)
-        bags, g = case.bags(), jnp.asarray(case.g, jnp.float32)
-        table = jax_tt.tt_to_dense(case.cores, case.shape.num_embeddings)
-        tolerance = 1e-5 if dtype == "float32" else 2e-2
-        results = {"gradients": gradients(case.cores, bags, g, "ffi")}
-        wanted = {}
-        with jax.default_device(cpu):
-            local = jax.device_put((case.cores, bags, g), cpu)
-            wanted["gradients"] = gradients(*local, "reference")
-        for rule in ("sgd", "adam") if dtype == "float32" else ("adagrad",):
-            for kind, start in (("tt", case.cores), ("dense", table)):
-                key = f"{kind} {rule}"
-                fused = jax_tt.init_fused_table(start, RULES[rule])
-                results[key] = steps(fused, bags, RULES[rule], g, "ffi")
-                with jax.default_device(cpu):
-                    local = jax.device_put((fused, bags), cpu)
-                    wanted[key] = steps(*local, RULES[rule], jax.device_put(g, cpu), "reference")
-        for key, leaves in results.items():
-            if dtype != "float32" and key != "gradients":
-                continue  # rounding is stochastic
-            for k, (got, want) in enumerate(zip(leaves, wanted[key], strict=True)):
-                got, want = (np.asarray(jnp.asarray(x, jnp.float32)) for x in (got, want))
-                assert_close(got, want, tolerance, f"{name} {dtype} {key} {k}")
-        print(f"{name} {dtype}: {', '.join(results)} agree with the reference ({platform})")
+    for group in parser.parse_args().groups or groups:
+        for work in groups[group]():
+            done = ", ".join(check(work))
+            print(f"{work.name}: {done} agree with the reference ({platform})", flush=True)
 
 
 if __name__ == "__main__":

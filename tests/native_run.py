@@ -57,26 +57,30 @@ def chunked_batch(shape: jax_tt.TTShape) -> tuple[tuple[jax.Array, ...], jax_tt.
     return cores, bags, g
 
 
-def gradients(cores: Any, bags: jax_tt.Bags, g: jax.Array, method: str) -> Any:
-    """Output, and gradients of cores and weights."""
+def gradients(
+    table: Any, bags: jax_tt.Bags, g: jax.Array, method: str, op: Any = jax_tt.tt_embed_bag
+) -> Any:
+    """Output, and gradients of the table and of the weights."""
 
-    def loss(cores: Any, weights: Any, bags: jax_tt.Bags, g: jax.Array) -> Any:
-        out = jax_tt.tt_embed_bag(cores, dataclasses.replace(bags, weights=weights), method=method)
+    def loss(table: Any, weights: Any, bags: jax_tt.Bags, g: jax.Array) -> Any:
+        out = op(table, dataclasses.replace(bags, weights=weights), method=method)
         return jnp.sum(out.astype(jnp.float32) * g), out
 
     step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
-    (_, out), (dcores, dweights) = step(cores, bags.weights, bags, g)
-    return out, *dcores, *([] if dweights is None else [dweights])
+    (_, out), (dtable, dweights) = step(table, bags.weights, bags, g)
+    return out, *jax.tree.leaves(dtable), *([] if dweights is None else [dweights])
 
 
-def steps(table: jax_tt.FusedTable, bags: Any, rule: Any, g: jax.Array, method: str) -> Any:
+def steps(
+    table: jax_tt.FusedTable, bags: Any, rule: Any, g: jax.Array, method: str, **options: Any
+) -> Any:
     """The table after three fused steps."""
     op = jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.fused_tt_embed_bag
 
     @jax.jit
     def step(table: jax_tt.FusedTable, bags: Any, g: jax.Array) -> jax_tt.FusedTable:
         return jax.grad(
-            lambda t: jnp.sum(op(t, bags, rule, method=method).astype(jnp.float32) * g)
+            lambda t: jnp.sum(op(t, bags, rule, method=method, **options).astype(jnp.float32) * g)
         )(table)
 
     for _ in range(3):

@@ -1,4 +1,5 @@
-"""What the compiler gives each CUDA kernel: registers, stack, spills, and how full it can keep a multiprocessor.
+"""What the compiler gives each CUDA kernel: registers, stack, spills, and how full it can keep a multiprocessor as far
+as registers go. Shared memory is not counted: it is dynamic, and what a launch asks for the compiler is not told.
 
     python scripts/kernel_resources.py                # prints the table
     python scripts/kernel_resources.py --write        # puts it between the markers of docs/performance.md
@@ -31,7 +32,6 @@ class Multiprocessor:
     warps: int = 64
     blocks: int = 32
     registers: int = 65536
-    shared: int = 228 * 1024
 
     def resident(self, registers: int, threads: int) -> int:
         """Blocks that fit beside each other, as registers and threads allow."""
@@ -42,12 +42,7 @@ class Multiprocessor:
         return min(self.blocks, self.warps // warps, by_registers)
 
 
-ARCHITECTURES = {
-    "80": Multiprocessor(shared=164 * 1024),
-    "90": Multiprocessor(),
-    "100": Multiprocessor(),
-}
-RESERVED_SHARED = 1024  # of each block, by the system
+ARCHITECTURES = {"80": Multiprocessor(), "90": Multiprocessor(), "100": Multiprocessor()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,10 +139,10 @@ def table(kernels: dict[str, list[Kernel]]) -> str:
     """Markdown: a row for each kernel, the worst over its instances."""
     lines = [
         "| kernel | instances | threads | "
-        + " | ".join(f"sm_{a}: registers | spills | occupancy" for a in kernels)
+        + " | ".join(f"sm_{a}: registers | stack | spills | occupancy" for a in kernels)
         + " |"
     ]
-    lines.append("|" + " --- |" * (3 + 3 * len(kernels)))
+    lines.append("|" + " --- |" * (3 + 4 * len(kernels)))
     grouped: dict[str, dict[str, list[Kernel]]] = defaultdict(dict)
     for architecture, some in kernels.items():
         for kernel in some:
@@ -168,7 +163,9 @@ def table(kernels: dict[str, list[Kernel]]) -> str:
                 default=0.0,
             )
             spills = max((k.spills for k in same), default=0)
-            cells += [str(registers), f"{spills} B" if spills else "none", f"{fill:.0%}"]
+            stack = max((k.stack for k in same), default=0)
+            cells += [str(registers), *(f"{b} B" if b else "none" for b in (stack, spills))]
+            cells.append(f"{fill:.0%}")
         lines.append(f"| `{name}` | {instances} | {threads} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

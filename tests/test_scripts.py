@@ -71,8 +71,8 @@ def test_resources_are_read_as_the_compiler_prints_them():
     kernels = kernel_resources.parse(LOG, PTX, names)
     assert kernels == [Kernel("kernel<float, 4>", 96, 8, 28, 256), Kernel("other", 32, 0, 0, 1024)]
     table = kernel_resources.table({"90": kernels})
-    assert "| `kernel` | 1 | 256 | 96 | 28 B | 25% |" in table
-    assert "| `other` | 1 | 1024 | 32 | none | 100% |" in table
+    assert "| `kernel` | 1 | 256 | 96 | 8 B | 28 B | 25% |" in table
+    assert "| `other` | 1 | 1024 | 32 | none | none | 100% |" in table
     assert kernel_resources.spilling({"90": kernels}) == ["kernel<float, 4> on sm_90: 28 bytes"]
 
 

@@ -106,3 +106,41 @@ def test_bitwise_equal_in_any_order_of_threads(rule):
     assert all(result == results[0] for result in results[1:])
     before = jax.tree.leaves(jax_tt.init_fused_table(cores, optimizer))
     assert results[0] != [np.asarray(leaf).tobytes() for leaf in before]
+
+
+@pytest.mark.parametrize("broken", ["id", "offsets", "sentinel"])
+def test_a_bad_batch_changes_nothing(broken, method):
+    # The CPU raises; a GPU cannot, so the output is NaN and the table stays as it was.
+    optimizer = optimizers.Adagrad(0.05)
+    table = jax_tt.init_fused_table(
+        jax_tt.init_cores(jax.random.key(0), SMALL, "normal"), optimizer
+    )
+    ids, offsets = uniform(120, 12), np.array([0, 4, 8, 12], np.int32)
+    if broken == "id":
+        ids = ids.at[5].set(120)
+    if broken == "offsets":
+        offsets[1] = 9
+    if broken == "sentinel":
+        table = table._replace(sentinel=jnp.float32(2))
+
+    @jax.jit
+    def step(table, offsets):
+        bags = jax_tt.Bags.from_offsets(ids, offsets, include_last_offset=True)
+
+        def loss(table):
+            out = jax_tt.fused_tt_embed_bag(
+                table, bags, optimizer, num_embeddings=120, method=method
+            )
+            return jnp.sum(out**2), out
+
+        return jax.grad(loss, has_aux=True)(table)
+
+    new, out = step(table, jnp.asarray(offsets))
+    assert np.isnan(out[1]).all()
+    assert np.isfinite(out[2]).all() == (broken == "id")
+    for after, before in zip(
+        (*new.cores, *jax.tree.leaves(new.slots), new.step),
+        (*table.cores, *jax.tree.leaves(table.slots), table.step),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(after, before)

@@ -24,11 +24,6 @@ inline ffi::Error ToError(const Status& status, std::string_view op) {
   return ffi::Error(code, std::string(op) + ": " + status.message);
 }
 
-#define JAX_TT_RETURN_IF_ERROR(expr)                                  \
-  if (::jax_tt::Status jax_tt_status = (expr); !jax_tt_status.ok()) { \
-    return jax_tt_status;                                             \
-  }
-
 inline Status CheckCount(std::string_view name, int64_t got, int64_t expected) {
   if (got == expected) return {};
   return InvalidArgument(std::string(name) + " has " + std::to_string(got) + " elements, expected " +

@@ -21,6 +21,11 @@ inline Status OutOfRange(std::string message) { return {Code::kOutOfRange, std::
 inline Status ResourceExhausted(std::string message) { return {Code::kResourceExhausted, std::move(message)}; }
 inline Status Internal(std::string message) { return {Code::kInternal, std::move(message)}; }
 
+#define JAX_TT_RETURN_IF_ERROR(expr)                                  \
+  if (::jax_tt::Status jax_tt_status = (expr); !jax_tt_status.ok()) { \
+    return jax_tt_status;                                             \
+  }
+
 }  // namespace jax_tt
 
 #endif  // JAX_TT_COMMON_STATUS_H_

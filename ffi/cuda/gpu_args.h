@@ -3,6 +3,7 @@
 #define JAX_TT_CUDA_GPU_ARGS_H_
 
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <type_traits>
 
@@ -27,6 +28,10 @@ inline Status ReadWorkspace(const ffi::AnyBuffer& buffer, int64_t bytes, void** 
     return InvalidArgument("the workspace has " + std::to_string(buffer.size_bytes()) + " bytes, expected " +
                            std::to_string(bytes));
   *workspace = buffer.untyped_data();
+#if defined(JAX_TT_EMULATION)
+  // NaN as a float, -1 as an integer: what is read before it was written shows.
+  memset(*workspace, 0xff, buffer.size_bytes());
+#endif
   return {};
 }
 

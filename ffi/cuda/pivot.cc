@@ -5,6 +5,13 @@
 namespace jax_tt {
 namespace {
 
+// Multiply-adds of the two products that join the sides to the pivot's slice.
+double JoinCost(const Pivot& pivot) {
+  const double first = static_cast<double>(pivot.left_first ? pivot.r_left : pivot.r_right);
+  const double second = static_cast<double>(pivot.left_first ? pivot.r_right : pivot.r_left);
+  return static_cast<double>(pivot.product_size()) * first + static_cast<double>(pivot.a * pivot.q * pivot.b) * second;
+}
+
 // Multiply-adds of one row around a pivot.
 double Cost(const TTShape& shape, const Pivot& pivot) {
   double cost = 0, width = 1;
@@ -17,10 +24,7 @@ double Cost(const TTShape& shape, const Pivot& pivot) {
     width *= static_cast<double>(shape.q[k]);
     cost += width * static_cast<double>(shape.r[k - 1] * shape.q[k - 1] * shape.r[k]);
   }
-  const double row = static_cast<double>(pivot.a * pivot.q * pivot.b);
-  const double joined = static_cast<double>(pivot.left_first ? pivot.r_right : pivot.r_left);
-  const double inner = static_cast<double>(pivot.left_first ? pivot.r_left : pivot.r_right);
-  return cost + static_cast<double>(pivot.product_size()) * inner + row * joined;
+  return cost + JoinCost(pivot);
 }
 
 }  // namespace
@@ -36,11 +40,7 @@ Pivot MakePivot(const TTShape& shape, int core) {
   pivot.left_first = true;
   Pivot other = pivot;
   other.left_first = false;
-  const auto cost = [](const Pivot& p) {
-    return static_cast<double>(p.product_size()) * static_cast<double>(p.left_first ? p.r_left : p.r_right) +
-           static_cast<double>(p.a * p.q * p.b) * static_cast<double>(p.left_first ? p.r_right : p.r_left);
-  };
-  return cost(other) < cost(pivot) ? other : pivot;
+  return JoinCost(other) < JoinCost(pivot) ? other : pivot;
 }
 
 PivotList BackwardPivots(const TTShape& shape) {

@@ -5,6 +5,7 @@
 #include "ffi/cuda/cuda_status.h"
 #include "ffi/cuda/plan.h"
 #include "ffi/cuda/sort.h"
+#include "ffi/cuda/workspace.h"
 
 namespace jax_tt {
 namespace {
@@ -13,8 +14,6 @@ constexpr int kThreads = 256;
 // One block numbers the rows of so many positions.
 constexpr int kRowThreads = 1024;
 constexpr int64_t kRowTile = 8192;
-
-int64_t Align(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Which side of the main pivot is contracted with it first decides which rows should be adjacent.
 void SortOrder(const TTShape& shape, int main, int* cores) {
@@ -29,31 +28,34 @@ void SortOrder(const TTShape& shape, int main, int* cores) {
 // Passes that sort by a digit in [0, p], p standing for positions that contribute nothing.
 int DigitPasses(int64_t p) {
   int passes = 1;
-  while (p >= kMaxBins && (p >>= 10) > 0) ++passes;
+  for (; p >= kMaxBins; p >>= 10) ++passes;
   return passes;
 }
 
 // What building takes beside the plan.
 struct Scratch {
-  int32_t* digits = nullptr;  // [d, n] of every position
-  int32_t* order[2] = {};     // [n] between the passes of one core
-  int32_t* tile_rows = nullptr;
-  void* sorting = nullptr;
-  int64_t bytes = 0;
+  int32_t* digits;    // [d, n] of every position
+  int32_t* order[2];  // [n] between the passes of one core
+  int32_t* tile_rows;
+  void* sorting;
 
-  Scratch(const CudaPlan& layout, void* workspace) {
-    char* base = static_cast<char*>(workspace);
-    const auto take = [&](int64_t count) {
-      char* place = base + bytes;
-      bytes += Align(count * static_cast<int64_t>(sizeof(int32_t)));
-      return place;
-    };
-    digits = reinterpret_cast<int32_t*>(take(layout.d * layout.n));
-    for (int32_t*& buffer : order) buffer = reinterpret_cast<int32_t*>(take(layout.n));
-    tile_rows = reinterpret_cast<int32_t*>(take((layout.n + kRowTile - 1) / kRowTile));
-    sorting = take(0);
-    bytes += Align(SortWorkspace(layout.n, kMaxBins));
+  Scratch(const CudaPlan& layout, Workspace& workspace) {
+    digits = workspace.Take<int32_t>(layout.d * layout.n);
+    for (int32_t*& buffer : order) buffer = workspace.Take<int32_t>(layout.n);
+    tile_rows = workspace.Take<int32_t>((layout.n + kRowTile - 1) / kRowTile);
+    sorting = workspace.Take<char>(SortWorkspace(layout.n, kMaxBins));
   }
+};
+
+// What making a plan again takes.
+struct Rebuilt {
+  unsigned long long* hash;
+  int32_t *is_given, *plan;
+
+  Rebuilt(const CudaPlan& layout, Workspace& workspace)
+      : hash(workspace.Take<unsigned long long>(1)),
+        is_given(workspace.Take<int32_t>(1)),
+        plan(workspace.Take<int32_t>(layout.size())) {}
 };
 
 __device__ __forceinline__ uint64_t Mix(uint64_t x) {
@@ -187,7 +189,7 @@ __global__ void __launch_bounds__(kThreads)
       valid = read.kind == Id::kValid;
       outside = read.kind == Id::kNegative || read.kind == Id::kTooLarge;
       id = read.linear;
-      if (outside && lookups.bounds == Bounds::kPoison) bag = CudaPlan::kPoisoned;
+      if (outside && (lookups.bounds == Bounds::kPoison || lookups.bounds == Bounds::kError)) bag = CudaPlan::kPoisoned;
       // A table without rows has no nearest row.
       if (outside && (lookups.bounds == Bounds::kClip || lookups.bounds == Bounds::kUnchecked) &&
           shape.num_embeddings > 0) {
@@ -237,8 +239,8 @@ __global__ void __launch_bounds__(kRowThreads)
 
 // Numbers the rows in sorted order.  tile_rows: rows that start in each tile, read below this one only.
 __global__ void __launch_bounds__(kRowThreads)
-    NumberRows(const __grid_constant__ CudaPlan layout, int32_t* plan, const int32_t* digits, const int32_t* tile_rows,
-               const int32_t* skip) {
+    NumberRows(const __grid_constant__ CudaPlan layout, int32_t* plan, const int32_t* __restrict__ digits,
+               const int32_t* tile_rows, const int32_t* skip) {
   if (skip != nullptr && *skip) return;
   SharedArena arena;
   const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
@@ -286,7 +288,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The parts of the pivots, one block per core.
+// The parts of the slices, one block per core.
 __global__ void __launch_bounds__(kRowThreads)
     CutParts(const __grid_constant__ CudaPlan layout, int32_t* plan, const int32_t* skip) {
   if (skip != nullptr && *skip) return;
@@ -294,7 +296,6 @@ __global__ void __launch_bounds__(kRowThreads)
   const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
   const int k = blockIdx.x;
   const int64_t part_rows = layout.part_rows[k], slices = layout.p[k];
-  if (part_rows == 0) return;
   const int32_t* segment = plan + layout.segment(k);
   int32_t* first_part = plan + layout.first_part(k);
   int32_t* part_slice = plan + layout.part_slice(k);
@@ -310,15 +311,11 @@ __global__ void __launch_bounds__(kRowThreads)
 }
 
 Status Build(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
-             const float* sentinel, int32_t* plan, void* workspace, const int32_t* skip) {
-  const Scratch scratch(layout, workspace);
-  if (Status status = ToStatus(cudaMemsetAsync(plan, 0, CudaPlan::kHeader * sizeof(int32_t), stream)); !status.ok())
-    return status;
+             const float* sentinel, int32_t* plan, const Scratch& scratch, const int32_t* skip) {
+  JAX_TT_RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(plan, 0, CudaPlan::kHeader * sizeof(int32_t), stream)));
   const int64_t threads = std::max<int64_t>({layout.n, lookups.groups * (lookups.bags + 1), 1});
-  if (Status status = Launch(stream, (threads + kThreads - 1) / kThreads, kThreads, 0, ReadBatch, shape, layout,
-                             lookups, sentinel, plan, scratch.digits, skip);
-      !status.ok())
-    return status;
+  JAX_TT_RETURN_IF_ERROR(Launch(stream, (threads + kThreads - 1) / kThreads, kThreads, 0, ReadBatch, shape, layout,
+                                lookups, sentinel, plan, scratch.digits, skip));
 
   int cores[kMaxCores], num_passes = 0;
   SortOrder(shape, layout.main, cores);
@@ -334,27 +331,20 @@ Status Build(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, 
       orders[num_passes] = last ? plan + layout.list(k) : scratch.order[j % 2];
     }
   }
-  if (Status status = StableSort(stream, layout.n, passes, num_passes, orders, scratch.sorting, skip); !status.ok())
-    return status;
+  JAX_TT_RETURN_IF_ERROR(StableSort(stream, layout.n, passes, num_passes, orders, scratch.sorting, skip));
 
   const int64_t tiles = (layout.n + kRowTile - 1) / kRowTile;
   constexpr size_t kShared = kMaxWarps * sizeof(int32_t);
   if (tiles > 1) {
-    if (Status status =
-            Launch(stream, tiles, kRowThreads, kShared, CountRows, layout, static_cast<const int32_t*>(plan),
-                   static_cast<const int32_t*>(scratch.digits), scratch.tile_rows, skip);
-        !status.ok())
-      return status;
+    JAX_TT_RETURN_IF_ERROR(Launch(stream, tiles, kRowThreads, kShared, CountRows, layout,
+                                  static_cast<const int32_t*>(plan), static_cast<const int32_t*>(scratch.digits),
+                                  scratch.tile_rows, skip));
   }
-  if (Status status =
-          Launch(stream, tiles, kRowThreads, kShared, NumberRows, layout, plan,
-                 static_cast<const int32_t*>(scratch.digits), static_cast<const int32_t*>(scratch.tile_rows), skip);
-      !status.ok())
-    return status;
-  if (Status status = Launch(stream, layout.n / kThreads + 1, kThreads, 0, CutSegments, layout, plan,
-                             static_cast<const int32_t*>(scratch.digits), skip);
-      !status.ok())
-    return status;
+  JAX_TT_RETURN_IF_ERROR(Launch(stream, tiles, kRowThreads, kShared, NumberRows, layout, plan,
+                                static_cast<const int32_t*>(scratch.digits),
+                                static_cast<const int32_t*>(scratch.tile_rows), skip));
+  JAX_TT_RETURN_IF_ERROR(Launch(stream, layout.n / kThreads + 1, kThreads, 0, CutSegments, layout, plan,
+                                static_cast<const int32_t*>(scratch.digits), skip));
   return Launch(stream, layout.d, kRowThreads, kShared, CutParts, layout, plan, skip);
 }
 
@@ -368,46 +358,52 @@ CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n) {
   layout.main = MainPivot(shape);
   layout.n = n;
   std::copy_n(shape.p, shape.d, layout.p);
+  // Of the other cores every entry has a short share, which one block adds up quickly.
+  constexpr int64_t kListPart = 512;
+  for (int k = 0; k < shape.d; ++k) layout.part_rows[k] = kListPart;
   const PivotList pivots = BackwardPivots(shape);
   for (int i = 0; i < pivots.count; ++i) {
     const int k = pivots.core[i];
     const int64_t bytes = shape.slice_size(k) * static_cast<int64_t>(sizeof(float));
     const int64_t parts = std::clamp(kPartBytes / bytes, kMinParts, kMaxParts);
     layout.part_rows[k] = std::max(kPartRows, (n + parts - 1) / parts);
-    layout.max_parts[k] = n / layout.part_rows[k] + std::min(shape.p[k], n);
   }
+  for (int k = 0; k < shape.d; ++k) layout.max_parts[k] = n / layout.part_rows[k] + std::min(shape.p[k], n);
   return layout;
 }
 
-int64_t PlanWorkspace(const CudaPlan& layout) { return Scratch(layout, nullptr).bytes; }
+int64_t PlanWorkspace(const CudaPlan& layout) {
+  Workspace workspace(nullptr);
+  Scratch(layout, workspace);
+  return workspace.bytes();
+}
 
 Status BuildPlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
-                 const float* sentinel, int32_t* plan, void* workspace) {
-  return Build(stream, shape, layout, lookups, sentinel, plan, workspace, nullptr);
+                 const float* sentinel, int32_t* plan, void* memory) {
+  Workspace workspace(memory);
+  return Build(stream, shape, layout, lookups, sentinel, plan, Scratch(layout, workspace), nullptr);
 }
 
 int64_t EnsurePlanWorkspace(const CudaPlan& layout) {
-  return 2 * Align(sizeof(uint64_t)) + Align(layout.size() * static_cast<int64_t>(sizeof(int32_t))) +
-         PlanWorkspace(layout);
+  Workspace workspace(nullptr);
+  Rebuilt(layout, workspace);
+  Scratch(layout, workspace);
+  return workspace.bytes();
 }
 
 Status EnsurePlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
-                  const int32_t* given, void* workspace, PlanRef* plan) {
-  char* base = static_cast<char*>(workspace);
-  unsigned long long* hash = reinterpret_cast<unsigned long long*>(base);
-  int32_t* is_given = reinterpret_cast<int32_t*>(base + Align(sizeof(uint64_t)));
-  int32_t* rebuilt = reinterpret_cast<int32_t*>(base + 2 * Align(sizeof(uint64_t)));
-  char* scratch = reinterpret_cast<char*>(rebuilt) + Align(layout.size() * static_cast<int64_t>(sizeof(int32_t)));
-  if (Status status = ToStatus(cudaMemsetAsync(hash, 0, sizeof(uint64_t), stream)); !status.ok()) return status;
+                  const int32_t* given, void* memory, PlanRef* plan) {
+  Workspace workspace(memory);
+  const Rebuilt rebuilt(layout, workspace);
+  const Scratch scratch(layout, workspace);
+  JAX_TT_RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(rebuilt.hash, 0, sizeof(uint64_t), stream)));
   const int64_t words = std::max<int64_t>(lookups.size() * lookups.words_per_id, lookups.groups * (lookups.bags + 1));
   const int64_t grid = std::clamp<int64_t>((words + kThreads - 1) / kThreads, 1, 1024);
-  if (Status status = Launch(stream, grid, kThreads, 0, HashBatch, lookups, hash); !status.ok()) return status;
-  if (Status status =
-          Launch(stream, 1, 1, 0, ComparePlan, given, layout.n, static_cast<const unsigned long long*>(hash), is_given);
-      !status.ok())
-    return status;
-  *plan = {given, rebuilt, is_given};
-  return Build(stream, shape, layout, lookups, nullptr, rebuilt, scratch, is_given);
+  JAX_TT_RETURN_IF_ERROR(Launch(stream, grid, kThreads, 0, HashBatch, lookups, rebuilt.hash));
+  JAX_TT_RETURN_IF_ERROR(Launch(stream, 1, 1, 0, ComparePlan, given, layout.n,
+                                static_cast<const unsigned long long*>(rebuilt.hash), rebuilt.is_given));
+  *plan = {given, rebuilt.plan, rebuilt.is_given};
+  return Build(stream, shape, layout, lookups, nullptr, rebuilt.plan, scratch, rebuilt.is_given);
 }
 
 }  // namespace jax_tt

@@ -1,5 +1,8 @@
 // The plan of a batch on the GPU: which lookups name the same row, and which rows share the slices of a core.
 //
+// The entries of a slice, rows for the main pivot and positions for the other cores, are cut into parts: what one block
+// takes, so that a slice that most rows share is not one block's work.
+//
 // One int32 buffer whose size is known when the program is traced.  Positions are sorted digit by digit, the least
 // significant core first and the main pivot last: so rows that share the pivot's slice are adjacent, and the orders on
 // the way list, for every other core, the positions by its digit.
@@ -22,7 +25,7 @@ struct CudaPlan {
   int d = 0, main = 0;
   int64_t n = 0;
   int64_t p[kMaxCores] = {};
-  int64_t part_rows[kMaxCores] = {};  // entries of a part at most; 0 for cores that are no pivot
+  int64_t part_rows[kMaxCores] = {};  // entries of a part at most
   int64_t max_parts[kMaxCores] = {};
 
   static constexpr int kHeader = 16;
@@ -46,11 +49,10 @@ struct CudaPlan {
     for (int j = 0; j < k; ++j) place += p[j] + 1;
     return place;
   }
-  // Of a pivot: [p[k] + 1] first part of each slice; [max_parts] slice of a part.
+  // [p[k] + 1] first part of each slice; [max_parts] slice of a part.
   JAX_TT_INLINE int64_t first_part(int k) const {
     int64_t place = segment(d);
-    for (int j = 0; j < k; ++j)
-      if (part_rows[j] > 0) place += p[j] + 1 + max_parts[j];
+    for (int j = 0; j < k; ++j) place += p[j] + 1 + max_parts[j];
     return place;
   }
   JAX_TT_INLINE int64_t part_slice(int k) const { return first_part(k) + p[k] + 1; }

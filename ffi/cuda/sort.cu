@@ -182,16 +182,12 @@ Status StableSort(cudaStream_t stream, int64_t n, const SortPass* passes, int nu
   const int32_t* order = nullptr;
   for (int k = 0; k < num_passes; ++k) {
     const int64_t shared = SharedForBins(passes[k].bins);
-    if (Status status = Launch(stream, tiles, kThreads, shared, CountTiles, passes[k], order, n, tiles, counts, skip);
-        !status.ok())
-      return status;
-    if (Status status = Launch(stream, 1, kThreads, SharedForBins(1), ScanCounts, counts, passes[k].bins * tiles, skip);
-        !status.ok())
-      return status;
-    if (Status status = Launch(stream, tiles, kThreads, shared, ScatterTiles, passes[k], order, n, tiles,
-                               static_cast<const int32_t*>(counts), orders[k], skip);
-        !status.ok())
-      return status;
+    JAX_TT_RETURN_IF_ERROR(
+        Launch(stream, tiles, kThreads, shared, CountTiles, passes[k], order, n, tiles, counts, skip));
+    JAX_TT_RETURN_IF_ERROR(
+        Launch(stream, 1, kThreads, SharedForBins(1), ScanCounts, counts, passes[k].bins * tiles, skip));
+    JAX_TT_RETURN_IF_ERROR(Launch(stream, tiles, kThreads, shared, ScatterTiles, passes[k], order, n, tiles,
+                                  static_cast<const int32_t*>(counts), orders[k], skip));
     order = orders[k];
   }
   return {};

@@ -2,32 +2,16 @@
 
 #include <algorithm>
 
+#include "ffi/cuda/cuda_status.h"
 #include "ffi/cuda/tt_bags.h"
 #include "ffi/cuda/tt_pass.h"
+#include "ffi/cuda/workspace.h"
 
 namespace jax_tt {
 namespace {
 
 // What the buffers of one chunk of rows may take.
 constexpr int64_t kChunkFloats = (int64_t{96} << 20) / 4;
-
-// Hands out a workspace from its start; from no workspace, to learn its size.
-class Workspace {
- public:
-  explicit Workspace(void* memory) : memory_(static_cast<char*>(memory)) {}
-
-  template <typename T = float>
-  T* Take(int64_t count) {
-    char* place = memory_ + bytes_;
-    bytes_ += (count * static_cast<int64_t>(sizeof(T)) + 255) / 256 * 256;
-    return reinterpret_cast<T*>(place);
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  char* memory_;
-  int64_t bytes_ = 0;
-};
 
 // Rows of one chunk: all of the batch where they fit.
 int64_t ChunkRows(int64_t n, int64_t floats_per_row) {
@@ -51,7 +35,7 @@ bool RightShares(const TTShape& shape, const Pivot& pivot) { return pivot.core =
 struct BackwardBuffers {
   int64_t chunk_rows;
   float *rows, *row_gradients, *carry, *pass;
-  CoreShares shares;  // written by the passes
+  CoreShares shares;
 
   BackwardBuffers(const TTShape& shape, const CudaPlan& layout, Workspace& workspace) {
     const int last = shape.d - 1;
@@ -61,30 +45,30 @@ struct BackwardBuffers {
     rows = workspace.Take(chunk_rows * shape.dim());  // for the gradients of the weights
     row_gradients = workspace.Take(chunk_rows * shape.dim());
     carry = workspace.Take(CarryFloats(layout.n, shape.dim()));
-    if (left) shares.core[0] = workspace.Take(chunk_rows * shape.slice_size(0));
-    shares.core[last] = workspace.Take(chunk_rows * shape.slice_size(last));
+    if (left) shares.row[0] = workspace.Take(chunk_rows * shape.slice_size(0));
+    shares.row[last] = workspace.Take(chunk_rows * shape.slice_size(last));
+    for (int k = 0; k < shape.d; ++k) shares.part[k] = workspace.Take(layout.max_parts[k] * shape.slice_size(k));
     int64_t floats = PlanForward(shape, layout).workspace_floats();
-    for (int i = 0; i < pivots.count; ++i) {
-      const int core = pivots.core[i];
-      shares.core[core] = workspace.Take(layout.max_parts[core] * shape.slice_size(core));
-      floats = std::max(floats, PlanBackward(shape, layout, core).workspace_floats());
-    }
+    for (int i = 0; i < pivots.count; ++i)
+      floats = std::max(floats, PlanBackward(shape, layout, pivots.core[i]).workspace_floats());
     pass = workspace.Take(floats);
   }
 };
 
+int64_t NumSlices(const TTShape& shape) {
+  int64_t slices = 0;
+  for (int k = 0; k < shape.d; ++k) slices += shape.p[k];
+  return slices;
+}
+
 struct UpdateBuffers {
   CoreGradients gradients;
-  int32_t* skip;
+  int32_t* stop;
 
   UpdateBuffers(const TTShape& shape, Workspace& workspace) {
-    int64_t slices = 0;
-    for (int k = 0; k < shape.d; ++k) {
-      gradients.core[k] = workspace.Take(shape.core_size(k));
-      slices += shape.p[k];
-    }
-    gradients.touched = workspace.Take<int32_t>(slices);
-    skip = workspace.Take<int32_t>(1);
+    for (int k = 0; k < shape.d; ++k) gradients.core[k] = workspace.Take(shape.core_size(k));
+    gradients.touched = workspace.Take<int32_t>(NumSlices(shape));
+    stop = workspace.Take<int32_t>(1);
   }
 };
 
@@ -96,36 +80,32 @@ Status ForEachChunk(int64_t n, int64_t chunk_rows, Fn fn) {
   return {};
 }
 
-#define JAX_TT_RETURN_IF_FAILED(expr) \
-  if (Status jax_tt_status = (expr); !jax_tt_status.ok()) return jax_tt_status
-
-template <typename T>
-Status Backward(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups, const float* out_gradient,
-                const CoreGradients& gradients, bool clear, float* weight_gradient, Workspace& workspace) {
+// The shares of all cores, chunk by chunk; then consume(plan, chunk, shares).
+template <typename T, typename Consume>
+Status ForEachShare(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups, const float* out_gradient,
+                    float* weight_gradient, Workspace& workspace, Consume consume) {
   const TTShape& shape = args.shape;
   const BackwardBuffers buffers(shape, args.layout, workspace);
   if (lookups != nullptr) {
     void* memory = workspace.Take<char>(EnsurePlanWorkspace(args.layout));
-    JAX_TT_RETURN_IF_FAILED(EnsurePlan(stream, shape, args.layout, *lookups, args.plan.given, memory, &args.plan));
+    JAX_TT_RETURN_IF_ERROR(EnsurePlan(stream, shape, args.layout, *lookups, args.plan.given, memory, &args.plan));
   }
   const PivotList pivots = BackwardPivots(shape);
   return ForEachChunk(args.layout.n, buffers.chunk_rows, [&](const RowChunk& chunk) -> Status {
     if (weight_gradient != nullptr) {
-      JAX_TT_RETURN_IF_FAILED(RowsPass(stream, args, chunk, buffers.rows, buffers.pass));
-      JAX_TT_RETURN_IF_FAILED(WeightGradients(stream, args, chunk, buffers.rows, out_gradient, weight_gradient));
+      JAX_TT_RETURN_IF_ERROR(RowsPass(stream, args, chunk, buffers.rows, buffers.pass));
+      JAX_TT_RETURN_IF_ERROR(WeightGradients(stream, args, chunk, buffers.rows, out_gradient, weight_gradient));
     }
-    JAX_TT_RETURN_IF_FAILED(
-        GatherRowGradients(stream, args, chunk, out_gradient, buffers.row_gradients, buffers.carry));
+    JAX_TT_RETURN_IF_ERROR(GatherRowGradients(stream, args, chunk, out_gradient, buffers.row_gradients, buffers.carry));
     for (int i = 0; i < pivots.count; ++i) {
       const Pivot pivot = MakePivot(shape, pivots.core[i]);
-      GradientShares shares;
-      shares.slice = const_cast<float*>(buffers.shares.core[pivot.core]);
-      if (LeftShares(pivot)) shares.left = const_cast<float*>(buffers.shares.core[0]);
-      if (RightShares(shape, pivot)) shares.right = const_cast<float*>(buffers.shares.core[shape.d - 1]);
-      JAX_TT_RETURN_IF_FAILED(
+      const GradientShares shares{buffers.shares.part[pivot.core], LeftShares(pivot) ? buffers.shares.row[0] : nullptr,
+                                  RightShares(shape, pivot) ? buffers.shares.row[shape.d - 1] : nullptr};
+      JAX_TT_RETURN_IF_ERROR(
           GradientPass(stream, args, pivot.core, chunk, buffers.row_gradients, shares, buffers.pass));
     }
-    return SumShares(stream, shape, args.layout, args.plan, chunk, buffers.shares, gradients, clear);
+    JAX_TT_RETURN_IF_ERROR(SumRows(stream, shape, args.layout, args.plan, chunk, buffers.shares));
+    return consume(args.plan, chunk, buffers.shares);
   });
 }
 
@@ -158,7 +138,7 @@ Status TTForward(cudaStream_t stream, const TTArgs<T>& args, float* out, void* m
   Workspace workspace(memory);
   const ForwardBuffers buffers(args.shape, args.layout, workspace);
   return ForEachChunk(args.layout.n, buffers.chunk_rows, [&](const RowChunk& chunk) -> Status {
-    JAX_TT_RETURN_IF_FAILED(RowsPass(stream, args, chunk, buffers.rows, buffers.pass));
+    JAX_TT_RETURN_IF_ERROR(RowsPass(stream, args, chunk, buffers.rows, buffers.pass));
     return PoolRows(stream, args, chunk, buffers.rows, out);
   });
 }
@@ -166,26 +146,43 @@ Status TTForward(cudaStream_t stream, const TTArgs<T>& args, float* out, void* m
 template <typename T>
 Status TTBackward(cudaStream_t stream, const TTArgs<T>& args, const Lookups* lookups, const float* out_gradient,
                   const CoreGradients& gradients, float* weight_gradient, void* memory) {
+  const TTShape& shape = args.shape;
   Workspace workspace(memory);
-  return Backward(stream, args, lookups, out_gradient, gradients, /*clear=*/true, weight_gradient, workspace);
+  const auto clear = [stream](auto* values, int64_t count) {
+    return ToStatus(cudaMemsetAsync(values, 0, static_cast<size_t>(count) * sizeof(*values), stream));
+  };
+  JAX_TT_RETURN_IF_ERROR(clear(gradients.touched, NumSlices(shape)));
+  for (int k = 0; k < shape.d; ++k) JAX_TT_RETURN_IF_ERROR(clear(gradients.core[k], shape.core_size(k)));
+  return ForEachShare(stream, args, lookups, out_gradient, weight_gradient, workspace,
+                      [&](const PlanRef& plan, const RowChunk& chunk, const CoreShares& shares) {
+                        return SumParts(stream, shape, args.layout, plan, chunk, shares, gradients);
+                      });
 }
 
 template <typename T>
 Status TTUpdate(cudaStream_t stream, const TTArgs<T>& args, const Lookups* lookups, const CoreTables<T>& tables,
                 const float* out_gradient, const TTStep& step, float* weight_gradient, float* applied, void* memory) {
+  const TTShape& shape = args.shape;
   Workspace workspace(memory);
-  const UpdateBuffers buffers(args.shape, workspace);
-  JAX_TT_RETURN_IF_FAILED(
-      Backward(stream, args, lookups, out_gradient, buffers.gradients, /*clear=*/false, weight_gradient, workspace));
-  return ApplyStep(stream, args.shape, step.kind, tables, buffers.gradients, step.numbers, step.skip_nonfinite,
-                   buffers.skip, applied);
+  const UpdateBuffers buffers(shape, workspace);
+  JAX_TT_RETURN_IF_ERROR(ToStatus(
+      cudaMemsetAsync(buffers.gradients.touched, 0, static_cast<size_t>(NumSlices(shape)) * sizeof(int32_t), stream)));
+  return ForEachShare(
+      stream, args, lookups, out_gradient, weight_gradient, workspace,
+      [&](const PlanRef& plan, const RowChunk& chunk, const CoreShares& shares) -> Status {
+        const bool last = chunk.end >= args.layout.n;
+        if (chunk.begin == 0 && last && !step.skip_nonfinite)
+          return SumPartsAndStep(stream, shape, args.layout, plan, shares, tables, step, applied);
+        JAX_TT_RETURN_IF_ERROR(SumParts(stream, shape, args.layout, plan, chunk, shares, buffers.gradients));
+        if (!last) return {};
+        return ApplyStep(stream, shape, plan, tables, buffers.gradients, step, buffers.stop, applied);
+      });
 }
 
 template <typename T>
 Status TTApply(cudaStream_t stream, const TTShape& shape, const CoreTables<T>& tables, const CoreGradients& gradients,
                const TTStep& step, float* applied, void* workspace) {
-  return ApplyStep(stream, shape, step.kind, tables, gradients, step.numbers, step.skip_nonfinite,
-                   static_cast<int32_t*>(workspace), applied);
+  return ApplyStep(stream, shape, PlanRef{}, tables, gradients, step, static_cast<int32_t*>(workspace), applied);
 }
 
 #define JAX_TT_INSTANTIATE(T)                                                                                      \

@@ -27,12 +27,6 @@ template <typename T>
 Status TTBackward(cudaStream_t stream, const TTArgs<T>& args, const Lookups* lookups, const float* out_gradient,
                   const CoreGradients& gradients, float* weight_gradient, void* workspace);
 
-struct TTStep {
-  int kind = 0;
-  StepNumbers numbers;
-  bool skip_nonfinite = false;
-};
-
 // Backward pass and optimizer step, in place.
 template <typename T>
 Status TTUpdate(cudaStream_t stream, const TTArgs<T>& args, const Lookups* lookups, const CoreTables<T>& tables,

@@ -161,9 +161,7 @@ Status GatherRowGradients(cudaStream_t stream, const TTArgs<T>& args, const RowC
                           float* row_gradients, float* workspace) {
   const BagArgs bags = MakeBagArgs(args, chunk);
   const int64_t blocks = Blocks((args.layout.n + kSpan - 1) / kSpan);
-  if (Status status = Launch(stream, blocks, kThreads, 0, SumSpans, bags, out_gradient, row_gradients, workspace);
-      !status.ok())
-    return status;
+  JAX_TT_RETURN_IF_ERROR(Launch(stream, blocks, kThreads, 0, SumSpans, bags, out_gradient, row_gradients, workspace));
   return Launch(stream, blocks, kThreads, 0, JoinSpans, bags, static_cast<const float*>(workspace), row_gradients);
 }
 

@@ -2,6 +2,7 @@
 #include <numeric>
 
 #include "ffi/common/table_args.h"
+#include "ffi/cuda/gpu_args.h"
 #include "ffi/cuda/handlers.h"
 #include "ffi/cuda/stream.h"
 #include "ffi/cuda/tt.h"
@@ -11,28 +12,10 @@ namespace {
 
 // As DispatchCores, for the storage types that the GPU takes.
 template <typename F>
-Status DispatchStorage32(const Args& args, size_t first, F&& body) {
-  return DispatchCores(args, first, [&](auto tag) -> Status {
-    if constexpr (std::is_same_v<typename decltype(tag)::type, double>)
-      return InvalidArgument("float64 tables are not supported on a GPU; use float32, bfloat16 or float16");
-    else
-      return body(tag);
-  });
-}
-
-Status ReadWorkspace(const ffi::AnyBuffer& buffer, int64_t bytes, void** workspace) {
-  if (static_cast<int64_t>(buffer.size_bytes()) < bytes)
-    return InvalidArgument("the workspace has " + std::to_string(buffer.size_bytes()) + " bytes, expected " +
-                           std::to_string(bytes));
-  *workspace = buffer.untyped_data();
-  return {};
-}
-
-// The last of the results that have no place of their own.
-Status ReadLastWorkspace(const Rets& rets, int64_t bytes, void** workspace) {
-  auto buffer = rets.size() == 0 ? rets.get<ffi::AnyBuffer>(0) : rets.get<ffi::AnyBuffer>(rets.size() - 1);
-  if (!buffer.has_value()) return InvalidArgument("the workspace is missing");
-  return ReadWorkspace(**buffer, bytes, workspace);
+Status DispatchGpuCores(const Args& args, size_t first, F&& body) {
+  auto core = args.get<ffi::AnyBuffer>(first);
+  if (!core.has_value()) return InvalidArgument("a core is missing");
+  return DispatchGpuStorage(core->element_type(), std::forward<F>(body));
 }
 
 struct BatchArgs {
@@ -93,17 +76,17 @@ ffi::Error ForwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer o
                        ffi::AnyBuffer plan, Args cores, ffi::Result<ffi::AnyBuffer> out,
                        ffi::Result<ffi::AnyBuffer> /*saved*/, ffi::Result<ffi::AnyBuffer> workspace,
                        ffi::Dictionary attrs) {
-  return ToError(DispatchStorage32(cores, 0,
-                                   [&](auto tag) -> Status {
-                                     TTCall<typename decltype(tag)::type> call;
-                                     float* out_data = nullptr;
-                                     void* memory = nullptr;
-                                     JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores));
-                                     JAX_TT_RETURN_IF_ERROR(Data(*out, "out", call.args.out_size(), &out_data));
-                                     JAX_TT_RETURN_IF_ERROR(ReadWorkspace(
-                                         *workspace, TTForwardWorkspace(call.args.shape, call.args.layout.n), &memory));
-                                     return TTForward(stream, call.args, out_data, memory);
-                                   }),
+  return ToError(DispatchGpuCores(cores, 0,
+                                  [&](auto tag) -> Status {
+                                    TTCall<typename decltype(tag)::type> call;
+                                    float* out_data = nullptr;
+                                    void* memory = nullptr;
+                                    JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores));
+                                    JAX_TT_RETURN_IF_ERROR(Data(*out, "out", call.args.out_size(), &out_data));
+                                    JAX_TT_RETURN_IF_ERROR(ReadWorkspace(
+                                        *workspace, TTForwardWorkspace(call.args.shape, call.args.layout.n), &memory));
+                                    return TTForward(stream, call.args, out_data, memory);
+                                  }),
                  "tt_forward");
 }
 
@@ -112,7 +95,7 @@ ffi::Error BackwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer 
                         ffi::Result<ffi::AnyBuffer> touched, ffi::Result<ffi::AnyBuffer> weight_gradient, Rets results,
                         ffi::Dictionary attrs) {
   return ToError(
-      DispatchStorage32(
+      DispatchGpuCores(
           cores, 0,
           [&](auto tag) -> Status {
             TTCall<typename decltype(tag)::type> call;
@@ -141,7 +124,7 @@ Status ReadTTStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, con
                   const ffi::AnyBuffer& seed, TTStep* step) {
   StepArgs args;
   JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &args));
-  *step = {args.kind, {args.hyper, args.scale, args.seed, args.stochastic_rounding}, args.skip_nonfinite};
+  *step = {args.kind, {args.hyper, args.scale, args.seed, args.stochastic_rounding}, args.skip_nonfinite, false};
   return {};
 }
 
@@ -151,7 +134,7 @@ ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::
                       Args tables, ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient,
                       Rets results, ffi::Dictionary attrs) {
   return ToError(
-      DispatchStorage32(
+      DispatchGpuCores(
           tables, 0,
           [&](auto tag) -> Status {
             using T = typename decltype(tag)::type;
@@ -163,6 +146,7 @@ ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::
             void* memory = nullptr;
             JAX_TT_RETURN_IF_ERROR(ReadTTStep(attrs, hyper, scale, seed, &step));
             JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, tables));
+            step.stop_at_bad_ids = call.lookups.bounds == Bounds::kPoison;
             JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.args.out_size(), &g));
             JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", call.args.layout.n, &weight_data));
             JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
@@ -183,7 +167,7 @@ ffi::Error ApplyImpl(cudaStream_t stream, ffi::AnyBuffer touched, ffi::AnyBuffer
         TTShape shape;
         JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
         const size_t first_core = static_cast<size_t>(shape.d);
-        return DispatchStorage32(args, first_core, [&](auto tag) -> Status {
+        return DispatchGpuCores(args, first_core, [&](auto tag) -> Status {
           using T = typename decltype(tag)::type;
           TTStep step;
           CoreGradients gradients;

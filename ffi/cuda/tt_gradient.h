@@ -13,28 +13,47 @@ namespace jax_tt {
 // The gradients of all cores.
 struct CoreGradients {
   float* core[kMaxCores] = {};  // [p, slice size]
-  int32_t* touched = nullptr;   // [sum of p], whether any lookup read the slice; null where nobody asks
+  int32_t* touched = nullptr;   // [sum of p], whether any lookup read the slice
 };
 
-// Where the shares of each core stand: by part for a pivot, by row of the chunk for the cores at the ends.
-struct CoreShares {
-  const float* core[kMaxCores] = {};
-};
-
-// Sums the shares of a chunk; the first chunk assigns, and clears the slices that no lookup read if `clear`.
-Status SumShares(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
-                 const RowChunk& chunk, const CoreShares& shares, const CoreGradients& gradients, bool clear);
-
-// The step of the slices that were touched.  *skip (workspace): set where a gradient is not finite, if that is to stop
-// the whole step.  *applied: 1, or 0 then.
 template <typename T>
 struct CoreTables {
   TableRows<T> core[kMaxCores];
 };
+
+// An optimizer step of all cores.
+struct TTStep {
+  int kind = 0;
+  StepNumbers numbers;
+  bool skip_nonfinite = false;
+  bool stop_at_bad_ids = false;  // ids out of range stop the step, as broken offsets and a moved sentinel do
+};
+
+// The shares of each core: of its parts, and for the cores at the ends also of its rows.
+struct CoreShares {
+  float* part[kMaxCores] = {};  // [max_parts, slice size]
+  float* row[kMaxCores] = {};   // [chunk, slice size]; null for a pivot, whose passes write those of the parts
+};
+
+// Adds up the shares of rows to those of parts.
+Status SumRows(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
+               const RowChunk& chunk, const CoreShares& shares);
+
+// Adds up the shares of parts to gradients; the first chunk assigns.  Slices that no lookup read are left alone.
+Status SumParts(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
+                const RowChunk& chunk, const CoreShares& shares, const CoreGradients& gradients);
+
+// The same, and every slice takes its step at once: for a batch of one chunk.  *applied: 1, or 0 when the plan is that
+// of a batch that must not be trained on.
 template <typename T>
-Status ApplyStep(cudaStream_t stream, const TTShape& shape, int kind, const CoreTables<T>& tables,
-                 const CoreGradients& gradients, const StepNumbers& step, bool skip_nonfinite, int32_t* skip,
-                 float* applied);
+Status SumPartsAndStep(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
+                       const CoreShares& shares, const CoreTables<T>& tables, const TTStep& step, float* applied);
+
+// The step of the slices that were touched.  *stop (workspace): set where a gradient is not finite, if that is to stop
+// the whole step.  *applied: 1, or 0 when it was stopped.
+template <typename T>
+Status ApplyStep(cudaStream_t stream, const TTShape& shape, const PlanRef& plan, const CoreTables<T>& tables,
+                 const CoreGradients& gradients, const TTStep& step, int32_t* stop, float* applied);
 
 }  // namespace jax_tt
 

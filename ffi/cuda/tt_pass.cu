@@ -100,8 +100,8 @@ class Tile {
       for (int64_t i = threadIdx.x; i < args_.pivot.slice_size(); i += kThreads)
         memory_[place_.slice + i] = ToCompute(stored[i]);
       for (int64_t first = begin; first < end; first += args_.plan.tile_rows) {
-        ReadRows(first, end);
-        __syncthreads();
+        // A part that lies in another chunk only has its share cleared.
+        if (!ReadRows(first, end) && first != begin) continue;
         FillSide(/*left=*/true);
         FillSide(/*left=*/false);
         fn(part, first == begin);
@@ -134,15 +134,20 @@ class Tile {
   }
 
  private:
-  __device__ void ReadRows(int64_t first, int64_t end) {
+  // Whether the tile has any row of this chunk.
+  __device__ bool ReadRows(int64_t first, int64_t end) {
     const CudaPlan& layout = args_.table.layout;
     const int core = args_.pivot.core;
+    bool any = false;
     for (int64_t t = threadIdx.x; t < size(); t += kThreads) {
       int64_t row = -1;
       if (first + t < end)
         row = core == layout.main ? first + t : plan_[layout.row_head() + plan_[layout.list(core) + first + t]];
-      rows_[t] = static_cast<int32_t>(args_.chunk.holds(row) ? row : -1);
+      const bool here = args_.chunk.holds(row);
+      rows_[t] = static_cast<int32_t>(here ? row : -1);
+      any |= here;
     }
+    return __syncthreads_or(any);
   }
 
   __device__ const T* RowSlice(int core, int64_t row) const {
@@ -219,7 +224,7 @@ __device__ void WithTile(const PassArgs<T>& args, bool backward, Fn fn) {
 }
 
 template <typename T, bool kInShared>
-__global__ void __launch_bounds__(kThreads) MakeRows(PassArgs<T> args, float* rows) {
+__global__ void __launch_bounds__(kThreads) MakeRows(const __grid_constant__ PassArgs<T> args, float* rows) {
   WithTile<kInShared>(args, /*backward=*/false, [&](auto& tile) {
     const Pivot& p = args.pivot;
     const int64_t dim = p.a * p.q * p.b;
@@ -244,7 +249,8 @@ __global__ void __launch_bounds__(kThreads) MakeRows(PassArgs<T> args, float* ro
 
 template <typename T, bool kInShared>
 __global__ void __launch_bounds__(kThreads)
-    MakeShares(PassArgs<T> args, const float* row_gradients, GradientShares shares) {
+    MakeShares(const __grid_constant__ PassArgs<T> args, const float* row_gradients,
+               const __grid_constant__ GradientShares shares) {
   WithTile<kInShared>(args, /*backward=*/true, [&](auto& tile) {
     const Pivot& p = args.pivot;
     const int64_t dim = p.a * p.q * p.b, qr = p.q * p.r_right, qb = p.q * p.b;

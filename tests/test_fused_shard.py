@@ -132,5 +132,12 @@ def test_bad_id_on_one_shard_makes_nan(kind, position, method):
         jax.device_put(table, NamedSharding(mesh, P())),
         *(jax.device_put(array, split) for array in (ids, weights, scale)),
     )
-    new, _ = jax.jit(lambda *args: step(*args, method=method))(*args)
-    assert any(bool(jnp.isnan(leaf).any()) for leaf in jax.tree.leaves(new.cores))
+    new, dweights = jax.jit(lambda *args: step(*args, method=method))(*args)
+    bags = np.isnan(dweights).any(axis=1)
+    assert bags[3] and bags.sum() == 1
+    if kind == "dense" and method == "cuda_emulated":
+        # Every device has the ids of all, so that all of them leave the step out.
+        for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(table), strict=True):
+            np.testing.assert_array_equal(a, b)
+    else:
+        assert any(bool(jnp.isnan(leaf).any()) for leaf in jax.tree.leaves(new.cores))

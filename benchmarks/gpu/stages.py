@@ -99,11 +99,12 @@ def stages(batch: GpuWork, part_rows: int = 64) -> list[Stage]:
             tiles=parts,
         ),
         Stage(
-            "sums",
+            "sums of rows",
             1,
-            bytes=word * (rows * (sizes[0] + sizes[2]) + parts * sizes[1] + sum(touched) + 4 * n),
+            bytes=word * (rows * (sizes[0] + sizes[2]) + touched[0] + touched[2] + 6 * n),
         ),
-        Stage("step", 1, bytes=word * 3 * sum(touched)),
+        # Shares are read; values are read and written.
+        Stage("sums of parts, step", 1, bytes=word * (parts * sizes[1] + 3 * sum(touched))),
     ]
 
 

@@ -32,7 +32,7 @@ struct SumArgs {
   CoreGradients gradients;
   bool asked[kMaxCores];
 
-  int64_t blocks() const {
+  __host__ __device__ int64_t blocks() const {
     int64_t parts = 0;
     for (int k = 0; k < shape.d; ++k) parts += asked[k] ? layout.max_parts[k] : 0;
     return parts;

@@ -66,7 +66,7 @@ def distinct(range_: float, draws: float) -> float:
     return -range_ * math.expm1(-draws / range_)
 
 
-def stages(batch: GpuWork, part_rows: int = 64) -> list[Stage]:
+def stages(batch: GpuWork) -> list[Stage]:
     """The stages of one fused SGD step of a table of three cores, ids uniform, float32."""
     shape, n, bags = batch.shape, batch.nnz, batch.bags
     p, q, (r, s) = shape.row_factors, shape.col_factors, shape.ranks
@@ -78,6 +78,7 @@ def stages(batch: GpuWork, part_rows: int = 64) -> list[Stage]:
     product = 2 * q[0] * r * q[1] * s  # flops of L G, of dX G^T and of L^T dX
     join = 2 * dim * s  # of X R, of g R^T and of X^T g
     slices = distinct(p[1], n)
+    part_rows = 32 if n <= 16_384 else 64
     parts = slices * math.ceil(rows / slices / part_rows)
     word = 4
     return [

@@ -352,7 +352,9 @@ Status Build(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, 
 
 CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n) {
   // Parts are few enough for the gradients of their slices to stay small, and large enough to share a slice.
-  constexpr int64_t kPartRows = 64, kPartBytes = int64_t{64} << 20, kMinParts = 128, kMaxParts = 2048;
+  constexpr int64_t kPartBytes = int64_t{64} << 20, kMinParts = 128, kMaxParts = 2048;
+  // A small batch is cut finer, so that its parts spread evenly over the multiprocessors.
+  const int64_t least_rows = n <= 16384 ? 32 : 64;
   CudaPlan layout;
   layout.d = shape.d;
   layout.main = MainPivot(shape);
@@ -366,7 +368,7 @@ CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n) {
     const int k = pivots.core[i];
     const int64_t bytes = shape.slice_size(k) * static_cast<int64_t>(sizeof(float));
     const int64_t parts = std::clamp(kPartBytes / bytes, kMinParts, kMaxParts);
-    layout.part_rows[k] = std::max(kPartRows, (n + parts - 1) / parts);
+    layout.part_rows[k] = std::max(least_rows, (n + parts - 1) / parts);
   }
   for (int k = 0; k < shape.d; ++k) layout.max_parts[k] = n / layout.part_rows[k] + std::min(shape.p[k], n);
   return layout;

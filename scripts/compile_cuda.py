@@ -56,7 +56,15 @@ def main() -> None:
     if "jax_tt: without CUDA" in done.stdout:
         print("nothing to compile")
         return
-    build = [cmake, "--build", arguments.build, "--target", "_cuda", "--parallel"]
+    build = [
+        cmake,
+        "--build",
+        arguments.build,
+        "--target",
+        "_cuda",
+        "--parallel",
+        str(os.cpu_count()),
+    ]
     subprocess.run(build, check=True)
     subprocess.run([sys.executable, "-c", PROBE, arguments.build], check=True)
 

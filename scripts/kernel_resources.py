@@ -3,7 +3,7 @@ as registers go. Shared memory is not counted: it is dynamic, and what a launch 
 
     python scripts/kernel_resources.py                # prints the table
     python scripts/kernel_resources.py --write        # puts it between the markers of docs/performance.md
-    python scripts/kernel_resources.py --check        # fails where a kernel spills registers
+    python scripts/kernel_resources.py --check        # fails where a specialised kernel spills registers
 
 Needs nvcc, no GPU. Every .cu file is compiled once for each architecture, with the flags of the build.
 """
@@ -22,6 +22,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
+# In the names of the kernels that are made for the common shapes, where the time goes.
+SPECIALISED = "Fast"
 MARKERS = ("<!-- kernels:begin -->", "<!-- kernels:end -->")
 
 
@@ -208,7 +210,7 @@ def main() -> None:
     problems = spilling(kernels)
     if problems:
         print("\nkernels that spill registers:", *problems, sep="\n  ")
-    if arguments.check and problems:
+    if arguments.check and any(SPECIALISED in problem for problem in problems):
         sys.exit(1)
 
 

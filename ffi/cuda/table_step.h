@@ -65,14 +65,15 @@ class RowStep {
   float row_step_ = 0;
 };
 
-// Calls body(tag) with the rule of that number; tag.template Kernel<...> is not needed, Rule is tag's parameter.
 template <template <typename> class Rule_>
 struct RuleTag {
   template <typename C>
   using Rule = Rule_<C>;
 };
+// Calls body(tag) with the tag of the rule of that number; the number is known to be one of kOptimizers.
 template <typename Body>
 auto DispatchRule(int kind, Body&& body) {
+  static_assert(kNumOptimizers == 4, "a rule is missing below");
   switch (kind) {
     case 0:
       return body(RuleTag<Sgd>{});

@@ -165,14 +165,15 @@ Status TTUpdate(cudaStream_t stream, const TTArgs<T>& args, const Lookups* looku
   const TTShape& shape = args.shape;
   Workspace workspace(memory);
   const UpdateBuffers buffers(shape, workspace);
-  JAX_TT_RETURN_IF_ERROR(ToStatus(
-      cudaMemsetAsync(buffers.gradients.touched, 0, static_cast<size_t>(NumSlices(shape)) * sizeof(int32_t), stream)));
   return ForEachShare(
       stream, args, lookups, out_gradient, weight_gradient, workspace,
       [&](const PlanRef& plan, const RowChunk& chunk, const CoreShares& shares) -> Status {
         const bool last = chunk.end >= args.layout.n;
         if (chunk.begin == 0 && last && !step.skip_nonfinite)
           return SumPartsAndStep(stream, shape, args.layout, plan, shares, tables, step, applied);
+        if (chunk.begin == 0)
+          JAX_TT_RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(
+              buffers.gradients.touched, 0, static_cast<size_t>(NumSlices(shape)) * sizeof(int32_t), stream)));
         JAX_TT_RETURN_IF_ERROR(SumParts(stream, shape, args.layout, plan, chunk, shares, buffers.gradients));
         if (!last) return {};
         return ApplyStep(stream, shape, plan, tables, buffers.gradients, step, buffers.stop, applied);

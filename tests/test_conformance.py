@@ -178,13 +178,22 @@ def test_bounds(split, method):
     "bags",
     [
         jax_tt.Bags.from_ragged([]),
+        jax_tt.Bags(np.arange(9, dtype=np.int32), np.zeros(1, np.int32), np.ones(9, np.float32)),
         jax_tt.Bags.from_ragged([[], []]),
         jax_tt.Bags.from_ragged([[], []], [[], []], capacity=4),
         np.zeros((0, 3), np.int32),
         np.zeros((2, 0), np.int32),
         jax_tt.Bags.from_padded(np.full((2, 3), -1, np.int32)),
     ],
-    ids=["no-bags", "empty-bags", "unused-capacity", "no-rows", "no-columns", "all-padding"],
+    ids=[
+        "no-bags",
+        "no-bags-with-ids",
+        "empty-bags",
+        "unused-capacity",
+        "no-rows",
+        "no-columns",
+        "all-padding",
+    ],
 )
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_zero_sizes(bags, combiner, method):

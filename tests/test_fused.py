@@ -9,7 +9,7 @@ import pytest
 
 import jax_tt
 from jax_tt import optimizers
-from tests.helpers import SHAPES, bag_model, core_gradients, make_case, raises
+from tests.helpers import COMBINERS, SHAPES, bag_model, core_gradients, make_case, raises
 
 SHAPE = SHAPES["d3"]
 RULES = {
@@ -240,8 +240,30 @@ def test_out_of_range_and_padding_touch_nothing(method):
     outside = np.array([[-5, 120]], np.int32)
     out = _grad(rule, method, bounds="zero")(table, outside)
     jax.tree.map(np.testing.assert_array_equal, (out.cores, out.slots), (table.cores, table.slots))
-    empty = _grad(rule, method)(table, np.zeros((0, 3), np.int32))
-    jax.tree.map(np.testing.assert_array_equal, empty.cores, table.cores)
+
+
+@pytest.mark.parametrize("kind", ["tt", "dense"])
+@pytest.mark.parametrize("combiner", COMBINERS)
+def test_no_bags_are_a_step_that_moves_nothing(combiner, kind, method):
+    rule = RULES["adagrad"]
+    if kind == "tt":
+        op, table = jax_tt.fused_tt_embed_bag, _table(rule)
+    else:
+        op, table = jax_tt.fused_embed_bag, jax_tt.init_fused_table(jnp.ones((40, 64)), rule)
+    ids, offsets = np.arange(9, dtype=np.int32), np.zeros(1, np.int32)
+    for bags in (
+        np.zeros((0, 3), np.int32),
+        jax_tt.Bags(ids, offsets),
+        jax_tt.Bags(ids, offsets, np.ones(9, np.float32)),
+    ):
+
+        def loss(table, bags=bags):
+            out = op(table, bags, rule, combiner=combiner, method=method)
+            assert out.shape[0] == 0
+            return out.sum()
+
+        new = jax.grad(loss)(table)
+        jax.tree.map(np.testing.assert_array_equal, new, table._replace(step=table.step + 1))
 
 
 def test_lookup_and_traced_learning_rate(method):

@@ -81,6 +81,8 @@ def pool(batch: Batch, values: jax.Array) -> jax.Array:
     """Sums ``values[S, cap, ...]`` over the positions of each bag, giving ``[S, nb, ...]``."""
     if batch.rectangular:
         return jnp.sum(values, axis=1, keepdims=True)
+    if batch.num_bags == 0:  # no row to scatter into, which XLA refuses
+        return values[:, :0]
     segments = jnp.arange(batch.num_segments, dtype=jnp.int32)[:, None]
     bags = jnp.zeros((batch.num_segments, batch.num_bags, *values.shape[2:]), values.dtype)
     # Positions outside every bag have index nb, which "drop" leaves out.

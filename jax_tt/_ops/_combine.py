@@ -9,7 +9,8 @@ from jax_tt._ops._explicit import pooled_over_explicit_axes
 
 def combine(combiner: str, batch: Batch, sums: jax.Array) -> jax.Array:
     """Divides weighted sums ``[S, nb, D]`` as the combiner asks; a zero divisor gives 0."""
-    if combiner == "sum":
+    # Of nothing `where` makes a constant, and a fused table behind it would get zeros for its new value.
+    if combiner == "sum" or not sums.size:
         return sums
 
     def divided(inputs: tuple[Batch, jax.Array]) -> jax.Array:

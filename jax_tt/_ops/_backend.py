@@ -143,7 +143,7 @@ def forward(
         # All branches must return the same arrays, though the reference has nothing to save.
         return vary_over((out, tuple(jnp.zeros(s.shape, s.dtype) for s in saved)), axes)
 
-    return _run(method, native, reference, cores, batch, sentinel)
+    return run(method, native, reference, cores, batch, sentinel)
 
 
 def backward(
@@ -166,7 +166,7 @@ def backward(
             _native_backward(platform, spec, cores, batch, residuals, g, want_weights), axes
         )
 
-    return _run(method, native, reference, cores, batch, residuals, g)
+    return run(method, native, reference, cores, batch, residuals, g)
 
 
 def update(
@@ -202,7 +202,7 @@ def update(
         )
         return tuple(new), tuple(map(tuple, slots)), applied, dweights
 
-    return _run(method, native, reference, cores, slots, batch, residuals, g, arrays)
+    return run(method, native, reference, cores, slots, batch, residuals, g, arrays)
 
 
 def _native_forward(
@@ -239,7 +239,7 @@ def _module() -> Any:
     return module
 
 
-def _run(method: str, native: Callable[..., Any], reference: Callable[..., Any], *args: Any) -> Any:
+def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], *args: Any) -> Any:
     """``native(platform, *args)`` or ``reference(*args)``; the platform is that which the program is lowered for."""
     if method == "reference":
         return reference(*args)

@@ -1,0 +1,51 @@
+"""The cache's ops on the reference or on a native module, chosen as those of the tables are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jax_tt._cache import reference
+from jax_tt._cache.directory import CacheDirectory
+from jax_tt._ops import _backend
+
+
+def probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:
+    """Slot of every key; `jax_tt._cache.reference.probe`."""
+
+    def native(platform: str, tags: jax.Array, keys: jax.Array) -> jax.Array:
+        return _native().cache_probe(tags, keys, platform=platform)
+
+    return _backend.run(_backend.choose(method), native, reference.probe, tags, keys)
+
+
+def observe(
+    directory: CacheDirectory, keys: jax.Array, slots: jax.Array, policy: str, method: str
+) -> tuple[CacheDirectory, jax.Array]:
+    """Counts a batch; `jax_tt._cache.reference.observe`."""
+
+    def native(platform: str, directory: CacheDirectory, keys: Any, slots: Any) -> Any:
+        return _native().cache_observe(directory, keys, slots, policy, platform=platform)
+
+    def plain(directory: CacheDirectory, keys: Any, slots: Any) -> Any:
+        return reference.observe(directory, keys, slots, policy)
+
+    return _backend.run(_backend.choose(method), native, plain, directory, keys, slots)
+
+
+def populate(
+    directory: CacheDirectory, method: str
+) -> tuple[CacheDirectory, jax.Array, jax.Array]:
+    """Lets hot ghosts in; `jax_tt._cache.reference.populate`."""
+
+    def native(platform: str, directory: CacheDirectory) -> Any:
+        return _native().cache_populate(directory, platform=platform)
+
+    return _backend.run(_backend.choose(method), native, reference.populate, directory)
+
+
+def _native() -> Any:
+    from jax_tt import _native
+
+    return _native

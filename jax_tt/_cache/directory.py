@@ -1,0 +1,85 @@
+"""`CacheDirectory`: which rows are cached, how hot they are, and how hot the others were lately."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+POLICIES = ("lfu", "lru")
+
+# What the rows of `CacheDirectory.statistics` count.
+COUNTERS = (
+    "calls",
+    "requested",
+    "unique",
+    "misses",
+    "unique_misses",
+    "refreshes",
+    "inserted",
+    "evicted",
+    "conflict_unique_misses",
+    "conflict_misses",
+    "written_back",
+)
+
+
+class CacheDirectory(NamedTuple):
+    """State of the policy. Everything about a row lies in the set that its id hashes to.
+
+    A row is *cached* (it has a slot) or, if it was asked for lately, a *ghost* (it is only counted). An empty place
+    holds -1 as its id and zeros elsewhere.
+
+    Attributes:
+        tags: ids of the cached rows, int32 or int64 ``[sets, ways]``; slot ``s * ways + w`` is way w of set s.
+        scores: int32 ``[sets, ways]``: requests counted (LFU), or the step of the last one (LRU).
+        touched: int32 ``[sets, ways]``, step of the last request.
+        ghost_tags, ghost_scores, ghost_touched: the same for ghosts, ``[buckets, room]``; every set has an equal
+            number of buckets, one behind the other, and an id is counted in one of them.
+        ghost_recent: int32 ``[buckets, room]``, requests in the step ``ghost_touched``.
+        clock: int32 scalar, number of batches counted so far.
+        statistics: uint32 ``[len(COUNTERS), 2]``, 64-bit totals as low and high word.
+    """
+
+    tags: Any
+    scores: Any
+    touched: Any
+    ghost_tags: Any
+    ghost_scores: Any
+    ghost_touched: Any
+    ghost_recent: Any
+    clock: Any
+    statistics: Any
+
+    @property
+    def slots(self) -> int:
+        """Places for rows: sets times ways."""
+        return self.tags.shape[0] * self.tags.shape[1]
+
+
+def init_directory(
+    sets: int, ways: int, buckets: int, room: int, key_dtype: Any
+) -> CacheDirectory:
+    """An empty directory; ``buckets`` is a multiple of ``sets``."""
+    # Separate buffers: a donated state may not hold one array twice.
+    return CacheDirectory(
+        tags=jnp.full((sets, ways), -1, key_dtype),
+        scores=jnp.zeros((sets, ways), jnp.int32),
+        touched=jnp.zeros((sets, ways), jnp.int32),
+        ghost_tags=jnp.full((buckets, room), -1, key_dtype),
+        ghost_scores=jnp.zeros((buckets, room), jnp.int32),
+        ghost_touched=jnp.zeros((buckets, room), jnp.int32),
+        ghost_recent=jnp.zeros((buckets, room), jnp.int32),
+        clock=jnp.zeros((), jnp.int32),
+        statistics=jnp.zeros((len(COUNTERS), 2), jnp.uint32),
+    )
+
+
+def add_to_statistics(directory: CacheDirectory, **counts: jax.Array | int) -> CacheDirectory:
+    """Adds to 64-bit totals, which 32-bit JAX keeps as two words."""
+    low, high = directory.statistics[:, 0], directory.statistics[:, 1]
+    more = jnp.stack([jnp.asarray(counts.get(name, 0)).astype(jnp.uint32) for name in COUNTERS])
+    total = low + more
+    carry = (total < low).astype(jnp.uint32)
+    return directory._replace(statistics=jnp.stack([total, high + carry], axis=1))

@@ -1,0 +1,30 @@
+"""Where in the cache the state of an id lies."""
+
+import jax
+import jax.numpy as jnp
+
+
+def set_of(keys: jax.Array, sets: int) -> jax.Array:
+    """Set of each id, int32: its hash modulo the number of sets."""
+    return (_hash(keys) % jnp.uint32(sets)).astype(jnp.int32)
+
+
+def bucket_of(keys: jax.Array, sets: int, buckets: int) -> jax.Array:
+    """Bucket of ghosts of each id, int32: one of the ``buckets / sets`` that belong to its set."""
+    own = jnp.uint32(buckets // sets)
+    word = _hash(keys)
+    return ((word % jnp.uint32(sets)) * own + (word // jnp.uint32(sets)) % own).astype(jnp.int32)
+
+
+def _hash(keys: jax.Array) -> jax.Array:
+    """The murmur3 finaliser of the two 32-bit words of each id; an id below 2^32 hashes alike in either width."""
+    low = keys.astype(jnp.uint32)
+    if keys.dtype.itemsize == 8:
+        low = low ^ _mix((keys >> 32).astype(jnp.uint32))
+    return _mix(low)
+
+
+def _mix(word: jax.Array) -> jax.Array:
+    word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)
+    word = (word ^ (word >> 13)) * jnp.uint32(0xC2B2AE35)
+    return word ^ (word >> 16)

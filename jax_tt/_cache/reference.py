@@ -1,0 +1,221 @@
+"""The cache's policy in plain JAX: look up, count, choose who stays.
+
+The native ops compute the same integers. What a batch does to a set depends on which ids it holds and how often, never
+on their order.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._cache.directory import CacheDirectory
+from jax_tt._cache.hashing import bucket_of, set_of
+
+_INT_MAX = 2**31 - 1
+
+
+def probe(tags: jax.Array, keys: jax.Array) -> jax.Array:
+    """Slot of every key, int32 ``[n]``; -1 where it is not cached or negative."""
+    sets, ways = tags.shape
+    home = set_of(keys, sets)
+    same = tags[home] == keys[:, None]
+    found = jnp.any(same, axis=1) & (keys >= 0)
+    return jnp.where(found, home * ways + jnp.argmax(same, axis=1).astype(jnp.int32), -1)
+
+
+def observe(
+    directory: CacheDirectory, keys: jax.Array, slots: jax.Array, policy: str
+) -> tuple[CacheDirectory, jax.Array]:
+    """Counts one batch.
+
+    A request for a cached row adds to its score and marks it as touched now. A request for another row makes or
+    feeds a ghost. Where a bucket has more ghosts than room, LFU ages it as Misra and Gries do: the score of the first
+    ghost beyond the room, by descending score, is taken from all of them, and who has nothing left is forgotten;
+    a ghost's score is therefore never above its requests, and at most ``requests of the bucket / (room + 1)`` below.
+    LRU forgets the longest unseen, of equals the larger id.
+
+    Args:
+        directory: state before; ``clock`` is already that of this batch.
+        keys: ids ``[n]``, negative where there is nothing to count.
+        slots: `probe` of the keys.
+        policy: ``"lfu"`` or ``"lru"``.
+
+    Returns:
+        The state, and int32 ``[4]``: requests, distinct ids, misses, distinct ids among them.
+    """
+    now = directory.clock
+    sets = directory.tags.shape[0]
+    buckets, room = directory.ghost_tags.shape
+    hit = slots >= 0
+    occurrences = jnp.zeros(directory.slots, jnp.int32).at[jnp.where(hit, slots, directory.slots)]
+    occurrences = occurrences.add(1, mode="drop").reshape(directory.tags.shape)
+    here = occurrences > 0
+    scores = jnp.where(here, _scored(directory.scores, occurrences, now, policy), directory.scores)
+    touched = jnp.where(here, now, directory.touched)
+
+    missed = (keys >= 0) & ~hit
+    news, count = _unique(keys, missed)
+    home = jnp.where(count > 0, bucket_of(news, sets, buckets), buckets)
+    same = directory.ghost_tags.at[home].get(mode="fill", fill_value=-1) == news[:, None]
+    known = jnp.any(same, axis=1) & (count > 0)
+    place = jnp.where(known, home * room + jnp.argmax(same, axis=1).astype(jnp.int32), buckets * room)
+
+    def feed(values: jax.Array, new: jax.Array) -> jax.Array:
+        return values.reshape(-1).at[place].set(new, mode="drop")
+
+    tags = directory.ghost_tags.reshape(-1)
+    old = directory.ghost_scores.reshape(-1).at[place].get(mode="fill", fill_value=0)
+    ghost_scores = feed(directory.ghost_scores, _scored(old, count, now, policy))
+    ghost_touched = feed(directory.ghost_touched, jnp.broadcast_to(now, count.shape))
+    ghost_recent = feed(directory.ghost_recent, count)
+
+    # Ghosts and newcomers of a bucket, side by side.
+    fresh = (count > 0) & ~known
+    all_tags = jnp.concatenate([tags, jnp.where(fresh, news, -1)])
+    all_scores = jnp.concatenate([ghost_scores, _scored(jnp.zeros_like(count), count, now, policy)])
+    homes = jnp.concatenate([jnp.repeat(jnp.arange(buckets, dtype=jnp.int32), room), home])
+    homes = jnp.where(all_tags >= 0, homes, buckets)
+    rank = _rank_within(homes, buckets, -all_scores, all_tags)
+    if policy == "lfu":
+        beyond = jnp.where(rank == room, all_scores, 0)
+        all_scores = all_scores - jax.ops.segment_max(beyond, homes, buckets + 1)[homes]
+        stays = (all_tags >= 0) & (all_scores > 0)
+    else:
+        stays = (all_tags >= 0) & (rank < room)
+
+    kept = stays[: buckets * room]
+    comes = stays[buckets * room :]
+    order = _rank_within(jnp.where(comes, home, buckets), buckets, news)
+    free = jnp.argsort(kept.reshape(buckets, room), axis=1, stable=True).astype(jnp.int32)
+    into = home * room + free.at[home, order].get(mode="fill", fill_value=0)
+    into = jnp.where(comes, into, buckets * room)
+
+    def settle(values: jax.Array, new: jax.Array, empty: int) -> jax.Array:
+        values = jnp.where(kept, values, empty).at[into].set(new.astype(values.dtype), mode="drop")
+        return values.reshape(buckets, room)
+
+    counts = jnp.stack(
+        [
+            jnp.sum(keys >= 0),
+            jnp.sum(here) + jnp.sum(count > 0),
+            jnp.sum(missed),
+            jnp.sum(count > 0),
+        ]
+    )
+    return directory._replace(
+        scores=scores,
+        touched=touched,
+        ghost_tags=settle(tags, news, -1),
+        ghost_scores=settle(all_scores[: buckets * room], all_scores[buckets * room :], 0),
+        ghost_touched=settle(ghost_touched, jnp.broadcast_to(now, count.shape), 0),
+        ghost_recent=settle(ghost_recent, count, 0),
+    ), counts.astype(jnp.int32)
+
+
+def populate(directory: CacheDirectory) -> tuple[CacheDirectory, jax.Array, jax.Array]:
+    """Lets hot ghosts trade places with cold rows.
+
+    In every set the ghosts, hottest first (score, then last request, then smaller id), meet the slots, coldest first
+    (empty ones, then by score, last request, way); slots touched in this step do not take part. A ghost takes the
+    slot it meets if that is empty or colder, by score and then by last request, and the row that was there becomes a
+    ghost in its place. The first ghost that is not hotter ends it.
+
+    Returns:
+        The state; the id that left each slot ``[sets, ways]``, -1 where none did; and int32 ``[4]``: rows
+        inserted, rows evicted, ghosts of this step that found no place, and their requests.
+    """
+    sets, ways = directory.tags.shape
+    now = directory.clock
+    ghosts = directory.ghost_tags.shape
+    directory = _reshape_ghosts(directory, (sets, -1))
+    pairs = min(ways, directory.ghost_tags.shape[1])
+    ghost = jnp.lexsort(
+        (
+            directory.ghost_tags,
+            -directory.ghost_touched,
+            -directory.ghost_scores,
+            directory.ghost_tags < 0,
+        ),
+        axis=-1,
+    )[:, :pairs]
+    held = directory.tags >= 0
+    locked = held & (directory.touched == now)
+    slot = jnp.lexsort((directory.touched, directory.scores, held, locked), axis=-1)[:, :pairs]
+
+    def of(values: jax.Array, index: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(values, index, axis=1)
+
+    tag, score, seen = (
+        of(values, ghost)
+        for values in (directory.ghost_tags, directory.ghost_scores, directory.ghost_touched)
+    )
+    old_tag, old_score, old_seen = (
+        of(values, slot) for values in (directory.tags, directory.scores, directory.touched)
+    )
+    hotter = (score > old_score) | ((score == old_score) & (seen > old_seen))
+    wins = (tag >= 0) & ~of(locked, slot) & ((old_tag < 0) | hotter)
+    wins = jnp.cumprod(wins, axis=1, dtype=jnp.int32) > 0
+    row = jnp.arange(sets)[:, None]
+
+    def trade(values: jax.Array, index: jax.Array, new: jax.Array) -> jax.Array:
+        index = jnp.where(wins, index, values.shape[1])
+        return values.at[row, index].set(new.astype(values.dtype), mode="drop")
+
+    recent = trade(directory.ghost_recent, ghost, jnp.zeros_like(score))
+    after = directory._replace(
+        tags=trade(directory.tags, slot, tag),
+        scores=trade(directory.scores, slot, score),
+        touched=trade(directory.touched, slot, seen),
+        ghost_tags=trade(directory.ghost_tags, ghost, old_tag),
+        ghost_scores=trade(directory.ghost_scores, ghost, old_score),
+        ghost_touched=trade(directory.ghost_touched, ghost, old_seen),
+        ghost_recent=recent,
+    )
+    evicted = trade(jnp.full_like(directory.tags, -1), slot, old_tag)
+    # A row that has just become a ghost was not touched in this step.
+    outside = (after.ghost_tags >= 0) & (after.ghost_touched == now)
+    counts = jnp.stack(
+        [
+            jnp.sum(wins),
+            jnp.sum(evicted >= 0),
+            jnp.sum(outside),
+            jnp.sum(jnp.where(outside, recent, 0)),
+        ]
+    )
+    return _reshape_ghosts(after, ghosts), evicted, counts.astype(jnp.int32)
+
+
+def _reshape_ghosts(directory: CacheDirectory, shape: tuple[int, ...]) -> CacheDirectory:
+    return directory._replace(
+        ghost_tags=directory.ghost_tags.reshape(shape),
+        ghost_scores=directory.ghost_scores.reshape(shape),
+        ghost_touched=directory.ghost_touched.reshape(shape),
+        ghost_recent=directory.ghost_recent.reshape(shape),
+    )
+
+
+def _scored(scores: jax.Array, count: jax.Array, now: jax.Array, policy: str) -> jax.Array:
+    if policy == "lru":
+        return jnp.broadcast_to(now, count.shape)
+    return jnp.where(scores > _INT_MAX - count, _INT_MAX, scores + count)
+
+
+def _unique(keys: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The distinct chosen keys in ascending order and how often each occurs, 0 from the last one on; ``[n]`` each."""
+    n = keys.shape[0]
+    ordered = jnp.sort(jnp.where(chosen, keys, jnp.iinfo(keys.dtype).max))
+    head = jnp.concatenate([jnp.ones(min(n, 1), bool), ordered[1:] != ordered[:-1]])
+    run = jnp.cumsum(head) - 1
+    valid = jnp.arange(n) < jnp.sum(chosen)
+    count = jax.ops.segment_sum(valid.astype(jnp.int32), run, n)
+    return jnp.zeros_like(keys).at[run].set(ordered), count
+
+
+def _rank_within(groups: jax.Array, num_groups: int, *order: jax.Array) -> jax.Array:
+    """Place of each element in its group by ``order``, the first array deciding first; int32."""
+    by = jnp.lexsort((*reversed(order), groups))
+    sizes = jax.ops.segment_sum(jnp.ones_like(groups), groups, num_groups + 1)
+    starts = jnp.cumsum(sizes) - sizes
+    place = jnp.arange(groups.shape[0], dtype=jnp.int32) - starts[groups[by]].astype(jnp.int32)
+    return jnp.zeros_like(place).at[by].set(place)

@@ -1,15 +1,19 @@
 """The native ops, with the signatures of their twins in `jax_tt._reference` and the platform to run on.
 
-`tt` and `dense` call the FFI targets; `partition` makes those calls split over the devices of a sharded batch and
-fold into `jax.vmap`.
+`tt`, `dense` and `cache` call the FFI targets; `partition` makes those calls split over the devices of a sharded
+batch and fold into `jax.vmap`.
 """
 
 from jax_tt import _ffi
+from jax_tt._native.cache import cache_observe, cache_populate, cache_probe
 from jax_tt._native.dense import dense_backward, dense_forward, dense_update
 from jax_tt._native.tt import tt_backward, tt_forward, tt_update
 
 __all__ = [
     "available",
+    "cache_observe",
+    "cache_populate",
+    "cache_probe",
     "dense_backward",
     "dense_forward",
     "dense_update",

@@ -5,6 +5,18 @@ from typing import Any
 
 from jax_tt import optimizers as optimizers
 from jax_tt._bags import Bags as Bags
+from jax_tt._cache.config import RowCache as RowCache
+from jax_tt._cache.config import WriteBack as WriteBack
+from jax_tt._cache.directory import CacheDirectory as CacheDirectory
+from jax_tt._cache.lookup import cached_tt_embed_bag as cached_tt_embed_bag
+from jax_tt._cache.lookup import cached_tt_lookup as cached_tt_lookup
+from jax_tt._cache.refresh import flush_cache as flush_cache
+from jax_tt._cache.refresh import populate_cache as populate_cache
+from jax_tt._cache.refresh import refresh_if_due as refresh_if_due
+from jax_tt._cache.refresh import reset_cache as reset_cache
+from jax_tt._cache.statistics import cache_statistics as cache_statistics
+from jax_tt._cache.table import CachedTable as CachedTable
+from jax_tt._cache.table import init_cached_table as init_cached_table
 from jax_tt._init import init_cores as init_cores
 from jax_tt._ops._table import FusedTable as FusedTable
 from jax_tt._ops._table import init_fused_table as init_fused_table

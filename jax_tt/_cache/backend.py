@@ -34,9 +34,7 @@ def observe(
     return _backend.run(_backend.choose(method), native, plain, directory, keys, slots)
 
 
-def populate(
-    directory: CacheDirectory, method: str
-) -> tuple[CacheDirectory, jax.Array, jax.Array]:
+def populate(directory: CacheDirectory, method: str) -> tuple[CacheDirectory, jax.Array, jax.Array]:
     """Lets hot ghosts in; `jax_tt._cache.reference.populate`."""
 
     def native(platform: str, directory: CacheDirectory) -> Any:

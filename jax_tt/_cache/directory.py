@@ -58,9 +58,7 @@ class CacheDirectory(NamedTuple):
         return self.tags.shape[0] * self.tags.shape[1]
 
 
-def init_directory(
-    sets: int, ways: int, buckets: int, room: int, key_dtype: Any
-) -> CacheDirectory:
+def init_directory(sets: int, ways: int, buckets: int, room: int, key_dtype: Any) -> CacheDirectory:
     """An empty directory; ``buckets`` is a multiple of ``sets``."""
     # Separate buffers: a donated state may not hold one array twice.
     return CacheDirectory(

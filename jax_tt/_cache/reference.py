@@ -59,7 +59,9 @@ def observe(
     home = jnp.where(count > 0, bucket_of(news, sets, buckets), buckets)
     same = directory.ghost_tags.at[home].get(mode="fill", fill_value=-1) == news[:, None]
     known = jnp.any(same, axis=1) & (count > 0)
-    place = jnp.where(known, home * room + jnp.argmax(same, axis=1).astype(jnp.int32), buckets * room)
+    place = jnp.where(
+        known, home * room + jnp.argmax(same, axis=1).astype(jnp.int32), buckets * room
+    )
 
     def feed(values: jax.Array, new: jax.Array) -> jax.Array:
         return values.reshape(-1).at[place].set(new, mode="drop")

@@ -7,7 +7,7 @@ batch and fold into `jax.vmap`.
 from jax_tt import _ffi
 from jax_tt._native.cache import cache_observe, cache_populate, cache_probe
 from jax_tt._native.dense import dense_backward, dense_forward, dense_update
-from jax_tt._native.tt import tt_backward, tt_forward, tt_update
+from jax_tt._native.tt import tt_backward, tt_forward, tt_plan, tt_update
 
 __all__ = [
     "available",
@@ -19,6 +19,7 @@ __all__ = [
     "dense_update",
     "tt_backward",
     "tt_forward",
+    "tt_plan",
     "tt_update",
 ]
 

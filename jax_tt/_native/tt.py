@@ -88,6 +88,46 @@ def _blocked(platform: str, operands: Operands, spec: TTSpec, cores: Cores) -> t
     return plan, per_block * saved if accumulator(cores[0].dtype) == jnp.float32 else 0
 
 
+def _plan(
+    platform: str,
+    spec: TTSpec,
+    size: int,
+    ids: jax.Array,
+    offsets: jax.Array,
+    sentinel: jax.Array,
+    attributes: dict[str, Any],
+) -> jax.Array:
+    """Plan of one shard, ``[blocks, size]``."""
+    (plan,) = native_call(
+        platform,
+        "plan",
+        (jax.ShapeDtypeStruct((ids.shape[0], size), jnp.int32),),
+        _workspace(platform, "plan", spec, ids),
+        ids,
+        offsets,
+        sentinel,
+        **attributes,
+    )
+    return plan
+
+
+def tt_plan(spec: TTSpec, cores: Cores, batch: Batch, out: jax.Array, *, platform: str) -> Arrays:
+    """Residuals for a backward pass without a forward pass: nothing saved, and the result that stood in for it."""
+    operands = make_operands(spec, cores[0].dtype, batch)
+    size, _ = _blocked(platform, operands, spec, cores)
+    sentinel = jnp.ones((), jnp.float32)
+
+    def local(ids: jax.Array, offsets: jax.Array, sentinel: Any, axes: Any) -> Arrays:
+        attributes = _batch_attributes(platform, spec, batch, axes)
+        return (_plan(platform, spec, size, ids, offsets, sentinel, attributes),)
+
+    (plan,) = over_blocks(
+        local, (operands.ids, operands.offsets, sentinel), (True, True, False), (True,)
+    )
+    saved = jnp.zeros((operands.blocks, 0), accumulator(cores[0].dtype))
+    return plan, saved, out.reshape(operands.out_shape(spec.features))
+
+
 def tt_forward(
     spec: TTSpec,
     cores: Cores,
@@ -113,16 +153,7 @@ def tt_forward(
     ) -> Arrays:
         attributes = _batch_attributes(platform, spec, batch, axes)
         blocks = ids.shape[0]
-        (plan,) = native_call(
-            platform,
-            "plan",
-            (jax.ShapeDtypeStruct((blocks, plan_size), jnp.int32),),
-            _workspace(platform, "plan", spec, ids),
-            ids,
-            offsets,
-            sentinel,
-            **attributes,
-        )
+        plan = _plan(platform, spec, plan_size, ids, offsets, sentinel, attributes)
         out, saved = native_call(
             platform,
             "forward",

@@ -146,6 +146,28 @@ def forward(
     return run(method, native, reference, cores, batch, sentinel)
 
 
+def plan(
+    spec: Spec, cores: Cores, batch: Batch, out: jax.Array, method: str
+) -> tuple[jax.Array, ...]:
+    """What `backward` and `update` of a TT table need where no forward pass over the whole batch went before.
+
+    ``out`` is the result that was computed instead; an update takes it only to run after it.
+    """
+    if method == "reference":
+        return ()
+    axes = varying_axes(cores, batch)
+    cores, batch, out = vary_over((cores, batch, out), axes)
+
+    def native(platform: str, cores: Cores, batch: Batch, out: jax.Array) -> Any:
+        return vary_over(_module().tt_plan(spec, cores, batch, out, platform=platform), axes)
+
+    def reference(cores: Cores, batch: Batch, out: jax.Array) -> Any:
+        saved = jax.eval_shape(partial(native, native_platforms()[0]), cores, batch, out)
+        return vary_over(tuple(jnp.zeros(s.shape, s.dtype) for s in saved), axes)
+
+    return run(method, native, reference, cores, batch, out)
+
+
 def backward(
     spec: Spec,
     cores: Cores,

@@ -33,6 +33,41 @@ def call_fused(
     key: jax.Array | None,
 ) -> jax.Array:
     """Weighted sums ``[S, nb, D]`` whose backward pass updates ``table``."""
+    call, arrays, batch = prepare(
+        spec,
+        table,
+        batch,
+        optimizer,
+        method=method,
+        axis_name=axis_name,
+        grad_scale=grad_scale,
+        skip_nonfinite=skip_nonfinite,
+        stochastic_rounding=stochastic_rounding,
+        key=key,
+    )
+
+    def pooled(inputs: tuple[FusedTable, Batch, dict[str, jax.Array]]) -> jax.Array:
+        table, batch, arrays = inputs
+        weights = batch.weights
+        return fused_sum(call, table, weights, dataclasses.replace(batch, weights=None), arrays)
+
+    return pooled_over_explicit_axes(pooled, (table, batch, arrays), batch)
+
+
+def prepare(
+    spec: Spec,
+    table: FusedTable,
+    batch: Batch,
+    optimizer: Optimizer,
+    *,
+    method: str,
+    axis_name: Any,
+    grad_scale: Any,
+    skip_nonfinite: bool,
+    stochastic_rounding: bool,
+    key: jax.Array | None,
+) -> tuple[Fused, dict[str, jax.Array], Batch]:
+    """The static part of a fused call, the numbers of its update, and the batch as the call takes it."""
     storage = table.cores[0].dtype
     stochastic = stochastic_rounding and storage.itemsize == 2
     # The step decides schedules and rounding; as a constant it gets no cotangent from them.
@@ -50,14 +85,7 @@ def call_fused(
         stochastic,
         axis_name,
     )
-    batch = vary_over(batch, varying_axes(batch))
-
-    def pooled(inputs: tuple[FusedTable, Batch, dict[str, jax.Array]]) -> jax.Array:
-        table, batch, arrays = inputs
-        weights = batch.weights
-        return fused_sum(call, table, weights, dataclasses.replace(batch, weights=None), arrays)
-
-    return pooled_over_explicit_axes(pooled, (table, batch, arrays), batch)
+    return call, arrays, vary_over(batch, varying_axes(batch))
 
 
 def _inverse(grad_scale: Any) -> jax.Array:

@@ -50,7 +50,7 @@ def _forward(call: Fused, table: FusedTable, batch: Batch, save: bool) -> tuple[
 def _fwd(call: Fused, table: Any, weights: Any, batch: Any, arrays: Any) -> tuple[Any, Any]:
     wanted = Wanted(perturbed(table), perturbed(weights))
     if wanted.cores:
-        _check_whole(call, table)
+        check_whole(call, table)
     table, weights, batch, arrays = values((table, weights, batch, arrays))
     batch = dataclasses.replace(batch, weights=weights)
     out, residuals = _forward(call, table, batch, wanted.cores)
@@ -65,6 +65,23 @@ def _bwd(call: Fused, saved: Any, g: Any) -> tuple[Any, Any, None, None]:
             return None, None, None, None
         dweights = weights_gradient(call.spec, table.cores, batch, g, call.method)
         return None, dweights, None, None
+    new, dweights = stepped(call, table, batch, residuals, arrays, g, wanted)
+    return new, dweights, None, None
+
+
+fused_sum.defvjp(_fwd, _bwd, symbolic_zeros=True)
+
+
+def stepped(
+    call: Fused,
+    table: FusedTable,
+    batch: Batch,
+    residuals: Any,
+    arrays: dict[str, jax.Array],
+    g: jax.Array,
+    wanted: Wanted,
+) -> tuple[FusedTable, jax.Array | None]:
+    """The table after the update with output gradient ``g``, and the gradient of the weights."""
     batch, g = once((batch, g), table.step)
     # Shards of a batch beside a replicated table: sum the gradients over them before the one update.
     axes = varying_axes(batch, g) - varying_axes(table)
@@ -85,14 +102,10 @@ def _bwd(call: Fused, saved: Any, g: Any) -> tuple[Any, Any, None, None]:
         axis_name=tuple(sorted(axes, key=str)) if axes else call.axis_name,
     )
     # A sentinel that was moved stays moved: refusing once is not enough.
-    new = FusedTable(cores, slots, table.step + applied, table.sentinel)
-    return new, dweights, None, None
+    return FusedTable(cores, slots, table.step + applied, table.sentinel), dweights
 
 
-fused_sum.defvjp(_fwd, _bwd, symbolic_zeros=True)
-
-
-def _check_whole(call: Fused, table: Any) -> None:
+def check_whole(call: Fused, table: Any) -> None:
     parts = jax.tree_util.tree_leaves_with_path(
         table, is_leaf=lambda x: isinstance(x, jax.custom_derivatives.CustomVJPPrimal)
     )

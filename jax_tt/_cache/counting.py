@@ -1,0 +1,48 @@
+"""Counts the requests of one batch in the directory, the same on every device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tt._cache import backend
+from jax_tt._cache.directory import CacheDirectory, add_to_statistics
+from jax_tt._ops._vma import varying_axes
+
+
+def count_batch(
+    directory: CacheDirectory,
+    keys: jax.Array,
+    slots: jax.Array,
+    policy: str,
+    method: str,
+    axis_name: Any = None,
+) -> CacheDirectory:
+    """The directory one step later; keys and slots as `probe` takes and gives them, of any shape.
+
+    Inside a ``shard_map`` the keys of all shards are counted, so that replicas of the directory stay equal.
+    """
+    axes = tuple(sorted(varying_axes(keys) - varying_axes(directory), key=str)) or axis_name
+    keys, slots = keys.reshape(-1), slots.reshape(-1)
+    if axes:
+        keys, slots = (_of_all_shards(part, axes) for part in (keys, slots))
+    directory = directory._replace(clock=directory.clock + 1)
+    directory, counts = backend.observe(directory, keys, slots, policy, method)
+    return add_to_statistics(
+        directory,
+        calls=1,
+        requested=counts[0],
+        unique=counts[1],
+        misses=counts[2],
+        unique_misses=counts[3],
+    )
+
+
+def _of_all_shards(part: jax.Array, axes: Any) -> jax.Array:
+    """All shards one behind the other. As a sum, so that JAX knows the result to be the same on all of them."""
+    shards = lax.psum(1, axes)
+    whole = jnp.zeros((shards, *part.shape), part.dtype).at[lax.axis_index(axes)].set(part)
+    return lax.psum(whole, axes).reshape(-1)

@@ -1,0 +1,152 @@
+"""Lookups and bags of a `CachedTable`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jax_tt._arguments import as_dtype
+from jax_tt._cache import backend
+from jax_tt._cache.config import RowCache
+from jax_tt._cache.counting import count_batch
+from jax_tt._cache.directory import CacheDirectory
+from jax_tt._cache.keys import keys_of
+from jax_tt._cache.sums import copied_rows_sum, trained_rows_sum
+from jax_tt._cache.table import CachedTable
+from jax_tt._dtypes import accumulator
+from jax_tt._ops._batch import Batch
+from jax_tt._ops._canonical import check_combiner, tt_table
+from jax_tt._ops._combine import combine
+from jax_tt._ops._explicit import reshape_rows
+from jax_tt._ops._inputs import bag_batch, lookup_batch
+from jax_tt._ops._spec import TTSpec
+from jax_tt._ops._table import tt_fused
+from jax_tt.optimizers import Optimizer
+
+
+def cached_tt_embed_bag(
+    table: CachedTable,
+    bags: Any,
+    cache: RowCache,
+    *,
+    combiner: str = "sum",
+    count: bool = True,
+    optimizer: Optimizer | None = None,
+    num_embeddings: int | None = None,
+    bounds: str = "error",
+    dtype: Any = None,
+    method: str = "auto",
+    axis_name: Any = None,
+    name: str | None = None,
+    **update: Any,
+) -> tuple[jax.Array, CacheDirectory]:
+    """`tt_embed_bag` (or, with an optimizer, `fused_tt_embed_bag`) that reads hot rows from a cache.
+
+    Differentiable in ``table.table`` and, with ``gradients="rows"``, in ``table.rows``.
+
+    Args:
+        table: `CachedTable`.
+        bags: `Bags`, or integer ids ``[B, L]``.
+        cache: the `RowCache` that the table was made for.
+        combiner, num_embeddings, bounds, dtype, method, axis_name, name: as in `tt_embed_bag`.
+        count: count the batch in the directory (training), or leave it alone (inference).
+        optimizer: the rule of a fused table.
+        **update: ``grad_scale``, ``skip_nonfinite``, ``stochastic_rounding``, ``key`` of `fused_tt_embed_bag`.
+
+    Returns:
+        ``[B, D]`` and the directory after the batch.
+
+    >>> import jax, jax_tt
+    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
+    >>> cache = jax_tt.RowCache(100, ways=4)
+    >>> table = jax_tt.init_cached_table(cores, cache)
+    >>> out, directory = jax_tt.cached_tt_embed_bag(table, jax.numpy.array([[1, 2], [1, 3]]), cache)
+    >>> out.shape, jax_tt.cache_statistics(directory)["unique_misses"]
+    ((2, 8), 3)
+    """
+    check_combiner(combiner)
+    spec, table = _checked(table, optimizer, num_embeddings, bounds, name)
+    spec, batch, bag_count = bag_batch(spec, bags, accumulator(table.cores[0].dtype))
+    result_type = as_dtype("dtype", dtype, table.cores[0].dtype)
+    options = {"method": method, "axis_name": axis_name}
+    sums, directory = _sums(spec, table, batch, cache, optimizer, count, options, update)
+    result = combine(combiner, batch, sums).reshape(bag_count, spec.features)
+    return result.astype(result_type), directory
+
+
+def cached_tt_lookup(
+    table: CachedTable,
+    ids: Any,
+    cache: RowCache,
+    *,
+    count: bool = True,
+    optimizer: Optimizer | None = None,
+    num_embeddings: int | None = None,
+    bounds: str = "error",
+    dtype: Any = None,
+    method: str = "auto",
+    axis_name: Any = None,
+    name: str | None = None,
+    **update: Any,
+) -> tuple[jax.Array, CacheDirectory]:
+    """`tt_lookup` (or, with an optimizer, `fused_tt_lookup`) that reads hot rows from a cache.
+
+    Args:
+        table: `CachedTable`.
+        ids: integers of any shape, or `SplitIds`.
+        cache, count, optimizer, update: as in `cached_tt_embed_bag`.
+        num_embeddings, bounds, dtype, method, axis_name, name: as in `tt_lookup`.
+
+    Returns:
+        ``[*ids.shape, D]`` and the directory after the batch.
+    """
+    spec, table = _checked(table, optimizer, num_embeddings, bounds, name)
+    batch, shape = lookup_batch(spec, ids)
+    result_type = as_dtype("dtype", dtype, table.cores[0].dtype)
+    options = {"method": method, "axis_name": axis_name}
+    sums, directory = _sums(spec, table, batch, cache, optimizer, count, options, update)
+    return reshape_rows(sums, (*shape, spec.features)).astype(result_type), directory
+
+
+def _checked(
+    table: Any, optimizer: Any, num_embeddings: int | None, bounds: str, name: str | None
+) -> tuple[TTSpec, CachedTable]:
+    if not isinstance(table, CachedTable):
+        raise TypeError(
+            f"table: got {type(table).__name__}; expected a CachedTable, made with jax_tt.init_cached_table(cores, cache)."
+        )
+    if optimizer is None:
+        spec, cores = tt_table(table.table, num_embeddings, bounds, name)
+        return spec, table._replace(table=cores)
+    spec, fused = tt_fused(table.table, optimizer, num_embeddings, bounds, name)
+    return spec, table._replace(table=fused)
+
+
+def _sums(
+    spec: TTSpec,
+    table: CachedTable,
+    batch: Batch,
+    cache: RowCache,
+    optimizer: Optimizer | None,
+    count: bool,
+    options: dict[str, Any],
+    update: dict[str, Any],
+) -> tuple[jax.Array, CacheDirectory]:
+    method = options["method"]
+    directory = jax.lax.stop_gradient(table.directory)
+    keys = keys_of(spec, batch, directory.tags.dtype)
+    slots = backend.probe(directory.tags, keys.reshape(-1), method).reshape(keys.shape)
+    if optimizer is not None:
+        options = options | {
+            "grad_scale": None,
+            "skip_nonfinite": False,
+            "stochastic_rounding": True,
+            "key": None,
+            **update,
+        }
+    pooled = trained_rows_sum if cache.gradients == "rows" else copied_rows_sum
+    sums = pooled(spec, table.table, table.rows, batch, slots, optimizer, **options)
+    if count:
+        directory = count_batch(directory, keys, slots, cache.policy, method, options["axis_name"])
+    return sums, directory

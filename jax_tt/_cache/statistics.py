@@ -1,0 +1,38 @@
+"""Figures of a cache, read on the host."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from jax_tt._cache.directory import COUNTERS, CacheDirectory
+
+
+def cache_statistics(directory: CacheDirectory) -> dict[str, int | float]:
+    """Totals since the directory was made or reset. Waits for the device; nothing else does.
+
+    Returns:
+        ``calls``: batches counted; ``requested``: ids in them; ``unique``: distinct ids, batch by batch;
+        ``misses`` and ``unique_misses``: those that were not cached; ``conflict_unique_misses`` and
+        ``conflict_misses``: those of them that found no place at a refresh in the same step; ``refreshes``,
+        ``inserted``, ``evicted``, ``written_back``: what populating did; ``hit_rate``: share of requests that were
+        hits; ``occupied`` and ``occupancy``: slots in use, and their share.
+
+    >>> import jax, jax_tt
+    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
+    >>> table = jax_tt.init_cached_table(cores, jax_tt.RowCache(100, ways=4))
+    >>> jax_tt.cache_statistics(table.directory)["occupancy"]
+    0.0
+    """
+    words, tags = jax.device_get((directory.statistics, directory.tags))
+    totals: dict[str, int | float] = {
+        name: int(low) + (int(high) << 32)
+        for name, (low, high) in zip(COUNTERS, words, strict=True)
+    }
+    requested = totals["requested"]
+    occupied = int(np.sum(tags >= 0))
+    return totals | {
+        "hit_rate": (requested - totals["misses"]) / requested if requested else 0.0,
+        "occupied": occupied,
+        "occupancy": occupied / tags.size,
+    }

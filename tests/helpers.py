@@ -1,6 +1,8 @@
 """Numpy float64 model of the ops and the table of cases that every implementation is held to."""
 
 import math
+import os
+import shutil
 import string
 from dataclasses import dataclass
 
@@ -40,6 +42,15 @@ def skip_unless_stored(dtype: str, method: str) -> None:
     """Skips a test of a type that the kernels of a GPU do not store; `test_float64_is_refused` holds what they say."""
     if dtype == "float64" and (method == "cuda_emulated" or (method == "ffi" and on_gpu())):
         pytest.skip("the CUDA kernels store no float64")
+
+
+def cxx_compiler() -> str:
+    """The C++ compiler of this machine; skips the test where there is none."""
+    names = ("c++", "g++", "clang++")
+    found = os.environ.get("CXX") or next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        pytest.skip("no C++ compiler")
+    return found
 
 
 @dataclass

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import cxx_compiler
+
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = 5
 KERNELS = ("tests/cpp/emulator_planted.cu", "tests/cpp/emulator_right.cu")
@@ -52,17 +54,9 @@ PLANTED = {
 
 def built(directory, *flags):
     """The test's program, compiled with `flags`; skips where the compiler cannot."""
-    compiler = (
-        os.environ.get("CXX")
-        or shutil.which("c++")
-        or shutil.which("g++")
-        or shutil.which("clang++")
-    )
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     program = directory / "emulator_test"
     emulator = sorted(str(path) for path in ROOT.glob("ffi/cuda/emulation/*.cc"))
-    command = [compiler, "-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
+    command = [cxx_compiler(), "-std=c++20", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"]
     command += [*flags, "-DJAX_TT_EMULATION", "-I.", "tests/cpp/emulator_main.cc", *emulator]
     command += ["-x", "c++", *KERNELS, "-o", str(program)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -1,29 +1,25 @@
 """The scheduler of the CPU kernels under ThreadSanitizer, with a thread pool of its own in place of XLA's."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.helpers import cxx_compiler
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("tests/cpp/parallel_stress.cc", "ffi/cpu/workspace.cc")
 
 
 def test_phases_have_no_data_race(tmp_path):
-    compiler = (
-        os.environ.get("CXX")
-        or shutil.which("c++")
-        or shutil.which("g++")
-        or shutil.which("clang++")
-    )
-    if compiler is None:
-        pytest.skip("no C++ compiler")
     program = tmp_path / "stress"
     flags = ["-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", "-I."]
     built = subprocess.run(
-        [compiler, *flags, *SOURCES, "-o", str(program)], cwd=ROOT, capture_output=True, text=True
+        [cxx_compiler(), *flags, *SOURCES, "-o", str(program)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     if built.returncode and "tsan" in built.stderr:
         pytest.skip("this compiler comes without ThreadSanitizer")

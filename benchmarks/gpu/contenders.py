@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 import jax_tt
 from benchmarks.gpu.timing import Step
@@ -78,24 +77,7 @@ def dense_fused(work: GpuWork, method: str) -> tuple[Step, Any]:
 
 def flax_dense(work: GpuWork) -> tuple[Step, Any]:
     """The same with `nnx.Embed` and `optax.sgd`."""
-    from flax import nnx
+    from benchmarks.contenders.flax_embed import dense_program
 
-    model = nnx.Embed(
-        work.shape.num_embeddings,
-        work.shape.features,
-        embedding_init=nnx.initializers.constant(0.01),
-        rngs=nnx.Rngs(0),
-    )
-    graph, params = nnx.split(model)
-    g, tx = work.gradient(), optax.sgd(LEARNING_RATE)
-
-    def step(state: Any, ids: jax.Array) -> Any:
-        params, slots = state
-
-        def loss(params: Any) -> jax.Array:
-            return jnp.vdot(nnx.merge(graph, params)(ids).sum(axis=1), g)
-
-        updates, slots = tx.update(jax.grad(loss)(params), slots, params)
-        return optax.apply_updates(params, updates), slots
-
-    return step, (params, tx.init(params))
+    step, state = dense_program(work.shape, work.gradient())
+    return lambda state, ids: step(state, ids)[1], state

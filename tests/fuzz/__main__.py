@@ -1,4 +1,4 @@
-"""Hostile calls, each part in a process of its own: ``python -m tests.fuzz --calls 100000``.
+"""Hostile calls, in processes of their own: ``python -m tests.fuzz --calls 100000``.
 
 Prints how many calls raised, returned, and returned what numpy says. A call that kills or hangs its process, raises an
 error of the wrong kind or returns a wrong value fails the run, and the command that repeats it alone is printed.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import concurrent.futures
 import faulthandler
 import importlib
 import mmap
@@ -20,6 +21,7 @@ import time
 
 # Share of the calls that each part gets: a raw call is compiled first, a traced one is traced.
 SHARES = {"data": 0.88, "trace": 0.08, "raw": 0.04}
+MIN_CALLS = 500  # of a process, which starts JAX for them
 CLEAR_EVERY = 1000  # programs compiled for one call each would fill the memory
 
 
@@ -28,7 +30,13 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--part", choices=SHARES, help="run this part alone, with all the calls")
-    parser.add_argument("--timeout", type=float, default=7200, help="seconds for each part")
+    parser.add_argument("--timeout", type=float, default=7200, help="seconds for each process")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=min(8, os.cpu_count() or 1),
+        help="processes at once; the calls are the same for any number",
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--progress", help=argparse.SUPPRESS)
@@ -36,16 +44,29 @@ def main() -> int:
     if options.worker:
         return _work(options.part, options.seed, options.first, options.calls, options.progress)
     parts = {options.part: 1.0} if options.part else SHARES
-    failed = False
+    tasks = []
     for part, share in parts.items():
-        ok, text = run(part, round(options.calls * share), options.seed, options.timeout)
-        print(text, flush=True)
-        failed |= not ok
-    return int(failed)
+        calls = round(options.calls * share)
+        # Eight to a job, so that none ends long before the others.
+        size = max(MIN_CALLS, -(-calls // (8 * options.jobs)))
+        tasks += [(part, first, min(size, calls - first)) for first in range(0, calls, size)]
+    failures = 0
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        running = [
+            pool.submit(run, part, calls, options.seed, options.timeout, first)
+            for part, first, calls in tasks
+        ]
+        for task in concurrent.futures.as_completed(running):
+            passed, text = task.result()
+            print(text, flush=True)
+            failures += not passed
+    total = sum(calls for *_, calls in tasks)
+    print(f"{total} calls in {len(tasks)} processes: {failures} failures")
+    return int(failures > 0)
 
 
-def run(part: str, calls: int, seed: int, timeout: float) -> tuple[bool, str]:
-    """Runs one part in a process of its own; whether it passed, and its report."""
+def run(part: str, calls: int, seed: int, timeout: float, first: int = 0) -> tuple[bool, str]:
+    """Runs calls of one part in a process of their own; whether they passed, and its report."""
     with tempfile.NamedTemporaryFile() as progress:
         progress.write(struct.pack("q", 0))
         progress.flush()
@@ -59,7 +80,15 @@ def run(part: str, calls: int, seed: int, timeout: float) -> tuple[bool, str]:
             "--seed",
             str(seed),
         ]
-        command = [*again, "--first", "0", "--calls", str(calls), "--progress", progress.name]
+        command = [
+            *again,
+            "--first",
+            str(first),
+            "--calls",
+            str(calls),
+            "--progress",
+            progress.name,
+        ]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
             status = done.returncode
@@ -104,7 +133,7 @@ def _work(part: str, seed: int, first: int, calls: int, progress: str | None) ->
             jax.clear_caches()
     took = time.perf_counter() - start
     told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    print(f"{part}: {calls} calls in {took:.0f} s, seed {seed}: {told}")
+    print(f"{part}: {calls} calls from {first} on in {took:.0f} s, seed {seed}: {told}")
     return 0
 
 

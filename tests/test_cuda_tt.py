@@ -77,6 +77,51 @@ def test_equals_the_cpu(case, method):
         assert_close(got, np.asarray(want, np.float64), 3e-5)
 
 
+def test_sums_of_long_bags_do_not_depend_on_their_neighbours(method):
+    # Around the length from which a bag is cut into spans, and far beyond it.
+    lengths = [3, 129, 0, 128, 1, 257, 130, 5000, 127, 700]
+    ends = np.cumsum(lengths)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 120, ends[-1]).astype(np.int32)
+    weights = rng.normal(size=ends[-1]).astype(np.float32)
+    ids[ends[4] + 200] = 120  # makes NaN of the bag of 257
+    cores = jax_tt.init_cores(jax.random.key(0), SMALL, "normal")
+
+    def pooled(begin, cuts, method):
+        offsets = np.concatenate([[0], np.asarray(cuts) - begin])
+        part = slice(begin, cuts[-1])
+        bags = jax_tt.Bags.from_offsets(ids[part], offsets, weights[part], include_last_offset=True)
+        return np.asarray(jax_tt.tt_embed_bag(cores, bags, num_embeddings=120, method=method))
+
+    out = pooled(0, ends, method)
+    assert np.isnan(out).all(axis=1).tolist() == [length == 257 for length in lengths]
+    valid = ~np.isnan(out)
+    expected = pooled(0, ends, "reference")
+    assert_close(out[valid], np.asarray(expected, np.float64)[valid], 1e-5)
+    for b, length in enumerate(lengths):
+        alone = pooled(ends[b] - length, ends[b : b + 1], method)
+        np.testing.assert_array_equal(alone[0], out[b])
+
+
+@pytest.mark.parametrize("platform", ["cuda_emulated", "cuda"])
+def test_workspace_is_for_what_is_asked(platform):
+    module = _ffi.load(platform)
+    if module is None:
+        pytest.skip(_ffi.why_unavailable(platform))
+    table = (1000, 2000, 3000), (4, 4, 4), (1, 32, 32, 1)
+    n, floats = 10_000, 4 * sum((1000 * 128, 2000 * 4096, 3000 * 128))
+
+    def size(op, **asked):
+        return module.workspace_size(op, *table, n, **asked)
+
+    assert size("backward", weights=True) - size("backward") == 4 * n * 64
+    plan, _ = module.plan_size(*table, 1000, n, n)
+    assert size("update", resharded=True) - size("update") >= 4 * plan
+    assert size("update", skip_nonfinite=True) - size("update") >= floats
+    # The gradients of cores are not kept where every slice takes its step at once.
+    assert size("update") == size("backward")
+
+
 @pytest.mark.parametrize("rule", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
 def test_bitwise_equal_in_any_order_of_threads(rule):
     module = _ffi.load("cuda_emulated")

@@ -64,14 +64,12 @@ template <typename T>
 Status DenseBackward(cudaStream_t stream, const DenseBatch& batch, const T* table, const float* out_gradient,
                      float* gradient, float* weight_gradient, void* workspace) {
   const DensePlan plan = MakeDensePlan(batch.num_embeddings, batch.dim, batch.n(), workspace);
-  if (Status status = SortDenseBatch(stream, batch, /*all_or_none=*/false, plan); !status.ok()) return status;
-  if (Status status = ZeroWords(stream, gradient, batch.num_embeddings * batch.dim); !status.ok()) return status;
+  JAX_TT_RETURN_IF_ERROR(SortDenseBatch(stream, batch, /*all_or_none=*/false, plan));
+  JAX_TT_RETURN_IF_ERROR(ZeroWords(stream, gradient, batch.num_embeddings * batch.dim));
   const GradientSink sink{gradient};
-  if (Status status = FourWide(batch.dim, out_gradient, gradient)
-                          ? SumAllRows<4>(stream, plan, batch, out_gradient, /*parts=*/true, sink)
-                          : SumAllRows<1>(stream, plan, batch, out_gradient, /*parts=*/true, sink);
-      !status.ok())
-    return status;
+  JAX_TT_RETURN_IF_ERROR(FourWide(batch.dim, out_gradient, gradient)
+                             ? SumAllRows<4>(stream, plan, batch, out_gradient, /*parts=*/true, sink)
+                             : SumAllRows<1>(stream, plan, batch, out_gradient, /*parts=*/true, sink));
   if (weight_gradient == nullptr) return {};
   return DenseWeightGradient(stream, plan, static_cast<int>(batch.dim), table, out_gradient, weight_gradient);
 }

@@ -84,9 +84,7 @@ Status SumAllRows(cudaStream_t stream, const DensePlan& plan, const DenseBatch& 
                   bool parts, const Sink& sink) {
   const RowLanes lanes = RowLanes::For(batch.dim, V);
   const GradientSource from{plan, out_gradient, static_cast<int>(batch.dim), batch.weights != nullptr, parts};
-  if (Status status = Launch(stream, lanes.blocks(plan.n), kDenseThreads, 0, SumRows<V, Sink>, from, lanes, sink);
-      !status.ok())
-    return status;
+  JAX_TT_RETURN_IF_ERROR(Launch(stream, lanes.blocks(plan.n), kDenseThreads, 0, SumRows<V, Sink>, from, lanes, sink));
   // A row is long from 64 positions on at the earliest, and even without any of those the sink is told the end.
   const int64_t blocks = std::clamp<int64_t>(plan.tiles / 2, 1, kLongRowBlocks);
   constexpr size_t kShared = SharedBytes<int32_t>(1) + SharedBytes<float>(kLongRowThreads * V);

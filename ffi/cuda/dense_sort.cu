@@ -112,15 +112,14 @@ Status ZeroWords(cudaStream_t stream, void* words, int64_t count) {
 }
 
 Status SortDenseBatch(cudaStream_t stream, const DenseBatch& batch, bool all_or_none, const DensePlan& plan) {
-  if (Status status = ZeroWords(stream, plan.flags, kDenseFlags); !status.ok()) return status;
+  JAX_TT_RETURN_IF_ERROR(ZeroWords(stream, plan.flags, kDenseFlags));
   const int64_t threads = std::max(plan.n, batch.groups * (batch.bags + 1));
-  if (Status status = Launch(stream, DenseBlocks(threads), kDenseThreads, 0, MakeKeys, batch, plan); !status.ok())
-    return status;
+  JAX_TT_RETURN_IF_ERROR(Launch(stream, DenseBlocks(threads), kDenseThreads, 0, MakeKeys, batch, plan));
   SortPass passes[kMaxSortPasses];
   int32_t* orders[kMaxSortPasses] = {};
   const int num_passes = MakePasses(batch.num_embeddings, plan.keys, passes);
   for (int k = 0; k < num_passes; ++k) orders[k] = plan.orders[k % 2];
-  if (Status status = StableSort(stream, plan.n, passes, num_passes, orders, plan.sorting); !status.ok()) return status;
+  JAX_TT_RETURN_IF_ERROR(StableSort(stream, plan.n, passes, num_passes, orders, plan.sorting));
   const int32_t* order = orders[num_passes - 1];
   return Launch(stream, DenseBlocks((plan.tiles + 1) * kDenseTile), kDenseThreads, 0, MarkRows, batch, all_or_none,
                 plan, order);

@@ -1,10 +1,8 @@
 // The fused update of a dense table: the gradient of a row goes into its optimizer step without passing through memory.
-#include <utility>
-
-#include "ffi/core/optimizers/optimizers.h"
 #include "ffi/core/stochastic.h"
 #include "ffi/cuda/dense_backward.h"
 #include "ffi/cuda/dense_long_rows.h"
+#include "ffi/cuda/table_step.h"
 
 namespace jax_tt {
 namespace {
@@ -95,18 +93,14 @@ Status StepAllRows(cudaStream_t stream, const UpdateArgs& args, const DenseTable
   return SumAllRows<V>(stream, args.plan, args.batch, args.out_gradient, /*parts=*/!args.step.skip_nonfinite, sink);
 }
 
-// The steps by number of the optimizer, in the order of kOptimizers.
 template <int V, typename T>
 Status UpdateRows(cudaStream_t stream, const UpdateArgs& args, const DenseTable<T>& table) {
   if (args.step.skip_nonfinite) {
     const FiniteSink check{args.step.scale, args.plan.flags};
-    if (Status status = SumAllRows<V>(stream, args.plan, args.batch, args.out_gradient, /*parts=*/true, check);
-        !status.ok())
-      return status;
+    JAX_TT_RETURN_IF_ERROR(SumAllRows<V>(stream, args.plan, args.batch, args.out_gradient, /*parts=*/true, check));
   }
-  constexpr decltype(&StepAllRows<V, T, Sgd>) kSteps[kNumOptimizers] = {
-      StepAllRows<V, T, Sgd>, StepAllRows<V, T, Adagrad>, StepAllRows<V, T, RowWiseAdagrad>, StepAllRows<V, T, Adam>};
-  return kSteps[args.step.kind](stream, args, table);
+  return DispatchRule(args.step.kind,
+                      [&](auto tag) { return StepAllRows<V, T, decltype(tag)::template Rule>(stream, args, table); });
 }
 
 }  // namespace
@@ -115,12 +109,10 @@ template <typename T>
 Status DenseUpdate(cudaStream_t stream, const DenseBatch& batch, const DenseTable<T>& table, const float* out_gradient,
                    const DenseStep& step, float* weight_gradient, float* applied, void* workspace) {
   const DensePlan plan = MakeDensePlan(batch.num_embeddings, batch.dim, batch.n(), workspace);
-  if (Status status = SortDenseBatch(stream, batch, /*all_or_none=*/true, plan); !status.ok()) return status;
+  JAX_TT_RETURN_IF_ERROR(SortDenseBatch(stream, batch, /*all_or_none=*/true, plan));
   if (weight_gradient != nullptr) {
-    if (Status status =
-            DenseWeightGradient(stream, plan, static_cast<int>(batch.dim), table.values, out_gradient, weight_gradient);
-        !status.ok())
-      return status;
+    JAX_TT_RETURN_IF_ERROR(
+        DenseWeightGradient(stream, plan, static_cast<int>(batch.dim), table.values, out_gradient, weight_gradient));
   }
   const UpdateArgs args{plan, batch, out_gradient, step, applied};
   bool four_wide = FourWide(batch.dim, table.values, out_gradient);

@@ -64,12 +64,13 @@ std::tuple<int64_t, int64_t> PlanSize(const Sizes& row_factors, const Sizes& col
 }
 
 int64_t WorkspaceSize(const std::string& op, const Sizes& row_factors, const Sizes& col_factors, const Sizes& ranks,
-                      int64_t n) {
+                      int64_t n, bool weights, bool resharded, bool skip_nonfinite) {
   const TTShape shape = MakeShape(row_factors, col_factors, ranks, 0);
+  const TTAsked asked{weights, resharded, skip_nonfinite};
   if (op == "plan") return PlanWorkspace(MakeCudaPlan(shape, n));
   if (op == "forward") return TTForwardWorkspace(shape, n);
-  if (op == "backward") return TTBackwardWorkspace(shape, n);
-  if (op == "update") return TTUpdateWorkspace(shape, n);
+  if (op == "backward") return TTBackwardWorkspace(shape, n, asked);
+  if (op == "update") return TTUpdateWorkspace(shape, n, asked);
   if (op == "apply") return TTApplyWorkspace();
   throw std::invalid_argument("op: got '" + op + "', expected plan, forward, backward, update or apply");
 }
@@ -89,7 +90,8 @@ NB_MODULE(_cuda, m) {
         nb::arg("num_embeddings"), nb::arg("n"), nb::arg("hint"),
         "Sizes of the buffers that travel from the plan and the forward pass to the backward pass.");
   m.def("workspace_size", &jax_tt::WorkspaceSize, nb::arg("op"), nb::arg("row_factors"), nb::arg("col_factors"),
-        nb::arg("ranks"), nb::arg("n"), "Bytes of workspace that a TT op takes for n ids.");
+        nb::arg("ranks"), nb::arg("n"), nb::kw_only(), nb::arg("weights") = false, nb::arg("resharded") = false,
+        nb::arg("skip_nonfinite") = false, "Bytes of workspace that a TT op takes for n ids.");
   m.def(
       "dense_workspace_size",
       [](const std::string& op, int64_t num_embeddings, int64_t features, int64_t n) {

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <type_traits>
 
 #include "ffi/cuda/block_scan.h"
 #include "ffi/cuda/cuda_status.h"
+#include "ffi/cuda/ids.h"
 #include "ffi/cuda/plan.h"
 #include "ffi/cuda/sort.h"
 #include "ffi/cuda/workspace.h"
@@ -13,7 +13,7 @@ namespace {
 constexpr int kThreads = 256;
 // One block numbers the rows of so many positions.
 constexpr int kRowThreads = 1024;
-constexpr int64_t kRowTile = 8192;
+constexpr int64_t kRowTile = 2048;
 
 // Which side of the main pivot is contracted with it first decides which rows should be adjacent.
 void SortOrder(const TTShape& shape, int main, int* cores) {
@@ -93,69 +93,11 @@ __global__ void ComparePlan(const int32_t* plan, int64_t n, const unsigned long 
       plan[CudaPlan::kPositions] == n && *reinterpret_cast<const unsigned long long*>(plan + CudaPlan::kHash) == *hash;
 }
 
-// The digits of one lookup, or why it has none.
-struct Id {
-  enum Kind { kValid, kPadding, kNegative, kTooLarge };
-  Kind kind = kValid;
-  int64_t linear = 0;
-};
-
-template <typename Int>
-__device__ __forceinline__ Id ReadLinear(const Int* ids, int64_t position, bool padded) {
-  const Int id = ids[position];
-  if (padded && id == static_cast<Int>(-1)) return {Id::kPadding, 0};
-  if constexpr (std::is_signed_v<Int>)
-    if (id < 0) return {Id::kNegative, 0};
-  return {Id::kValid, static_cast<int64_t>(id)};
-}
-
-// Split ids come as digits; any that is no digit of this shape stands for an id past its end unless the first is
-// negative.
-__device__ __forceinline__ Id ReadSplit(const TTShape& shape, const int32_t* digits) {
-  bool all_minus_one = true, valid = true;
-  int64_t id = 0;
-  for (int k = 0; k < shape.d; ++k) {
-    all_minus_one &= digits[k] == -1;
-    valid &= digits[k] >= 0 && digits[k] < shape.p[k];
-    if (valid) id = id * shape.p[k] + digits[k];
-  }
-  if (all_minus_one) return {Id::kPadding, 0};
-  if (digits[0] < 0) return {Id::kNegative, 0};
-  return valid ? Id{Id::kValid, id} : Id{Id::kTooLarge, 0};
-}
-
-__device__ Id ReadId(const Lookups& lookups, const TTShape& shape, int64_t position) {
-  Id id;
-  switch (lookups.type) {
-    case IdType::kInt32:
-      id = ReadLinear(static_cast<const int32_t*>(lookups.ids), position, lookups.padded);
-      break;
-    case IdType::kUint32:
-      id = ReadLinear(static_cast<const uint32_t*>(lookups.ids), position, lookups.padded);
-      break;
-    case IdType::kInt64:
-      id = ReadLinear(static_cast<const int64_t*>(lookups.ids), position, lookups.padded);
-      break;
-    case IdType::kDigits:
-      id = ReadSplit(shape, static_cast<const int32_t*>(lookups.ids) + position * shape.d);
-      if (id.kind == Id::kPadding && !lookups.padded) id.kind = Id::kNegative;
-      break;
-  }
-  if (id.kind == Id::kValid && id.linear >= shape.num_embeddings) id.kind = Id::kTooLarge;
-  return id;
-}
-
-// The last bag that starts at or before an entry of its group.
-__device__ int64_t FindBag(const int32_t* offsets, int64_t bags, int64_t entry) {
-  int64_t low = 0, high = bags;
-  while (high - low > 1) {
-    const int64_t middle = (low + high) / 2;
-    if (offsets[middle] <= entry)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
+__device__ int64_t ReadRow(const Lookups& lookups, const TTShape& shape, int64_t position) {
+  if (lookups.type != IdType::kDigits)
+    return ResolveWholeId(lookups.type, lookups.ids, position, lookups.padded, lookups.bounds, shape.num_embeddings);
+  const int64_t id = JoinDigits(shape, static_cast<const int32_t*>(lookups.ids) + position * shape.d);
+  return ResolveId(id, lookups.padded, lookups.bounds, shape.num_embeddings);
 }
 
 __device__ void CheckOffset(const Lookups& lookups, int64_t i, int32_t* header) {
@@ -168,7 +110,7 @@ __device__ void CheckOffset(const Lookups& lookups, int64_t i, int32_t* header) 
 // Bag and digits of every position, and the checks of the batch.
 __global__ void __launch_bounds__(kThreads)
     ReadBatch(const __grid_constant__ TTShape shape, const __grid_constant__ CudaPlan layout,
-              const __grid_constant__ Lookups lookups, const float* sentinel, int32_t* plan, int32_t* digits,
+              const __grid_constant__ Lookups lookups, const float* sentinel, bool hash, int32_t* plan, int32_t* digits,
               const int32_t* skip) {
   if (skip != nullptr && *skip) return;
   const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
@@ -177,41 +119,32 @@ __global__ void __launch_bounds__(kThreads)
     plan[CudaPlan::kPositions] = static_cast<int32_t>(layout.n);
     if (sentinel != nullptr && *sentinel != 1.0f) plan[CudaPlan::kBroken] = 1;
   }
-  AddBatchHash(lookups, reinterpret_cast<unsigned long long*>(plan + CudaPlan::kHash));
-  bool valid = false, outside = false;
+  if (hash) AddBatchHash(lookups, reinterpret_cast<unsigned long long*>(plan + CudaPlan::kHash));
+  bool valid = false, poisoned = false;
   if (i < layout.n) {
-    const int64_t group = i / lookups.capacity, entry = i % lookups.capacity;
-    const int32_t* offsets = lookups.offsets + group * (lookups.bags + 1);
-    int32_t bag = -1;
-    int64_t id = 0;
-    if (lookups.bags > 0 && entry >= offsets[0] && entry < offsets[lookups.bags]) {
-      const Id read = ReadId(lookups, shape, i);
-      valid = read.kind == Id::kValid;
-      outside = read.kind == Id::kNegative || read.kind == Id::kTooLarge;
-      id = read.linear;
-      if (outside && (lookups.bounds == Bounds::kPoison || lookups.bounds == Bounds::kError)) bag = CudaPlan::kPoisoned;
-      // A table without rows has no nearest row.
-      if (outside && (lookups.bounds == Bounds::kClip || lookups.bounds == Bounds::kUnchecked) &&
-          shape.num_embeddings > 0) {
-        valid = true;
-        id = read.kind == Id::kNegative ? 0 : shape.num_embeddings - 1;
-      }
-      if (valid) bag = static_cast<int32_t>(group * lookups.bags + FindBag(offsets, lookups.bags, entry));
-    }
-    plan[layout.bag() + i] = bag;
+    const int64_t group = i / lookups.capacity;
+    const int32_t bag =
+        FindBag(lookups.offsets + group * (lookups.bags + 1), lookups.bags, i - group * lookups.capacity);
+    const int64_t row = bag < 0 ? kNoRow : ReadRow(lookups, shape, i);
+    valid = row >= 0;
+    poisoned = row == kPoisonedRow;
+    plan[layout.bag() + i] = valid      ? static_cast<int32_t>(group * lookups.bags + bag)
+                             : poisoned ? CudaPlan::kPoisoned
+                                        : -1;
     plan[layout.row_of() + i] = -1;
     plan[layout.row_head() + i] = -1;
+    int64_t id = row;
     for (int k = shape.d - 1; k >= 0; --k) {
       const int64_t quotient = id / shape.p[k];
       digits[k * layout.n + i] = static_cast<int32_t>(valid ? id - quotient * shape.p[k] : shape.p[k]);
       id = quotient;
     }
   }
-  const unsigned valid_lanes = __ballot_sync(kAllLanes, valid), outside_lanes = __ballot_sync(kAllLanes, outside);
-  if (threadIdx.x % 32 == 0) {
-    if (valid_lanes) atomicAdd(plan + CudaPlan::kValid, __popc(valid_lanes));
-    if (outside_lanes) atomicAdd(plan + CudaPlan::kOutOfRange, __popc(outside_lanes));
-  }
+  const int valid_here = __syncthreads_count(valid);
+  const bool any_poisoned = __syncthreads_or(poisoned);
+  if (threadIdx.x != 0) return;
+  if (valid_here > 0) atomicAdd(plan + CudaPlan::kValid, valid_here);
+  if (any_poisoned) plan[CudaPlan::kBadIds] = 1;
 }
 
 // Whether sorted entry i names another row than the one before it.
@@ -270,21 +203,60 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
+// What the entries of a core, in the order of its slices, have of slice numbers.
+struct SortedSlices {
+  const int32_t *numbers, *list;  // the number of an entry is numbers[list[entry]], or numbers[entry] without a list
+  int64_t entries;
+
+  __device__ SortedSlices(const CudaPlan& layout, const int32_t* plan, const int32_t* digits, int k)
+      : numbers(k == layout.main ? plan + layout.row_digit(k) : digits + k * layout.n),
+        list(k == layout.main ? nullptr : plan + layout.list(k)),
+        entries(plan[k == layout.main ? CudaPlan::kRows : CudaPlan::kValid]) {}
+  __device__ int64_t operator()(int64_t entry) const { return numbers[list == nullptr ? entry : list[entry]]; }
+  // The first entry of this slice or a later one.
+  __device__ int64_t First(int64_t slice) const {
+    int64_t low = 0, high = entries;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if ((*this)(middle) < slice)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low;
+  }
+};
+
+// Whether the slices of a core are cut by the entries that begin them, or, where there are more slices than positions,
+// each slice looks for its first entry.
+JAX_TT_INLINE bool CutByEntry(const CudaPlan& layout, int k) { return layout.p[k] <= layout.n; }
+
 // First entry of each slice of every core: where its digit first appears, and where no digit does that of the next.
 __global__ void __launch_bounds__(kThreads)
     CutSegments(const __grid_constant__ CudaPlan layout, int32_t* plan, const int32_t* digits, const int32_t* skip) {
   if (skip != nullptr && *skip) return;
   const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
+  const int lane = threadIdx.x % 32;
   for (int k = 0; k < layout.d; ++k) {
-    const bool by_row = k == layout.main;
-    const int64_t entries = plan[by_row ? CudaPlan::kRows : CudaPlan::kValid];
-    if (i > entries) continue;
-    const int32_t* list = plan + layout.list(k);
-    const auto digit = [&](int64_t entry) {
-      return by_row ? plan[layout.row_digit(k) + entry] : digits[k * layout.n + list[entry]];
-    };
-    const int64_t low = i == 0 ? -1 : digit(i - 1), high = i == entries ? layout.p[k] : digit(i);
-    for (int64_t slice = low + 1; slice <= high; ++slice) plan[layout.segment(k) + slice] = static_cast<int32_t>(i);
+    const SortedSlices slices(layout, plan, digits, k);
+    int32_t* segment = plan + layout.segment(k);
+    if (!CutByEntry(layout, k)) {
+      if (i <= layout.p[k]) segment[i] = static_cast<int32_t>(slices.First(i));
+      continue;
+    }
+    // The entry begins the slices from the one after its predecessor's to its own; the end, those that are left.
+    int low = 0, high = -1;
+    if (i <= slices.entries) {
+      low = i == 0 ? 0 : static_cast<int>(slices(i - 1)) + 1;
+      high = static_cast<int>(i == slices.entries ? layout.p[k] : slices(i));
+    }
+    if (low <= high) segment[low] = static_cast<int32_t>(i);
+    // Where there are several, the warp writes the others together.
+    for (unsigned gaps = __ballot_sync(kAllLanes, low < high); gaps != 0; gaps &= gaps - 1) {
+      const int from = __ffs(static_cast<int>(gaps)) - 1;
+      const int first = __shfl_sync(kAllLanes, low, from) + 1, last = __shfl_sync(kAllLanes, high, from);
+      for (int slice = first + lane; slice <= last; slice += 32) segment[slice] = static_cast<int32_t>(i - lane + from);
+    }
   }
 }
 
@@ -311,11 +283,11 @@ __global__ void __launch_bounds__(kRowThreads)
 }
 
 Status Build(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
-             const float* sentinel, int32_t* plan, const Scratch& scratch, const int32_t* skip) {
+             const float* sentinel, bool hash, int32_t* plan, const Scratch& scratch, const int32_t* skip) {
   JAX_TT_RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(plan, 0, CudaPlan::kHeader * sizeof(int32_t), stream)));
   const int64_t threads = std::max<int64_t>({layout.n, lookups.groups * (lookups.bags + 1), 1});
   JAX_TT_RETURN_IF_ERROR(Launch(stream, (threads + kThreads - 1) / kThreads, kThreads, 0, ReadBatch, shape, layout,
-                                lookups, sentinel, plan, scratch.digits, skip));
+                                lookups, sentinel, hash, plan, scratch.digits, skip));
 
   int cores[kMaxCores], num_passes = 0;
   SortOrder(shape, layout.main, cores);
@@ -343,7 +315,10 @@ Status Build(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, 
   JAX_TT_RETURN_IF_ERROR(Launch(stream, tiles, kRowThreads, kShared, NumberRows, layout, plan,
                                 static_cast<const int32_t*>(scratch.digits),
                                 static_cast<const int32_t*>(scratch.tile_rows), skip));
-  JAX_TT_RETURN_IF_ERROR(Launch(stream, layout.n / kThreads + 1, kThreads, 0, CutSegments, layout, plan,
+  int64_t cuts = layout.n + 1;
+  for (int k = 0; k < layout.d; ++k)
+    if (!CutByEntry(layout, k)) cuts = std::max(cuts, layout.p[k] + 1);
+  JAX_TT_RETURN_IF_ERROR(Launch(stream, (cuts + kThreads - 1) / kThreads, kThreads, 0, CutSegments, layout, plan,
                                 static_cast<const int32_t*>(scratch.digits), skip));
   return Launch(stream, layout.d, kRowThreads, kShared, CutParts, layout, plan, skip);
 }
@@ -381,9 +356,9 @@ int64_t PlanWorkspace(const CudaPlan& layout) {
 }
 
 Status BuildPlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
-                 const float* sentinel, int32_t* plan, void* memory) {
+                 const float* sentinel, bool hash, int32_t* plan, void* memory) {
   Workspace workspace(memory);
-  return Build(stream, shape, layout, lookups, sentinel, plan, Scratch(layout, workspace), nullptr);
+  return Build(stream, shape, layout, lookups, sentinel, hash, plan, Scratch(layout, workspace), nullptr);
 }
 
 int64_t EnsurePlanWorkspace(const CudaPlan& layout) {
@@ -405,7 +380,7 @@ Status EnsurePlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& lay
   JAX_TT_RETURN_IF_ERROR(Launch(stream, 1, 1, 0, ComparePlan, given, layout.n,
                                 static_cast<const unsigned long long*>(rebuilt.hash), rebuilt.is_given));
   *plan = {given, rebuilt.plan, rebuilt.is_given};
-  return Build(stream, shape, layout, lookups, nullptr, rebuilt.plan, scratch, rebuilt.is_given);
+  return Build(stream, shape, layout, lookups, nullptr, /*hash=*/false, rebuilt.plan, scratch, rebuilt.is_given);
 }
 
 }  // namespace jax_tt

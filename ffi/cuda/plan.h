@@ -30,8 +30,9 @@ struct CudaPlan {
 
   static constexpr int kHeader = 16;
   static constexpr int32_t kPoisoned = -2;
-  // kHash: two words, a hash of the ids and offsets.  kParts + k: parts of core k.
-  enum Header { kValid = 0, kRows = 1, kOutOfRange = 2, kPositions = 3, kHash = 4, kBroken = 6, kParts = 8 };
+  // kBadIds: whether any id makes NaN of its bag.  kHash: two words, a hash of the ids and offsets, if it was asked
+  // for. kParts + k: parts of core k.
+  enum Header { kValid = 0, kRows = 1, kBadIds = 2, kPositions = 3, kHash = 4, kBroken = 6, kParts = 8 };
 
   JAX_TT_INLINE int64_t bag() const { return kHeader; }         // [n]; -1: contributes nothing, or kPoisoned
   JAX_TT_INLINE int64_t order() const { return bag() + n; }     // [n] positions sorted by row
@@ -72,9 +73,10 @@ struct PlanRef {
 };
 
 int64_t PlanWorkspace(const CudaPlan& layout);
-// Makes a plan.  A sentinel (or none: null) that is not 1, or broken offsets, mark the plan as broken.
+// Makes a plan.  A sentinel (or none: null) that is not 1, or broken offsets, mark the plan as broken.  Only a plan
+// with a hash can be recognised by EnsurePlan.
 Status BuildPlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
-                 const float* sentinel, int32_t* plan, void* workspace);
+                 const float* sentinel, bool hash, int32_t* plan, void* workspace);
 
 int64_t EnsurePlanWorkspace(const CudaPlan& layout);
 // A plan that may have been made for other parts of the batch is made again where it was.

@@ -20,11 +20,12 @@ int64_t ChunkRows(int64_t n, int64_t floats_per_row) {
 
 struct ForwardBuffers {
   int64_t chunk_rows;
-  float *rows, *pass;
+  float *rows, *bags, *pass;
 
   ForwardBuffers(const TTShape& shape, const CudaPlan& layout, Workspace& workspace)
       : chunk_rows(ChunkRows(layout.n, shape.dim())) {
     rows = workspace.Take(chunk_rows * shape.dim());
+    bags = workspace.Take(PoolFloats(layout.n, shape.dim()));
     pass = workspace.Take(PlanForward(shape, layout).workspace_floats());
   }
 };
@@ -37,18 +38,18 @@ struct BackwardBuffers {
   float *rows, *row_gradients, *carry, *pass;
   CoreShares shares;
 
-  BackwardBuffers(const TTShape& shape, const CudaPlan& layout, Workspace& workspace) {
+  BackwardBuffers(const TTShape& shape, const CudaPlan& layout, bool weights, Workspace& workspace) {
     const int last = shape.d - 1;
     const PivotList pivots = BackwardPivots(shape);
     const bool left = pivots.core[0] == 1;
     chunk_rows = ChunkRows(layout.n, 2 * shape.dim() + (left ? shape.slice_size(0) : 0) + shape.slice_size(last));
-    rows = workspace.Take(chunk_rows * shape.dim());  // for the gradients of the weights
+    rows = workspace.Take(weights ? chunk_rows * shape.dim() : 0);  // for the gradients of the weights
     row_gradients = workspace.Take(chunk_rows * shape.dim());
     carry = workspace.Take(CarryFloats(layout.n, shape.dim()));
     if (left) shares.row[0] = workspace.Take(chunk_rows * shape.slice_size(0));
     shares.row[last] = workspace.Take(chunk_rows * shape.slice_size(last));
     for (int k = 0; k < shape.d; ++k) shares.part[k] = workspace.Take(layout.max_parts[k] * shape.slice_size(k));
-    int64_t floats = PlanForward(shape, layout).workspace_floats();
+    int64_t floats = weights ? PlanForward(shape, layout).workspace_floats() : 0;
     for (int i = 0; i < pivots.count; ++i)
       floats = std::max(floats, PlanBackward(shape, layout, pivots.core[i]).workspace_floats());
     pass = workspace.Take(floats);
@@ -61,9 +62,13 @@ int64_t NumSlices(const TTShape& shape) {
   return slices;
 }
 
+// Whether each slice takes its step as soon as its gradient is summed: when all of it comes at once.
+bool StepsAtOnce(int64_t n, int64_t chunk_rows, bool skip_nonfinite) { return n <= chunk_rows && !skip_nonfinite; }
+
+// What an update takes beside BackwardBuffers where slices do not step at once.
 struct UpdateBuffers {
   CoreGradients gradients;
-  int32_t* stop;
+  int32_t* stop = nullptr;
 
   UpdateBuffers(const TTShape& shape, Workspace& workspace) {
     for (int k = 0; k < shape.d; ++k) gradients.core[k] = workspace.Take(shape.core_size(k));
@@ -76,20 +81,15 @@ struct UpdateBuffers {
 template <typename Fn>
 Status ForEachChunk(int64_t n, int64_t chunk_rows, Fn fn) {
   for (int64_t begin = 0; begin < std::max<int64_t>(n, 1); begin += chunk_rows)
-    if (Status status = fn(RowChunk{begin, begin + chunk_rows}); !status.ok()) return status;
+    JAX_TT_RETURN_IF_ERROR(fn(RowChunk{begin, begin + chunk_rows}));
   return {};
 }
 
-// The shares of all cores, chunk by chunk; then consume(plan, chunk, shares).
+// The shares of all cores, chunk by chunk; then consume(chunk, shares).
 template <typename T, typename Consume>
-Status ForEachShare(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups, const float* out_gradient,
-                    float* weight_gradient, Workspace& workspace, Consume consume) {
+Status ForEachShare(cudaStream_t stream, const TTArgs<T>& args, const BackwardBuffers& buffers,
+                    const float* out_gradient, float* weight_gradient, Consume consume) {
   const TTShape& shape = args.shape;
-  const BackwardBuffers buffers(shape, args.layout, workspace);
-  if (lookups != nullptr) {
-    void* memory = workspace.Take<char>(EnsurePlanWorkspace(args.layout));
-    JAX_TT_RETURN_IF_ERROR(EnsurePlan(stream, shape, args.layout, *lookups, args.plan.given, memory, &args.plan));
-  }
   const PivotList pivots = BackwardPivots(shape);
   return ForEachChunk(args.layout.n, buffers.chunk_rows, [&](const RowChunk& chunk) -> Status {
     if (weight_gradient != nullptr) {
@@ -105,8 +105,20 @@ Status ForEachShare(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups,
           GradientPass(stream, args, pivot.core, chunk, buffers.row_gradients, shares, buffers.pass));
     }
     JAX_TT_RETURN_IF_ERROR(SumRows(stream, shape, args.layout, args.plan, chunk, buffers.shares));
-    return consume(args.plan, chunk, buffers.shares);
+    return consume(chunk, buffers.shares);
   });
+}
+
+// Sees to it that the plan in args is this batch's, where lookups are given.
+template <typename T>
+Status CheckPlan(cudaStream_t stream, const Lookups* lookups, Workspace& workspace, TTArgs<T>* args) {
+  if (lookups == nullptr) return {};
+  void* memory = workspace.Take<char>(EnsurePlanWorkspace(args->layout));
+  return EnsurePlan(stream, args->shape, args->layout, *lookups, args->plan.given, memory, &args->plan);
+}
+
+Status Clear(cudaStream_t stream, int32_t* words, int64_t count) {
+  return ToStatus(cudaMemsetAsync(words, 0, static_cast<size_t>(count) * sizeof(int32_t), stream));
 }
 
 }  // namespace
@@ -117,18 +129,19 @@ int64_t TTForwardWorkspace(const TTShape& shape, int64_t n) {
   return workspace.bytes();
 }
 
-int64_t TTBackwardWorkspace(const TTShape& shape, int64_t n) {
+int64_t TTBackwardWorkspace(const TTShape& shape, int64_t n, const TTAsked& asked) {
   Workspace workspace(nullptr);
   const CudaPlan layout = MakeCudaPlan(shape, n);
-  BackwardBuffers(shape, layout, workspace);
-  workspace.Take<char>(EnsurePlanWorkspace(layout));
+  BackwardBuffers(shape, layout, asked.weights, workspace);
+  if (asked.check_plan) workspace.Take<char>(EnsurePlanWorkspace(layout));
   return workspace.bytes();
 }
 
-int64_t TTUpdateWorkspace(const TTShape& shape, int64_t n) {
-  Workspace workspace(nullptr);
-  UpdateBuffers(shape, workspace);
-  return workspace.bytes() + TTBackwardWorkspace(shape, n);
+int64_t TTUpdateWorkspace(const TTShape& shape, int64_t n, const TTAsked& asked) {
+  Workspace workspace(nullptr), backward(nullptr);
+  const int64_t chunk_rows = BackwardBuffers(shape, MakeCudaPlan(shape, n), asked.weights, backward).chunk_rows;
+  if (!StepsAtOnce(n, chunk_rows, asked.skip_nonfinite)) UpdateBuffers(shape, workspace);
+  return workspace.bytes() + TTBackwardWorkspace(shape, n, asked);
 }
 
 int64_t TTApplyWorkspace() { return 256; }
@@ -139,45 +152,45 @@ Status TTForward(cudaStream_t stream, const TTArgs<T>& args, float* out, void* m
   const ForwardBuffers buffers(args.shape, args.layout, workspace);
   return ForEachChunk(args.layout.n, buffers.chunk_rows, [&](const RowChunk& chunk) -> Status {
     JAX_TT_RETURN_IF_ERROR(RowsPass(stream, args, chunk, buffers.rows, buffers.pass));
-    return PoolRows(stream, args, chunk, buffers.rows, out);
+    return PoolRows(stream, args, chunk, buffers.rows, out, buffers.bags);
   });
 }
 
 template <typename T>
-Status TTBackward(cudaStream_t stream, const TTArgs<T>& args, const Lookups* lookups, const float* out_gradient,
+Status TTBackward(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups, const float* out_gradient,
                   const CoreGradients& gradients, float* weight_gradient, void* memory) {
   const TTShape& shape = args.shape;
   Workspace workspace(memory);
-  const auto clear = [stream](auto* values, int64_t count) {
-    return ToStatus(cudaMemsetAsync(values, 0, static_cast<size_t>(count) * sizeof(*values), stream));
-  };
-  JAX_TT_RETURN_IF_ERROR(clear(gradients.touched, NumSlices(shape)));
-  for (int k = 0; k < shape.d; ++k) JAX_TT_RETURN_IF_ERROR(clear(gradients.core[k], shape.core_size(k)));
-  return ForEachShare(stream, args, lookups, out_gradient, weight_gradient, workspace,
-                      [&](const PlanRef& plan, const RowChunk& chunk, const CoreShares& shares) {
-                        return SumParts(stream, shape, args.layout, plan, chunk, shares, gradients);
+  const BackwardBuffers buffers(shape, args.layout, weight_gradient != nullptr, workspace);
+  JAX_TT_RETURN_IF_ERROR(CheckPlan(stream, lookups, workspace, &args));
+  JAX_TT_RETURN_IF_ERROR(Clear(stream, gradients.touched, NumSlices(shape)));
+  for (int k = 0; k < shape.d; ++k)
+    JAX_TT_RETURN_IF_ERROR(Clear(stream, reinterpret_cast<int32_t*>(gradients.core[k]), shape.core_size(k)));
+  return ForEachShare(stream, args, buffers, out_gradient, weight_gradient,
+                      [&](const RowChunk& chunk, const CoreShares& shares) {
+                        return SumParts(stream, shape, args.layout, args.plan, chunk, shares, gradients);
                       });
 }
 
 template <typename T>
-Status TTUpdate(cudaStream_t stream, const TTArgs<T>& args, const Lookups* lookups, const CoreTables<T>& tables,
+Status TTUpdate(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups, const CoreTables<T>& tables,
                 const float* out_gradient, const TTStep& step, float* weight_gradient, float* applied, void* memory) {
   const TTShape& shape = args.shape;
   Workspace workspace(memory);
-  const UpdateBuffers buffers(shape, workspace);
-  return ForEachShare(
-      stream, args, lookups, out_gradient, weight_gradient, workspace,
-      [&](const PlanRef& plan, const RowChunk& chunk, const CoreShares& shares) -> Status {
-        const bool last = chunk.end >= args.layout.n;
-        if (chunk.begin == 0 && last && !step.skip_nonfinite)
-          return SumPartsAndStep(stream, shape, args.layout, plan, shares, tables, step, applied);
-        if (chunk.begin == 0)
-          JAX_TT_RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(
-              buffers.gradients.touched, 0, static_cast<size_t>(NumSlices(shape)) * sizeof(int32_t), stream)));
-        JAX_TT_RETURN_IF_ERROR(SumParts(stream, shape, args.layout, plan, chunk, shares, buffers.gradients));
-        if (!last) return {};
-        return ApplyStep(stream, shape, plan, tables, buffers.gradients, step, buffers.stop, applied);
-      });
+  const BackwardBuffers buffers(shape, args.layout, weight_gradient != nullptr, workspace);
+  JAX_TT_RETURN_IF_ERROR(CheckPlan(stream, lookups, workspace, &args));
+  if (StepsAtOnce(args.layout.n, buffers.chunk_rows, step.skip_nonfinite))
+    return ForEachShare(stream, args, buffers, out_gradient, weight_gradient,
+                        [&](const RowChunk&, const CoreShares& shares) {
+                          return SumPartsAndStep(stream, shape, args.layout, args.plan, shares, tables, step, applied);
+                        });
+  const UpdateBuffers sums(shape, workspace);
+  JAX_TT_RETURN_IF_ERROR(Clear(stream, sums.gradients.touched, NumSlices(shape)));
+  JAX_TT_RETURN_IF_ERROR(ForEachShare(
+      stream, args, buffers, out_gradient, weight_gradient, [&](const RowChunk& chunk, const CoreShares& shares) {
+        return SumParts(stream, shape, args.layout, args.plan, chunk, shares, sums.gradients);
+      }));
+  return ApplyStep(stream, shape, args.plan, tables, sums.gradients, step, sums.stop, applied);
 }
 
 template <typename T>
@@ -186,13 +199,13 @@ Status TTApply(cudaStream_t stream, const TTShape& shape, const CoreTables<T>& t
   return ApplyStep(stream, shape, PlanRef{}, tables, gradients, step, static_cast<int32_t*>(workspace), applied);
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                                      \
-  template Status TTForward(cudaStream_t, const TTArgs<T>&, float*, void*);                                        \
-  template Status TTBackward(cudaStream_t, const TTArgs<T>&, const Lookups*, const float*, const CoreGradients&,   \
-                             float*, void*);                                                                       \
-  template Status TTUpdate(cudaStream_t, const TTArgs<T>&, const Lookups*, const CoreTables<T>&, const float*,     \
-                           const TTStep&, float*, float*, void*);                                                  \
-  template Status TTApply(cudaStream_t, const TTShape&, const CoreTables<T>&, const CoreGradients&, const TTStep&, \
+#define JAX_TT_INSTANTIATE(T)                                                                                          \
+  template Status TTForward(cudaStream_t, const TTArgs<T>&, float*, void*);                                            \
+  template Status TTBackward(cudaStream_t, TTArgs<T>, const Lookups*, const float*, const CoreGradients&, float*,      \
+                             void*);                                                                                   \
+  template Status TTUpdate(cudaStream_t, TTArgs<T>, const Lookups*, const CoreTables<T>&, const float*, const TTStep&, \
+                           float*, float*, void*);                                                                     \
+  template Status TTApply(cudaStream_t, const TTShape&, const CoreTables<T>&, const CoreGradients&, const TTStep&,     \
                           float*, void*)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);

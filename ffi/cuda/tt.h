@@ -10,10 +10,17 @@
 
 namespace jax_tt {
 
+// What a backward pass or an update is asked for, as far as it takes memory.
+struct TTAsked {
+  bool weights = false;         // the gradient of the weights
+  bool check_plan = false;      // whether the plan is this batch's, and if not, another one
+  bool skip_nonfinite = false;  // an update that looks at all gradients before it takes a step
+};
+
 // Bytes of workspace for n ids.
 int64_t TTForwardWorkspace(const TTShape& shape, int64_t n);
-int64_t TTBackwardWorkspace(const TTShape& shape, int64_t n);
-int64_t TTUpdateWorkspace(const TTShape& shape, int64_t n);
+int64_t TTBackwardWorkspace(const TTShape& shape, int64_t n, const TTAsked& asked);
+int64_t TTUpdateWorkspace(const TTShape& shape, int64_t n, const TTAsked& asked);
 int64_t TTApplyWorkspace();
 
 // out: [groups * bags, D]
@@ -24,12 +31,12 @@ Status TTForward(cudaStream_t stream, const TTArgs<T>& args, float* out, void* w
 //
 // With `lookups` the plan is checked to be this batch's and made again where it is not.
 template <typename T>
-Status TTBackward(cudaStream_t stream, const TTArgs<T>& args, const Lookups* lookups, const float* out_gradient,
+Status TTBackward(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups, const float* out_gradient,
                   const CoreGradients& gradients, float* weight_gradient, void* workspace);
 
 // Backward pass and optimizer step, in place.
 template <typename T>
-Status TTUpdate(cudaStream_t stream, const TTArgs<T>& args, const Lookups* lookups, const CoreTables<T>& tables,
+Status TTUpdate(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups, const CoreTables<T>& tables,
                 const float* out_gradient, const TTStep& step, float* weight_gradient, float* applied, void* workspace);
 
 template <typename T>

@@ -9,9 +9,12 @@
 
 namespace jax_tt {
 
+// Floats of workspace of PoolRows.
+int64_t PoolFloats(int64_t n, int64_t dim);
 // out: [groups * bags, D], the weighted sums of the rows of a chunk; those of later chunks are added to the first's.
 template <typename T>
-Status PoolRows(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out);
+Status PoolRows(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out,
+                float* workspace);
 
 // Floats of workspace of GatherRowGradients.
 int64_t CarryFloats(int64_t n, int64_t dim);

@@ -60,14 +60,16 @@ ffi::Error PlanImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer offs
         const float* sentinel_data = nullptr;
         int32_t* data = nullptr;
         void* memory = nullptr;
+        bool resharded = false;
         JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
+        JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "resharded", &resharded));
         JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, ids, offsets, shape.d, &lookups));
         JAX_TT_RETURN_IF_ERROR(Data(sentinel, "sentinel", 1, &sentinel_data));
         JAX_TT_RETURN_IF_ERROR(Data(*plan, "plan", -1, &data));
         const CudaPlan layout = MakeCudaPlan(shape, lookups.size());
         if (Count(*plan) < layout.size()) return InvalidArgument("the plan is too small for this batch");
         JAX_TT_RETURN_IF_ERROR(ReadWorkspace(*workspace, PlanWorkspace(layout), &memory));
-        return BuildPlan(stream, shape, layout, lookups, sentinel_data, data, memory);
+        return BuildPlan(stream, shape, layout, lookups, sentinel_data, /*hash=*/resharded, data, memory);
       }(),
       "tt_plan");
 }
@@ -114,7 +116,9 @@ ffi::Error BackwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer 
               if (!buffer.has_value()) return InvalidArgument("a core gradient is missing");
               JAX_TT_RETURN_IF_ERROR(Data(**buffer, "core gradient", shape.core_size(k), &gradients.core[k]));
             }
-            JAX_TT_RETURN_IF_ERROR(ReadLastWorkspace(results, TTBackwardWorkspace(shape, call.args.layout.n), &memory));
+            const TTAsked asked{.weights = weight_data != nullptr, .check_plan = call.check_plan};
+            JAX_TT_RETURN_IF_ERROR(
+                ReadLastWorkspace(results, TTBackwardWorkspace(shape, call.args.layout.n, asked), &memory));
             return TTBackward(stream, call.args, call.unsure(), g, gradients, weight_data, memory);
           }),
       "tt_backward");
@@ -124,7 +128,7 @@ Status ReadTTStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, con
                   const ffi::AnyBuffer& seed, TTStep* step) {
   StepArgs args;
   JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &args));
-  *step = {args.kind, {args.hyper, args.scale, args.seed, args.stochastic_rounding}, args.skip_nonfinite, false};
+  *step = {args.kind, {args.hyper, args.scale, args.seed, args.stochastic_rounding}, args.skip_nonfinite};
   return {};
 }
 
@@ -146,14 +150,14 @@ ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::
             void* memory = nullptr;
             JAX_TT_RETURN_IF_ERROR(ReadTTStep(attrs, hyper, scale, seed, &step));
             JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, tables));
-            step.stop_at_bad_ids = call.lookups.bounds == Bounds::kPoison;
             JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.args.out_size(), &g));
             JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", call.args.layout.n, &weight_data));
             JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
             JAX_TT_RETURN_IF_ERROR(
                 ReadTables(call.args.shape, kOptimizers[step.kind], tables, 0, results, in_place.core));
+            const TTAsked asked{weight_data != nullptr, call.check_plan, step.skip_nonfinite};
             JAX_TT_RETURN_IF_ERROR(
-                ReadLastWorkspace(results, TTUpdateWorkspace(call.args.shape, call.args.layout.n), &memory));
+                ReadLastWorkspace(results, TTUpdateWorkspace(call.args.shape, call.args.layout.n, asked), &memory));
             return TTUpdate(stream, call.args, call.unsure(), in_place, g, step, weight_data, applied_data, memory);
           }),
       "tt_update");

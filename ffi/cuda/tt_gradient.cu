@@ -164,15 +164,14 @@ __device__ void StartRow(RowStep<T, Rule>& step, int64_t width, Gradient gradien
 
 // Whether a batch must not change the table: its output was NaN, and its gradient says nothing.
 struct StopSigns {
-  PlanRef plan;  // none: `given` is null
-  bool bad_ids;
+  PlanRef plan;         // none: `given` is null
   const int32_t* stop;  // null: none
 
   __device__ bool any() const {
     if (stop != nullptr && *stop != 0) return true;
     if (plan.given == nullptr) return false;
     const int32_t* header = plan.get();
-    return header[CudaPlan::kBroken] != 0 || (bad_ids && header[CudaPlan::kOutOfRange] != 0);
+    return header[CudaPlan::kBroken] != 0 || header[CudaPlan::kBadIds] != 0;
   }
 };
 
@@ -271,7 +270,7 @@ Status SumPartsAndStep(cudaStream_t stream, const TTShape& shape, const CudaPlan
                        const CoreShares& shares, const CoreTables<T>& tables, const TTStep& step, float* applied) {
   SumArgs args{shape, layout, plan, {}, shares, {}, {}};
   std::fill_n(args.asked, shape.d, true);
-  const StopSigns signs{plan, step.stop_at_bad_ids, nullptr};
+  const StopSigns signs{plan, nullptr};
   return DispatchRule(step.kind, [&](auto tag) {
     return Launch(stream, std::max<int64_t>(args.blocks(), 1), kThreads, kStepShared,
                   SumAndStepSlices<T, decltype(tag)::template Rule>, args, tables, step.numbers, signs, applied);
@@ -287,7 +286,7 @@ Status ApplyStep(cudaStream_t stream, const TTShape& shape, const PlanRef& plan,
     JAX_TT_RETURN_IF_ERROR(
         Launch(stream, blocks, kThreads, 0, FindNonFinite, shape, gradients, slices, step.numbers.scale, stop));
   }
-  const StopSigns signs{plan, step.stop_at_bad_ids, step.skip_nonfinite ? stop : nullptr};
+  const StopSigns signs{plan, step.skip_nonfinite ? stop : nullptr};
   return DispatchRule(step.kind, [&](auto tag) {
     return Launch(stream, blocks, kThreads, kStepShared, StepSlices<T, decltype(tag)::template Rule>, shape, tables,
                   gradients, step.numbers, signs, slices, applied);

@@ -26,7 +26,6 @@ struct TTStep {
   int kind = 0;
   StepNumbers numbers;
   bool skip_nonfinite = false;
-  bool stop_at_bad_ids = false;  // ids out of range stop the step, as broken offsets and a moved sentinel do
 };
 
 // The shares of each core: of its parts, and for the cores at the ends also of its rows.

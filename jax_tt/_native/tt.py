@@ -48,14 +48,21 @@ def _sizes(platform: str, spec: TTSpec, positions: int, hint: int) -> tuple[int,
     return max(plan for plan, _ in sizes), max(saved for _, saved in sizes)
 
 
-def _workspace(platform: str, op: str, spec: TTSpec, ids: jax.Array | None) -> int | None:
-    """Bytes of working memory for one call."""
+def _workspace(
+    platform: str, op: str, spec: TTSpec, ids: jax.Array | None, **asked: bool
+) -> int | None:
+    """Bytes of working memory for one call; ``asked`` are those of its options that cost some."""
     if platform == "cpu":
         return None
     count = 0 if ids is None else math.prod(ids.shape[:2])
     return native(platform).workspace_size(
-        op, spec.row_factors, spec.col_factors, spec.ranks, count
+        op, spec.row_factors, spec.col_factors, spec.ranks, count, **asked
     )
+
+
+def _resharded(batch: Batch) -> bool:
+    """Whether a plan that travelled through a partitioned program may come back in other parts than it left in."""
+    return is_partitioned(num_blocks(batch.ids.shape[0]), batch.ids)
 
 
 def _table_attributes(spec: TTSpec) -> dict[str, Any]:
@@ -71,12 +78,10 @@ def _batch_attributes(platform: str, spec: TTSpec, batch: Batch, axes: Any) -> d
     # A shard of the batch must choose the contraction that the whole batch was sized for.
     hint = np.int64(math.prod(batch.ids.shape[:2]))
     lookups = lookup_attributes(platform, spec, batch, axes)
-    # A plan that travelled through a partitioned program may come back in other parts than it left in.
-    resharded = is_partitioned(num_blocks(batch.ids.shape[0]), batch.ids)
     return (
         _table_attributes(spec)
         | lookups
-        | {"hint": hint, "resharded": resharded, "tensor_float32": tensor_float32()}
+        | {"hint": hint, "resharded": _resharded(batch), "tensor_float32": tensor_float32()}
     )
 
 
@@ -202,7 +207,14 @@ def _backward(
             jax.ShapeDtypeStruct((blocks, per_block if want_weights else 0), accum),
             *(jax.ShapeDtypeStruct(core.shape, accum) for core in cores),
         ),
-        _workspace(platform, "backward", spec, args[0]),
+        _workspace(
+            platform,
+            "backward",
+            spec,
+            args[0],
+            weights=want_weights,
+            resharded=_resharded(batch),
+        ),
         *args,
         **_batch_attributes(platform, spec, batch, axes),
     )
@@ -321,7 +333,15 @@ def tt_update(
                 jax.ShapeDtypeStruct((blocks, per_block if want_weights else 0), accum),
                 *types,
             ),
-            _workspace(platform, "update", spec, batch_args[0]),
+            _workspace(
+                platform,
+                "update",
+                spec,
+                batch_args[0],
+                weights=want_weights,
+                resharded=_resharded(batch),
+                skip_nonfinite=skip_nonfinite,
+            ),
             out,
             *batch_args,
             *step,

@@ -1,0 +1,71 @@
+// Which row and which bag a position of a batch names.
+#ifndef JAX_TT_CUDA_IDS_H_
+#define JAX_TT_CUDA_IDS_H_
+
+#include <stdint.h>
+
+#include "ffi/core/lookups.h"
+#include "ffi/core/tt_shape.h"
+#include "ffi/cuda/simt.h"
+
+namespace jax_tt {
+
+// What a position reads that reads no row: nothing, or NaN.
+constexpr int64_t kNoRow = -1, kPoisonedRow = -2;
+
+// The row of an id; one with all bits set is padding where there is any.
+template <typename Int>
+__device__ __forceinline__ int64_t ResolveId(Int id, bool padded, Bounds bounds, int64_t num_embeddings) {
+  if (padded && id == static_cast<Int>(-1)) return kNoRow;
+  const int64_t row = static_cast<int64_t>(id);
+  if (row >= 0 && row < num_embeddings) return row;
+  if (bounds == Bounds::kError || bounds == Bounds::kPoison) return kPoisonedRow;
+  // A table without rows has no nearest row.
+  if (bounds == Bounds::kZero || num_embeddings == 0) return kNoRow;
+  return row < 0 ? 0 : num_embeddings - 1;
+}
+
+// The same for position i of ids that are whole.
+__device__ __forceinline__ int64_t ResolveWholeId(IdType type, const void* ids, int64_t i, bool padded, Bounds bounds,
+                                                  int64_t num_embeddings) {
+  switch (type) {
+    case IdType::kUint32:
+      return ResolveId(static_cast<const uint32_t*>(ids)[i], padded, bounds, num_embeddings);
+    case IdType::kInt64:
+      return ResolveId(static_cast<const int64_t*>(ids)[i], padded, bounds, num_embeddings);
+    default:
+      return ResolveId(static_cast<const int32_t*>(ids)[i], padded, bounds, num_embeddings);
+  }
+}
+
+// The id that digits stand for: -1 where all of them are, less for other negative ones, and past every end where any
+// is no digit of this shape.
+__device__ __forceinline__ int64_t JoinDigits(const TTShape& shape, const int32_t* digits) {
+  bool all_minus_one = true, valid = true;
+  int64_t id = 0;
+  for (int k = 0; k < shape.d; ++k) {
+    all_minus_one &= digits[k] == -1;
+    valid &= digits[k] >= 0 && digits[k] < shape.p[k];
+    if (valid) id = id * shape.p[k] + digits[k];
+  }
+  if (all_minus_one) return -1;
+  return valid ? id : digits[0] < 0 ? -2 : INT64_MAX;
+}
+
+// The bag of an entry of a group, or -1 for one that lies in no bag.  offsets: [bags + 1]
+__device__ __forceinline__ int32_t FindBag(const int32_t* offsets, int64_t bags, int64_t entry) {
+  // Offsets up to `low` are at most `entry`, those from `high` on are above it.
+  int64_t low = -1, high = bags + 1;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    if (offsets[middle] <= entry)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low < 0 || low >= bags ? -1 : static_cast<int32_t>(low);
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_IDS_H_

@@ -36,7 +36,15 @@ from jax_tt._split_ids import SplitIds as SplitIds
 __version__ = "0.1.0"
 
 # Flax is optional: these names load it when they are first used.
-_LAYERS = ("TTEmbed", "TTEmbedBag", "EmbedBag", "FusedParam", "FusedOptimizer")
+_LAYERS = (
+    "TTEmbed",
+    "TTEmbedBag",
+    "EmbedBag",
+    "FusedParam",
+    "FusedOptimizer",
+    "CacheState",
+    "refresh_caches",
+)
 _MODULES = ("nnx", "linen")
 
 

@@ -1,7 +1,9 @@
 """Layers for Flax NNX. `jax_tt.TTEmbed` and the other short names are these."""
 
+from jax_tt._layers._nnx_cache import refresh_caches as refresh_caches
 from jax_tt._layers._nnx_dense import EmbedBag as EmbedBag
 from jax_tt._layers._nnx_fused import FusedOptimizer as FusedOptimizer
-from jax_tt._layers._nnx_fused import FusedParam as FusedParam
 from jax_tt._layers._nnx_tt import TTEmbed as TTEmbed
 from jax_tt._layers._nnx_tt import TTEmbedBag as TTEmbedBag
+from jax_tt._layers._nnx_variables import CacheState as CacheState
+from jax_tt._layers._nnx_variables import FusedParam as FusedParam

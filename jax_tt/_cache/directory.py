@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 POLICIES = ("lfu", "lru")
 
-# What the rows of `CacheDirectory.statistics` count.
+# What the rows of `CacheDirectory.totals` count.
 COUNTERS = (
     "calls",
     "requested",
@@ -39,7 +39,7 @@ class CacheDirectory(NamedTuple):
             number of buckets, one behind the other, and an id is counted in one of them.
         ghost_recent: int32 ``[buckets, room]``, requests in the step ``ghost_touched``.
         clock: int32 scalar, number of batches counted so far.
-        statistics: uint32 ``[len(COUNTERS), 2]``, 64-bit totals as low and high word.
+        totals: uint32 ``[len(COUNTERS), 2]``, 64-bit totals as low and high word.
     """
 
     tags: Any
@@ -50,7 +50,7 @@ class CacheDirectory(NamedTuple):
     ghost_touched: Any
     ghost_recent: Any
     clock: Any
-    statistics: Any
+    totals: Any
 
     @property
     def slots(self) -> int:
@@ -70,14 +70,14 @@ def init_directory(sets: int, ways: int, buckets: int, room: int, key_dtype: Any
         ghost_touched=jnp.zeros((buckets, room), jnp.int32),
         ghost_recent=jnp.zeros((buckets, room), jnp.int32),
         clock=jnp.zeros((), jnp.int32),
-        statistics=jnp.zeros((len(COUNTERS), 2), jnp.uint32),
+        totals=jnp.zeros((len(COUNTERS), 2), jnp.uint32),
     )
 
 
 def add_to_statistics(directory: CacheDirectory, **counts: jax.Array | int) -> CacheDirectory:
     """Adds to 64-bit totals, which 32-bit JAX keeps as two words."""
-    low, high = directory.statistics[:, 0], directory.statistics[:, 1]
+    low, high = directory.totals[:, 0], directory.totals[:, 1]
     more = jnp.stack([jnp.asarray(counts.get(name, 0)).astype(jnp.uint32) for name in COUNTERS])
     total = low + more
     carry = (total < low).astype(jnp.uint32)
-    return directory._replace(statistics=jnp.stack([total, high + carry], axis=1))
+    return directory._replace(totals=jnp.stack([total, high + carry], axis=1))

@@ -114,7 +114,8 @@ def _checked(
 ) -> tuple[TTSpec, CachedTable]:
     if not isinstance(table, CachedTable):
         raise TypeError(
-            f"table: got {type(table).__name__}; expected a CachedTable, made with jax_tt.init_cached_table(cores, cache)."
+            f"table: got {type(table).__name__}; expected a CachedTable, made with "
+            "jax_tt.init_cached_table(cores, cache)."
         )
     if optimizer is None:
         spec, cores = tt_table(table.table, num_embeddings, bounds, name)

@@ -24,7 +24,7 @@ def cache_statistics(directory: CacheDirectory) -> dict[str, int | float]:
     >>> jax_tt.cache_statistics(table.directory)["occupancy"]
     0.0
     """
-    words, tags = jax.device_get((directory.statistics, directory.tags))
+    words, tags = jax.device_get((directory.totals, directory.tags))
     totals: dict[str, int | float] = {
         name: int(low) + (int(high) << 32)
         for name, (low, high) in zip(COUNTERS, words, strict=True)

@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
+from jax_tt._cache.directory import CacheDirectory
+from jax_tt._cache.lookup import cached_tt_embed_bag, cached_tt_lookup
+from jax_tt._cache.table import CachedTable
 from jax_tt._layers._guard import refuse_gradient
 from jax_tt._ops.attend import tt_attend
 from jax_tt._ops.dense_bag import embed_bag
@@ -70,16 +74,39 @@ def dense_bag(
     )
 
 
+def cached_lookup(
+    layer: Any, table: CachedTable, ids: Any, grad_scale: Any = None
+) -> tuple[jax.Array, CacheDirectory]:
+    """`lookup` through a row cache, and the directory after it."""
+    return cached_tt_lookup(table, ids, layer.cache, **_cached_options(layer, grad_scale))
+
+
+def cached_bag(
+    layer: Any, table: CachedTable, bags: Any, combiner: str, grad_scale: Any = None
+) -> tuple[jax.Array, CacheDirectory]:
+    """`tt_bag` through a row cache, and the directory after it."""
+    options = _cached_options(layer, grad_scale)
+    return cached_tt_embed_bag(table, bags, layer.cache, combiner=combiner, **options)
+
+
+def cached_attend(layer: Any, table: CachedTable, query: jax.Array) -> jax.Array:
+    """`attend` that scores cached rows by their own values."""
+    query, rows, *cores = layer.promote_dtype(
+        (query, table.values, *table.cores), dtype=layer.dtype
+    )
+    if layer.optimizer is not None:
+        (rows,) = refuse_gradient(_unfused(layer), (rows,))
+    scores = attend(layer, tuple(cores), query)
+    tags = table.directory.tags.reshape(-1)
+    there = jnp.where(tags >= 0, tags, layer.num_embeddings)
+    own = jnp.einsum("...d,sd->...s", query, rows, precision=jax.lax.Precision.HIGHEST)
+    return scores.at[..., there].set(own.astype(scores.dtype), mode="drop")
+
+
 def attend(layer: Layer, cores: Sequence[jax.Array], query: jax.Array) -> jax.Array:
     """Scores ``[..., N]``; the cores of a fused table are constants here."""
     if layer.optimizer is not None:
-        cores = refuse_gradient(
-            f"{layer.label}: attend is part of the loss, but the table is fused "
-            f"(optimizer={type(layer.optimizer).__name__}): its gradient touches every row and cannot "
-            "be fused into a lookup. Build the layer with optimizer=None and let optax step it, or "
-            "use the scores outside the loss only.",
-            tuple(cores),
-        )
+        cores = refuse_gradient(_unfused(layer), tuple(cores))
     return tt_attend(cores, query, layer.num_embeddings)
 
 
@@ -90,6 +117,29 @@ def with_out_sharding(
     if out_sharding is None:
         return call
     return jax.sharding.auto_axes(out_sharding=out_sharding)(call)
+
+
+def resharded(result: jax.Array, out_sharding: Any) -> jax.Array:
+    """The result sharded as asked for."""
+    return result if out_sharding is None else jax.sharding.reshard(result, out_sharding)
+
+
+def _unfused(layer: Layer) -> str:
+    return (
+        f"{layer.label}: attend is part of the loss, but the table is fused "
+        f"(optimizer={type(layer.optimizer).__name__}): its gradient touches every row and cannot "
+        "be fused into a lookup. Build the layer with optimizer=None and let optax step it, or "
+        "use the scores outside the loss only."
+    )
+
+
+def _cached_options(layer: Any, grad_scale: Any) -> dict[str, Any]:
+    options = _options(layer, num_embeddings=layer.num_embeddings, optimizer=layer.optimizer)
+    options["count"] = not layer.deterministic
+    if layer.optimizer is None:
+        _check_unscaled(grad_scale)
+        return options
+    return options | _update_options(layer, grad_scale)
 
 
 def _options(layer: Layer, **own: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The NNX half of the overwrite-with-gradient contract: a Variable type and an optimizer."""
+"""The NNX half of the overwrite-with-gradient contract: its optimizer."""
 
 from __future__ import annotations
 
@@ -10,25 +10,8 @@ import numpy as np
 import optax
 from flax import nnx
 
-
-class FusedParam(nnx.Param):
-    """A parameter whose gradient is its next value.
-
-    The layers store a table in variables of this type when they are built with an ``optimizer``.
-    The backward pass of such a table runs the optimizer itself and hands the *new* values back
-    where a gradient is expected, so a step must overwrite the variable instead of adding to it:
-    :class:`FusedOptimizer` does.  It is a subclass of ``nnx.Param``: ``nnx.grad`` covers it with
-    its default filter.
-
-    Example:
-        >>> import jax_tt
-        >>> from flax import nnx
-        >>> layer = jax_tt.TTEmbedBag(
-        ...     1000, 16, tt_ranks=4, optimizer=jax_tt.optimizers.SGD(0.1), rngs=nnx.Rngs(0)
-        ... )
-        >>> list(nnx.to_flat_state(nnx.state(layer, jax_tt.FusedParam)).paths)
-        [('core_0',), ('core_1',), ('core_2',), ('sentinel',), ('step',)]
-    """
+from jax_tt._layers._nnx_cache import refresh_caches
+from jax_tt._layers._nnx_variables import FusedParam
 
 
 class FusedOptimizer(nnx.Optimizer):
@@ -107,7 +90,9 @@ class FusedOptimizer(nnx.Optimizer):
         fused = nnx.state(grads, FusedParam, graph=self.graph)
         _check_sentinels(fused)
         nnx.update(model, fused)
-        return super().update(model, grads, **kwargs)
+        updates = super().update(model, grads, **kwargs)
+        refresh_caches(model)
+        return updates
 
 
 def _check_sentinels(fused: nnx.State) -> None:
@@ -118,7 +103,7 @@ def _check_sentinels(fused: nnx.State) -> None:
     sentinels = {
         path: variable[...]
         for path, variable in nnx.to_flat_state(fused)
-        if path and path[-1] == "sentinel"
+        if path and str(path[-1]).endswith("sentinel")
     }
     readable = {
         path: value

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jax_tt._layers._initial import check_value
 from jax_tt._layers._names import fresh_state, fused_table
-from jax_tt._layers._nnx_fused import FusedParam
+from jax_tt._layers._nnx_variables import FusedParam
 from jax_tt._ops._table import FusedTable
 from jax_tt.optimizers import Optimizer
 

@@ -12,11 +12,13 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from jax_tt._bags import Bags
+from jax_tt._cache.config import RowCache
 from jax_tt._init import CoreInit
 from jax_tt._layers import _calls
+from jax_tt._layers._cached import check_cache
 from jax_tt._layers._initial import fresh_cores
 from jax_tt._layers._names import core_names
-from jax_tt._layers._nnx_table import TableModule
+from jax_tt._layers._nnx_cache import CachedModule
 from jax_tt._layers._options import check_options, table_shape
 from jax_tt._ops._canonical import check_combiner
 from jax_tt._ops._table import FusedTable
@@ -24,7 +26,7 @@ from jax_tt._split_ids import SplitIds
 from jax_tt.optimizers import Optimizer
 
 
-class TTModule(TableModule):
+class TTModule(CachedModule):
     """A table held as cores ``core_0 ... core_{d-1}``; what `TTEmbed` and `TTEmbedBag` share."""
 
     def __init__(
@@ -40,6 +42,7 @@ class TTModule(TableModule):
         param_dtype: Any,
         core_init: CoreInit,
         optimizer: Optimizer | None,
+        cache: RowCache | None,
         skip_nonfinite: bool,
         stochastic_rounding: bool,
         axis_name: Any,
@@ -55,6 +58,8 @@ class TTModule(TableModule):
         self.bounds = bounds
         self.param_dtype = param_dtype
         self.optimizer = optimizer
+        check_cache(cache, self.num_embeddings)
+        self.cache = cache
         self.skip_nonfinite = skip_nonfinite
         self.stochastic_rounding = stochastic_rounding
         self.axis_name = axis_name
@@ -64,6 +69,7 @@ class TTModule(TableModule):
         cores = fresh_cores(rngs.params(), self.tt_shape, core_init, param_dtype)
         self._create(dict(zip(names, cores, strict=True)), self.tt_shape.core_shapes, core_metadata)
         self.dtype = self.cores[0].dtype if dtype is None else dtype
+        self._create_cache(self.cores[0].dtype)
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
@@ -103,6 +109,8 @@ class TTEmbed(TTModule):
         optimizer: None for ordinary parameters that optax steps, or a rule of
             ``jax_tt.optimizers`` to have the update fused into the backward pass; step the model
             with `FusedOptimizer` then.
+        cache: a `RowCache` for hot rows, or None.  Calls count what they are asked for until
+            ``model.eval()``; `FusedOptimizer.update` or `refresh_caches` refresh it when due.
         skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
         stochastic_rounding: fused 16-bit cores only; round updates stochastically.
         axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with
@@ -142,6 +150,7 @@ class TTEmbed(TTModule):
         core_init: CoreInit = "approx-normal",
         promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
         optimizer: Optimizer | None = None,
+        cache: RowCache | None = None,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = True,
         axis_name: Any = None,
@@ -161,6 +170,7 @@ class TTEmbed(TTModule):
             param_dtype=param_dtype,
             core_init=core_init,
             optimizer=optimizer,
+            cache=cache,
             skip_nonfinite=skip_nonfinite,
             stochastic_rounding=stochastic_rounding,
             axis_name=axis_name,
@@ -192,7 +202,13 @@ class TTEmbed(TTModule):
         def rows(table: Any, ids: Any) -> jax.Array:
             return _calls.lookup(self, table, ids, grad_scale)
 
-        result = _calls.with_out_sharding(rows, out_sharding)(self._table(), inputs)
+        if self.cache is None:
+            result = _calls.with_out_sharding(rows, out_sharding)(self._table(), inputs)
+        else:
+            table = self._cached_table(self._table())
+            result, directory = _calls.cached_lookup(self, table, inputs, grad_scale)
+            result = _calls.resharded(result, out_sharding)
+            self._keep(directory)
         (result,) = self.promote_dtype((result,), dtype=self.dtype, inexact=False)
         return result
 
@@ -210,6 +226,9 @@ class TTEmbed(TTModule):
             ValueError: the last dimension of ``query`` is not ``features``.
             TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
         """
+        if self.cache is not None:
+            table = self._cached_table(self.cores)
+            return _calls.resharded(_calls.cached_attend(self, table, query), out_sharding)
         query, *cores = self.promote_dtype((query, *self.cores), dtype=self.dtype)
 
         def scores(cores: Any, query: jax.Array) -> jax.Array:
@@ -223,7 +242,7 @@ class TTEmbedBag(TTModule):
 
     Args:
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
-            core_init, optimizer, skip_nonfinite, stochastic_rounding, axis_name, method, name,
+            core_init, optimizer, cache, skip_nonfinite, stochastic_rounding, axis_name, method, name,
             rngs, core_metadata: as in `TTEmbed`.
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
             ``"sqrtn"`` by the root of the number, or of the sum of squared weights.
@@ -263,6 +282,7 @@ class TTEmbedBag(TTModule):
         param_dtype: Any = jnp.float32,
         core_init: CoreInit = "approx-normal",
         optimizer: Optimizer | None = None,
+        cache: RowCache | None = None,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = True,
         axis_name: Any = None,
@@ -283,6 +303,7 @@ class TTEmbedBag(TTModule):
             param_dtype=param_dtype,
             core_init=core_init,
             optimizer=optimizer,
+            cache=cache,
             skip_nonfinite=skip_nonfinite,
             stochastic_rounding=stochastic_rounding,
             axis_name=axis_name,
@@ -302,4 +323,9 @@ class TTEmbedBag(TTModule):
         Returns:
             ``[B, features]``; an empty bag is 0.
         """
-        return _calls.tt_bag(self, self._table(), bags, self.combiner, grad_scale)
+        if self.cache is None:
+            return _calls.tt_bag(self, self._table(), bags, self.combiner, grad_scale)
+        table = self._cached_table(self._table())
+        result, directory = _calls.cached_bag(self, table, bags, self.combiner, grad_scale)
+        self._keep(directory)
+        return result

@@ -1,0 +1,35 @@
+"""Variable types of the NNX layers."""
+
+from flax import nnx
+
+
+class FusedParam(nnx.Param):
+    """A parameter whose gradient is its next value.
+
+    The layers store a table in variables of this type when they are built with an ``optimizer``.
+    The backward pass of such a table runs the optimizer itself and hands the *new* values back
+    where a gradient is expected, so a step must overwrite the variable instead of adding to it:
+    :class:`FusedOptimizer` does.  It is a subclass of ``nnx.Param``: ``nnx.grad`` covers it with
+    its default filter.
+
+    Example:
+        >>> import jax_tt
+        >>> from flax import nnx
+        >>> layer = jax_tt.TTEmbedBag(
+        ...     1000, 16, tt_ranks=4, optimizer=jax_tt.optimizers.SGD(0.1), rngs=nnx.Rngs(0)
+        ... )
+        >>> list(nnx.to_flat_state(nnx.state(layer, jax_tt.FusedParam)).paths)
+        [('core_0',), ('core_1',), ('core_2',), ('sentinel',), ('step',)]
+    """
+
+
+class CacheState(nnx.Variable):
+    """State of a row cache that no gradient reaches: its directory and, with ``gradients="cores"``, its rows.
+
+    Example:
+        >>> import jax_tt
+        >>> from flax import nnx
+        >>> layer = jax_tt.TTEmbed(1000, 16, cache=jax_tt.RowCache(50, ways=5), rngs=nnx.Rngs(0))
+        >>> nnx.state(layer, jax_tt.CacheState)["cache_tags"].shape
+        (10, 5)
+    """

@@ -32,9 +32,8 @@ Status ReadCacheKeys(const ffi::AnyBuffer& keys, int64_t* n, const K** data) {
 }
 
 // Sizes and ids of the cached rows: tags [sets, ways].
-template <typename K, typename Tag>
-Status ReadCacheTags(const ffi::AnyBuffer& tags, CacheShape* shape, Tag** data) {
-  static_assert(std::is_same_v<const K, const Tag>);
+template <typename K>
+Status ReadCacheTags(const ffi::AnyBuffer& tags, CacheShape* shape, const K** data) {
   if (tags.dimensions().size() != 2) return InvalidArgument("tags must have two axes");
   shape->sets = tags.dimensions()[0];
   shape->ways = tags.dimensions()[1];
@@ -49,8 +48,10 @@ inline Status ReadGhostShape(const ffi::AnyBuffer& ghost_tags, CacheShape* shape
   shape->buckets = ghost_tags.dimensions()[0];
   shape->room = ghost_tags.dimensions()[1];
   if (Count(ghost_tags) < 1 || shape->buckets > std::numeric_limits<int32_t>::max() ||
-      shape->room > std::numeric_limits<int32_t>::max() || shape->buckets % shape->sets != 0)
-    return InvalidArgument("a set has one bucket of ghosts or more, every set as many, each with room for one or more");
+      shape->buckets % shape->sets != 0 || shape->ghosts_per_set() > std::numeric_limits<int32_t>::max())
+    return InvalidArgument(
+        "every set must have as many buckets of ghosts, 1 to 2^31 - 1 places in them, and all sets "
+        "at most 2^31 - 1 buckets");
   return {};
 }
 

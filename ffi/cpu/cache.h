@@ -1,0 +1,51 @@
+// The row cache's ops on the CPU: look up, count, and choose who stays.
+//
+// Their results depend neither on the number of threads nor on the order of a batch.
+#ifndef JAX_TT_CPU_CACHE_H_
+#define JAX_TT_CPU_CACHE_H_
+
+#include <stdint.h>
+
+#include "ffi/common/status.h"
+#include "ffi/core/cache.h"
+#include "ffi/cpu/tt_forward.h"
+
+namespace jax_tt {
+
+// slots[n]: where each key is cached, -1 where it is not.
+template <typename K>
+Status CacheProbe(const CacheShape& shape, const K* tags, const K* keys, int64_t n, const Pool& pool, int32_t* slots);
+
+// Counts a batch of n keys that were found in `slots`; the directory's tags are not looked at.  counts[kCacheCounts] is
+// indexed by CacheObserved.
+template <typename K>
+Status CacheObserve(const CacheDirectory<K>& directory, CachePolicy policy, const K* keys, const int32_t* slots,
+                    int64_t n, const Pool& pool, int32_t* counts);
+
+// Lets hot ghosts in.  evicted[sets, ways]: the id that left each slot, or -1; counts[kCacheCounts] is indexed by
+// CachePopulated.
+template <typename K>
+Status CachePopulate(const CacheDirectory<K>& directory, const Pool& pool, K* evicted, int32_t* counts);
+
+// First of `count` places that holds `key`, or `count`.
+template <typename K>
+inline int64_t FindCacheTag(const K* tags, int64_t count, K key) {
+  constexpr int64_t kAtOnce = 16;  // compared together, in vectors
+  int64_t i = 0;
+  for (; i + kAtOnce <= count; i += kAtOnce) {
+    K same = 0;
+    for (int64_t j = 0; j < kAtOnce; ++j) same |= static_cast<K>(tags[i + j] == key);
+    if (same != 0) break;
+  }
+  while (i < count && tags[i] != key) ++i;
+  return i;
+}
+
+// Asks for `bytes` bytes before they are needed.
+inline void PrefetchCacheLines(const void* data, int64_t bytes) {
+  for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(static_cast<const char*>(data) + offset);
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_CACHE_H_

@@ -11,9 +11,13 @@ def set_of(keys: jax.Array, sets: int) -> jax.Array:
 
 def bucket_of(keys: jax.Array, sets: int, buckets: int) -> jax.Array:
     """Bucket of ghosts of each id, int32: one of the ``buckets / sets`` that belong to its set."""
+    return set_of(keys, sets) * (buckets // sets) + bucket_within_set(keys, sets, buckets)
+
+
+def bucket_within_set(keys: jax.Array, sets: int, buckets: int) -> jax.Array:
+    """Which of its set's buckets each id belongs to, int32."""
     own = jnp.uint32(buckets // sets)
-    word = _hash(keys)
-    return ((word % jnp.uint32(sets)) * own + (word // jnp.uint32(sets)) % own).astype(jnp.int32)
+    return (_hash(keys) // jnp.uint32(sets) % own).astype(jnp.int32)
 
 
 def _hash(keys: jax.Array) -> jax.Array:

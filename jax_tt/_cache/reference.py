@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._cache.directory import CacheDirectory
-from jax_tt._cache.hashing import bucket_of, set_of
+from jax_tt._cache.hashing import bucket_of, bucket_within_set, set_of
 
 _INT_MAX = 2**31 - 1
 
@@ -32,7 +32,8 @@ def observe(
     A request for a cached row adds to its score and marks it as touched now. A request for another row makes or
     feeds a ghost. Where a bucket has more ghosts than room, LFU ages it as Misra and Gries do: the score of the first
     ghost beyond the room, by descending score, is taken from all of them, and who has nothing left is forgotten;
-    a ghost's score is therefore never above its requests, and at most ``requests of the bucket / (room + 1)`` below.
+    a ghost's score is therefore never above its requests and, as long as `populate` moves no row into or out of the
+    bucket, at most ``requests of the bucket / (room + 1)`` below.
     LRU forgets the longest unseen, of equals the larger id.
 
     Args:
@@ -120,8 +121,12 @@ def populate(directory: CacheDirectory) -> tuple[CacheDirectory, jax.Array, jax.
 
     In every set the ghosts, hottest first (score, then last request, then smaller id), meet the slots, coldest first
     (empty ones, then by score, last request, way); slots touched in this step do not take part. A ghost takes the
-    slot it meets if that is empty or colder, by score and then by last request, and the row that was there becomes a
-    ghost in its place. The first ghost that is not hotter ends it.
+    slot it meets if that is empty or colder, by score and then by last request, and leaves its own place empty. The
+    first ghost that is not hotter ends it.
+
+    Then the rows that left, in the order in which they were met, become ghosts of the bucket that counts them: in its
+    first empty place or, where there is none, in that of its last ghost by score and then by larger id, if they
+    come before it. Who has no place is forgotten.
 
     Returns:
         The state; the id that left each slot ``[sets, ways]``, -1 where none did; and int32 ``[4]``: rows
@@ -164,16 +169,17 @@ def populate(directory: CacheDirectory) -> tuple[CacheDirectory, jax.Array, jax.
         index = jnp.where(wins, index, values.shape[1])
         return values.at[row, index].set(new.astype(values.dtype), mode="drop")
 
-    recent = trade(directory.ghost_recent, ghost, jnp.zeros_like(score))
     after = directory._replace(
         tags=trade(directory.tags, slot, tag),
         scores=trade(directory.scores, slot, score),
         touched=trade(directory.touched, slot, seen),
-        ghost_tags=trade(directory.ghost_tags, ghost, old_tag),
-        ghost_scores=trade(directory.ghost_scores, ghost, old_score),
-        ghost_touched=trade(directory.ghost_touched, ghost, old_seen),
-        ghost_recent=recent,
+        ghost_tags=trade(directory.ghost_tags, ghost, jnp.full_like(tag, -1)),
+        ghost_scores=trade(directory.ghost_scores, ghost, jnp.zeros_like(score)),
+        ghost_touched=trade(directory.ghost_touched, ghost, jnp.zeros_like(score)),
+        ghost_recent=trade(directory.ghost_recent, ghost, jnp.zeros_like(score)),
     )
+    left = jnp.where(wins, old_tag, -1)
+    after = _with_ghosts(after, left, old_score, old_seen, ghosts)
     evicted = trade(jnp.full_like(directory.tags, -1), slot, old_tag)
     # A row that has just become a ghost was not touched in this step.
     outside = (after.ghost_tags >= 0) & (after.ghost_touched == now)
@@ -182,10 +188,42 @@ def populate(directory: CacheDirectory) -> tuple[CacheDirectory, jax.Array, jax.
             jnp.sum(wins),
             jnp.sum(evicted >= 0),
             jnp.sum(outside),
-            jnp.sum(jnp.where(outside, recent, 0)),
+            jnp.sum(jnp.where(outside, after.ghost_recent, 0)),
         ]
     )
     return _reshape_ghosts(after, ghosts), evicted, counts.astype(jnp.int32)
+
+
+def _with_ghosts(
+    directory: CacheDirectory,
+    tags: jax.Array,
+    scores: jax.Array,
+    touched: jax.Array,
+    shape: tuple[int, int],
+) -> CacheDirectory:
+    """The directory, its ghosts ``[sets, -1]``, with rows ``[sets, n]`` that left their slots among them."""
+    sets, buckets, room = directory.tags.shape[0], *shape
+    row = jnp.arange(sets)
+
+    def place(i: jax.Array, ghosts: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        tag, score = tags[:, i], scores[:, i]
+        first = bucket_within_set(tag, sets, buckets) * room
+        own = first[:, None] + jnp.arange(room, dtype=jnp.int32)[None, :]
+        there, hot = (values[row[:, None], own] for values in ghosts[:2])
+        last = jnp.lexsort((-there, hot, there >= 0), axis=-1)[:, 0]
+        there, hot = there[row, last], hot[row, last]
+        comes = (there < 0) | (score > hot) | ((score == hot) & (tag < there))
+        into = jnp.where((tag >= 0) & comes, first + last.astype(jnp.int32), ghosts[0].shape[1])
+        new = (tag, score, touched[:, i], jnp.zeros_like(score))
+        return tuple(
+            values.at[row, into].set(value, mode="drop")
+            for values, value in zip(ghosts, new, strict=True)
+        )
+
+    names = ("ghost_tags", "ghost_scores", "ghost_touched", "ghost_recent")
+    ghosts = tuple(getattr(directory, name) for name in names)
+    ghosts = jax.lax.fori_loop(0, tags.shape[1], place, ghosts)
+    return directory._replace(**dict(zip(names, ghosts, strict=True)))
 
 
 def _reshape_ghosts(directory: CacheDirectory, shape: tuple[int, ...]) -> CacheDirectory:

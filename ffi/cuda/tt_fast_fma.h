@@ -25,6 +25,10 @@ struct Fma {
   };
   __device__ static __forceinline__ void Store(Shared<float> p, float4 value) { Store4(p, value); }
 
+  // Of loads under way in a product.  At rank 64 the sums of the slice's gradient leave registers for one only.
+  template <typename Tile>
+  static constexpr int kRounds = Tile::kRank == 64 ? 1 : 2;
+
   // x = l g
   template <typename Tile>
   __device__ static __forceinline__ void MakeProduct(Shared<const float> l, Shared<const float> g, Shared<float> x) {
@@ -36,7 +40,7 @@ struct Fma {
     float sums[kM][8] = {};
     l = l + m * At::kLeft;
     g = g + n;
-    JAX_TT_UNROLL_BY(2)
+    JAX_TT_UNROLL_BY(kRounds<Tile>)
     for (int k = 0; k < Tile::kRank; k += 4) {
       float4 left[kM];
       JAX_TT_UNROLL

@@ -128,6 +128,21 @@ struct Mma {
           t(static_cast<int>(threadIdx.x) % 4) {}
   };
 
+  // sums += a b for the fragments of a warp, one step of the inner dimension: load_a(i, fragment), load_b(j, fragment).
+  template <int kM, int kN, typename LoadA, typename LoadB>
+  __device__ static __forceinline__ void AddStep(float (&sums)[kM][kN][4], LoadA load_a, LoadB load_b) {
+    Word a[kM][4];
+    JAX_TT_UNROLL
+    for (int i = 0; i < kM; ++i) load_a(i, a[i]);
+    JAX_TT_UNROLL
+    for (int j = 0; j < kN; ++j) {
+      Word b[2];
+      load_b(j, b);
+      JAX_TT_UNROLL
+      for (int i = 0; i < kM; ++i) Operands::Multiply(sums[i][j], a[i], b);
+    }
+  }
+
   // x = l g
   template <typename Tile>
   __device__ static __forceinline__ void MakeProduct(Shared<const Operand> l, Shared<const Operand> g,
@@ -139,18 +154,11 @@ struct Mma {
     const int m = at.down * kM * 16, n = at.across * kN * 8;
     float sums[kM][kN][4] = {};
     JAX_TT_UNROLL_BY(2)
-    for (int k = 0; k < Tile::kRank; k += Operands::kStep) {
-      Word a[kM][4];
-      JAX_TT_UNROLL
-      for (int i = 0; i < kM; ++i) Operands::LoadA(l + ((m + 16 * i) * At::kLeft + k), At::kLeft, at.g, at.t, a[i]);
-      JAX_TT_UNROLL
-      for (int j = 0; j < kN; ++j) {
-        Word b[2];
-        Operands::LoadB(g + (k * At::kSlice + n + 8 * j), At::kSlice, at.g, at.t, b);
-        JAX_TT_UNROLL
-        for (int i = 0; i < kM; ++i) Operands::Multiply(sums[i][j], a[i], b);
-      }
-    }
+    for (int k = 0; k < Tile::kRank; k += Operands::kStep)
+      AddStep(
+          sums,
+          [&](int i, Word(&a)[4]) { Operands::LoadA(l + ((m + 16 * i) * At::kLeft + k), At::kLeft, at.g, at.t, a); },
+          [&](int j, Word(&b)[2]) { Operands::LoadB(g + (k * At::kSlice + n + 8 * j), At::kSlice, at.g, at.t, b); });
     JAX_TT_UNROLL
     for (int i = 0; i < kM; ++i) {
       JAX_TT_UNROLL
@@ -172,19 +180,15 @@ struct Mma {
     const int m = at.down * kM * 16, k = at.across * kN * 8;
     float sums[kM][kN][4] = {};
     JAX_TT_UNROLL_BY(2)
-    for (int n = 0; n < Tile::kColumns; n += Operands::kStep) {
-      Word a[kM][4];
-      JAX_TT_UNROLL
-      for (int i = 0; i < kM; ++i)
-        Operands::LoadAOfPair(dx + ((m + 16 * i) * At::kProductGradient + n), At::kProductGradient, at.g, at.t, a[i]);
-      JAX_TT_UNROLL
-      for (int j = 0; j < kN; ++j) {
-        Word b[2];
-        Operands::LoadBTransposed(g + ((k + 8 * j) * At::kSlice + n), At::kSlice, at.g, at.t, b);
-        JAX_TT_UNROLL
-        for (int i = 0; i < kM; ++i) Operands::Multiply(sums[i][j], a[i], b);
-      }
-    }
+    for (int n = 0; n < Tile::kColumns; n += Operands::kStep)
+      AddStep(
+          sums,
+          [&](int i, Word(&a)[4]) {
+            Operands::LoadAOfPair(dx + ((m + 16 * i) * At::kProductGradient + n), At::kProductGradient, at.g, at.t, a);
+          },
+          [&](int j, Word(&b)[2]) {
+            Operands::LoadBTransposed(g + ((k + 8 * j) * At::kSlice + n), At::kSlice, at.g, at.t, b);
+          });
     JAX_TT_UNROLL
     for (int i = 0; i < kM; ++i) {
       JAX_TT_UNROLL
@@ -210,20 +214,16 @@ struct Mma {
       using At = Lead<Tile>;
       const Place<kAcross> at;
       JAX_TT_UNROLL_BY(2)
-      for (int m = 0; m < Tile::kLines; m += Operands::kStep) {
-        Word a[kM][4];
-        JAX_TT_UNROLL
-        for (int i = 0; i < kM; ++i)
-          Operands::LoadATransposed(l + (m * At::kLeft + (at.down * kM + i) * 16), At::kLeft, at.g, at.t, a[i]);
-        JAX_TT_UNROLL
-        for (int j = 0; j < kN; ++j) {
-          Word b[2];
-          Operands::LoadB(dx + (m * At::kProductGradient + (at.across * kN + j) * 8), At::kProductGradient, at.g, at.t,
-                          b);
-          JAX_TT_UNROLL
-          for (int i = 0; i < kM; ++i) Operands::Multiply(sums_[i][j], a[i], b);
-        }
-      }
+      for (int m = 0; m < Tile::kLines; m += Operands::kStep)
+        AddStep(
+            sums_,
+            [&](int i, Word(&a)[4]) {
+              Operands::LoadATransposed(l + (m * At::kLeft + (at.down * kM + i) * 16), At::kLeft, at.g, at.t, a);
+            },
+            [&](int j, Word(&b)[2]) {
+              Operands::LoadB(dx + (m * At::kProductGradient + (at.across * kN + j) * 8), At::kProductGradient, at.g,
+                              at.t, b);
+            });
     }
     // fn(k, n, float2) with the two at and after n, each by one thread.
     template <typename Fn>

@@ -89,16 +89,14 @@ def cached_bag(
     return cached_tt_embed_bag(table, bags, layer.cache, combiner=combiner, **options)
 
 
-def cached_attend(layer: Any, table: CachedTable, query: jax.Array) -> jax.Array:
+def cached_attend(
+    layer: Layer, cores: Sequence[jax.Array], rows: jax.Array, tags: jax.Array, query: jax.Array
+) -> jax.Array:
     """`attend` that scores cached rows by their own values."""
-    query, rows, *cores = layer.promote_dtype(
-        (query, table.values, *table.cores), dtype=layer.dtype
-    )
     if layer.optimizer is not None:
         (rows,) = refuse_gradient(_unfused(layer), (rows,))
-    scores = attend(layer, tuple(cores), query)
-    tags = table.directory.tags.reshape(-1)
-    there = jnp.where(tags >= 0, tags, layer.num_embeddings)
+    scores = attend(layer, cores, query)
+    there = jnp.where(tags >= 0, tags, layer.num_embeddings).reshape(-1)
     own = jnp.einsum("...d,sd->...s", query, rows, precision=jax.lax.Precision.HIGHEST)
     return scores.at[..., there].set(own.astype(scores.dtype), mode="drop")
 

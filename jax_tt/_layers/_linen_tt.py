@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from flax.linen import dtypes
 
 from jax_tt._bags import Bags
+from jax_tt._cache.config import RowCache
 from jax_tt._init import CoreInit
 from jax_tt._layers import _calls
 from jax_tt._layers._initial import fresh_core
-from jax_tt._layers._linen_table import TableModule
+from jax_tt._layers._linen_cache import CachedModule
 from jax_tt._layers._names import core_names
 from jax_tt._layers._options import check_options, table_shape
 from jax_tt._ops._canonical import check_combiner
@@ -23,7 +24,7 @@ from jax_tt._split_ids import SplitIds
 from jax_tt.optimizers import Optimizer
 
 
-class TTModule(TableModule):
+class TTModule(CachedModule):
     """A table held as cores ``core_0 ... core_{d-1}``; what `TTEmbed` and `TTEmbedBag` share."""
 
     num_embeddings: int
@@ -37,6 +38,7 @@ class TTModule(TableModule):
     core_init: CoreInit = "approx-normal"
     core_partitioning: Callable[..., Any] | None = None
     optimizer: Optimizer | None = None
+    cache: RowCache | None = None
     skip_nonfinite: bool = False
     stochastic_rounding: bool = True
     axis_name: Any = None
@@ -66,6 +68,7 @@ class TTModule(TableModule):
             for k, name in enumerate(core_names(self.tt_shape.d))
         }
         self.table = self._declare(inits, self.tt_shape.core_shapes)
+        self._declare_cache(self.cores[0].dtype)
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
@@ -105,6 +108,8 @@ class TTEmbed(TTModule):
             ``functools.partial(nn.with_partitioning, names=(None, None, "model", None))``.
         optimizer: None for ordinary parameters that optax steps, or a rule of
             ``jax_tt.optimizers`` to have the update fused into the backward pass.
+        cache: a `RowCache` for hot rows, or None.  ``apply`` counts what it is asked for where the
+            collection ``row_cache`` is mutable; call the method ``refresh`` between steps.
         skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
         stochastic_rounding: fused 16-bit cores only; round updates stochastically.
         axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with
@@ -147,7 +152,11 @@ class TTEmbed(TTModule):
         Raises:
             ValueError: ``inputs`` are not integers.
         """
-        result = _calls.lookup(self, self.table, inputs, grad_scale)
+        if self.cache is None:
+            result = _calls.lookup(self, self.table, inputs, grad_scale)
+        else:
+            result, directory = _calls.cached_lookup(self, self._cached_table(), inputs, grad_scale)
+            self._keep(directory)
         (result,) = self.promote_dtype(result, dtype=self.dtype, inexact=False)
         return result
 
@@ -164,6 +173,11 @@ class TTEmbed(TTModule):
             ValueError: the last dimension of ``query`` is not ``features``.
             TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
         """
+        if self.cache is not None:
+            table = self._cached_table()._replace(table=self.cores)
+            rows, cores = table.values, table.cores
+            query, rows, *cores = self.promote_dtype(query, rows, *cores, dtype=self.dtype)
+            return _calls.cached_attend(self, tuple(cores), rows, table.directory.tags, query)
         query, *cores = self.promote_dtype(query, *self.cores, dtype=self.dtype)
         return _calls.attend(self, tuple(cores), query)
 
@@ -173,7 +187,7 @@ class TTEmbedBag(TTModule):
 
     Attributes:
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
-            core_init, core_partitioning, optimizer, skip_nonfinite, stochastic_rounding,
+            core_init, core_partitioning, optimizer, cache, skip_nonfinite, stochastic_rounding,
             axis_name, method: as in `TTEmbed`.
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
             ``"sqrtn"`` by the root of the number, or of the sum of squared weights.
@@ -220,4 +234,9 @@ class TTEmbedBag(TTModule):
         Returns:
             ``[B, features]``; an empty bag is 0.
         """
-        return _calls.tt_bag(self, self.table, bags, self.combiner, grad_scale)
+        if self.cache is None:
+            return _calls.tt_bag(self, self.table, bags, self.combiner, grad_scale)
+        table = self._cached_table()
+        result, directory = _calls.cached_bag(self, table, bags, self.combiner, grad_scale)
+        self._keep(directory)
+        return result

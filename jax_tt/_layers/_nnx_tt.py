@@ -228,7 +228,12 @@ class TTEmbed(TTModule):
         """
         if self.cache is not None:
             table = self._cached_table(self.cores)
-            return _calls.resharded(_calls.cached_attend(self, table, query), out_sharding)
+            query, rows, *cores = self.promote_dtype(
+                (query, table.values, *table.cores), dtype=self.dtype
+            )
+            tags = table.directory.tags
+            scores = _calls.cached_attend(self, tuple(cores), rows, tags, query)
+            return _calls.resharded(scores, out_sharding)
         query, *cores = self.promote_dtype((query, *self.cores), dtype=self.dtype)
 
         def scores(cores: Any, query: jax.Array) -> jax.Array:

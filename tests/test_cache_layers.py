@@ -1,0 +1,235 @@
+"""The layers with a row cache: NNX and linen, optax and fused, both ways of training cached rows."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import jax_tt
+import jax_tt.linen
+
+N, D = 1000, 16
+RULES = {"optax": None, "fused": jax_tt.optimizers.Adagrad(0.1)}
+both = pytest.mark.parametrize("gradients", ["rows", "cores"])
+rules = pytest.mark.parametrize("rule", RULES)
+
+
+def batches(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.zipf(1.3, (32, 4)) % N) for _ in range(count)]
+
+
+class Tower(nnx.Module):
+    def __init__(self, cache, optimizer, rngs):
+        self.items = jax_tt.TTEmbedBag(
+            N, D, tt_ranks=4, optimizer=optimizer, cache=cache, rngs=rngs
+        )
+        self.head = nnx.Linear(D, 1, rngs=rngs)
+
+    def __call__(self, ids):
+        return self.head(self.items(ids))
+
+
+@nnx.jit
+def nnx_step(model, opt, ids):
+    loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(ids) - 1) ** 2))(model)
+    opt.update(model, grads)
+    return loss
+
+
+def make(gradients, rule, **options):
+    cache = jax_tt.RowCache(100, ways=4, refresh_every=3, gradients=gradients, **options)
+    model = Tower(cache, RULES[rule], nnx.Rngs(0))
+    return model, jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+
+
+@both
+@rules
+def test_training_counts_refreshes_and_learns(gradients, rule):
+    model, opt = make(gradients, rule)
+    stream = batches(10)
+    losses = [float(nnx_step(model, opt, ids)) for ids in stream]
+    figures = model.items.cache_statistics()
+    assert losses[-1] < losses[0]
+    assert figures["calls"] == 10
+    assert figures["requested"] == sum(ids.size for ids in stream)
+    assert figures["unique"] == sum(len(np.unique(ids)) for ids in stream)
+    assert figures["refreshes"] == 3
+    assert 0 < figures["misses"] < figures["requested"]
+
+
+@both
+def test_evaluation_counts_nothing(gradients):
+    model, opt = make(gradients, "optax")
+    nnx_step(model, opt, batches(1)[0])
+    before = jax.device_get(nnx.state(model))
+    model.eval()
+    model(batches(1, seed=1)[0])
+    model.train()
+    jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(nnx.state(model)))
+    model(batches(1, seed=1)[0])
+    assert model.items.cache_statistics()["calls"] == 2
+
+
+@both
+@rules
+def test_a_state_saved_in_the_middle_goes_on_bit_for_bit(gradients, rule):
+    stream = batches(8)
+    model, opt = make(gradients, rule)
+    for ids in stream[:4]:
+        nnx_step(model, opt, ids)
+    saved = jax.device_get(nnx.state((model, opt)))
+    for ids in stream[4:]:
+        nnx_step(model, opt, ids)
+    again, other = make(gradients, rule)
+    nnx.update((again, other), saved)
+    for ids in stream[4:]:
+        nnx_step(again, other, ids)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        jax.device_get(nnx.state(model)),
+        jax.device_get(nnx.state(again)),
+    )
+
+
+@both
+@rules
+def test_attend_scores_cached_rows_by_their_own_values(gradients, rule):
+    cache = jax_tt.RowCache(50, ways=5, gradients=gradients)
+    layer = jax_tt.TTEmbed(N, D, tt_ranks=4, optimizer=RULES[rule], cache=cache, rngs=nnx.Rngs(0))
+    ids = jnp.arange(40)
+    layer(ids)
+    layer.populate()
+    layer.cache_rows[...] = layer.cache_rows[...] + 1
+    layer.eval()
+    query = jax.random.normal(jax.random.key(1), (3, D))
+    np.testing.assert_allclose(layer.attend(query)[:, :60], query @ layer(jnp.arange(60)).T, 1e-4)
+
+
+def test_flush_puts_what_rows_learned_into_the_cores():
+    cache = jax_tt.RowCache(20, ways=5)
+    layer = jax_tt.TTEmbed(N, D, tt_ranks=8, cache=cache, rngs=nnx.Rngs(0))
+    ids = jnp.arange(10)
+    layer(ids)
+    layer.populate()
+    layer.eval()
+    first = layer(ids)
+    held = layer.cache_tags[...].reshape(-1, 1) >= 0
+    layer.cache_rows[...] = layer.cache_rows[...] + jnp.where(held, 0.01, 0)
+    learned = layer(ids)
+    layer.flush()
+    left = jax_tt.tt_lookup(layer.cores, ids) - learned
+    assert float(jnp.sum(left**2)) < 0.1 * float(jnp.sum((first - learned) ** 2))
+    np.testing.assert_allclose(layer(ids), jax_tt.tt_lookup(layer.cores, ids), rtol=1e-5, atol=1e-7)
+    layer.reset_cache()
+    assert layer.cache_statistics()["occupied"] == 0 == layer.cache_statistics()["requested"]
+
+
+def test_refresh_caches_serves_a_stock_optimizer():
+    cache = jax_tt.RowCache(50, ways=5, refresh_every=2)
+    model = Tower(cache, None, nnx.Rngs(0))
+    opt = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, opt, ids):
+        opt.update(model, nnx.grad(lambda m: jnp.mean(m(ids) ** 2))(model))
+        jax_tt.refresh_caches(model)
+
+    for ids in batches(4):
+        step(model, opt, ids)
+    assert model.items.cache_statistics()["refreshes"] == 2
+
+
+def test_without_a_cache_there_is_nothing_to_populate():
+    layer = jax_tt.TTEmbed(N, D, rngs=nnx.Rngs(0), name="items")
+    with pytest.raises(ValueError, match=r"items: has no row cache; build it with cache="):
+        layer.populate()
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (7, r"cache: got 7; expected None or a RowCache"),
+        (jax_tt.RowCache, r"cache: got <class"),
+    ],
+)
+def test_what_is_no_cache_is_refused(wrong, message):
+    with pytest.raises(TypeError, match=message):
+        jax_tt.TTEmbed(N, D, cache=wrong, rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"capacity": 0}, ValueError, r"RowCache.capacity: got 0"),
+        ({"capacity": 2.5}, TypeError, r"RowCache.capacity: got 2.5"),
+        ({"capacity": 9, "ways": -1}, ValueError, r"RowCache.ways: got -1"),
+        ({"capacity": 9, "policy": "fifo"}, ValueError, r"RowCache.policy: got 'fifo'"),
+        ({"capacity": 9, "gradients": "both"}, ValueError, r"RowCache.gradients: got 'both'"),
+        ({"capacity": 9, "refresh_every": 0}, ValueError, r"RowCache.refresh_every: got 0"),
+        ({"capacity": 9, "write_back": True}, TypeError, r"RowCache.write_back: got True"),
+        ({"capacity": 9, "dtype": jnp.int8}, ValueError, r"RowCache.dtype: got int8"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        jax_tt.RowCache(**options)
+
+
+def test_ids_beyond_31_bits_need_64_bit_jax():
+    cache = jax_tt.RowCache(50)
+    with pytest.raises(ValueError, match=r"cache: a table of 3000000000 rows .* jax_enable_x64"):
+        jax_tt.TTEmbed(3_000_000_000, D, tt_ranks=2, cache=cache, rngs=nnx.Rngs(0))
+
+
+@both
+@rules
+def test_linen_with_a_train_state(gradients, rule):
+    optimizer = RULES[rule]
+    cache = jax_tt.RowCache(100, ways=4, refresh_every=3, gradients=gradients)
+
+    class Model(nn.Module):
+        def setup(self):
+            self.items = jax_tt.linen.TTEmbedBag(N, D, tt_ranks=4, optimizer=optimizer, cache=cache)
+            self.head = nn.Dense(1)
+
+        def __call__(self, ids):
+            return self.head(self.items(ids))
+
+        def refresh(self):
+            self.items.refresh()
+
+    model = Model()
+    stream = batches(10)
+    variables = dict(model.init(jax.random.key(0), stream[0]))
+    counted = variables.pop("row_cache")
+    state = TrainState.create(apply_fn=model.apply, params=variables, tx=optax.sgd(0.1))
+
+    @jax.jit
+    def step(state, counted, ids):
+        def loss(params):
+            inputs = {**params, "row_cache": counted}
+            out, new = model.apply(inputs, ids, mutable=["row_cache"])
+            return jnp.mean((out - 1) ** 2), new["row_cache"]
+
+        (value, counted), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+        state = state.apply_gradients(grads=grads)
+        _, new = model.apply({**state.params, "row_cache": counted}, method="refresh", mutable=True)
+        counted = new.pop("row_cache")
+        return state.replace(params=new), counted, value
+
+    losses = []
+    for ids in stream:
+        state, counted, value = step(state, counted, ids)
+        losses.append(float(value))
+    figures = jax_tt.cache_statistics(jax_tt.linen.cache_directory(counted["items"]))
+    assert losses[-1] < losses[0]
+    assert (figures["calls"], figures["refreshes"]) == (10, 3)
+    assert 0 < figures["misses"] < figures["requested"]
+    # Applied without a mutable collection, nothing is counted.
+    variables = {**state.params, "row_cache": counted}
+    assert model.apply(variables, stream[0]).shape == (32, 1)

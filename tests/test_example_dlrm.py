@@ -262,6 +262,13 @@ def test_all_variants_learn_alike() -> None:
     assert results["tt_fused"].table_bytes < results["dense_fused"].table_bytes / 4
 
 
+@pytest.mark.parametrize("variant", ["tt_optax", "tt_fused"])
+def test_row_caches_serve_the_hot_ids(variant: str) -> None:
+    result = train(dataclasses.replace(TINY, cache=0.05, cache_refresh=3), variant)
+    assert result.hit_rate is not None and 0.3 < result.hit_rate < 1
+    assert result.auc > 0.55
+
+
 def test_criteo_trains_and_says_when_it_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -288,9 +295,13 @@ def saved_steps(config: Config, variant: str) -> list[int]:
     return [int(p.name) for p in folder.glob("*") if p.name.isdigit()] if folder.exists() else []
 
 
-@pytest.mark.parametrize("variant", ["dense_optax", "tt_fused"])
-def test_killed_run_resumes_to_equal_bits(tmp_path: Path, variant: str) -> None:
-    config = dataclasses.replace(TINY, steps=30, eval_every=10, checkpoint_every=1)
+@pytest.mark.parametrize(
+    "variant, cache", [("dense_optax", 0.0), ("tt_fused", 0.0), ("tt_fused", 0.02)]
+)
+def test_killed_run_resumes_to_equal_bits(tmp_path: Path, variant: str, cache: float) -> None:
+    config = dataclasses.replace(
+        TINY, steps=30, eval_every=10, checkpoint_every=1, cache=cache, cache_refresh=4
+    )
     broken = dataclasses.replace(
         config, checkpoint_dir=str(tmp_path / "broken"), resume=True, out=str(tmp_path / "out")
     )

@@ -27,6 +27,8 @@ class Config:
     features: int = 16
     tt_ranks: int = 16
     tt_min_rows: int = 100_000
+    cache: float = 0.0
+    cache_refresh: int = 50
     bottom: tuple[int, ...] = (64,)
     top: tuple[int, ...] = (64, 32)
     steps: int = 400
@@ -114,6 +116,13 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         metavar="N",
         help="smaller tables stay dense in the TT variants",
     )
+    add(
+        "--cache",
+        type=_share,
+        metavar="SHARE",
+        help="row cache in front of every TT table, as a share of its rows, e.g. 0.01; 0: none",
+    )
+    add("--cache-refresh", type=_positive, metavar="STEPS", help="steps between two refreshes")
     add("--bottom", type=_widths, metavar="W,...", help="hidden widths of the bottom MLP")
     add("--top", type=_widths, metavar="W,...", help="hidden widths of the top MLP")
 
@@ -169,6 +178,13 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"got {value}, expected at least 1")
     return value
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share: 0 to 1, e.g. 0.01")
+    return share
 
 
 def _widths(text: str) -> tuple[int, ...]:

@@ -86,7 +86,12 @@ def create(config: Config, variant: str, table_sizes: Sequence[int]) -> tuple[DL
         if compress and rows >= config.tt_min_rows:
             return OneIdBag(
                 jax_tt.TTEmbedBag(
-                    rows, config.features, tt_ranks=config.tt_ranks, optimizer=rule, rngs=rngs
+                    rows,
+                    config.features,
+                    tt_ranks=config.tt_ranks,
+                    optimizer=rule,
+                    cache=_cache(config, rows),
+                    rngs=rngs,
                 )
             )
         init = _normal_in_blocks(math.sqrt(1.0 / (3.0 * rows)))
@@ -104,7 +109,27 @@ def create(config: Config, variant: str, table_sizes: Sequence[int]) -> tuple[DL
     if fuse:
         return model, jax_tt.FusedOptimizer(model, mlps)
     tx = optax.partition({"tables": _optax_rule(config), "mlps": mlps}, _label)
+    if compress and config.cache:
+        return model, jax_tt.FusedOptimizer(model, tx)  # which refreshes the caches, too
     return model, nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+
+def hit_rate(model: DLRM) -> float | None:
+    """Share of the requests to cached tables that were hits; None without a cache."""
+    figures = [
+        table.bag.cache_statistics()
+        for table in model.tables
+        if isinstance(table, OneIdBag) and getattr(table.bag, "cache", None) is not None
+    ]
+    requested = sum(f["requested"] for f in figures)
+    return 1 - sum(f["misses"] for f in figures) / requested if requested else None
+
+
+def _cache(config: Config, rows: int) -> jax_tt.RowCache | None:
+    if not config.cache:
+        return None
+    capacity = max(1, round(config.cache * rows))
+    return jax_tt.RowCache(capacity, refresh_every=config.cache_refresh)
 
 
 def _normal_in_blocks(stddev: float) -> nnx.Initializer:

@@ -55,6 +55,11 @@ def table(
         f"After {results[0].steps:,} steps on {results[0].examples:,} examples:",
         *_align(rows),
     ]
+    lines += [
+        f"{VARIANTS[r.variant]}: {r.hit_rate:.1%} of the lookups were hits of its row caches."
+        for r in results
+        if r.hit_rate is not None
+    ]
     best = results[0].best_auc
     if best is not None:
         lines.append(

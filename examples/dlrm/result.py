@@ -26,6 +26,7 @@ class Result:
     peak_bytes: int  # of the process, from the first step on
     start_bytes: int  # of the process before it made a model
     digest: str | None = None  # of the final parameters and optimizer state, bit for bit
+    hit_rate: float | None = None  # of the row caches
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from examples.dlrm.checkpoint import Checkpoints, Progress
 from examples.dlrm.config import VARIANTS, Config
 from examples.dlrm.data_criteo import CriteoClicks
 from examples.dlrm.data_synthetic import SyntheticClicks
-from examples.dlrm.model import DLRM, create
+from examples.dlrm.model import DLRM, create, hit_rate
 from examples.dlrm.result import Result, forget_peak_memory, peak_memory
 
 WARM_UP = 2  # steps that compile; not timed
@@ -81,6 +81,7 @@ class Learner:
     def _predict(self, state: nnx.State, batch: Batch) -> jax.Array:
         """Log-odds of a click [B]."""
         model, _ = nnx.merge(self._graphdef, state)
+        model.eval()
         return model(jnp.asarray(batch.dense), jnp.asarray(batch.ids))
 
 
@@ -114,13 +115,14 @@ def train(config: Config, variant: str) -> Result:
         log_loss=scores.log_loss,
         best_auc=scores.best_auc,
         curve=curve,
-        table_parameters=sum(x.size for x in tables),
+        table_parameters=sum(x.size for x in tables if jnp.issubdtype(x.dtype, jnp.floating)),
         table_bytes=sum(x.nbytes for x in tables),
         state_bytes=sum(x.nbytes for x in jax.tree.leaves(state)),
         step_ms=statistics.median(progress.step_ms[WARM_UP:] or progress.step_ms),
         peak_bytes=max(progress.peak_bytes, peak_memory()),
         start_bytes=start_bytes,
         digest=digest(state) if checkpoints else None,
+        hit_rate=hit_rate(nnx.merge(graphdef, state)[0]),
     )
 
 
@@ -226,9 +228,12 @@ def _start(
 
 
 def _tables(state: nnx.State) -> list[jax.Array]:
-    """The embedding tables, dense or cores, without the slots of their optimizers."""
+    """The embedding tables, dense or cores with their caches, without the slots of their optimizers."""
     return [
         variable[...]
         for path, variable in nnx.to_flat_state(state)
-        if "tables" in path and path[0] == 0 and str(path[-1]).startswith(("embedding", "core_"))
+        if "tables" in path
+        and path[0] == 0
+        and str(path[-1]).startswith(("embedding", "core_", "cache_"))
+        if "slot" not in str(path[-1])
     ]

@@ -49,13 +49,15 @@ JAX_TT_INLINE uint32_t CacheHash(int64_t key) {
   return CacheMix(static_cast<uint32_t>(bits) ^ CacheMix(static_cast<uint32_t>(bits >> 32)));
 }
 
-// Set and bucket of an id by its hash.
+// Set, bucket among those of its set, and bucket of an id by its hash.
 JAX_TT_INLINE int64_t CacheSetOf(uint32_t hash, const CacheShape& shape) {
   return hash % static_cast<uint32_t>(shape.sets);
 }
+JAX_TT_INLINE int64_t CacheBucketInSet(uint32_t hash, const CacheShape& shape) {
+  return hash / static_cast<uint32_t>(shape.sets) % static_cast<uint32_t>(shape.buckets_per_set());
+}
 JAX_TT_INLINE int64_t CacheBucketOf(uint32_t hash, const CacheShape& shape) {
-  const uint32_t sets = static_cast<uint32_t>(shape.sets), own = static_cast<uint32_t>(shape.buckets_per_set());
-  return static_cast<int64_t>(hash % sets) * own + hash / sets % own;
+  return CacheSetOf(hash, shape) * shape.buckets_per_set() + CacheBucketInSet(hash, shape);
 }
 
 // Whether observe counts a key as a request for the row in `slot`; every other slot means that it is not cached.

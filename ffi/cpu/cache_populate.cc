@@ -31,7 +31,10 @@ template <typename K>
 class Set {
  public:
   Set(const CacheDirectory<K>& directory, int64_t set, K* evicted)
-      : now_(*directory.clock), ways_(directory.shape.ways), room_(directory.shape.ghosts_per_set()) {
+      : shape_(directory.shape),
+        now_(*directory.clock),
+        ways_(directory.shape.ways),
+        room_(directory.shape.ghosts_per_set()) {
     const int64_t slot = set * ways_, ghost = set * room_;
     tags_ = directory.tags + slot;
     scores_ = directory.scores + slot;
@@ -83,16 +86,40 @@ class Set {
     std::partial_sort(slots, slots + pairs, slots + ways_, [](const Slot& a, const Slot& b) {
       return a.rank < b.rank || (!(b.rank < a.rank) && a.way < b.way);
     });
+    int64_t left = 0;  // rows that left, in place of the ghosts that came in
     for (int64_t i = 0; i < pairs && Takes(ghosts[i], slots[i].rank); ++i) {
       const int32_t way = slots[i].way, place = ghosts[i].place;
+      const Ghost<K> row = {scores_[way], touched_[way], tags_[way], -1};
       ++worker->counts[kCacheInserted];
-      worker->counts[kCacheEvicted] += tags_[way] >= 0;
-      evicted_[way] = tags_[way];
-      std::swap(tags_[way], ghost_tags_[place]);
-      std::swap(scores_[way], ghost_scores_[place]);
-      std::swap(touched_[way], ghost_touched_[place]);
-      ghost_recent_[place] = 0;
+      worker->counts[kCacheEvicted] += row.tag >= 0;
+      evicted_[way] = row.tag;
+      tags_[way] = ghost_tags_[place];
+      scores_[way] = ghost_scores_[place];
+      touched_[way] = ghost_touched_[place];
+      SetGhost(place, -1, 0, 0);
+      if (row.tag >= 0) ghosts[left++] = row;
     }
+    // Not before all places of those that came in are free.
+    for (int64_t i = 0; i < left; ++i) Count(ghosts[i]);
+  }
+
+  // Makes a row that left a ghost of its bucket, if there is room or a ghost to displace.
+  void Count(const Ghost<K>& row) const {
+    int64_t last = CacheBucketInSet(CacheHash(row.tag), shape_) * shape_.room;
+    const int64_t end = last + shape_.room;
+    for (int64_t g = last; g < end && ghost_tags_[last] >= 0; ++g)
+      if (ghost_tags_[g] < 0 ||
+          CacheStaysBefore(ghost_scores_[last], ghost_tags_[last], ghost_scores_[g], ghost_tags_[g]))
+        last = g;
+    if (ghost_tags_[last] < 0 || CacheStaysBefore(row.score, row.tag, ghost_scores_[last], ghost_tags_[last]))
+      SetGhost(last, row.tag, row.score, row.touched);
+  }
+
+  void SetGhost(int64_t place, K tag, int32_t score, int32_t touched) const {
+    ghost_tags_[place] = tag;
+    ghost_scores_[place] = score;
+    ghost_touched_[place] = touched;
+    ghost_recent_[place] = 0;
   }
 
   static bool Takes(const Ghost<K>& ghost, const CacheSlotRank& slot) {
@@ -110,6 +137,7 @@ class Set {
       counts[kCacheOutsideRequests] += ghost_touched_[g] == now_ && ghost_tags_[g] >= 0 ? ghost_recent_[g] : 0;
   }
 
+  const CacheShape shape_;
   const int32_t now_;
   const int64_t ways_, room_;
   K *tags_, *evicted_, *ghost_tags_;

@@ -122,7 +122,7 @@ def test_result_types():
     [
         (FUSED._replace(cores=None), "table.cores"),
         (FUSED._replace(cores=TABLE), "table.cores"),
-        (FUSED._replace(cores=(TABLE[0],)), "table: got shape"),
+        (FUSED._replace(cores=(TABLE[0],)), r"table.cores\[0\]: got shape"),
         (FUSED._replace(slots=None), "table.slots"),
         (FUSED._replace(slots=TABLE), "table.slots"),
         (FUSED._replace(slots=((TABLE[0],),)), "table.slots: got shapes"),
@@ -137,8 +137,9 @@ def test_parts_of_a_fused_table(table, match):
 
 
 def test_start_of_a_fused_table():
-    for cores in (CORES[:1], CORES[0], (), None, (CORES[0], CORES[2], CORES[1])):
-        with pytest.raises((TypeError, ValueError), match=r"table|cores"):
+    mixed = (CORES[0], CORES[2], CORES[1])
+    for cores in (CORES[:1], CORES[0], (), None, mixed, np.array("x"), TABLE.astype(int), [IDS]):
+        with pytest.raises((TypeError, ValueError), match=r"^cores"):
             init_fused_table(cores, RULE)
     for rows in (5, "x", [5], np.array(5), [[[1]]]):
         with pytest.raises((TypeError, ValueError), match="rows"):

@@ -80,18 +80,18 @@ def tt_table(
 
 
 def dense_table(
-    table: Any, bounds: str = "unchecked", name: str | None = None
+    table: Any, bounds: str = "unchecked", name: str | None = None, argument: str = "table"
 ) -> tuple[DenseSpec, jax.Array]:
-    """Checks a dense table; its description, and the table as a JAX array."""
+    """Checks a dense table, passed as ``argument``; its description, and the table as a JAX array."""
     label = table_label(name)
-    table = as_array(f"{label}table", table)
+    table = as_array(f"{label}{argument}", table)
     shape = tuple(table.shape)
     if len(shape) != 2 or 0 in shape or shape[1] > _MAX_COLUMNS:
         raise ValueError(
-            f"{label}table: got shape {shape}; expected [num_embeddings, features], none 0, and fewer than 2**31 "
+            f"{label}{argument}: got shape {shape}; expected [num_embeddings, features], none 0, and fewer than 2**31 "
             "features."
         )
-    _check_storage(label, "table", {str(table.dtype)})
+    _check_storage(label, argument, {str(table.dtype)})
     spec = DenseSpec(shape[0], shape[1], one_of("bounds", bounds, BOUNDS), False, name)
     return spec, jnp.asarray(table)
 
@@ -111,5 +111,5 @@ def _check_storage(label: str, what: str, dtypes: set[str]) -> None:
     if len(dtypes) != 1 or not dtypes <= set(STORAGE):
         raise ValueError(
             f"{label}{what}: got dtype {', '.join(sorted(dtypes))}; expected one of {', '.join(STORAGE)}"
-            + (" for all of them." if what == "cores" else ".")
+            + (" for all of them." if len(dtypes) > 1 else ".")
         )

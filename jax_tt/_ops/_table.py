@@ -55,7 +55,9 @@ def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimize
     if isinstance(cores, tuple | list) and len(cores) != 1:
         _, parts = tt_table(cores, None)
     else:
-        _, table = dense_table(cores[0] if isinstance(cores, tuple | list) else cores)
+        alone = isinstance(cores, tuple | list)
+        argument = "cores[0]" if alone else "cores"
+        _, table = dense_table(cores[0] if alone else cores, argument=argument)
         parts = (table,)
     slots = tuple(
         tuple(
@@ -101,7 +103,7 @@ def dense_fused(
             f"{table_label(name)}table.cores: got {len(table.cores)} arrays; expected one dense table [N, D]. "
             "Tensor-train tables go to fused_tt_embed_bag."
         )
-    spec, weights = dense_table(table.cores[0], bounds, name)
+    spec, weights = dense_table(table.cores[0], bounds, name, "table.cores[0]")
     return spec, _with_state(table._replace(cores=(weights,)), optimizer, name)
 
 

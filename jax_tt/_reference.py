@@ -22,7 +22,6 @@ from jax_tt._ops._vma import vary_over, varying_axes
 from jax_tt.optimizers import RULES
 
 Cores = Sequence[jax.Array]
-_PRECISE = lax.Precision.HIGHEST
 
 
 def rows(spec: Spec, cores: Cores, batch: Batch) -> jax.Array:
@@ -36,7 +35,7 @@ def rows(spec: Spec, cores: Cores, batch: Batch) -> jax.Array:
     else:
         value = slices[0][:, :, 0]  # [S, cap, q_1, r_2]
         for core in slices[1:]:
-            value = jnp.einsum("scar,scrbt->scabt", value, core, precision=_PRECISE)
+            value = jnp.einsum("scar,scrbt->scabt", value, core, precision=spec.precision)
             s, c, a, b, t = value.shape
             value = value.reshape(s, c, a * b, t)
         value = value[..., 0]
@@ -96,13 +95,20 @@ def to_dense(cores: Cores, num_embeddings: int) -> jax.Array:
     accum = accumulator(cores[0].dtype)
     value = cores[0].astype(accum)[:, 0]  # [P, Q, r]
     for core in cores[1:]:
-        value = jnp.einsum("aqr,brst->abqst", value, core.astype(accum), precision=_PRECISE)
+        value = jnp.einsum(
+            "aqr,brst->abqst", value, core.astype(accum), precision=lax.Precision.HIGHEST
+        )
         p, b, q, s, t = value.shape
         value = value.reshape(p * b, q * s, t)
     return value[:num_embeddings, :, 0]
 
 
-def attend(cores: Cores, query: jax.Array, num_embeddings: int) -> jax.Array:
+def attend(
+    cores: Cores,
+    query: jax.Array,
+    num_embeddings: int,
+    precision: Any = lax.Precision.HIGHEST,
+) -> jax.Array:
     """Products of ``query[B, D]`` with every row, ``[B, N]``, without building the table."""
     accum = accumulator(cores[0].dtype, query.dtype)
     batch, columns = query.shape
@@ -113,7 +119,7 @@ def attend(cores: Cores, query: jax.Array, num_embeddings: int) -> jax.Array:
         p, r, q, t = core.shape
         columns //= q
         value = value.reshape(batch, rows, r, q, columns)
-        value = jnp.einsum("zarqx,prqt->zaptx", value, core.astype(accum), precision=_PRECISE)
+        value = jnp.einsum("zarqx,prqt->zaptx", value, core.astype(accum), precision=precision)
         rows *= p
         value = value.reshape(batch, rows, t, columns)
     return value[:, :num_embeddings, 0, 0]

@@ -39,6 +39,7 @@ def cached_tt_embed_bag(
     method: str = "auto",
     axis_name: Any = None,
     name: str | None = None,
+    precision: jax.lax.PrecisionLike = None,
     **update: Any,
 ) -> tuple[jax.Array, CacheDirectory]:
     """`tt_embed_bag` (or, with an optimizer, `fused_tt_embed_bag`) that reads hot rows from a cache.
@@ -49,7 +50,7 @@ def cached_tt_embed_bag(
         table: `CachedTable`.
         bags: `Bags`, or integer ids ``[B, L]``.
         cache: the `RowCache` that the table was made for.
-        combiner, num_embeddings, bounds, dtype, method, axis_name, name: as in `tt_embed_bag`.
+        combiner, num_embeddings, bounds, dtype, method, axis_name, name, precision: as in `tt_embed_bag`.
         count: count the batch in the directory (training), or leave it alone (inference).
         optimizer: the rule of a fused table.
         **update: ``grad_scale``, ``skip_nonfinite``, ``stochastic_rounding``, ``key`` of `fused_tt_embed_bag`.
@@ -66,7 +67,7 @@ def cached_tt_embed_bag(
     ((2, 8), 3)
     """
     check_combiner(combiner)
-    spec, table = _checked(table, optimizer, num_embeddings, bounds, name)
+    spec, table = _checked(table, optimizer, num_embeddings, bounds, name, precision)
     spec, batch, bag_count = bag_batch(spec, bags, accumulator(table.cores[0].dtype))
     result_type = as_dtype("dtype", dtype, table.cores[0].dtype)
     options = {"method": method, "axis_name": axis_name}
@@ -88,6 +89,7 @@ def cached_tt_lookup(
     method: str = "auto",
     axis_name: Any = None,
     name: str | None = None,
+    precision: jax.lax.PrecisionLike = None,
     **update: Any,
 ) -> tuple[jax.Array, CacheDirectory]:
     """`tt_lookup` (or, with an optimizer, `fused_tt_lookup`) that reads hot rows from a cache.
@@ -96,12 +98,12 @@ def cached_tt_lookup(
         table: `CachedTable`.
         ids: integers of any shape, or `SplitIds`.
         cache, count, optimizer, update: as in `cached_tt_embed_bag`.
-        num_embeddings, bounds, dtype, method, axis_name, name: as in `tt_lookup`.
+        num_embeddings, bounds, dtype, method, axis_name, name, precision: as in `tt_lookup`.
 
     Returns:
         ``[*ids.shape, D]`` and the directory after the batch.
     """
-    spec, table = _checked(table, optimizer, num_embeddings, bounds, name)
+    spec, table = _checked(table, optimizer, num_embeddings, bounds, name, precision)
     batch, shape = lookup_batch(spec, ids)
     result_type = as_dtype("dtype", dtype, table.cores[0].dtype)
     options = {"method": method, "axis_name": axis_name}
@@ -110,7 +112,12 @@ def cached_tt_lookup(
 
 
 def _checked(
-    table: Any, optimizer: Any, num_embeddings: int | None, bounds: str, name: str | None
+    table: Any,
+    optimizer: Any,
+    num_embeddings: int | None,
+    bounds: str,
+    name: str | None,
+    precision: Any,
 ) -> tuple[TTSpec, CachedTable]:
     if not isinstance(table, CachedTable):
         raise TypeError(
@@ -118,9 +125,9 @@ def _checked(
             "jax_tt.init_cached_table(cores, cache)."
         )
     if optimizer is None:
-        spec, cores = tt_table(table.table, num_embeddings, bounds, name)
+        spec, cores = tt_table(table.table, num_embeddings, bounds, name, precision)
         return spec, table._replace(table=cores)
-    spec, fused = tt_fused(table.table, optimizer, num_embeddings, bounds, name)
+    spec, fused = tt_fused(table.table, optimizer, num_embeddings, bounds, name, precision)
     return spec, table._replace(table=fused)
 
 

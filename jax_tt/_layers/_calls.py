@@ -36,12 +36,18 @@ class Layer(Protocol):
     def label(self) -> str: ...
 
 
+class TTLayer(Layer, Protocol):
+    """The same of a layer whose table is a tensor train."""
+
+    precision: jax.lax.PrecisionLike
+
+
 # ``table`` below is what the op takes: cores or one dense table, or a `FusedTable` of either.
 
 
-def lookup(layer: Layer, table: Any, ids: Any, grad_scale: Any = None) -> jax.Array:
+def lookup(layer: TTLayer, table: Any, ids: Any, grad_scale: Any = None) -> jax.Array:
     """Rows ``[*ids.shape, D]`` of a tensor-train table."""
-    options = _options(layer, num_embeddings=layer.num_embeddings)
+    options = _tt_options(layer)
     if layer.optimizer is None:
         _check_unscaled(grad_scale)
         return tt_lookup(table, ids, **options)
@@ -50,9 +56,11 @@ def lookup(layer: Layer, table: Any, ids: Any, grad_scale: Any = None) -> jax.Ar
     )
 
 
-def tt_bag(layer: Layer, table: Any, bags: Any, combiner: str, grad_scale: Any = None) -> jax.Array:
+def tt_bag(
+    layer: TTLayer, table: Any, bags: Any, combiner: str, grad_scale: Any = None
+) -> jax.Array:
     """Pooled rows ``[B, D]`` of a tensor-train table."""
-    options = _options(layer, num_embeddings=layer.num_embeddings, combiner=combiner)
+    options = _tt_options(layer, combiner=combiner)
     if layer.optimizer is None:
         _check_unscaled(grad_scale)
         return tt_embed_bag(table, bags, **options)
@@ -90,7 +98,7 @@ def cached_bag(
 
 
 def cached_attend(
-    layer: Layer, cores: Sequence[jax.Array], rows: jax.Array, tags: jax.Array, query: jax.Array
+    layer: TTLayer, cores: Sequence[jax.Array], rows: jax.Array, tags: jax.Array, query: jax.Array
 ) -> jax.Array:
     """`attend` that scores cached rows by their own values."""
     if layer.optimizer is not None:
@@ -101,11 +109,11 @@ def cached_attend(
     return scores.at[..., there].set(own.astype(scores.dtype), mode="drop")
 
 
-def attend(layer: Layer, cores: Sequence[jax.Array], query: jax.Array) -> jax.Array:
+def attend(layer: TTLayer, cores: Sequence[jax.Array], query: jax.Array) -> jax.Array:
     """Scores ``[..., N]``; the cores of a fused table are constants here."""
     if layer.optimizer is not None:
         cores = refuse_gradient(_unfused(layer), tuple(cores))
-    return tt_attend(cores, query, layer.num_embeddings)
+    return tt_attend(cores, query, layer.num_embeddings, precision=layer.precision)
 
 
 def with_out_sharding(
@@ -132,7 +140,7 @@ def _unfused(layer: Layer) -> str:
 
 
 def _cached_options(layer: Any, grad_scale: Any) -> dict[str, Any]:
-    options = _options(layer, num_embeddings=layer.num_embeddings, optimizer=layer.optimizer)
+    options = _tt_options(layer, optimizer=layer.optimizer)
     options["count"] = not layer.deterministic
     if layer.optimizer is None:
         _check_unscaled(grad_scale)
@@ -148,6 +156,11 @@ def _options(layer: Layer, **own: Any) -> dict[str, Any]:
         "axis_name": layer.axis_name,
         "name": layer.label,
     }
+
+
+def _tt_options(layer: TTLayer, **own: Any) -> dict[str, Any]:
+    own |= {"num_embeddings": layer.num_embeddings, "precision": layer.precision}
+    return _options(layer, **own)
 
 
 def _update_options(layer: Layer, grad_scale: Any) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class TTModule(CachedModule):
     stochastic_rounding: bool = True
     axis_name: Any = None
     method: str = "auto"
+    precision: jax.lax.PrecisionLike = None
 
     def setup(self) -> None:
         check_options(
@@ -50,6 +51,7 @@ class TTModule(CachedModule):
             method=self.method,
             optimizer=self.optimizer,
             param_dtype=self.param_dtype,
+            precision=self.precision,
         )
         self.tt_shape = table_shape(
             self.num_embeddings, self.features, self.tt_ranks, self.row_factors, self.col_factors
@@ -115,6 +117,8 @@ class TTEmbed(TTModule):
         axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with
             ``check_vma=False``.
         method: ``"auto"``, ``"reference"`` (pure JAX) or ``"ffi"`` (native).
+        precision: of the products of float32 cores on a GPU, as in ``nn.Dense``, whose None means
+            `jax.default_matmul_precision`; full where that is not set.
         promote_dtype: as in ``nn.Embed``; called with ``rows`` by ``__call__`` and with
             ``query, *cores`` by ``attend``.
 
@@ -188,7 +192,7 @@ class TTEmbedBag(TTModule):
     Attributes:
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
             core_init, core_partitioning, optimizer, cache, skip_nonfinite, stochastic_rounding,
-            axis_name, method: as in `TTEmbed`.
+            axis_name, method, precision: as in `TTEmbed`.
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
             ``"sqrtn"`` by the root of the number, or of the sum of squared weights.
 

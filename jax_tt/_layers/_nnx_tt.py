@@ -40,6 +40,7 @@ class TTModule(CachedModule):
         bounds: str,
         dtype: Any,
         param_dtype: Any,
+        precision: jax.lax.PrecisionLike,
         core_init: CoreInit,
         optimizer: Optimizer | None,
         cache: RowCache | None,
@@ -51,12 +52,19 @@ class TTModule(CachedModule):
         rngs: nnx.Rngs,
         core_metadata: Mapping[str, Any],
     ) -> None:
-        check_options(bounds=bounds, method=method, optimizer=optimizer, param_dtype=param_dtype)
+        check_options(
+            bounds=bounds,
+            method=method,
+            optimizer=optimizer,
+            param_dtype=param_dtype,
+            precision=precision,
+        )
         self.tt_shape = table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors)
         self.num_embeddings = self.tt_shape.num_embeddings
         self.features = self.tt_shape.features
         self.bounds = bounds
         self.param_dtype = param_dtype
+        self.precision = precision
         self.optimizer = optimizer
         check_cache(cache, self.num_embeddings)
         self.cache = cache
@@ -100,6 +108,8 @@ class TTEmbed(TTModule):
         dtype: type of the rows returned (default: that of the cores).  Rows are computed in
             float32 or better and cast once.
         param_dtype: type the cores are stored in.
+        precision: of the products of float32 cores on a GPU, as in ``nnx.Linear``, whose None means
+            `jax.default_matmul_precision`; full where that is not set.
         core_init: ``"approx-normal"``, ``"approx-uniform"``, ``"normal"`` or ``"uniform"``, each
             giving *table entries* of variance ``1 / (3 N)``; or an initialiser
             ``(key, core_shape, dtype) -> core`` called for every core, which may be wrapped in
@@ -147,6 +157,7 @@ class TTEmbed(TTModule):
         bounds: str = "error",
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
+        precision: jax.lax.PrecisionLike = None,
         core_init: CoreInit = "approx-normal",
         promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
         optimizer: Optimizer | None = None,
@@ -168,6 +179,7 @@ class TTEmbed(TTModule):
             bounds=bounds,
             dtype=dtype,
             param_dtype=param_dtype,
+            precision=precision,
             core_init=core_init,
             optimizer=optimizer,
             cache=cache,
@@ -247,8 +259,8 @@ class TTEmbedBag(TTModule):
 
     Args:
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
-            core_init, optimizer, cache, skip_nonfinite, stochastic_rounding, axis_name, method, name,
-            rngs, core_metadata: as in `TTEmbed`.
+            precision, core_init, optimizer, cache, skip_nonfinite, stochastic_rounding, axis_name,
+            method, name, rngs, core_metadata: as in `TTEmbed`.
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
             ``"sqrtn"`` by the root of the number, or of the sum of squared weights.
 
@@ -285,6 +297,7 @@ class TTEmbedBag(TTModule):
         bounds: str = "error",
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
+        precision: jax.lax.PrecisionLike = None,
         core_init: CoreInit = "approx-normal",
         optimizer: Optimizer | None = None,
         cache: RowCache | None = None,
@@ -306,6 +319,7 @@ class TTEmbedBag(TTModule):
             bounds=bounds,
             dtype=dtype,
             param_dtype=param_dtype,
+            precision=precision,
             core_init=core_init,
             optimizer=optimizer,
             cache=cache,

@@ -12,6 +12,7 @@ import numpy as np
 from jax_tt._method import resolve_method
 from jax_tt._ops._canonical import STORAGE
 from jax_tt._ops._spec import BOUNDS
+from jax_tt._precision import resolve_precision
 from jax_tt._shape import TTShape
 from jax_tt.optimizers import Optimizer
 
@@ -90,7 +91,9 @@ def check_sizes(num_embeddings: Any, features: Any) -> None:
             raise ValueError(f"{name}: got {value}; expected an integer >= 1.")
 
 
-def check_options(*, bounds: Any, method: Any, optimizer: Any, param_dtype: Any) -> None:
+def check_options(
+    *, bounds: Any, method: Any, optimizer: Any, param_dtype: Any, precision: Any = None
+) -> None:
     """Refuses option values that no op understands, with the choices in the message."""
     if bounds not in BOUNDS:
         raise ValueError(
@@ -98,6 +101,7 @@ def check_options(*, bounds: Any, method: Any, optimizer: Any, param_dtype: Any)
             "range, 'clip' moves them to the nearest row, 'zero' reads zeros for them."
         )
     resolve_method(method)
+    resolve_precision(precision)
     if jnp.dtype(param_dtype).name not in STORAGE:
         raise ValueError(
             f"param_dtype: got {jnp.dtype(param_dtype).name}; expected one of {_choices(STORAGE)}."

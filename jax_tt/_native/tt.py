@@ -21,11 +21,11 @@ from jax_tt._native._operands import (
     update_attributes,
     weights_result,
 )
-from jax_tt._native._precision import tensor_float32
 from jax_tt._native.partition import Arrays, is_partitioned, num_blocks, over_blocks
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._spec import TTSpec
 from jax_tt._ops._vma import vary_over, varying_axes
+from jax_tt._precision import tensor_float32
 
 Cores = tuple[jax.Array, ...]
 
@@ -81,7 +81,11 @@ def _batch_attributes(platform: str, spec: TTSpec, batch: Batch, axes: Any) -> d
     return (
         _table_attributes(spec)
         | lookups
-        | {"hint": hint, "resharded": _resharded(batch), "tensor_float32": tensor_float32()}
+        | {
+            "hint": hint,
+            "resharded": _resharded(batch),
+            "tensor_float32": tensor_float32(spec.precision),
+        }
     )
 
 

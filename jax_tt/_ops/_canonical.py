@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jax_tt._arguments import as_array, as_int, one_of
 from jax_tt._ops._spec import BOUNDS, DenseSpec, TTSpec
+from jax_tt._precision import resolve_precision
 
 STORAGE = ("float32", "bfloat16", "float16", "float64")
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -23,6 +24,7 @@ def tt_table(
     num_embeddings: int | None,
     bounds: str = "unchecked",
     name: str | None = None,
+    precision: Any = None,
 ) -> tuple[TTSpec, tuple[jax.Array, ...]]:
     """Checks cores against each other; the table they form, and the cores as JAX arrays."""
     label = table_label(name)
@@ -74,6 +76,7 @@ def tt_table(
         bounds=one_of("bounds", bounds, BOUNDS),
         padded=False,
         name=name,
+        precision=resolve_precision(precision),
     )
     # Cores read from a file are numpy arrays, which a traced index cannot index.
     return spec, tuple(map(jnp.asarray, arrays))

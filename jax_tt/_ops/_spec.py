@@ -2,13 +2,19 @@
 
 import dataclasses
 import math
+from typing import Any
+
+from jax import lax
 
 BOUNDS = ("error", "clip", "zero", "unchecked")
 
 
 @dataclasses.dataclass(frozen=True)
 class TTSpec:
-    """A tensor-train table: ``ranks`` has ``d + 1`` entries, the outer ones 1."""
+    """A tensor-train table: ``ranks`` has ``d + 1`` entries, the outer ones 1.
+
+    ``precision`` is that of its products, as `resolve_precision` returns it.
+    """
 
     row_factors: tuple[int, ...]
     col_factors: tuple[int, ...]
@@ -17,6 +23,7 @@ class TTSpec:
     bounds: str
     padded: bool
     name: str | None
+    precision: Any = lax.Precision.HIGHEST
 
     @property
     def d(self) -> int:

@@ -85,11 +85,16 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def tt_fused(
-    table: Any, optimizer: Any, num_embeddings: int | None, bounds: str, name: str | None
+    table: Any,
+    optimizer: Any,
+    num_embeddings: int | None,
+    bounds: str,
+    name: str | None,
+    precision: Any = None,
 ) -> tuple[TTSpec, FusedTable]:
     """Checks a fused tensor-train table; its description, and the table as JAX arrays."""
     _check_types(table, optimizer, name)
-    spec, cores = tt_table(table.cores, num_embeddings, bounds, name)
+    spec, cores = tt_table(table.cores, num_embeddings, bounds, name, precision)
     return spec, _with_state(table._replace(cores=cores), optimizer, name)
 
 

@@ -19,6 +19,7 @@ def tt_attend(
     num_embeddings: int | None = None,
     *,
     dtype: Any = None,
+    precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
     """``query @ table.T`` without building the table.
 
@@ -27,6 +28,7 @@ def tt_attend(
         query: floats ``[..., D]``.
         num_embeddings: rows to score; default all that the cores address.
         dtype: type of the result; default that of ``query`` and the cores together.
+        precision: of the products, as in `tt_lookup`; XLA makes them.
 
     Returns:
         ``[..., N]``.
@@ -40,7 +42,7 @@ def tt_attend(
     >>> jax_tt.tt_attend(cores, jax.numpy.ones((5, 8)), 1000).shape
     (5, 1000)
     """
-    spec, cores = tt_table(cores, num_embeddings)
+    spec, cores = tt_table(cores, num_embeddings, precision=precision)
     query = as_array("query", query)
     if query.ndim == 0 or query.shape[-1] != spec.features:
         raise ValueError(
@@ -50,6 +52,6 @@ def tt_attend(
         raise ValueError(f"query: got dtype {query.dtype}; expected floats.")
     query = jnp.asarray(query)
     flat = query.reshape(math.prod(query.shape[:-1]), spec.features)
-    scores = _reference.attend(cores, flat, spec.num_embeddings)
+    scores = _reference.attend(cores, flat, spec.num_embeddings, spec.precision)
     result_type = as_dtype("dtype", dtype, widest(query.dtype, cores[0].dtype))
     return scores.reshape(*query.shape[:-1], spec.num_embeddings).astype(result_type)

@@ -25,6 +25,7 @@ def tt_embed_bag(
     method: str = "auto",
     axis_name: Any = None,
     name: str | None = None,
+    precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
     """One vector per bag: the sum, mean or ``sqrtn`` of its rows.
 
@@ -33,7 +34,7 @@ def tt_embed_bag(
         bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
         combiner: ``"sum"``; ``"mean"`` divides by the sum of the weights, ``"sqrtn"`` by the root of the sum of their
             squares (the count and its root without weights). A zero divisor gives 0.
-        num_embeddings, bounds, dtype, method, axis_name, name: as in `tt_lookup`.
+        num_embeddings, bounds, dtype, method, axis_name, name, precision: as in `tt_lookup`.
 
     Returns:
         ``[B, D]``; an empty bag is 0. Differentiable in the cores and in ``bags.weights``.
@@ -49,7 +50,7 @@ def tt_embed_bag(
     (3, 8)
     """
     check_combiner(combiner)
-    spec, cores = tt_table(cores, num_embeddings, bounds, name)
+    spec, cores = tt_table(cores, num_embeddings, bounds, name, precision)
     spec, batch, count = bag_batch(spec, bags, accumulator(cores[0].dtype))
     result_type = as_dtype("dtype", dtype, cores[0].dtype)
     sums = pooled_sum(spec, cores, batch, method, axis_name)

@@ -29,6 +29,7 @@ def fused_tt_embed_bag(
     method: str = "auto",
     axis_name: Any = None,
     name: str | None = None,
+    precision: jax.lax.PrecisionLike = None,
     grad_scale: Any = None,
     skip_nonfinite: bool = False,
     stochastic_rounding: bool = True,
@@ -45,7 +46,7 @@ def fused_tt_embed_bag(
         table: `FusedTable`, from `init_fused_table`.
         bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
         optimizer: a rule of `jax_tt.optimizers`; the one that the table was made for.
-        combiner, num_embeddings, bounds, dtype, method, name: as in `tt_embed_bag`.
+        combiner, num_embeddings, bounds, dtype, method, name, precision: as in `tt_embed_bag`.
         axis_name: mesh axes to sum gradients over before the update, inside a ``shard_map`` with ``check_vma=False``;
             with ``check_vma=True`` they are found unasked.
         grad_scale: loss scale that the gradients are divided by inside the op.
@@ -71,7 +72,7 @@ def fused_tt_embed_bag(
     >>> float(table.step), float(table.sentinel)
     (1.0, 1.0)
     """
-    spec, table = tt_fused(table, optimizer, num_embeddings, bounds, name)
+    spec, table = tt_fused(table, optimizer, num_embeddings, bounds, name, precision)
     return _embed_bag(
         spec,
         table,
@@ -99,6 +100,7 @@ def fused_tt_lookup(
     method: str = "auto",
     axis_name: Any = None,
     name: str | None = None,
+    precision: jax.lax.PrecisionLike = None,
     grad_scale: Any = None,
     skip_nonfinite: bool = False,
     stochastic_rounding: bool = True,
@@ -109,7 +111,7 @@ def fused_tt_lookup(
     Args:
         table: `FusedTable`, from `init_fused_table`.
         ids: integers of any shape, or `SplitIds`.
-        optimizer, num_embeddings, bounds, dtype, method, axis_name, name, grad_scale, skip_nonfinite,
+        optimizer, num_embeddings, bounds, dtype, method, axis_name, name, precision, grad_scale, skip_nonfinite,
             stochastic_rounding, key: as in `fused_tt_embed_bag`.
 
     Returns:
@@ -123,7 +125,7 @@ def fused_tt_lookup(
     >>> jax_tt.fused_tt_lookup(table, ids, rule, method="reference").shape
     (2, 8)
     """
-    spec, table = tt_fused(table, optimizer, num_embeddings, bounds, name)
+    spec, table = tt_fused(table, optimizer, num_embeddings, bounds, name, precision)
     batch, shape = lookup_batch(spec, ids)
     result_type = as_dtype("dtype", dtype, table.cores[0].dtype)
     sums = call_fused(

@@ -22,6 +22,7 @@ def tt_lookup(
     method: str = "auto",
     axis_name: Any = None,
     name: str | None = None,
+    precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
     """Rows of a tensor-train table, one per id.
 
@@ -37,6 +38,8 @@ def tt_lookup(
         axis_name: mesh axes to sum the cores' gradients over, inside a ``shard_map`` with ``check_vma=False``; with
             ``check_vma=True`` JAX does it unasked.
         name: name of the table in error messages.
+        precision: of float32 products on a GPU: by default `jax.default_matmul_precision`, and full where that is not
+            set. The native CPU kernels are always exact to float32, or float64 for float64 cores.
 
     Returns:
         ``[*ids.shape, D]``.
@@ -50,7 +53,7 @@ def tt_lookup(
     >>> jax_tt.tt_lookup(cores, jax.numpy.array([[1, 2, 999]]), method="reference").shape
     (1, 3, 8)
     """
-    spec, cores = tt_table(cores, num_embeddings, bounds, name)
+    spec, cores = tt_table(cores, num_embeddings, bounds, name, precision)
     batch, shape = lookup_batch(spec, ids)
     result_type = as_dtype("dtype", dtype, cores[0].dtype)
     sums = pooled_sum(spec, cores, batch, method, axis_name)

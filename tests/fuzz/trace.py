@@ -233,7 +233,9 @@ def initial(rng: np.random.Generator) -> Case:
 def count(rng: np.random.Generator) -> Case:
     arguments = {"ids_or_bags": _bags(rng), "num_embeddings": N}
     return Case(
-        jax_tt.count_out_of_range, arguments, {"ids_or_bags": "bags", "num_embeddings": "size"}
+        jax_tt.count_out_of_range,
+        arguments,
+        {"ids_or_bags": "ids_or_bags", "num_embeddings": "size"},
     )
 
 
@@ -368,6 +370,12 @@ def mutate_bags(rng: np.random.Generator, value: Any) -> tuple[Any, bool]:
     return changed, field != "ids" and isinstance(new, str | bytes | dict | set | complex)
 
 
+def mutate_ids_or_bags(rng: np.random.Generator, value: Any) -> tuple[Any, bool]:
+    changed, certain = mutate_bags(rng, value)
+    # One id is no bag, but ids of any shape will do.
+    return changed, certain and not isinstance(changed, int | np.integer | tuple | range)
+
+
 def mutate_fused(rng: np.random.Generator, value: Any) -> tuple[Any, bool]:
     kind = rng.integers(4)
     if kind == 0:
@@ -415,6 +423,7 @@ MUTATIONS: dict[str, Callable[[np.random.Generator, Any], tuple[Any, bool]]] = {
     "cores": mutate_cores,
     "ids": mutate_ids,
     "bags": mutate_bags,
+    "ids_or_bags": mutate_ids_or_bags,
     "fused": mutate_fused,
     "dense": mutate_dense,
     "weights": mutate_weights,

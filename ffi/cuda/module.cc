@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "ffi/common/args.h"
+#include "ffi/cuda/cache.h"
+#include "ffi/cuda/cache_handlers.h"
 #include "ffi/cuda/dense.h"
 #include "ffi/cuda/dense_handlers.h"
 #include "ffi/cuda/handlers.h"
@@ -45,6 +47,9 @@ nb::dict Registrations() {
   add("dense_forward", DenseForwardCuda);
   add("dense_backward", DenseBackwardCuda);
   add("dense_update", DenseUpdateCuda);
+  add("cache_probe", CacheProbeCuda);
+  add("cache_observe", CacheObserveCuda);
+  add("cache_populate", CachePopulateCuda);
   return targets;
 }
 
@@ -99,4 +104,11 @@ NB_MODULE(_cuda, m) {
       },
       nb::arg("op"), nb::arg("num_embeddings"), nb::arg("features"), nb::arg("n"),
       "Bytes of workspace that an op on a dense table takes for n ids.");
+  m.def(
+      "cache_workspace_size",
+      [](const std::string& op, int64_t n, int64_t sets, int64_t ways, int64_t buckets, int64_t room) {
+        return jax_tt::CacheWorkspace(op, n, {.sets = sets, .ways = ways, .buckets = buckets, .room = room});
+      },
+      nb::arg("op"), nb::arg("n"), nb::arg("sets"), nb::arg("ways"), nb::arg("buckets"), nb::arg("room"),
+      "Bytes of workspace that an op on the row cache takes for n ids.");
 }

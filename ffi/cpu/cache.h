@@ -27,20 +27,6 @@ Status CacheObserve(const CacheDirectory<K>& directory, CachePolicy policy, cons
 template <typename K>
 Status CachePopulate(const CacheDirectory<K>& directory, const Pool& pool, K* evicted, int32_t* counts);
 
-// First of `count` places that holds `key`, or `count`.
-template <typename K>
-inline int64_t FindCacheTag(const K* tags, int64_t count, K key) {
-  constexpr int64_t kAtOnce = 16;  // compared together, in vectors
-  int64_t i = 0;
-  for (; i + kAtOnce <= count; i += kAtOnce) {
-    K same = 0;
-    for (int64_t j = 0; j < kAtOnce; ++j) same |= static_cast<K>(tags[i + j] == key);
-    if (same != 0) break;
-  }
-  while (i < count && tags[i] != key) ++i;
-  return i;
-}
-
 // Asks for `bytes` bytes before they are needed.
 inline void PrefetchCacheLines(const void* data, int64_t bytes) {
   for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(static_cast<const char*>(data) + offset);

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "ffi/cpu/cache.h"
+#include "ffi/cpu/cache_masks.h"
 
 namespace jax_tt {
 
@@ -27,17 +28,60 @@ struct CacheRival {
   bool operator<(const CacheRival& other) const { return CacheStaysBefore(score, tag, other.score, other.tag); }
 };
 
+// When and how often ghosts were last asked for.  Nobody here reads it, so it is written late: by then its lines, each
+// of them far from the last, have come from memory.
+class CacheGhostTimes {
+ public:
+  CacheGhostTimes(int32_t* touched, int32_t* recent) : touched_(touched), recent_(recent) {}
+  CacheGhostTimes(const CacheGhostTimes&) = delete;
+  ~CacheGhostTimes() {
+    for (uint32_t i = 0; i < kWaiting; ++i) WriteOldest();
+  }
+
+  void Write(int64_t place, int32_t touched, int32_t recent) {
+    __builtin_prefetch(touched_ + place, 1);
+    __builtin_prefetch(recent_ + place, 1);
+    WriteOldest();
+    waiting_[(oldest_ - 1) % kWaiting] = {place, touched, recent};
+  }
+
+ private:
+  static constexpr uint32_t kWaiting = 16;
+  struct Entry {
+    int64_t place = -1;
+    int32_t touched = 0, recent = 0;
+  };
+
+  void WriteOldest() {
+    Entry& entry = waiting_[oldest_++ % kWaiting];
+    if (entry.place < 0) return;
+    touched_[entry.place] = entry.touched;
+    recent_[entry.place] = entry.recent;
+    entry.place = -1;
+  }
+
+  int32_t *touched_, *recent_;
+  uint32_t oldest_ = 0;
+  Entry waiting_[kWaiting];
+};
+
+// What a worker needs to work on buckets.
+template <typename K>
+struct CacheBucketWork {
+  CacheGhostTimes times;
+  CacheRival<K>* rivals;  // [room + 1]
+};
+
 template <typename K>
 class CacheBucket {
  public:
   CacheBucket(const CacheDirectory<K>& directory, CachePolicy policy, int64_t bucket)
-      : policy_(policy), now_(*directory.clock), room_(directory.shape.room) {
-    const int64_t place = bucket * room_;
-    tags_ = directory.ghost_tags + place;
-    scores_ = directory.ghost_scores + place;
-    touched_ = directory.ghost_touched + place;
-    recent_ = directory.ghost_recent + place;
-  }
+      : policy_(policy),
+        now_(*directory.clock),
+        room_(directory.shape.room),
+        first_(bucket * room_),
+        tags_(directory.ghost_tags + first_),
+        scores_(directory.ghost_scores + first_) {}
 
   // Asks for what every request reads.
   void Prefetch() const {
@@ -47,55 +91,86 @@ class CacheBucket {
   }
 
   // Counts the requests for a ghost; false where the id is none.
-  bool Feed(const CountedKey<K>& asked) const {
+  bool Feed(const CountedKey<K>& asked, CacheBucketWork<K>* work) const {
     const int64_t place = FindCacheTag(tags_, room_, asked.key);
     if (place == room_) return false;
-    Put(place, {asked.count, asked.key}, scores_[place], 0);
+    scores_[place] = CacheScore(scores_[place], asked.count, now_, policy_);
+    work->times.Write(first_ + place, now_, asked.count);
     return true;
   }
 
-  // Lets in `count` > 0 distinct ids that are no ghosts, in ascending order.  `rivals` has room for room + 1.
-  void Admit(const CountedKey<K>* news, int64_t count, CacheRival<K>* rivals) const {
-    CacheRival<K> beyond = {std::numeric_limits<int32_t>::min(), std::numeric_limits<K>::max()};  // after all others
-    const bool crowded = FirstBeyond(news, count, rivals, &beyond);
-    const bool ages = crowded && policy_ == CachePolicy::kLfu;
+  // Lets in `count` > 0 distinct ids that are no ghosts, in ascending order.
+  void Admit(const CountedKey<K>* news, int64_t count, CacheBucketWork<K>* work) const {
+    int64_t excess = count;
+    for (int64_t base = 0; base < room_; base += kMaskPlaces) excess -= __builtin_popcountll(Empty(base));
+    const CacheRival<K> beyond = excess <= 0      ? kNobody
+                                 : excess <= kFew ? LastButFew(news, count, excess)
+                                                  : Select(news, count, work->rivals);
+    const bool ages = excess > 0 && policy_ == CachePolicy::kLfu;
     const int32_t cut = ages ? std::max(beyond.score, 0) : 0;
-    if (crowded && (ages ? Age(cut) : Drop(beyond))) ClearEmpty();
-    int64_t place = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const CacheRival<K> newcomer = Newcomer(news[i]);
-      const bool stays = ages ? CacheAged(newcomer.score, cut) > 0 : newcomer < beyond;
-      if (!stays) continue;
-      while (place < room_ && tags_[place] >= 0) ++place;
-      if (place == room_) return;  // only in a corrupt bucket, which may hold an id twice
-      Put(place, news[i], 0, cut);
+    const CountedKey<K>* const end = news + count;
+    for (int64_t base = 0; base < room_; base += kMaskPlaces) {
+      const uint64_t empty_before = Empty(base);
+      if (excess > 0) ages ? Age(base, cut) : Drop(base, beyond);
+      uint64_t empty = Empty(base);
+      for (;; ++news) {
+        while (news < end && !(ages ? CacheAged(Newcomer(*news).score, cut) > 0 : Newcomer(*news) < beyond)) ++news;
+        if (news == end || empty == 0) break;
+        const int64_t place = base + __builtin_ctzll(empty);
+        empty &= empty - 1;
+        tags_[place] = news->key;
+        scores_[place] = CacheAged(Newcomer(*news).score, cut);
+        work->times.Write(first_ + place, now_, news->count);
+      }
+      for (empty &= ~empty_before; empty != 0; empty &= empty - 1) {
+        const int64_t place = base + __builtin_ctzll(empty);
+        tags_[place] = -1;
+        scores_[place] = 0;
+        work->times.Write(first_ + place, 0, 0);
+      }
     }
   }
 
  private:
-  void Put(int64_t place, const CountedKey<K>& asked, int32_t score, int32_t cut) const {
-    tags_[place] = asked.key;
-    scores_[place] = CacheAged(CacheScore(score, asked.count, now_, policy_), cut);
-    touched_[place] = now_;
-    recent_[place] = asked.count;
-  }
+  // How many are left out one after the other; more are found by sorting.
+  static constexpr int64_t kFew = 8;
+
+  static constexpr int32_t kMaxScore = std::numeric_limits<int32_t>::max();
+  // After all others.
+  static constexpr CacheRival<K> kNobody = {std::numeric_limits<int32_t>::min(), std::numeric_limits<K>::max()};
+
+  int64_t Places(int64_t base) const { return std::min(room_ - base, kMaskPlaces); }
+  uint64_t Empty(int64_t base) const { return EmptyMask(tags_ + base, Places(base)); }
 
   CacheRival<K> Newcomer(const CountedKey<K>& asked) const {
     return {CacheScore(0, asked.count, now_, policy_), asked.key};
   }
 
-  // The first of ghosts and newcomers for whom there is no room; false where there is for all.
-  bool FirstBeyond(const CountedKey<K>* news, int64_t count, CacheRival<K>* rivals, CacheRival<K>* beyond) const {
-    int64_t held = 0;
-    for (int64_t place = 0; place < room_; ++place) held += tags_[place] >= 0;
-    const int64_t excess = held + count - room_;
-    if (excess <= 0) return false;
-    if (excess == 1) {
-      *beyond = LastGhost();
-      for (int64_t i = 0; i < count; ++i) *beyond = std::max(*beyond, Newcomer(news[i]));
-      return true;
-    }
-    // The first room + 1 so far, with the last of them on top.
+  // Who has the rank `room` among ghosts and newcomers, which is the last but excess - 1 ...
+  CacheRival<K> LastButFew(const CountedKey<K>* news, int64_t count, int64_t excess) const {
+    CacheRival<K> last = kNobody;
+    for (; excess > 0; --excess) last = LastBefore(last, news, count);
+    return last;
+  }
+
+  CacheRival<K> LastBefore(const CacheRival<K>& limit, const CountedKey<K>* news, int64_t count) const {
+    const auto before = [&](int64_t place) {
+      return (tags_[place] >= 0) &
+             ((scores_[place] > limit.score) | ((scores_[place] == limit.score) & (tags_[place] < limit.tag)));
+    };
+    int32_t score = kMaxScore;
+    for (int64_t place = 0; place < room_; ++place) score = std::min(score, before(place) ? scores_[place] : kMaxScore);
+    K tag = -1;
+    for (int64_t place = 0; place < room_; ++place)
+      tag = std::max(tag, before(place) & (scores_[place] == score) ? tags_[place] : K{-1});
+    CacheRival<K> last = {score, tag};
+    for (int64_t i = 0; i < count; ++i)
+      if (const CacheRival<K> rival = Newcomer(news[i]); rival < limit && last < rival) last = rival;
+    return last;
+  }
+
+  // ... and the last of the first room + 1: a heap with that one on top.
+  CacheRival<K> Select(const CountedKey<K>* news, int64_t count, CacheRival<K>* rivals) const {
     int64_t size = 0;
     const auto add = [&](const CacheRival<K>& rival) {
       if (size == room_ + 1) {
@@ -108,61 +183,37 @@ class CacheBucket {
     for (int64_t place = 0; place < room_; ++place)
       if (tags_[place] >= 0) add({scores_[place], tags_[place]});
     for (int64_t i = 0; i < count; ++i) add(Newcomer(news[i]));
-    *beyond = rivals[0];
-    return true;
+    return rivals[0];
   }
 
-  CacheRival<K> LastGhost() const {
-    constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
-    int32_t score = kMax;
-    for (int64_t place = 0; place < room_; ++place) score = std::min(score, tags_[place] >= 0 ? scores_[place] : kMax);
-    K tag = -1;
-    for (int64_t place = 0; place < room_; ++place) tag = std::max(tag, scores_[place] == score ? tags_[place] : K{-1});
-    return {score, tag};
-  }
-
-  // Takes `cut` from every score and empties the places of those who have nothing left; whether there were any.
-  bool Age(int32_t cut) const {
-    K* __restrict tags = tags_;
-    int32_t* __restrict scores = scores_;
-    int32_t emptied = 0;
-    for (int64_t place = 0; place < room_; ++place) {
+  // Takes `cut` from the scores of up to kMaskPlaces ghosts and forgets those who have nothing left.
+  void Age(int64_t base, int32_t cut) const {
+    K* __restrict tags = tags_ + base;
+    int32_t* __restrict scores = scores_ + base;
+    for (int64_t place = 0; place < Places(base); ++place) {
       const int32_t aged = CacheAged(scores[place], cut);
-      scores[place] = aged;
-      emptied |= static_cast<int32_t>(aged <= 0);
-      tags[place] = aged > 0 ? tags[place] : K{-1};
-    }
-    return emptied != 0;
-  }
-
-  // Empties the places of those who have none before `beyond`; whether there were any.
-  bool Drop(const CacheRival<K>& beyond) const {
-    K* __restrict tags = tags_;
-    const int32_t* __restrict scores = scores_;
-    int32_t emptied = 0;
-    for (int64_t place = 0; place < room_; ++place) {
-      const int32_t stays =
-          static_cast<int32_t>(scores[place] > beyond.score) |
-          (static_cast<int32_t>(scores[place] == beyond.score) & static_cast<int32_t>(tags[place] < beyond.tag));
-      emptied |= stays ^ 1;
+      const bool stays = (tags[place] >= 0) & (aged > 0);
+      scores[place] = stays ? aged : 0;
       tags[place] = stays ? tags[place] : K{-1};
     }
-    return emptied != 0;
   }
 
-  void ClearEmpty() const {
-    for (int64_t place = 0; place < room_; ++place)
-      if (tags_[place] < 0) {
-        tags_[place] = -1;
-        scores_[place] = touched_[place] = recent_[place] = 0;
-      }
+  // Forgets those of up to kMaskPlaces ghosts who are not before `beyond`.
+  void Drop(int64_t base, const CacheRival<K>& beyond) const {
+    K* __restrict tags = tags_ + base;
+    const int32_t* __restrict scores = scores_ + base;
+    for (int64_t place = 0; place < Places(base); ++place) {
+      const bool stays =
+          (scores[place] > beyond.score) | ((scores[place] == beyond.score) & (tags[place] < beyond.tag));
+      tags[place] = stays ? tags[place] : K{-1};
+    }
   }
 
   const CachePolicy policy_;
   const int32_t now_;
-  const int64_t room_;
-  K* tags_;
-  int32_t *scores_, *touched_, *recent_;
+  const int64_t room_, first_;
+  K* const tags_;
+  int32_t* const scores_;
 };
 
 }  // namespace jax_tt

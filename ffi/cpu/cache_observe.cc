@@ -14,8 +14,12 @@ namespace {
 // Requests of a part where they are spread evenly, and the most parts of slots and of buckets.
 constexpr int64_t kPerPart = 4, kMaxParts = 4096;
 
-// Blocks of the batch that are dealt at once; each has a counter for every part.
-constexpr int64_t kMinBlock = 2048, kMaxBlocks = 16;
+// Blocks of the batch that are dealt at once; each has a counter for every part.  Where several threads deal few
+// requests they wait for each other longer than it takes one of them.
+constexpr int64_t kMinBlock = 16384, kMaxBlocks = 16;
+
+// Requests ahead of those in work that are asked for.
+constexpr int64_t kAhead = 16;
 
 constexpr int32_t kNowhere = std::numeric_limits<int32_t>::max();
 
@@ -84,10 +88,11 @@ class Observation {
     constexpr int64_t kAtOnce = 64;
     phases.AddBlocks(parts_, kAtOnce, [this](int64_t part, int64_t end, int worker) {
       Worker mine = workers_[static_cast<size_t>(worker)];  // its counts beside no other worker's
-      Prefetch(part);
+      CacheBucketWork<K> work{{directory_.ghost_touched, directory_.ghost_recent}, mine.rivals};
+      Prefetch(part, Begin(part), Begin(part) + kAhead);
       for (; part < end; ++part) {
-        if (part + 1 < end) Prefetch(part + 1);
-        part < buckets_.count ? CountMisses(part, &mine) : CountHits(part, &mine);
+        Prefetch(part, Begin(part) + kAhead, End(part) + kAhead);
+        part < buckets_.count ? CountMisses(part, &mine, &work) : CountHits(part, &mine);
       }
       workers_[static_cast<size_t>(worker)] = mine;
     });
@@ -158,22 +163,22 @@ class Observation {
   Request<K>* Begin(int64_t part) const { return requests_ + (part == 0 ? 0 : end_[part - 1]); }
   Request<K>* End(int64_t part) const { return requests_ + end_[part]; }
 
-  void Prefetch(int64_t part) const {
-    constexpr int64_t kMost = 16;
-    const Request<K>* const end = std::min(End(part), Begin(part) + kMost);
-    for (const Request<K>* request = Begin(part); request < end; ++request) {
-      if (part < buckets_.count) {
-        Bucket(request->place).Prefetch();
-      } else {
-        __builtin_prefetch(directory_.scores + request->place, 1);
-        __builtin_prefetch(directory_.touched + request->place, 1);
+  // Asks for what requests of the same kind as those of `part` read.
+  void Prefetch(int64_t part, const Request<K>* next, const Request<K>* end) const {
+    if (part < buckets_.count) {
+      for (end = std::min<const Request<K>*>(end, End(buckets_.count - 1)); next < end; ++next)
+        Bucket(next->place).Prefetch();
+    } else {
+      for (end = std::min<const Request<K>*>(end, End(parts_ - 1)); next < end; ++next) {
+        __builtin_prefetch(directory_.scores + next->place, 1);
+        __builtin_prefetch(directory_.touched + next->place, 1);
       }
     }
   }
 
   CacheBucket<K> Bucket(int32_t bucket) const { return {directory_, policy_, bucket}; }
 
-  void CountMisses(int64_t part, Worker* worker) const {
+  void CountMisses(int64_t part, Worker* worker, CacheBucketWork<K>* work) const {
     Request<K>* next = Begin(part);
     Request<K>* const end = End(part);
     CountedKey<K>* const news = news_ + (next - requests_);  // this part's own, as long as it is
@@ -187,9 +192,9 @@ class Observation {
         while (next < end && next->place == place && next->key == first->key) ++next;
         ++worker->unique_misses;
         const CountedKey<K> asked{static_cast<int32_t>(next - first), first->key};
-        if (!bucket.Feed(asked)) news[count++] = asked;
+        if (!bucket.Feed(asked, work)) news[count++] = asked;
       }
-      if (count > 0) bucket.Admit(news, count, worker->rivals);
+      if (count > 0) bucket.Admit(news, count, work);
     }
   }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ffi/cpu/cache.h"
+#include "ffi/cpu/cache_masks.h"
 
 namespace jax_tt {
 namespace {

@@ -10,9 +10,10 @@ from benchmarks import ids, memory, registry, render, results, run, timing
 from benchmarks.results import Report
 from benchmarks.work import Work
 
-ALL = "cache_step cache_streams headline sweep_cores sweep_rank sweep_features sweep_batch dense_step temporaries dlrm_step"
-
-
+ALL = (
+    "cache_step cache_streams headline sweep_cores sweep_rank sweep_features sweep_batch dense_step "
+    "temporaries dlrm_step"
+)
 GPU = "gpu_headline gpu_elrec gpu_ecorec"
 
 

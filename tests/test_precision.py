@@ -131,36 +131,38 @@ def test_backward_pass_keeps_the_precision_of_the_call():
     assert set(_precisions(backward, _table())) == {Precision.HIGH}
 
 
-def _step(op, method, precision):
+def _step(op, table, method, precision):
     def step(table):
         return jax.value_and_grad(
             lambda t: jnp.sum(op(t, precision=precision, method=method) ** 2)
         )(table)
 
-    return jax.tree.leaves(jax.jit(step)(_table()))
+    return jax.tree.leaves(jax.jit(step)(table))
 
 
 @pytest.mark.parametrize("op", OPS[:-1])
 def test_tensor_float32_only_where_it_is_asked_for(op, method):
-    exact = _step(op, method, None)
+    table = _table()
+    exact = _step(op, table, method, None)
     for name in ("highest", (Precision.HIGHEST, "default"), EXACT):
-        for got, want in zip(_step(op, method, name), exact, strict=True):
+        for got, want in zip(_step(op, table, method, name), exact, strict=True):
             np.testing.assert_array_equal(got, want)
-    rounded = _step(op, method, "high")
+    rounded = _step(op, table, method, "high")
     assert any(np.any(got != want) for got, want in zip(rounded, exact, strict=True))
     for got, want in zip(rounded, exact, strict=True):
         np.testing.assert_allclose(got, want, rtol=5e-3, atol=5e-3 * np.abs(want).max())
     with jax.default_matmul_precision("tensorfloat32"):
-        for got, want in zip(_step(op, method, None), rounded, strict=True):
+        for got, want in zip(_step(op, table, method, None), rounded, strict=True):
             np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("op", OPS[:-1])
 def test_changes_nothing_on_the_cpu(op):
     with running("ffi") as method:
-        exact = _step(op, method, None)
+        table = _table()
+        exact = _step(op, table, method, None)
         for name in ("default", "high", "TF32_TF32_F32"):
-            for got, want in zip(_step(op, method, name), exact, strict=True):
+            for got, want in zip(_step(op, table, method, name), exact, strict=True):
                 np.testing.assert_array_equal(got, want)
 
 

@@ -143,6 +143,7 @@ _COMMON = {
     "dtype": "dtype",
     "axis_name": "axis_name",
 }
+_PRECISION = {"precision": "precision"}
 _FUSED = {"grad_scale": "scale", "key": "key", "optimizer": "optimizer"}
 
 
@@ -154,7 +155,8 @@ def _bags(rng: np.random.Generator) -> Any:
 
 def lookup(rng: np.random.Generator) -> Case:
     arguments = {"cores": _cores(), "ids": np.array([1, 2]), "num_embeddings": N} | _common(rng)
-    kinds = {"cores": "cores", "ids": "ids", "num_embeddings": "rows"} | _COMMON
+    arguments["precision"] = None
+    kinds = {"cores": "cores", "ids": "ids", "num_embeddings": "rows"} | _COMMON | _PRECISION
     return Case(jax_tt.tt_lookup, arguments, kinds)
 
 
@@ -164,13 +166,14 @@ def bag(rng: np.random.Generator) -> Case:
         "bags": _bags(rng),
         "num_embeddings": N,
         "combiner": "sum",
+        "precision": "high",
     } | _common(rng)
     kinds = {
         "cores": "cores",
         "bags": "bags",
         "num_embeddings": "rows",
         "combiner": "word",
-    } | _COMMON
+    } | (_COMMON | _PRECISION)
     return Case(jax_tt.tt_embed_bag, arguments, kinds)
 
 
@@ -194,6 +197,9 @@ def fused(rng: np.random.Generator) -> Case:
     table = jax_tt.init_fused_table(start, rule)
     arguments = {"table": table, "optimizer": rule, "grad_scale": None, "key": None} | _common(rng)
     kinds = {"table": "fused"} | _FUSED | _COMMON
+    if which:
+        arguments["precision"] = None
+        kinds |= _PRECISION
     if which == 2:
         ids = {"ids": np.array([[1, 2]]), "num_embeddings": N}
         return Case(
@@ -444,6 +450,7 @@ MUTATIONS: dict[str, Callable[[np.random.Generator, Any], tuple[Any, bool]]] = {
     "dtype": _of(None, may=(np.ndarray, np.generic, type, str, list, tuple, int)),
     "needed_dtype": _of(None, may=(np.ndarray, np.generic, type, str, list, tuple)),
     "axis_name": _of(None, may=(object,)),
+    "precision": _of(None),
     "optimizer": _of(),
     "scale": _of(None, may=(int, float, np.number)),
     "key": _of(None),

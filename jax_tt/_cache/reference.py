@@ -48,7 +48,7 @@ def observe(
     now = directory.clock
     sets = directory.tags.shape[0]
     buckets, room = directory.ghost_tags.shape
-    hit = slots >= 0
+    hit = (slots >= 0) & (slots < directory.slots)
     occurrences = jnp.zeros(directory.slots, jnp.int32).at[jnp.where(hit, slots, directory.slots)]
     occurrences = occurrences.add(1, mode="drop").reshape(directory.tags.shape)
     here = occurrences > 0

@@ -42,12 +42,19 @@ def divide(
     hits = dataclasses.replace(batch, ids=slots, padded=True)
     rows = DenseSpec(capacity, spec.features, "unchecked", True, spec.name)
     ids = batch.ids
-    mark = jnp.asarray(jnp.iinfo(ids.dtype).max if ids.dtype.kind == "u" else -1, ids.dtype)
+    if not batch.padded and spec.num_embeddings >= int(jnp.iinfo(ids.dtype).max) and _unsigned(ids):
+        ids = ids.astype(jnp.int64)  # all bits set is a row of this table, and no mark
+        batch = dataclasses.replace(batch, ids=ids)
+    mark = jnp.asarray(jnp.iinfo(ids.dtype).max if _unsigned(ids) else -1, ids.dtype)
     if not batch.padded:
         # The mark of padding was an id out of range like any other; another one takes its place.
         stray = is_padding(batch)
-        other = jnp.asarray(mark - 1 if ids.dtype.kind == "u" else -2, ids.dtype)
+        other = jnp.asarray(mark - 1 if _unsigned(ids) else -2, ids.dtype)
         ids = jnp.where(stray[..., None] if batch.split else stray, other, ids)
     ids = jnp.where(hit[..., None] if batch.split else hit, mark, ids)
     misses = dataclasses.replace(batch, ids=ids, padded=True)
     return (rows, hits), (dataclasses.replace(spec, padded=True), misses)
+
+
+def _unsigned(ids: jax.Array) -> bool:
+    return ids.dtype.kind == "u"

@@ -131,8 +131,8 @@ def _fwd(call: Copied, table: Any, weights: Any, rest: Any) -> tuple[Any, Any]:
 
 def _bwd(call: Copied, saved: Any, g: Any) -> tuple[Any, Any, None]:
     table, batch, out, arrays, wanted = saved
-    g = instantiate(g)
     cores = table.cores if isinstance(table, FusedTable) else table
+    g = instantiate(g).astype(accumulator(cores[0].dtype))  # the sum may be wider, as the rows are
     if not wanted.cores:
         if not wanted.weights:
             return None, None, None

@@ -9,13 +9,17 @@ import jax
 from jax_tt._cache import reference
 from jax_tt._cache.directory import CacheDirectory
 from jax_tt._ops import _backend
+from jax_tt._ops._vma import vary_over, varying_axes
 
 
 def probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:
     """Slot of every key; `jax_tt._cache.reference.probe`."""
 
+    # A native call does not know that the slots of different shards are different.
+    axes = varying_axes(tags, keys)
+
     def native(platform: str, tags: jax.Array, keys: jax.Array) -> jax.Array:
-        return _native().cache_probe(tags, keys, platform=platform)
+        return vary_over(_native().cache_probe(tags, keys, platform=platform), axes)
 
     return _backend.run(_backend.choose(method), native, reference.probe, tags, keys)
 

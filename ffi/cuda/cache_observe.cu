@@ -13,8 +13,8 @@ namespace {
 // Small blocks, so that an ordinary batch is spread over the whole GPU.
 constexpr int kTallyThreads = 128;
 constexpr int kSettleThreads = 256;
-// More blocks than fit on a GPU at once would only be started to find no work left.
-constexpr int64_t kMaxSettleBlocks = 4096;
+// A few times what fits on a large GPU at once; from there on a warp takes several buckets.
+constexpr int64_t kMaxSettleBlocks = 2048;
 
 // One thread an id: the distinct items with their requests, and the newcomers of every bucket.
 template <typename K>

@@ -194,9 +194,7 @@ template <typename K>
 __device__ __forceinline__ void MakeGhost(const Set<K>& set, K tag, int32_t score, int32_t touched, Outside* outside) {
   const CacheDirectory<K>& directory = set.directory;
   const CacheShape& shape = directory.shape;
-  const uint32_t bucket =
-      CacheHash(tag) / static_cast<uint32_t>(shape.sets) % static_cast<uint32_t>(shape.buckets_per_set());
-  const int64_t first = set.first_ghost + bucket * shape.room;
+  const int64_t first = set.first_ghost + CacheBucketInSet(CacheHash(tag), shape) * shape.room;
   Seat<K> seat{};
   for (int64_t i = threadIdx.x % 32; i < shape.room; i += 32) {
     const K there = directory.ghost_tags[first + i];

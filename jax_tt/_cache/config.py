@@ -30,7 +30,8 @@ class WriteBack:
     What a row learned, its cached value v less the row w that the cores give, is fitted by a change of the cores:
     ``min_delta |J delta - (v - w)|^2 + ridge * s * |delta|^2 + keep * |K delta|^2``, where J and K are the derivatives
     of the leaving rows and of as many rows drawn at random, and s is the size of ``J J^T`` along ``v - w``. Solved by
-    conjugate gradients, `chunk` rows at a time.
+    conjugate gradients, `chunk` rows at a time; a step is shortened for as long as that leaves less of ``v - w``, and
+    not taken where it leaves more than there was. A row that is not finite is dropped.
 
     Args:
         steps: Gauss-Newton steps per chunk.

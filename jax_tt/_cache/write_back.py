@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +17,8 @@ from jax_tt._ops._rounding import round_to
 from jax_tt._ops._spec import TTSpec
 
 Cores = tuple[jax.Array, ...]
+
+_SHORTEST = 2.0**-20
 
 
 def write_back(
@@ -32,13 +35,15 @@ def write_back(
     Args:
         spec: the table.
         cores: its cores, of any storage type.
-        ids: ``[n]``, negative where there is nothing to write.
+        ids: ``[n]``, negative where there is nothing to write; a row that is not finite is not written either.
         rows: ``[n, D]``.
         options: the fit.
         key: decides which other rows are kept in place, and how 16-bit cores are rounded.
         method: as in the ops.
     """
     chunk = min(options.chunk, ids.shape[0])
+    # One such row would make every entry of every core NaN.
+    ids = jnp.where(jnp.all(jnp.isfinite(rows), axis=1), ids, -1)
     wide = tuple(core.astype(accumulator(core.dtype)) for core in cores)
     first = jnp.argsort(ids < 0, stable=True)
     first = jnp.concatenate([first, jnp.full(chunk, ids.shape[0], first.dtype)])
@@ -121,7 +126,33 @@ def _gauss_newton(
     delta, *_ = jax.lax.fori_loop(
         0, options.iterations, iterate, (zero, error, start, _square(start))
     )
-    return _add(cores, 1, delta)
+
+    def left(length: jax.Array) -> jax.Array:
+        rows = read(_add(cores, length, delta))
+        return _square((now + error - rows) * weight[:, None])
+
+    length, better = _shortened(left, _square(error * weight[:, None]))
+    return jax.tree.map(lambda a, b: jnp.where(better, a + length * b, a), cores, delta)
+
+
+def _shortened(left: Callable[[jax.Array], jax.Array], before: jax.Array) -> tuple[jax.Array, Any]:
+    """How far to go, by halving the step for as long as that leaves less, and whether it leaves less than ``before``.
+
+    A row is a product of the cores: where it has to grow many times over, the full step overshoots.
+    """
+
+    def halve(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        _, _, length, now = state
+        return length, now, length / 2, left(length / 2)
+
+    def gains(state: tuple[Any, ...]) -> jax.Array:
+        _, last, length, now = state
+        return ~(now >= last) & (length > _SHORTEST)
+
+    one = jnp.ones((), before.dtype)
+    state = halve((one, one, one, left(one)))
+    length, now, *_ = jax.lax.while_loop(gains, halve, state)
+    return length, now < before
 
 
 def single_rows(ids: jax.Array) -> Batch:

@@ -10,6 +10,8 @@ from jax_tt._cache.config import WriteBack as WriteBack
 from jax_tt._cache.directory import CacheDirectory as CacheDirectory
 from jax_tt._cache.lookup import cached_tt_embed_bag as cached_tt_embed_bag
 from jax_tt._cache.lookup import cached_tt_lookup as cached_tt_lookup
+from jax_tt._cache.miss_ratio import MissRatioCurve as MissRatioCurve
+from jax_tt._cache.miss_ratio import miss_ratio_curve as miss_ratio_curve
 from jax_tt._cache.refresh import flush_cache as flush_cache
 from jax_tt._cache.refresh import populate_cache as populate_cache
 from jax_tt._cache.refresh import refresh_if_due as refresh_if_due

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 
 from jax_tt._arguments import as_dtype, as_int, one_of
 from jax_tt._cache.directory import POLICIES
+from jax_tt._cache.suggest import suggest_sizes
 from jax_tt._dtypes import x64_enabled
+from jax_tt.optimizers import Optimizer
 
 GRADIENTS = ("rows", "cores")
 
@@ -28,38 +30,36 @@ class WriteBack:
     """How rows that leave the cache are put back into the cores.
 
     What a row learned, its cached value v less the row w that the cores give, is fitted by a change of the cores:
-    ``min_delta |J delta - (v - w)|^2 + ridge * s * |delta|^2 + keep * |K delta|^2``, where J and K are the derivatives
-    of the leaving rows and of as many rows drawn at random, and s is the size of ``J J^T`` along ``v - w``. Solved by
-    conjugate gradients, `chunk` rows at a time; a step is shortened for as long as that leaves less of ``v - w``, and
-    not taken where it leaves more than there was. A row that is not finite is dropped.
+    ``min_delta |v - w(cores + delta)|^2 + ridge * s * |delta|^2``. The size of the change is measured by what it does
+    to the whole table, so that the ridge protects all other rows; s is the size of ``J J^T`` along ``v - w`` in that
+    measure, J being the derivative of the leaving rows. Gauss-Newton steps, each solved by conjugate gradients,
+    `chunk` rows at a time; a step is halved until the sum falls, and not taken where it does not. A row that is not
+    finite is dropped.
 
     Args:
+        ridge: weight of the change of all other rows. 0 fits the leaving rows as well as the cores can; 1 leaves about
+            three tenths of what they learned, for a quarter of the damage that 0.1 does to the others.
         steps: Gauss-Newton steps per chunk.
-        iterations: conjugate-gradient iterations per step.
-        ridge: weight of the size of the change.
-        keep: weight of the damage to rows that were not in the cache; 0 to leave them out of the problem.
+        iterations: conjugate-gradient iterations per step, at most.
         chunk: rows fitted together.
 
     >>> import jax_tt
     >>> jax_tt.WriteBack(iterations=20).ridge
-    0.001
+    0.1
     """
 
+    ridge: float = 0.1
     steps: int = 2
-    iterations: int = 16
-    ridge: float = 1e-3
-    keep: float = 0.0
+    iterations: int = 12
     chunk: int = 1024
 
     def __post_init__(self) -> None:
         for name in ("steps", "iterations", "chunk"):
             _check_positive(f"WriteBack.{name}", getattr(self, name))
-        for name in ("ridge", "keep"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ValueError(
-                    f"WriteBack.{name}: got {value!r}; expected a finite number of at least 0."
-                )
+        if not isinstance(self.ridge, int | float) or not 0 <= self.ridge < math.inf:
+            raise ValueError(
+                f"WriteBack.ridge: got {self.ridge!r}; expected a finite number of at least 0."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +116,54 @@ class RowCache:
             )
         if self.dtype is not None:
             object.__setattr__(self, "dtype", as_dtype("RowCache.dtype", self.dtype, None))
+
+    @classmethod
+    def suggest(
+        cls,
+        ids: Any,
+        budget_bytes: int,
+        *,
+        features: int,
+        dtype: Any = jnp.float32,
+        optimizer: Optimizer | None = None,
+        **options: Any,
+    ) -> RowCache:
+        """The cache of the largest capacity that fits into a budget, with the counters that it needs.
+
+        A slot takes the row (``features`` of ``dtype``), its optimizer state and 12 bytes of directory; a counter takes
+        16 (16 and 20 for ids beyond 31 bits). LFU must tell the coldest cached row from all that are not cached:
+        with c counters, a count may be too small by one in c of the requests that miss, and this is to be at most
+        a quarter of what the sample asked for the coldest row that fits. LRU needs to know only those that came last: 4
+        counters for a slot, the least that either has. No more than there are distinct ids are counted, and no
+        more than a third of the budget goes to counters beyond the least.
+
+        Args:
+            ids: a sample of the requests, some hundred times as many as the cache has rows; negative ones are left
+                out.
+            budget_bytes: memory for rows, their optimizer state and the directory.
+            features: columns of the table.
+            dtype: type of the rows.
+            optimizer: the fused optimizer; None also where the cache holds copies (``gradients="cores"``). What
+                optax keeps is not counted.
+            **options: of `RowCache`.
+
+        Returns:
+            `RowCache`. Its capacity is never more than the distinct ids of the sample.
+
+        Raises:
+            ValueError: the sample is empty, or the budget too small for one row.
+
+        >>> import jax_tt, numpy as np
+        >>> ids = np.random.default_rng(0).zipf(1.2, 100_000) % 50_000
+        >>> cache = jax_tt.RowCache.suggest(ids, 200_000, features=64, ways=8)
+        >>> cache.capacity, cache.counters
+        (496, 4166)
+        """
+        probe = cls(capacity=1, **{"dtype": dtype, **options})
+        capacity, counters = suggest_sizes(
+            ids, budget_bytes, features, probe.dtype, optimizer, probe.policy, probe.ways
+        )
+        return dataclasses.replace(probe, capacity=capacity, counters=counters)
 
     def layout(self, num_embeddings: int) -> tuple[int, int, int, int]:
         """Sets, ways, buckets of ghosts and ghosts of a bucket, for a table of this many rows."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jax_tt._cache.config import WriteBack
+from jax_tt._cache.metric import Metric, table_metric
 from jax_tt._dtypes import accumulator
 from jax_tt._ops import _backend
 from jax_tt._ops._batch import Batch
@@ -18,7 +18,8 @@ from jax_tt._ops._spec import TTSpec
 
 Cores = tuple[jax.Array, ...]
 
-_SHORTEST = 2.0**-20
+_HALVINGS = 6  # of a step that makes things worse, before it is given up
+_CONVERGED = 1e-6  # of the first squared slope
 
 
 def write_back(
@@ -35,19 +36,20 @@ def write_back(
     Args:
         spec: the table.
         cores: its cores, of any storage type.
-        ids: ``[n]``, negative where there is nothing to write; a row that is not finite is not written either.
-        rows: ``[n, D]``.
+        ids: ``[n]``, negative where there is nothing to write.
+        rows: ``[n, D]``; one that is not finite is not written.
         options: the fit.
-        key: decides which other rows are kept in place, and how 16-bit cores are rounded.
+        key: decides how 16-bit cores are rounded.
         method: as in the ops.
     """
     chunk = min(options.chunk, ids.shape[0])
+    wide = tuple(core.astype(accumulator(core.dtype)) for core in cores)
+    rows = rows.astype(wide[0].dtype)
     # One such row would make every entry of every core NaN.
     ids = jnp.where(jnp.all(jnp.isfinite(rows), axis=1), ids, -1)
-    wide = tuple(core.astype(accumulator(core.dtype)) for core in cores)
     first = jnp.argsort(ids < 0, stable=True)
     first = jnp.concatenate([first, jnp.full(chunk, ids.shape[0], first.dtype)])
-    total = jnp.sum(ids >= 0)
+    total = jnp.sum(ids >= 0, dtype=jnp.int32)
 
     def more(state: tuple[jax.Array, Cores]) -> jax.Array:
         return state[0] * chunk < total
@@ -57,102 +59,13 @@ def write_back(
         take = jax.lax.dynamic_slice(first, (done * chunk,), (chunk,))
         some = ids.at[take].get(mode="fill", fill_value=-1)
         wanted = rows.at[take].get(mode="fill", fill_value=0)
-        draw = jax.random.fold_in(key, done)
-        for _ in range(options.steps):
-            wide = _gauss_newton(spec, wide, some, wanted, options, draw, method)
-        return done + 1, wide
+        return done + 1, _fitted(_Problem(spec, some, wanted, method), wide, options)
 
     _, wide = jax.lax.while_loop(more, fit, (jnp.zeros((), jnp.int32), wide))
-    keys = jax.random.split(jax.random.fold_in(key, 2**32 - 1), len(cores))
+    keys = jax.random.split(key, len(cores))
     rounded = (round_to(new, core.dtype, k) for new, core, k in zip(wide, cores, keys, strict=True))
     # A core that took no part keeps its bits: nothing is rounded where nothing was written.
     return tuple(jnp.where(total > 0, new, core) for new, core in zip(rounded, cores, strict=True))
-
-
-def _gauss_newton(
-    spec: TTSpec,
-    cores: Cores,
-    ids: jax.Array,
-    rows: jax.Array,
-    options: WriteBack,
-    key: jax.Array,
-    method: str,
-) -> Cores:
-    """One linearised fit, by conjugate gradients on its normal equations."""
-    weight = jnp.ones(ids.shape[0], cores[0].dtype)
-    if options.keep:
-        others = jax.random.randint(key, ids.shape, 0, spec.num_embeddings, ids.dtype)
-        ids = jnp.concatenate([ids, others])
-        weight = jnp.concatenate([weight, jnp.full_like(weight, options.keep**0.5)])
-    batch = single_rows(ids)
-    spec = dataclasses.replace(spec, bounds="unchecked", padded=True)
-    method = _backend.choose(method, cores[0].dtype)
-
-    def read(cores: Cores) -> jax.Array:
-        return _backend.forward(spec, cores, batch, method, False)[0][:, 0]
-
-    now = read(cores)
-    count = rows.shape[0]
-    here = (ids[:count] >= 0)[:, None]
-    error = (
-        jnp.zeros_like(now).at[:count].set(jnp.where(here, rows.astype(now.dtype) - now[:count], 0))
-    )
-    residuals = _backend.plan(spec, cores, batch, now[:, None], method)
-
-    def forward(delta: Cores) -> jax.Array:
-        """J delta: a row is linear in every core."""
-        parts = (read((*cores[:k], delta[k], *cores[k + 1 :])) for k in range(len(cores)))
-        return sum(parts) * weight[:, None]  # pyright: ignore[reportReturnType]
-
-    def transposed(u: jax.Array) -> Cores:
-        g = (u * weight[:, None])[:, None]
-        return _backend.backward(spec, cores, batch, residuals, g, method, False)[0]
-
-    start = transposed(error)
-    # The size of J J^T along what is to be fitted makes the ridge mean the same for every table.
-    ridge = options.ridge * _ratio(_square(start), _square(error))
-
-    def iterate(_: int, state: Any) -> Any:
-        delta, error, direction, gamma = state
-        along = forward(direction)
-        step = _ratio(gamma, _square(along) + ridge * _square(direction))
-        delta = _add(delta, step, direction)
-        error = error - step * along
-        slope = _add(transposed(error), -ridge, delta)
-        new = _square(slope)
-        return delta, error, _add(slope, _ratio(new, gamma), direction), new
-
-    zero = jax.tree.map(jnp.zeros_like, cores)
-    delta, *_ = jax.lax.fori_loop(
-        0, options.iterations, iterate, (zero, error, start, _square(start))
-    )
-
-    def left(length: jax.Array) -> jax.Array:
-        rows = read(_add(cores, length, delta))
-        return _square((now + error - rows) * weight[:, None])
-
-    length, better = _shortened(left, _square(error * weight[:, None]))
-    return jax.tree.map(lambda a, b: jnp.where(better, a + length * b, a), cores, delta)
-
-
-def _shortened(left: Callable[[jax.Array], jax.Array], before: jax.Array) -> tuple[jax.Array, Any]:
-    """How far to go, by halving the step for as long as that leaves less, and whether it leaves less than ``before``.
-
-    A row is a product of the cores: where it has to grow many times over, the full step overshoots.
-    """
-
-    def halve(state: tuple[Any, ...]) -> tuple[Any, ...]:
-        _, _, length, now = state
-        return length, now, length / 2, left(length / 2)
-
-    def gains(state: tuple[Any, ...]) -> jax.Array:
-        _, last, length, now = state
-        return ~(now >= last) & (length > _SHORTEST)
-
-    one = jnp.ones((), before.dtype)
-    state = halve((one, one, one, left(one)))
-    length, now, *_ = jax.lax.while_loop(gains, halve, state)
-    return length, now < before
 
 
 def single_rows(ids: jax.Array) -> Batch:
@@ -160,6 +73,108 @@ def single_rows(ids: jax.Array) -> Batch:
     n = ids.shape[0]
     offsets = jnp.broadcast_to(jnp.array([0, 1], jnp.int32), (n, 2))
     return Batch(jnp.maximum(ids, -1)[:, None], offsets, None, True, True)
+
+
+class _Problem:
+    """The rows of one chunk: what is missing of them, and the derivatives of what the cores give."""
+
+    def __init__(self, spec: TTSpec, ids: jax.Array, rows: jax.Array, method: str) -> None:
+        self.spec = dataclasses.replace(spec, bounds="unchecked", padded=True)
+        self.batch = single_rows(ids)
+        self.rows = jnp.where((ids >= 0)[:, None], rows, 0)
+        self.method = _backend.choose(method, rows.dtype)
+
+    def read(self, cores: Cores) -> jax.Array:
+        return _backend.forward(self.spec, cores, self.batch, self.method, False)[0][:, 0]
+
+    def missing(self, cores: Cores) -> jax.Array:
+        return self.rows - self.read(cores)
+
+    def plan(self, cores: Cores) -> Any:
+        """What all transposed products at these cores share."""
+        out = self.read(cores)[:, None]
+        return _backend.plan(self.spec, cores, self.batch, out, self.method)
+
+    def forward(self, cores: Cores, change: Cores) -> jax.Array:
+        """J change: a row is linear in every core."""
+        parts = [self.read((*cores[:k], change[k], *cores[k + 1 :])) for k in range(len(cores))]
+        return sum(parts[1:], parts[0])
+
+    def transposed(self, cores: Cores, plan: Any, error: jax.Array) -> Cores:
+        """J^T error."""
+        return _backend.backward(
+            self.spec, cores, self.batch, plan, error[:, None], self.method, False
+        )[0]
+
+
+def _fitted(problem: _Problem, cores: Cores, options: WriteBack) -> Cores:
+    """Gauss-Newton steps on ``|missing|^2 + ridge |change|^2``, the change being that from ``cores``.
+
+    All changes are in the coordinates of the metric, in which their size is that of the change of the whole table.
+    """
+    metric = table_metric(cores)
+    error = problem.missing(cores)
+    slope = metric.to_whitened(problem.transposed(cores, problem.plan(cores), error))
+    # The size of J J^T along what is to be fitted makes the ridge mean the same for every table.
+    ridge = options.ridge * _ratio(_square(slope), _square(error))
+
+    def moved(change: Cores) -> Cores:
+        return _add(cores, 1, metric.from_whitened(change))
+
+    def loss(change: Cores) -> jax.Array:
+        return _square(problem.missing(moved(change))) + ridge * _square(change)
+
+    def step(_: int, state: tuple[Cores, jax.Array]) -> tuple[Cores, jax.Array]:
+        change, before = state
+        direction = _gauss_newton(problem, moved(change), change, metric, ridge, options.iterations)
+
+        def worse(trial: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return ~(trial[1] < before) & (trial[0] > 2.0**-_HALVINGS)
+
+        def halve(trial: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            size = trial[0] / 2
+            return size, loss(_add(change, size, direction))
+
+        size = jnp.ones((), before.dtype)
+        size, after = jax.lax.while_loop(worse, halve, (size, loss(_add(change, 1, direction))))
+        better = after < before  # false for NaN: the cores then stay as they are
+        kept = jax.tree.map(lambda x, d: jnp.where(better, x + size * d, x), change, direction)
+        return kept, jnp.where(better, after, before)
+
+    change = jax.tree.map(jnp.zeros_like, cores)
+    change, _ = jax.lax.fori_loop(0, options.steps, step, (change, _square(error)))
+    return moved(change)
+
+
+def _gauss_newton(
+    problem: _Problem, cores: Cores, change: Cores, metric: Metric, ridge: Any, iterations: int
+) -> Cores:
+    """What to add to ``change`` for the best linear fit at ``cores``: conjugate gradients on its normal equations."""
+    plan = problem.plan(cores)
+
+    def slope_of(error: jax.Array, change: Cores) -> Cores:
+        slope = metric.to_whitened(problem.transposed(cores, plan, error))
+        return _add(slope, -ridge, change)
+
+    def unfinished(state: Any) -> jax.Array:
+        return (state[0] < iterations) & (state[4] > _CONVERGED * first)
+
+    def iterate(state: Any) -> Any:
+        count, more, error, direction, gamma = state
+        along = problem.forward(cores, metric.from_whitened(direction))
+        size = _ratio(gamma, _square(along) + ridge * _square(direction))
+        more = _add(more, size, direction)
+        error = error - size * along
+        slope = slope_of(error, _add(change, 1, more))
+        new = _square(slope)
+        return count + 1, more, error, _add(slope, _ratio(new, gamma), direction), new
+
+    error = problem.missing(cores)
+    slope = slope_of(error, change)
+    first = _square(slope)
+    nothing = jax.tree.map(jnp.zeros_like, cores)
+    start = (jnp.zeros((), jnp.int32), nothing, error, slope, first)
+    return jax.lax.while_loop(unfinished, iterate, start)[1]
 
 
 def _add(left: Cores, factor: Any, right: Cores) -> Cores:

@@ -1,0 +1,58 @@
+"""Size of a row cache from a sample of ids and a budget of memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._arguments import as_dtype, as_int
+from jax_tt._cache.miss_ratio import stream
+from jax_tt.optimizers import Optimizer
+
+_CAUTION = 4  # the coldest cached row has this many times the requests by which a count may be off
+
+
+def suggest_sizes(
+    ids: Any,
+    budget_bytes: int,
+    features: int,
+    dtype: Any,
+    optimizer: Optimizer | None,
+    policy: str,
+    ways: int,
+) -> tuple[int, int]:
+    """Capacity and counters; see `RowCache.suggest`."""
+    budget, features = as_int("budget_bytes", budget_bytes), as_int("features", features)
+    counts = np.sort(np.unique(stream(ids), return_counts=True)[1])[::-1].astype(np.int64)
+    if not counts.size:
+        raise ValueError("ids: got none; expected a sample of the ids that the table is asked for.")
+    wide = int(np.asarray(ids).max()) > 2**31 - 1
+    counter = 20 if wide else 16
+    slot = row_bytes(features, as_dtype("dtype", dtype, jnp.float32), optimizer) + counter - 4
+    capacity = np.arange(1, counts.size + 1)
+    if policy == "lfu":
+        misses = counts.sum() - np.cumsum(counts)
+        counters = _CAUTION * misses // counts
+    else:
+        counters = 4 * capacity
+    least = np.minimum(4 * capacity, counts.size)
+    most = np.maximum(least, min(counts.size, budget // (3 * counter)))
+    counters = np.clip(counters, least, most)
+    fits = np.flatnonzero(slot * capacity + counter * counters <= budget)
+    if not fits.size:
+        raise ValueError(
+            f"budget_bytes: got {budget_bytes}; expected at least {slot + counter * int(counters[0])}, for one row and "
+            "its counters."
+        )
+    best = int(capacity[fits[-1]])
+    if best > ways:
+        best -= best % ways  # whole sets, so that rounding up does not pass the budget
+    return best, int(counters[best - 1])
+
+
+def row_bytes(features: int, dtype: Any, optimizer: Optimizer | None) -> int:
+    """Bytes of a cached row and of its optimizer state, which is float32."""
+    state = sum(4 if kind.rowwise else 4 * features for kind in optimizer.slots) if optimizer else 0
+    return features * jnp.dtype(dtype).itemsize + state

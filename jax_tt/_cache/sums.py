@@ -49,10 +49,10 @@ def trained_rows_sum(
         optimizer: rule of the fused tables, or None.
         options: of `pooled_sum`, or of `call_fused`.
     """
-    values = rows.cores[0] if isinstance(rows, FusedTable) else rows
+    values: Any = rows.cores[0] if isinstance(rows, FusedTable) else rows
     hits, misses = divide(spec, batch, slots, values.shape[0])
     if optimizer is None:
-        hit_sum = pooled_sum(hits[0], (rows,), hits[1], **options)
+        hit_sum = pooled_sum(hits[0], (values,), hits[1], **options)
         miss_sum = pooled_sum(misses[0], table, misses[1], **options)
     else:
         hit_sum = call_fused(hits[0], rows, hits[1], optimizer, **options)

@@ -244,8 +244,8 @@ class TTEmbed(TTModule):
                 (query, table.values, *table.cores), dtype=self.dtype
             )
             tags = table.directory.tags
-            scores = _calls.cached_attend(self, tuple(cores), rows, tags, query)
-            return _calls.resharded(scores, out_sharding)
+            result = _calls.cached_attend(self, tuple(cores), rows, tags, query)
+            return _calls.resharded(result, out_sharding)
         query, *cores = self.promote_dtype((query, *self.cores), dtype=self.dtype)
 
         def scores(cores: Any, query: jax.Array) -> jax.Array:

@@ -110,6 +110,41 @@ def test_attend_scores_cached_rows_by_their_own_values(gradients, rule):
     np.testing.assert_allclose(layer.attend(query)[:, :60], query @ layer(jnp.arange(60)).T, 1e-4)
 
 
+@both
+def test_attend_trains_every_row(gradients):
+    cache = jax_tt.RowCache(50, ways=5, gradients=gradients)
+    layer = jax_tt.TTEmbed(N, D, tt_ranks=4, cache=cache, rngs=nnx.Rngs(0))
+    plain = jax_tt.TTEmbed(N, D, tt_ranks=4, rngs=nnx.Rngs(0))
+    ids = jnp.arange(20)
+    layer(ids)
+    layer.populate()
+    query = jax.random.normal(jax.random.key(1), (3, D))
+
+    def gradient(layer):
+        return nnx.grad(lambda layer: jnp.sum(layer.attend(query)[:, ids] ** 2))(layer)
+
+    got, wanted = gradient(layer), gradient(plain)
+    if gradients == "cores":
+        for name in ("core_0", "core_1", "core_2"):
+            np.testing.assert_allclose(got[name][...], wanted[name][...], 1e-4, 1e-6)
+    else:
+        assert jnp.sum(jnp.any(got["cache_rows"][...] != 0, axis=1)) == len(ids)
+
+
+def test_a_refresh_is_due_however_many_batches_a_step_counts():
+    cache = jax_tt.RowCache(50, ways=5, refresh_every=2)
+    layer = jax_tt.TTEmbed(N, D, tt_ranks=4, cache=cache, rngs=nnx.Rngs(0))
+    ids = jnp.arange(4)
+    layer(ids)
+    for _ in range(3):
+        layer(ids)
+        layer(ids)
+        jax_tt.refresh_caches(layer)
+    assert layer.cache_statistics()["refreshes"] == 3
+    jax_tt.refresh_caches(layer)  # nothing was counted since
+    assert layer.cache_statistics()["refreshes"] == 3
+
+
 def test_flush_puts_what_rows_learned_into_the_cores():
     cache = jax_tt.RowCache(20, ways=5)
     layer = jax_tt.TTEmbed(N, D, tt_ranks=8, cache=cache, rngs=nnx.Rngs(0))

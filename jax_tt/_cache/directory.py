@@ -39,6 +39,7 @@ class CacheDirectory(NamedTuple):
             number of buckets, one behind the other, and an id is counted in one of them.
         ghost_recent: int32 ``[buckets, room]``, requests in the step ``ghost_touched``.
         clock: int32 scalar, number of batches counted so far.
+        refreshed: int32 scalar, ``clock`` when the cache was last populated.
         totals: uint32 ``[len(COUNTERS), 2]``, 64-bit totals as low and high word.
     """
 
@@ -50,6 +51,7 @@ class CacheDirectory(NamedTuple):
     ghost_touched: Any
     ghost_recent: Any
     clock: Any
+    refreshed: Any
     totals: Any
 
     @property
@@ -70,6 +72,7 @@ def init_directory(sets: int, ways: int, buckets: int, room: int, key_dtype: Any
         ghost_touched=jnp.zeros((buckets, room), jnp.int32),
         ghost_recent=jnp.zeros((buckets, room), jnp.int32),
         clock=jnp.zeros((), jnp.int32),
+        refreshed=jnp.zeros((), jnp.int32),
         totals=jnp.zeros((len(COUNTERS), 2), jnp.uint32),
     )
 

@@ -56,7 +56,7 @@ def populate_cache(
     before = table.directory
     directory, evicted, counts = backend.populate(before, method)
     directory = add_to_statistics(
-        directory,
+        directory._replace(refreshed=jnp.copy(directory.clock)),
         refreshes=1,
         inserted=counts[0],
         evicted=counts[1],
@@ -78,11 +78,11 @@ def populate_cache(
 
 
 def refresh_if_due(table: CachedTable, cache: RowCache, **options: Any) -> CachedTable:
-    """`populate_cache` after every ``cache.refresh_every`` counted batches; otherwise the table as it is."""
+    """`populate_cache` where it was ``cache.refresh_every`` counted batches ago; otherwise the table as it is."""
     if cache.refresh_every is None:
         return table
-    clock = table.directory.clock
-    due = (clock > 0) & (clock % cache.refresh_every == 0)
+    # Not clock % refresh_every: a step may count several batches, or an evaluation none.
+    due = table.directory.clock - table.directory.refreshed >= cache.refresh_every
     return jax.lax.cond(
         due, lambda table: populate_cache(table, cache, **options), lambda table: table, table
     )

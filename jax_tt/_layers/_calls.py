@@ -98,14 +98,17 @@ def cached_bag(
 
 
 def cached_attend(
-    layer: TTLayer, cores: Sequence[jax.Array], rows: jax.Array, tags: jax.Array, query: jax.Array
+    layer: Any, cores: Sequence[jax.Array], rows: jax.Array, tags: jax.Array, query: jax.Array
 ) -> jax.Array:
-    """`attend` that scores cached rows by their own values."""
+    """`attend` that scores cached rows by their own values; the gradient of copies goes to the cores."""
     if layer.optimizer is not None:
         (rows,) = refuse_gradient(_unfused(layer), (rows,))
     scores = attend(layer, cores, query)
     there = jnp.where(tags >= 0, tags, layer.num_embeddings).reshape(-1)
     own = jnp.einsum("...d,sd->...s", query, rows, precision=jax.lax.Precision.HIGHEST)
+    if layer.cache.gradients == "cores":
+        copied = scores.at[..., there].get(mode="fill", fill_value=0)
+        own = copied + jax.lax.stop_gradient(own - copied)
     return scores.at[..., there].set(own.astype(scores.dtype), mode="drop")
 
 

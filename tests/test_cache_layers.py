@@ -268,3 +268,18 @@ def test_linen_with_a_train_state(gradients, rule):
     # Applied without a mutable collection, nothing is counted.
     variables = {**state.params, "row_cache": counted}
     assert model.apply(variables, stream[0]).shape == (32, 1)
+
+
+def test_a_lookup_refuses_another_cache_and_options_of_no_use():
+    cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(N, D, ranks=4))
+    rule = RULES["fused"]
+    rows, copies = (jax_tt.RowCache(20, ways=5, gradients=kind) for kind in ("rows", "cores"))
+    fused = jax_tt.init_cached_table(
+        jax_tt.init_fused_table(cores, rule), copies, num_embeddings=N, optimizer=rule
+    )
+    ids = jnp.arange(3)
+    with pytest.raises(ValueError, match=r"table.rows: got .*gradients='rows'"):
+        jax_tt.cached_tt_lookup(fused, ids, rows, num_embeddings=N, optimizer=rule)
+    plain = jax_tt.init_cached_table(cores, rows, num_embeddings=N)
+    with pytest.raises(TypeError, match="grad_scale: of no use without an optimizer"):
+        jax_tt.cached_tt_lookup(plain, ids, rows, num_embeddings=N, grad_scale=2.0)

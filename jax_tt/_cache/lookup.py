@@ -21,7 +21,7 @@ from jax_tt._ops._combine import combine
 from jax_tt._ops._explicit import reshape_rows
 from jax_tt._ops._inputs import bag_batch, lookup_batch
 from jax_tt._ops._spec import TTSpec
-from jax_tt._ops._table import tt_fused
+from jax_tt._ops._table import FusedTable, tt_fused
 from jax_tt.optimizers import Optimizer
 
 
@@ -67,7 +67,7 @@ def cached_tt_embed_bag(
     ((2, 8), 3)
     """
     check_combiner(combiner)
-    spec, table = _checked(table, optimizer, num_embeddings, bounds, name, precision)
+    spec, table = _checked(table, cache, optimizer, update, num_embeddings, bounds, name, precision)
     spec, batch, bag_count = bag_batch(spec, bags, accumulator(table.cores[0].dtype))
     result_type = as_dtype("dtype", dtype, table.cores[0].dtype)
     options = {"method": method, "axis_name": axis_name}
@@ -103,7 +103,7 @@ def cached_tt_lookup(
     Returns:
         ``[*ids.shape, D]`` and the directory after the batch.
     """
-    spec, table = _checked(table, optimizer, num_embeddings, bounds, name, precision)
+    spec, table = _checked(table, cache, optimizer, update, num_embeddings, bounds, name, precision)
     batch, shape = lookup_batch(spec, ids)
     result_type = as_dtype("dtype", dtype, table.cores[0].dtype)
     options = {"method": method, "axis_name": axis_name}
@@ -113,7 +113,9 @@ def cached_tt_lookup(
 
 def _checked(
     table: Any,
+    cache: RowCache,
     optimizer: Any,
+    update: dict[str, Any],
     num_embeddings: int | None,
     bounds: str,
     name: str | None,
@@ -124,7 +126,17 @@ def _checked(
             f"table: got {type(table).__name__}; expected a CachedTable, made with "
             "jax_tt.init_cached_table(cores, cache)."
         )
+    fused = optimizer is not None and cache.gradients == "rows"
+    if isinstance(table.rows, FusedTable) != fused:
+        raise ValueError(
+            f"table.rows: got {type(table.rows).__name__}, which does not go with gradients={cache.gradients!r} and "
+            f"optimizer={optimizer!r}; pass the cache and the optimizer that init_cached_table was given."
+        )
     if optimizer is None:
+        if update:
+            raise TypeError(
+                f"{', '.join(update)}: of no use without an optimizer, whose update is all that they change."
+            )
         spec, cores = tt_table(table.table, num_embeddings, bounds, name, precision)
         return spec, table._replace(table=cores)
     spec, fused = tt_fused(table.table, optimizer, num_embeddings, bounds, name, precision)

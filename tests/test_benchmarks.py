@@ -42,7 +42,7 @@ def test_results_that_nothing_wrote_are_found():
     lazy = Replayed(lambda state, ids: state, jnp.full(3, jnp.nan))
     lazy(jnp.zeros((2, 1)))
     with pytest.raises(FloatingPointError, match="NaN"):
-        lazy.check()
+        lazy.check("lazy")
 
 
 def test_quick_run_writes_what_it_prints(tmp_path, capsys):

@@ -44,11 +44,11 @@ class Replayed:
         self._state = jax.block_until_ready(self._run(state, ids))
         return time.perf_counter() - start
 
-    def check(self) -> None:
+    def check(self, name: str) -> None:
         """Raises where the state holds what no computation gave."""
         for leaf in jax.tree.leaves(self._state):
             if not bool(jnp.isfinite(leaf).all()):
-                raise FloatingPointError("a result holds NaN or infinity")
+                raise FloatingPointError(f"{name}: a result holds NaN or infinity")
 
 
 class Called(Replayed):
@@ -86,7 +86,7 @@ def interleave(
             spent = call(ids)
             if round_:
                 seconds[name].append(spent / work.steps)
-    for call in calls.values():
+    for name, call in calls.items():
         if isinstance(call, Replayed):
-            call.check()
+            call.check(str(name))
     return {name: Timing.of(values) for name, values in seconds.items()}

@@ -90,3 +90,29 @@ def test_fused(method):
         IDS,
         P("x"),
     )
+
+
+@pytest.mark.parametrize("gradients", ["rows", "cores"])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_row_cache(gradients, fused):
+    cache = jax_tt.RowCache(40, ways=4, gradients=gradients)
+    optimizer = RULE if fused else None
+    start = jax_tt.init_fused_table(CORES, RULE) if fused else CORES
+    table = jax_tt.init_cached_table(start, cache, optimizer=optimizer)
+    _, directory = jax_tt.cached_tt_embed_bag(table, IDS[:4], cache, optimizer=optimizer)
+    table = table._replace(directory=directory)
+    table = jax_tt.populate_cache(table, cache, optimizer=optimizer)
+
+    def step(table, ids):
+        def loss(trained):
+            own = table._replace(table=trained[0], rows=trained[1])
+            out, directory = jax_tt.cached_tt_embed_bag(own, ids, cache, optimizer=optimizer)
+            return (out**2).sum(), (out, directory)
+
+        return jax.value_and_grad(loss, has_aux=True)((table.table, table.rows))
+
+    wanted = step(table, IDS)
+    mesh = _mesh()
+    placed = jax.device_put(table, NamedSharding(mesh, P()))
+    got = jax.jit(step)(placed, jax.device_put(IDS, NamedSharding(mesh, P("x"))))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, wanted)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec as P
 
 from jax_tt._arguments import as_dtype
 from jax_tt._cache import backend
@@ -18,7 +20,7 @@ from jax_tt._dtypes import accumulator
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._canonical import check_combiner, tt_table
 from jax_tt._ops._combine import combine
-from jax_tt._ops._explicit import reshape_rows
+from jax_tt._ops._explicit import over_explicit_axes, reshape_rows
 from jax_tt._ops._inputs import bag_batch, lookup_batch
 from jax_tt._ops._spec import TTSpec
 from jax_tt._ops._table import FusedTable, tt_fused
@@ -132,6 +134,12 @@ def _checked(
             f"table.rows: got {type(table.rows).__name__}, which does not go with gradients={cache.gradients!r} and "
             f"optimizer={optimizer!r}; pass the cache and the optimizer that init_cached_table was given."
         )
+    wanted = (table.directory.slots, math.prod(core.shape[2] for core in table.cores))
+    if table.values.shape != wanted:
+        raise ValueError(
+            f"table.rows: got rows of shape {table.values.shape}; this directory and these cores have {wanted}. Make "
+            "the table with jax_tt.init_cached_table(cores, cache)."
+        )
     if optimizer is None:
         if update:
             raise TypeError(
@@ -155,8 +163,18 @@ def _sums(
 ) -> tuple[jax.Array, CacheDirectory]:
     method = options["method"]
     directory = jax.lax.stop_gradient(table.directory)
-    keys = keys_of(spec, batch, directory.tags.dtype)
-    slots = backend.probe(directory.tags, keys.reshape(-1), method).reshape(keys.shape)
+
+    def found(inputs: tuple[Batch, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        batch, tags = inputs
+        keys = keys_of(spec, batch, tags.dtype)
+        return keys, backend.probe(tags, keys.reshape(-1), method).reshape(keys.shape)
+
+    def counted(inputs: tuple[CacheDirectory, jax.Array, jax.Array]) -> CacheDirectory:
+        return count_batch(*inputs, cache.policy, method, options["axis_name"])
+
+    keys, slots = over_explicit_axes(
+        found, (batch, directory.tags), batch, lambda axis: (P(axis, None), P(axis, None))
+    )
     if optimizer is not None:
         options = options | {
             "grad_scale": None,
@@ -168,5 +186,12 @@ def _sums(
     pooled = trained_rows_sum if cache.gradients == "rows" else copied_rows_sum
     sums = pooled(spec, table.table, table.rows, batch, slots, optimizer, **options)
     if count:
-        directory = count_batch(directory, keys, slots, cache.policy, method, options["axis_name"])
+        directory = over_explicit_axes(
+            counted, (directory, keys, slots), batch, lambda axis: jax.tree.map(_whole, directory)
+        )
     return sums, directory
+
+
+def _whole(leaf: jax.Array) -> P:
+    del leaf
+    return P()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jax_tt._cache import backend
 from jax_tt._cache.config import RowCache
-from jax_tt._cache.directory import CacheDirectory, add_to_statistics, init_directory
+from jax_tt._cache.directory import add_to_statistics, init_directory
 from jax_tt._cache.table import CachedTable
 from jax_tt._cache.write_back import single_rows, write_back
 from jax_tt._ops import _backend
@@ -98,7 +98,10 @@ def flush_cache(
 ) -> CachedTable:
     """Writes what all cached rows learned back into the cores, which then are the whole model, and reads them anew.
 
-    Args, Returns: as `populate_cache`. No row leaves the cache, and counts stay as they are.
+    What the fit could not take up is lost, and with ``write_back=None`` all of it. No row leaves the cache, and counts
+    stay as they are.
+
+    Args, Returns: as `populate_cache`.
     """
     spec = _spec(table, num_embeddings)
     tags = table.directory.tags
@@ -131,9 +134,9 @@ def reset_cache(
     table = flush_cache(
         table, cache, num_embeddings=num_embeddings, optimizer=optimizer, method=method
     )
-    directory: CacheDirectory = init_directory(
-        *table.directory.tags.shape, *table.directory.ghost_tags.shape, table.directory.tags.dtype
-    )
+    sets, ways = table.directory.tags.shape
+    buckets, room = table.directory.ghost_tags.shape
+    directory = init_directory(sets, ways, buckets, room, table.directory.tags.dtype)
     everything = jnp.ones(directory.tags.size, bool)
     rows = _with_rows(table.rows, everything, jnp.zeros_like(table.values), optimizer)
     return table._replace(rows=rows, directory=directory)

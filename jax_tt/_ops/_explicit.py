@@ -12,12 +12,20 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._ops._batch import Batch
 
 Inputs = TypeVar("Inputs")
+Result = TypeVar("Result")
 
 
 def pooled_over_explicit_axes(
     call: Callable[[Inputs], jax.Array], inputs: Inputs, batch: Batch
 ) -> jax.Array:
-    """``call(inputs)``, sums ``[S, nb, D]`` that are split as the segments of the batch are.
+    """``call(inputs)``, sums ``[S, nb, D]`` that are split as the segments of the batch are."""
+    return over_explicit_axes(call, inputs, batch, lambda axis: P(axis, None, None))
+
+
+def over_explicit_axes(
+    call: Callable[[Inputs], Result], inputs: Inputs, batch: Batch, specs: Callable[[Any], Any]
+) -> Result:
+    """``call(inputs)``, whose results are split as ``specs(axis)`` says, ``axis`` being that of the batch's segments.
 
     A gather whose table and ids both carry a sharding type has no type of its own that JAX could derive, so inside the
     explicit axes of a mesh the call is made in automatic mode.
@@ -28,7 +36,11 @@ def pooled_over_explicit_axes(
         return call(inputs)
     mesh = explicit[0].mesh
     spec: Any = getattr(jax.typeof(batch.ids).sharding, "spec", P())
-    out = NamedSharding(mesh, P(spec[0] if len(spec) else None, None, None))
+    out = jax.tree.map(
+        lambda p: NamedSharding(mesh, p),
+        specs(spec[0] if len(spec) else None),
+        is_leaf=lambda p: isinstance(p, P),
+    )
     automatic: Any = jax.sharding.auto_axes(call, out_sharding=out)
     return automatic(inputs)
 

@@ -1,0 +1,64 @@
+"""A small table with a warm row cache, for the tests of lookups and of steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import RowCache
+from tests.helpers import (
+    SHAPES,
+    dense_table,
+    f64,
+)
+
+SHAPE = SHAPES["d3"]
+N, D = SHAPE.num_embeddings, SHAPE.features
+GRADIENTS = ("rows", "cores")
+both = pytest.mark.parametrize("gradients", GRADIENTS)
+HOT = np.array([0, 5, 5, 7, 30, 31, 64, 100, N - 1, N - 1], np.int32)
+
+
+def close(got, want, tolerance=1e-6):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def same(got, want):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def small_cache(gradients="rows", **options):
+    return RowCache(**{"capacity": 24, "ways": 4, "counters": 64} | options, gradients=gradients)
+
+
+def warm(cores, cache, method, hot=HOT, optimizer=None, n=N):
+    """A table whose cache holds the hot ids."""
+    table = cores if optimizer is None else jax_tt.init_fused_table(cores, optimizer)
+    table = jax_tt.init_cached_table(table, cache, num_embeddings=n, optimizer=optimizer)
+    _, directory = jax_tt.cached_tt_lookup(
+        table, hot, cache, num_embeddings=n, optimizer=optimizer, method=method
+    )
+    table = table._replace(directory=directory)
+    return jax_tt.populate_cache(table, cache, num_embeddings=n, optimizer=optimizer, method=method)
+
+
+def trained(table, seed=3):
+    """Rows that have moved away from those of the cores; empty slots hold what nothing may read."""
+    held = jnp.asarray(table.directory.tags).reshape(-1, 1) >= 0
+    noise = jax.random.normal(jax.random.key(seed), table.values.shape)
+    rows = jnp.where(held, table.values + noise.astype(table.values.dtype), jnp.nan)
+    if isinstance(table.rows, jax_tt.FusedTable):
+        return table._replace(rows=table.rows._replace(cores=(rows,)))
+    return table._replace(rows=rows)
+
+
+def effective(table, n=N):
+    """The table that lookups see, float64, and which of its rows are cached in which slot."""
+    dense = dense_table(table.cores, n)
+    tags = np.asarray(table.directory.tags).reshape(-1)
+    slots = np.flatnonzero(tags >= 0)
+    dense[tags[slots]] = f64(table.values)[slots]
+    return dense, tags, slots

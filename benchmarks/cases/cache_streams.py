@@ -1,6 +1,7 @@
 """Hit rate and cost of a row cache on streams as they come, refreshed as in training."""
 
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from benchmarks.streams import streams
 from benchmarks.timing import Timing
 from benchmarks.work import LEARNING_RATE
 
+OPTIMIZER = jax_tt.optimizers.SGD(LEARNING_RATE)
 FEATURES, RANK, BATCH, REFRESH_EVERY = 64, 32, 4096, 10
 SHARES = (0.001, 0.01, 0.1)
 
@@ -25,13 +27,13 @@ def measure(settings: Settings, report: Report) -> None:
     for name, (ids, rows) in streams(settings.quick).items():
         batch = BATCH if not settings.quick else 256
         batches = ids[: len(ids) // batch * batch].reshape(-1, batch)
-        plain, _ = _train(batches, rows, None)
+        plain = _plain(batches, rows)
         report.timings({(name, "fused step without a cache"): plain})
         popular = np.sort(np.bincount(batches.reshape(-1), minlength=rows))[::-1]
         for share in SHARES:
             capacity = max(1, round(share * rows))
             cache = jax_tt.RowCache(capacity, counters=rows, refresh_every=REFRESH_EVERY)
-            cached, hit_rate = _train(batches, rows, cache)
+            cached, hit_rate = _cached(batches, rows, cache)
             report.timings({(name, f"fused step, {share:.1%} cached, refreshes included"): cached})
             label = f"{name.lower().replace(' ', '_').replace('.', '_').replace('-', '_')}_{share * 1000:.0f}"
             report.figure(
@@ -44,42 +46,53 @@ def measure(settings: Settings, report: Report) -> None:
             )  # fmt: skip
 
 
-def _train(batches: np.ndarray, rows: int, cache: jax_tt.RowCache | None) -> tuple[Timing, float]:
-    """Time of a step, on average over the ten between two refreshes, and the hit rate."""
-    optimizer = jax_tt.optimizers.SGD(LEARNING_RATE)
-    options = {"num_embeddings": rows}
-    shape = jax_tt.TTShape.suggest(rows, FEATURES, ranks=RANK)
-    cores = jax_tt.init_cores(jax.random.key(0), shape)
-    table = jax_tt.init_fused_table(cores, optimizer)
-    if cache is not None:
-        table = jax_tt.init_cached_table(table, cache, optimizer=optimizer, **options)
+def _plain(batches: np.ndarray, rows: int) -> Timing:
+    """Steps without a cache."""
 
-    def plain(table, ids):
-        return jax.grad(lambda t: jnp.sum(jax_tt.fused_tt_lookup(t, ids, optimizer, **options)))(
-            table
-        )
+    def step(table: jax_tt.FusedTable, ids: jax.Array) -> jax_tt.FusedTable:
+        def loss(table: jax_tt.FusedTable) -> jax.Array:
+            return jnp.sum(jax_tt.fused_tt_lookup(table, ids, OPTIMIZER, num_embeddings=rows))
 
-    def cached(table, ids):
-        def loss(trained):
+        return jax.grad(loss)(table)
+
+    return _timed(step, _table(rows), batches)[0]
+
+
+def _cached(batches: np.ndarray, rows: int, cache: jax_tt.RowCache) -> tuple[Timing, float]:
+    """Steps with one, and its hit rate."""
+
+    def step(table: jax_tt.CachedTable, ids: jax.Array) -> jax_tt.CachedTable:
+        def loss(trained: Any) -> Any:
             own = table._replace(table=trained[0], rows=trained[1])
             out, directory = jax_tt.cached_tt_lookup(
-                own, ids, cache, optimizer=optimizer, **options
+                own, ids, cache, optimizer=OPTIMIZER, num_embeddings=rows
             )
             return jnp.sum(out), directory
 
-        (_, directory), new = jax.value_and_grad(loss, has_aux=True)((table.table, table.rows))
-        table = jax_tt.CachedTable(*new, directory)
-        return jax_tt.refresh_if_due(table, cache, optimizer=optimizer, **options)
+        pair = (table.table, table.rows)
+        (_, directory), (cores, own) = jax.value_and_grad(loss, has_aux=True)(pair)
+        table = jax_tt.CachedTable(cores, own, directory)
+        return jax_tt.refresh_if_due(table, cache, optimizer=OPTIMIZER, num_embeddings=rows)
 
-    step = jax.jit(plain if cache is None else cached, donate_argnums=0)
+    table = jax_tt.init_cached_table(_table(rows), cache, optimizer=OPTIMIZER, num_embeddings=rows)
+    timing, table = _timed(step, table, batches)
+    return timing, jax_tt.cache_statistics(table.directory)["hit_rate"]
+
+
+def _table(rows: int) -> jax_tt.FusedTable:
+    shape = jax_tt.TTShape.suggest(rows, FEATURES, ranks=RANK)
+    return jax_tt.init_fused_table(jax_tt.init_cores(jax.random.key(0), shape), OPTIMIZER)
+
+
+def _timed(step: Any, table: Any, batches: np.ndarray) -> tuple[Timing, Any]:
+    """Time of a step, on average over the ten between two refreshes, and the table at the end."""
+    program = jax.jit(step, donate_argnums=0)
     seconds = []
     for batch in batches:
         start = time.perf_counter()
-        table = jax.block_until_ready(step(table, batch))
+        table = jax.block_until_ready(program(table, batch))
         seconds.append(time.perf_counter() - start)
     whole = len(seconds) // REFRESH_EVERY * REFRESH_EVERY
     rounds = np.reshape(seconds[:whole] or seconds, (-1, REFRESH_EVERY if whole else len(seconds)))
-    timing = Timing.of([float(mean) for mean in rounds.mean(axis=1)][1:] or [float(rounds.mean())])
-    if cache is None:
-        return timing, 0.0
-    return timing, jax_tt.cache_statistics(table.directory)["hit_rate"]
+    means = [float(mean) for mean in rounds.mean(axis=1)]
+    return Timing.of(means[1:] or means), table  # the first one compiles

@@ -4,6 +4,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -116,11 +117,8 @@ def create(config: Config, variant: str, table_sizes: Sequence[int]) -> tuple[DL
 
 def hit_rate(model: DLRM) -> float | None:
     """Share of the requests to cached tables that were hits; None without a cache."""
-    figures = [
-        table.bag.cache_statistics()
-        for table in model.tables
-        if isinstance(table, OneIdBag) and getattr(table.bag, "cache", None) is not None
-    ]
+    bags: list[Any] = [table.bag for table in model.tables if isinstance(table, OneIdBag)]
+    figures = [bag.cache_statistics() for bag in bags if getattr(bag, "cache", None) is not None]
     requested = sum(f["requested"] for f in figures)
     return 1 - sum(f["misses"] for f in figures) / requested if requested else None
 

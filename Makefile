@@ -16,7 +16,7 @@ CUDA ?= $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
 # The CUDA kernels compiled for the processor, which the tests run everywhere.
 EMULATION ?= ON
 NATIVE_OPTIONS = JAX_TT_CUDA=$(CUDA) JAX_TT_CUDA_ARCHITECTURES=native JAX_TT_EMULATION=$(EMULATION)
-PIP_OPTIONS = $(foreach option,$(NATIVE_OPTIONS),-C cmake.define.$(option))
+PIP_OPTIONS = $(foreach option,$(NATIVE_OPTIONS),--config-settings=cmake.define.$(option))
 
 # Tests use all cores, but at most 8: each worker holds a JAX of its own.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8
@@ -76,7 +76,7 @@ retrieval-quick: $(VENV)/.with-examples
 
 # A developer's loop on the native module: compiles only what changed, in a build folder that stays.
 native: $(VENV)/.with-dev
-	$(PIP) install --no-deps --no-build-isolation -C build-dir=build/native $(PIP_OPTIONS) --editable .
+	$(PIP) install --no-deps --no-build-isolation --config-settings=build-dir=build/native $(PIP_OPTIONS) --editable .
 
 # The same for a Python of your own that has jax and nanobind and imports the checkout through PYTHONPATH:
 # the module is copied beside the sources. make native-with NATIVE_PYTHON=/path/to/python
@@ -121,7 +121,7 @@ ubsan: export UBSAN_OPTIONS := print_stacktrace=1:halt_on_error=1
 asan ubsan: $(VENV)/.with-test
 	rm -f $(VENV)/.installed
 	$(PIP) install --no-deps --editable . \
-	  -C cmake.define.JAX_TT_SANITIZE=$(SANITIZER) -C cmake.define.JAX_TT_EMULATION=$(EMULATION) -C install.strip=false -C build-dir=build/$(SANITIZER)
+	  --config-settings=cmake.define.JAX_TT_SANITIZE=$(SANITIZER) --config-settings=cmake.define.JAX_TT_EMULATION=$(EMULATION) --config-settings=install.strip=false --config-settings=build-dir=build/$(SANITIZER)
 	LD_PRELOAD="$$($(CXX) -print-file-name=lib$(subst undefined,ub,$(subst address,a,$(SANITIZER)))san.so) \
 	  $$($(CXX) -print-file-name=libstdc++.so)" $(PY) -m pytest $(PYTEST_ARGS) $(SANITIZER_TESTS)
 

@@ -14,11 +14,11 @@ OPTIMIZER = optimizers.SGD(LEARNING_RATE)
 
 
 class Filled:
-    """A cache that holds the first rows of the table and never changes them for others.
+    """A cache that holds rows from all over the table and never changes them for others.
 
     Args:
         work: the table and the size of its batches.
-        rows: rows to cache, the first ones of the table.
+        rows: how many to cache.
     """
 
     def __init__(self, work: Work, rows: int) -> None:
@@ -29,9 +29,9 @@ class Filled:
         table = jax_tt.init_fused_table(cores_of(work), OPTIMIZER)
         table = jax_tt.init_cached_table(table, self._cache, **self._options)
         # Cached rows are hot ones: none of the rows that are only counted will take their place.
-        _, directory = jax_tt.cached_tt_lookup(
-            table, jnp.arange(rows), self._cache, **self._options
-        )
+        hot = np.random.default_rng(3).choice(work.shape.num_embeddings, rows, replace=False)
+        ids = jnp.asarray(hot, jnp.int32)
+        _, directory = jax_tt.cached_tt_lookup(table, ids, self._cache, **self._options)
         table = jax_tt.populate_cache(
             table._replace(directory=directory), self._cache, **self._options
         )
@@ -44,11 +44,11 @@ class Filled:
         rng = np.random.default_rng(0)
         n = self._work.nnz
         hits = round(hit_rate * n)
-        first = int(self._cached.max()) + 1
 
         def draw() -> np.ndarray:
             found = rng.choice(self._cached, hits)
-            missed = rng.integers(first, self._work.shape.num_embeddings, n - hits)
+            others = rng.integers(0, self._work.shape.num_embeddings, 2 * n)
+            missed = others[~np.isin(others, self._cached)][: n - hits]
             return rng.permutation(np.concatenate([found, missed])).astype(np.int32)
 
         return [draw() for _ in range(count)]

@@ -21,7 +21,6 @@ from tests.cache_case import (
     warm,
 )
 from tests.helpers import (
-    COMBINERS,
     SHAPES,
     TOLERANCE,
     assert_close,
@@ -34,7 +33,11 @@ from tests.helpers import (
     skip_unless_stored,
 )
 
-CASES = [(name, "float32", c, w) for name in ("d3",) for c in COMBINERS for w in (False, True)]
+CASES = [
+    ("d3", "float32", "sum", False),
+    ("d3", "float32", "mean", False),
+    ("d3", "float32", "sqrtn", True),
+]
 CASES += [(name, "float32", "mean", True) for name in ("d2", "d4", "d5", "d3-one-column")]
 CASES += [("d3", dtype, "sqrtn", True) for dtype in ("bfloat16", "float16", "float64")]
 
@@ -99,8 +102,10 @@ def test_equals_a_dense_table_and_its_gradient(name, dtype, combiner, weighted, 
 
 
 @both
-@pytest.mark.parametrize("combiner", COMBINERS)
-@pytest.mark.parametrize("bounds", ["clip", "zero", "error", "unchecked"])
+@pytest.mark.parametrize(
+    ("bounds", "combiner"),
+    [("clip", "sum"), ("zero", "mean"), ("error", "sqrtn"), ("unchecked", "sum")],
+)
 def test_right_after_populating_equals_no_cache(bounds, combiner, gradients, method):
     case = make_case(SHAPE, "float32", True)
     cache = small_cache(gradients)

@@ -41,6 +41,12 @@ class CacheDirectory(NamedTuple):
         clock: int32 scalar, number of batches counted so far.
         refreshed: int32 scalar, ``clock`` when the cache was last populated.
         totals: uint32 ``[len(COUNTERS), 2]``, 64-bit totals as low and high word.
+
+    >>> import jax, jax_tt
+    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
+    >>> table = jax_tt.init_cached_table(cores, jax_tt.RowCache(100, ways=4))
+    >>> table.directory.tags.shape, table.directory.slots
+    ((25, 4), 100)
     """
 
     tags: Any

@@ -104,6 +104,14 @@ def cached_tt_lookup(
 
     Returns:
         ``[*ids.shape, D]`` and the directory after the batch.
+
+    >>> import jax, jax_tt
+    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
+    >>> cache = jax_tt.RowCache(100, ways=4)
+    >>> table = jax_tt.init_cached_table(cores, cache)
+    >>> rows, directory = jax_tt.cached_tt_lookup(table, jax.numpy.array([[1, 2, 9_999]]), cache)
+    >>> rows.shape, int(directory.clock)
+    ((1, 3, 8), 1)
     """
     spec, table = _checked(table, cache, optimizer, update, num_embeddings, bounds, name, precision)
     batch, shape = lookup_batch(spec, ids)

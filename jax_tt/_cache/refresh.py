@@ -78,7 +78,18 @@ def populate_cache(
 
 
 def refresh_if_due(table: CachedTable, cache: RowCache, **options: Any) -> CachedTable:
-    """`populate_cache` where it was ``cache.refresh_every`` counted batches ago; otherwise the table as it is."""
+    """`populate_cache` where it was ``cache.refresh_every`` counted batches ago; otherwise the table as it is.
+
+    >>> import jax, jax_tt
+    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
+    >>> cache = jax_tt.RowCache(100, ways=4, refresh_every=1)
+    >>> table = jax_tt.init_cached_table(cores, cache)
+    >>> _, directory = jax_tt.cached_tt_lookup(table, jax.numpy.array([7, 8]), cache)
+    >>> table = table._replace(directory=directory)
+    >>> table = jax_tt.refresh_if_due(table, cache)
+    >>> jax_tt.cache_statistics(table.directory)["occupied"]
+    2
+    """
     if cache.refresh_every is None:
         return table
     # Not clock % refresh_every: a step may count several batches, or an evaluation none.
@@ -102,6 +113,16 @@ def flush_cache(
     stay as they are.
 
     Args, Returns: as `populate_cache`.
+
+    >>> import jax, jax_tt
+    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
+    >>> cache = jax_tt.RowCache(100, ways=4)
+    >>> table = jax_tt.init_cached_table(cores, cache)
+    >>> _, directory = jax_tt.cached_tt_lookup(table, jax.numpy.array([7, 8]), cache)
+    >>> table = table._replace(directory=directory)
+    >>> table = jax_tt.flush_cache(jax_tt.populate_cache(table, cache), cache)
+    >>> jax_tt.cache_statistics(table.directory)["written_back"]
+    2
     """
     spec = _spec(table, num_embeddings)
     tags = table.directory.tags
@@ -130,6 +151,16 @@ def reset_cache(
     """Flushes, then forgets every row, count and statistic.
 
     Args, Returns: as `populate_cache`.
+
+    >>> import jax, jax_tt
+    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
+    >>> cache = jax_tt.RowCache(100, ways=4)
+    >>> table = jax_tt.init_cached_table(cores, cache)
+    >>> _, directory = jax_tt.cached_tt_lookup(table, jax.numpy.array([7, 8]), cache)
+    >>> table = table._replace(directory=directory)
+    >>> table = jax_tt.reset_cache(jax_tt.populate_cache(table, cache), cache)
+    >>> jax_tt.cache_statistics(table.directory)["occupied"]
+    0
     """
     table = flush_cache(
         table, cache, num_embeddings=num_embeddings, optimizer=optimizer, method=method

@@ -21,6 +21,12 @@ class CachedTable(NamedTuple):
         table: cores ``[p_k, r_k, q_k, r_{k+1}]``, or a `FusedTable` of them.
         rows: cached rows ``[slots, D]``, or a `FusedTable` of them where they are trained by the fused optimizer.
         directory: `CacheDirectory`.
+
+    >>> import jax, jax_tt
+    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
+    >>> table = jax_tt.init_cached_table(cores, jax_tt.RowCache(100, ways=4))
+    >>> len(table.cores), table.values.shape
+    (3, (100, 8))
     """
 
     table: Any

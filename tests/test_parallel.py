@@ -1,4 +1,5 @@
-"""The scheduler of the CPU kernels under ThreadSanitizer, with a thread pool of its own in place of XLA's."""
+"""Parts of the CPU kernels on their own: the scheduler under ThreadSanitizer, with a thread pool of its own in place of
+XLA's, and the arithmetic of ids."""
 
 import shutil
 import subprocess
@@ -33,3 +34,19 @@ def test_phases_have_no_data_race(tmp_path):
         done = subprocess.run([str(program)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout == "ok\n"
+
+
+def test_division_by_multiplication_is_exact(tmp_path):
+    program = tmp_path / "divider"
+    command = [
+        cxx_compiler(),
+        "-std=c++20",
+        "-O2",
+        "-I.",
+        "tests/cpp/divider_check.cc",
+        "-o",
+        str(program),
+    ]
+    subprocess.run(command, cwd=ROOT, check=True)
+    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "ok\n")

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
+#include "ffi/core/divider.h"
 #include "ffi/cpu/group_by.h"
 #include "ffi/cpu/workspace.h"
 
@@ -69,28 +71,39 @@ std::string IdText(const Lookups& lookups, const TTShape* shape, int64_t positio
   return text + ")";
 }
 
-// The positions that contribute and their ids, and the memory that planning takes beside the plan.
+// The positions that contribute and their ids, and the keys that rows are sorted by.
 struct Scratch {
   int32_t* positions = nullptr;
   int64_t* ids = nullptr;
-  uint64_t *keys = nullptr, *row_keys = nullptr, *node_keys = nullptr, *sorting = nullptr;
+  uint64_t *keys = nullptr, *row_keys = nullptr, *sorting = nullptr;
   int64_t count = 0;
 
-  Status Allocate(int64_t n) {
+  void RequestBuffers(int64_t n, Workspace& workspace) {
     workspace.Request(&positions, n);
     workspace.Request(&ids, n);
-    for (uint64_t** buffer : {&keys, &row_keys, &node_keys}) workspace.Request(buffer, n);
+    workspace.Request(&keys, n);
+    workspace.Request(&row_keys, n);
     workspace.Request(&sorting, Grouper::BufferSize(n));
-    return workspace.Allocate();
   }
-
- private:
-  Workspace workspace;
 };
 
-// Fills positions and ids, bag (-1 where a position contributes nothing) and the counters.
-Status CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int32_t* bag, Scratch& scratch,
-                  int32_t* header) {
+// What grouping one side takes; the two sides are grouped at the same time.
+struct SideScratch {
+  uint64_t *keys = nullptr, *node_keys = nullptr, *sorting = nullptr;
+
+  void RequestBuffers(int64_t n, Workspace& workspace) {
+    workspace.Request(&keys, n);
+    workspace.Request(&node_keys, n);
+    workspace.Request(&sorting, Grouper::BufferSize(n));
+  }
+};
+
+constexpr int64_t kNone = -1;
+
+// Fills positions and ids, bag (-1 where a position contributes nothing) and the counters.  Returns the position of an
+// id that Bounds::kError refuses, or kNone.
+int64_t CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int32_t* bag, Scratch& scratch,
+                   int32_t* header) {
   int64_t out_of_range = 0, count = 0;
   for (int64_t g = 0; g < lookups.groups; ++g) {
     const int32_t* offsets = lookups.offsets + g * (lookups.bags + 1);
@@ -102,10 +115,7 @@ Status CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embe
         if (id == kPadding && lookups.padded) continue;
         if (id < 0 || id >= num_embeddings) {
           ++out_of_range;
-          if (lookups.bounds == Bounds::kError)
-            return OutOfRange("id " + IdText(lookups, shape, position) + " at position " + std::to_string(position) +
-                              " is out of range for " + TableName(lookups) + " of " + std::to_string(num_embeddings) +
-                              " rows; pass ids in [0, num_embeddings), or bounds=\"clip\" or bounds=\"zero\"");
+          if (lookups.bounds == Bounds::kError) return position;
           if (lookups.bounds == Bounds::kPoison) {
             bag[position] = PlanLayout::kPoisoned;
             continue;
@@ -125,12 +135,13 @@ Status CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embe
   scratch.count = count;
   header[PlanLayout::kValid] = static_cast<int32_t>(count);
   header[PlanLayout::kOutOfRange] = static_cast<int32_t>(out_of_range);
-  return {};
+  return kNone;
 }
 
-// A 32-bit division costs a third of a 64-bit one.
-inline uint64_t Divide(uint64_t a, uint64_t b) {
-  return (a | b) >> 32 == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+Status Refuse(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int64_t position) {
+  return OutOfRange("id " + IdText(lookups, shape, position) + " at position " + std::to_string(position) +
+                    " is out of range for " + TableName(lookups) + " of " + std::to_string(num_embeddings) +
+                    " rows; pass ids in [0, num_embeddings), or bounds=\"clip\" or bounds=\"zero\"");
 }
 
 // A hash of the ids and offsets, word by word.
@@ -155,28 +166,38 @@ struct ChainRadix {
 };
 
 // Turns linear ids into keys that sort rows as the plan wants them: primary chain, then secondary chain.
-void RowKeys(const TTShape& shape, const Contraction& contraction, Scratch& scratch) {
-  uint64_t weight[kMaxCores];
-  const ChainRadix primary(shape, contraction.primary), secondary(shape, contraction.secondary);
-  const uint64_t secondary_range = secondary.range[contraction.secondary.depth];
-  for (int k = 1; k <= contraction.primary.depth; ++k)
-    weight[contraction.primary.core[k]] = primary.range[k - 1] * secondary_range;
-  for (int k = 1; k <= contraction.secondary.depth; ++k) weight[contraction.secondary.core[k]] = secondary.range[k - 1];
-  for (int64_t i = 0; i < scratch.count; ++i) {
-    uint64_t id = static_cast<uint64_t>(scratch.ids[i]), key = 0;
-    for (int k = shape.d - 1; k > 0; --k) {
-      const uint64_t p = static_cast<uint64_t>(shape.p[k]);
-      const uint64_t quotient = Divide(id, p);
-      key += (id - quotient * p) * weight[k];
+class RowKeys {
+ public:
+  RowKeys(const TTShape& shape, const Contraction& contraction) : d_(shape.d) {
+    const ChainRadix primary(shape, contraction.primary), secondary(shape, contraction.secondary);
+    const uint64_t secondary_range = secondary.range[contraction.secondary.depth];
+    for (int k = 1; k <= contraction.primary.depth; ++k)
+      weight_[contraction.primary.core[k]] = primary.range[k - 1] * secondary_range;
+    for (int k = 1; k <= contraction.secondary.depth; ++k)
+      weight_[contraction.secondary.core[k]] = secondary.range[k - 1];
+    for (int k = 0; k < d_; ++k) factor_.emplace_back(static_cast<uint64_t>(shape.p[k]));
+  }
+
+  uint64_t operator()(uint64_t id) const {
+    uint64_t key = 0;
+    for (int k = d_ - 1; k > 0; --k) {
+      const Divider& p = factor_[static_cast<size_t>(k)];
+      const uint64_t quotient = p.Quotient(id);
+      key += (id - quotient * p.divisor()) * weight_[k];
       id = quotient;
     }
-    scratch.keys[i] = key + id * weight[0];
+    return key + id * weight_[0];
   }
-}
+
+ private:
+  int d_;
+  uint64_t weight_[kMaxCores] = {};
+  std::vector<Divider> factor_;
+};
 
 // Levels depth .. 1 of one side within a chunk of `rows` rows, whose chain keys are in scratch.keys (overwritten).
-void BuildSide(const TTShape& shape, const Side& side, bool rows_sorted, int64_t rows, Scratch& scratch,
-               const PlanLayout& layout, int first_level, int64_t chunk_begin, int32_t* plan, int32_t* counts) {
+void BuildLevels(const TTShape& shape, const Side& side, bool rows_sorted, int64_t rows, const SideScratch& scratch,
+                 const PlanLayout& layout, int first_level, int64_t chunk_begin, int32_t* plan, int32_t* counts) {
   const ChainRadix radix(shape, side);
   int64_t items = rows;
   for (int k = side.depth; k >= 1; --k) {
@@ -189,13 +210,32 @@ void BuildSide(const TTShape& shape, const Side& side, bool rows_sorted, int64_t
     const int64_t nodes =
         Grouper::Runs(scratch.keys, items, level.child, level.child_end, level.node_of_child, scratch.node_keys);
     counts[k - 1] = static_cast<int32_t>(nodes);
-    const uint64_t parent_range = radix.range[k - 1];
+    const Divider parents(radix.range[k - 1]);
     for (int64_t u = 0; u < nodes; ++u) {
-      const uint64_t slice = scratch.node_keys[u] / parent_range;
+      const uint64_t slice = parents.Quotient(scratch.node_keys[u]);
       level.slice[u] = static_cast<int32_t>(slice);
-      scratch.keys[u] = scratch.node_keys[u] - slice * parent_range;
+      scratch.keys[u] = scratch.node_keys[u] - slice * parents.divisor();
     }
     items = nodes;
+  }
+}
+
+// One side of every chunk.
+void BuildSide(const TTShape& shape, const Contraction& contraction, bool primary, int64_t rows,
+               const uint64_t* row_keys, const SideScratch& scratch, const PlanLayout& layout, int32_t* plan) {
+  const ChainRadix secondary(shape, contraction.secondary);
+  const Divider range(secondary.range[contraction.secondary.depth]);
+  const int first_level = primary ? 0 : contraction.primary.depth;
+  for (int64_t c = 0, begin = 0; begin < rows; ++c, begin += layout.chunk_rows) {
+    const int64_t count = std::min(layout.chunk_rows, rows - begin);
+    int32_t* chunk = layout.chunk(plan, c);
+    if (primary) chunk[0] = static_cast<int32_t>(begin + count);
+    for (int64_t i = 0; i < count; ++i) {
+      const uint64_t key = row_keys[begin + i], quotient = range.Quotient(key);
+      scratch.keys[i] = primary ? quotient : key - quotient * range.divisor();
+    }
+    BuildLevels(shape, primary ? contraction.primary : contraction.secondary, /*rows_sorted=*/primary, count, scratch,
+                layout, first_level, begin, plan, chunk + 1 + first_level);
   }
 }
 
@@ -252,46 +292,54 @@ Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_o
   Workspace workspace;
   int32_t* bag = nullptr;
   workspace.Request(&bag, lookups.size());
+  scratch.RequestBuffers(lookups.size(), workspace);
   if (Status status = workspace.Allocate(); !status.ok()) return status;
-  if (Status status = scratch.Allocate(lookups.size()); !status.ok()) return status;
   int32_t counters[PlanLayout::kHeader];
-  if (Status status = CollectIds(lookups, nullptr, num_embeddings, bag, scratch, counters); !status.ok()) return status;
+  const int64_t refused = CollectIds(lookups, nullptr, num_embeddings, bag, scratch, counters);
+  if (refused != kNone) return Refuse(lookups, nullptr, num_embeddings, refused);
   std::copy_n(bag, lookups.size(), row_of);  // negative where no row is read
   for (int64_t i = 0; i < scratch.count; ++i) row_of[scratch.positions[i]] = scratch.ids[i];
   return {};
 }
 
-Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const Lookups& lookups, int32_t* plan) {
+Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const Lookups& lookups, const Pool& pool,
+                   int32_t* plan) {
   const PlanLayout layout = MakeLayout(shape, contraction, lookups.size());
-  std::fill_n(layout.header(plan), PlanLayout::kHeader, 0);
+  int32_t* header = layout.header(plan);
+  std::fill_n(header, PlanLayout::kHeader, 0);
   if (Status status = CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity); !status.ok())
     return status;
   Scratch scratch;
-  if (Status status = scratch.Allocate(layout.n); !status.ok()) return status;
-  if (Status status = CollectIds(lookups, &shape, shape.num_embeddings, layout.bag(plan), scratch, layout.header(plan));
-      !status.ok())
-    return status;
-  layout.header(plan)[PlanLayout::kPositions] = static_cast<int32_t>(layout.n);
-  layout.header(plan)[PlanLayout::kFingerprint] = Fingerprint(lookups);
-  RowKeys(shape, contraction, scratch);
-  const int64_t rows = BuildRows(static_cast<uint64_t>(shape.num_rows()), layout, scratch, plan);
+  SideScratch sides[2];
+  Workspace workspace;
+  scratch.RequestBuffers(layout.n, workspace);
+  for (SideScratch& side : sides) side.RequestBuffers(layout.n, workspace);
+  if (Status status = workspace.Allocate(); !status.ok()) return status;
 
-  const ChainRadix secondary(shape, contraction.secondary);
-  const uint64_t secondary_range = secondary.range[contraction.secondary.depth];
-  for (int64_t c = 0, begin = 0; begin < rows; ++c, begin += layout.chunk_rows) {
-    const int64_t count = std::min(layout.chunk_rows, rows - begin);
-    int32_t* chunk = layout.chunk(plan, c);
-    chunk[0] = static_cast<int32_t>(begin + count);
-    for (int64_t i = 0; i < count; ++i) scratch.keys[i] = Divide(scratch.row_keys[begin + i], secondary_range);
-    BuildSide(shape, contraction.primary, /*rows_sorted=*/true, count, scratch, layout, 0, begin, plan, chunk + 1);
-    for (int64_t i = 0; i < count; ++i) {
-      const uint64_t key = scratch.row_keys[begin + i];
-      scratch.keys[i] = key - Divide(key, secondary_range) * secondary_range;
+  constexpr int64_t kBlock = 2048;
+  const RowKeys key(shape, contraction);
+  int64_t refused = kNone, rows = 0;
+  Phases phases;
+  phases.Add(2, [&](int64_t task, int) {
+    if (task == 0) {
+      refused = CollectIds(lookups, &shape, shape.num_embeddings, layout.bag(plan), scratch, header);
+    } else {
+      header[PlanLayout::kPositions] = static_cast<int32_t>(layout.n);
+      header[PlanLayout::kFingerprint] = Fingerprint(lookups);
     }
-    BuildSide(shape, contraction.secondary, /*rows_sorted=*/false, count, scratch, layout, contraction.primary.depth,
-              begin, plan, chunk + 1 + contraction.primary.depth);
-  }
-  return {};
+  });
+  // After a refusal the count of ids is 0, and nothing below has anything to do.
+  phases.AddBlocks(layout.n, kBlock, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < std::min(end, scratch.count); ++i)
+      scratch.keys[i] = key(static_cast<uint64_t>(scratch.ids[i]));
+  });
+  phases.Add(1,
+             [&](int64_t, int) { rows = BuildRows(static_cast<uint64_t>(shape.num_rows()), layout, scratch, plan); });
+  phases.Add(2, [&](int64_t task, int) {
+    BuildSide(shape, contraction, /*primary=*/task == 0, rows, scratch.row_keys, sides[task], layout, plan);
+  });
+  pool.Run(phases);
+  return refused == kNone ? Status{} : Refuse(lookups, &shape, shape.num_embeddings, refused);
 }
 
 Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* plan) {
@@ -300,10 +348,11 @@ Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* p
   if (Status status = CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity); !status.ok())
     return status;
   Scratch scratch;
-  if (Status status = scratch.Allocate(layout.n); !status.ok()) return status;
-  if (Status status = CollectIds(lookups, nullptr, num_embeddings, layout.bag(plan), scratch, layout.header(plan));
-      !status.ok())
-    return status;
+  Workspace workspace;
+  scratch.RequestBuffers(layout.n, workspace);
+  if (Status status = workspace.Allocate(); !status.ok()) return status;
+  const int64_t refused = CollectIds(lookups, nullptr, num_embeddings, layout.bag(plan), scratch, layout.header(plan));
+  if (refused != kNone) return Refuse(lookups, nullptr, num_embeddings, refused);
   std::copy_n(scratch.ids, scratch.count, scratch.keys);
   const int64_t rows = BuildRows(static_cast<uint64_t>(num_embeddings), layout, scratch, plan);
   layout.chunk(plan, 0)[0] = static_cast<int32_t>(rows);

@@ -8,6 +8,7 @@
 #include "ffi/core/lookups.h"
 #include "ffi/core/plan.h"
 #include "ffi/core/tt_shape.h"
+#include "ffi/cpu/pool.h"
 
 namespace jax_tt {
 
@@ -18,7 +19,8 @@ Status CheckOffsets(const int32_t* offsets, int64_t groups, int64_t bags, int64_
 // back in other parts than it left in.
 bool IsPlanOf(const PlanLayout& layout, const Lookups& lookups, const int32_t* plan);
 
-Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const Lookups& lookups, int32_t* plan);
+Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const Lookups& lookups, const Pool& pool,
+                   int32_t* plan);
 Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* plan);
 
 // row_of[n]: the row that each position reads, negative (as PlanLayout::bag) where it reads none.  Ids that come split

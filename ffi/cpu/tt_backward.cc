@@ -51,8 +51,8 @@ class Backward {
       join_.Open(c, begin, weight_gradient_ != nullptr, phases);
       const int64_t rows = problem_.layout.chunk(problem_.plan, c)[0] - begin;
       const int64_t lanes = std::min({primary_.MaxLanes(rows), secondary_.MaxLanes(rows), join_.num_groups()});
-      primary_.AddClearPhase(lanes, phases);
-      secondary_.AddClearPhase(lanes, phases);
+      primary_.OpenLanes(lanes);
+      secondary_.OpenLanes(lanes);
       join_.AddLanePhase(lanes, phases,
                          [this](const SliceGroup& group, int64_t lane, int worker) { Group(group, lane, worker); });
       secondary_.AddPhases(phases);
@@ -64,6 +64,8 @@ class Backward {
   }
 
  private:
+  using LaneSum = typename ChainGradient<T>::LaneSum;
+
   // Rows to node gradients of the primary side's deepest level, and on to the group's slice.
   void Group(const SliceGroup& group, int64_t lane, int worker) {
     const int depth = join_.primary().depth();
@@ -93,12 +95,12 @@ class Backward {
     int64_t last_node = -1;
     join_.ForEachRow(node_begin, node_end, products, [&](int64_t row, int64_t node, const C* product) {
       const C* g = RowGradient(row, worker);
-      C* share = secondary_.by_lane() ? secondary_.lane(lane, join_.secondary_node(row))
-                                      : secondary_.child(b.depth) + row * b_size;
+      const LaneSum share = secondary_.by_lane() ? secondary_.lane(lane, join_.secondary_node(row))
+                                                 : LaneSum{secondary_.child(b.depth) + row * b_size, false};
       join_.kernels().join_gradient(rows, cols, rank, g, product,
                                     join_.secondary().product(b.depth, join_.secondary_node(row)),
-                                    gradient + (node - node_begin) * a_size, /*add_a=*/node == last_node, share,
-                                    /*add_b=*/secondary_.by_lane());
+                                    gradient + (node - node_begin) * a_size, /*add_a=*/node == last_node, share.sum,
+                                    /*add_b=*/share.add);
       last_node = node;
       if (weight_gradient_ != nullptr) WeightGradient(row, product, worker);
     });

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "ffi/cpu/tt_backward.h"
@@ -41,7 +42,9 @@ class ChainGradient {
     for (int k = by_lane_ ? 2 : 1; k <= deepest_; ++k) workspace.Request(&child_[k], max_rows * side.product_size(k));
     if (by_lane_) {
       const int64_t slices = std::min(problem_.shape.p[side.core[1]], max_rows);
-      workspace.Request(&lane_, std::max(kMinLanes * slices, max_rows) * side.product_size(1));
+      const int64_t sums = std::max(kMinLanes * slices, max_rows);
+      workspace.Request(&lane_, sums * side.product_size(1));
+      workspace.Request(&lane_begun_, sums);
     }
     for (int k = 2; k <= deepest_; ++k) workspace.Request(&node_[k], max_rows * side.product_size(k));
     int64_t slice = problem_.shape.slice_size(side.core[1]), parents = 0;
@@ -65,18 +68,21 @@ class ChainGradient {
 
   bool by_lane() const { return by_lane_; }
 
-  // The sum of a lane's shares of a level-1 node.
-  C* lane(int64_t lane, int64_t node) const {
-    return lane_ + (lane * chain_.nodes(1) + node) * chain_.side().product_size(1);
+  // The sum of a lane's shares of a level-1 node: its first share is stored, the others are added.
+  struct LaneSum {
+    C* sum;
+    bool add;
+  };
+  LaneSum lane(int64_t lane, int64_t node) const {
+    const int64_t index = lane * chain_.nodes(1) + node;
+    const bool begun = std::exchange(lane_begun_[index], uint8_t{1}) != 0;
+    return {lane_ + index * chain_.side().product_size(1), begun};
   }
 
-  void AddClearPhase(int64_t lanes, Phases& phases) {
+  // Before the join of a chunk is cut into so many lanes.
+  void OpenLanes(int64_t lanes) {
     lanes_ = lanes;
-    if (!by_lane_) return;
-    const int64_t size = chain_.side().product_size(1);
-    phases.AddBlocks(lanes * chain_.nodes(1), 64, [this, size](int64_t begin, int64_t end, int) {
-      std::fill_n(lane_ + begin * size, (end - begin) * size, C{0});
-    });
+    if (by_lane_) std::fill_n(lane_begun_, lanes * chain_.nodes(1), uint8_t{0});
   }
 
   // Where the children of level k put their shares of its nodes' gradients: [children, product_size(k)].
@@ -138,9 +144,14 @@ class ChainGradient {
       owner_.kernels_.gemm_nn(rows, rank_, columns_, gradient, columns_, scratch_.transposed, rank_, shares, rank_,
                               /*accumulate=*/false);
       if (by_lane)
-        for (int64_t u = begin; u < end; ++u)
-          owner_.kernels_.axpy(size, C{1}, shares + (u - begin) * size,
-                               owner_.lane(lane_, owner_.chain_.level(1).node_of_child[u]));
+        for (int64_t u = begin; u < end; ++u) {
+          const C* share = shares + (u - begin) * size;
+          const LaneSum lane = owner_.lane(lane_, owner_.chain_.level(1).node_of_child[u]);
+          if (lane.add)
+            owner_.kernels_.axpy(size, C{1}, share, lane.sum);
+          else
+            std::copy_n(share, size, lane.sum);
+        }
       accumulate_ = true;
     }
 
@@ -188,8 +199,10 @@ class ChainGradient {
         C* sum = k == 1 ? scratch_[static_cast<size_t>(worker)].gradient : node_[k] + node * size;
         if (k == 1 && by_lane_) {
           int32_t shares[kMaxLanes];
-          for (int64_t l = 0; l < lanes_; ++l) shares[l] = static_cast<int32_t>(l * chain_.nodes(1) + node);
-          kernels_.sum_rows(size, lane_, shares, lanes_, sum);
+          int64_t count = 0;
+          for (int64_t index = node; index < lanes_ * chain_.nodes(1); index += chain_.nodes(1))
+            if (lane_begun_[index]) shares[count++] = static_cast<int32_t>(index);
+          kernels_.sum_rows(size, lane_, shares, count, sum);
         } else {
           const int64_t begin = chain_.child_begin(k, node);
           kernels_.sum_rows(size, child_[k], level.child + begin, level.child_end[node] - begin, sum);
@@ -215,6 +228,7 @@ class ChainGradient {
   C* child_[kMaxCores + 1] = {};
   C* node_[kMaxCores + 1] = {};
   C* lane_ = nullptr;
+  uint8_t* lane_begun_ = nullptr;  // whether anything stands there
   int64_t lanes_ = 0;
   std::vector<Scratch> scratch_;
 };

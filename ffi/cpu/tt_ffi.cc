@@ -32,7 +32,8 @@ struct TTCall {
   int64_t saved_size = 0;   // elements of the saved products, when there are any
   bool saved_valid = true;  // whether those of the forward pass belong to this plan
 
-  Status Read(const ffi::Dictionary& attrs, const BatchArgs& batch, const Args& args, size_t first_core) {
+  Status Read(const ffi::Dictionary& attrs, const BatchArgs& batch, const Args& args, size_t first_core,
+              const Pool& pool) {
     Lookups lookups;
     int64_t hint = 0;
     TTShape& shape = problem.shape;
@@ -49,11 +50,11 @@ struct TTCall {
     problem.bags = lookups.bags;
     if constexpr (sizeof(C) == sizeof(float))
       saved_size = lookups.size() * SavedPerPosition(shape, problem.contraction, hint);
-    return ReadPlan(lookups, batch.plan);
+    return ReadPlan(lookups, batch.plan, pool);
   }
 
  private:
-  Status ReadPlan(const Lookups& lookups, const ffi::AnyBuffer& plan) {
+  Status ReadPlan(const Lookups& lookups, const ffi::AnyBuffer& plan, const Pool& pool) {
     JAX_TT_RETURN_IF_ERROR(CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity));
     JAX_TT_RETURN_IF_ERROR(Data(plan, "plan", -1, &problem.plan));
     if (Count(plan) >= problem.layout.size() && IsPlanOf(problem.layout, lookups, problem.plan))
@@ -63,13 +64,13 @@ struct TTCall {
     JAX_TT_RETURN_IF_ERROR(own_plan_.Allocate());
     problem.plan = own;
     saved_valid = false;
-    return BuildTTPlan(problem.shape, problem.contraction, lookups, own);
+    return BuildTTPlan(problem.shape, problem.contraction, lookups, pool, own);
   }
 
   Workspace own_plan_;
 };
 
-ffi::Error PlanImpl(ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer sentinel,
+ffi::Error PlanImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer sentinel,
                     ffi::Result<ffi::AnyBuffer> plan, ffi::Dictionary attrs) {
   return ToError(
       [&]() -> Status {
@@ -85,7 +86,7 @@ ffi::Error PlanImpl(ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer s
         const Contraction contraction = ChooseContraction(shape, hint);
         if (Count(*plan) < MakeLayout(shape, contraction, lookups.size()).size())
           return InvalidArgument("the plan is too small for this batch");
-        return BuildTTPlan(shape, contraction, lookups, data);
+        return BuildTTPlan(shape, contraction, lookups, MakePool(threads), data);
       }(),
       "tt_plan");
 }
@@ -93,19 +94,21 @@ ffi::Error PlanImpl(ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer s
 ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                        ffi::AnyBuffer plan, Args cores, ffi::Result<ffi::AnyBuffer> out,
                        ffi::Result<ffi::AnyBuffer> saved, ffi::Dictionary attrs) {
-  return ToError(DispatchCores(cores, 0,
-                               [&](auto tag) -> Status {
-                                 using T = typename decltype(tag)::type;
-                                 using C = typename TTProblem<T>::C;
-                                 TTCall<T> call;
-                                 C* out_data = nullptr;
-                                 C* saved_data = nullptr;
-                                 JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores, 0));
-                                 JAX_TT_RETURN_IF_ERROR(Data(*out, "out", call.problem.out_size(), &out_data));
-                                 JAX_TT_RETURN_IF_ERROR(OptionalData(*saved, "saved", call.saved_size, &saved_data));
-                                 return TTForward(call.problem, MakePool(threads), out_data, saved_data);
-                               }),
-                 "tt_forward");
+  return ToError(
+      DispatchCores(cores, 0,
+                    [&](auto tag) -> Status {
+                      using T = typename decltype(tag)::type;
+                      using C = typename TTProblem<T>::C;
+                      const Pool pool = MakePool(threads);
+                      TTCall<T> call;
+                      C* out_data = nullptr;
+                      C* saved_data = nullptr;
+                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores, 0, pool));
+                      JAX_TT_RETURN_IF_ERROR(Data(*out, "out", call.problem.out_size(), &out_data));
+                      JAX_TT_RETURN_IF_ERROR(OptionalData(*saved, "saved", call.saved_size, &saved_data));
+                      return TTForward(call.problem, pool, out_data, saved_data);
+                    }),
+      "tt_forward");
 }
 
 ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
@@ -117,13 +120,14 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuf
                     [&](auto tag) -> Status {
                       using T = typename decltype(tag)::type;
                       using C = typename TTProblem<T>::C;
+                      const Pool pool = MakePool(threads);
                       TTCall<T> call;
                       CoreGradients<C> sink;
                       const C* g = nullptr;
                       const C* saved_data = nullptr;
                       C* weight_data = nullptr;
                       int32_t* touched_data = nullptr;
-                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores, 0));
+                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores, 0, pool));
                       const TTShape& shape = call.problem.shape;
                       JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.problem.out_size(), &g));
                       JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", call.saved_size, &saved_data));
@@ -137,7 +141,6 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuf
                         JAX_TT_RETURN_IF_ERROR(Data(**buffer, "core gradient", shape.core_size(k), &sink.gradient[k]));
                         sink.touched[k] = touched_data;
                       }
-                      const Pool pool = MakePool(threads);
                       JAX_TT_RETURN_IF_ERROR(TTBackward(call.problem, pool, g, call.saved_valid ? saved_data : nullptr,
                                                         sink, weight_data));
                       ClearUntouched(shape, pool, sink);
@@ -156,6 +159,7 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
                     [&](auto tag) -> Status {
                       using T = typename decltype(tag)::type;
                       using C = typename TTProblem<T>::C;
+                      const Pool pool = MakePool(threads);
                       TTCall<T> call;
                       OptimizerStep step;
                       CoreTables<T> in_place;
@@ -164,7 +168,7 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
                       C* weight_data = nullptr;
                       float* applied_data = nullptr;
                       JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
-                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, tables, 0));
+                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, tables, 0, pool));
                       JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.problem.out_size(), &g));
                       JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", call.saved_size, &saved_data));
                       JAX_TT_RETURN_IF_ERROR(
@@ -172,8 +176,8 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
                       JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
                       JAX_TT_RETURN_IF_ERROR(
                           ReadTables(call.problem.shape, step.traits(), tables, 0, results, in_place.table));
-                      return TTUpdate(call.problem, MakePool(threads), in_place, g,
-                                      call.saved_valid ? saved_data : nullptr, step, weight_data, applied_data);
+                      return TTUpdate(call.problem, pool, in_place, g, call.saved_valid ? saved_data : nullptr, step,
+                                      weight_data, applied_data);
                     }),
       "tt_update");
 }
@@ -212,6 +216,7 @@ ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBu
 // d = number of cores, n = ids, G = groups, B = bags of a group.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTPlanCpu, PlanImpl,
                               ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // ids [G.., n / G], split: [G.., n / G, d]
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
                                   .Arg<ffi::AnyBuffer>()  // sentinel f32 []

@@ -2,20 +2,11 @@
 #ifndef JAX_TT_CPU_TT_FORWARD_H_
 #define JAX_TT_CPU_TT_FORWARD_H_
 
-#include <functional>
-
 #include "ffi/common/status.h"
+#include "ffi/cpu/pool.h"
 #include "ffi/cpu/tt_problem.h"
 
 namespace jax_tt {
-
-// Hands a closure to the thread pool; num_threads() of it may run beside the caller.
-struct Pool {
-  int workers = 1;
-  std::function<void(std::function<void()>)> schedule;
-
-  void Run(Phases& phases) const { phases.Run(workers, schedule); }
-};
 
 // out: [groups * bags, dim].  saved: primary products by node for the backward pass, or null.
 template <typename T>

@@ -287,26 +287,54 @@ T Dot(int64_t n, const T* x, const T* y) {
   return sum;
 }
 
+// Swaps the upper right with the lower left kBlock x kBlock blocks of two rows of blocks.
+template <int W, int kBlock, typename V, int... I>
+inline __attribute__((always_inline)) void SwapBlocks(V& a, V& b, Indices<0, I...>) {
+  const V low = __builtin_shufflevector(a, b, ((I & kBlock) ? W + I - kBlock : I)...);
+  b = __builtin_shufflevector(a, b, ((I & kBlock) ? W + I : I + kBlock)...);
+  a = low;
+}
+
+// Transposes W vectors of W elements, block size by block size.
+template <int W, int kBlock, typename V>
+inline __attribute__((always_inline)) void TransposeVectors(V* rows) {
+  if constexpr (kBlock < W) {
+#pragma GCC unroll 16
+    for (int i = 0; i < W; ++i)
+      if ((i & kBlock) == 0) SwapBlocks<W, kBlock>(rows[i], rows[i + kBlock], Indices<W>{});
+    TransposeVectors<W, 2 * kBlock>(rows);
+  }
+}
+
+// out[cols, rows] = in[rows, cols]^T for the tiles of W x W in [first_row, rows) x [first_col, cols), which they fill.
+template <typename T, int W>
+void TransposeTiles(int64_t first_row, int64_t last_row, int64_t first_col, int64_t last_col, const T* __restrict in,
+                    int64_t in_stride, T* __restrict out, int64_t out_stride) {
+  typedef typename VectorOf<T, W>::type V;
+  for (int64_t i = first_row; i < last_row; i += W) {
+    for (int64_t j = first_col; j < last_col; j += W) {
+      V tile[W];
+#pragma GCC unroll 16
+      for (int k = 0; k < W; ++k) tile[k] = *reinterpret_cast<const V*>(in + (i + k) * in_stride + j);
+      TransposeVectors<W, 1>(tile);
+#pragma GCC unroll 16
+      for (int k = 0; k < W; ++k) *reinterpret_cast<V*>(out + (j + k) * out_stride + i) = tile[k];
+    }
+  }
+}
+
 template <typename T>
 void Transpose(int64_t rows, int64_t cols, const T* __restrict in, T* __restrict out) {
-  typedef typename VectorOf<T, 4>::type V;
-  const int64_t full_rows = rows & ~int64_t{3}, full_cols = cols & ~int64_t{3};
-  for (int64_t i = 0; i < full_rows; i += 4) {
-    for (int64_t j = 0; j < full_cols; j += 4) {
-      const T* from = in + i * cols + j;
-      const V a = *reinterpret_cast<const V*>(from), b = *reinterpret_cast<const V*>(from + cols);
-      const V c = *reinterpret_cast<const V*>(from + 2 * cols), d = *reinterpret_cast<const V*>(from + 3 * cols);
-      const V ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-      const V cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-      T* to = out + j * rows + i;
-      *reinterpret_cast<V*>(to) = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
-      *reinterpret_cast<V*>(to + rows) = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
-      *reinterpret_cast<V*>(to + 2 * rows) = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
-      *reinterpret_cast<V*>(to + 3 * rows) = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
-    }
-    for (int64_t j = full_cols; j < cols; ++j)
-      for (int64_t k = i; k < i + 4; ++k) out[j * rows + k] = in[k * cols + j];
+  constexpr int W = kVectorBytes / sizeof(T), kSmall = W < 4 ? W : 4;
+  const int64_t wide_rows = rows / W * W, wide_cols = cols / W * W;
+  const int64_t full_rows = rows / kSmall * kSmall, full_cols = cols / kSmall * kSmall;
+  TransposeTiles<T, W>(0, wide_rows, 0, wide_cols, in, cols, out, rows);
+  if constexpr (W > kSmall) {
+    TransposeTiles<T, kSmall>(0, wide_rows, wide_cols, full_cols, in, cols, out, rows);
+    TransposeTiles<T, kSmall>(wide_rows, full_rows, 0, full_cols, in, cols, out, rows);
   }
+  for (int64_t i = 0; i < full_rows; ++i)
+    for (int64_t j = full_cols; j < cols; ++j) out[j * rows + i] = in[i * cols + j];
   for (int64_t i = full_rows; i < rows; ++i)
     for (int64_t j = 0; j < cols; ++j) out[j * rows + i] = in[i * cols + j];
 }

@@ -1,0 +1,21 @@
+// The threads that an operation may use beside its own.
+#ifndef JAX_TT_CPU_POOL_H_
+#define JAX_TT_CPU_POOL_H_
+
+#include <functional>
+
+#include "ffi/cpu/parallel.h"
+
+namespace jax_tt {
+
+// Hands a closure to the thread pool; as many as `workers`, the caller among them, may run at a time.
+struct Pool {
+  int workers = 1;
+  std::function<void(std::function<void()>)> schedule;
+
+  void Run(Phases& phases) const { phases.Run(workers, schedule); }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_POOL_H_

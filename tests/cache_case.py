@@ -1,5 +1,8 @@
 """A small table with a warm row cache, for the tests of lookups and of steps."""
 
+import dataclasses
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,12 +40,34 @@ def small_cache(gradients="rows", **options):
 def warm(cores, cache, method, hot=HOT, optimizer=None, n=N):
     """A table whose cache holds the hot ids."""
     table = cores if optimizer is None else jax_tt.init_fused_table(cores, optimizer)
-    table = jax_tt.init_cached_table(table, cache, num_embeddings=n, optimizer=optimizer)
-    _, directory = jax_tt.cached_tt_lookup(
-        table, hot, cache, num_embeddings=n, optimizer=optimizer, method=method
-    )
-    table = table._replace(directory=directory)
-    return jax_tt.populate_cache(table, cache, num_embeddings=n, optimizer=optimizer, method=method)
+    return _warmed(table, jnp.asarray(hot), cache, str(cache.dtype), n, optimizer, method)
+
+
+# Compiled once for many tests. Nothing leaves an empty cache, so that no write-back needs compiling. The type has a
+# name here because numpy's None and float64 are equal, and so are caches that differ in nothing else.
+@partial(jax.jit, static_argnames=("cache", "dtype", "n", "optimizer", "method"))
+def _warmed(table, hot, cache, dtype, n, optimizer, method):
+    del dtype
+    options = {"num_embeddings": n, "optimizer": optimizer}
+    table = jax_tt.init_cached_table(table, cache, **options)
+    options["method"] = method
+    _, directory = jax_tt.cached_tt_lookup(table, hot, cache, **options)
+    cache = dataclasses.replace(cache, write_back=None)
+    return jax_tt.populate_cache(table._replace(directory=directory), cache, **options)
+
+
+# `jax_tt.cached_tt_lookup` and `jax_tt.cached_tt_embed_bag`, compiled once for every test that asks the same of them.
+OPTIONS = (
+    "cache",
+    "combiner",
+    "bounds",
+    "count",
+    "num_embeddings",
+    "optimizer",
+    "method",
+)
+lookup = jax.jit(jax_tt.cached_tt_lookup, static_argnames=OPTIONS)
+embed_bag = jax.jit(jax_tt.cached_tt_embed_bag, static_argnames=OPTIONS)
 
 
 def trained(table, seed=3):

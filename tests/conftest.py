@@ -22,6 +22,10 @@ _gpu = Path("/dev/nvidiactl").exists() and any(
 if _gpu and "JAX_PLATFORMS" not in os.environ:
     # Beside a GPU the suite still runs on the CPU; what is to run on the GPU asks for it.
     jax.config.update("jax_platforms", "cpu,cuda")
+# Most of the time of the suite is the compiler's, on programs that run once. Tests marked `optimized` get all of its
+# passes, and with JAX_TT_TEST_OPTIMIZED=1, or beside a GPU, all tests do.
+THRIFTY = not _gpu and os.environ.get("JAX_TT_TEST_OPTIMIZED", "0") == "0"
+jax.config.update("jax_disable_most_optimizations", THRIFTY)
 # Test processes share a GPU, so that none may take the most of its memory at once.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -94,6 +98,16 @@ def method_fixture(*ways: Any) -> Any:
 
 # The tests of the ops run on every implementation that the machine has.
 method = method_fixture(*WAYS)
+
+
+@pytest.fixture(autouse=True)
+def _optimized(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("optimized") is None:
+        yield
+        return
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", THRIFTY)
 
 
 @pytest.fixture

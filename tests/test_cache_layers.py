@@ -75,6 +75,7 @@ def test_evaluation_counts_nothing(gradients):
     assert model.items.cache_statistics()["calls"] == 2
 
 
+@pytest.mark.optimized
 @both
 @rules
 def test_a_state_saved_in_the_middle_goes_on_bit_for_bit(gradients, rule):

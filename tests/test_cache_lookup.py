@@ -1,6 +1,7 @@
 """Lookups through a row cache: what is read and what is differentiated, whatever ids and types there are."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from tests.cache_case import (
     N,
     both,
     effective,
+    embed_bag,
+    lookup,
     same,
     small_cache,
     trained,
@@ -33,17 +36,24 @@ from tests.helpers import (
     skip_unless_stored,
 )
 
+# Every value of every axis, and each combiner with both ways of training rows; `test_rows_of_another_type` has the
+# types with both.
 CASES = [
-    ("d3", "float32", "sum", False),
-    ("d3", "float32", "mean", False),
-    ("d3", "float32", "sqrtn", True),
+    ("d3", "float32", "sum", False, "rows"),
+    ("d3", "float32", "sum", False, "cores"),
+    ("d3", "float32", "mean", False, "cores"),
+    ("d3", "float32", "sqrtn", True, "rows"),
+    ("d2", "float32", "mean", True, "rows"),
+    ("d4", "float32", "sqrtn", True, "cores"),
+    ("d5", "float32", "mean", True, "rows"),
+    ("d3-one-column", "float32", "mean", True, "cores"),
+    ("d3", "bfloat16", "sqrtn", True, "rows"),
+    ("d3", "float16", "mean", True, "cores"),
+    ("d3", "float64", "sqrtn", True, "rows"),
 ]
-CASES += [(name, "float32", "mean", True) for name in ("d2", "d4", "d5", "d3-one-column")]
-CASES += [("d3", dtype, "sqrtn", True) for dtype in ("bfloat16", "float16", "float64")]
 
 
-@both
-@pytest.mark.parametrize(("name", "dtype", "combiner", "weighted"), CASES)
+@pytest.mark.parametrize(("name", "dtype", "combiner", "weighted", "gradients"), CASES)
 def test_equals_a_dense_table_and_its_gradient(name, dtype, combiner, weighted, gradients, method):
     skip_unless_stored(dtype, method)
     with jax.enable_x64(dtype == "float64"):
@@ -101,12 +111,27 @@ def test_equals_a_dense_table_and_its_gradient(name, dtype, combiner, weighted, 
         assert figures["misses"] - before["misses"] == np.sum(~np.isin(ids, tags[slots]))
 
 
-@both
-@pytest.mark.parametrize(
-    ("bounds", "combiner"),
-    [("clip", "sum"), ("zero", "mean"), ("error", "sqrtn"), ("unchecked", "sum")],
+# Every form of a batch with each rule for bounds and with both ways of training rows.
+FORMS = ("weighted", "plain", "padded", "ragged", "array")
+uncached = jax.jit(
+    jax_tt.tt_embed_bag, static_argnames=("combiner", "bounds", "num_embeddings", "method")
 )
-def test_right_after_populating_equals_no_cache(bounds, combiner, gradients, method):
+
+
+@pytest.mark.parametrize(
+    ("bounds", "combiner", "gradients", "forms"),
+    [
+        ("clip", "sum", "rows", FORMS[:2]),
+        ("clip", "sum", "cores", FORMS[2:]),
+        ("zero", "mean", "rows", FORMS[2:]),
+        ("zero", "mean", "cores", FORMS[:2]),
+        ("error", "sqrtn", "rows", FORMS[::2]),
+        ("error", "sqrtn", "cores", FORMS[1::2]),
+        ("unchecked", "sum", "rows", FORMS[1::2]),
+        ("unchecked", "sum", "cores", FORMS[::2]),
+    ],
+)
+def test_right_after_populating_equals_no_cache(bounds, combiner, gradients, forms, method):
     case = make_case(SHAPE, "float32", True)
     cache = small_cache(gradients)
     table = warm(case.cores, cache, method)
@@ -118,17 +143,18 @@ def test_right_after_populating_equals_no_cache(bounds, combiner, gradients, met
     elif bounds == "error" and not raises(method):
         ids[3, 1] = N
     weights = jnp.asarray(rng.integers(1, 9, ids.shape) / 4, jnp.float32)
-    forms = (
-        jax_tt.Bags(ids, weights=weights),
-        jax_tt.Bags(ids),
-        jax_tt.Bags(np.where(rng.random(ids.shape) < 0.3, -1, ids), weights=weights, padded=True),
-        jax_tt.Bags.from_ragged(ids.tolist(), weights.tolist(), capacity=40),
-        jnp.asarray(ids),
-    )
+    padded = np.where(rng.random(ids.shape) < 0.3, -1, ids)
+    batches = {
+        "weighted": jax_tt.Bags(ids, weights=weights),
+        "plain": jax_tt.Bags(ids),
+        "padded": jax_tt.Bags(padded, weights=weights, padded=True),
+        "ragged": jax_tt.Bags.from_ragged(ids.tolist(), weights.tolist(), capacity=40),
+        "array": jnp.asarray(ids),
+    }
     options = {"combiner": combiner, "bounds": bounds, "num_embeddings": N, "method": method}
-    for bags in forms:
-        want = jax_tt.tt_embed_bag(case.cores, bags, **options)
-        got, _ = jax_tt.cached_tt_embed_bag(table, bags, cache, **options)
+    for form in forms:
+        want = uncached(case.cores, batches[form], **options)
+        got, _ = embed_bag(table, batches[form], cache, **options)
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
@@ -156,16 +182,12 @@ def test_all_ids_out_of_range(bounds, gradients, method):
     cache = small_cache(gradients)
     table = warm(case.cores, cache, method)
     ids = jnp.array([[-1, N, N + 7], [-5, -1, 2**31 - 1]], jnp.int32)
-    lookup = jax.jit(
-        lambda table, ids: jax_tt.cached_tt_embed_bag(
-            table, ids, cache, num_embeddings=N, bounds=bounds, method=method
-        )
-    )
+    run = partial(embed_bag, cache=cache, num_embeddings=N, bounds=bounds, method=method)
     if bounds == "error" and raises(method):
         with pytest.raises(Exception, match="id"):
-            jax.block_until_ready(lookup(table, ids))
+            jax.block_until_ready(run(table, ids))
         return
-    out, directory = lookup(table, ids)
+    out, directory = run(table, ids)
     before, after = map(jax_tt.cache_statistics, (table.directory, directory))
     if bounds == "clip":
         want = dense_table(case.cores, N)[np.array([[0, N - 1, N - 1], [0, 0, N - 1]])].sum(1)
@@ -188,9 +210,7 @@ def test_types_of_ids(kind, gradients, method):
         given = SHAPE.split_ids(ids) if kind == "split" else jnp.asarray(ids.astype(kind))
         table = warm(case.cores, cache, method)
         dense, tags, _ = effective(table)
-        rows, directory = jax_tt.cached_tt_lookup(
-            table, given, cache, num_embeddings=N, method=method
-        )
+        rows, directory = lookup(table, given, cache, num_embeddings=N, method=method)
     assert_close(rows, dense[ids], 1e-5)
     assert rows.shape == (2, 3, D)
     missed = ~np.isin(ids, tags)
@@ -229,28 +249,31 @@ def test_ids_beyond_31_bits(beyond, gradients, method, x64):
     if beyond == "uint32":
         given += [jnp.asarray(rows.astype(np.uint32))]
         cold = warm(cores, cache, method, jnp.asarray([1]), n=n)
-        got, _ = jax_tt.cached_tt_lookup(cold, given[-1], cache, method=method)
+        got, _ = lookup(cold, given[-1], cache, method=method)
         np.testing.assert_allclose(
             got, jax_tt.tt_lookup(cores, given[-1], method=method), rtol=1e-5
         )
     for ids in given:
-        got, directory = jax_tt.cached_tt_lookup(table, ids, cache, method=method)
+        got, directory = lookup(table, ids, cache, method=method)
         want = jax_tt.tt_lookup(cores, ids, method=method)
         np.testing.assert_allclose(got, want, rtol=1e-5)
         assert jax_tt.cache_statistics(directory)["misses"] == 5
 
 
-@both
+# Every type of the cores and of the rows with both ways of training rows.
 @pytest.mark.parametrize(
-    ("storage", "dtype"),
+    ("storage", "dtype", "gradients"),
     [
-        ("float32", "bfloat16"),
-        ("float32", "float16"),
-        ("bfloat16", "float32"),
-        ("float16", "float32"),
-        ("bfloat16", "bfloat16"),
-        ("float64", "float32"),
-        ("float32", "float64"),
+        ("float32", "bfloat16", "rows"),
+        ("float32", "float16", "cores"),
+        ("bfloat16", "float32", "cores"),
+        ("bfloat16", "float16", "rows"),
+        ("float16", "float32", "rows"),
+        ("float16", "float16", "cores"),
+        ("bfloat16", "bfloat16", "cores"),
+        ("float64", "float32", "rows"),
+        ("float64", "float64", "cores"),
+        ("float32", "float64", "rows"),
     ],
 )
 def test_rows_of_another_type(storage, dtype, gradients, method):
@@ -276,9 +299,8 @@ def test_rows_of_another_type(storage, dtype, gradients, method):
             )
             return jnp.sum(out.astype(jnp.float32) * jnp.asarray(case.g, jnp.float32)), out
 
-        (_, out), (dcores, drows) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
-            table.table, table.rows
-        )
+        step = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+        (_, out), (dcores, drows) = step(table.table, table.rows)
         tolerance = max(TOLERANCE[storage], TOLERANCE[dtype], 1e-5)
         want, dtable, _ = bag_model(dense, case.rows, case.weights, "sum", case.g)
         assert out.dtype == jnp.dtype(storage) and drows.dtype == jnp.dtype(dtype)
@@ -307,7 +329,7 @@ def test_copies_are_read_and_rows_are_not_differentiated_twice(gradients, method
         )
         return jnp.sum(out), out
 
-    (_, out), drows = jax.value_and_grad(loss, has_aux=True)(table.rows)
+    (_, out), drows = jax.jit(jax.value_and_grad(loss, has_aux=True))(table.rows)
     assert_close(out, dense, 1e-5)
     want = np.zeros(drows.shape)
     if gradients == "rows":
@@ -326,11 +348,11 @@ def test_a_bad_row_stays_where_it_is(gradients, method):
     assert bad >= 0
     table = table._replace(rows=table.rows.at[0].set(jnp.nan))
     others = np.array([i for i in range(N) if i != bad])
-    out, _ = jax_tt.cached_tt_lookup(table, others, cache, num_embeddings=N, method=method)
+    out, _ = lookup(table, others, cache, num_embeddings=N, method=method)
     assert np.isfinite(out).all()
     table = warm(case.cores, cache, method)
     broken = case.cores[0].at[0].set(jnp.nan)  # rows 0 to 29, of which 0, 5 and 7 are cached
     table = table._replace(table=(broken, *case.cores[1:]))
     fine = np.array([0, 5, 7, *range(30, N)])
-    out, _ = jax_tt.cached_tt_lookup(table, fine, cache, num_embeddings=N, method=method)
+    out, _ = lookup(table, fine, cache, num_embeddings=N, method=method)
     assert np.isfinite(out).all()

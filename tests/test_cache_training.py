@@ -18,6 +18,8 @@ from jax_tt import RowCache, optimizers
 from tests.cache_model import Model, Sizes, compare
 from tests.conftest import method_fixture
 
+pytestmark = pytest.mark.optimized
+
 # Hundreds of steps: not for the emulator.
 method = method_fixture("reference", "ffi")
 

@@ -126,6 +126,7 @@ def test_scale_of_the_cores_does_not_matter():
     )
 
 
+@pytest.mark.optimized
 def test_chunks():
     """Chunks one behind the other; a chunk of all rows is as good as one that is larger."""
     _, cores, before, ids, rows = random_rows(24)

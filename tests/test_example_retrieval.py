@@ -26,6 +26,9 @@ import orbax.checkpoint as ocp
 from examples.retrieval import data, main, settings
 from examples.retrieval.evaluate import Recall
 
+# Compares bits with those of processes of their own.
+pytestmark = pytest.mark.optimized
+
 ROOT = Path(__file__).parents[1]
 
 

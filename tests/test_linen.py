@@ -293,6 +293,7 @@ def test_scan_over_stacked_layers():
     np.testing.assert_array_equal(table["sentinel"], np.ones(3))
 
 
+@pytest.mark.optimized
 def test_orbax_round_trip_continues_bit_equal(tmp_path):
     state = train_state("bag", optimizers.Adam(0.05))
     for k in range(2):

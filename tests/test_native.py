@@ -34,7 +34,10 @@ from tests.native_run import (
     steps,
 )
 
-pytestmark = pytest.mark.skipif(not native_available(), reason="the native module is not built")
+pytestmark = [
+    pytest.mark.skipif(not native_available(), reason="the native module is not built"),
+    pytest.mark.optimized,
+]
 
 
 def _run(path: Path, **variables: str) -> dict[str, np.ndarray]:

@@ -424,6 +424,7 @@ def test_fused_optimizer_refuses_a_fused_rule():
 # --- Checkpoints
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("kind", ["bag", "dense"])
 def test_orbax_round_trip_continues_bit_equal(kind, tmp_path):
     def make() -> tuple[Tower, jax_tt.FusedOptimizer]:

@@ -40,14 +40,12 @@ def small_cache(gradients="rows", **options):
 def warm(cores, cache, method, hot=HOT, optimizer=None, n=N):
     """A table whose cache holds the hot ids."""
     table = cores if optimizer is None else jax_tt.init_fused_table(cores, optimizer)
-    return _warmed(table, jnp.asarray(hot), cache, str(cache.dtype), n, optimizer, method)
+    return _warmed(table, jnp.asarray(hot), cache, n, optimizer, method)
 
 
-# Compiled once for many tests. Nothing leaves an empty cache, so that no write-back needs compiling. The type has a
-# name here because numpy's None and float64 are equal, and so are caches that differ in nothing else.
-@partial(jax.jit, static_argnames=("cache", "dtype", "n", "optimizer", "method"))
-def _warmed(table, hot, cache, dtype, n, optimizer, method):
-    del dtype
+# Compiled once for many tests. Nothing leaves an empty cache, so that no write-back needs compiling.
+@partial(jax.jit, static_argnames=("cache", "n", "optimizer", "method"))
+def _warmed(table, hot, cache, n, optimizer, method):
     options = {"num_embeddings": n, "optimizer": optimizer}
     table = jax_tt.init_cached_table(table, cache, **options)
     options["method"] = method

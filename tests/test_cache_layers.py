@@ -284,3 +284,9 @@ def test_a_lookup_refuses_another_cache_and_options_of_no_use():
     plain = jax_tt.init_cached_table(cores, rows, num_embeddings=N)
     with pytest.raises(TypeError, match="grad_scale: of no use without an optimizer"):
         jax_tt.cached_tt_lookup(plain, ids, rows, num_embeddings=N, grad_scale=2.0)
+
+
+def test_caches_of_other_types_are_others():
+    caches = [jax_tt.RowCache(24, dtype=dtype) for dtype in (None, "float64", "float32", "bfloat16")]
+    assert len(set(caches)) == len(caches)
+    assert jax_tt.RowCache(24, dtype=jnp.float32) == jax_tt.RowCache(24, dtype="float32")

@@ -115,7 +115,9 @@ class RowCache:
                 "leaving rows have learned."
             )
         if self.dtype is not None:
-            object.__setattr__(self, "dtype", as_dtype("RowCache.dtype", self.dtype, None))
+            # By name: numpy's float64 equals None, and programs of equal caches would be taken for one another.
+            name = as_dtype("RowCache.dtype", self.dtype, None).name
+            object.__setattr__(self, "dtype", name)
 
     @classmethod
     def suggest(

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._arguments import as_int
+from jax_tt._arguments import as_dtype, as_int
+from jax_tt._budget import best_shape, least_params
 from jax_tt._factor import balanced_cover, exact_factors
 from jax_tt._split_ids import SplitIds, split_on_host
 
@@ -130,6 +131,67 @@ class TTShape:
         q = exact_factors(width, d)
         orders = sorted(set(itertools.permutations(balanced_cover(n, d))))
         return min((cls(n, width, ranks, p, q) for p in orders), key=lambda shape: shape.num_params)
+
+    @classmethod
+    def for_budget(
+        cls,
+        num_embeddings: int,
+        features: int,
+        *,
+        max_bytes: int | None = None,
+        ratio: float | None = None,
+        dtype: Any = jnp.float32,
+    ) -> TTShape:
+        """The number of cores, factors and ranks that make the best of a budget, as far as one can tell without the table.
+
+        The error is predicted from a model of the table: the squares of the singular values of every unfolding fall off as
+        1, 1/2, 1/3, ..., and the squared error is the sum of what the cuts discard. For 2 to 5 cores with nearly equal row
+        factors, parameters are spent one after the other where they lower that sum most. Of the shapes whose
+        predicted error is within 2 % of the least, the one with the fewest flops a lookup is taken. Where the table is at hand,
+        `tt_from_dense` with ``max_bytes`` takes its own singular values for the ranks.
+
+        Args:
+            num_embeddings: number of rows.
+            features: number of columns.
+            max_bytes: the cores take at most so many bytes.
+            ratio: the cores have at most ``num_embeddings * features / ratio`` entries.
+            dtype: storage type of the cores, for ``max_bytes``.
+
+        Returns:
+            A valid `TTShape` within the budget.
+
+        Raises:
+            ValueError: not exactly one of ``max_bytes`` and ``ratio``, or no shape is that small.
+
+        >>> import jax_tt
+        >>> shape = jax_tt.TTShape.for_budget(10_000_000, 64, max_bytes=4_000_000)
+        >>> shape.cost().bytes <= 4_000_000
+        True
+        """
+        n = _positive("num_embeddings", num_embeddings)
+        width = _positive("features", features)
+        _check_columns(width)
+        if n >= 2**63:
+            raise ValueError(f"num_embeddings: got {n}; expected less than 2**63.")
+        if (max_bytes is None) == (ratio is None):
+            raise ValueError(
+                f"max_bytes, ratio: got {max_bytes} and {ratio}; expected exactly one of them."
+            )
+        if ratio is not None:
+            if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not ratio > 0:
+                raise ValueError(f"ratio: got {ratio!r}; expected a number above 0, e.g. 100.")
+            name, value, params = "ratio", ratio, int(n * width / ratio)
+        else:
+            size = as_dtype("dtype", dtype, jnp.float32).itemsize
+            name, value = "max_bytes", _positive("max_bytes", max_bytes)
+            params = value // size
+        found = best_shape(n, width, params)
+        if found is None:
+            raise ValueError(
+                f"{name}: got {value}, which is {params} parameters; a table of {n} x {width} takes at least "
+                f"{least_params(n, width)}, at rank 1."
+            )
+        return cls(n, width, *found)
 
     @property
     def d(self) -> int:

@@ -1,0 +1,116 @@
+"""`TTApproximation`: cores made from a dense table, and how far they are from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_tt._algebra.rows import Rows, blocks
+from jax_tt._algebra.trains import left_frame, right_frame, separate, to_links
+from jax_tt._algebra.unfolding import Progress
+from jax_tt._shape import TTShape
+
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+_BLOCK = 1 << 23  # numbers in a block, 64 MiB of float64
+
+
+@dataclasses.dataclass(frozen=True)
+class TTApproximation:
+    """A dense table as a tensor train; made by `tt_from_dense`.
+
+    Errors are those of the cores as they are stored, over all rows of the table.
+
+    Attributes:
+        cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
+        shape: their `TTShape`.
+        relative_error: Frobenius norm of the difference, divided by that of the table.
+        weighted_error: the same with every row's square multiplied by its weight; None without weights.
+        row_errors: quantile -> relative error of a row, ``|row - approximation| / |row|``, at the quantiles 0, 0.05, 0.25,
+            0.5, 0.75, 0.95, 0.99 and 1 over the rows. A row of zeros is measured by the root mean square norm of all rows.
+
+    >>> import numpy as np, jax_tt
+    >>> found = jax_tt.tt_from_dense(np.ones((1000, 8), np.float32), 1)
+    >>> found.shape.ranks, found.relative_error < 1e-6, found.row_errors[0.99] < 1e-6
+    ((1, 1), True, True)
+    """
+
+    cores: tuple[jax.Array, ...]
+    shape: TTShape
+    relative_error: float
+    weighted_error: float | None
+    row_errors: dict[float, float]
+
+    def __str__(self) -> str:
+        weighted = (
+            "" if self.weighted_error is None else f" ({self.weighted_error:.3g} by weight)"
+        )
+        rows = ", ".join(
+            f"{100 * quantile:g} % {error:.3g}" for quantile, error in self.row_errors.items()
+        )
+        return f"{self.shape}\nrelative error {self.relative_error:.3g}{weighted}; rows: {rows}"
+
+
+def measure(
+    rows: Rows,
+    cores: Sequence[jax.Array],
+    shape: TTShape,
+    weights: np.ndarray | None,
+    progress: Progress,
+) -> TTApproximation:
+    """`TTApproximation` of cores, by one pass over the table."""
+    squares, sizes = np.empty(shape.num_embeddings), np.empty(shape.num_embeddings)
+    for start, approximate in rows_of(cores, shape, progress):
+        stop = start + len(approximate)
+        row = rows.read(start, stop)
+        sizes[start:stop] = np.einsum("nd,nd->n", row, row)
+        row -= approximate
+        squares[start:stop] = np.einsum("nd,nd->n", row, row)
+    weighted = None
+    if weights is not None:
+        weighted = _ratio(float(weights @ squares), float(weights @ sizes))
+    relative = _ratio(float(squares.sum()), float(sizes.sum()))
+    mean = float(sizes.mean()) or 1.0
+    np.sqrt(np.divide(squares, np.where(sizes > 0, sizes, mean), out=squares), out=squares)
+    row_errors = dict(zip(QUANTILES, np.quantile(squares, QUANTILES).tolist(), strict=True))
+    return TTApproximation(tuple(cores), shape, relative, weighted, row_errors)
+
+
+def rows_of(cores: Sequence[Any], shape: TTShape, progress: Progress) -> Any:
+    """First row and rows ``[n, D]``, float64, of one block of a tensor-train table after the other."""
+    p, q, ranks = shape.row_factors, shape.col_factors, shape.ranks
+    links = to_links([np.asarray(core).astype(np.float64) for core in cores])
+
+    def kept(cut: int) -> int:
+        left = math.prod(p[:cut]) * math.prod(q[:cut])
+        return ranks[cut - 1] * (left + math.prod(p[cut:]) * math.prod(q[cut:]))
+
+    cut = min(range(1, shape.d), key=kept)
+    heads, tails = math.prod(p[:cut]), math.prod(p[cut:])
+    left = separate(left_frame(links[:cut]), 0, p[:cut], q[:cut])
+    right = separate(right_frame(links[cut:]), 1, p[cut:], q[cut:])
+    left = left.reshape(heads, -1, left.shape[1])  # [heads, q left, r]
+    right = right.reshape(len(right), tails, -1)  # [r, tails, q right]
+    pieces = [
+        (h, t)
+        for h in blocks(-(-shape.num_embeddings // tails), _BLOCK // (tails * shape.features))
+        for t in blocks(tails, _BLOCK // (len(h) * shape.features))
+    ]
+    step = progress("error", len(pieces))
+    for h, t in pieces:
+        start = h[0] * tails + t[0]
+        value = np.tensordot(left[h[0] : h[-1] + 1], right[:, t[0] : t[-1] + 1], 1)
+        value = value.transpose(0, 2, 1, 3).reshape(-1, shape.features)
+        if start < shape.num_embeddings:
+            yield start, value[: shape.num_embeddings - start]
+        step()
+
+
+def _ratio(part: float, whole: float) -> float:
+    if whole > 0:
+        return math.sqrt(part / whole)
+    return 0.0 if part == 0 else math.inf

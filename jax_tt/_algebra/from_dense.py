@@ -1,0 +1,216 @@
+"""`tt_from_dense`: a dense table as a tensor train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._algebra.approximation import TTApproximation, measure
+from jax_tt._algebra.checks import (
+    exactly_one,
+    number_of_sweeps,
+    relative_tolerance,
+    row_weights,
+    whole_bytes,
+)
+from jax_tt._algebra.decompose import tt_svd
+from jax_tt._algebra.least_squares import alternate, padded
+from jax_tt._algebra.progress import progress_bar
+from jax_tt._algebra.round import to_budget
+from jax_tt._algebra.rows import Rows, fill_past_end
+from jax_tt._algebra.trains import (
+    FixedRanks,
+    Tolerance,
+    orthogonal_from_right,
+    squared_tolerance,
+    to_cores,
+)
+from jax_tt._algebra.unfolding import Progress
+from jax_tt._algebra.weighted import grid_equations, separable_scale
+from jax_tt._arguments import as_dtype, as_int
+from jax_tt._shape import TTShape
+
+_GENEROUS = 4  # times the parameters of a budget are found first and then rounded to it
+_ENERGY_BLOCK = 1 << 23  # numbers
+_WEIGHTED_RIDGE = 1e-9
+
+
+def tt_from_dense(
+    table: Any,
+    ranks: int | Sequence[int] | None = None,
+    *,
+    shape: TTShape | None = None,
+    tolerance: float | None = None,
+    max_bytes: int | None = None,
+    row_factors: Sequence[int] | None = None,
+    col_factors: Sequence[int] | None = None,
+    weights: Any = None,
+    sweeps: int = 2,
+    dtype: Any = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> TTApproximation:
+    """A tensor train close to a dense table, by TT-SVD (Oseledets 2011).
+
+    The squared error is at most the sum, over the cuts of the train, of the squared singular values of the table's
+    unfolding there that are discarded; so the error is at most ``sqrt(d - 1)`` times the least possible at these ranks. A table
+    that is a tensor train of these ranks is recovered to rounding.
+
+    Tables beyond about a million entries are read in blocks of rows, a few times, and never copied: memory beside the
+    table is that of a block, a basis of one side and the table's products with it, for 10\\ :sup:`7` rows of 64 at rank 32 about
+    1 GB. One cut is found from its Gram matrix in float64 (singular values below 1e-8 of the largest are lost) or, where
+    both sides are long, by randomised subspace iteration, which comes within some per cent of the SVD. The others are small.
+
+    The factors usually address a few rows more than there are. Those are filled so that they cost no rank: the last,
+    incomplete slab of rows goes on as the combination of the complete ones that fits it.
+
+    Args:
+        table: ``[N, D]`` of floats: a JAX array, a numpy array or memory map, on the host.
+        ranks: one integer or ``d - 1`` of them.
+        shape: a `TTShape` of the same N and D: its factors and its ranks.
+        tolerance: least ranks for a relative Frobenius error of at most this, between 0 and 1, over all rows the factors
+            address.
+        max_bytes: the cores take at most so many bytes; ranks are chosen by the singular values of the table, factors, if
+            not given, by `TTShape.for_budget`.
+        row_factors, col_factors: factors to use with ``ranks``, ``tolerance`` or ``max_bytes``; default those of
+            `TTShape.suggest`.
+        weights: ``[N]``, at least 0: minimise ``sum_i weights[i] |row_i - approximation_i|^2``, e.g. how often each row is
+            asked for. There is no SVD for that unless weights are products over the digits of a row. TT-SVD of the table scaled by
+            the nearest such product is the start, and ``sweeps`` of alternating least squares follow, whose every step
+            solves the weighted normal equations of one core exactly. ``tolerance`` then is that of the scaled table, and may be
+            missed by the weights' distance from a product.
+        sweeps: passes of alternating least squares over the cores, with ``weights`` only. At rank r one reads the table d
+            times and multiplies about ``N r^2`` to ``N r^2 + p_k p_{k+1} r^4`` times for a core.
+        dtype: storage type of the cores; default that of the table.
+        seed: of the randomised part; equal seeds give equal cores.
+        progress: show a bar (needs tqdm).
+
+    Returns:
+        `TTApproximation`: cores, shape, and the error reached, of the whole table and by quantiles of the rows. The cores are
+        balanced: each singular value is shared evenly by the two cores that meet there.
+
+    Raises:
+        ValueError: not exactly one of ``ranks``, ``shape``, ``tolerance`` and ``max_bytes``; the table holds NaN or infinity;
+            or an argument does not fit.
+
+    >>> import numpy as np, jax_tt
+    >>> table = np.sin(np.arange(1000 * 8).reshape(1000, 8) / 100).astype(np.float32)
+    >>> found = jax_tt.tt_from_dense(table, tolerance=1e-3)
+    >>> found.shape.ranks, found.relative_error < 1e-3
+    ((2, 2), True)
+    """
+    exactly_one(ranks=ranks, shape=shape, tolerance=tolerance, max_bytes=max_bytes)
+    table = _as_table(table)
+    n, width = table.shape
+    dtype = jax.dtypes.canonicalize_dtype(as_dtype("dtype", dtype, table.dtype))
+    goal = _goal(n, width, ranks, shape, max_bytes, row_factors, col_factors, dtype)
+    p, q = goal.row_factors, goal.col_factors
+    weights = row_weights(weights, n)
+    sweeps = number_of_sweeps(sweeps)
+    scale = None if weights is None else separable_scale(weights, p)
+    rows = Rows(table, None if scale is None else scale.of_rows(n))
+    with progress_bar(progress) as bar:
+        energy = _energy(rows, bar)
+        choose: FixedRanks | Tolerance = FixedRanks(goal.ranks)
+        if tolerance is not None:
+            choose = squared_tolerance(relative_tolerance(tolerance), energy, goal.d)
+        fill_past_end(rows, p, q, _noise(goal, tolerance))
+        links = tt_svd(rows, p, q, choose, energy, as_int("seed", seed), bar)
+        if max_bytes is not None:
+            links = to_budget(orthogonal_from_right(links), p, q, whole_bytes(max_bytes), dtype)
+        cores = [np.asarray(core) for core in to_cores(links, p, q)]
+        if weights is not None and scale is not None:
+            cores = scale.undo(cores)
+            rows = Rows(table)
+            equations = grid_equations(rows, weights, p, q, bar)
+            cores = alternate(cores, equations, sweeps, _WEIGHTED_RIDGE * float(weights.mean()))
+        if tolerance is None and max_bytes is None:
+            cores = padded(cores, goal.core_shapes)
+        stored = tuple(jnp.asarray(core, dtype) for core in cores)
+        found = tuple(core.shape[3] for core in stored[:-1])
+        return measure(rows, stored, TTShape(n, width, found, p, q), weights, bar)
+
+
+def _as_table(table: Any) -> Any:
+    if not hasattr(table, "shape") or not hasattr(table, "dtype"):
+        table = np.asarray(table)
+    if isinstance(table, jax.core.Tracer):
+        raise TypeError("table: got a traced array; tt_from_dense works on the host, outside of jit.")
+    if len(table.shape) != 2 or 0 in table.shape:
+        raise ValueError(
+            f"table: got shape {tuple(table.shape)}; expected [num_embeddings, features], none of them 0."
+        )
+    if not jnp.issubdtype(table.dtype, jnp.floating):
+        raise ValueError(f"table: got {table.dtype}; expected floats.")
+    return np.asarray(table) if isinstance(table, jax.Array) else table
+
+
+def _goal(
+    n: int,
+    width: int,
+    ranks: Any,
+    shape: TTShape | None,
+    max_bytes: int | None,
+    row_factors: Any,
+    col_factors: Any,
+    dtype: Any,
+) -> TTShape:
+    """Factors, and the ranks to find; for a tolerance they do not count."""
+    if shape is not None:
+        if not isinstance(shape, TTShape):
+            raise TypeError(f"shape: got {shape!r}; expected a TTShape.")
+        if (shape.num_embeddings, shape.features) != (n, width):
+            raise ValueError(
+                f"shape: is of {shape.num_embeddings} x {shape.features}; expected {n} x {width}, as the table."
+            )
+        if row_factors is not None or col_factors is not None:
+            raise ValueError("row_factors, col_factors: the shape has them; expected None.")
+        return shape
+    if (row_factors is None) != (col_factors is None):
+        raise ValueError("row_factors, col_factors: got one of them; expected both or neither.")
+    if max_bytes is None:
+        rank = 1 if ranks is None else ranks
+        if row_factors is not None and col_factors is not None:
+            return TTShape(n, width, rank, row_factors, col_factors)
+        d = 3 if isinstance(rank, int | np.integer) else len(rank) + 1
+        return TTShape.suggest(n, width, rank, d)
+    budget = whole_bytes(max_bytes)
+    if row_factors is None or col_factors is None:
+        guess = TTShape.for_budget(n, width, max_bytes=budget, dtype=dtype)
+        row_factors, col_factors = guess.row_factors, guess.col_factors
+    rank, shape = 1, TTShape(n, width, 1, row_factors, col_factors)
+    while True:
+        wider = TTShape(n, width, 2 * rank, row_factors, col_factors)
+        if wider == shape or wider.num_params * dtype.itemsize > _GENEROUS * budget:
+            return wider
+        rank, shape = 2 * rank, wider
+
+
+def _energy(rows: Rows, progress: Progress) -> float:
+    """Sum of the squares of all entries; finds NaN and infinity on the way."""
+    n = rows.num_embeddings
+    step = max(1, _ENERGY_BLOCK // rows.features)
+    starts = range(0, n, step)
+    advance, total = progress("norm", len(starts)), 0.0
+    for start in starts:
+        block = rows.read(start, min(start + step, n))
+        part = float(np.vdot(block, block))
+        if not np.isfinite(part):
+            bad = start + int(np.argmin(np.isfinite(np.square(block)).all(1)))
+            raise ValueError(
+                f"table: row {bad} holds NaN or infinity, or its square does; expected finite numbers."
+            )
+        total += part
+        advance()
+    return total
+
+
+def _noise(goal: TTShape, tolerance: float | None) -> Any:
+    """Of the squared singular values of a sample, what the first cut will discard."""
+    if tolerance is None:
+        return lambda s: float(np.sum(np.square(s[goal.ranks[0] :])))
+    return lambda s: float(np.sum(np.square(s))) * tolerance**2 / (goal.d - 1)

@@ -1,0 +1,32 @@
+"""Cores passed to the algebra, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jax_tt._ops._canonical import tt_table
+from jax_tt._ops._spec import TTSpec
+
+
+def table_operand(
+    name: str, cores: Sequence[Any], num_embeddings: int | None = None
+) -> tuple[TTSpec, tuple[jax.Array, ...]]:
+    """A table and its cores; ``name`` is what messages call it."""
+    return tt_table(cores, num_embeddings, name=name)
+
+
+def table_pair(
+    a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = None
+) -> tuple[TTSpec, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """Two tables of the same factors."""
+    left, a = table_operand("a", a, num_embeddings)
+    right, b = table_operand("b", b, num_embeddings)
+    if (left.row_factors, left.col_factors) != (right.row_factors, right.col_factors):
+        raise ValueError(
+            f"b: has row factors {right.row_factors} and column factors {right.col_factors}; expected those of a, "
+            f"{left.row_factors} and {left.col_factors}. Only the ranks may differ."
+        )
+    return left, a, b

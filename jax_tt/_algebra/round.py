@@ -1,0 +1,127 @@
+"""`tt_round`: the same table with smaller ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._algebra.checks import exactly_one, relative_tolerance, whole_bytes
+from jax_tt._algebra.operands import table_operand
+from jax_tt._algebra.trains import (
+    FixedRanks,
+    orthogonal_from_right,
+    spectra,
+    squared_tolerance,
+    to_cores,
+    to_links,
+    truncate,
+)
+from jax_tt._budget import ranks_for
+from jax_tt._dtypes import accumulator
+from jax_tt._ops._spec import TTSpec
+from jax_tt._shape import TTShape
+
+
+def tt_round(
+    cores: Sequence[Any],
+    ranks: int | Sequence[int] | None = None,
+    *,
+    tolerance: float | None = None,
+    max_bytes: int | None = None,
+) -> tuple[jax.Array, ...]:
+    """The nearest table of smaller ranks, nearly: TT rounding, an SVD at every cut of the train.
+
+    The error is at most the root of the sum of the squared singular values that the cuts discard, and so at most
+    ``sqrt(d - 1)`` times the least error possible at these ranks. Every row that the cores address counts, those beyond the
+    table's last one too. The new cores are balanced: each singular value is shared evenly by the two cores that meet there.
+
+    Args:
+        cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.
+        ranks: one integer or ``d - 1``; a rank above that of the cores, or above what helps, is lowered to it.
+            Works under ``jit``.
+        tolerance: least ranks with a Frobenius error of at most this times the norm of the table. On the host, in float64.
+        max_bytes: ranks for which the cores take at most so many bytes, chosen by the singular values. On the host, in
+            float64.
+
+    Returns:
+        ``d`` cores of the same type.
+
+    Raises:
+        ValueError: not exactly one of ``ranks``, ``tolerance`` and ``max_bytes``, or it does not fit.
+        TypeError: ``tolerance`` or ``max_bytes`` under ``jit``, where shapes must be known.
+
+    >>> import jax, jax_tt
+    >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
+    >>> a = jax_tt.init_cores(jax.random.key(0), shape)
+    >>> twice = jax_tt.tt_add(a, a)  # ranks 8, but it needs 4
+    >>> [core.shape for core in jax_tt.tt_round(twice, tolerance=1e-5)]
+    [(10, 1, 2, 4), (10, 4, 2, 4), (10, 4, 2, 1)]
+    """
+    exactly_one(ranks=ranks, tolerance=tolerance, max_bytes=max_bytes)
+    spec, cores = table_operand("cores", cores)
+    dtype = cores[0].dtype
+    if ranks is not None:
+        shape = TTShape(
+            spec.num_embeddings,
+            math.prod(spec.col_factors),
+            ranks,
+            spec.row_factors,
+            spec.col_factors,
+        )
+        links = to_links([core.astype(accumulator(dtype)) for core in cores])
+        with jax.default_matmul_precision("highest"):
+            links = truncate(orthogonal_from_right(links, jnp), FixedRanks(shape.ranks), jnp)
+    else:
+        links = _on_host(spec, cores, tolerance, max_bytes)
+    return tuple(
+        jnp.asarray(core, dtype) for core in to_cores(links, spec.row_factors, spec.col_factors)
+    )
+
+
+def _on_host(
+    spec: TTSpec, cores: Sequence[jax.Array], tolerance: float | None, max_bytes: int | None
+) -> list[np.ndarray]:
+    if any(isinstance(core, jax.core.Tracer) for core in cores):
+        raise TypeError(
+            f"{'tolerance' if max_bytes is None else 'max_bytes'}: got traced cores; the ranks follow from their values. "
+            "Round outside of jit, or give ranks."
+        )
+    links = to_links([np.asarray(core).astype(np.float64) for core in cores])
+    links = orthogonal_from_right(links)
+    if max_bytes is None:
+        relative = relative_tolerance(tolerance)
+        energy = float(np.sum(np.square(links[0])))
+        return truncate(links, squared_tolerance(relative, energy, len(links)))
+    return to_budget(
+        links, spec.row_factors, spec.col_factors, whole_bytes(max_bytes), cores[0].dtype
+    )
+
+
+def to_budget(
+    links: Sequence[np.ndarray],
+    row_factors: Sequence[int],
+    col_factors: Sequence[int],
+    max_bytes: int,
+    dtype: Any,
+) -> list[np.ndarray]:
+    """A train that is orthogonal from the right, cut to the ranks whose cores take at most ``max_bytes``."""
+    tails = [_tails(s) for s in spectra(links)]
+    sizes = [p * q for p, q in zip(row_factors, col_factors, strict=True)]
+    ranks = ranks_for(tails, sizes, max_bytes // jnp.dtype(dtype).itemsize)
+    if ranks is None:
+        least = sum(sizes) * jnp.dtype(dtype).itemsize
+        raise ValueError(
+            f"max_bytes: got {max_bytes}; cores with these factors take at least {least} bytes, at rank 1. Raise it, or "
+            "take more cores."
+        )
+    return truncate(links, FixedRanks(ranks))
+
+
+def _tails(s: np.ndarray) -> np.ndarray:
+    """``tails[r]``: what rank r discards, the sum of squares from singular value r on; ``[len(s) + 1]``."""
+    return np.concatenate([np.cumsum(np.square(s[::-1]))[::-1], [0.0]])

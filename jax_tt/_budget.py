@@ -1,8 +1,8 @@
 """Ranks, factors and number of cores for a budget of parameters.
 
 Where a table is at hand its singular values say what a rank is worth; where none is, a model does: the squares of the
-singular values of every unfolding fall off as 1, 1/2, 1/3, ... What a train discards is at most the sum, over its cuts, of
-the squares of what each cut discards.
+singular values of every unfolding fall off as 1, 1/2, 1/3, ... What a train discards is at most the sum, over its
+cuts, of the squares of what each cut discards.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ def best_shape(
 
 def least_params(n: int, features: int) -> int:
     """Parameters of the smallest shape, with ranks 1."""
-    return min(
-        sum(x * y for x, y in zip(p, q, strict=True)) for p, q in _factorings(n, features)
-    )
+    return min(sum(x * y for x, y in zip(p, q, strict=True)) for p, q in _factorings(n, features))
 
 
 def _factorings(n: int, features: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -83,7 +81,9 @@ def _factorings(n: int, features: int) -> Iterator[tuple[tuple[int, ...], tuple[
         p = balanced_cover(n, d)
         if max(p) < 2**31:
             # The row factors are nearly equal: it is enough to permute the others.
-            yield from ((p, q) for q in sorted(set(itertools.permutations(exact_factors(features, d)))))
+            yield from (
+                (p, q) for q in sorted(set(itertools.permutations(exact_factors(features, d))))
+            )
 
 
 def _model(sizes: Sequence[int], cut: int, max_params: int) -> np.ndarray:

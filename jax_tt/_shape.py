@@ -142,13 +142,13 @@ class TTShape:
         ratio: float | None = None,
         dtype: Any = jnp.float32,
     ) -> TTShape:
-        """The number of cores, factors and ranks that make the best of a budget, as far as one can tell without the table.
+        """The number of cores, factors and ranks that make the best of a budget, told without the table.
 
-        The error is predicted from a model of the table: the squares of the singular values of every unfolding fall off as
-        1, 1/2, 1/3, ..., and the squared error is the sum of what the cuts discard. For 2 to 5 cores with nearly equal row
-        factors, parameters are spent one after the other where they lower that sum most. Of the shapes whose
-        predicted error is within 2 % of the least, the one with the fewest flops a lookup is taken. Where the table is at hand,
-        `tt_from_dense` with ``max_bytes`` takes its own singular values for the ranks.
+        The error is predicted from a model of the table: the squares of the singular values of every unfolding fall
+        off as 1, 1/2, 1/3, ..., and the squared error is the sum of what the cuts discard. For 2 to 5 cores with nearly
+        equal row factors, parameters are spent one after the other where they lower that sum most. Of the shapes whose
+        predicted error is within 2 % of the least, the one with the fewest flops a lookup is taken. Where the table
+        is at hand, `tt_from_dense` with ``max_bytes`` takes its own singular values for the ranks.
 
         Args:
             num_embeddings: number of rows.

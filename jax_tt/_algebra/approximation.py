@@ -30,8 +30,9 @@ class TTApproximation:
         shape: their `TTShape`.
         relative_error: Frobenius norm of the difference, divided by that of the table.
         weighted_error: the same with every row's square multiplied by its weight; None without weights.
-        row_errors: quantile -> relative error of a row, ``|row - approximation| / |row|``, at the quantiles 0, 0.05, 0.25,
-            0.5, 0.75, 0.95, 0.99 and 1 over the rows. A row of zeros is measured by the root mean square norm of all rows.
+        row_errors: quantile -> relative error of a row, ``|row - approximation| / |row|``, at the quantiles 0, 0.05,
+            0.25, 0.5, 0.75, 0.95, 0.99 and 1 over the rows. A row of zeros is measured by the root mean square norm
+            of all rows.
 
     >>> import numpy as np, jax_tt
     >>> found = jax_tt.tt_from_dense(np.ones((1000, 8), np.float32), 1)
@@ -46,13 +47,9 @@ class TTApproximation:
     row_errors: dict[float, float]
 
     def __str__(self) -> str:
-        weighted = (
-            "" if self.weighted_error is None else f" ({self.weighted_error:.3g} by weight)"
-        )
-        rows = ", ".join(
-            f"{100 * quantile:g} % {error:.3g}" for quantile, error in self.row_errors.items()
-        )
-        return f"{self.shape}\nrelative error {self.relative_error:.3g}{weighted}; rows: {rows}"
+        weighted = "" if self.weighted_error is None else f" ({self.weighted_error:.3g} by weight)"
+        rows = ", ".join(f"{at:g}: {error:.3g}" for at, error in self.row_errors.items())
+        return f"{self.shape}\nrelative error {self.relative_error:.3g}{weighted}; of a row, by quantile: {rows}"
 
 
 def measure(

@@ -55,7 +55,9 @@ def row_weights(value: Any, n: int) -> np.ndarray | None:
     if weights.shape != (n,):
         raise ValueError(f"weights: got shape {weights.shape}; expected {(n,)}, one for every row.")
     if not np.all(np.isfinite(weights)) or weights.min(initial=0.0) < 0:
-        raise ValueError("weights: some are negative or not finite; expected numbers of at least 0.")
+        raise ValueError(
+            "weights: some are negative or not finite; expected numbers of at least 0."
+        )
     if n and weights.max() == 0:
         raise ValueError("weights: all are 0; expected some above.")
     return weights

@@ -10,7 +10,7 @@ import numpy as np
 from jax_tt._algebra.rows import Rows
 from jax_tt._algebra.trains import FixedRanks, Tolerance, balance, interleave, left_frame
 from jax_tt._algebra.unfolding import (
-    _GRAM_SIDE,
+    GRAM_SIDE,
     Progress,
     Unfolding,
     gram_factor,
@@ -45,22 +45,25 @@ def tt_svd(
     sizes = [p * q for p, q in zip(row_factors, col_factors, strict=True)]
     if math.prod(sizes) <= _EXACT:
         whole = rows.read(0, math.prod(row_factors)).reshape(1, -1)
-        links, spectra, rest = sweep(interleave(whole, 1, row_factors, col_factors), sizes, 0, choose)
+        links, spectra, rest = sweep(
+            interleave(whole, 1, row_factors, col_factors), sizes, 0, choose
+        )
         return balance([*links, rest[:, :, None]], spectra)
     ranks = choose.ranks if isinstance(choose, FixedRanks) else None
     cut = pick_cut(row_factors, col_factors, ranks)
     unfolding = Unfolding(rows, row_factors, col_factors, cut, progress)
-    right = None
-    if unfolding.m <= _GRAM_SIDE:
+    basis = rest = None
+    if unfolding.m <= GRAM_SIDE:
         factor = gram_factor(unfolding)
     else:
-        basis, right = sketch(unfolding, choose, total, seed)
-        values, vectors = np.linalg.eigh(right @ right.T)
+        basis, rest = sketch(unfolding, choose, total, seed)
+        values, vectors = np.linalg.eigh(rest @ rest.T)
         factor = basis @ (vectors * np.sqrt(np.maximum(values, 0.0)))
     # Cuts up to this one see the table through its factor, with one more mode for the right side.
     links, spectra, _ = sweep(factor.reshape(1, -1), [*sizes[:cut], factor.shape[1]], 0, choose)
     frame = left_frame(links)
-    right = project(unfolding, frame) if right is None else (frame.T @ basis) @ right
+    reread = basis is None or rest is None
+    right = project(unfolding, frame) if reread else (frame.T @ basis) @ rest
     right = interleave(right, 1, row_factors[cut:], col_factors[cut:])
     more, more_spectra, rest = sweep(right, sizes[cut:], cut, choose)
     return balance([*links, *more, rest[:, :, None]], [*spectra, *more_spectra])

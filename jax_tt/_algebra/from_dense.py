@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jax_tt._algebra.approximation import TTApproximation, measure
 from jax_tt._algebra.checks import (
@@ -29,7 +30,7 @@ from jax_tt._algebra.trains import (
     squared_tolerance,
     to_cores,
 )
-from jax_tt._algebra.unfolding import Progress
+from jax_tt._algebra.unfolding import NOMINAL_RANK, Progress
 from jax_tt._algebra.weighted import grid_equations, separable_scale
 from jax_tt._arguments import as_dtype, as_int
 from jax_tt._shape import TTShape
@@ -57,13 +58,14 @@ def tt_from_dense(
     """A tensor train close to a dense table, by TT-SVD (Oseledets 2011).
 
     The squared error is at most the sum, over the cuts of the train, of the squared singular values of the table's
-    unfolding there that are discarded; so the error is at most ``sqrt(d - 1)`` times the least possible at these ranks. A table
-    that is a tensor train of these ranks is recovered to rounding.
+    unfolding there that are discarded; so the error is at most ``sqrt(d - 1)`` times the least possible at these
+    ranks. A table that is a tensor train of these ranks is recovered to rounding.
 
     Tables beyond about a million entries are read in blocks of rows, a few times, and never copied: memory beside the
-    table is that of a block, a basis of one side and the table's products with it, for 10\\ :sup:`7` rows of 64 at rank 32 about
-    1 GB. One cut is found from its Gram matrix in float64 (singular values below 1e-8 of the largest are lost) or, where
-    both sides are long, by randomised subspace iteration, which comes within some per cent of the SVD. The others are small.
+    table is that of a block, a basis of one side and the table's products with it, for 10\\ :sup:`7` rows of 64 at
+    rank 32 about 1 GB. One cut is found from its Gram matrix in float64 (singular values below 1e-8 of the largest
+    are lost) or, where both sides are long, by randomised subspace iteration, which comes within some per cent of the
+    SVD. The others are small.
 
     The factors usually address a few rows more than there are. Those are filled so that they cost no rank: the last,
     incomplete slab of rows goes on as the combination of the complete ones that fits it.
@@ -72,30 +74,30 @@ def tt_from_dense(
         table: ``[N, D]`` of floats: a JAX array, a numpy array or memory map, on the host.
         ranks: one integer or ``d - 1`` of them.
         shape: a `TTShape` of the same N and D: its factors and its ranks.
-        tolerance: least ranks for a relative Frobenius error of at most this, between 0 and 1, over all rows the factors
-            address.
-        max_bytes: the cores take at most so many bytes; ranks are chosen by the singular values of the table, factors, if
-            not given, by `TTShape.for_budget`.
+        tolerance: least ranks for a relative Frobenius error of at most this, between 0 and 1, over all rows the
+            factors address.
+        max_bytes: the cores take at most so many bytes; ranks are chosen by the singular values of the table,
+            factors, if not given, by `TTShape.for_budget`.
         row_factors, col_factors: factors to use with ``ranks``, ``tolerance`` or ``max_bytes``; default those of
             `TTShape.suggest`.
-        weights: ``[N]``, at least 0: minimise ``sum_i weights[i] |row_i - approximation_i|^2``, e.g. how often each row is
-            asked for. There is no SVD for that unless weights are products over the digits of a row. TT-SVD of the table scaled by
-            the nearest such product is the start, and ``sweeps`` of alternating least squares follow, whose every step
-            solves the weighted normal equations of one core exactly. ``tolerance`` then is that of the scaled table, and may be
-            missed by the weights' distance from a product.
-        sweeps: passes of alternating least squares over the cores, with ``weights`` only. At rank r one reads the table d
-            times and multiplies about ``N r^2`` to ``N r^2 + p_k p_{k+1} r^4`` times for a core.
+        weights: ``[N]``, at least 0: minimise ``sum_i weights[i] |row_i - approximation_i|^2``, e.g. how often each
+            row is asked for. There is no SVD for that unless weights are products over the digits of a row. TT-SVD of
+            the table scaled by the nearest such product is the start, and ``sweeps`` of alternating least squares
+            follow, whose every step solves the weighted normal equations of one core exactly. ``tolerance`` then is
+            that of the scaled table, and may be missed by the weights' distance from a product.
+        sweeps: passes of alternating least squares over the cores, with ``weights`` only. At rank r one reads the
+            table d times and multiplies about ``N r^2`` to ``N r^2 + p_k p_{k+1} r^4`` times for a core.
         dtype: storage type of the cores; default that of the table.
         seed: of the randomised part; equal seeds give equal cores.
         progress: show a bar (needs tqdm).
 
     Returns:
-        `TTApproximation`: cores, shape, and the error reached, of the whole table and by quantiles of the rows. The cores are
-        balanced: each singular value is shared evenly by the two cores that meet there.
+        `TTApproximation`: cores, shape, and the error reached, of the whole table and by quantiles of the rows. The
+        cores are balanced: each singular value is shared evenly by the two cores that meet there.
 
     Raises:
-        ValueError: not exactly one of ``ranks``, ``shape``, ``tolerance`` and ``max_bytes``; the table holds NaN or infinity;
-            or an argument does not fit.
+        ValueError: not exactly one of ``ranks``, ``shape``, ``tolerance`` and ``max_bytes``; the table holds NaN or
+            infinity; or an argument does not fit.
 
     >>> import numpy as np, jax_tt
     >>> table = np.sin(np.arange(1000 * 8).reshape(1000, 8) / 100).astype(np.float32)
@@ -118,7 +120,7 @@ def tt_from_dense(
         choose: FixedRanks | Tolerance = FixedRanks(goal.ranks)
         if tolerance is not None:
             choose = squared_tolerance(relative_tolerance(tolerance), energy, goal.d)
-        fill_past_end(rows, p, q, _noise(goal, tolerance))
+        fill_past_end(rows, goal, _noise(goal, tolerance))
         links = tt_svd(rows, p, q, choose, energy, as_int("seed", seed), bar)
         if max_bytes is not None:
             links = to_budget(orthogonal_from_right(links), p, q, whole_bytes(max_bytes), dtype)
@@ -138,8 +140,10 @@ def tt_from_dense(
 def _as_table(table: Any) -> Any:
     if not hasattr(table, "shape") or not hasattr(table, "dtype"):
         table = np.asarray(table)
-    if isinstance(table, jax.core.Tracer):
-        raise TypeError("table: got a traced array; tt_from_dense works on the host, outside of jit.")
+    if isinstance(table, Tracer):
+        raise TypeError(
+            "table: got a traced array; tt_from_dense works on the host, outside of jit."
+        )
     if len(table.shape) != 2 or 0 in table.shape:
         raise ValueError(
             f"table: got shape {tuple(table.shape)}; expected [num_embeddings, features], none of them 0."
@@ -173,11 +177,10 @@ def _goal(
     if (row_factors is None) != (col_factors is None):
         raise ValueError("row_factors, col_factors: got one of them; expected both or neither.")
     if max_bytes is None:
-        rank = 1 if ranks is None else ranks
+        rank = NOMINAL_RANK if ranks is None else ranks
         if row_factors is not None and col_factors is not None:
             return TTShape(n, width, rank, row_factors, col_factors)
-        d = 3 if isinstance(rank, int | np.integer) else len(rank) + 1
-        return TTShape.suggest(n, width, rank, d)
+        return TTShape.suggest(n, width, rank, np.size(rank) + 1 if np.ndim(rank) else 3)
     budget = whole_bytes(max_bytes)
     if row_factors is None or col_factors is None:
         guess = TTShape.for_budget(n, width, max_bytes=budget, dtype=dtype)

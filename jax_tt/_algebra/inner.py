@@ -18,9 +18,7 @@ from jax_tt._algebra.operands import table_operand, table_pair
 from jax_tt._dtypes import accumulator
 
 
-def tt_inner(
-    a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = None
-) -> jax.Array:
+def tt_inner(a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = None) -> jax.Array:
     """Sum over all entries of the product of two tables, ``sum(A * B)``.
 
     Works under ``jit`` and ``grad``; the work is O(p q r^3) a core, whatever the number of rows.
@@ -51,8 +49,8 @@ def tt_norm(cores: Sequence[Any], num_embeddings: int | None = None) -> jax.Arra
     """Frobenius norm of a table, the root of the sum of its squared entries.
 
     Computed by orthogonalisation and not as ``sqrt(tt_inner(a, a))``, so that the norm of a small difference
-    ``tt_add(a, (-b[0], *b[1:]))`` is right to the rounding of its cores, where the square root would leave half of the digits.
-    Works under ``jit`` and, where the norm is not 0, ``grad``.
+    ``tt_add(a, (-b[0], *b[1:]))`` is right to the rounding of its cores, where the square root would leave half of
+    the digits. Works under ``jit`` and, where the norm is not 0, ``grad``.
 
     Args:
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.
@@ -90,9 +88,7 @@ def _inner(a: Sequence[Any], b: Sequence[Any], digits: tuple[int, ...] | None) -
     for k in reversed(range(len(a))):
         if digits is not None:
             n = digits[k]
-            below = _meet(a[k][:n], b[k][:n], free) + _meet(
-                a[k][n : n + 1], b[k][n : n + 1], below
-            )
+            below = _meet(a[k][:n], b[k][:n], free) + _meet(a[k][n : n + 1], b[k][n : n + 1], below)
         free = _meet(a[k], b[k], free)
     return (free if digits is None else below)[0, 0]
 

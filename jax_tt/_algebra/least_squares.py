@@ -1,8 +1,8 @@
 """Alternating least squares: the best core for the others as they are, one core after the other.
 
-Core k meets every row through what the other cores make of it: with ``L_i [q_left, r]`` and ``R_i [r', q_right]`` the parts of
-row i on both sides, ``row_i[j_left, j, j_right]`` is fitted by ``L_i core[i_k, :, j, :] R_i``. The slices of a core have
-nothing to do with each other, and the columns j of a slice share their normal matrix,
+Core k meets every row through what the other cores make of it: with ``L_i [q_left, r]`` and ``R_i [r', q_right]`` the
+parts of row i on both sides, ``row_i[j_left, j, j_right]`` is fitted by ``L_i core[i_k, :, j, :] R_i``. The slices of
+a core have nothing to do with each other, and the columns j of a slice share their normal matrix,
 ``A = sum_i w_i (L_i^T L_i) x (R_i R_i^T)`` over the rows whose digit is that slice.
 """
 
@@ -23,9 +23,7 @@ from jax_tt._algebra.trains import (
 )
 
 # (links, k) -> of every slice of core k that rows meet: its number, A [r r', r r'] and B [r r', q]
-Equations = Callable[
-    [Sequence[np.ndarray], int], Iterator[tuple[int, np.ndarray, np.ndarray]]
-]
+Equations = Callable[[Sequence[np.ndarray], int], Iterator[tuple[int, np.ndarray, np.ndarray]]]
 
 
 def alternate(

@@ -28,11 +28,11 @@ def tt_refine(
 ) -> tuple[jax.Array, ...]:
     """Cores fitted to samples of rows by alternating least squares, without gradients or a learning rate.
 
-    Minimises ``sum_i weights[i] |rows[i] - table[ids[i]]|^2 + ridge * density * |change of the table|^2``, where the density
-    is the sum of the weights over the number of rows that the cores address. So with ``ridge=1`` a row that was not sampled
-    holds on to its value about as firmly as the average sample pulls, and with 0.001 it gives way unless the samples
-    leave the choice. The change is that of one core at a time; every step solves its normal equations exactly, in float64 on
-    the host.
+    Minimises ``sum_i weights[i] |rows[i] - table[ids[i]]|^2 + ridge * density * |change of the table|^2``, where the
+    density is the sum of the weights over the number of rows that the cores address. So with ``ridge=1`` a row that
+    was not sampled holds on to its value about as firmly as the average sample pulls, and with 0.001 it gives way
+    unless the samples leave the choice. The change is that of one core at a time; every step solves its normal
+    equations exactly, in float64 on the host.
 
     Args:
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.
@@ -78,8 +78,8 @@ def _samples(
         raise ValueError(f"ids: got {ids.dtype} of shape {ids.shape}; expected integers [n].")
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < spec.num_embeddings:
         raise ValueError(
-            f"ids: got {int(ids.min())} to {int(ids.max())}; expected 0 to {spec.num_embeddings - 1}, the rows that the "
-            "cores address."
+            f"ids: got {int(ids.min())} to {int(ids.max())}; expected 0 to {spec.num_embeddings - 1}, the rows "
+            "that the cores address."
         )
     columns = int(np.prod(spec.col_factors))
     if rows.shape != (len(ids), columns):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jax_tt._algebra.checks import exactly_one, relative_tolerance, whole_bytes
 from jax_tt._algebra.operands import table_operand
@@ -37,14 +38,16 @@ def tt_round(
     """The nearest table of smaller ranks, nearly: TT rounding, an SVD at every cut of the train.
 
     The error is at most the root of the sum of the squared singular values that the cuts discard, and so at most
-    ``sqrt(d - 1)`` times the least error possible at these ranks. Every row that the cores address counts, those beyond the
-    table's last one too. The new cores are balanced: each singular value is shared evenly by the two cores that meet there.
+    ``sqrt(d - 1)`` times the least error possible at these ranks. Every row that the cores address counts, those
+    beyond the table's last one too. The new cores are balanced: each singular value is shared evenly by the two cores
+    that meet there.
 
     Args:
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.
         ranks: one integer or ``d - 1``; a rank above that of the cores, or above what helps, is lowered to it.
             Works under ``jit``.
-        tolerance: least ranks with a Frobenius error of at most this times the norm of the table. On the host, in float64.
+        tolerance: least ranks with a Frobenius error of at most this times the norm of the table. On the host, in
+            float64.
         max_bytes: ranks for which the cores take at most so many bytes, chosen by the singular values. On the host, in
             float64.
 
@@ -86,10 +89,10 @@ def tt_round(
 def _on_host(
     spec: TTSpec, cores: Sequence[jax.Array], tolerance: float | None, max_bytes: int | None
 ) -> list[np.ndarray]:
-    if any(isinstance(core, jax.core.Tracer) for core in cores):
+    if any(isinstance(core, Tracer) for core in cores):
         raise TypeError(
-            f"{'tolerance' if max_bytes is None else 'max_bytes'}: got traced cores; the ranks follow from their values. "
-            "Round outside of jit, or give ranks."
+            f"{'tolerance' if max_bytes is None else 'max_bytes'}: got traced cores; the ranks follow from "
+            "their values. Round outside of jit, or give ranks."
         )
     links = to_links([np.asarray(core).astype(np.float64) for core in cores])
     links = orthogonal_from_right(links)
@@ -116,8 +119,8 @@ def to_budget(
     if ranks is None:
         least = sum(sizes) * jnp.dtype(dtype).itemsize
         raise ValueError(
-            f"max_bytes: got {max_bytes}; cores with these factors take at least {least} bytes, at rank 1. Raise it, or "
-            "take more cores."
+            f"max_bytes: got {max_bytes}; cores with these factors take at least {least} bytes, at rank 1. "
+            "Raise it, or take more cores."
         )
     return truncate(links, FixedRanks(ranks))
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from jax_tt._shape import TTShape
 
 
 class Rows:
     """The rows of a table that row factors ``p`` address, those past the table's end filled or zero.
 
-    Blocks are grids of rows: a row's number is ``(head, middle, tail)`` in mixed radix, and a block takes a range of each.
+    Blocks are grids of rows: a row's number is ``(head, middle, tail)`` in mixed radix, and a block takes a range of
+    each.
 
     Args:
         table: ``[N, D]``, anything that is sliced by rows; a memory map is read where it is asked for.
@@ -41,9 +44,11 @@ class Rows:
     def grid(
         self, heads: range, middles: range, tails: range, counts: tuple[int, int]
     ) -> np.ndarray:
-        """Rows of a grid, ``[len(heads), len(middles), len(tails), D]``; ``counts`` are those of all middles and tails."""
+        """Rows of a grid, ``[heads, middles, tails, D]``; ``counts`` are those of all middles and of all tails."""
         shape = (len(heads), len(middles), len(tails), self.features)
-        parts = [self.read(start, start + size) for start, size in runs(heads, middles, tails, counts)]
+        parts = [
+            self.read(start, start + size) for start, size in runs(heads, middles, tails, counts)
+        ]
         return np.concatenate(parts).reshape(shape) if len(parts) > 1 else parts[0].reshape(shape)
 
 
@@ -68,34 +73,34 @@ def blocks(size: int, length: int) -> list[range]:
     return [range(at, min(at + length, size)) for at in range(0, size, length)]
 
 
-def fill_past_end(
-    rows: Rows, row_factors: Sequence[int], col_factors: Sequence[int], noise: Any
-) -> None:
+def fill_past_end(rows: Rows, goal: TTShape, noise: Callable[[np.ndarray], float]) -> None:
     """Fills the rows past the table's end so that they cost next to nothing, in place.
 
-    Zeros there would be a corner cut out of the table, which takes rank. With the first digits that differ over the table
-    as its *slabs*, only the last slab is incomplete. Its rows are regressed on the same rows of the complete slabs, with
-    the ridge that makes the fit the expected value under noise, and the same combination of the complete slabs is put
-    where the table has ended: a table of given ranks goes on with the same ranks. Slabs without any row stay zero, which
-    is free.
+    Zeros there would be a corner cut out of the table, which takes rank. With the rows of one first digit as a *slab*,
+    only the last slab is incomplete. It is regressed on the same rows of the complete slabs, with the ridge that makes
+    the fit the expected value under noise, and the same combination of the complete slabs is put where the table has
+    ended: a table of given ranks goes on with the same ranks. Slabs without any row stay zero, which is free. Where the
+    complete slabs are too few to have the rank of the first cut, slabs are those of the first two digits, and so on.
 
     Args:
         rows: the table, changed.
-        row_factors, col_factors: ``p`` and ``q``.
-        noise: ``noise(s) -> energy``: the part of the squared singular values ``s`` that is noise.
+        goal: factors and ranks.
+        noise: the part of the energy of singular values ``[n]`` that is noise.
     """
-    n, d = rows.num_embeddings, len(row_factors)
-    depth = next(k for k in range(1, d + 1) if n // math.prod(row_factors[k:]) >= 1)
-    per_slab = math.prod(row_factors[depth:])
+    n, d = rows.num_embeddings, goal.d
+    depth = next(k for k in range(1, d + 1) if k == d or _spans(goal, k))
+    per_slab = math.prod(goal.row_factors[depth:])
     complete, known = divmod(n, per_slab)
     if known == 0:
         return
-    left, right = math.prod(col_factors[:depth]), math.prod(col_factors[depth:])
+    left, right = math.prod(goal.col_factors[:depth]), math.prod(goal.col_factors[depth:])
 
     def unfold(tails: np.ndarray | range, slabs: range) -> np.ndarray:
         """``[slabs left, tails right]``"""
         if isinstance(tails, range):
-            part = np.stack([rows.read(h * per_slab + tails[0], h * per_slab + tails[-1] + 1) for h in slabs])
+            part = np.stack(
+                [rows.read(h * per_slab + tails[0], h * per_slab + tails[-1] + 1) for h in slabs]
+            )
         else:
             at = np.array([[h * per_slab + t for t in tails] for h in slabs])
             part = np.stack([np.concatenate([rows.read(i, i + 1) for i in row]) for row in at])
@@ -114,6 +119,13 @@ def fill_past_end(
         value = (combination @ unfold(tails, range(complete))).reshape(left, -1, right)
         filled[piece[0] : piece[-1] + 1] = value.transpose(1, 0, 2).reshape(-1, left * right)
     rows.filled = filled
+
+
+def _spans(goal: TTShape, cut: int) -> bool:
+    """Whether there are enough complete slabs to have the rank of a cut, or three quarters of all."""
+    complete = goal.num_embeddings // math.prod(goal.row_factors[cut:])
+    enough = 4 * complete >= 3 * math.prod(goal.row_factors[:cut])
+    return enough or complete * math.prod(goal.col_factors[:cut]) >= goal.ranks[cut - 1]
 
 
 _BLOCK = 1 << 23  # numbers in a block, 64 MiB of float64

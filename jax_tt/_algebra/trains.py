@@ -1,7 +1,7 @@
 """Trains of matrices: cores whose row and column digit are one index.
 
-A link is an array ``[r, m, r']`` with ``m = p * q``; functions take numpy's or JAX's arrays and the module that goes with
-them, ``xp``. A `Choose` decides what rank is kept at a cut.
+A link is an array ``[r, m, r']`` with ``m = p * q``; functions take numpy's or JAX's arrays and the module that goes
+with them, ``xp``. A `Choose` decides what rank is kept at a cut.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from jax_tt._algebra.rows import Rows, blocks
 from jax_tt._algebra.trains import FixedRanks, Tolerance, interleave
 
 _BLOCK = 1 << 23  # numbers in a block, 64 MiB of float64
-_GRAM_SIDE = 1024  # rows of an unfolding up to which its Gram matrix is cheaper than sketching
+GRAM_SIDE = 1024  # rows of an unfolding up to which its Gram matrix is cheaper than sketching
 _OVERSAMPLING = 10
 _POWER_PASSES = 3
-_NOMINAL_RANK = 64  # of a cut whose rank is not known yet
+NOMINAL_RANK = 64  # of a cut whose rank is not known yet
 _SKETCH_SHARE = 0.1  # of the squared error allowed that a sketch may lose
 
 # (label, number of blocks) -> called once for every block
@@ -65,10 +65,10 @@ def pick_cut(
     """The cut at which least has to be kept in memory: a basis of the left side, and its products with the right."""
 
     def kept(cut: int) -> int:
-        rank = ranks[cut - 1] if ranks else _NOMINAL_RANK
+        rank = ranks[cut - 1] if ranks else NOMINAL_RANK
         m = math.prod(row_factors[:cut]) * math.prod(col_factors[:cut])
         n = math.prod(row_factors[cut:]) * math.prod(col_factors[cut:])
-        side = m if m <= _GRAM_SIDE else rank + _OVERSAMPLING
+        side = m if m <= GRAM_SIDE else rank + _OVERSAMPLING
         return m * side + rank * n
 
     return min(range(1, len(row_factors)), key=kept)
@@ -80,9 +80,10 @@ def energy(unfolding: Unfolding) -> float:
 
 
 def gram_factor(unfolding: Unfolding) -> np.ndarray:
-    """``C [m, m]`` with ``C C^T = X X^T``: the table but for a rotation of the right side, which no cut on the left sees.
+    """``C [m, m]`` with ``C C^T = X X^T``: the table but for a rotation of its right side, which left cuts do not see.
 
-    Sums are in float64, so that singular values below 1e-8 of the largest are lost: less than the rounding of a float32 table.
+    Sums are in float64, so that singular values below 1e-8 of the largest are lost: less than the rounding of a
+    float32 table.
     """
     gram = np.zeros((unfolding.m, unfolding.m))
     for _, block in unfolding.blocks("first pass"):
@@ -109,7 +110,7 @@ def sketch(
     """
     most = min(unfolding.m, unfolding.n)
     fixed = isinstance(choose, FixedRanks)
-    size = min(most, (choose.ranks[unfolding.cut - 1] if fixed else _NOMINAL_RANK) + _OVERSAMPLING)
+    size = min(most, (choose.ranks[unfolding.cut - 1] if fixed else NOMINAL_RANK) + _OVERSAMPLING)
     rng = np.random.default_rng(seed)
     while True:
         basis = np.linalg.qr(rng.standard_normal((unfolding.m, size)))[0]

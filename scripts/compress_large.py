@@ -2,7 +2,7 @@
 
     python -m scripts.compress_large --rows 10000000 --features 64 --ranks 32
 
-The table is a tensor train of rank 24 and noise a tenth as large; so the least possible relative error is just below 0.1.
+The table is a tensor train of rank 24 and noise a tenth as large: the least possible relative error is just below 0.1.
 """
 
 from __future__ import annotations

@@ -81,6 +81,7 @@ def _digits(n: int, row_factors: Sequence[int]) -> tuple[int, ...] | None:
     return None if n else tuple(reversed(digits))
 
 
+@partial(jax.jit, static_argnums=2)
 def _inner(a: Sequence[Any], b: Sequence[Any], digits: tuple[int, ...] | None) -> jax.Array:
     dtype = accumulator(*(core.dtype for core in (*a, *b)))
     a, b = ([core.astype(dtype) for core in cores] for cores in (a, b))
@@ -100,6 +101,7 @@ def _meet(x: jax.Array, y: jax.Array, right: jax.Array) -> jax.Array:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
+@partial(jax.jit, static_argnums=0)
 def _norm(digits: tuple[int, ...] | None, cores: tuple[jax.Array, ...]) -> jax.Array:
     dtype = accumulator(*(core.dtype for core in cores))
     # Square roots of the two sums of `_inner`: matrices whose products with their transposes are these sums.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -76,14 +77,21 @@ def tt_round(
             spec.row_factors,
             spec.col_factors,
         )
-        links = to_links([core.astype(accumulator(dtype)) for core in cores])
-        with jax.default_matmul_precision("highest"):
-            links = truncate(orthogonal_from_right(links, jnp), FixedRanks(shape.ranks), jnp)
-    else:
-        links = _on_host(spec, cores, tolerance, max_bytes)
+        return _rounded(cores, shape.ranks)
+    links = _on_host(spec, cores, tolerance, max_bytes)
     return tuple(
         jnp.asarray(core, dtype) for core in to_cores(links, spec.row_factors, spec.col_factors)
     )
+
+
+@partial(jax.jit, static_argnums=1)
+def _rounded(cores: Sequence[jax.Array], ranks: tuple[int, ...]) -> tuple[jax.Array, ...]:
+    dtype = cores[0].dtype
+    links = to_links([core.astype(accumulator(dtype)) for core in cores])
+    with jax.default_matmul_precision("highest"):
+        links = truncate(orthogonal_from_right(links, jnp), FixedRanks(ranks), jnp)
+    rounded = to_cores(links, [c.shape[0] for c in cores], [c.shape[2] for c in cores])
+    return tuple(core.astype(dtype) for core in rounded)
 
 
 def _on_host(

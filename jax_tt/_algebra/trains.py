@@ -65,10 +65,11 @@ def truncate(links: Sequence[Any], choose: Choose, xp: Any = np) -> list[Any]:
 
 
 def balance(links: Sequence[Any], spectra: Sequence[Any], xp: Any = np) -> list[Any]:
-    """Shares the singular values of every cut evenly between the two links that meet there.
+    """Shares the singular values of every cut evenly between the two links that meet there, and the norm among all.
 
-    Links come left-orthogonal, with the whole weight in the last one, from which an optimizer would start badly. A
-    direction whose singular value is (nearly) zero keeps weight on its left, so that it can still be trained.
+    Links come left-orthogonal, with the whole weight in the last one, from which an optimizer would start badly. Now
+    entries of all links have the same mean square, as those of fresh cores. A direction whose singular value is
+    (nearly) zero keeps weight on its left, so that it can still be trained.
     """
     links = list(links)
     for k, s in enumerate(spectra):
@@ -76,7 +77,9 @@ def balance(links: Sequence[Any], spectra: Sequence[Any], xp: Any = np) -> list[
         share = xp.sqrt(xp.maximum(s, _FLOOR * top))
         links[k] = links[k] * share[None, None, :]
         links[k + 1] = links[k + 1] / share[:, None, None]
-    return links
+    sizes = xp.stack([xp.sqrt(xp.mean(xp.square(link))) for link in links])
+    logs = xp.log(xp.where(xp.all(sizes > 0), sizes, xp.ones_like(sizes)))
+    return [link * xp.exp(xp.mean(logs) - logs[k]) for k, link in enumerate(links)]
 
 
 def left_frame(links: Sequence[np.ndarray]) -> np.ndarray:
@@ -125,10 +128,6 @@ class FixedRanks:
     def __call__(self, cut: int, s: Any) -> int:
         return min(self.ranks[cut], s.shape[0])
 
-    def expected(self, cut: int, s: np.ndarray) -> int:
-        """The rank that these singular values would get, decided or not."""
-        return self(cut, s)
-
 
 class Tolerance:
     """Keeps as little as leaves a squared error of at most ``allowed`` after all cuts.
@@ -138,21 +137,23 @@ class Tolerance:
 
     def __init__(self, cuts: int, allowed: float):
         self.cuts, self.allowed = cuts, allowed
+        self.lost: dict[int, float] = {}
 
     def __call__(self, cut: int, s: Any) -> int:
-        rank = self.expected(cut, s)
-        self.spend(float(np.sum(np.square(s[rank:]))))
+        lost = self.lost.get(cut, 0.0)
+        discarded = lost + np.cumsum(np.square(s[::-1]))
+        dropped = int(np.searchsorted(discarded, self.share(cut), side="right"))
+        rank = max(1, s.shape[0] - dropped)
+        self.allowed -= lost + float(np.sum(np.square(s[rank:])))
         return rank
 
-    def expected(self, cut: int, s: np.ndarray) -> int:
-        """The rank that these singular values would get now."""
-        discarded = np.cumsum(np.square(s[::-1]))
-        share = self.allowed / max(self.cuts - cut, 1)
-        return max(1, s.shape[0] - int(np.searchsorted(discarded, share, side="right")))
+    def share(self, cut: int) -> float:
+        """The squared error that a cut may make, with those before it decided."""
+        return self.allowed / (self.cuts - cut)
 
-    def spend(self, energy: float) -> None:
-        """Takes a squared error off what is allowed."""
-        self.allowed = max(self.allowed - energy, 0.0)
+    def note_lost(self, cut: int, energy: float) -> None:
+        """Says that a cut has discarded so much before its singular values were known."""
+        self.lost[cut] = energy
 
 
 def squared_tolerance(relative: float, energy: float, d: int) -> Tolerance:

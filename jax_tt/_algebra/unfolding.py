@@ -15,7 +15,6 @@ GRAM_SIDE = 1024  # rows of an unfolding up to which its Gram matrix is cheaper 
 _OVERSAMPLING = 10
 _POWER_PASSES = 3
 NOMINAL_RANK = 64  # of a cut whose rank is not known yet
-_SKETCH_SHARE = 0.1  # of the squared error allowed that a sketch may lose
 
 # (label, number of blocks) -> called once for every block
 Progress = Callable[[str, int], Callable[[], None]]
@@ -106,7 +105,7 @@ def sketch(
     """An orthonormal basis ``[m, l]`` of nearly all that matters of the left side, and ``basis^T X``, ``[l, n]``.
 
     Subspace iteration: every pass over the table multiplies the basis by ``X X^T`` (Halko, Martinsson and Tropp 2011).
-    Where the rank follows from a tolerance, the basis is doubled until what it loses is a small part of it.
+    Where the rank follows from a tolerance, the basis is doubled until what it loses is at most the share of its cut.
     """
     most = min(unfolding.m, unfolding.n)
     fixed = isinstance(choose, FixedRanks)
@@ -121,8 +120,9 @@ def sketch(
             basis = np.linalg.qr(image)[0]
         rest = project(unfolding, basis)
         lost = max(total - float(np.vdot(rest, rest)), 0.0)
-        if fixed or size == most or lost <= _SKETCH_SHARE * choose.allowed:
-            if not fixed:
-                choose.spend(lost)
+        if fixed or size == most:
+            return basis, rest
+        if lost <= choose.share(0):
+            choose.note_lost(unfolding.cut - 1, lost)
             return basis, rest
         size = min(most, 2 * size)

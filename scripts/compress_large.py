@@ -38,7 +38,6 @@ def main() -> None:
         shape = jax_tt.TTShape.suggest(args.rows, args.features, _RANK, args.d)
         table = write_table(Path(folder) / "table.f32", shape)
         print(f"table: {table.nbytes / 2**30:.2f} GiB on disk, {peak_gib():.2f} GiB used so far")
-        factors = {"row_factors": shape.row_factors, "col_factors": shape.col_factors}
         weights = 1 / np.arange(1.0, args.rows + 1) if args.weighted else None
         start = time.perf_counter()
         found = jax_tt.tt_from_dense(
@@ -46,9 +45,10 @@ def main() -> None:
             args.ranks,
             tolerance=args.tolerance,
             max_bytes=args.max_bytes,
+            row_factors=shape.row_factors,
+            col_factors=shape.col_factors,
             weights=weights,
             progress=True,
-            **factors,
         )
         print(found)
         print(f"{time.perf_counter() - start:.1f} s, peak {peak_gib():.2f} GiB with mapped pages")

@@ -19,7 +19,7 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _BLOCK = 1 << 23  # numbers in a block, 64 MiB of float64
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class TTApproximation:
     """A dense table as a tensor train; made by `tt_from_dense`.
 

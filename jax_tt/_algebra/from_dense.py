@@ -62,8 +62,8 @@ def tt_from_dense(
     ranks. A table that is a tensor train of these ranks is recovered to rounding.
 
     Tables beyond about a million entries are read in blocks of rows, a few times, and never copied: memory beside the
-    table is that of a block, a basis of one side and the table's products with it, for 10\\ :sup:`7` rows of 64 at
-    rank 32 about 1 GB. One cut is found from its Gram matrix in float64 (singular values below 1e-8 of the largest
+    table is that of a block, a basis of one side and the table's products with it, for 10,000,000 rows of 64
+    at rank 32 about 1 GB. One cut is found from its Gram matrix in float64 (singular values below 1e-8 of the largest
     are lost) or, where both sides are long, by randomised subspace iteration, which comes within some per cent of the
     SVD. The others are small.
 
@@ -85,8 +85,8 @@ def tt_from_dense(
             the table scaled by the nearest such product is the start, and ``sweeps`` of alternating least squares
             follow, whose every step solves the weighted normal equations of one core exactly. ``tolerance`` then is
             that of the scaled table, and may be missed by the weights' distance from a product.
-        sweeps: passes of alternating least squares over the cores, with ``weights`` only. At rank r one reads the
-            table d times and multiplies about ``N r^2`` to ``N r^2 + p_k p_{k+1} r^4`` times for a core.
+        sweeps: passes of alternating least squares over the cores, with ``weights`` only. One reads the table d times
+            and costs about ``N r (r + D)`` multiplications a core, and for inner core k ``r^4 p_1 ... p_k`` more.
         dtype: storage type of the cores; default that of the table.
         seed: of the randomised part; equal seeds give equal cores.
         progress: show a bar (needs tqdm).

@@ -220,6 +220,23 @@ def test_budget_alone_chooses_a_shape():
         jax_tt.tt_from_dense(table, max_bytes=16, row_factors=(50, 60), col_factors=(3, 4))
 
 
+@pytest.mark.parametrize("ratio", [4, 10, 30])
+def test_the_number_of_cores_for_a_budget_suits_a_real_table(ratio):
+    table = docs_table(1500, 24)
+    budget = 4 * (table.size // ratio)
+    errors = []
+    for d in (2, 3, 4, 5):
+        factors = jax_tt.TTShape.suggest(*table.shape, 1, d)
+        found = jax_tt.tt_from_dense(
+            table,
+            max_bytes=budget,
+            row_factors=factors.row_factors,
+            col_factors=factors.col_factors,
+        )
+        errors.append(found.relative_error)
+    assert jax_tt.tt_from_dense(table, max_bytes=budget).relative_error < 1.05 * min(errors)
+
+
 # -- weights
 
 

@@ -2,12 +2,12 @@
 
 A text holds markers, which Markdown does not show:
 
-    <!-- bench:table cpu-amd-epyc-2c headline rows -->        a case's timings; `figures` for its figures
+    <!-- bench:table cpu-intel-xeon-2c headline rows -->        a case's timings; `figures` for its figures
     ...replaced...
     <!-- bench:end -->
 
-    <!-- bench:figure cpu-amd-epyc-2c headline.speedup_uniform -->31 x<!-- bench:end -->
-    <!-- bench:machine cpu-amd-epyc-2c -->...<!-- bench:end -->
+    <!-- bench:figure cpu-intel-xeon-2c headline.speedup_uniform -->31 x<!-- bench:end -->
+    <!-- bench:machine cpu-intel-xeon-2c -->...<!-- bench:end -->
 
     python -m benchmarks.render            # writes
     python -m benchmarks.render --check    # fails where a text differs from what its results file says

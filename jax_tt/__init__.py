@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from jax_tt import optimizers as optimizers
+from jax_tt import order as order
 from jax_tt._bags import Bags as Bags
 from jax_tt._cache.config import RowCache as RowCache
 from jax_tt._cache.config import WriteBack as WriteBack
@@ -45,6 +46,7 @@ _LAYERS = (
     "FusedParam",
     "FusedOptimizer",
     "CacheState",
+    "IdOrderState",
     "refresh_caches",
 )
 _MODULES = ("nnx", "linen")

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jax_tt.order._balance import rebalanced
 from jax_tt.order._progress import Progress
 
 _BLOCK = 1 << 22  # numbers of a block of nodes that is worked on at once
-_SQUARINGS = 5  # of a covariance, whose 32nd power is nearly its principal direction
+_POWERS = 5  # iterations towards the principal direction
+_SMALLEST_PART = 16  # that is rebalanced: parts of a few points have no means to speak of
 _MEANS = 6  # rounds of two means after the split along the principal direction
 
 
@@ -20,7 +22,8 @@ def partition(points: np.ndarray, row_factors: Sequence[int], progress: Progress
     The points of a node are cut in two, over and over, until every part fills one digit; the part counts
     of the halves differ by one at most, and only the last part of all may be smaller than the others. A
     cut goes across the principal direction of the node and is then moved by rounds of two means whose
-    sizes are held. All nodes of a round that are equally large are cut together.
+    sizes are held; all nodes of a round that are equally large are cut together. The parts of a digit are then
+    rebalanced among each other.
 
     Args:
         points: float32 ``[n, k]`` with ``n <= prod(row_factors)``.
@@ -33,7 +36,7 @@ def partition(points: np.ndarray, row_factors: Sequence[int], progress: Progress
     order = np.arange(len(points))
     starts = np.zeros(1, np.int64)
     for level in range(len(row_factors)):
-        size = math.prod(row_factors[level + 1 :])
+        size, nodes_of_level = math.prod(row_factors[level + 1 :]), starts
         while True:
             lengths = np.diff(starts, append=len(points))
             if lengths.max(initial=0) <= size:
@@ -51,6 +54,9 @@ def partition(points: np.ndarray, row_factors: Sequence[int], progress: Progress
                 fresh.append(nodes + left)
             starts = np.sort(np.concatenate([starts, *fresh]))
             progress.step()
+        if size >= _SMALLEST_PART:
+            for node in np.split(order, nodes_of_level[1:]):
+                node[:] = node[rebalanced(points[node], size)]
     return order
 
 
@@ -89,27 +95,25 @@ def _cut(points: np.ndarray, left: int) -> np.ndarray:
 
 
 def _along(points: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    return np.argsort(np.matmul(points, direction[..., None])[..., 0], axis=1, kind="stable")
+    return np.argsort(_heights(points, direction), axis=1, kind="stable")
+
+
+def _heights(points: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    # Not matmul: for thousands of small products BLAS would wait for its threads longer than it works.
+    return np.einsum("mnk,mk->mn", points, direction)
 
 
 def _principal_directions(points: np.ndarray) -> np.ndarray:
-    """Vectors ``[m, k]`` of nearly the largest variance of centred points; the largest coordinate of each is positive.
+    """Vectors ``[m, k]`` along which centred points are nearly longest; the largest coordinate of each is positive.
 
-    The power of the covariance by repeated squaring: for thousands of small matrices an eigensolver costs far more,
-    and the rounds of two means that follow need no more than a good start.
+    A few power iterations, from the axis of largest variance: the rounds of two means need no more than a good start.
     """
-    length, width = points.shape[1:]
-    turned = points.swapaxes(1, 2)
-    power = np.matmul(points, turned) if length < width else np.matmul(turned, points)
-    tiny = np.finfo(np.float32).tiny
-    for _ in range(_SQUARINGS):
-        power /= np.maximum(np.trace(power, axis1=1, axis2=2), tiny)[:, None, None]
-        power = np.matmul(power, power)
-    best = np.diagonal(power, axis1=1, axis2=2).argmax(axis=1)
-    direction = np.take_along_axis(power, best[:, None, None], axis=2)
-    if length < width:
-        direction = np.matmul(turned, direction)
-    direction = direction[..., 0]
+    variance = np.einsum("mnk,mnk->mk", points, points)
+    direction = (variance == variance.max(axis=1, keepdims=True)).astype(points.dtype)
+    for _ in range(_POWERS):
+        direction = np.einsum("mnk,mn->mk", points, _heights(points, direction))
+        largest = np.abs(direction).max(axis=1, keepdims=True)
+        direction /= np.where(largest > 0, largest, 1)
     # The sign gives parts of different nodes that lie on the same side the same digits.
     largest = np.take_along_axis(direction, np.abs(direction).argmax(1)[:, None], axis=1)
     return direction * np.where(largest < 0, np.float32(-1), np.float32(1))

@@ -7,7 +7,7 @@ import numpy as np
 from jax_tt.order._edges import Edges
 from jax_tt.order._progress import Progress
 
-OVERSAMPLING = 8
+_OVERSAMPLING = 8
 
 
 def item_vectors(
@@ -21,7 +21,7 @@ def item_vectors(
         float32 ``[items, r]`` with ``r <= rank``, and the singular values ``[r]``, largest first.
     """
     rng = np.random.default_rng(seed)
-    width = min(rank + OVERSAMPLING, edges.items, edges.contexts)
+    width = min(rank + _OVERSAMPLING, edges.items, edges.contexts)
     scale_c, scale_i = map(_inverse_root, (edges.context_degrees, edges.item_degrees))
     basis = rng.standard_normal((edges.items, width), np.float32) * (scale_i > 0)[:, None]
     for _ in range(iterations):
@@ -61,7 +61,14 @@ def _backward(
 
 
 def _orthonormal(basis: np.ndarray) -> np.ndarray:
-    return np.linalg.qr(basis)[0]
+    """A basis of the same columns, by the inverse root of their Gram matrix; directions that vanish become 0.
+
+    The columns are images of orthonormal ones, so their Gram matrix is well conditioned where it matters.
+    """
+    values, vectors = np.linalg.eigh(np.matmul(basis.T, basis).astype(np.float64))
+    kept = values > 1e-9 * max(values[-1], 0)
+    scale = np.where(kept, 1 / np.sqrt(np.where(kept, values, 1)), 0)
+    return basis @ (vectors * scale).astype(np.float32)
 
 
 def _inverse_root(degrees: np.ndarray) -> np.ndarray:

@@ -68,4 +68,5 @@ def _points(table: Any, rank: int, seed: int) -> np.ndarray:
             bad = start + int(np.argmin(np.isfinite(part).all(axis=1)))
             raise ValueError(f"table: row {bad} is not finite; expected finite floats.")
         points[start : start + len(part)] = part if turn is None else part @ turn
+    points /= max(points.max(), -points.min()) or np.float32(1)  # squares stay in range
     return points

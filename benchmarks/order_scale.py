@@ -55,7 +55,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     blocks = options.blocks
-    shape = jax_tt.TTShape(options.ids, 64, 16, (blocks, 100, options.ids // blocks // 100), (4,) * 3)
+    shape = jax_tt.TTShape(
+        options.ids, 64, 16, (blocks, 100, options.ids // blocks // 100), (4,) * 3
+    )
     *pairs, block = planted(shape, options.users, options.interactions, options.seed)
     wall, cpu = time.perf_counter(), time.process_time()
     order = jax_tt.order.from_interactions(tuple(pairs), shape)

@@ -43,16 +43,17 @@ def test_inverse_and_identity(rows):
     assert np.array_equal(IdOrder.identity(17).apply(ids), ids)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"]
-)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
 def test_apply_on_host_and_device(dtype):
     """Ids of the table are mapped, others stay; the device agrees with the host, traced or not."""
     rows = np.random.default_rng(0).permutation(100)
     made = IdOrder(rows)
     info = np.iinfo(dtype)
     ids = np.array([[0, 99, 100], [57, info.max, info.min]], dtype)
-    wanted = [[rows[0], rows[99], 100], [rows[57], info.max, rows[0] if info.min == 0 else info.min]]
+    wanted = [
+        [rows[0], rows[99], 100],
+        [rows[57], info.max, rows[0] if info.min == 0 else info.min],
+    ]
     got = made.apply(ids)
     assert got.dtype == dtype and got.tolist() == wanted
     with jax.enable_x64(True):
@@ -116,7 +117,10 @@ def test_apply_refuses_what_it_cannot_map():
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
 def test_counts(counts):
     rows = order.from_counts(counts).rows
-    assert rows.tolist() == np.argsort(np.lexsort((np.arange(len(counts)), -np.array(counts)))).tolist()
+    assert (
+        rows.tolist()
+        == np.argsort(np.lexsort((np.arange(len(counts)), -np.array(counts)))).tolist()
+    )
 
 
 @pytest.mark.parametrize("counts", [[], [-1, 2], [np.nan, 1.0], [[1, 2]]])
@@ -194,7 +198,10 @@ def test_every_form_of_interactions_gives_the_same_order(monkeypatch):
     cuts = [0, 17, 17, 5000, len(user)]
     chunks = [(user[a:b], item[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
     forms = [np.stack([user, item], 1), matrix, chunks, lambda: iter(chunks)]
-    forms += [[np.stack(chunk, 1) for chunk in chunks], (user.astype(np.uint16), item.astype(np.int8))]
+    forms += [
+        [np.stack(chunk, 1) for chunk in chunks],
+        (user.astype(np.uint16), item.astype(np.int8)),
+    ]
     for form in forms:
         assert made_from(form) == whole
     # Read again for every pass, in pieces: the sums are the same up to rounding, and so are the blocks.
@@ -299,7 +306,9 @@ def tt_svd_error(table, p, q, rank):
     rest = full.reshape(*p, *q).transpose([axis for k in range(d) for axis in (k, d + k)])
     rest, left, error = rest.reshape(1, -1), 1, 0.0
     for k in range(d - 1):
-        _, values, vectors = np.linalg.svd(rest.reshape(left * p[k] * q[k], -1), full_matrices=False)
+        _, values, vectors = np.linalg.svd(
+            rest.reshape(left * p[k] * q[k], -1), full_matrices=False
+        )
         error += float((values[rank:] ** 2).sum())
         rest, left = values[:rank, None] * vectors[:rank], min(rank, len(values))
     return error

@@ -35,7 +35,9 @@ class MatrixFactorization(nnx.Module):
         init_std: float,
         learning_rate: Any,
         tt_ranks: int | tuple[int, ...],
-        order: Callable[[str, jax_tt.TTShape], jax_tt.order.IdOrder | None] = lambda ids, shape: None,
+        order: Callable[[str, jax_tt.TTShape], jax_tt.order.IdOrder | None] = lambda ids, shape: (
+            None
+        ),
         rngs: nnx.Rngs,
     ):
         optimizer = jax_tt.optimizers.Adam(learning_rate) if variant.fused else None

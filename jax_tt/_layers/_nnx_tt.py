@@ -84,7 +84,9 @@ class TTModule(CachedModule):
         self.dtype = self.cores[0].dtype if dtype is None else dtype
         self._create_cache(self.cores[0].dtype)
         self.id_order = (
-            None if id_order is None else IdOrderState(device_rows(id_order.rows, self.num_embeddings))
+            None
+            if id_order is None
+            else IdOrderState(device_rows(id_order.rows, self.num_embeddings))
         )
 
     @property

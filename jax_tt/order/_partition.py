@@ -48,9 +48,7 @@ def partition(points: np.ndarray, row_factors: Sequence[int], progress: Progress
                 for block in _blocks(nodes, int(length) * points.shape[1]):
                     places = block[:, None] + np.arange(length)
                     members = order[places]
-                    order[places] = np.take_along_axis(
-                        members, _cut(points[members], left), axis=1
-                    )
+                    order[places] = np.take_along_axis(members, _cut(points[members], left), axis=1)
                 fresh.append(nodes + left)
             starts = np.sort(np.concatenate([starts, *fresh]))
             progress.step()

@@ -1,6 +1,7 @@
 """Orders of ids: bijections, what each method promises, and what it says to bad input."""
 
 import builtins
+import itertools
 
 import hypothesis.strategies as st
 import jax
@@ -196,7 +197,7 @@ def test_every_form_of_interactions_gives_the_same_order(monkeypatch):
     whole = made_from((user, item))
     matrix = sparse.coo_matrix((np.ones(len(user)), (user, item)), shape=(600, 120))
     cuts = [0, 17, 17, 5000, len(user)]
-    chunks = [(user[a:b], item[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    chunks = [(user[a:b], item[a:b]) for a, b in itertools.pairwise(cuts)]
     forms = [np.stack([user, item], 1), matrix, chunks, lambda: iter(chunks)]
     forms += [
         [np.stack(chunk, 1) for chunk in chunks],

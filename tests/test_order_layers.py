@@ -25,7 +25,10 @@ caches = pytest.mark.parametrize("cache", CACHES)
 
 def pair(kind, **options):
     """The layer with the order, and one with the same cores whose ids are rows."""
-    make = lambda **more: kind(N, D, tt_ranks=2, rngs=nnx.Rngs(0), **options, **more)
+
+    def make(**more):
+        return kind(N, D, tt_ranks=2, rngs=nnx.Rngs(0), **options, **more)
+
     return make(id_order=ORDER), make()
 
 
@@ -74,7 +77,10 @@ def test_bags_keep_padding_weights_and_gradients(bags):
     else:
         moved = ORDER.apply(bags)
     equal(ordered(bags), plain(moved))
-    loss = lambda ids: lambda layer: jnp.sum(layer(ids) ** 2)
+
+    def loss(ids):
+        return lambda layer: jnp.sum(layer(ids) ** 2)
+
     equal(
         nnx.to_pure_dict(nnx.grad(loss(bags))(ordered)),
         nnx.to_pure_dict(nnx.grad(loss(moved))(plain)),
@@ -101,7 +107,9 @@ def test_one_order_in_two_layers(donated):
 
     class Model(nnx.Module):
         def __init__(self):
-            make = lambda: jax_tt.TTEmbed(N, D, tt_ranks=2, id_order=ORDER, rngs=nnx.Rngs(0))
+            def make():
+                return jax_tt.TTEmbed(N, D, tt_ranks=2, id_order=ORDER, rngs=nnx.Rngs(0))
+
             self.users, self.items = make(), make()
 
     model = Model()
@@ -112,7 +120,9 @@ def test_one_order_in_two_layers(donated):
 
     @nnx.jit(donate_argnums=(0, 1) if donated else ())
     def step(model, opt):
-        loss = lambda model: jnp.sum(model.users(IDS) * model.items(IDS))
+        def loss(model):
+            return jnp.sum(model.users(IDS) * model.items(IDS))
+
         opt.update(model, nnx.grad(loss)(model))
 
     for _ in range(2):
@@ -162,7 +172,9 @@ def test_linen(cache):
     )
 
     def gradient(layer, fixed, ids):
-        loss = lambda params: jnp.sum(layer.apply({**fixed, "params": params}, ids) ** 2)
+        def loss(params):
+            return jnp.sum(layer.apply({**fixed, "params": params}, ids) ** 2)
+
         return jax.grad(loss)(rest["params"])
 
     equal(gradient(ordered, variables, IDS), gradient(plain, rest, ORDER.apply(IDS)))
@@ -186,7 +198,10 @@ def test_under_vmap_and_meshes():
     moved = plain(ORDER.apply(IDS))
     np.testing.assert_allclose(jax.vmap(ordered)(IDS), moved, rtol=1e-6, atol=1e-7)
     graph, state = nnx.split(ordered)
-    call = lambda state, ids: nnx.merge(graph, state)(ids)
+
+    def call(state, ids):
+        return nnx.merge(graph, state)(ids)
+
     query = jnp.ones((2, D))
     for kind in (AxisType.Auto, AxisType.Explicit):
         mesh = jax.make_mesh((2,), ("x",), axis_types=(kind,))
@@ -212,7 +227,7 @@ def test_what_layers_refuse():
         ids = shape.split_ids(IDS)
         with pytest.raises(TypeError, match=r"items: .*got SplitIds for a table with an id_order"):
             layer(jax_tt.Bags(ids) if kind is jax_tt.TTEmbedBag else ids)
-        with pytest.raises(ValueError, match="items: .*got dtype float32"):
+        with pytest.raises(ValueError, match=r"items: .*got dtype float32"):
             layer(jnp.ones((2, 2)))
         with pytest.raises(ValueError, match=r"id_order: got an order of 3 ids for a table of 60"):
             kind(N, D, id_order=IdOrder.identity(3), rngs=nnx.Rngs(0))

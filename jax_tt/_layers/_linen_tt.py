@@ -25,7 +25,6 @@ from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
 from jax_tt.order._apply import device_rows
 
-
 ID_ORDER = "id_order"
 
 

@@ -43,7 +43,8 @@ def partition(points: np.ndarray, row_factors: Sequence[int], progress: Progress
                 break
             fresh = []
             for length in np.unique(lengths[lengths > size]):
-                left = -(-(-(-int(length) // size)) // 2) * size
+                parts = math.ceil(int(length) / size)
+                left = math.ceil(parts / 2) * size
                 nodes = starts[lengths == length]
                 for block in _blocks(nodes, int(length) * points.shape[1]):
                     places = block[:, None] + np.arange(length)
@@ -63,7 +64,7 @@ def rounds(count: int, row_factors: Sequence[int]) -> int:
     total, most = 0, count
     for level in range(len(row_factors)):
         size = math.prod(row_factors[level + 1 :])
-        parts = -(-most // size)
+        parts = math.ceil(most / size)
         total += max(parts - 1, 0).bit_length()
         most = min(most, size)
     return total

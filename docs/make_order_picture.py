@@ -28,7 +28,9 @@ def main() -> None:
     read = data.load(Path(os.environ.get("JAX_TT_DATA", "../shared/data")))
     shape = jax_tt.TTShape.suggest(read.num_items, 64, 16)
     pairs = (read.train_users, read.train_items)
-    ordered = {reuse: from_interactions(pairs, shape, reuse=reuse, progress=False) for reuse in REUSE}
+    ordered = {
+        reuse: from_interactions(pairs, shape, reuse=reuse, progress=False) for reuse in REUSE
+    }
     plain = IdOrder.identity(read.num_items)
     figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     for axis, title, order in (
@@ -84,9 +86,7 @@ def draw_trade_off(
     axis.legend(fontsize=7)
 
 
-def figures(
-    read: data.Interactions, shape: jax_tt.TTShape, order: IdOrder
-) -> tuple[float, float]:
+def figures(read: data.Interactions, shape: jax_tt.TTShape, order: IdOrder) -> tuple[float, float]:
     """Distinct prefixes of a batch, and items that share the first digit with one that was held out, in per cent."""
     batch = np.random.default_rng(0).choice(read.train_items, REQUESTS)
     prefix = order.rows // shape.row_factors[-1]

@@ -206,7 +206,9 @@ def test_orders_of_ids(log, tmp_path, order):
     result = run(log, tmp_path, "tt_fused", "--order", order, "--epochs", "2")
     read = data.load(log)
     assert result["bytes"] == 4 * (result["parameters"] + read.num_users + read.num_items)
-    saved = [value for name, value in parameters(tmp_path, "tt_fused").items() if "id_order" in name]
+    saved = [
+        value for name, value in parameters(tmp_path, "tt_fused").items() if "id_order" in name
+    ]
     assert sorted(map(len, saved)) == sorted([read.num_users, read.num_items])
     for rows in saved:
         assert not np.array_equal(rows, np.arange(len(rows)))

@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from jax_tt import optimizers as optimizers
+from jax_tt import order as order
 from jax_tt._algebra.add import tt_add as tt_add
 from jax_tt._algebra.approximation import TTApproximation as TTApproximation
 from jax_tt._algebra.from_dense import tt_from_dense as tt_from_dense
@@ -52,6 +53,7 @@ _LAYERS = (
     "FusedParam",
     "FusedOptimizer",
     "CacheState",
+    "IdOrderState",
     "refresh_caches",
 )
 _MODULES = ("nnx", "linen")

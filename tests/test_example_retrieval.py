@@ -200,6 +200,23 @@ def test_learns(log, tmp_path, variant, loss):
     assert [epoch for epoch, _ in result["recall_curve"]] == [5, 10]
 
 
+@pytest.mark.parametrize("order", ["interactions", "counts"])
+def test_orders_of_ids(log, tmp_path, order):
+    """The order is used, saved, and counted in the bytes; dense tables have none."""
+    result = run(log, tmp_path, "tt_fused", "--order", order, "--epochs", "2")
+    read = data.load(log)
+    assert result["bytes"] == 4 * (result["parameters"] + read.num_users + read.num_items)
+    saved = [
+        value for name, value in parameters(tmp_path, "tt_fused").items() if "id_order" in name
+    ]
+    assert sorted(map(len, saved)) == sorted([read.num_users, read.num_items])
+    for rows in saved:
+        assert not np.array_equal(rows, np.arange(len(rows)))
+        assert np.array_equal(np.sort(rows), np.arange(len(rows)))
+    dense = settings.parse([*arguments(log, tmp_path), "--order", order])
+    assert settings.config(dense, "dense_fused").order == "none"
+
+
 def command(log: Path, workdir: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "examples.retrieval.main", *arguments(log, workdir, *more)]
 

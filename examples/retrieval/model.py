@@ -1,5 +1,6 @@
 """Matrix factorisation with any kind of table: a score is the inner product of a user's and an item's row."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ class MatrixFactorization(nnx.Module):
         init_std: standard deviation of the initial table entries.
         learning_rate: number or schedule of the fused Adam; the other variants leave it to optax.
         tt_ranks: rank(s) of TT tables.
+        order: of the ids of TT tables: `(ids, shape) -> IdOrder or None`, `ids` being "users" or "items".
     """
 
     def __init__(
@@ -33,11 +35,14 @@ class MatrixFactorization(nnx.Module):
         init_std: float,
         learning_rate: Any,
         tt_ranks: int | tuple[int, ...],
+        order: Callable[[str, jax_tt.TTShape], jax_tt.order.IdOrder | None] = lambda ids, shape: (
+            None
+        ),
         rngs: nnx.Rngs,
     ):
         optimizer = jax_tt.optimizers.Adam(learning_rate) if variant.fused else None
 
-        def table(rows: int) -> Any:
+        def table(ids: str, rows: int) -> Any:
             if variant.tt:
                 shape = jax_tt.TTShape.suggest(rows, features, tt_ranks)
                 return jax_tt.TTEmbed(
@@ -48,6 +53,7 @@ class MatrixFactorization(nnx.Module):
                     col_factors=shape.col_factors,
                     core_init=scaled_init(shape, init_std),
                     optimizer=optimizer,
+                    id_order=order(ids, shape),
                     rngs=rngs,
                 )
             init = nnx.initializers.normal(init_std)
@@ -57,7 +63,7 @@ class MatrixFactorization(nnx.Module):
                 )
             return nnx.Embed(rows, features, embedding_init=init, rngs=rngs)
 
-        self.users, self.items = table(num_users), table(num_items)
+        self.users, self.items = table("users", num_users), table("items", num_items)
 
     def user_rows(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]."""
@@ -119,8 +125,9 @@ def num_parameters(model: MatrixFactorization) -> int:
 
 
 def num_bytes(model: MatrixFactorization) -> int:
-    """Bytes of what `num_parameters` counts."""
-    return sum(value.nbytes for value in jax.tree.leaves(_tables(model)))
+    """Bytes of what `num_parameters` counts, and of the orders of ids."""
+    orders = nnx.state(model, jax_tt.IdOrderState)
+    return sum(value.nbytes for value in jax.tree.leaves((_tables(model), orders)))
 
 
 def _tables(model: MatrixFactorization) -> list[Any]:

@@ -33,6 +33,7 @@ TUNED: dict[bool, dict[str, float]] = {
 }
 # Products of small cores have small gradients: TT tables need some epochs before they begin to learn.
 QUICK_EPOCHS = {False: 3, True: 8}
+ORDERS = ("none", "interactions", "counts")
 QUICK = {"test_users": 10_000, "evaluate_every": 1}
 
 
@@ -51,6 +52,7 @@ class Config:
     init_std: float
     epochs: int
     seed: int
+    order: str = "none"
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -99,6 +101,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--quick", action="store_true", help="a few epochs, 10,000 test users")
     add("--features", type=int, default=64, help="columns of the tables")
     add("--tt-rank", type=int, default=16, help="rank of the TT tables")
+    add(
+        "--order",
+        choices=ORDERS,
+        default="none",
+        help="of the ids of TT tables, from the train interactions, see orders.py",
+    )
     add("--loss", choices=("softmax", "bpr"), default="softmax", help="see model.py")
     add("--batch-size", type=int, default=2048)
     add("--negatives", type=int, default=256, help="random items shared by a batch (softmax)")
@@ -144,6 +152,10 @@ def config(options: argparse.Namespace, variant: str) -> Config:
     tuned: dict[str, Any] = TUNED[tt] | ({"epochs": QUICK_EPOCHS[tt]} if options.quick else {})
     chosen = {name: getattr(options, name) for name in tuned if getattr(options, name) is not None}
     same = ("features", "tt_rank", "loss", "batch_size", "negatives", "seed")
+    order = options.order if tt else "none"
     return Config(
-        variant=variant, **{name: getattr(options, name) for name in same}, **{**tuned, **chosen}
+        variant=variant,
+        order=order,
+        **{name: getattr(options, name) for name in same},
+        **{**tuned, **chosen},
     )

@@ -29,6 +29,7 @@ from examples.retrieval.model import (
     num_bytes,
     num_parameters,
 )
+from examples.retrieval.orders import make_order
 from examples.retrieval.settings import VARIANTS, Config
 
 _CHUNK_SECONDS = 0.5  # the loop comes back to Python about this often, to move the progress bar
@@ -49,6 +50,7 @@ class Training(nnx.Module):
             init_std=config.init_std,
             learning_rate=learning_rate,
             tt_ranks=config.tt_rank,
+            order=partial(make_order, config.order, data),
             rngs=nnx.Rngs(config.seed),
         )
         self.optimizer = make_optimizer(self.model, learning_rate)

@@ -17,11 +17,15 @@ from jax_tt._layers import _calls
 from jax_tt._layers._initial import fresh_core
 from jax_tt._layers._linen_cache import CachedModule
 from jax_tt._layers._names import core_names
-from jax_tt._layers._options import check_options, table_shape
+from jax_tt._layers._options import check_id_order, check_options, table_shape
 from jax_tt._ops._canonical import check_combiner
 from jax_tt._ops._table import FusedTable
 from jax_tt._split_ids import SplitIds
 from jax_tt.optimizers import Optimizer
+from jax_tt.order import IdOrder
+from jax_tt.order._apply import device_rows
+
+ID_ORDER = "id_order"
 
 
 class TTModule(CachedModule):
@@ -39,6 +43,7 @@ class TTModule(CachedModule):
     core_partitioning: Callable[..., Any] | None = None
     optimizer: Optimizer | None = None
     cache: RowCache | None = None
+    id_order: IdOrder | None = None
     skip_nonfinite: bool = False
     stochastic_rounding: bool = True
     axis_name: Any = None
@@ -71,6 +76,15 @@ class TTModule(CachedModule):
         }
         self.table = self._declare(inits, self.tt_shape.core_shapes)
         self._declare_cache(self.cores[0].dtype)
+        self.rows_by_id = self._declare_id_order()
+
+    def _declare_id_order(self) -> jax.Array | None:
+        check_id_order(self.id_order, self.num_embeddings)
+        if self.id_order is None:
+            return None
+        rows = self.id_order.rows
+        fresh = partial(device_rows, rows, self.num_embeddings)
+        return self.variable(ID_ORDER, "rows_by_id", fresh).value
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
@@ -112,6 +126,8 @@ class TTEmbed(TTModule):
             ``jax_tt.optimizers`` to have the update fused into the backward pass.
         cache: a `RowCache` for hot rows, or None.  ``apply`` counts what it is asked for where the
             collection ``row_cache`` is mutable; call the method ``refresh`` between steps.
+        id_order: an `IdOrder` from ids to rows of the table, or None where ids are rows.  It is kept in
+            the collection ``id_order``, 4 bytes an id; callers see ids only.
         skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
         stochastic_rounding: fused 16-bit cores only; round updates stochastically.
         axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with
@@ -146,7 +162,7 @@ class TTEmbed(TTModule):
         """Looks ids up.
 
         Args:
-            inputs: integers of any shape, or `SplitIds`.
+            inputs: integers of any shape, or `SplitIds` (which an ``id_order`` does not take).
             grad_scale: fused only; the factor the loss is multiplied with, divided out of the
                 table's gradient inside the op.
 
@@ -156,6 +172,7 @@ class TTEmbed(TTModule):
         Raises:
             ValueError: ``inputs`` are not integers.
         """
+        inputs = _calls.rows_of_ids(self, inputs)
         if self.cache is None:
             result = _calls.lookup(self, self.table, inputs, grad_scale)
         else:
@@ -181,9 +198,10 @@ class TTEmbed(TTModule):
             table = self._cached_table()._replace(table=self.cores)
             rows, cores = table.values, table.cores
             query, rows, *cores = self.promote_dtype(query, rows, *cores, dtype=self.dtype)
-            return _calls.cached_attend(self, tuple(cores), rows, table.directory.tags, query)
+            tags = table.directory.tags
+            return _calls.by_id(self, _calls.cached_attend(self, tuple(cores), rows, tags, query))
         query, *cores = self.promote_dtype(query, *self.cores, dtype=self.dtype)
-        return _calls.attend(self, tuple(cores), query)
+        return _calls.by_id(self, _calls.attend(self, tuple(cores), query))
 
 
 class TTEmbedBag(TTModule):
@@ -191,8 +209,8 @@ class TTEmbedBag(TTModule):
 
     Attributes:
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
-            core_init, core_partitioning, optimizer, cache, skip_nonfinite, stochastic_rounding,
-            axis_name, method, precision: as in `TTEmbed`.
+            core_init, core_partitioning, optimizer, cache, id_order, skip_nonfinite,
+            stochastic_rounding, axis_name, method, precision: as in `TTEmbed`.
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
             ``"sqrtn"`` by the root of the number, or of the sum of squared weights.
 
@@ -238,6 +256,7 @@ class TTEmbedBag(TTModule):
         Returns:
             ``[B, features]``; an empty bag is 0.
         """
+        bags = _calls.rows_of_bags(self, bags)
         if self.cache is None:
             return _calls.tt_bag(self, self.table, bags, self.combiner, grad_scale)
         table = self._cached_table()

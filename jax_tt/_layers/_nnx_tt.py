@@ -19,11 +19,14 @@ from jax_tt._layers._cached import check_cache
 from jax_tt._layers._initial import fresh_cores
 from jax_tt._layers._names import core_names
 from jax_tt._layers._nnx_cache import CachedModule
-from jax_tt._layers._options import check_options, table_shape
+from jax_tt._layers._nnx_variables import IdOrderState
+from jax_tt._layers._options import check_id_order, check_options, table_shape
 from jax_tt._ops._canonical import check_combiner
 from jax_tt._ops._table import FusedTable
 from jax_tt._split_ids import SplitIds
 from jax_tt.optimizers import Optimizer
+from jax_tt.order import IdOrder
+from jax_tt.order._apply import device_rows
 
 
 class TTModule(CachedModule):
@@ -44,6 +47,7 @@ class TTModule(CachedModule):
         core_init: CoreInit,
         optimizer: Optimizer | None,
         cache: RowCache | None,
+        id_order: IdOrder | None,
         skip_nonfinite: bool,
         stochastic_rounding: bool,
         axis_name: Any,
@@ -68,6 +72,7 @@ class TTModule(CachedModule):
         self.optimizer = optimizer
         check_cache(cache, self.num_embeddings)
         self.cache = cache
+        check_id_order(id_order, self.num_embeddings)
         self.skip_nonfinite = skip_nonfinite
         self.stochastic_rounding = stochastic_rounding
         self.axis_name = axis_name
@@ -78,11 +83,21 @@ class TTModule(CachedModule):
         self._create(dict(zip(names, cores, strict=True)), self.tt_shape.core_shapes, core_metadata)
         self.dtype = self.cores[0].dtype if dtype is None else dtype
         self._create_cache(self.cores[0].dtype)
+        self.id_order = (
+            None
+            if id_order is None
+            else IdOrderState(device_rows(id_order.rows, self.num_embeddings))
+        )
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
         """The cores ``[p_k, r_k, q_k, r_{k+1}]``, as the functional ops take them."""
         return self._read(core_names(self.tt_shape.d))
+
+    @property
+    def rows_by_id(self) -> jax.Array | None:
+        """The row of every id ``[N]``, or None where ids are rows."""
+        return None if self.id_order is None else self.id_order[...]
 
     def _table(self) -> tuple[jax.Array, ...] | FusedTable:
         return self.cores if self.optimizer is None else self._fused(core_names(self.tt_shape.d))
@@ -121,6 +136,8 @@ class TTEmbed(TTModule):
             with `FusedOptimizer` then.
         cache: a `RowCache` for hot rows, or None.  Calls count what they are asked for until
             ``model.eval()``; `FusedOptimizer.update` or `refresh_caches` refresh it when due.
+        id_order: an `IdOrder` from ids to rows of the table, or None where ids are rows.  It is kept in
+            a variable of its own, `IdOrderState`, 4 bytes an id; callers see ids only.
         skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
         stochastic_rounding: fused 16-bit cores only; round updates stochastically.
         axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with
@@ -162,6 +179,7 @@ class TTEmbed(TTModule):
         promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
         optimizer: Optimizer | None = None,
         cache: RowCache | None = None,
+        id_order: IdOrder | None = None,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = True,
         axis_name: Any = None,
@@ -183,6 +201,7 @@ class TTEmbed(TTModule):
             core_init=core_init,
             optimizer=optimizer,
             cache=cache,
+            id_order=id_order,
             skip_nonfinite=skip_nonfinite,
             stochastic_rounding=stochastic_rounding,
             axis_name=axis_name,
@@ -199,7 +218,7 @@ class TTEmbed(TTModule):
         """Looks ids up.
 
         Args:
-            inputs: integers of any shape, or `SplitIds`.
+            inputs: integers of any shape, or `SplitIds` (which an ``id_order`` does not take).
             out_sharding: sharding of the result under a mesh with explicit axes.
             grad_scale: fused only; the factor the loss is multiplied with, divided out of the
                 table's gradient inside the op.
@@ -210,6 +229,8 @@ class TTEmbed(TTModule):
         Raises:
             ValueError: ``inputs`` are not integers.
         """
+
+        inputs = _calls.rows_of_ids(self, inputs)
 
         def rows(table: Any, ids: Any) -> jax.Array:
             return _calls.lookup(self, table, ids, grad_scale)
@@ -245,13 +266,14 @@ class TTEmbed(TTModule):
             )
             tags = table.directory.tags
             result = _calls.cached_attend(self, tuple(cores), rows, tags, query)
-            return _calls.resharded(result, out_sharding)
+            return _calls.by_id(self, _calls.resharded(result, out_sharding))
         query, *cores = self.promote_dtype((query, *self.cores), dtype=self.dtype)
 
         def scores(cores: Any, query: jax.Array) -> jax.Array:
             return _calls.attend(self, cores, query)
 
-        return _calls.with_out_sharding(scores, out_sharding)(tuple(cores), query)
+        result = _calls.with_out_sharding(scores, out_sharding)(tuple(cores), query)
+        return _calls.by_id(self, result)
 
 
 class TTEmbedBag(TTModule):
@@ -259,7 +281,7 @@ class TTEmbedBag(TTModule):
 
     Args:
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
-            precision, core_init, optimizer, cache, skip_nonfinite, stochastic_rounding, axis_name,
+            precision, core_init, optimizer, cache, id_order, skip_nonfinite, stochastic_rounding, axis_name,
             method, name, rngs, core_metadata: as in `TTEmbed`.
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
             ``"sqrtn"`` by the root of the number, or of the sum of squared weights.
@@ -301,6 +323,7 @@ class TTEmbedBag(TTModule):
         core_init: CoreInit = "approx-normal",
         optimizer: Optimizer | None = None,
         cache: RowCache | None = None,
+        id_order: IdOrder | None = None,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = True,
         axis_name: Any = None,
@@ -323,6 +346,7 @@ class TTEmbedBag(TTModule):
             core_init=core_init,
             optimizer=optimizer,
             cache=cache,
+            id_order=id_order,
             skip_nonfinite=skip_nonfinite,
             stochastic_rounding=stochastic_rounding,
             axis_name=axis_name,
@@ -342,6 +366,7 @@ class TTEmbedBag(TTModule):
         Returns:
             ``[B, features]``; an empty bag is 0.
         """
+        bags = _calls.rows_of_bags(self, bags)
         if self.cache is None:
             return _calls.tt_bag(self, self._table(), bags, self.combiner, grad_scale)
         table = self._cached_table(self._table())

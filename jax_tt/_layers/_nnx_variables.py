@@ -33,3 +33,16 @@ class CacheState(nnx.Variable):
         >>> nnx.state(layer, jax_tt.CacheState)["cache_tags"].shape
         (10, 5)
     """
+
+
+class IdOrderState(nnx.Variable):
+    """The row of every id, of a layer with an ``id_order``: saved with the model, neither trained nor changed.
+
+    Example:
+        >>> import jax_tt
+        >>> from flax import nnx
+        >>> order = jax_tt.order.from_counts([1, 5, 3])
+        >>> layer = jax_tt.TTEmbed(3, 8, id_order=order, rngs=nnx.Rngs(0))
+        >>> nnx.state(layer, jax_tt.IdOrderState)["id_order"][...]
+        Array([2, 0, 1], dtype=int32)
+    """

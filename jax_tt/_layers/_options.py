@@ -15,6 +15,7 @@ from jax_tt._ops._spec import BOUNDS
 from jax_tt._precision import resolve_precision
 from jax_tt._shape import TTShape
 from jax_tt.optimizers import Optimizer
+from jax_tt.order import IdOrder
 
 _DEFAULT_CORES = 3
 
@@ -132,6 +133,22 @@ def check_optimizer(optimizer: Any) -> None:
         f"optimizer: got {optimizer!r}; expected None or a rule of jax_tt.optimizers, e.g. "
         "jax_tt.optimizers.Adagrad(learning_rate=0.05)."
     )
+
+
+def check_id_order(id_order: Any, num_embeddings: int) -> None:
+    """Refuses what is no `IdOrder`, or one of another number of ids."""
+    if id_order is None:
+        return
+    if not isinstance(id_order, IdOrder):
+        raise TypeError(
+            f"id_order: got a {type(id_order).__name__}; expected None or a jax_tt.order.IdOrder, e.g. "
+            "jax_tt.order.from_counts(counts)."
+        )
+    if id_order.num_embeddings != num_embeddings:
+        raise ValueError(
+            f"id_order: got an order of {id_order.num_embeddings} ids for a table of {num_embeddings} rows; make it "
+            "with the layer's tt_shape."
+        )
 
 
 def _check_static(optimizer: Optimizer) -> None:

@@ -30,11 +30,9 @@ def over_explicit_axes(
     A gather whose table and ids both carry a sharding type has no type of its own that JAX could derive, so inside the
     explicit axes of a mesh the call is made in automatic mode.
     """
-    kinds = [getattr(jax.typeof(leaf), "sharding", None) for leaf in jax.tree.leaves(inputs)]
-    explicit = [k for k in kinds if k is not None and AxisType.Explicit in k.mesh.axis_types]
-    if not explicit:
+    mesh = _explicit_mesh(inputs)
+    if mesh is None:
         return call(inputs)
-    mesh = explicit[0].mesh
     spec: Any = getattr(jax.typeof(batch.ids).sharding, "spec", P())
     out = jax.tree.map(
         lambda p: NamedSharding(mesh, p),
@@ -42,6 +40,18 @@ def over_explicit_axes(
         is_leaf=lambda p: isinstance(p, P),
     )
     automatic: Any = jax.sharding.auto_axes(call, out_sharding=out)
+    return automatic(inputs)
+
+
+def like_explicit(
+    call: Callable[[Inputs], jax.Array], inputs: Inputs, like: jax.Array
+) -> jax.Array:
+    """``call(inputs)``, whose result has the shape of ``like`` and is split as that is."""
+    mesh = _explicit_mesh(inputs)
+    if mesh is None:
+        return call(inputs)
+    spec: Any = getattr(jax.typeof(like).sharding, "spec", P())
+    automatic: Any = jax.sharding.auto_axes(call, out_sharding=NamedSharding(mesh, spec))
     return automatic(inputs)
 
 
@@ -53,3 +63,10 @@ def reshape_rows(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     first = kind.spec[0] if len(kind.spec) else None
     out = NamedSharding(kind.mesh, P(first, *[None] * (len(shape) - 1)))
     return jax.lax.reshape(array, shape, out_sharding=out)
+
+
+def _explicit_mesh(inputs: Any) -> Any:
+    """The mesh of the first input that has a sharding type; None where no axis is explicit."""
+    kinds = [getattr(jax.typeof(leaf), "sharding", None) for leaf in jax.tree.leaves(inputs)]
+    meshes = (kind.mesh for kind in kinds if kind is not None)
+    return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)

@@ -1,0 +1,27 @@
+"""The order of the ids of a TT table, made from the train interactions alone."""
+
+import numpy as np
+
+import jax_tt
+from examples.retrieval.data import Interactions
+
+
+def make_order(
+    kind: str, data: Interactions, ids: str, shape: jax_tt.TTShape
+) -> jax_tt.order.IdOrder | None:
+    """The order of a table.
+
+    Args:
+        kind: "none": ids as they come; "interactions": users who took the same items, or items of the same users,
+            share digits; "counts": the most frequent first.
+        ids: "users" or "items".
+        shape: of the table.
+    """
+    if kind == "none":
+        return None
+    own, other = data.train_items, data.train_users
+    if ids == "users":
+        own, other = other, own
+    if kind == "counts":
+        return jax_tt.order.from_counts(np.bincount(own, minlength=shape.num_embeddings))
+    return jax_tt.order.from_interactions((other, own), shape)

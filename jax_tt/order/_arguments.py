@@ -1,0 +1,39 @@
+"""Checks of what orders are made from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jax_tt._arguments import as_array, as_int
+from jax_tt._shape import TTShape
+
+
+def as_counts(name: str, value: Any, num_embeddings: int | None = None) -> np.ndarray:
+    """float64 ``[N]``, finite and at least 0."""
+    counts = np.asarray(as_array(name, value))
+    wanted = "[N] with N >= 1" if num_embeddings is None else f"[{num_embeddings}]"
+    if counts.ndim != 1 or not counts.size or num_embeddings not in (None, counts.size):
+        raise ValueError(f"{name}: got shape {counts.shape}; expected {wanted}.")
+    counts = counts.astype(np.float64)
+    if not (np.isfinite(counts).all() and (counts >= 0).all()):
+        raise ValueError(f"{name}: got negative or non-finite values; expected numbers >= 0.")
+    return counts
+
+
+def as_shape(value: Any) -> TTShape:
+    """The shape that an order is made for."""
+    if not isinstance(value, TTShape):
+        raise TypeError(
+            f"shape: got {value!r}; expected the TTShape of the table, e.g. layer.tt_shape or "
+            "jax_tt.TTShape.suggest(num_embeddings, features)."
+        )
+    return value
+
+
+def positive(name: str, value: Any) -> int:
+    number = as_int(name, value)
+    if number < 1:
+        raise ValueError(f"{name}: got {number}; expected an integer >= 1.")
+    return number

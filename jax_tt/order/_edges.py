@@ -1,0 +1,168 @@
+"""Interactions in the forms users have them, as sparse matrices that are read one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jax_tt._arguments import as_array
+from jax_tt.order._requires import require
+
+_CHUNK = 1 << 24  # interactions of one sparse matrix
+_KEPT = 1 << 26  # interactions that are kept as sparse matrices; more are read again for every pass
+
+# Every call gives pairs (contexts, items), both int64 [n].
+Source = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
+class Edges:
+    """Counts of interactions, a sparse matrix ``[contexts, items]`` given as a sum of sparse matrices.
+
+    Attributes:
+        contexts: rows, one more than the largest context.
+        context_degrees, item_degrees: float64, interactions of each.
+        passes: how often the source has been read.
+    """
+
+    def __init__(self, interactions: Any, num_items: int):
+        self._sparse = require("scipy.sparse", "order.from_interactions")
+        self.items = num_items
+        self._kept: list[Any] | None = []
+        if self._sparse.issparse(interactions):
+            self._read_matrix(interactions)
+        else:
+            self._source = _source(interactions)
+            self._read_source()
+
+    def __iter__(self) -> Iterator[Any]:
+        """float32 CSR matrices ``[contexts, items]``."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        for contexts, items in _rebatched(self._source()):
+            yield self._matrix(contexts, items)
+
+    def _matrix(self, contexts: np.ndarray, items: np.ndarray) -> Any:
+        ones = np.ones(len(items), np.float32)
+        shape = (self.contexts, self.items)
+        return self._sparse.csr_matrix((ones, (contexts, items)), shape=shape)
+
+    def _read_matrix(self, matrix: Any) -> None:
+        if matrix.shape[1] != self.items:
+            raise ValueError(
+                f"interactions: got a sparse matrix of shape {matrix.shape}; expected one column per row of the "
+                f"table, {self.items}. Its transpose orders the other side."
+            )
+        matrix = matrix.tocsr().astype(np.float32)
+        if not (np.isfinite(matrix.data).all() and (matrix.data >= 0).all()):
+            raise ValueError(
+                "interactions: got a sparse matrix with negative or non-finite entries; expected counts or weights "
+                "of at least 0."
+            )
+        self.contexts = matrix.shape[0]
+        self.context_degrees = np.asarray(matrix.sum(axis=1, dtype=np.float64)).ravel()
+        self.item_degrees = np.asarray(matrix.sum(axis=0, dtype=np.float64)).ravel()
+        self._kept = [matrix]
+
+    def _read_source(self) -> None:
+        self.item_degrees = np.zeros(self.items)
+        self.context_degrees = np.zeros(0)
+        pairs, total = [], 0
+        for contexts, items in _rebatched(self._source()):
+            _check_items(contexts, items, self.items)
+            self.item_degrees += np.bincount(items, minlength=self.items)
+            degrees = np.bincount(contexts).astype(np.float64)
+            if len(degrees) < len(self.context_degrees):
+                degrees, self.context_degrees = self.context_degrees, degrees
+            degrees[: len(self.context_degrees)] += self.context_degrees
+            self.context_degrees = degrees
+            total += len(items)
+            pairs = [*pairs, (contexts, items)] if total <= _KEPT else []
+        self.contexts = len(self.context_degrees)
+        self._kept = [self._matrix(*pair) for pair in pairs] if total <= _KEPT else None
+
+
+def _source(interactions: Any) -> Source:
+    if callable(interactions):
+        return lambda: map(_pairs, _chunks_of(interactions()))
+    if isinstance(interactions, tuple) or hasattr(interactions, "shape"):
+        whole = _pairs(interactions)
+        return lambda: iter([whole])
+    if isinstance(interactions, Iterator):
+        raise TypeError(
+            f"interactions: got a {type(interactions).__name__}, which can be read once only; several passes are made. "
+            "Pass a function that returns a fresh iterator of chunks, e.g. lambda: read_chunks(path)."
+        )
+    return lambda: map(_pairs, _chunks_of(interactions))
+
+
+def _chunks_of(chunks: Any) -> Iterable[Any]:
+    if not isinstance(chunks, Iterable):
+        raise TypeError(
+            f"interactions: got a {type(chunks).__name__}; expected (contexts, ids), pairs [n, 2], a sparse matrix "
+            "[contexts, ids], a list of chunks of pairs, or a function that returns an iterator of them."
+        )
+    return chunks
+
+
+def _pairs(chunk: Any) -> tuple[np.ndarray, np.ndarray]:
+    if isinstance(chunk, tuple):
+        if len(chunk) != 2:
+            raise ValueError(
+                f"interactions: got a tuple of {len(chunk)}; expected (contexts [n], ids [n])."
+            )
+        contexts, items = (np.asarray(as_array("interactions", part)) for part in chunk)
+    else:
+        pairs = np.asarray(as_array("interactions", chunk))
+        if pairs.ndim != 2 or pairs.shape[1] != 2:
+            raise ValueError(
+                f"interactions: got an array of shape {pairs.shape}; expected pairs [n, 2], or a tuple "
+                "(contexts [n], ids [n])."
+            )
+        contexts, items = pairs[:, 0], pairs[:, 1]
+    if contexts.ndim != 1 or contexts.shape != items.shape:
+        raise ValueError(
+            f"interactions: got contexts of shape {contexts.shape} and ids of shape {items.shape}; expected "
+            "both [n]."
+        )
+    for name, part in (("contexts", contexts), ("ids", items)):
+        if part.dtype.kind not in "iu" and part.size:
+            raise TypeError(f"interactions: got {name} of {part.dtype}; expected integers.")
+    return contexts, items
+
+
+def _rebatched(
+    pairs: Iterator[tuple[np.ndarray, np.ndarray]],
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The same pairs in pieces of `_CHUNK`: a product costs time in the number of contexts for every piece."""
+    waiting: list[tuple[np.ndarray, np.ndarray]] = []
+    held = 0
+    for contexts, items in pairs:
+        for at in range(0, len(items), _CHUNK):
+            piece = contexts[at : at + _CHUNK], items[at : at + _CHUNK]
+            if held + len(piece[1]) > _CHUNK:
+                yield _joined(waiting)
+                waiting, held = [], 0
+            waiting.append(piece)
+            held += len(piece[1])
+    if held:
+        yield _joined(waiting)
+
+
+def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    contexts, items = zip(*parts, strict=True)
+    return np.concatenate(contexts).astype(np.int64), np.concatenate(items).astype(np.int64)
+
+
+def _check_items(contexts: np.ndarray, items: np.ndarray, num_items: int) -> None:
+    if contexts.min() < 0:
+        raise ValueError(
+            f"interactions: got the context {contexts.min()}; expected integers of at least 0."
+        )
+    bad = items[(items < 0) | (items >= num_items)]
+    if bad.size:
+        raise ValueError(
+            f"interactions: got the id {bad[0]}; expected ids in [0, {num_items}), the rows of the table."
+        )

@@ -1,0 +1,200 @@
+"""`IdOrder`: which row of a table belongs to which id."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._arguments import as_array, as_int
+from jax_tt.order._apply import mapped_ids
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class IdOrder:
+    """A bijection from ids to the rows of a table, both ``[0, N)``.
+
+    Rows whose numbers share digits share parameters of a tensor-train table, so the order of its ids is part of the
+    model. Give the order to a layer, ``TTEmbedBag(..., id_order=order)``, and its callers keep the ids that they have.
+
+    It is a pytree of one leaf.
+
+    Args:
+        rows: integers ``[N]``, the row of id 0, of id 1, and so on: each of ``0 ... N - 1`` once. Kept in
+            int32, or in int64 where N does not fit.
+
+    Raises:
+        ValueError: ``rows`` is no permutation of ``[0, N)``; the message names a row that is missing or twice there.
+        TypeError: ``rows`` does not hold integers.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt
+        >>> from flax import nnx
+        >>> order = jax_tt.order.IdOrder([2, 0, 1, 3])
+        >>> order.apply([0, 1, -1, 7])
+        array([ 2,  0, -1,  7])
+        >>> order.inverse.apply(order.apply([0, 1, 2, 3]))
+        array([0, 1, 2, 3])
+        >>> layer = jax_tt.TTEmbed(4, 8, id_order=order, rngs=nnx.Rngs(0))
+        >>> rows = jax_tt.tt_to_dense(layer.cores, 4)
+        >>> bool(jnp.allclose(layer(jnp.array(0)), rows[2], atol=1e-6))
+        True
+    """
+
+    rows: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", _permutation(self.rows))
+
+    @classmethod
+    def identity(cls, num_embeddings: int) -> IdOrder:
+        """Every id is its own row; what a layer is built with before a checkpoint brings the order it was saved with.
+
+        >>> import jax_tt
+        >>> jax_tt.order.IdOrder.identity(3).rows
+        array([0, 1, 2], dtype=int32)
+        """
+        count = as_int("num_embeddings", num_embeddings)
+        if count < 1:
+            raise ValueError(f"num_embeddings: got {count}; expected an integer >= 1.")
+        return cls(np.arange(count))
+
+    @property
+    def num_embeddings(self) -> int:
+        """Number of ids, N."""
+        return self.rows.shape[0]
+
+    @property
+    def inverse(self) -> IdOrder:
+        """The bijection from rows to ids."""
+        rows = self.rows
+        if isinstance(rows, Tracer):
+            ids = rows.at[rows].set(jax.numpy.arange(len(rows), dtype=rows.dtype))
+            return self.tree_unflatten(None, (ids,))
+        rows = np.asarray(rows)
+        ids = np.empty_like(rows)
+        ids[rows] = np.arange(len(rows), dtype=rows.dtype)
+        return IdOrder(ids)
+
+    def apply(self, ids: Any) -> Any:
+        """Rows of ids.
+
+        Args:
+            ids: integers of any shape: numpy arrays or lists, mapped on the host, or JAX arrays, traced or not.
+
+        Returns:
+            The rows, in the type of the ids unless it cannot hold them. An id outside ``[0, N)`` comes back as it is,
+            so that padding stays padding and an id out of range stays out of range.
+
+        Raises:
+            ValueError: ``ids`` are not integers.
+            TypeError: ``ids`` are `SplitIds`.
+        """
+        traced = isinstance(ids, jax.Array) or isinstance(self.rows, Tracer)
+        if traced or hasattr(ids, "digits"):
+            return mapped_ids(jax.numpy.asarray(self.rows), ids)
+        array = np.asarray(as_array("ids", ids))
+        if array.dtype.kind not in "iu":
+            if array.size or isinstance(ids, np.ndarray):
+                raise ValueError(f"ids: got dtype {array.dtype}; expected integers.")
+            array = array.astype(np.int64)
+        rows = np.asarray(self.rows)
+        if np.iinfo(array.dtype).max < len(rows) - 1:
+            array = array.astype(rows.dtype)
+        inside = (array >= 0) & (array < len(rows))
+        result = array.copy()
+        result[inside] = rows[array[inside]]
+        return result
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes an ``.npz`` file of one array, ``rows``.
+
+        >>> import jax_tt, os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "order.npz")
+        >>> order = jax_tt.order.from_counts([5, 0, 9])
+        >>> order.save(path)
+        >>> jax_tt.order.IdOrder.load(path) == order
+        True
+        """
+        with open(path, "wb") as file:
+            np.savez_compressed(file, rows=np.asarray(self.rows))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> IdOrder:
+        """Reads what `save` wrote.
+
+        Raises:
+            ValueError: the file holds no array ``rows``, or one that is no permutation.
+        """
+        with np.load(path) as arrays:
+            if "rows" not in arrays:
+                raise ValueError(
+                    f"path: {os.fspath(path)} holds {sorted(arrays)}; expected the array rows, as IdOrder.save writes."
+                )
+            return cls(arrays["rows"])
+
+    # Flax compares and hashes the attributes of a module.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, IdOrder) and np.array_equal(self.rows, other.rows)
+
+    def __hash__(self) -> int:
+        digest = self.__dict__.get("_digest")
+        if digest is None:
+            data = np.ascontiguousarray(self.rows)
+            digest = int.from_bytes(hashlib.blake2b(data.data, digest_size=8).digest(), "little")
+            object.__setattr__(self, "_digest", digest)
+        return digest
+
+    def __repr__(self) -> str:
+        return f"IdOrder(num_embeddings={self.num_embeddings})"
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[tuple[Any, Any], ...], None]:
+        return ((jax.tree_util.GetAttrKey("rows"), self.rows),), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any, ...]) -> IdOrder:
+        order = object.__new__(cls)  # leaves may be anything while a tree is transformed
+        object.__setattr__(order, "rows", children[0])
+        return order
+
+
+def order_of_rows(ids: np.ndarray) -> IdOrder:
+    """The order in which the id of row 0, of row 1, ... are these."""
+    rows = np.empty(len(ids), np.int64)
+    rows[ids] = np.arange(len(ids))
+    return IdOrder(rows)
+
+
+def _permutation(rows: Any) -> np.ndarray:
+    array = as_array("rows", rows)
+    if isinstance(array, Tracer):
+        raise TypeError(
+            "rows: got a traced array; an order is checked on the host. Pass an IdOrder through jit as a pytree."
+        )
+    array = np.asarray(array)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"rows: got {array.dtype}; expected integers.")
+    if array.ndim != 1 or not array.size:
+        raise ValueError(f"rows: got shape {array.shape}; expected [N] with N >= 1.")
+    count = len(array)
+    outside = array[(array < 0) | (array >= count)]
+    if outside.size:
+        raise ValueError(
+            f"rows: got the row {outside[0]}; expected each of 0 ... {count - 1} once, as there are {count} ids."
+        )
+    seen = np.zeros(count, bool)
+    seen[array] = True
+    if not seen.all():
+        raise ValueError(
+            f"rows: the row {int(np.argmin(seen))} is missing, so that another is there twice; expected each of "
+            f"0 ... {count - 1} once."
+        )
+    kept = array.astype(np.int32 if count <= 2**31 - 1 else np.int64)
+    kept.setflags(write=False)
+    return kept

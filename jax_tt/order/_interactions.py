@@ -1,0 +1,102 @@
+"""`from_interactions`: ids that the same users, sessions or documents ask for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from jax_tt._shape import TTShape
+from jax_tt.order._arguments import as_shape, positive
+from jax_tt.order._edges import Edges
+from jax_tt.order._id_order import IdOrder, order_of_rows
+from jax_tt.order._partition import partition, rounds
+from jax_tt.order._progress import Progress
+from jax_tt.order._spectral import item_vectors
+
+
+def from_interactions(
+    interactions: Any,
+    shape: TTShape,
+    *,
+    rank: int = 32,
+    iterations: int = 4,
+    reuse: float = 0.0,
+    seed: int = 0,
+    progress: bool = True,
+) -> IdOrder:
+    """Ids that occur in the same contexts share leading digits.
+
+    A context is whatever brings ids together: a user, a session, a document. The leading singular vectors of the matrix
+    of interactions, normalised by the roots of the degrees of contexts and ids, place every id in space, near those of
+    its contexts (Dhillon, "Co-clustering documents and words using bipartite spectral graph partitioning", 2001). The
+    ids are then cut into ``p_1`` equal parts, each of these into ``p_2``, and so on, always across the direction in
+    which a part is longest.
+
+    Memory is linear in contexts and ids, ``4 (rank + 8)`` bytes for each, three times over, beside 2**26 interactions
+    at most; a longer stream is read once per pass, ``2 iterations + 2`` times. Needs ``jax-tt[order]``.
+
+    Args:
+        interactions: ``(contexts [n], ids [n])``, pairs ``[n, 2]``, or a sparse matrix ``[contexts, N]`` of counts; or
+            a list of chunks of pairs, or a function that returns an iterator of chunks. Contexts are integers from
+            0, near 0 as their largest sets the memory. A pair that occurs twice counts twice.
+        shape: `TTShape` of the table.
+        rank: singular vectors. About as many as there are groups to be told apart by the first digit.
+        iterations: of the subspace iteration.
+        reuse: weight of frequency against co-occurrence. With 0 the order knows co-occurrence only; the larger,
+            the more ids equally hot share prefixes, as with `from_counts`: more speed and less quality.
+        seed: of the randomised iteration. The same seed and library versions give the same order.
+        progress: show a bar when it takes longer than a second.
+
+    Returns:
+        `IdOrder`. Ids without interactions have the last rows, in increasing order.
+
+    Raises:
+        ValueError: an id is outside the table, or an array of the wrong shape.
+        TypeError: ids are no integers, or the stream can be read only once.
+        ImportError: scipy or tqdm is missing.
+
+    Example:
+        >>> import jax_tt, numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> users, kind = rng.integers(0, 300, 6000), rng.integers(0, 40, 6000)
+        >>> items = kind * 3 + users % 3  # three groups of 40 items, scattered
+        >>> order = jax_tt.order.from_interactions((users, items), jax_tt.TTShape(120, 8, 4, (3, 40), (2, 4)))
+        >>> digits = order.apply(np.arange(120)) // 40
+        >>> [len(set(digits[group::3])) for group in range(3)]
+        [1, 1, 1]
+    """
+    shape = as_shape(shape)
+    rank, iterations = positive("rank", rank), positive("iterations", iterations)
+    if not isinstance(reuse, int | float) or not 0 <= reuse < math.inf:
+        raise ValueError(f"reuse: got {reuse!r}; expected a finite number of at least 0.")
+    edges = Edges(interactions, shape.num_embeddings)
+    seen = np.flatnonzero(edges.item_degrees > 0)
+    unseen = np.flatnonzero(edges.item_degrees == 0)
+    steps = 2 * iterations + 1 + rounds(len(seen), shape.row_factors)
+    with Progress("order.from_interactions", steps, progress) as bar:
+        points = np.zeros((0, 1), np.float32)
+        if len(seen):
+            vectors, values = item_vectors(edges, rank, iterations, seed, bar)
+            points = _unit((vectors * (values**2).astype(np.float32))[seen])
+            del vectors
+        if reuse:
+            points = _with_frequency(points, edges.item_degrees[seen], reuse)
+        order = partition(points, shape.row_factors, bar)
+    return order_of_rows(np.concatenate([seen[order], unseen]))
+
+
+def _unit(points: np.ndarray) -> np.ndarray:
+    """Frequent ids lie far out, in the direction of their contexts: the direction is what counts."""
+    length = np.linalg.norm(points, axis=1, keepdims=True)
+    points /= np.maximum(length, np.finfo(np.float32).tiny)
+    return points
+
+
+def _with_frequency(points: np.ndarray, degrees: np.ndarray, reuse: float) -> np.ndarray:
+    """One more coordinate: the rank by frequency, in units of the spread of the points."""
+    place = np.empty(len(degrees))
+    place[np.argsort(-degrees, kind="stable")] = np.linspace(-1, 1, len(degrees))
+    spread = math.sqrt(float(points.var(axis=0).sum()))
+    return np.column_stack([points, (reuse * spread * place).astype(np.float32)])

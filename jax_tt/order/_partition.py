@@ -1,0 +1,118 @@
+"""Splits points into the equal parts of a mixed radix, level by level, so that near points share leading digits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jax_tt.order._balance import rebalanced
+from jax_tt.order._progress import Progress
+
+_BLOCK = 1 << 22  # numbers of a block of nodes that is worked on at once
+_POWERS = 5  # iterations towards the principal direction
+_SMALLEST_PART = 16  # that is rebalanced: parts of a few points have no means to speak of
+_MEANS = 6  # rounds of two means after the split along the principal direction
+
+
+def partition(points: np.ndarray, row_factors: Sequence[int], progress: Progress) -> np.ndarray:
+    """The order of points in which near ones share leading digits.
+
+    The points of a node are cut in two, over and over, until every part fills one digit; the part counts
+    of the halves differ by one at most, and only the last part of all may be smaller than the others. A
+    cut goes across the principal direction of the node and is then moved by rounds of two means whose
+    sizes are held; all nodes of a round that are equally large are cut together. The parts of a digit are then
+    rebalanced among each other.
+
+    Args:
+        points: float32 ``[n, k]`` with ``n <= prod(row_factors)``.
+        row_factors: ``p_1, ..., p_d``.
+        progress: told about every round.
+
+    Returns:
+        int64 ``[n]``: the point of row 0, of row 1, and so on.
+    """
+    order = np.arange(len(points))
+    starts = np.zeros(1, np.int64)
+    for level in range(len(row_factors)):
+        size, nodes_of_level = math.prod(row_factors[level + 1 :]), starts
+        while True:
+            lengths = np.diff(starts, append=len(points))
+            if lengths.max(initial=0) <= size:
+                break
+            fresh = []
+            for length in np.unique(lengths[lengths > size]):
+                parts = math.ceil(int(length) / size)
+                left = math.ceil(parts / 2) * size
+                nodes = starts[lengths == length]
+                for block in _blocks(nodes, int(length) * points.shape[1]):
+                    places = block[:, None] + np.arange(length)
+                    members = order[places]
+                    order[places] = np.take_along_axis(members, _cut(points[members], left), axis=1)
+                fresh.append(nodes + left)
+            starts = np.sort(np.concatenate([starts, *fresh]))
+            progress.step()
+        if size >= _SMALLEST_PART:
+            for node in np.split(order, nodes_of_level[1:]):
+                node[:] = node[rebalanced(points[node], size)]
+    return order
+
+
+def rounds(count: int, row_factors: Sequence[int]) -> int:
+    """How often `partition` reports progress for ``count`` points."""
+    total, most = 0, count
+    for level in range(len(row_factors)):
+        size = math.prod(row_factors[level + 1 :])
+        parts = math.ceil(most / size)
+        total += max(parts - 1, 0).bit_length()
+        most = min(most, size)
+    return total
+
+
+def _blocks(nodes: np.ndarray, numbers: int) -> Iterator[np.ndarray]:
+    step = max(1, _BLOCK // numbers)
+    return (nodes[i : i + step] for i in range(0, len(nodes), step))
+
+
+def _cut(points: np.ndarray, left: int) -> np.ndarray:
+    """Places ``[m, n]`` of the points ``[m, n, k]`` of ``m`` nodes, those of the first half before the others."""
+    length = points.shape[1]
+    points = points - points.mean(axis=1, keepdims=True)
+    direction = _principal_directions(points)
+    places = _along(points, direction)
+    if left == 1 or length < 8:
+        return places
+    for _ in range(_MEANS):
+        total = np.take_along_axis(points, places[:, left:, None], axis=1).sum(axis=1)
+        # The points of a node sum to 0, so that the difference of the halves' means lies along this sum.
+        direction = np.where(np.any(total != 0, axis=1, keepdims=True), total, direction)
+        before, places = places, _along(points, direction)
+        if np.array_equal(before, places):
+            break
+    return places
+
+
+def _along(points: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    return np.argsort(_heights(points, direction), axis=1, kind="stable")
+
+
+def _heights(points: np.ndarray, direction: np.ndarray) -> np.ndarray:
+    # Not matmul: for thousands of small products BLAS would wait for its threads longer than it works.
+    return np.einsum("mnk,mk->mn", points, direction)
+
+
+def _principal_directions(points: np.ndarray) -> np.ndarray:
+    """Vectors ``[m, k]`` along which centred points are nearly longest; the largest coordinate of each is positive.
+
+    A few power iterations, from the axis of largest variance: the rounds of two means need no more than a good start.
+    """
+    variance = np.einsum("mnk,mnk->mk", points, points)
+    direction = (variance == variance.max(axis=1, keepdims=True)).astype(points.dtype)
+    for _ in range(_POWERS):
+        direction = np.einsum("mnk,mn->mk", points, _heights(points, direction))
+        largest = np.abs(direction).max(axis=1, keepdims=True)
+        direction /= np.where(largest > 0, largest, 1)
+    # The sign gives parts of different nodes that lie on the same side the same digits.
+    largest = np.take_along_axis(direction, np.abs(direction).argmax(1)[:, None], axis=1)
+    return direction * np.where(largest < 0, np.float32(-1), np.float32(1))

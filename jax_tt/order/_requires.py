@@ -1,0 +1,17 @@
+"""Packages that only some orders need."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+def require(module: str, purpose: str) -> ModuleType:
+    """The module, or an error that says which extra installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(
+            f"{purpose} needs {package}, which is not installed: pip install 'jax-tt[order]'."
+        ) from error

@@ -1,0 +1,76 @@
+"""Leading singular vectors of the degree-normalised matrix of interactions."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jax_tt.order._edges import Edges
+from jax_tt.order._progress import Progress
+
+_OVERSAMPLING = 8
+
+
+def item_vectors(
+    edges: Edges, rank: int, iterations: int, seed: int, progress: Progress
+) -> tuple[np.ndarray, np.ndarray]:
+    """Right singular vectors of ``D_c^-1/2 A D_i^-1/2`` by randomised subspace iteration.
+
+    Halko, Martinsson and Tropp, "Finding structure with randomness", 2011, algorithm 4.4, on the side of the items.
+
+    Returns:
+        float32 ``[items, r]`` with ``r <= rank``, and the singular values ``[r]``, largest first.
+    """
+    rng = np.random.default_rng(seed)
+    width = min(rank + _OVERSAMPLING, edges.items, edges.contexts)
+    scale_c, scale_i = map(_inverse_root, (edges.context_degrees, edges.item_degrees))
+    basis = rng.standard_normal((edges.items, width), np.float32) * (scale_i > 0)[:, None]
+    for _ in range(iterations):
+        basis = _orthonormal(basis)
+        seen = _forward(edges, basis, scale_c, scale_i)
+        progress.step()
+        basis = _backward(edges, seen, scale_c, scale_i)
+        progress.step()
+    basis = _orthonormal(basis)
+    image = _forward(edges, basis, scale_c, scale_i)
+    progress.step()
+    values, turn = np.linalg.eigh(np.matmul(image.T, image).astype(np.float64))
+    kept = slice(None, -min(rank, width) - 1, -1)
+    return basis @ turn[:, kept].astype(np.float32), np.sqrt(np.maximum(values[kept], 0))
+
+
+def _forward(
+    edges: Edges, items: np.ndarray, scale_c: np.ndarray, scale_i: np.ndarray
+) -> np.ndarray:
+    scaled = items * scale_i[:, None]
+    result = np.zeros((edges.contexts, items.shape[1]), np.float32)
+    for matrix in edges:
+        result += matrix @ scaled
+    result *= scale_c[:, None]
+    return result
+
+
+def _backward(
+    edges: Edges, contexts: np.ndarray, scale_c: np.ndarray, scale_i: np.ndarray
+) -> np.ndarray:
+    scaled = contexts * scale_c[:, None]
+    result = np.zeros((edges.items, contexts.shape[1]), np.float32)
+    for matrix in edges:
+        result += matrix.T @ scaled
+    result *= scale_i[:, None]
+    return result
+
+
+def _orthonormal(basis: np.ndarray) -> np.ndarray:
+    """A basis of the same columns, by the inverse root of their Gram matrix; directions that vanish become 0.
+
+    The columns are images of orthonormal ones, so their Gram matrix is well conditioned where it matters.
+    """
+    values, vectors = np.linalg.eigh(np.matmul(basis.T, basis).astype(np.float64))
+    kept = values > 1e-9 * max(values[-1], 0)
+    scale = np.where(kept, 1 / np.sqrt(np.where(kept, values, 1)), 0)
+    return basis @ (vectors * scale).astype(np.float32)
+
+
+def _inverse_root(degrees: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.where(degrees > 0, 1 / np.sqrt(degrees), 0).astype(np.float32)

@@ -1,0 +1,72 @@
+"""`from_table`: rows of a trained table that lie near each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jax_tt._shape import TTShape
+from jax_tt.order._arguments import as_shape, positive
+from jax_tt.order._id_order import IdOrder, order_of_rows
+from jax_tt.order._partition import partition, rounds
+from jax_tt.order._progress import Progress
+
+_CHUNK = 1 << 20  # rows read at once
+
+
+def from_table(
+    table: Any, shape: TTShape, *, rank: int = 64, seed: int = 0, progress: bool = True
+) -> IdOrder:
+    """Ids whose rows of a dense table are alike share leading digits: the order to compress a trained table in.
+
+    The rows are cut into ``p_1`` equal parts, each of these into ``p_2``, and so on, always across the direction in
+    which a part is longest.
+
+    Args:
+        table: floats ``[N, D]``, e.g. a numpy memmap, which is read in chunks.
+        shape: `TTShape` of the table.
+        rank: wider tables are projected to this many random directions first.
+        seed: of the projection.
+        progress: show a bar when it takes longer than a second; needs ``jax-tt[order]``.
+
+    Returns:
+        `IdOrder`.
+
+    Raises:
+        ValueError: ``table`` is not ``[num_embeddings, D]`` or not finite.
+        ImportError: tqdm is missing.
+
+    Example:
+        >>> import jax_tt, numpy as np
+        >>> table = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
+        >>> shape = jax_tt.TTShape(100, 8, 4, (10, 10), (2, 4))
+        >>> order = jax_tt.order.from_table(table, shape)
+        >>> ordered = table[order.inverse.rows]  # row by row, what the compressed table approximates
+    """
+    shape, rank = as_shape(shape), positive("rank", rank)
+    rows = table if hasattr(table, "shape") else np.asarray(table)
+    if rows.ndim != 2 or rows.shape[0] != shape.num_embeddings or not rows.shape[1]:
+        raise ValueError(
+            f"table: got shape {tuple(rows.shape)}; expected [{shape.num_embeddings}, D], the rows of `shape`."
+        )
+    with Progress("order.from_table", rounds(len(rows), shape.row_factors), progress) as bar:
+        return order_of_rows(partition(_points(rows, rank, seed), shape.row_factors, bar))
+
+
+def _points(table: Any, rank: int, seed: int) -> np.ndarray:
+    """float32 ``[N, min(D, rank)]``, at nearly the distances that the rows have."""
+    count, width = table.shape
+    turn = None
+    if width > rank:
+        turn = np.random.default_rng(seed).standard_normal((width, rank), np.float32)
+        turn /= np.float32(np.sqrt(rank))
+    points = np.empty((count, min(width, rank)), np.float32)
+    for start in range(0, count, _CHUNK):
+        part = np.asarray(table[start : start + _CHUNK]).astype(np.float32)
+        if not np.isfinite(part).all():
+            bad = start + int(np.argmin(np.isfinite(part).all(axis=1)))
+            raise ValueError(f"table: row {bad} is not finite; expected finite floats.")
+        points[start : start + len(part)] = part if turn is None else part @ turn
+    points /= max(points.max(), -points.min()) or np.float32(1)  # squares stay in range
+    return points

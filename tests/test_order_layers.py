@@ -1,0 +1,237 @@
+"""Layers with an order of ids equal layers without one that are asked for the rows of the ids."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+import jax_tt.linen
+from jax_tt.order import IdOrder
+
+N, D = 60, 4
+ORDER = IdOrder(np.random.default_rng(0).permutation(N))
+IDS = np.array([[3, 59, 3], [0, 17, 42]], np.int32)
+PADDED = jax_tt.Bags.from_padded([[3, 59, -1], [0, -1, -1]])
+RULES = {"optax": None, "fused": jax_tt.optimizers.Adagrad(0.1)}
+CACHES = {"none": None, "cache": jax_tt.RowCache(20, ways=4)}
+caches = pytest.mark.parametrize("cache", CACHES)
+
+
+def pair(kind, **options):
+    """The layer with the order, and one with the same cores whose ids are rows."""
+
+    def make(**more):
+        return kind(N, D, tt_ranks=2, rngs=nnx.Rngs(0), **options, **more)
+
+    return make(id_order=ORDER), make()
+
+
+def equal(got, wanted):
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b), got, wanted)
+
+
+def trained(layer, opt, ids, steps=3):
+    """Cores after some steps, with the cached rows refreshed in between."""
+
+    @nnx.jit(donate_argnums=(0, 1))
+    def step(layer, opt):
+        grads = nnx.grad(lambda layer: jnp.mean((layer(ids) - 1) ** 2))(layer)
+        opt.update(layer, grads)
+        jax_tt.refresh_caches(layer)
+
+    for _ in range(steps):
+        step(layer, opt)
+    return nnx.to_pure_dict(nnx.state(layer, nnx.Not(jax_tt.IdOrderState)))
+
+
+@pytest.mark.parametrize(("rule", "cache"), [("optax", "none"), ("fused", "cache")])
+def test_nnx_steps_and_attend(rule, cache):
+    """Cores, slots and cached rows take the same values: keys of the cache are rows."""
+    cache = CACHES[cache] and jax_tt.RowCache(20, ways=4, refresh_every=1)
+    ordered, plain = pair(jax_tt.TTEmbed, optimizer=RULES[rule], cache=cache)
+    query = jnp.ones((2, D))
+    after = [
+        trained(layer, jax_tt.FusedOptimizer(layer, optax.sgd(0.1)), ids)
+        for layer, ids in ((ordered, IDS), (plain, ORDER.apply(IDS)))
+    ]
+    equal(*after)
+    equal(ordered(IDS), plain(ORDER.apply(IDS)))
+    scores = ordered.attend(query)
+    equal(scores, plain.attend(query)[:, ORDER.rows])
+    # An independent oracle: every id against its own row.
+    rows = ordered(jnp.arange(N))
+    np.testing.assert_allclose(scores, np.asarray(query) @ np.asarray(rows).T, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("bags", [IDS, PADDED, jax_tt.Bags.from_ragged([[1, 2], [], [59]])])
+def test_bags_keep_padding_weights_and_gradients(bags):
+    ordered, plain = pair(jax_tt.TTEmbedBag, combiner="mean")
+    if isinstance(bags, jax_tt.Bags):
+        moved = jax_tt.Bags(ORDER.apply(bags.ids), bags.offsets, bags.weights, bags.padded)
+    else:
+        moved = ORDER.apply(bags)
+    equal(ordered(bags), plain(moved))
+
+    def loss(ids):
+        return lambda layer: jnp.sum(layer(ids) ** 2)
+
+    equal(
+        nnx.to_pure_dict(nnx.grad(loss(bags))(ordered)),
+        nnx.to_pure_dict(nnx.grad(loss(moved))(plain)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("bounds", "cache"), [("error", "none"), ("clip", "none"), ("zero", "none"), ("clip", "cache")]
+)
+def test_ids_out_of_range(bounds, cache):
+    """They are what they were: reported with the user's number, zero, or the nearest row."""
+    bad = np.array([5, N, -3], np.int32)
+    ordered, plain = pair(jax_tt.TTEmbed, bounds=bounds, cache=CACHES[cache], method="reference")
+    equal(ordered(bad), plain(ORDER.apply(bad)))
+    wide = np.array([5, 2**40, -(2**40)], np.int64)
+    equal(ordered(wide), plain(ORDER.apply(bad)))
+    if bounds == "zero":
+        assert not np.asarray(ordered(bad))[1:].any() and np.asarray(ordered(bad))[0].any()
+
+
+@pytest.mark.parametrize("donated", [False, True])
+def test_one_order_in_two_layers(donated):
+    """Each layer has a buffer of its own, is not trained, and survives donation."""
+
+    class Model(nnx.Module):
+        def __init__(self):
+            def make():
+                return jax_tt.TTEmbed(N, D, tt_ranks=2, id_order=ORDER, rngs=nnx.Rngs(0))
+
+            self.users, self.items = make(), make()
+
+    model = Model()
+    opt = nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
+    names = [path[-1] for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))]
+    assert set(names) == {"core_0", "core_1", "core_2"}
+    assert "id_order" not in str(nnx.state(opt))
+
+    @nnx.jit(donate_argnums=(0, 1) if donated else ())
+    def step(model, opt):
+        def loss(model):
+            return jnp.sum(model.users(IDS) * model.items(IDS))
+
+        opt.update(model, nnx.grad(loss)(model))
+
+    for _ in range(2):
+        step(model, opt)
+    for layer in (model.users, model.items):
+        equal(layer.id_order[...], ORDER.rows)
+
+
+def test_orbax_brings_the_order_back(tmp_path):
+    ordered, _ = pair(jax_tt.TTEmbed, cache=CACHES["cache"])
+    ordered(IDS)
+    path = (tmp_path / "state").absolute()
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, nnx.to_pure_dict(nnx.state(ordered)))
+        checkpointer.wait_until_finished()
+        identity = IdOrder.identity(N)
+        other = jax_tt.TTEmbed(
+            N, D, tt_ranks=2, cache=CACHES["cache"], id_order=identity, rngs=nnx.Rngs(1)
+        )
+        state = nnx.state(other)
+        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, nnx.to_pure_dict(state))
+        nnx.replace_by_pure_dict(state, checkpointer.restore(path, like))
+    nnx.update(other, state)
+    equal(other.id_order[...], ORDER.rows)
+    equal(other(IDS), ordered(IDS))
+
+
+@caches
+def test_linen(cache):
+    """The order is in a collection of its own; forward, gradients and attend are those of permuted ids."""
+    ordered, plain = (
+        jax_tt.linen.TTEmbed(N, D, tt_ranks=2, cache=CACHES[cache], id_order=order)
+        for order in (ORDER, None)
+    )
+    variables = ordered.init(jax.random.key(0), IDS)
+    equal(variables["id_order"]["rows_by_id"], ORDER.rows)
+    rest = {name: value for name, value in variables.items() if name != "id_order"}
+    equal(rest, plain.init(jax.random.key(0), IDS))
+    query = jnp.ones((2, D))
+    apply = jax.jit(ordered.apply)
+    np.testing.assert_allclose(
+        apply(variables, IDS), plain.apply(rest, ORDER.apply(IDS)), rtol=1e-6, atol=1e-7
+    )
+    equal(
+        ordered.apply(variables, query, method="attend"),
+        plain.apply(rest, query, method="attend")[:, ORDER.rows],
+    )
+
+    def gradient(layer, fixed, ids):
+        def loss(params):
+            return jnp.sum(layer.apply({**fixed, "params": params}, ids) ** 2)
+
+        return jax.grad(loss)(rest["params"])
+
+    equal(gradient(ordered, variables, IDS), gradient(plain, rest, ORDER.apply(IDS)))
+    _, counted = ordered.apply(variables, IDS, mutable=["row_cache"])
+    if cache == "cache":
+        _, wanted = plain.apply(rest, ORDER.apply(IDS), mutable=["row_cache"])
+        equal(counted, wanted)
+    assert hash(ordered) == hash(ordered.clone())
+
+
+def test_linen_bags():
+    layer = jax_tt.linen.TTEmbedBag(N, D, tt_ranks=2, id_order=ORDER)
+    variables = layer.init(jax.random.key(0), IDS)
+    cores = [variables["params"][f"core_{k}"] for k in range(3)]
+    moved = jax_tt.Bags(ORDER.apply(PADDED.ids), None, None, True)
+    equal(layer.apply(variables, PADDED), jax_tt.tt_embed_bag(cores, moved, num_embeddings=N))
+
+
+def test_under_vmap_and_meshes():
+    ordered, plain = pair(jax_tt.TTEmbed)
+    moved = plain(ORDER.apply(IDS))
+    np.testing.assert_allclose(jax.vmap(ordered)(IDS), moved, rtol=1e-6, atol=1e-7)
+    graph, state = nnx.split(ordered)
+
+    def call(state, ids):
+        return nnx.merge(graph, state)(ids)
+
+    query = jnp.ones((2, D))
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = jax.make_mesh((2,), ("x",), axis_types=(kind,))
+        ids = jax.device_put(IDS, NamedSharding(mesh, P("x")))
+        placed = jax.device_put(state, NamedSharding(mesh, P()))
+        with jax.set_mesh(mesh):
+            np.testing.assert_allclose(jax.jit(call)(placed, ids), moved, rtol=1e-6, atol=1e-7)
+            scores = jax.jit(lambda s, q: nnx.merge(graph, s).attend(q))(placed, query)
+        np.testing.assert_allclose(scores, ordered.attend(query), rtol=1e-6, atol=1e-7)
+        for check in (True, False):
+            mapped = jax.jit(
+                jax.shard_map(
+                    call, mesh=mesh, in_specs=(P(), P("x")), out_specs=P("x"), check_vma=check
+                )
+            )
+            np.testing.assert_allclose(mapped(placed, ids), moved, rtol=1e-6, atol=1e-7)
+
+
+def test_what_layers_refuse():
+    shape = pair(jax_tt.TTEmbed)[1].tt_shape
+    for kind in (jax_tt.TTEmbed, jax_tt.TTEmbedBag):
+        layer = kind(N, D, tt_ranks=2, id_order=ORDER, rngs=nnx.Rngs(0), name="items")
+        ids = shape.split_ids(IDS)
+        with pytest.raises(TypeError, match=r"items: .*got SplitIds for a table with an id_order"):
+            layer(jax_tt.Bags(ids) if kind is jax_tt.TTEmbedBag else ids)
+        with pytest.raises(ValueError, match=r"items: .*got dtype float32"):
+            layer(jnp.ones((2, 2)))
+        with pytest.raises(ValueError, match=r"id_order: got an order of 3 ids for a table of 60"):
+            kind(N, D, id_order=IdOrder.identity(3), rngs=nnx.Rngs(0))
+        with pytest.raises(TypeError, match=r"id_order: got a list; expected None or a"):
+            kind(N, D, id_order=[0, 1], rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="id_order: got an order of 3 ids"):
+        jax_tt.linen.TTEmbed(N, D, id_order=IdOrder.identity(3)).init(jax.random.key(0), IDS)

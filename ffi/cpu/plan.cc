@@ -316,6 +316,7 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
   for (SideScratch& side : sides) side.RequestBuffers(layout.n, workspace);
   if (Status status = workspace.Allocate(); !status.ok()) return status;
 
+  // A plan of fewer ids is made before a helper has woken up.
   constexpr int64_t kBlock = 2048;
   const RowKeys key(shape, contraction);
   int64_t refused = kNone, rows = 0;
@@ -338,7 +339,7 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
   phases.Add(2, [&](int64_t task, int) {
     BuildSide(shape, contraction, /*primary=*/task == 0, rows, scratch.row_keys, sides[task], layout, plan);
   });
-  pool.Run(phases);
+  phases.Run(layout.n < kBlock ? 1 : pool.workers, pool.schedule);
   return refused == kNone ? Status{} : Refuse(lookups, &shape, shape.num_embeddings, refused);
 }
 

@@ -56,7 +56,7 @@ class Run:
     def finish(self, result: dict[str, Any]) -> None:
         """Writes the result."""
         self._manager.close()
-        _write(self._workdir / "result.json", result)
+        write_json(self._workdir / "result.json", result)
 
 
 def _check_config(config: Config, workdir: Path) -> None:
@@ -65,7 +65,7 @@ def _check_config(config: Config, workdir: Path) -> None:
     if not path.exists():
         shutil.rmtree(workdir, ignore_errors=True)
         workdir.mkdir(parents=True)
-        _write(path, new)
+        write_json(path, new)
         return
     old = json.loads(path.read_text())
     changed = {
@@ -78,8 +78,8 @@ def _check_config(config: Config, workdir: Path) -> None:
         )
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """The file is complete or absent, whenever the process is killed."""
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a file. The file is complete or absent, whenever the process is killed."""
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(content, indent=1))
     os.replace(unfinished, path)

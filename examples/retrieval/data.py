@@ -70,6 +70,31 @@ def load(path: str | Path, test: str | Path | None = None, layout: str = "auto")
     return _renumber(train, held)
 
 
+def data_sets(folder: Path) -> dict[str, tuple[Path, Path | None]]:
+    """The data sets of a folder by name: (train file, test file or None).
+
+    `<name>_train.*` with `<name>_test.*` is one with a given split; every other text file is a log of pairs in time
+    order, of which `load` leaves out each user's last item.
+
+    Raises:
+        ValueError: there is none.
+    """
+    files = sorted(path for path in folder.glob("*") if _is_text(path))
+    found: dict[str, tuple[Path, Path | None]] = {}
+    for path in files:
+        name = path.name.split(".")[0]
+        if name.endswith(TRAIN):
+            test = path.with_name(path.name.replace(TRAIN, TEST))
+            found[name.removesuffix(TRAIN)] = (path, test if test in files else None)
+        elif path.with_name(path.name.replace(TEST, TRAIN)) not in files or TEST not in name:
+            found[name] = (path, None)
+    if not found:
+        raise ValueError(
+            f"data: got the folder {folder} without a file .txt, .txt.gz or .txt.xz; expected interaction files."
+        )
+    return found
+
+
 def hold_out(data: Interactions, fraction: float, seed: int = 0) -> Interactions:
     """Replaces the test set by the last part of each user's train items, to tune on without seeing the test set.
 
@@ -106,6 +131,10 @@ def write_synthetic(
 def _open(path: Path, mode: str):
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     return opener(path, mode)
+
+
+def _is_text(path: Path) -> bool:
+    return ".txt" in (path.suffix, path.with_suffix("").suffix) and path.is_file()
 
 
 def _pair_in(folder: Path) -> tuple[Path, Path]:

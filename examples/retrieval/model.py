@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
 import jax_tt
 from examples.retrieval.settings import Variant
+from examples.retrieval.tables import arrays, lookup, make_table
 
 
 class MatrixFactorization(nnx.Module):
@@ -21,7 +21,8 @@ class MatrixFactorization(nnx.Module):
         variant: kind of table.
         init_std: standard deviation of the initial table entries.
         learning_rate: number or schedule of the fused Adam; the other variants leave it to optax.
-        tt_ranks: rank(s) of TT tables.
+        tt_ranks: rank(s) of TT tables without a ratio.
+        ratio: dense bytes over bytes of a compressed table, at least.
         order: of the ids of TT tables: `(ids, shape) -> IdOrder or None`, `ids` being "users" or "items".
     """
 
@@ -35,48 +36,34 @@ class MatrixFactorization(nnx.Module):
         init_std: float,
         learning_rate: Any,
         tt_ranks: int | tuple[int, ...],
+        ratio: float | None = None,
         order: Callable[[str, jax_tt.TTShape], jax_tt.order.IdOrder | None] = lambda ids, shape: (
             None
         ),
         rngs: nnx.Rngs,
     ):
-        optimizer = jax_tt.optimizers.Adam(learning_rate) if variant.fused else None
-
         def table(ids: str, rows: int) -> Any:
-            if variant.tt:
-                shape = jax_tt.TTShape.suggest(rows, features, tt_ranks)
-                return jax_tt.TTEmbed(
-                    rows,
-                    features,
-                    tt_ranks=shape.ranks,
-                    row_factors=shape.row_factors,
-                    col_factors=shape.col_factors,
-                    core_init=scaled_init(shape, init_std),
-                    optimizer=optimizer,
-                    id_order=order(ids, shape),
-                    rngs=rngs,
-                )
-            init = nnx.initializers.normal(init_std)
-            if variant.fused:
-                return jax_tt.EmbedBag(
-                    rows, features, embedding_init=init, optimizer=optimizer, rngs=rngs
-                )
-            return nnx.Embed(rows, features, embedding_init=init, rngs=rngs)
+            return make_table(
+                variant.table,
+                rows,
+                features,
+                std=init_std,
+                optimizer=jax_tt.optimizers.Adam(learning_rate) if variant.fused else None,
+                ratio=ratio,
+                tt_ranks=tt_ranks,
+                order=lambda shape: order(ids, shape),
+                rngs=rngs,
+            )
 
         self.users, self.items = table("users", num_users), table("items", num_items)
 
     def user_rows(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]."""
-        return _rows(self.users, ids)
+        return lookup(self.users, ids)
 
     def item_rows(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]. A fused table can be looked up once a step: give all ids of a step in one call."""
-        return _rows(self.items, ids)
-
-
-def scaled_init(shape: jax_tt.TTShape, std: float) -> Any:
-    """Normal core entries for table entries of standard deviation `std`: each is a sum of prod(ranks) products of d."""
-    return nnx.initializers.normal((std / np.sqrt(np.prod(shape.ranks))) ** (1 / shape.d))
+        return lookup(self.items, ids)
 
 
 def make_optimizer(model: MatrixFactorization, learning_rate: Any) -> jax_tt.FusedOptimizer:
@@ -120,22 +107,19 @@ def loss_fn(
 
 
 def num_parameters(model: MatrixFactorization) -> int:
-    """Table entries or core entries, without the optimizer's slots."""
-    return sum(value.size for value in jax.tree.leaves(_tables(model)))
+    """Entries of tables, cores or factors, without the optimizer's slots."""
+    return sum(value.size for value in _arrays(model))
 
 
 def num_bytes(model: MatrixFactorization) -> int:
     """Bytes of what `num_parameters` counts, and of the orders of ids."""
-    orders = nnx.state(model, jax_tt.IdOrderState)
-    return sum(value.nbytes for value in jax.tree.leaves((_tables(model), orders)))
+    return sum(value.nbytes for value in _arrays(model)) + order_bytes(model)
 
 
-def _tables(model: MatrixFactorization) -> list[Any]:
-    return [
-        table.cores if isinstance(table, jax_tt.TTEmbed) else table.embedding[...]
-        for table in (model.users, model.items)
-    ]
+def order_bytes(model: MatrixFactorization) -> int:
+    """Bytes of the orders of ids alone."""
+    return sum(value.nbytes for value in jax.tree.leaves(nnx.state(model, jax_tt.IdOrderState)))
 
 
-def _rows(table: Any, ids: jax.Array) -> jax.Array:
-    return table(ids[:, None]) if isinstance(table, jax_tt.EmbedBag) else table(ids)
+def _arrays(model: MatrixFactorization) -> list[jax.Array]:
+    return [*arrays(model.users), *arrays(model.items)]

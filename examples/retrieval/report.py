@@ -13,12 +13,15 @@ import numpy as np
 
 from examples.retrieval.settings import VARIANTS
 
-# Colours that stay apart for colour-blind readers: dense cool, TT warm; optax light, fused dark.
+# Colours that stay apart for colour-blind readers: dense blue, TT orange; optax light, fused dark.
 COLOURS = {
     "dense_optax": "#9ecae1",
     "dense_fused": "#2171b5",
     "tt_optax": "#fdae6b",
     "tt_fused": "#d94801",
+    "low_rank": "#41ab5d",
+    "hashing": "#737373",
+    "quotient_remainder": "#6a51a3",
 }
 
 

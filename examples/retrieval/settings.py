@@ -11,28 +11,38 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Variant:
-    """A kind of table and the way it is updated."""
+    """A kind of table, as `tables.make_table` names it, and the way it is updated."""
 
     label: str
-    tt: bool
+    table: str
     fused: bool
 
 
 VARIANTS = {
-    "dense_optax": Variant("dense + optax", tt=False, fused=False),
-    "dense_fused": Variant("dense fused", tt=False, fused=True),
-    "tt_optax": Variant("TT + optax", tt=True, fused=False),
-    "tt_fused": Variant("TT fused", tt=True, fused=True),
+    "dense_optax": Variant("dense + optax", "dense", fused=False),
+    "dense_fused": Variant("dense fused", "dense", fused=True),
+    "tt_optax": Variant("TT + optax", "tt", fused=False),
+    "tt_fused": Variant("TT fused", "tt", fused=True),
+    "low_rank": Variant("low rank", "low_rank", fused=True),
+    "hashing": Variant("hashing", "hashing", fused=True),
+    "quotient_remainder": Variant("quotient-remainder", "quotient_remainder", fused=True),
 }
+COMPARED = tuple(VARIANTS)[:4]
+_NEED_RATIO = ("low_rank", "hashing", "quotient_remainder")
 
-# Chosen on the last fifth of each user's train items of Amazon-book (`--validation 0.2`), never on test items;
-# README.md has the figures. The learning rate is that of the first step, of Adam; it falls linearly to 0.
-TUNED: dict[bool, dict[str, float]] = {
-    False: {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.01, "epochs": 30},  # dense
-    True: {"learning_rate": 5e-3, "l2": 1e-3, "init_std": 0.03, "epochs": 30},  # TT
+# The first two were chosen on the last fifth of each user's train items of Amazon-book (`--validation 0.2`), never on
+# test items; README.md has the figures. The others start from the dense settings: `curve --tune` chooses all alike.
+# The learning rate is that of the first step, of Adam; it falls linearly to 0.
+TUNED: dict[str, dict[str, float]] = {
+    "dense": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.01, "epochs": 30},
+    "tt": {"learning_rate": 5e-3, "l2": 1e-3, "init_std": 0.03, "epochs": 30},
+    "low_rank": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.01, "epochs": 30},
+    "hashing": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.01, "epochs": 30},
+    "quotient_remainder": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.01, "epochs": 30},
 }
-# Products of small cores have small gradients: TT tables need some epochs before they begin to learn.
-QUICK_EPOCHS = {False: 3, True: 8}
+# Products have small gradients where their factors are small: they need some epochs before they begin to learn.
+QUICK_EPOCHS = {"dense": 3, "tt": 8, "low_rank": 8, "hashing": 3, "quotient_remainder": 8}
+TT_RANK = 16
 ORDERS = ("none", "interactions", "counts")
 QUICK = {"test_users": 10_000, "evaluate_every": 1}
 
@@ -53,6 +63,7 @@ class Config:
     epochs: int
     seed: int
     order: str = "none"
+    ratio: float | None = None
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -86,7 +97,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         default=0.0,
         help="evaluate on this last part of each user's train items instead (for tuning)",
     )
-    add("--variants", default=",".join(VARIANTS), help="comma-separated")
+    add(
+        "--variants",
+        default=",".join(COMPARED),
+        help=f"comma-separated, some of {', '.join(VARIANTS)}",
+    )
     add(
         "--workdir",
         type=Path,
@@ -100,7 +115,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add("--quick", action="store_true", help="a few epochs, 10,000 test users")
     add("--features", type=int, default=64, help="columns of the tables")
-    add("--tt-rank", type=int, default=16, help="rank of the TT tables")
+    add("--tt-rank", type=int, default=TT_RANK, help="rank of the TT tables")
+    add(
+        "--ratio",
+        type=float,
+        help="dense bytes over bytes of each compressed table; TT tables without it have --tt-rank",
+    )
     add(
         "--order",
         choices=ORDERS,
@@ -132,6 +152,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name in options.variants:
         if name not in VARIANTS:
             parser.error(f"--variants: got {name!r}; expected some of {', '.join(VARIANTS)}")
+        if name in _NEED_RATIO and options.ratio is None:
+            parser.error(f"--ratio: got none; expected one, as {name} has no size of its own")
+    if options.ratio is not None and not options.ratio > 1:
+        parser.error(f"--ratio: got {options.ratio}; expected a number above 1")
     for name in ("features", "tt_rank", "batch_size", "negatives", "k"):
         if getattr(options, name) < 1:
             parser.error(
@@ -148,14 +172,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def config(options: argparse.Namespace, variant: str) -> Config:
     """The settings of one variant."""
-    tt = VARIANTS[variant].tt
-    tuned: dict[str, Any] = TUNED[tt] | ({"epochs": QUICK_EPOCHS[tt]} if options.quick else {})
+    kind = VARIANTS[variant].table
+    quick = {"epochs": QUICK_EPOCHS[kind]} if options.quick else {}
+    tuned: dict[str, Any] = TUNED[kind] | quick
     chosen = {name: getattr(options, name) for name in tuned if getattr(options, name) is not None}
     same = ("features", "tt_rank", "loss", "batch_size", "negatives", "seed")
-    order = options.order if tt else "none"
     return Config(
         variant=variant,
-        order=order,
+        order=options.order if kind == "tt" else "none",
+        ratio=None if kind == "dense" else options.ratio,
         **{name: getattr(options, name) for name in same},
         **{**tuned, **chosen},
     )

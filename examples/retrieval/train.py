@@ -28,6 +28,7 @@ from examples.retrieval.model import (
     make_optimizer,
     num_bytes,
     num_parameters,
+    order_bytes,
 )
 from examples.retrieval.orders import make_order
 from examples.retrieval.settings import VARIANTS, Config
@@ -50,6 +51,7 @@ class Training(nnx.Module):
             init_std=config.init_std,
             learning_rate=learning_rate,
             tt_ranks=config.tt_rank,
+            ratio=config.ratio,
             order=partial(make_order, config.order, data),
             rngs=nnx.Rngs(config.seed),
         )
@@ -117,6 +119,7 @@ def train(
         "test_users": recall.num_users,
         "parameters": num_parameters(model),
         "bytes": num_bytes(model),
+        "order_bytes": order_bytes(model),
         "state_bytes": sum(value.nbytes for value in jax.tree.leaves(state)),
         "compression": dense / num_parameters(model),
         "step_ms": 1e3 * statistics.median(history["step_seconds"]),

@@ -1,0 +1,248 @@
+"""How small can a table be? Trains matrix factorisation with tables of many sizes: recall against bytes.
+
+python -m examples.retrieval.curve --data FOLDER [--seeds 3] [--ratios 10 50 75] [--tune] [--out FOLDER] [--help]
+
+Every point is a run of its own. Finished ones are kept in OUT/curve_results.json, and a run that was stopped continues
+from its last checkpoint, so the same command may be started again at any time, or later with more seeds or ratios.
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from examples.retrieval import curve_report, data, report, settings, tables
+from examples.retrieval.checkpoint import write_json
+from examples.retrieval.data import Interactions
+from examples.retrieval.settings import TUNED, VARIANTS, Config
+from examples.retrieval.train import train
+
+RESULTS = "curve_results.json"
+HELD_OUT = 0.2  # of each user's train items, to tune on
+# All pairs are tried for every method alike, dense tables too, with the seed 0 and the middle one of the ratios.
+GRID = {"learning_rate": (3e-3, 5e-3, 1e-2), "l2": (1e-3, 3e-2)}
+# What has a line in the picture: the variant, and the order of its ids.
+METHODS = {
+    "dense": ("dense_fused", "none"),
+    "tt_order": ("tt_fused", "interactions"),
+    "tt": ("tt_fused", "none"),
+    "low_rank": ("low_rank", "none"),
+    "quotient_remainder": ("quotient_remainder", "none"),
+    "hashing": ("hashing", "none"),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run.
+
+    Attributes:
+        data_set: name.
+        method: one of `METHODS`.
+        config: settings of the run; their `ratio` is None for dense tables.
+        tuning: it is measured on a part of the train items that the run does not see, not on test items.
+    """
+
+    data_set: str
+    method: str
+    config: Config
+    tuning: bool = False
+
+    @property
+    def name(self) -> str:
+        """Differs where anything does."""
+        c = self.config
+        digest = hashlib.sha256(json.dumps(asdict(c), sort_keys=True).encode()).hexdigest()[:8]
+        size = "" if c.ratio is None else f"-{c.ratio:g}x"
+        tuning = "-tuning" if self.tuning else ""
+        return f"{self.data_set}-{self.method}{size}-seed{c.seed}{tuning}-{digest}"
+
+
+class Results:
+    """Finished points by name, in a file that is complete whenever the process is killed.
+
+    Args:
+        folder: of the file and of the runs that are not finished.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self.path = folder / RESULTS
+        folder.mkdir(parents=True, exist_ok=True)
+        self.points: dict[str, dict[str, Any]] = {}
+        if self.path.exists():
+            self.points = json.loads(self.path.read_text())["points"]
+
+    def get(self, point: Point, interactions: Interactions) -> dict[str, Any]:
+        """The figures of a point, trained now if they are not known."""
+        found = self.points.get(point.name)
+        if found is None:
+            found = self.points[point.name] = self._train(point, interactions)
+            write_json(self.path, {**report.conditions(), "points": self.points})
+            shutil.rmtree(self._run(point))
+        return found
+
+    def _train(self, point: Point, interactions: Interactions) -> dict[str, Any]:
+        result = train(point.config, interactions, self._run(point))
+        kept = ("recall", "test_users", "parameters", "bytes", "order_bytes", "config")
+        return {
+            "data_set": point.data_set,
+            "method": point.method,
+            "tuning": point.tuning,
+            "data": str(interactions),
+            **{name: result[name] for name in kept},
+        }
+
+    def _run(self, point: Point) -> Path:
+        return self._folder / "points" / point.name
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command line."""
+    options = parse(argv)
+    results = Results(options.out)
+    files = data.data_sets(options.data)
+    chosen = options.datasets or list(files)
+    if unknown := [name for name in chosen if name not in files]:
+        raise SystemExit(f"--datasets: got {unknown}; expected some of {list(files)}")
+    rows: list[dict[str, Any]] = []
+    for name in chosen:
+        rows += measure(name, data.load(*files[name]), options, results)
+    text = curve_report.table(rows)
+    (options.out / "curve.md").write_text(text + "\n")
+    curve_report.picture(options.out / "curve.png", rows)
+    print(f"\n{text}\n\nPicture: {options.out / 'curve.png'}")
+
+
+def measure(
+    name: str, interactions: Interactions, options: argparse.Namespace, results: Results
+) -> list[dict[str, Any]]:
+    """The figures of all points of a data set; trains those that are missing."""
+    sizes = [
+        (method, ratio)
+        for method in options.methods
+        for ratio in ([None] if method == "dense" else options.ratios)
+        if _fits(name, interactions, method, ratio, options.features)
+    ]
+    if options.tune:
+        held = data.hold_out(interactions, HELD_OUT)
+        tuned = _tune(name, held, sizes, options, results)
+    else:
+        tuned = {method: {} for method in options.methods}
+    points = [
+        Point(name, method, replace(config(options, method, ratio, seed), **tuned[method]))
+        for seed in range(options.seeds)
+        for method, ratio in sizes
+    ]
+    return list(_finish(f"{name}: points", points, interactions, results))
+
+
+def config(options: argparse.Namespace, method: str, ratio: float | None, seed: int) -> Config:
+    """The settings of a point that is not tuned."""
+    variant, order = METHODS[method]
+    tuned: dict[str, Any] = dict(TUNED[VARIANTS[variant].table])
+    if options.epochs is not None:
+        tuned["epochs"] = options.epochs
+    return Config(
+        variant=variant,
+        features=options.features,
+        tt_rank=settings.TT_RANK,
+        loss="softmax",
+        batch_size=options.batch_size,
+        negatives=options.negatives,
+        seed=seed,
+        order=order,
+        ratio=ratio,
+        **tuned,
+    )
+
+
+def _tune(
+    name: str,
+    held: Interactions,
+    sizes: Sequence[tuple[str, float | None]],
+    options: argparse.Namespace,
+    results: Results,
+) -> dict[str, dict[str, float]]:
+    """The best pair of `GRID` of each method, by recall on held-out train items."""
+    points = []
+    for method in dict.fromkeys(method for method, _ in sizes):
+        ratios = [ratio for other, ratio in sizes if other == method]
+        base = config(options, method, ratios[len(ratios) // 2], seed=0)
+        points += [
+            Point(name, method, replace(base, learning_rate=rate, l2=l2), tuning=True)
+            for rate in GRID["learning_rate"]
+            for l2 in GRID["l2"]
+        ]
+    best: dict[str, dict[str, Any]] = {}
+    for row in _finish(f"{name}: tuning", points, held, results):
+        method = row["method"]
+        if method not in best or row["recall"] > best[method]["recall"]:
+            best[method] = row
+    return {
+        method: {setting: row["config"][setting] for setting in GRID}
+        for method, row in best.items()
+    }
+
+
+def _finish(
+    label: str, points: Sequence[Point], interactions: Interactions, results: Results
+) -> Iterable[dict[str, Any]]:
+    with tqdm(points, desc=label, unit="point", position=1) as bar:
+        for point in bar:
+            bar.set_postfix_str(point.name)
+            yield results.get(point, interactions)
+
+
+def _fits(
+    name: str, interactions: Interactions, method: str, ratio: float | None, features: int
+) -> bool:
+    """Whether there are tables that small; says why not."""
+    kind = VARIANTS[METHODS[method][0]].table
+    try:
+        for rows in (interactions.num_users, interactions.num_items):
+            tables.check_fits(kind, rows, features, ratio)
+    except ValueError as error:
+        print(f"{name}: leaves {method} out: {error}")
+        return False
+    return True
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; see `--help`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.retrieval.curve",
+        description="Recall against bytes for dense tables and for tables compressed in several ways.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder of interaction files, see data.data_sets")
+    add("--datasets", nargs="+", help="names of data sets; all of the folder without it")
+    add("--methods", nargs="+", choices=tuple(METHODS), default=list(METHODS))
+    add("--ratios", nargs="+", type=float, default=[10.0, 50.0, 75.0], help="dense bytes / bytes")
+    add("--seeds", type=int, default=3, help="runs of each point, with the seeds 0, 1, ...")
+    add("--tune", action="store_true", help="choose learning rate and l2 of every method, see GRID")
+    add("--out", type=Path, default=Path("demo_output/curve"), help="results, table, picture")
+    add("--epochs", type=int, help=f"default: {TUNED['dense']['epochs']}")
+    add("--features", type=int, default=64, help="columns of the tables")
+    add("--batch-size", type=int, default=2048)
+    add("--negatives", type=int, default=256, help="random items shared by a batch")
+    options = parser.parse_args(argv)
+    for name in ("seeds", "epochs", "features", "batch_size", "negatives"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')}: got {value}; expected at least 1")
+    for ratio in options.ratios:
+        if not ratio > 1:
+            parser.error(f"--ratios: got {ratio}; expected numbers above 1")
+    return options
+
+
+if __name__ == "__main__":
+    main()

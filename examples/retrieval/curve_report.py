@@ -1,0 +1,152 @@
+"""The table and the picture of recall against bytes, from the figures of single runs."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from examples.retrieval.report import COLOURS
+
+LABELS = {
+    "dense": "dense",
+    "tt_order": "TT, ids ordered by interactions",
+    "tt": "TT, ids as they come",
+    "low_rank": "low rank",
+    "quotient_remainder": "quotient-remainder",
+    "hashing": "hashing",
+}
+_STYLES = {
+    "dense": (COLOURS["dense_fused"], "D"),
+    "tt_order": (COLOURS["tt_fused"], "o"),
+    "tt": (COLOURS["tt_optax"], "s"),
+    "low_rank": (COLOURS["low_rank"], "^"),
+    "quotient_remainder": (COLOURS["quotient_remainder"], "v"),
+    "hashing": (COLOURS["hashing"], "x"),
+}
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The runs of one point that differ in the seed alone.
+
+    Attributes:
+        data_set, method, ratio: the point; no ratio for dense tables.
+        recall: mean over the seeds.
+        spread: standard deviation over the seeds; None for a single one.
+        seeds: their number.
+        bytes: of the tables, without orders of ids.
+        order_bytes: of the orders of ids.
+    """
+
+    data_set: str
+    method: str
+    ratio: float | None
+    recall: float
+    spread: float | None
+    seeds: int
+    bytes: int
+    order_bytes: int
+
+
+def means(rows: Sequence[dict[str, Any]]) -> list[Mean]:
+    """Points in the order of data sets, of `LABELS`, and of falling bytes; rows of tuning are left out."""
+
+    def point(row: dict[str, Any]) -> tuple[str, int, float]:
+        return row["data_set"], list(LABELS).index(row["method"]), row["config"]["ratio"] or 0.0
+
+    found = []
+    for _, group in groupby(sorted((r for r in rows if not r["tuning"]), key=point), key=point):
+        runs = list(group)
+        recalls = [run["recall"] for run in runs]
+        first = runs[0]
+        found.append(
+            Mean(
+                first["data_set"],
+                first["method"],
+                first["config"]["ratio"],
+                statistics.fmean(recalls),
+                statistics.stdev(recalls) if len(runs) > 1 else None,
+                len(runs),
+                first["bytes"] - first["order_bytes"],
+                first["order_bytes"],
+            )
+        )
+    return found
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: one line a point, recall as mean ± standard deviation over the seeds."""
+    points = means(rows)
+    dense = {point.data_set: point for point in points if point.method == "dense"}
+    lines = [
+        "| data | tables | recall@20 | of dense | seeds | bytes | smaller by | with the order |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for point in points:
+        base = dense.get(point.data_set)
+        spread = "" if point.spread is None else f" ± {point.spread:.4f}"
+        total = point.bytes + point.order_bytes
+        cells = [
+            point.data_set,
+            LABELS[point.method],
+            f"{point.recall:.4f}{spread}",
+            f"{point.recall / base.recall:.0%}" if base and base.recall else "",
+            str(point.seeds),
+            f"{point.bytes:,}",
+            f"{base.bytes / point.bytes:.1f}" if base else "",
+            f"{base.bytes / total:.1f}" if base and point.order_bytes else "",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """The same as a PNG: one panel a data set, one line a method; broken lines count the order of the ids."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    points = means(rows)
+    names = list(dict.fromkeys(point.data_set for point in points))
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(6.5 * len(names), 4.8), squeeze=False, layout="constrained"
+    )
+    for axis, name in zip(axes.flat, names, strict=True):
+        for method, label in LABELS.items():
+            line = [p for p in points if p.data_set == name and p.method == method]
+            if not line:
+                continue
+            _line(axis, line, lambda p: p.bytes, label=label, linestyle="-")
+            if any(p.order_bytes for p in line):
+                with_order = label + ", order counted"
+                _line(axis, line, lambda p: p.bytes + p.order_bytes, with_order, "--")
+            if method == "dense":
+                axis.axhline(line[0].recall, color=_STYLES[method][0], linewidth=0.8, zorder=0)
+        axis.set_xscale("log")
+        axis.set_ylim(bottom=0)
+        axis.set_xlabel("bytes of both tables")
+        axis.set_ylabel("recall@20")
+        axis.set_title(name)
+        axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _line(
+    axis: Any, points: Sequence[Mean], size: Callable[[Mean], int], label: str, linestyle: str
+) -> None:
+    colour, marker = _STYLES[points[0].method]
+    axis.errorbar(
+        [size(p) for p in points],
+        [p.recall for p in points],
+        yerr=[p.spread or 0.0 for p in points],
+        color=colour,
+        marker=marker,
+        fillstyle="full" if linestyle == "-" else "none",
+        linestyle=linestyle,
+        capsize=3,
+        label=label,
+    )

@@ -1,0 +1,238 @@
+"""Kinds of tables, all of `rows` x `features` numbers, all trained the same way.
+
+A compressed kind takes at most a `ratio`-th of the bytes of the dense table. All are looked up by `lookup`, and updated
+in the backward pass if they are given an optimizer.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jax_tt
+
+Order = Callable[[jax_tt.TTShape], jax_tt.order.IdOrder | None]
+
+
+class LowRank(nnx.Module):
+    """A [rows, k] table times a [k, features] matrix, which all rows share and optax steps.
+
+    Args:
+        rows, features: size of the table that it stands for.
+        ratio: that table's numbers over its own.
+        std: standard deviation of the initial entries of the product.
+        optimizer: of the [rows, k] table.
+    """
+
+    def __init__(
+        self, rows: int, features: int, *, ratio: float, std: float, optimizer: Any, rngs: nnx.Rngs
+    ):
+        k = low_rank(rows, features, ratio)
+        init = nnx.initializers.normal((std / k**0.5) ** 0.5)
+        self.table = _rows(rows, k, init, optimizer, rngs)
+        self.basis = nnx.Param(init(rngs.params(), (k, features), jnp.float32))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """ids [n] -> [n, features]."""
+        return self.table(ids[:, None]) @ self.basis[...]
+
+    def arrays(self) -> list[jax.Array]:
+        """What is trained."""
+        return [self.table.embedding[...], self.basis[...]]
+
+
+class Hashing(nnx.Module):
+    """A table of fewer rows; an id has the row of its hash, which it shares with others. Arguments as `LowRank`."""
+
+    def __init__(
+        self, rows: int, features: int, *, ratio: float, std: float, optimizer: Any, rngs: nnx.Rngs
+    ):
+        init = nnx.initializers.normal(std)
+        self.table = _rows(hashed_rows(rows, ratio), features, init, optimizer, rngs)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """ids [n] -> [n, features]."""
+        size = self.table.embedding.shape[0]
+        row = mix(ids) % jnp.uint32(size)
+        return self.table(row.astype(jnp.int32)[:, None])
+
+    def arrays(self) -> list[jax.Array]:
+        """What is trained."""
+        return [self.table.embedding[...]]
+
+
+class QuotientRemainder(nnx.Module):
+    """The entrywise product of a row for `id // m` and one for `id % m`: no two ids share both.
+
+    H.-J. Shi et al., "Compositional embeddings using complementary partitions", KDD 2020. The m is the largest within
+    the budget: the fewest ids to a remainder. Arguments as `LowRank`.
+    """
+
+    def __init__(
+        self, rows: int, features: int, *, ratio: float, std: float, optimizer: Any, rngs: nnx.Rngs
+    ):
+        self.divisor = remainders(rows, ratio)
+        init = nnx.initializers.normal(std**0.5)
+        self.quotient = _rows(-(-rows // self.divisor), features, init, optimizer, rngs)
+        self.remainder = _rows(self.divisor, features, init, optimizer, rngs)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """ids [n] -> [n, features]."""
+        quotient, remainder = ids // self.divisor, ids % self.divisor
+        return self.quotient(quotient[:, None]) * self.remainder(remainder[:, None])
+
+    def arrays(self) -> list[jax.Array]:
+        """What is trained."""
+        return [self.quotient.embedding[...], self.remainder.embedding[...]]
+
+
+_SMALL = {"low_rank": LowRank, "hashing": Hashing, "quotient_remainder": QuotientRemainder}
+
+
+def make_table(
+    kind: str,
+    rows: int,
+    features: int,
+    *,
+    std: float,
+    optimizer: Any,
+    ratio: float | None,
+    tt_ranks: int | tuple[int, ...],
+    order: Order,
+    rngs: nnx.Rngs,
+) -> Any:
+    """A table.
+
+    Args:
+        kind: "dense", "tt", "low_rank", "hashing" or "quotient_remainder".
+        rows, features: its size.
+        std: standard deviation of its initial entries.
+        optimizer: fused one of `jax_tt.optimizers`, or None to leave the step of dense and TT tables to optax.
+        ratio: dense bytes over bytes, at least; None only for dense tables and for TT tables of `tt_ranks`.
+        tt_ranks: of a TT table where there is no ratio.
+        order: of the ids of a TT table.
+
+    Raises:
+        ValueError: no table of this kind is that small.
+    """
+    if kind == "dense":
+        init = nnx.initializers.normal(std)
+        if optimizer is None:
+            return nnx.Embed(rows, features, embedding_init=init, rngs=rngs)
+        return _rows(rows, features, init, optimizer, rngs)
+    if kind == "tt":
+        suggested = jax_tt.TTShape.suggest(rows, features, tt_ranks)
+        shape = suggested if ratio is None else tt_shape(rows, features, ratio)
+        return jax_tt.TTEmbed(
+            rows,
+            features,
+            tt_ranks=shape.ranks,
+            row_factors=shape.row_factors,
+            col_factors=shape.col_factors,
+            core_init=scaled_init(shape, std),
+            optimizer=optimizer,
+            id_order=order(shape),
+            rngs=rngs,
+        )
+    if ratio is None:
+        raise ValueError(f"ratio: got None for a table of kind {kind}; expected a number above 1.")
+    return _SMALL[kind](rows, features, ratio=ratio, std=std, optimizer=optimizer, rngs=rngs)
+
+
+def check_fits(kind: str, rows: int, features: int, ratio: float | None) -> None:
+    """Raises the ValueError of `make_table` where no table of this kind is that small, without making it."""
+    if kind == "tt" and ratio is not None:
+        tt_shape(rows, features, ratio)
+    if kind in _SMALL:
+        if ratio is None:
+            raise ValueError(f"ratio: got None for {kind}; expected a number above 1.")
+        if kind == "low_rank":
+            low_rank(rows, features, ratio)
+        elif kind == "hashing":
+            hashed_rows(rows, ratio)
+        else:
+            remainders(rows, ratio)
+
+
+def lookup(table: Any, ids: jax.Array) -> jax.Array:
+    """ids [n] -> [n, features], of a table of any kind."""
+    return table(ids[:, None]) if isinstance(table, jax_tt.EmbedBag) else table(ids)
+
+
+def arrays(table: Any) -> list[jax.Array]:
+    """What is trained of a table of any kind, without the optimizer's slots."""
+    if isinstance(table, jax_tt.TTEmbed):
+        return jax.tree.leaves(table.cores)
+    if isinstance(table, jax_tt.EmbedBag | nnx.Embed):
+        return [table.embedding[...]]
+    return table.arrays()
+
+
+def scaled_init(shape: jax_tt.TTShape, std: float) -> Any:
+    """Normal core entries for table entries of standard deviation `std`: each is a sum of prod(ranks) products of d."""
+    return nnx.initializers.normal((std / np.sqrt(np.prod(shape.ranks))) ** (1 / shape.d))
+
+
+def tt_shape(rows: int, features: int, ratio: float) -> jax_tt.TTShape:
+    """Three cores of the largest equal ranks within the budget."""
+    budget = _budget(rows * features, ratio)
+    shape = None
+    for rank in range(1, budget + 1):
+        larger = jax_tt.TTShape.suggest(rows, features, rank)
+        if larger.num_params > budget or larger == shape:
+            break
+        shape = larger
+    if shape is None:
+        raise _too_small("tt", ratio, f"a table of {rows} x {features} at rank 1 takes more")
+    return shape
+
+
+def low_rank(rows: int, features: int, ratio: float) -> int:
+    """Columns k of the [rows, k] factor."""
+    k = _budget(rows * features, ratio) // (rows + features)
+    if k == 0:
+        raise _too_small("low_rank", ratio, f"one column takes {rows + features} numbers")
+    return k
+
+
+def hashed_rows(rows: int, ratio: float) -> int:
+    """Rows of the hashed table."""
+    found = _budget(rows, ratio)
+    if found == 0:
+        raise _too_small("hashing", ratio, f"of {rows} rows not one is left")
+    return found
+
+
+def remainders(rows: int, ratio: float) -> int:
+    """The largest divisor m for which m rows for remainders and ceil(rows / m) for quotients are within the budget."""
+    budget = _budget(rows, ratio)
+    divisors = np.arange(1, budget + 1)
+    fit = divisors[divisors - (-rows // divisors) <= budget]
+    if len(fit) == 0:
+        raise _too_small("quotient_remainder", ratio, f"{rows} ids take 2 * sqrt({rows}) rows")
+    return int(fit[-1])
+
+
+def mix(ids: jax.Array) -> jax.Array:
+    """Scatters ids over 32 bits: the finaliser of MurmurHash3, a bijection. int[...] -> uint32[...]."""
+    x = ids.astype(jnp.uint32)
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _rows(rows: int, features: int, init: Any, optimizer: Any, rngs: nnx.Rngs) -> jax_tt.EmbedBag:
+    return jax_tt.EmbedBag(rows, features, embedding_init=init, optimizer=optimizer, rngs=rngs)
+
+
+def _budget(numbers: int, ratio: float) -> int:
+    if not ratio > 1:
+        raise ValueError(f"ratio: got {ratio}; expected a number above 1.")
+    return int(numbers / ratio)
+
+
+def _too_small(kind: str, ratio: float, reason: str) -> ValueError:
+    return ValueError(f"ratio: got {ratio:g} for {kind}, but {reason}; expected a smaller ratio.")

@@ -195,7 +195,7 @@ def trained(monkeypatch):
             "config": asdict(config),
         }
 
-    monkeypatch.setattr(curve, "train", instead)
+    monkeypatch.setattr(curve, "train_alone", instead)
     return runs
 
 
@@ -214,18 +214,18 @@ def test_trains_what_is_missing_and_nothing_twice(folder, tmp_path, trained, cap
 
 
 def test_a_stopped_command_keeps_what_it_finished(folder, tmp_path, trained, monkeypatch):
-    known = curve.train
+    known = curve.train_alone
 
     def stop(config, interactions, workdir):
         if config.order == "interactions":
             raise KeyboardInterrupt
         return known(config, interactions, workdir)
 
-    monkeypatch.setattr(curve, "train", stop)
+    monkeypatch.setattr(curve, "train_alone", stop)
     with pytest.raises(KeyboardInterrupt):
         command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
     assert len(trained) == 1
-    monkeypatch.setattr(curve, "train", known)
+    monkeypatch.setattr(curve, "train_alone", known)
     command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
     assert len(trained) == 6
 

@@ -11,7 +11,9 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,7 @@ class Results:
         return found
 
     def _train(self, point: Point, interactions: Interactions) -> dict[str, Any]:
-        result = train(point.config, interactions, self._run(point))
+        result = train_alone(point.config, interactions, self._run(point))
         kept = ("recall", "test_users", "parameters", "bytes", "order_bytes", "config")
         return {
             "data_set": point.data_set,
@@ -101,6 +103,12 @@ class Results:
 
     def _run(self, point: Point) -> Path:
         return self._folder / "points" / point.name
+
+
+def train_alone(config: Config, interactions: Interactions, workdir: Path) -> dict[str, Any]:
+    """`train` in a process of its own: compiled programs of hundreds of points would fill the memory of one."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(train, config, interactions, workdir).result()
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -123,7 +123,7 @@ def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
             if any(p.order_bytes for p in line):
                 with_order = label + ", order counted"
                 _line(axis, line, lambda p: p.bytes + p.order_bytes, with_order, "--")
-            if method == "dense":
+            if method == "dense":  # the line to stay near
                 axis.axhline(line[0].recall, color=_STYLES[method][0], linewidth=0.8, zorder=0)
         axis.set_xscale("log")
         axis.set_ylim(bottom=0)
@@ -142,7 +142,7 @@ def _line(
     axis.errorbar(
         [size(p) for p in points],
         [p.recall for p in points],
-        yerr=[p.spread or 0.0 for p in points],
+        yerr=[float("nan") if p.spread is None else p.spread for p in points],
         color=colour,
         marker=marker,
         fillstyle="full" if linestyle == "-" else "none",

@@ -27,6 +27,9 @@ from jax_tt._cache.refresh import reset_cache as reset_cache
 from jax_tt._cache.statistics import cache_statistics as cache_statistics
 from jax_tt._cache.table import CachedTable as CachedTable
 from jax_tt._cache.table import init_cached_table as init_cached_table
+from jax_tt._files.tables import StoredTable as StoredTable
+from jax_tt._files.tables import load_tables as load_tables
+from jax_tt._files.tables import save_tables as save_tables
 from jax_tt._init import init_cores as init_cores
 from jax_tt._ops._table import FusedTable as FusedTable
 from jax_tt._ops._table import init_fused_table as init_fused_table

@@ -27,7 +27,7 @@ def figure(path: str | None, columns: int, draw: Callable[[Any], None]) -> None:
     # Not pyplot: no window system is asked for, and no state is left behind.
     figures = require("matplotlib.figure", "--picture", "cli")
     whole = figures.Figure(figsize=(5.5 * columns, 4.5), layout="constrained")
-    draw(whole.subplots(1, columns, squeeze=False)[0])
+    draw(whole.subplots(1, columns, squeeze=False, sharey=True)[0])
     whole.savefig(path, dpi=_PIXELS)
     print(f"drew {path}")
 

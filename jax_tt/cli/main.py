@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 
 import jax_tt
-from jax_tt.cli import compress, info, order
+from jax_tt.cli import compress, info, order, plan
 
-_COMMANDS = (order, compress, info)
+_COMMANDS = (order, compress, plan, info)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

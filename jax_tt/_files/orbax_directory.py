@@ -29,6 +29,8 @@ def read_orbax(path: str) -> StoredArrays:
     checkpointer = _checkpointer()
     try:
         metadata = checkpointer.metadata(place)
+        if metadata.item_metadata is None:
+            raise ValueError("it lacks the list of its arrays")
         tree = metadata.item_metadata.tree
         found = {}
         for keys, leaf in _leaves(tree, ()):

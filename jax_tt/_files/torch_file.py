@@ -52,7 +52,7 @@ class _Global(NamedTuple):
 class _Storage(NamedTuple):
     dtype: np.dtype[Any]
     key: str
-    count: int
+    numbers: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _array(path: str, name: str, tensor: _Tensor, member: zipfile.ZipInfo | None
         (n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True)
     )
     size = math.prod(tensor.shape)
-    if size and (storage.count > held or last >= held or size > held):
+    if size and (storage.numbers > held or last >= held or size > held):
         raise FileError(
             f"{where} of shape {tensor.shape} claims more numbers than the {held:,} that are stored."
         )

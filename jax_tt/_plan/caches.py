@@ -24,11 +24,13 @@ class Demand(NamedTuple):
 
     Attributes:
         ids: the sample without padding.
-        rows: cache at the knee of the miss ratio, 0 for none.
+        num_embeddings: of the table.
+        rows: cache at the knee of the miss ratio.
         nbytes: of such a cache.
     """
 
     ids: np.ndarray
+    num_embeddings: int
     rows: int
     nbytes: int
 
@@ -50,17 +52,15 @@ def demand(name: str, sample: Any, num_embeddings: int, features: int, itemsize:
     curve = miss_ratio_curve(ids, policy="ideal")
     below = 1 - curve.sizes / curve.distinct - curve.miss_ratios
     rows = int(curve.sizes[int(np.argmax(below))])
-    first, second = np.array_split(ids, 2)
-    hits = _hits(first, second, rows)
-    if hits < max(_LEAST_HITS, _LEAST_SKEW * rows / num_embeddings):
-        rows = 0
-    return Demand(ids, rows, rows * (features * itemsize + _SLOT + _COUNTER * _COUNTERS))
+    return Demand(
+        ids, num_embeddings, rows, rows * (features * itemsize + _SLOT + _COUNTER * _COUNTERS)
+    )
 
 
 def cache_within(
     wanted: Demand, budget: int, features: int, dtype: Any
 ) -> tuple[RowCache | None, int]:
-    """A cache of at most ``budget`` bytes and at most the knee's, and what it takes."""
+    """A cache of at most ``budget`` bytes and at most the knee's, and what it takes; None if it is not worth it."""
     try:
         cache = RowCache.suggest(
             wanted.ids,
@@ -71,17 +71,17 @@ def cache_within(
         )
     except ValueError:
         return None, 0  # not even one row fits
+    least = max(_LEAST_HITS, _LEAST_SKEW * cache.capacity / wanted.num_embeddings)
+    if hits_of(wanted, cache.capacity) < least:
+        return None, 0
     itemsize = np.dtype(dtype).itemsize
     taken = cache.capacity * (features * itemsize + _SLOT) + _COUNTER * (cache.counters or 0)
     return cache, taken
 
 
 def hits_of(wanted: Demand, rows: int) -> float:
-    """Share of the lookups of the second half that the first half's favourites take."""
-    return _hits(*np.array_split(wanted.ids, 2), rows)
-
-
-def _hits(first: np.ndarray, second: np.ndarray, rows: int) -> float:
+    """Share of the lookups of the sample's second half that the most frequent rows of its first half take."""
+    first, second = np.array_split(wanted.ids, 2)
     ids, counts = np.unique(first, return_counts=True)
     favourites = ids[np.argsort(-counts, kind="stable")[:rows]]
     return float(np.isin(second, favourites).mean())

@@ -57,7 +57,7 @@ class Table:
             self.num_embeddings, self.features = (
                 as_int(f"tables[{name!r}][{k}]", size) for k, size in enumerate(value)
             )
-        elif len(getattr(value, "shape", ())) == 2 and jnp.issubdtype(value.dtype, jnp.floating):
+        elif _is_table(value):
             self.dense = np.asarray(value) if isinstance(value, jax.Array) else value
             self.num_embeddings, self.features = self.dense.shape
             dtype = self.dense.dtype
@@ -155,6 +155,12 @@ def _low_rank_errors(table: Any, name: str) -> np.ndarray:
     values = np.maximum(np.linalg.eigvalsh(gram)[::-1], 0)
     lost = np.append(np.cumsum(values[::-1])[::-1], 0.0)
     return np.sqrt(lost / lost[0]) if lost[0] > 0 else lost
+
+
+def _is_table(value: Any) -> bool:
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return False
+    return len(value.shape) == 2 and jnp.issubdtype(value.dtype, jnp.floating)
 
 
 def _described(value: Any) -> str:

@@ -117,11 +117,7 @@ def _caches(
     specs: dict[str, Table], chosen: dict[str, Candidate], demands: dict[str, Demand], reserve: int
 ) -> dict[str, tuple[RowCache, int]]:
     """Caches of the tensor trains that have a sample with a knee, scaled down alike where they ask for too much."""
-    asking = {
-        name: wanted
-        for name, wanted in demands.items()
-        if wanted.rows and chosen[name].kind == TENSOR_TRAIN
-    }
+    asking = {name: wanted for name, wanted in demands.items() if chosen[name].kind == TENSOR_TRAIN}
     total = sum(wanted.nbytes for wanted in asking.values())
     found = {}
     for name, wanted in asking.items():
@@ -161,7 +157,7 @@ def _planned(
             hits = hits_of(wanted, cache.capacity)
             reasons.append(f"the cache takes {hits:.0%} of the lookups")
         else:
-            reasons.append("no cache: the sample asks for the rows too evenly, or it would not fit")
+            reasons.append("no cache: the sample asks for the rows too evenly for one that fits")
     return PlannedTable(
         table.num_embeddings,
         table.features,
@@ -186,6 +182,6 @@ def _reason(table: Table, chosen: Candidate, budget: int) -> str:
         rival = table.train(chosen.nbytes)
         return f"a tensor train of as many bytes has error {rival.error:.3g}"
     rival = table.low_rank_within(chosen.nbytes)
-    if rival is None:
+    if rival is None or rival.shape is None:
         return "smaller than any product of low rank"
     return f"low rank {rival.shape.ranks[0]}, of as many bytes, has error {rival.error:.3g}"

@@ -90,7 +90,8 @@ class Interactions:
             )
 
     def _turned(self, pairs: Pairs) -> Pairs:
-        return pairs[::-1] if self._swap else pairs
+        contexts, ids = pairs
+        return (ids, contexts) if self._swap else pairs
 
     def _blocks(self) -> Iterator[bytes]:
         """Whole lines."""

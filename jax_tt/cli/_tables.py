@@ -58,10 +58,12 @@ def read_order(path: str) -> tuple[IdOrder, tuple[int, ...] | None]:
 
 def write_order(path: str, order: IdOrder, row_factors: tuple[int, ...] | None) -> None:
     """An ``.npz`` file that `IdOrder.load` reads, with the row factors beside it."""
-    factors = {} if row_factors is None else {"row_factors": np.array(row_factors)}
-    unfinished = f"{path}.unfinished"
+    rows, unfinished = np.asarray(order.rows), f"{path}.unfinished"
     with open(unfinished, "wb") as file:
-        np.savez_compressed(file, rows=np.asarray(order.rows), **factors)
+        if row_factors is None:
+            np.savez_compressed(file, rows=rows)
+        else:
+            np.savez_compressed(file, rows=rows, row_factors=np.array(row_factors))
     os.replace(unfinished, path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 import numpy as np
@@ -102,6 +101,4 @@ def run(args: argparse.Namespace) -> None:
         lambda axes: _pictures.draw_errors(axes[0], found.relative_error, found.row_errors),
     )
     if order is not None:
-        print(
-            f"and the order of its ids, {order.rows.nbytes:,} bytes, from {os.path.basename(args.order)}"
-        )
+        print(f"and the order of its ids, {order.rows.nbytes:,} bytes")

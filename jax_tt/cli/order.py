@@ -16,7 +16,7 @@ from jax_tt.cli._pairs import Interactions
 from jax_tt.cli._tables import read_integers, read_numbers, read_table, write_order
 from jax_tt.order import IdOrder, from_counts, from_interactions, from_table, from_tree
 
-_FEATURES = 64  # row factors are suggested for; they hardly depend on it
+_FEATURES = 64  # that row factors are suggested for where columns are not known
 
 
 def add_parser(commands: Any) -> None:
@@ -96,7 +96,7 @@ def _by_counts(args: argparse.Namespace) -> tuple[IdOrder, tuple[int, ...] | Non
 
 def _by_table(args: argparse.Namespace) -> tuple[IdOrder, tuple[int, ...] | None]:
     table = np.asarray(read_table(args.input, args.name)[1])
-    shape = _shape(args, len(table))
+    shape = _shape(args, *table.shape)
     order = from_table(table, shape, seed=args.seed, progress=args.progress)
     _pictures.figure(args.picture, 2, lambda axes: _pictures.draw_rows(axes, table, order))
     return order, shape.row_factors
@@ -118,11 +118,11 @@ _METHODS = {
 }
 
 
-def _shape(args: argparse.Namespace, seen: int) -> TTShape:
+def _shape(args: argparse.Namespace, seen: int, features: int = _FEATURES) -> TTShape:
     """A shape with the row factors; an order knows nothing of columns."""
     count = args.num_embeddings or seen
     _check_count(count, seen)
-    factors = args.row_factors or TTShape.suggest(count, _FEATURES).row_factors
+    factors = args.row_factors or TTShape.suggest(count, features).row_factors
     return TTShape(count, 1, 1, factors, (1,) * len(factors))
 
 

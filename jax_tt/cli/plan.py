@@ -89,8 +89,8 @@ def _table(name: str, entry: Any, folder: Path) -> Any:
     if keys and "file" in keys <= _FILE and all(isinstance(x, str) for x in entry.values()):
         return read_table(str(folder / entry["file"]), entry.get("name"))[1]
     raise FileError(
-        f"--tables: {name} is {str(entry)[:80]}; expected num_embeddings and features, or file and, where it holds several "
-        "arrays, name."
+        f"--tables: {name} is {str(entry)[:80]}; expected num_embeddings and features, or file and, where it "
+        "holds several arrays, name."
     )
 
 

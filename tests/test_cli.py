@@ -400,6 +400,7 @@ FLOATS = "{'descr': '<f4', 'fortran_order': False, 'shape': %s}"
         ("a.npy", b"PNG", "is no .npy file"),
         ("a.npy", b"\x93NUMPY", "version"),
         ("a.npy", npy(FLOATS % "(3, 4)")[:30], "header is damaged"),
+        ("a.npy", npy("{'descr': '\0"), "header is damaged"),
         ("a.npy", npy(FLOATS % "(3, 4)", b"\0" * 47), "claims 48 bytes"),
         ("a.npy", npy(FLOATS % f"({2**60}, 4)"), "claims 18,446"),
         ("a.npy", npy(FLOATS % "(-3, 4)", b"\0" * 48), "claims the shape"),

@@ -63,7 +63,7 @@ def _header(file: Any, where: str, size: int) -> tuple[tuple[int, ...], np.dtype
         raise FileError(f"{where}: .npy version {major}; expected 1 or 2, those of plain arrays.")
     try:
         shape, fortran, dtype = read[major](file)
-    except (ValueError, TypeError, SyntaxError) as error:
+    except Exception as error:  # what the parsers of headers raise depends on numpy's version
         raise FileError(f"{where}: the header is damaged ({error}).") from error
     if dtype.hasobject:
         raise FileError(

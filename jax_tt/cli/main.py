@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 
 import jax_tt
@@ -31,7 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(argv)
     try:
-        arguments.run(arguments)
+        with warnings.catch_warnings():
+            # Of numpy, of numbers that are refused a moment later.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            arguments.run(arguments)
     except KeyboardInterrupt:
         return 130
     except MemoryError as error:

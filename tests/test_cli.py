@@ -472,6 +472,8 @@ def test_damaged_checkpoints(table, capsys):
     assert "exists" in refused(
         capsys, "compress", "table.npy", "--out", "two", "--ranks", "1", QUIET
     )
+    listed = Path("two/b/_METADATA").read_text()
+    assert '"write_shape": [' in listed or '"shape": [' in listed
     data = [path for path in Path("two/a").rglob("d/*") if path.is_file()]
     for path in data:
         path.write_bytes(path.read_bytes()[:40])

@@ -14,6 +14,11 @@ _LARGEST_RATIO = 200
 _HARMLESS = 1 << 26
 
 
+def is_bomb(compressed: int, size: int) -> bool:
+    """Whether so many bytes would grow out of proportion."""
+    return size > max(_HARMLESS, _LARGEST_RATIO * compressed)
+
+
 @contextlib.contextmanager
 def opened(path: str, kind: str) -> Iterator[zipfile.ZipFile]:
     """The archive; whatever is wrong with it becomes a `FileError`."""
@@ -38,7 +43,7 @@ def member_bytes(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: str) -> 
 
 def check_member(info: zipfile.ZipInfo, path: str) -> None:
     """Refuses a member that would grow out of proportion."""
-    if info.file_size > max(_HARMLESS, _LARGEST_RATIO * info.compress_size):
+    if is_bomb(info.compress_size, info.file_size):
         raise FileError(
             f"{path}: {info.filename} would grow from {info.compress_size:,} to {info.file_size:,} bytes, as a zip "
             "bomb does; refused. Save the array uncompressed if it is meant."

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jax_tt._files.archive import is_bomb
 from jax_tt._files.stored import FileError, StoredArray, StoredArrays
 from jax_tt._requires import require
 
@@ -38,6 +39,12 @@ def read_orbax(path: str) -> StoredArrays:
             found[".".join(keys)] = StoredArray(tuple(leaf.shape), np.dtype(leaf.dtype), read)
     except Exception as error:  # a damaged checkpoint fails anywhere in orbax
         raise FileError(f"{path}: is no whole orbax checkpoint ({error}).") from error
+    held = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
+    for name, array in found.items():
+        if is_bomb(held, array.nbytes):
+            raise FileError(
+                f"{path}: {name} claims {array.nbytes:,} bytes, the checkpoint has {held:,} in all; refused."
+            )
     notes = (metadata.custom_metadata or {}).get(_KEY, {})
     return StoredArrays(path, found, notes if isinstance(notes, dict) else {})
 

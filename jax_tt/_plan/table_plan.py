@@ -35,8 +35,10 @@ class PlannedTable:
 
     >>> import jax_tt
     >>> planned = jax_tt.plan({"items": (1_000_000, 64)}, 4_000_000)["items"]
-    >>> planned.kind, planned.measured, sorted(planned.arguments())[:3]
-    ('tensor train', False, ['col_factors', 'features', 'num_embeddings'])
+    >>> planned.kind, planned.measured, planned.nbytes <= 4_000_000
+    ('tensor train', False, True)
+    >>> sorted(planned.arguments())
+    ['cache', 'col_factors', 'features', 'id_order', 'num_embeddings', 'row_factors', 'tt_ranks']
     """
 
     num_embeddings: int

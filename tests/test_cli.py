@@ -459,6 +459,13 @@ def test_zip_bombs(folder, capsys):
     assert "bomb.pt" in refused(capsys, "info", "bomb.pt")
 
 
+def test_checkpoints_that_would_grow(folder, capsys):
+    import orbax.checkpoint as ocp
+
+    ocp.PyTreeCheckpointer().save(folder / "zeros", {"w": np.zeros((2**22, 5), np.float32)})
+    assert "w claims 83,886,080 bytes" in refused(capsys, "info", "zeros")
+
+
 def test_damaged_checkpoints(table, capsys):
     assert "no such file" in refused(capsys, "info", "nothing")
     os.mkdir("empty")
@@ -472,8 +479,6 @@ def test_damaged_checkpoints(table, capsys):
     assert "exists" in refused(
         capsys, "compress", "table.npy", "--out", "two", "--ranks", "1", QUIET
     )
-    listed = Path("two/b/_METADATA").read_text()
-    assert '"write_shape": [' in listed or '"shape": [' in listed
     data = [path for path in Path("two/a").rglob("d/*") if path.is_file()]
     for path in data:
         path.write_bytes(path.read_bytes()[:40])

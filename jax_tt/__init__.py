@@ -27,6 +27,9 @@ from jax_tt._cache.refresh import reset_cache as reset_cache
 from jax_tt._cache.statistics import cache_statistics as cache_statistics
 from jax_tt._cache.table import CachedTable as CachedTable
 from jax_tt._cache.table import init_cached_table as init_cached_table
+from jax_tt._files.tables import StoredTable as StoredTable
+from jax_tt._files.tables import load_tables as load_tables
+from jax_tt._files.tables import save_tables as save_tables
 from jax_tt._init import init_cores as init_cores
 from jax_tt._ops._table import FusedTable as FusedTable
 from jax_tt._ops._table import init_fused_table as init_fused_table
@@ -39,6 +42,9 @@ from jax_tt._ops.fused import fused_tt_lookup as fused_tt_lookup
 from jax_tt._ops.lookup import tt_lookup as tt_lookup
 from jax_tt._ops.out_of_range import count_out_of_range as count_out_of_range
 from jax_tt._ops.to_dense import tt_to_dense as tt_to_dense
+from jax_tt._plan.plan import plan as plan
+from jax_tt._plan.table_plan import PlannedTable as PlannedTable
+from jax_tt._plan.table_plan import TablePlan as TablePlan
 from jax_tt._shape import TTCost as TTCost
 from jax_tt._shape import TTShape as TTShape
 from jax_tt._split_ids import SplitIds as SplitIds

@@ -71,6 +71,16 @@ def best_shape(
     return min(close, key=lambda shape: shape[1])[2:]
 
 
+def predicted_error(sizes: Sequence[int], ranks: Sequence[int]) -> float:
+    """Relative error that the model predicts for ranks, with sizes ``p_k q_k``; at most 1, the error of zeros."""
+    lost = 0.0
+    for cut, rank in enumerate(ranks, 1):
+        side = min(math.prod(sizes[:cut]), math.prod(sizes[cut:]))
+        kept, whole = _harmonic(np.array([min(rank, side), side])).tolist()
+        lost += max(1 - kept / whole, 0.0)
+    return math.sqrt(min(lost, 1.0))
+
+
 def least_params(n: int, features: int) -> int:
     """Parameters of the smallest shape, with ranks 1."""
     return min(sum(x * y for x, y in zip(p, q, strict=True)) for p, q in _factorings(n, features))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._arguments import as_array
-from jax_tt.order._requires import require
+from jax_tt._requires import require
 
 _CHUNK = 1 << 24  # interactions of one sparse matrix
 _KEPT = 1 << 26  # interactions that are kept as sparse matrices; more are read again for every pass
@@ -27,7 +27,7 @@ class Edges:
     """
 
     def __init__(self, interactions: Any, num_items: int):
-        self._sparse = require("scipy.sparse", "order.from_interactions")
+        self._sparse = require("scipy.sparse", "order.from_interactions", "order")
         self.items = num_items
         self._kept: list[Any] | None = []
         if self._sparse.issparse(interactions):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax_tt.order._requires import require
+from jax_tt._requires import require
 
 
 class Progress:
@@ -13,7 +13,7 @@ class Progress:
     def __init__(self, label: str, total: int, shown: bool):
         self._bar: Any = None
         if shown:
-            tqdm = require("tqdm", "progress=True (progress=False does without)")
+            tqdm = require("tqdm", "progress=True (progress=False does without)", "order")
             self._bar = tqdm.tqdm(total=total, desc=label, delay=1.0)
 
     def step(self) -> None:

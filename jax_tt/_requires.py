@@ -1,4 +1,4 @@
-"""Packages that only some orders need."""
+"""Packages that only some parts need."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import importlib
 from types import ModuleType
 
 
-def require(module: str, purpose: str) -> ModuleType:
+def require(module: str, purpose: str, extra: str) -> ModuleType:
     """The module, or an error that says which extra installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
         raise ImportError(
-            f"{purpose} needs {package}, which is not installed: pip install 'jax-tt[order]'."
+            f"{purpose} needs {package}, which is not installed: pip install 'jax-tt[{extra}]'."
         ) from error

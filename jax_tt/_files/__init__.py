@@ -1,0 +1,1 @@
+"""Tables in files: reading them without trusting them, and writing compressed ones."""

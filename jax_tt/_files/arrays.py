@@ -1,0 +1,38 @@
+"""`open_arrays`: what a file of any known format holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from jax_tt._files.numpy_file import read_npy, read_npz
+from jax_tt._files.orbax_directory import read_orbax
+from jax_tt._files.safetensors_file import read_safetensors
+from jax_tt._files.stored import FileError, StoredArrays, whole_file
+from jax_tt._files.torch_file import read_torch
+
+_READERS = {
+    ".npy": read_npy,
+    ".npz": read_npz,
+    ".safetensors": read_safetensors,
+    ".pt": read_torch,
+    ".pth": read_torch,
+}
+
+
+def open_arrays(path: str | os.PathLike[str]) -> StoredArrays:
+    """The arrays of a file, or of an orbax checkpoint where the path is a directory.
+
+    Raises:
+        FileError: it does not exist, is damaged, of an unknown format, or dangerous.
+    """
+    if os.path.isdir(path):
+        return read_orbax(os.fspath(path))
+    name = whole_file(path)
+    suffix = Path(name).suffix.lower()
+    if suffix not in _READERS:
+        raise FileError(
+            f"{name}: unknown format {suffix or '(no suffix)'}; expected {', '.join(_READERS)}, or the directory of an "
+            "orbax checkpoint."
+        )
+    return _READERS[suffix](name)

@@ -1,0 +1,238 @@
+"""`load_tables` and `save_tables`: tensor-train tables in files."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_tt._algebra.approximation import TTApproximation
+from jax_tt._files.arrays import open_arrays
+from jax_tt._files.orbax_directory import write_orbax
+from jax_tt._files.safetensors_file import write_safetensors
+from jax_tt._files.stored import FileError, StoredArrays
+from jax_tt._shape import TTShape
+from jax_tt.order import IdOrder
+
+# Layers of NNX have a leaf "value" below the name in some checkpoints.
+_CORE = re.compile(r"(?:(?P<table>.+)\.)?core_(?P<k>[0-4])(?P<leaf>\.value)?")
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredTable:
+    """A tensor-train table in a file, read by `load_tables`.
+
+    Attributes:
+        cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
+        shape: their `TTShape`.
+        id_order: `IdOrder` from ids to rows, or None where ids are rows.
+        relative_error: error against the dense table that it was made from, if the file says so.
+        row_errors: quantile -> relative error of a row, as in `TTApproximation`; may be empty.
+
+    >>> import jax_tt, numpy as np, os, tempfile
+    >>> from flax import nnx
+    >>> found = jax_tt.tt_from_dense(np.ones((1000, 8), np.float32), 1)
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+    >>> jax_tt.save_tables(path, {"items": jax_tt.StoredTable.of(found)})
+    >>> table = jax_tt.load_tables(path)["items"]
+    >>> layer = jax_tt.TTEmbedBag(**table.arguments(), rngs=nnx.Rngs(0))
+    >>> for k, core in enumerate(table.cores): getattr(layer, f"core_{k}")[...] = core
+    >>> float(layer(np.array([[3, 4]]))[0, 0].round(3))
+    2.0
+    """
+
+    cores: tuple[Any, ...]
+    shape: TTShape
+    id_order: IdOrder | None = None
+    relative_error: float | None = None
+    row_errors: Mapping[float, float] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, found: TTApproximation, id_order: IdOrder | None = None) -> StoredTable:
+        """What `tt_from_dense` found, of a table whose rows were in the order ``id_order``."""
+        return cls(found.cores, found.shape, id_order, found.relative_error, found.row_errors)
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `TTEmbed` and `TTEmbedBag` for a layer that the cores fit."""
+        return {
+            **layer_arguments(self.shape),
+            "param_dtype": self.cores[0].dtype,
+            "id_order": self.id_order,
+        }
+
+
+def layer_arguments(shape: TTShape) -> dict[str, Any]:
+    """Arguments of a layer of this shape."""
+    return {
+        "num_embeddings": shape.num_embeddings,
+        "features": shape.features,
+        "tt_ranks": shape.ranks,
+        "row_factors": shape.row_factors,
+        "col_factors": shape.col_factors,
+    }
+
+
+def save_tables(path: str | os.PathLike[str], tables: Mapping[str, StoredTable]) -> None:
+    """Writes tables into one ``.safetensors`` file, or into a new directory as an orbax checkpoint.
+
+    Core k of a table is the array ``name.core_k``, its order ``name.id_order``; sizes and errors are in the metadata
+    under the key ``jax_tt``.
+
+    Args:
+        path: ends with ``.safetensors``, or names a directory that does not exist.
+        tables: by name.
+
+    Raises:
+        ValueError: the path has another suffix, or the directory exists.
+        ImportError: safetensors or orbax is missing.
+
+    >>> import jax, jax_tt, os, tempfile
+    >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
+    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
+    >>> path = os.path.join(tempfile.mkdtemp(), "fresh.safetensors")
+    >>> jax_tt.save_tables(path, {"items": jax_tt.StoredTable(cores, shape)})
+    >>> jax_tt.load_tables(path)["items"].shape == shape
+    True
+    """
+    name = os.fspath(path)
+    arrays: dict[str, Any] = {}
+    notes: dict[str, Any] = {}
+    for table, stored in tables.items():
+        arrays |= {f"{table}.core_{k}": np.asarray(core) for k, core in enumerate(stored.cores)}
+        if stored.id_order is not None:
+            arrays[f"{table}.id_order"] = np.asarray(stored.id_order.rows)
+        notes[table] = {
+            "num_embeddings": stored.shape.num_embeddings,
+            "relative_error": stored.relative_error,
+            "row_errors": [[at, error] for at, error in stored.row_errors.items()],
+        }
+    suffix = os.path.splitext(name.rstrip(os.sep))[1]
+    if suffix not in ("", ".safetensors"):
+        raise FileError(
+            f"{name}: got the suffix {suffix}; expected .safetensors, or a directory without suffix for an orbax "
+            "checkpoint."
+        )
+    write = write_safetensors if suffix else write_orbax
+    write(name, arrays, {"version": _VERSION, "tables": notes})
+
+
+def load_tables(path: str | os.PathLike[str]) -> dict[str, StoredTable]:
+    """The tensor-train tables in a file or checkpoint, by name.
+
+    Those of `save_tables`, and the arrays ``core_0``, ``core_1``, ... that checkpoints of layers hold, which are named
+    by the path to the layer. Such a checkpoint says the number of rows only with an order of ids; without one it is the
+    product of the row factors, a little more than the layer has.
+
+    Args:
+        path: a ``.safetensors`` or ``.npz`` file, or the directory of an orbax checkpoint.
+
+    Raises:
+        ValueError: there is no such file, it is damaged, it holds no such table, or the cores do not fit together or
+            are not finite.
+        ImportError: safetensors or orbax is missing.
+
+    >>> import jax_tt, numpy as np, os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "cores.npz")
+    >>> np.savez(path, core_0=np.ones((10, 1, 2, 3)), core_1=np.ones((10, 3, 4, 1)))
+    >>> jax_tt.load_tables(path)[""].shape.num_embeddings
+    100
+    """
+    stored = open_arrays(path)
+    shapes = table_shapes(stored)
+    if not shapes:
+        raise FileError(
+            f"{stored.path}: holds no tensor-train table (arrays core_0, core_1, ...), only {stored.listed()}."
+        )
+    return {name: _loaded(stored, name, shape) for name, shape in shapes.items()}
+
+
+def table_shapes(stored: StoredArrays) -> dict[str, TTShape]:
+    """Shapes of the tensor-train tables among arrays; their cores are not read."""
+    return {name: _shape(stored, name, keys) for name, keys in core_names(stored).items()}
+
+
+def core_names(stored: StoredArrays) -> dict[str, tuple[str, ...]]:
+    """The names of the cores of every table, in order."""
+    found: dict[str, dict[int, str]] = {}
+    for key, array in stored.arrays.items():
+        match = _CORE.fullmatch(key)
+        if match and len(array.shape) == 4:
+            found.setdefault(match["table"] or "", {})[int(match["k"])] = key
+    return {
+        name: tuple(keys[k] for k in sorted(keys))
+        for name, keys in found.items()
+        if len(keys) >= 2 and sorted(keys) == list(range(len(keys)))
+    }
+
+
+def order_name(stored: StoredArrays, table: str) -> str | None:
+    """The array that holds the order of a table's ids, or None."""
+    start = f"{table}.id_order" if table else "id_order"
+    return next((name for name in (start, f"{start}.value") if name in stored.arrays), None)
+
+
+def notes_of(stored: StoredArrays, table: str) -> Mapping[str, Any]:
+    """What the file's metadata say of a table; unchecked but for being a mapping."""
+    tables = stored.notes.get("tables")
+    notes = tables.get(table) if isinstance(tables, Mapping) else None
+    return notes if isinstance(notes, Mapping) else {}
+
+
+def errors_of(stored: StoredArrays, table: str) -> tuple[float | None, dict[float, float]]:
+    """Relative error and row errors by quantile, as the metadata say."""
+    notes = notes_of(stored, table)
+    error, rows = notes.get("relative_error"), notes.get("row_errors")
+    try:
+        pairs = rows if isinstance(rows, Sequence) else ()
+        return None if error is None else float(error), {float(at): float(e) for at, e in pairs}
+    except (TypeError, ValueError) as problem:
+        raise FileError(f"{stored.path}: the errors of {table!r} are no numbers.") from problem
+
+
+def _shape(stored: StoredArrays, name: str, keys: Sequence[str]) -> TTShape:
+    p, left, q, right = zip(*(stored.arrays[key].shape for key in keys), strict=True)
+    ranks = right[:-1]
+    where = f"{stored.path}: the table {name!r}"
+    if (left[0], right[-1]) != (1, 1) or left[1:] != ranks:
+        shapes = ", ".join(str(stored.arrays[key].shape) for key in keys)
+        raise FileError(f"{where}: the cores {shapes} do not fit together.")
+    order = order_name(stored, name)
+    rows = notes_of(stored, name).get("num_embeddings")
+    if rows is None:
+        rows = math.prod(p) if order is None else stored.arrays[order].shape[0]
+    try:
+        shape = TTShape(rows, math.prod(q), ranks, p, q)
+    except (ValueError, TypeError) as error:
+        raise FileError(f"{where}: {error}") from error
+    if shape.ranks != ranks:
+        raise FileError(
+            f"{where}: the ranks {ranks} are higher than the factors allow, {shape.ranks}."
+        )
+    return shape
+
+
+def _loaded(stored: StoredArrays, name: str, shape: TTShape) -> StoredTable:
+    cores = []
+    for key in core_names(stored)[name]:
+        core = np.asarray(stored.arrays[key].read())
+        if not np.isfinite(core.astype(np.float32)).all():
+            raise FileError(f"{stored.path}: {key} holds NaN or infinity.")
+        cores.append(core)
+    order = order_name(stored, name)
+    id_order = None
+    if order is not None:
+        try:
+            id_order = IdOrder(np.asarray(stored.arrays[order].read()))
+        except (ValueError, TypeError) as error:
+            raise FileError(f"{stored.path}: {order} is no order of ids: {error}") from error
+        if id_order.num_embeddings != shape.num_embeddings:
+            raise FileError(
+                f"{stored.path}: {order} orders {id_order.num_embeddings} ids, the table has {shape.num_embeddings}."
+            )
+    return StoredTable(tuple(cores), shape, id_order, *errors_of(stored, name))

@@ -1,0 +1,187 @@
+"""`plan`: tables into a budget of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_tt._arguments import as_dtype, as_int
+from jax_tt._cache.config import RowCache
+from jax_tt._plan.allocate import allocate, least_bytes
+from jax_tt._plan.caches import Demand, cache_within, demand, hits_of
+from jax_tt._plan.candidates import DENSE, LOW_RANK, TENSOR_TRAIN, Candidate, Table
+from jax_tt._plan.table_plan import PlannedTable, TablePlan
+from jax_tt._requires import require
+
+_CACHES = 5  # the part of the budget that caches may have: one of so many
+_POOR = 0.7  # relative error beyond which most of a table is lost
+
+
+def plan(
+    tables: Mapping[str, Any],
+    budget_bytes: int,
+    id_samples: Mapping[str, Any] | None = None,
+    *,
+    dtype: Any = jnp.float32,
+    seed: int = 0,
+    progress: bool = False,
+) -> TablePlan:
+    """Chooses for every table whether it is dense, a tensor train or a product of low rank, and how large.
+
+    The sum over the tables of the squared relative errors is made small, every table counting alike. All tables start
+    as small as they can be. Bytes then go, step by step, where they take off most of that sum each, up to dense, which
+    has no error: small tables become dense first. What is left over goes to the tables with the largest errors.
+
+    The error of a trained table is *measured*: `tt_from_dense` compresses it at several sizes, each a quarter of the
+    one before, with its ids as they come and ordered by its rows (`order.from_table`, whose 4 bytes an id count).
+    Beside it stand the products ``[N, r] [r, D]`` of all ranks, which are better where rows are not alike but columns
+    are. The error of a table of which only the sizes are known is *predicted*, by the model of `TTShape.for_budget`:
+    good for a first division, and no more; the order of its ids is left as it is.
+
+    With a sample of ids, a tensor train gets a `RowCache` up to the knee of the sample's miss ratio, if the most
+    frequent rows of the first half of the sample take a fifth of the lookups of the second, and twice their share of
+    the rows. All caches together take at most a fifth of the budget.
+
+    Args:
+        tables: name -> ``(num_embeddings, features)``, or a trained table ``[N, D]`` of floats.
+        budget_bytes: of all tables, orders and caches together; optimizer state is not counted.
+        id_samples: name -> integers of any shape, in the order in which they are asked for; negative ones are padding.
+        dtype: storage type of tables that are not trained.
+        seed: of randomised decompositions.
+        progress: show a bar over the tables; needs tqdm.
+
+    Returns:
+        `TablePlan`.
+
+    Raises:
+        ValueError: the budget is below the smallest form of the tables together, or an argument does not fit.
+        TypeError: a table is neither sizes nor an array.
+
+    >>> import jax_tt
+    >>> plan = jax_tt.plan({"items": (1_000_000, 64), "shops": (30_000, 16), "days": (7, 16)}, 4_000_000)
+    >>> [planned.kind for planned in plan.values()]
+    ['tensor train', 'dense', 'dense']
+    """
+    if not isinstance(tables, Mapping) or not tables:
+        raise TypeError(
+            f"tables: got {tables!r}; expected a dict from names to (num_embeddings, features) or tables."
+        )
+    budget = as_int("budget_bytes", budget_bytes)
+    dtype = as_dtype("dtype", dtype, jnp.float32)
+    samples = dict(id_samples or {})
+    if unknown := sorted(set(samples) - set(tables)):
+        raise ValueError(f"id_samples: got {unknown[0]!r}; expected names of tables.")
+    specs = {
+        name: Table(name, value, dtype, as_int("seed", seed)) for name, value in tables.items()
+    }
+    demands = {
+        name: demand(
+            name, ids, specs[name].num_embeddings, specs[name].features, specs[name].itemsize
+        )
+        for name, ids in samples.items()
+    }
+    candidates = {name: table.candidates() for name, table in _shown(specs, progress)}
+    least = least_bytes(candidates)
+    if budget < least:
+        raise ValueError(
+            f"budget_bytes: got {budget:,}; expected at least {least:,}, the smallest form of all tables together."
+        )
+    reserve = min(
+        budget // _CACHES, sum(wanted.nbytes for wanted in demands.values()), budget - least
+    )
+    chosen = allocate(candidates, budget - reserve)
+    assert chosen is not None  # the reserve leaves room for the smallest
+    caches = _caches(specs, chosen, demands, reserve)
+    left = budget - sum(one.nbytes for one in chosen.values())
+    left -= sum(taken for _, taken in caches.values())
+    _spend(specs, chosen, left)
+    return TablePlan(
+        {
+            name: _planned(table, chosen[name], caches.get(name), demands.get(name), budget)
+            for name, table in specs.items()
+        },
+        budget,
+    )
+
+
+def _shown(specs: dict[str, Table], progress: bool) -> Any:
+    if not progress:
+        return specs.items()
+    tqdm = require("tqdm", "progress=True (progress=False does without)", "cli")
+    return tqdm.tqdm(specs.items(), desc="plan", unit="table", delay=1.0, leave=False)
+
+
+def _caches(
+    specs: dict[str, Table], chosen: dict[str, Candidate], demands: dict[str, Demand], reserve: int
+) -> dict[str, tuple[RowCache, int]]:
+    """Caches of the tensor trains that have a sample with a knee, scaled down alike where they ask for too much."""
+    asking = {name: wanted for name, wanted in demands.items() if chosen[name].kind == TENSOR_TRAIN}
+    total = sum(wanted.nbytes for wanted in asking.values())
+    found = {}
+    for name, wanted in asking.items():
+        share = reserve * wanted.nbytes // max(total, 1)
+        cache, taken = cache_within(wanted, share, specs[name].features, specs[name].dtype)
+        if cache is not None:
+            found[name] = cache, taken
+    return found
+
+
+def _spend(specs: dict[str, Table], chosen: dict[str, Candidate], left: int) -> None:
+    """Gives what is left to tensor trains, those of the largest error first, in place."""
+    for name in sorted(chosen, key=lambda name: -chosen[name].error):
+        now = chosen[name]
+        if now.kind != TENSOR_TRAIN or left < specs[name].itemsize:
+            continue
+        limit = min(now.nbytes + left, specs[name].dense_bytes - 1)
+        larger = specs[name].train(limit, ordered=now.id_order is not None)
+        if larger.error < now.error:
+            left -= larger.nbytes - now.nbytes
+            chosen[name] = larger
+
+
+def _planned(
+    table: Table,
+    chosen: Candidate,
+    cached: tuple[RowCache, int] | None,
+    wanted: Demand | None,
+    budget: int,
+) -> PlannedTable:
+    cache, taken = cached or (None, 0)
+    reasons = [_reason(table, chosen, budget)]
+    if chosen.kind != DENSE and chosen.error > _POOR and table.measured:
+        reasons.append("most of it is lost: a larger budget or another order of its ids")
+    if wanted is not None and chosen.kind == TENSOR_TRAIN:
+        if cache is not None:
+            hits = hits_of(wanted, cache.capacity)
+            reasons.append(f"the cache takes {hits:.0%} of the lookups")
+        else:
+            reasons.append("no cache: the sample asks for the rows too evenly for one that fits")
+    return PlannedTable(
+        table.num_embeddings,
+        table.features,
+        chosen.kind,
+        chosen.shape,
+        chosen.id_order,
+        cache,
+        chosen.nbytes + taken,
+        table.dense_bytes,
+        chosen.error,
+        table.measured,
+        "; ".join(reasons),
+    )
+
+
+def _reason(table: Table, chosen: Candidate, budget: int) -> str:
+    if chosen.kind == DENSE:
+        return f"takes {100 * chosen.nbytes / budget:.2g} % of the budget and has no error"
+    if not table.measured:
+        return "sizes only: pass the trained table to have it measured"
+    if chosen.kind == LOW_RANK:
+        rival = table.train(chosen.nbytes)
+        return f"a tensor train of as many bytes has error {rival.error:.3g}"
+    rival = table.low_rank_within(chosen.nbytes)
+    if rival is None or rival.shape is None:
+        return "smaller than any product of low rank"
+    return f"low rank {rival.shape.ranks[0]}, of as many bytes, has error {rival.error:.3g}"

@@ -1,0 +1,119 @@
+"""`TablePlan`: what was chosen for every table, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jax_tt._cache.config import RowCache
+from jax_tt._files.tables import layer_arguments
+from jax_tt._shape import TTShape
+from jax_tt._text import text_table
+from jax_tt.order import IdOrder
+
+_COLUMNS = ("table", "choice", "rows", "columns", "ranks", "cache", "bytes", "ratio", "error")
+_LEFT = 2
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlannedTable:
+    """What `plan` chose for one table.
+
+    Attributes:
+        num_embeddings, features: its sizes.
+        kind: ``"dense"``, ``"tensor train"`` or ``"low rank"``, which is a train of two cores, of all rows and of all
+            columns.
+        shape: `TTShape` of the cores; None if dense.
+        id_order: order of the ids that the error was measured with, or None for ids as they come.
+        cache: `RowCache`, or None.
+        nbytes: of parameters, order and cache; optimizer state is not counted.
+        dense_bytes: of the dense table.
+        error: relative Frobenius error.
+        measured: the error is measured on the trained table, not predicted from sizes.
+        reason: why, in words.
+
+    >>> import jax_tt
+    >>> planned = jax_tt.plan({"items": (1_000_000, 64)}, 4_000_000)["items"]
+    >>> planned.kind, planned.measured, planned.nbytes <= 4_000_000
+    ('tensor train', False, True)
+    >>> sorted(planned.arguments())
+    ['cache', 'col_factors', 'features', 'id_order', 'num_embeddings', 'row_factors', 'tt_ranks']
+    """
+
+    num_embeddings: int
+    features: int
+    kind: str
+    shape: TTShape | None
+    id_order: IdOrder | None
+    cache: RowCache | None
+    nbytes: int
+    dense_bytes: int
+    error: float
+    measured: bool
+    reason: str
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of `TTEmbed` and `TTEmbedBag`, or those of `EmbedBag` if dense."""
+        if self.shape is None:
+            return {"num_embeddings": self.num_embeddings, "features": self.features}
+        return {**layer_arguments(self.shape), "cache": self.cache, "id_order": self.id_order}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TablePlan(Mapping[str, PlannedTable]):
+    """Tables within a budget, made by `plan`: a mapping from names to `PlannedTable`; ``print`` explains it.
+
+    Attributes:
+        tables: name -> `PlannedTable`.
+        budget_bytes: what was to be kept.
+
+    >>> import jax_tt
+    >>> plan = jax_tt.plan({"items": (1_000_000, 64), "days": (7, 16)}, 4_000_000)
+    >>> plan.nbytes <= plan.budget_bytes, [planned.kind for planned in plan.values()]
+    (True, ['tensor train', 'dense'])
+    """
+
+    tables: Mapping[str, PlannedTable]
+    budget_bytes: int
+
+    def __getitem__(self, name: str) -> PlannedTable:
+        return self.tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tables together."""
+        return sum(planned.nbytes for planned in self.values())
+
+    def __str__(self) -> str:
+        lines = [(name, *_cells(planned)) for name, planned in self.items()]
+        heading, *body = text_table(_COLUMNS, lines, left=_LEFT).split("\n")
+        reasons = [planned.reason for planned in self.values()]
+        explained = [f"{line}  {why}" for line, why in zip(body, reasons, strict=True)]
+        dense = sum(planned.dense_bytes for planned in self.values())
+        total = (
+            f"{self.nbytes:,} of {self.budget_bytes:,} bytes; dense tables would take {dense:,}. Errors with ~ are "
+            "predicted from the sizes, the others measured."
+        )
+        return "\n".join([f"{heading}  reason", *explained, total])
+
+
+def _cells(planned: PlannedTable) -> tuple[str, ...]:
+    kind = planned.kind if planned.id_order is None else f"{planned.kind}, ordered"
+    exact = planned.measured or planned.shape is None
+    return (
+        kind,
+        f"{planned.num_embeddings:,}",
+        f"{planned.features:,}",
+        "" if planned.shape is None else " ".join(map(str, planned.shape.ranks)),
+        "" if planned.cache is None else f"{planned.cache.capacity:,}",
+        f"{planned.nbytes:,}",
+        f"{planned.dense_bytes / planned.nbytes:,.1f}",
+        f"{'' if exact else '~'}{planned.error:.3g}",
+    )

@@ -1,0 +1,184 @@
+"""Interactions in text files, read in blocks: ``context id id ...``, a line for every context or interaction."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_tt._files.stored import FileError, whole_file
+from jax_tt._requires import require
+from jax_tt.cli._tables import read_integers
+
+Pairs = tuple[np.ndarray, np.ndarray]
+
+_ARRAYS = (".npy", ".npz")
+_BLOCK = 1 << 22  # bytes
+_LONGEST_LINE = 1 << 28
+_DIGITS = 18  # that int64 holds for certain
+_BLANK = np.zeros(256, bool)
+_BLANK[list(b" \t\r\n,")] = True
+# An id or context beyond this and beyond so many times the interactions is taken for a mistake.
+_LARGE = 1 << 24
+_SPARSE = 1000
+
+
+class Interactions:
+    """Interactions of a file, read anew by every call.
+
+    Args:
+        path: text as above, plain, ``.gz`` or ``.xz``; or ``.npy`` or ``.npz`` of integers ``[n, 2]``.
+        column: of the ids: 1, those after the first of a line; 0, the first, the others being its contexts.
+        name: array of an ``.npz`` file.
+        progress: show a bar.
+    """
+
+    def __init__(self, path: str, column: int, name: str | None, progress: bool):
+        self.path, self._swap, self._progress = whole_file(path), column == 0, progress
+        self._pairs: np.ndarray | None = None
+        if Path(path).suffix.lower() in _ARRAYS:
+            self._pairs = read_integers(path, name, 2)
+            if self._pairs.shape[1] != 2:
+                raise FileError(f"{path}: holds {self._pairs.shape}; expected pairs [n, 2].")
+            if self._pairs.size and self._pairs.min() < 0:
+                raise FileError(f"{path}: holds {self._pairs.min()}; expected ids of at least 0.")
+
+    def __call__(self) -> Iterator[Pairs]:
+        """Contexts and ids, both int64 ``[n]``."""
+        if self._pairs is not None:
+            yield self._turned(
+                (self._pairs[:, 0].astype(np.int64), self._pairs[:, 1].astype(np.int64))
+            )
+            return
+        line = 1
+        for block in self._blocks():
+            yield self._turned(_parsed(block, line, self.path))
+            line += block.count(b"\n")
+
+    def counts(self) -> np.ndarray:
+        """How often each id occurs, int64 ``[largest + 1]``."""
+        counts, largest, total = np.zeros(0, np.int64), -1, 0
+        for contexts, ids in self():
+            if not len(ids):
+                continue
+            total += len(ids)
+            largest = max(largest, int(contexts.max()))
+            self._check_dense("id", int(ids.max()), total)
+            fresh = np.bincount(ids)
+            if len(fresh) < len(counts):
+                fresh, counts = counts, fresh
+            fresh[: len(counts)] += counts
+            counts = fresh
+        if not total:
+            raise FileError(
+                f"{self.path}: holds no interactions; expected lines such as `user item item`."
+            )
+        self._check_dense("context", largest, total)
+        return counts
+
+    def _check_dense(self, what: str, largest: int, total: int) -> None:
+        if largest > max(_LARGE, _SPARSE * max(total, 1)):
+            raise FileError(
+                f"{self.path}: holds the {what} {largest}, but only {total:,} interactions up to there; expected "
+                "numbers near 0, whose largest sets the memory. Renumber them from 0."
+            )
+
+    def _turned(self, pairs: Pairs) -> Pairs:
+        contexts, ids = pairs
+        return (ids, contexts) if self._swap else pairs
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Whole lines."""
+        rest = b""
+        with open(self.path, "rb") as raw, self._bar() as bar:
+            file = _decompressed(raw, self.path)
+            while True:
+                try:
+                    data = file.read(_BLOCK)
+                except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
+                    raise FileError(f"{self.path}: is damaged or cut short ({error}).") from error
+                bar.update(raw.tell() - bar.n)
+                if not data:
+                    break
+                cut = data.rfind(b"\n") + 1
+                if not cut:
+                    rest += data
+                    if len(rest) > _LONGEST_LINE:
+                        raise FileError(
+                            f"{self.path}: holds a line of more than {_LONGEST_LINE:,} bytes."
+                        )
+                    continue
+                yield rest + data[:cut]
+                rest = data[cut:]
+        if rest:
+            yield rest
+
+    def _bar(self) -> Any:
+        tqdm = (
+            require("tqdm", "A progress bar (--no-progress does without)", "cli")
+            if self._progress
+            else None
+        )
+        if tqdm is None:
+            return _NoBar()
+        size = os.path.getsize(self.path)
+        return tqdm.tqdm(
+            total=size, unit="B", unit_scale=True, desc="reading", delay=1.0, leave=False
+        )
+
+
+class _NoBar:
+    n = 0
+
+    def __enter__(self) -> _NoBar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, count: int) -> None:
+        del count
+
+
+def _decompressed(raw: Any, path: str) -> Any:
+    suffix = Path(path).suffix.lower()
+    if suffix == ".gz":
+        return gzip.GzipFile(fileobj=raw)
+    return lzma.LZMAFile(raw) if suffix == ".xz" else raw
+
+
+def _parsed(block: bytes, line: int, path: str) -> Pairs:
+    """Pairs of the first number of a line with each of the others."""
+    text = np.frombuffer(block, np.uint8)
+    blank = _BLANK[text]
+    odd = ~blank & ((text < ord("0")) | (text > ord("9")))
+    if odd.any():
+        at = int(np.argmax(odd))
+        first, last = block.rfind(b"\n", 0, at) + 1, block.find(b"\n", at)
+        shown = block[first : len(block) if last < 0 else last][:60]
+        line += block.count(b"\n", 0, at)
+        raise FileError(
+            f"{path}: line {line} is {shown!r}; expected integers >= 0 separated by blanks or "
+            "commas, `context id id ...`."
+        )
+    edge = np.diff(~blank, prepend=False, append=False)
+    starts, ends = np.flatnonzero(edge).reshape(-1, 2).T
+    lengths = ends - starts
+    if lengths.max(initial=0) > _DIGITS:
+        raise FileError(
+            f"{path}: holds a number of {lengths.max()} digits; expected at most {_DIGITS}."
+        )
+    values = np.zeros(len(starts), np.int64)
+    for place in range(int(lengths.max(initial=0))):
+        longer = lengths > place
+        values[longer] = 10 * values[longer] + (text[starts[longer] + place] - ord("0"))
+    lines = np.cumsum(text == ord("\n"))[starts]
+    first = np.diff(lines, prepend=-1) != 0
+    owner = np.flatnonzero(first)[np.cumsum(first) - 1]
+    return values[owner[~first]], values[~first]

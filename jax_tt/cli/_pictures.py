@@ -1,0 +1,97 @@
+"""Pictures of what the commands found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jax_tt._files.stored import FileError
+from jax_tt._requires import require
+from jax_tt.cli._pairs import Pairs
+from jax_tt.order import IdOrder
+
+_BINS = 64
+_SAMPLE = 1 << 20  # interactions drawn
+_FORMATS = (".png", ".svg", ".pdf")
+_PIXELS = 110
+
+
+def figure(path: str | None, columns: int, draw: Callable[[Any], None]) -> None:
+    """Writes what ``draw`` draws on axes ``[columns]``; nothing where no path is given."""
+    if path is None:
+        return
+    check_picture(path)
+    # Not pyplot: no window system is asked for, and no state is left behind.
+    figures = require("matplotlib.figure", "--picture", "cli")
+    whole = figures.Figure(figsize=(5.5 * columns, 4.5), layout="constrained")
+    draw(whole.subplots(1, columns, squeeze=False, sharey=True)[0])
+    whole.savefig(path, dpi=_PIXELS)
+    print(f"drew {path}")
+
+
+def check_picture(path: str | None) -> None:
+    """Refuses a file that could not be drawn, before the work is done."""
+    if path is not None and os.path.splitext(path)[1].lower() not in _FORMATS:
+        raise FileError(
+            f"--picture: got {path}; expected a name that ends with {', '.join(_FORMATS)}."
+        )
+
+
+def draw_together(axes: Any, pairs: Pairs, order: IdOrder) -> None:
+    """How often one context has ids of two blocks of rows, against chance, before and after."""
+    contexts, ids = (part[:_SAMPLE] for part in pairs)
+    contexts = np.unique(contexts, return_inverse=True)[1]
+    count = order.num_embeddings
+    images = []
+    for rows in (ids, order.apply(ids).astype(np.int64)):
+        taken = np.zeros((int(contexts.max(initial=0)) + 1, min(_BINS, count)), np.float32)
+        np.add.at(taken, (contexts, rows * taken.shape[1] // count), 1)
+        together = taken.T @ taken
+        together[np.diag_indices(len(together))] -= taken.sum(axis=0)  # an id beside itself
+        alone = together.sum(axis=0)
+        chance = alone[:, None] * alone / max(float(alone.sum()), 1)
+        ratio = np.divide(together, chance, out=np.ones_like(chance), where=chance > 0)
+        images.append(np.log2(np.clip(ratio, 2**-4, 2**4)))
+    for axis, title, image in zip(axes, ("ids as they come", "ordered"), images, strict=True):
+        shown = axis.imshow(image, cmap="RdBu_r", vmin=-4, vmax=4)
+        axis.set(title=title, xlabel="block of rows", ylabel="block of rows of the same context")
+        axis.figure.colorbar(shown, ax=axis, label="log2 of (together / by chance)", shrink=0.8)
+
+
+def draw_counts(axes: Any, counts: np.ndarray, order: IdOrder) -> None:
+    """Counts by row, before and after."""
+    for axis, title, shown in zip(
+        axes, ("ids as they come", "ordered"), (counts, counts[order.inverse.rows]), strict=True
+    ):
+        axis.plot(_binned(np.asarray(shown, np.float64)[:, None], 4 * _BINS)[:, 0])
+        axis.set(title=title, xlabel="block of rows", ylabel="mean count of an id", yscale="symlog")
+
+
+def draw_rows(axes: Any, table: Any, order: IdOrder) -> None:
+    """Means of blocks of rows ``[N, D]``, before and after."""
+    rows = np.asarray(table, np.float32)
+    for axis, title, shown in zip(
+        axes, ("ids as they come", "ordered"), (rows, rows[order.inverse.rows]), strict=True
+    ):
+        image = axis.imshow(_binned(shown, 4 * _BINS), aspect="auto", interpolation="nearest")
+        axis.set(title=title, xlabel="column", ylabel="block of rows")
+        axis.figure.colorbar(image, ax=axis, label="mean of the block", shrink=0.8)
+
+
+def draw_errors(axis: Any, relative: float, row_errors: Mapping[float, float]) -> None:
+    """Errors of rows by quantile."""
+    at, errors = list(row_errors), list(row_errors.values())
+    axis.plot(at, errors, "o-", label="of a row")
+    axis.axhline(relative, color="k", linestyle=":", label=f"of the whole table: {relative:.3g}")
+    axis.set(xlabel="share of the rows", ylabel="relative error of at most", ylim=(0, None))
+    axis.legend()
+
+
+def _binned(rows: np.ndarray, bins: int) -> np.ndarray:
+    """Means of at most ``bins`` blocks of rows."""
+    bins = min(bins, len(rows))
+    starts = np.arange(bins) * len(rows) // bins
+    return np.add.reduceat(rows, starts) / np.diff(starts, append=len(rows))[:, None]

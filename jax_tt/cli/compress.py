@@ -1,0 +1,104 @@
+"""``jax-tt compress``: a dense table as a tensor train, in a file."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from jax_tt._algebra.from_dense import tt_from_dense
+from jax_tt._arguments import as_dtype
+from jax_tt._files.tables import StoredTable, save_tables
+from jax_tt._shape import TTShape
+from jax_tt.cli import _pictures
+from jax_tt.cli._arguments import add_common, byte_size, integers
+from jax_tt.cli._tables import OrderedRows, read_numbers, read_order, read_table
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "compress",
+        help="compress a dense table",
+        description="Compresses a dense table to a tensor train and writes its cores.",
+    )
+    parser.add_argument(
+        "table",
+        help=".npy, .npz, .safetensors, a torch .pt (nothing in it is run), or an orbax checkpoint's directory",
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="PATH",
+        help="a .safetensors file, or a new directory for an orbax checkpoint",
+    )
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument(
+        "--ranks", type=integers, metavar="R1,R2,...", help="one rank, or those between the cores"
+    )
+    size.add_argument(
+        "--tolerance", type=float, metavar="E", help="least ranks with at most this relative error"
+    )
+    size.add_argument(
+        "--max-bytes", type=byte_size, metavar="SIZE", help="of the cores, e.g. 4MB or 2GiB"
+    )
+    parser.add_argument(
+        "--name", help="which array of the file; also the name of the table in --out"
+    )
+    parser.add_argument("--row-factors", type=integers, metavar="P1,P2,...")
+    parser.add_argument("--col-factors", type=integers, metavar="Q1,Q2,...")
+    parser.add_argument(
+        "--order", metavar="NPZ", help="order of the ids, from jax-tt order; goes into --out"
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="NPY",
+        help="how much each row counts [N], e.g. how often it is asked for",
+    )
+    parser.add_argument("--dtype", help="of the cores; default: that of the table")
+    parser.add_argument("--seed", type=int, default=0, help="of the randomised parts; default: 0")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    _pictures.check_picture(args.picture)
+    name, table = read_table(args.table, args.name)
+    weights = None if args.weights is None else read_numbers(args.weights)
+    p, q = args.row_factors, args.col_factors
+    order = None
+    if args.order is not None:
+        order, made_for = read_order(args.order)
+        p = p or made_for
+        table = OrderedRows(table, order)
+        if weights is not None and len(weights) == len(order.rows):
+            weights = weights[order.inverse.rows]
+    if (p is None) != (q is None):
+        d = len(p or q)
+        suggested = TTShape.suggest(*table.shape, d=d)
+        p, q = p or suggested.row_factors, q or suggested.col_factors
+    ranks = args.ranks if args.ranks is None or len(args.ranks) > 1 else args.ranks[0]
+    found = tt_from_dense(
+        table,
+        ranks,
+        tolerance=args.tolerance,
+        max_bytes=args.max_bytes,
+        row_factors=p,
+        col_factors=q,
+        weights=weights,
+        dtype=as_dtype("--dtype", args.dtype, None),
+        seed=args.seed,
+        progress=args.progress,
+    )
+    save_tables(args.out, {name: StoredTable.of(found, order)})
+    print(found)
+    stored = found.shape.num_params * np.dtype(found.cores[0].dtype).itemsize
+    dense = table.shape[0] * table.shape[1] * table.dtype.itemsize
+    print(f"wrote {name} to {args.out}: cores of {stored:,} bytes, the table has {dense:,}")
+    _pictures.figure(
+        args.picture,
+        1,
+        lambda axes: _pictures.draw_errors(axes[0], found.relative_error, found.row_errors),
+    )
+    if order is not None:
+        print(f"and the order of its ids, {order.rows.nbytes:,} bytes")

@@ -1,0 +1,135 @@
+"""``jax-tt info``: the tables in a file or checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._algebra.approximation import measure
+from jax_tt._algebra.progress import progress_bar
+from jax_tt._algebra.rows import Rows
+from jax_tt._files.arrays import open_arrays
+from jax_tt._files.stored import FileError, StoredArrays
+from jax_tt._files.tables import core_names, errors_of, load_tables, order_name, table_shapes
+from jax_tt._shape import TTShape
+from jax_tt._text import text_table
+from jax_tt.cli._arguments import add_progress
+from jax_tt.cli._tables import OrderedRows, read_table
+
+_COLUMNS = (
+    "table",
+    "kind",
+    "rows",
+    "columns",
+    "factors",
+    "ranks",
+    "type",
+    "bytes",
+    "ratio",
+    "error",
+    "row 50 %",
+    "row 99 %",
+)
+_LEFT = 2  # columns of words
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "info",
+        help="list the tables in a file",
+        description="Lists the tables in a file or checkpoint: sizes, ranks, bytes with those of the order, ratio and "
+        "error.",
+    )
+    parser.add_argument(
+        "path", help="a file of a format that compress reads, or an orbax checkpoint's directory"
+    )
+    parser.add_argument(
+        "--against", metavar="TABLE", help="the dense original, to measure the error"
+    )
+    parser.add_argument("--against-name", metavar="NAME", help="which array of --against")
+    parser.add_argument("--name", help="which table to compare; needed where there are several")
+    add_progress(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    stored = open_arrays(args.path)
+    shapes = table_shapes(stored)
+    if args.name is not None and args.name not in shapes:
+        raise FileError(
+            f"--name: got {args.name!r}; expected one of {', '.join(shapes) or 'none'}, the tensor trains there."
+        )
+    errors = {name: errors_of(stored, name) for name in shapes}
+    if args.against is not None:
+        name = _compared(args.name, shapes)
+        errors[name] = _measured(args, name)
+    lines = [_tt_line(stored, name, shape, *errors[name]) for name, shape in shapes.items()]
+    used = {key for keys in core_names(stored).values() for key in keys}
+    used |= {name for table in shapes if (name := order_name(stored, table)) is not None}
+    others = {name: array for name, array in stored.arrays.items() if name not in used}
+    dense = {
+        name: array
+        for name, array in others.items()
+        if len(array.shape) == 2 and jnp.issubdtype(array.dtype, jnp.floating)
+    }
+    lines += [
+        (name or "(unnamed)", "dense", *(f"{n:,}" for n in array.shape), "", "", array.dtype.name, f"{array.nbytes:,}",
+         "1.0", "", "", "")
+        for name, array in dense.items()
+    ]  # fmt: skip
+    if lines:
+        print(text_table(_COLUMNS, lines, left=_LEFT))
+    rest = [array for name, array in others.items() if name not in dense]
+    if rest or not lines:
+        print(f"{len(rest)} other arrays of {sum(array.nbytes for array in rest):,} bytes")
+
+
+def _tt_line(
+    stored: StoredArrays, name: str, shape: TTShape, error: float | None, rows: dict[float, float]
+) -> tuple[str, ...]:
+    cores = [stored.arrays[key] for key in core_names(stored)[name]]
+    order = order_name(stored, name)
+    nbytes = sum(core.nbytes for core in cores)
+    nbytes += 0 if order is None else stored.arrays[order].nbytes
+    dense = shape.num_embeddings * shape.features * cores[0].dtype.itemsize
+    kind = "tensor train" if order is None else "tensor train, ordered"
+    pairs = zip(shape.row_factors, shape.col_factors, strict=True)
+    return (
+        name or "(unnamed)",
+        kind,
+        f"{shape.num_embeddings:,}",
+        f"{shape.features:,}",
+        " ".join(f"{p}x{q}" for p, q in pairs),
+        " ".join(map(str, shape.ranks)),
+        cores[0].dtype.name,
+        f"{nbytes:,}",
+        f"{dense / nbytes:,.1f}",
+        *("?" if e is None else f"{e:.3g}" for e in (error, rows.get(0.5), rows.get(0.99))),
+    )
+
+
+def _compared(name: str | None, shapes: dict[str, TTShape]) -> str:
+    if name is None and len(shapes) != 1:
+        raise FileError(
+            f"--against: there are {len(shapes)} tensor trains; expected one, or --name to say which: "
+            f"{', '.join(shapes)}."
+        )
+    return next(iter(shapes)) if name is None else name
+
+
+def _measured(args: argparse.Namespace, name: str) -> tuple[float, dict[float, float]]:
+    table = load_tables(args.path)[name]
+    original = read_table(args.against, args.against_name)[1]
+    size = (table.shape.num_embeddings, table.shape.features)
+    if original.shape != size:
+        raise FileError(
+            f"--against: {args.against} is {original.shape}; expected {size}, as {name!r}."
+        )
+    rows = original if table.id_order is None else OrderedRows(original, table.id_order)
+    with progress_bar(args.progress) as bar:
+        cores = tuple(jnp.asarray(np.asarray(core)) for core in table.cores)
+        found = measure(Rows(rows), cores, table.shape, None, bar)
+    return found.relative_error, found.row_errors

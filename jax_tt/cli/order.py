@@ -1,0 +1,133 @@
+"""``jax-tt order``: an order of ids, from a file of interactions, counts, rows or categories."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from jax_tt._files.arrays import open_arrays
+from jax_tt._files.stored import FileError
+from jax_tt._shape import TTShape
+from jax_tt.cli import _pictures
+from jax_tt.cli._arguments import add_common, integers, positive
+from jax_tt.cli._pairs import Interactions
+from jax_tt.cli._tables import read_integers, read_numbers, read_table, write_order
+from jax_tt.order import IdOrder, from_counts, from_interactions, from_table, from_tree
+
+_FEATURES = 64  # that row factors are suggested for where columns are not known
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "order",
+        help="make an order of ids",
+        description="Makes an order of ids, so that ids that are alike share the parameters of a table.",
+    )
+    parser.add_argument(
+        "input",
+        help="interactions: text `context id id ...` (plain, .gz, .xz) or pairs in .npy, .npz; counts: the same, or a "
+        "vector; table: rows [N, D] in any format of compress; tree: integer labels [N, levels] in .npy or .npz",
+    )
+    parser.add_argument("--out", required=True, metavar="NPZ", help="file that the order goes to")
+    parser.add_argument(
+        "--method", choices=tuple(_METHODS), default="interactions", help="default: interactions"
+    )
+    parser.add_argument(
+        "--column",
+        type=int,
+        choices=(0, 1),
+        default=1,
+        help="where the ids are in a line: 1, after the first number (default), or 0, the first",
+    )
+    parser.add_argument(
+        "--num-embeddings", type=positive, metavar="N", help="default: largest id + 1"
+    )
+    parser.add_argument(
+        "--row-factors",
+        type=integers,
+        metavar="P1,P2,...",
+        help="of the table; default: those suggested for N",
+    )
+    parser.add_argument("--name", help="which array of the file")
+    parser.add_argument("--seed", type=int, default=0, help="of the randomised methods; default: 0")
+    add_common(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    if not args.out.endswith(".npz"):
+        raise FileError(f"--out: got {args.out}; expected a name that ends with .npz.")
+    _pictures.check_picture(args.picture)
+    order, factors = _METHODS[args.method](args)
+    write_order(args.out, order, factors)
+    by = "" if factors is None else f", for rows of {' x '.join(map(str, factors))}"
+    print(f"order of {order.num_embeddings:,} ids by {args.method}{by}: wrote {args.out}")
+
+
+def _by_interactions(args: argparse.Namespace) -> tuple[IdOrder, tuple[int, ...] | None]:
+    pairs = Interactions(args.input, args.column, args.name, args.progress)
+    counts = pairs.counts()
+    shape = _shape(args, len(counts))
+    order = from_interactions(pairs, shape, seed=args.seed, progress=args.progress)
+    print(f"{counts.sum():,} interactions with {np.count_nonzero(counts):,} ids")
+    _pictures.figure(
+        args.picture, 2, lambda axes: _pictures.draw_together(axes, next(iter(pairs())), order)
+    )
+    return order, shape.row_factors
+
+
+def _by_counts(args: argparse.Namespace) -> tuple[IdOrder, tuple[int, ...] | None]:
+    counts = None
+    if args.input.endswith((".npy", ".npz")):
+        arrays = open_arrays(args.input).arrays
+        if any(len(array.shape) == 1 for array in arrays.values()):
+            counts = read_numbers(args.input, args.name)
+    if counts is None:
+        counts = Interactions(args.input, args.column, args.name, args.progress).counts()
+    count = args.num_embeddings or len(counts)
+    _check_count(count, len(counts))
+    counts = np.pad(counts, (0, count - len(counts)))
+    order = from_counts(counts)
+    _pictures.figure(args.picture, 2, lambda axes: _pictures.draw_counts(axes, counts, order))
+    return order, None
+
+
+def _by_table(args: argparse.Namespace) -> tuple[IdOrder, tuple[int, ...] | None]:
+    table = np.asarray(read_table(args.input, args.name)[1])
+    shape = _shape(args, *table.shape)
+    order = from_table(table, shape, seed=args.seed, progress=args.progress)
+    _pictures.figure(args.picture, 2, lambda axes: _pictures.draw_rows(axes, table, order))
+    return order, shape.row_factors
+
+
+def _by_tree(args: argparse.Namespace) -> tuple[IdOrder, tuple[int, ...] | None]:
+    labels = read_integers(args.input, args.name, 2)
+    shape = _shape(args, len(labels))
+    order = from_tree(labels, shape)
+    _pictures.figure(args.picture, 2, lambda axes: _pictures.draw_rows(axes, labels, order))
+    return order, shape.row_factors
+
+
+_METHODS = {
+    "interactions": _by_interactions,
+    "counts": _by_counts,
+    "table": _by_table,
+    "tree": _by_tree,
+}
+
+
+def _shape(args: argparse.Namespace, seen: int, features: int = _FEATURES) -> TTShape:
+    """A shape with the row factors; an order knows nothing of columns."""
+    count = args.num_embeddings or seen
+    _check_count(count, seen)
+    factors = args.row_factors or TTShape.suggest(count, features).row_factors
+    return TTShape(count, 1, 1, factors, (1,) * len(factors))
+
+
+def _check_count(count: int, seen: int) -> None:
+    if count < seen:
+        raise FileError(
+            f"--num-embeddings: got {count}; expected at least {seen}, as the file holds the id {seen - 1}."
+        )

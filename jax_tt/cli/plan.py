@@ -1,0 +1,113 @@
+"""``jax-tt plan``: which tables become what, within a budget."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_tt._files.arrays import open_arrays
+from jax_tt._files.stored import FileError, whole_file
+from jax_tt._plan.plan import plan
+from jax_tt.cli._arguments import add_progress, byte_size
+from jax_tt.cli._pairs import Interactions
+from jax_tt.cli._tables import read_table
+
+_SIZES, _FILE = {"num_embeddings", "features"}, {"file", "name"}
+_LARGEST_TEXT = 1 << 24
+_SAMPLE = 1 << 24  # ids of a sample that are used
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "plan",
+        help="divide a budget among tables",
+        description="Chooses for every table whether it is dense, a tensor train or of low rank, and how large.",
+    )
+    parser.add_argument(
+        "--tables",
+        required=True,
+        metavar="JSON|TOML",
+        help="an object of tables by name: {num_embeddings, features}, or {file} (and {name} of the array in it) of a "
+        "trained one",
+    )
+    parser.add_argument(
+        "--budget", required=True, type=byte_size, metavar="SIZE", help="e.g. 500MB or 2GiB"
+    )
+    parser.add_argument(
+        "--ids",
+        nargs="+",
+        default=[],
+        metavar="NAME=FILE",
+        help="samples of ids, for caches: integers in .npy, .npz, or interactions as for order",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the randomised parts; default: 0")
+    add_progress(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> None:
+    described = _described(args.tables)
+    folder = Path(args.tables).parent
+    tables = {name: _table(name, entry, folder) for name, entry in described.items()}
+    samples = {}
+    for pair in args.ids:
+        name, sign, path = pair.partition("=")
+        if not sign or name not in tables:
+            raise FileError(f"--ids: got {pair!r}; expected NAME=FILE with a name of --tables.")
+        samples[name] = _sample(path, args.progress)
+    print(plan(tables, args.budget, samples, seed=args.seed, progress=args.progress))
+
+
+def _described(path: str) -> Mapping[str, Any]:
+    name = whole_file(path)
+    readers = {".json": json.loads, ".toml": tomllib.loads}
+    suffix = Path(name).suffix.lower()
+    if suffix not in readers:
+        raise FileError(f"--tables: got {name}; expected a file .json or .toml.")
+    if Path(name).stat().st_size > _LARGEST_TEXT:
+        raise FileError(f"--tables: {name} is larger than {_LARGEST_TEXT:,} bytes.")
+    try:
+        described = readers[suffix](Path(name).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"--tables: {name} is damaged ({error}).") from error
+    if not isinstance(described, Mapping) or not described:
+        raise FileError(f"--tables: {name} holds no object of tables.")
+    return described
+
+
+def _table(name: str, entry: Any, folder: Path) -> Any:
+    """Sizes, or the array of a file, whose path is relative to that of ``--tables``."""
+    keys = set(entry) if isinstance(entry, Mapping) else None
+    if keys == _SIZES:
+        return entry["num_embeddings"], entry["features"]
+    if keys and "file" in keys <= _FILE and all(isinstance(x, str) for x in entry.values()):
+        return read_table(str(folder / entry["file"]), entry.get("name"))[1]
+    raise FileError(
+        f"--tables: {name} is {str(entry)[:80]}; expected num_embeddings and features, or file and, where it "
+        "holds several arrays, name."
+    )
+
+
+def _sample(path: str, progress: bool) -> np.ndarray:
+    """The first ids of a file."""
+    if path.endswith((".npy", ".npz")):
+        arrays = open_arrays(path).arrays
+        if len(arrays) != 1:
+            raise FileError(f"--ids: {path} holds {len(arrays)} arrays; expected one, of integers.")
+        (array,) = arrays.values()
+        if array.dtype.kind not in "iu":
+            raise FileError(f"--ids: {path} holds {array.dtype}; expected integers.")
+        return np.asarray(array.read()).reshape(-1)[:_SAMPLE]
+    found, total = [], 0
+    for _, ids in Interactions(path, 1, None, progress)():
+        found.append(ids)
+        total += len(ids)
+        if total >= _SAMPLE:
+            break
+    return np.concatenate(found)[:_SAMPLE] if found else np.zeros(0, np.int64)

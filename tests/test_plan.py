@@ -1,0 +1,234 @@
+"""Plans: within the budget, the best of what was measured, and honest about it."""
+
+import itertools
+
+import hypothesis.strategies as st
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+
+import jax_tt
+from jax_tt._plan.allocate import allocate
+from jax_tt._plan.candidates import DENSE, TENSOR_TRAIN, Candidate
+
+N, D = 600, 8
+
+
+def smooth():
+    """Rows change slowly: a tensor train of small ranks, of full rank as a matrix."""
+    rng = np.random.default_rng(0)
+    phase = np.linspace(0, 20, N)[:, None] * rng.uniform(0, 1, D) + rng.uniform(0, 6, D)
+    return (np.sin(phase) + 0.02 * rng.standard_normal(phase.shape)).astype(np.float32)
+
+
+def of_low_rank():
+    rng = np.random.default_rng(1)
+    product = rng.standard_normal((N, 2)) @ rng.standard_normal((2, D))
+    return (product + 0.02 * rng.standard_normal((N, D))).astype(np.float32)
+
+
+def clustered():
+    """Thirty kinds of rows in no order."""
+    rng = np.random.default_rng(2)
+    kinds = rng.standard_normal((30, D))
+    return (kinds[rng.integers(0, 30, N)] + 0.02 * rng.standard_normal((N, D))).astype(np.float32)
+
+
+def compressed(planned, table):
+    """Error of the planned form by the SVD or TT-SVD, in the planned order, in float64."""
+    rows = table if planned.id_order is None else table[planned.id_order.inverse.rows]
+    if planned.kind == "low rank":
+        u, s, vt = np.linalg.svd(rows.astype(np.float64), full_matrices=False)
+        (rank,) = planned.shape.ranks
+        approximation = (u[:, :rank] * s[:rank]) @ vt[:rank]
+    else:
+        cores = jax_tt.tt_from_dense(rows, shape=planned.shape).cores
+        approximation = np.asarray(jax_tt.tt_to_dense(cores, len(rows)), np.float64)
+    return np.linalg.norm(approximation - rows) / np.linalg.norm(rows)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Three tables, of which each has another best form, and their plan."""
+    tables = {"smooth": smooth(), "of_low_rank": of_low_rank(), "clustered": clustered()}
+    return tables, jax_tt.plan(tables, 22_000)
+
+
+def test_each_table_gets_its_form(trained):
+    tables, plan = trained
+    assert plan.nbytes <= plan.budget_bytes
+    assert [planned.kind for planned in plan.values()] == [
+        "tensor train",
+        "low rank",
+        "tensor train",
+    ]
+    assert plan["clustered"].id_order is not None and plan["smooth"].id_order is None
+    for name, planned in plan.items():
+        assert planned.measured
+        assert abs(compressed(planned, tables[name]) - planned.error) < 0.01
+
+
+def test_the_rival_of_equal_bytes_is_named(trained):
+    tables, plan = trained
+    rank = plan["clustered"].nbytes // (4 * (N + D))
+    s = np.linalg.svd(tables["clustered"].astype(np.float64), compute_uv=False)
+    error = np.sqrt(np.sum(s[rank:] ** 2) / np.sum(s**2))
+    assert f"low rank {rank}, of as many bytes, has error {error:.3g}" in plan["clustered"].reason
+    assert plan["smooth"].nbytes < 4 * (N + D)
+    assert "smaller than any product of low rank" in plan["smooth"].reason
+    planned = plan["of_low_rank"]
+    train = jax_tt.tt_from_dense(tables["of_low_rank"], max_bytes=planned.nbytes)
+    assert train.relative_error > planned.error
+    assert f"has error {train.relative_error:.3g}" in planned.reason
+
+
+def test_bytes_of_an_order_count(trained):
+    _, plan = trained
+    planned = plan["clustered"]
+    assert planned.nbytes == planned.shape.cost().bytes + 4 * N
+
+
+@pytest.mark.parametrize("name", ["smooth", "of_low_rank", "clustered"])
+def test_layers_take_the_arguments(trained, name):
+    tables, plan = trained
+    table, planned = tables[name], plan[name]
+    layer = jax_tt.TTEmbed(**planned.arguments(), rngs=nnx.Rngs(0))
+    rows = table if planned.id_order is None else table[planned.id_order.inverse.rows]
+    found = jax_tt.tt_from_dense(rows, shape=planned.shape)
+    for k, core in enumerate(found.cores):
+        getattr(layer, f"core_{k}")[...] = core
+    got = np.asarray(layer(jnp.arange(N)), np.float64)
+    error = np.linalg.norm(got - table) / np.linalg.norm(table)
+    assert abs(error - planned.error) < 0.01
+
+
+def test_text(trained):
+    _, plan = trained
+    heading, *lines, total = str(plan).splitlines()
+    assert heading.split()[:2] == ["table", "choice"] and heading.endswith("reason")
+    assert [line.split()[0] for line in lines] == list(plan)
+    assert f"{plan.nbytes:,} of 22,000 bytes" in total
+    assert "~" not in "".join(lines)
+
+
+def test_small_tables_are_dense():
+    plan = jax_tt.plan({"days": (7, 4), "one": (1, 1), "items": (10**6, 64)}, 10**6)
+    assert [planned.kind for planned in plan.values()] == ["dense", "dense", "tensor train"]
+    assert plan["days"].arguments() == {"num_embeddings": 7, "features": 4}
+    assert plan["days"].error == 0 and not plan["items"].measured
+    assert 0.9 * 10**6 < plan.nbytes <= 10**6
+    assert "~" in str(plan).splitlines()[3]
+
+
+def test_a_large_budget_makes_all_dense():
+    plan = jax_tt.plan({"a": (1000, 8), "b": smooth()}, 10**8)
+    assert [planned.kind for planned in plan.values()] == ["dense", "dense"]
+    assert plan.nbytes == 4 * 1000 * 8 + 4 * N * D
+
+
+def test_storage_type_counts():
+    sizes = {"a": (100_000, 32)}
+    half = jax_tt.plan(sizes, 200_000, dtype=jnp.bfloat16)["a"]
+    single = jax_tt.plan(sizes, 200_000)["a"]
+    assert half.nbytes == half.shape.num_params * 2 <= 200_000
+    assert half.error < single.error
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(1, 40), st.integers(0, 8)), min_size=1, max_size=4),
+        min_size=1,
+        max_size=3,
+    ),
+    st.integers(1, 100),
+)
+@settings(max_examples=100)
+def test_allocation(tables, budget):
+    """Within the budget, and no table has a better candidate that still fits in what is left."""
+    candidates = {
+        str(k): [Candidate(TENSOR_TRAIN, None, None, size, error / 8) for size, error in some]
+        for k, some in enumerate(tables)
+    }
+    found = allocate(candidates, budget)
+    least = sum(min(size for size, _ in some) for some in tables)
+    assert (found is None) == (least > budget)
+    if found is None:
+        return
+    taken = sum(one.nbytes for one in found.values())
+    assert taken <= budget
+    best = min(
+        sum(one.error**2 for one in combination)
+        for combination in itertools.product(*candidates.values())
+        if sum(one.nbytes for one in combination) <= budget
+    )
+    # The relaxed optimum is missed by at most one step of one table.
+    reached = sum(one.error**2 for one in found.values())
+    assert best <= reached + 1e-12 and reached <= best + 1
+
+
+def test_allocation_prefers_dense_where_it_is_cheap():
+    small = [Candidate(DENSE, None, None, 10, 0.0), Candidate(TENSOR_TRAIN, None, None, 8, 0.9)]
+    large = [Candidate(TENSOR_TRAIN, None, None, n, 10 / n) for n in (20, 40, 80)]
+    found = allocate({"small": small, "large": large}, 51)
+    assert found is not None
+    assert (found["small"].kind, found["large"].nbytes) == (DENSE, 40)
+
+
+# Caches
+
+
+def test_caches_of_hot_rows():
+    rng = np.random.default_rng(0)
+    hot = np.where(rng.random((500, 20)) < 0.7, rng.integers(0, 200, (500, 20)), -1)
+    cold = rng.integers(0, 100_000, (500, 20))
+    ids = np.where(hot >= 0, 499 * hot, cold)
+    sizes = {"hot": (100_000, 32), "even": (100_000, 32), "days": (7, 4)}
+    samples = {"hot": ids, "even": cold, "days": ids % 7}
+    plan = jax_tt.plan(sizes, 1_000_000, samples)
+    cache = plan["hot"].cache
+    assert cache is not None and 150 <= cache.capacity <= 1000
+    assert "the cache takes" in plan["hot"].reason
+    assert plan["even"].cache is None and "no cache" in plan["even"].reason
+    assert plan["days"].cache is None and plan["days"].kind == "dense"
+    assert plan.nbytes <= 1_000_000
+    counters = 16 * cache.counters
+    rows = cache.capacity * (32 * 4 + 12)
+    assert plan["hot"].nbytes == plan["hot"].shape.cost().bytes + rows + counters
+    layer = jax_tt.TTEmbedBag(**plan["hot"].arguments(), rngs=nnx.Rngs(0))
+    assert layer.cache == cache
+
+
+def test_padding_of_a_sample_is_left_out():
+    sample = np.where(np.arange(4000) % 2, -1, np.arange(4000) % 40)
+    plain = jax_tt.plan({"a": (10**5, 16)}, 10**5, {"a": sample[sample >= 0]})
+    assert jax_tt.plan({"a": (10**5, 16)}, 10**5, {"a": sample})["a"].cache == plain["a"].cache
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("tables", "options", "error", "message"),
+    [
+        ({}, {}, TypeError, "tables: got {}"),
+        ([(3, 4)], {}, TypeError, "tables: got"),
+        ({"a": (3,)}, {}, TypeError, r"tables\['a'\]: got \(3,\); expected"),
+        ({"a": (3, 2.5)}, {}, TypeError, r"tables\['a'\]\[1\]: got 2.5"),
+        ({"a": (0, 4)}, {}, ValueError, r"tables\['a'\]: got 0 x 4"),
+        ({"a": np.ones((3, 4), int)}, {}, TypeError, "an array of int64"),
+        ({"a": np.ones(3)}, {}, TypeError, r"shape \(3,\)"),
+        ({"a": np.full((9, 4), np.nan)}, {}, ValueError, r"tables\['a'\]: holds NaN"),
+        ({"a": (10**6, 64)}, {"budget_bytes": 100}, ValueError, "expected at least 7"),
+        ({"a": (9, 4)}, {"id_samples": {"b": [1]}}, ValueError, "id_samples: got 'b'"),
+        ({"a": (9, 4)}, {"id_samples": {"a": [1, 9]}}, ValueError, "got the id 9"),
+        ({"a": (9, 4)}, {"id_samples": {"a": [-1]}}, ValueError, "fewer than two ids"),
+        ({"a": (9, 4)}, {"id_samples": {"a": [0.5, 1]}}, TypeError, r"id_samples\['a'\]: ids"),
+        ({"a": (9, 4)}, {"dtype": int}, ValueError, "dtype"),
+        ({"a": (9, 4)}, {"budget_bytes": 1.5}, TypeError, "budget_bytes"),
+    ],
+)
+def test_errors(tables, options, error, message):
+    with pytest.raises(error, match=message):
+        jax_tt.plan(tables, **{"budget_bytes": 10_000, **options})

@@ -36,9 +36,6 @@ help:
 demo: $(VENV)/.with-examples
 	$(PY) -m examples.dlrm.main
 
-# What was compiled for one test, process or run is not compiled again for the next.
-test: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/build/jax
-test: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 test: $(VENV)/.with-test
 	$(PY) -m pytest $(PYTEST_ARGS)
 

@@ -287,6 +287,8 @@ def test_a_lookup_refuses_another_cache_and_options_of_no_use():
 
 
 def test_caches_of_other_types_are_others():
-    caches = [jax_tt.RowCache(24, dtype=dtype) for dtype in (None, "float64", "float32", "bfloat16")]
+    caches = [
+        jax_tt.RowCache(24, dtype=dtype) for dtype in (None, "float64", "float32", "bfloat16")
+    ]
     assert len(set(caches)) == len(caches)
     assert jax_tt.RowCache(24, dtype=jnp.float32) == jax_tt.RowCache(24, dtype="float32")

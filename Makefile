@@ -23,7 +23,7 @@ PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8
 DATA ?= ../shared/data
 
 .PHONY: help demo test fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
-  emulated gpu-check check-wheel retrieval-quick clean
+  emulated cuda-coverage gpu-check check-wheel retrieval-quick clean
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
@@ -92,16 +92,22 @@ native-with:
 cuda: ARCHITECTURES := 80-real;90-real;90-virtual
 cuda-all: ARCHITECTURES :=
 cuda cuda-all: $(VENV)/.with-dev
-	$(PY) scripts/compile_cuda.py --build build/$@ "$(ARCHITECTURES)"
+	$(PY) -m scripts.compile_cuda --build build/$@ "$(ARCHITECTURES)"
 
 # The tests of the ops on the emulated CUDA kernels, threads and blocks in several orders: a race shows as a result
 # that depends on the order, where the emulator does not name it outright.
 SEEDS ?= 1 2 3
-EMULATION_TESTS ?= conformance grad fused vmap jit bags arguments shard fused_shard
+EMULATION_TESTS ?= conformance grad fused vmap jit bags arguments shard fused_shard cuda_tt cuda_fast dense_segments cache_ops
 emulated: $(VENV)/.with-test
 	@for seed in $(SEEDS); do echo "seed $$seed"; \
 	  JAX_TT_EMULATION_SEED=$$seed $(PY) -m pytest $(PYTEST_ARGS) -k cuda_emulated \
 	    $(EMULATION_TESTS:%=tests/test_%.py) || exit 1; done
+
+# Which lines and instances of the CUDA kernels those tests execute, into docs/cuda_coverage.md. Needs gcov.
+cuda-coverage: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/build/jax
+cuda-coverage: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+cuda-coverage: $(VENV)/.with-dev
+	$(PY) -m scripts.cuda_coverage --write $(EMULATION_TESTS:%=tests/test_%.py)
 
 # On a machine with a GPU, with nothing installed by this project and no network: builds, tests, looks for memory errors
 # and races, measures. GPU_PYTHON has jax with CUDA, nanobind, cmake, ninja and pytest.

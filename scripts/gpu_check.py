@@ -208,7 +208,7 @@ def dry_run(check: Check, stages: list[str], out: Path) -> int:
         )
     if "sanitizer" in stages:
         check.skip("compute-sanitizer", "a dry run")
-        check.run("ops", [sys.executable, "-m", "tests.gpu_run", "small"], 240)
+        check.run("ops", [sys.executable, "-m", "tests.gpu_run", "small", "cached"], 240)
     if "benchmarks" in stages:
         command = [
             sys.executable,

@@ -30,6 +30,7 @@ class Work:
         rules: names in RULES, each for three fused steps; the gradients are taken once.
         precision: of `jax.default_matmul_precision`; None leaves it unset.
         skip: the value of ``skip_nonfinite``.
+        cache: reads the table through this cache instead, in steps of the first rule alone.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Work:
     rules: tuple[str, ...] = ()
     precision: str | None = None
     skip: bool = False
+    cache: jax_tt.RowCache | None = None
 
 
 def _batch(
@@ -116,7 +118,55 @@ def large() -> Iterator[Work]:
     yield Work("several chunks", cores, bags, g)
 
 
+def cached() -> Iterator[Work]:
+    """Row caches of both policies: sets that a warp covers and more, rows that enter, leave and are trained."""
+    for policy, ways in (("lfu", 32), ("lru", 33)):
+        cache = jax_tt.RowCache(3 * ways, ways, policy, counters=400, write_back=None)
+        yield _table(
+            f"cached, {policy}",
+            (7, 8, 11),
+            (2, 2, 4),
+            4,
+            700,
+            "float32",
+            rules=("adagrad",),
+            cache=cache,
+        )
+
+
+def cached_steps(work: Work, cache: jax_tt.RowCache, method: str) -> list[Any]:
+    """Outputs of four batches that populate the cache in turn, and the table after them."""
+    rule = RULES[work.rules[0]]
+    size = math.prod(core.shape[0] for core in work.start)
+    options = {"num_embeddings": size, "optimizer": rule}
+    table = jax_tt.init_cached_table(jax_tt.init_fused_table(work.start, rule), cache, **options)
+    options["method"] = method
+
+    @jax.jit
+    def step(table: jax_tt.CachedTable, bags: jax_tt.Bags, g: jax.Array) -> Any:
+        def loss(cores: Any, rows: Any) -> Any:
+            given = table._replace(table=cores, rows=rows)
+            out, directory = jax_tt.cached_tt_embed_bag(given, bags, cache, **options)
+            return jnp.vdot(out, g), (out, directory)
+
+        (cores, rows), (out, directory) = jax.grad(loss, (0, 1), has_aux=True)(
+            table.table, table.rows
+        )
+        table = table._replace(table=cores, rows=rows, directory=directory)
+        return out, jax_tt.populate_cache(table, cache, **options)
+
+    outputs = []
+    for k in range(4):
+        # Other favourites in every batch, so that rows leave; few enough different ones, so that some are hit.
+        bags = dataclasses.replace(work.bags, ids=(work.bags.ids + 40 * k) % (size // 2))
+        out, table = step(table, bags, work.g)
+        outputs.append(out)
+    return outputs + jax.tree.leaves(table)
+
+
 def run(work: Work, method: str) -> dict[str, list[Any]]:
+    if work.cache is not None:
+        return {"steps through the cache": cached_steps(work, work.cache, method)}
     op = jax_tt.tt_embed_bag if isinstance(work.start, tuple) else jax_tt.embed_bag
     results = {"gradients": list(gradients(work.start, work.bags, work.g, method, op))}
     for rule in work.rules:
@@ -145,13 +195,17 @@ def check(work: Work) -> list[str]:
         if dtype != "float32" and key != "gradients":
             continue  # rounding is stochastic
         for k, (got, want) in enumerate(zip(leaves, wanted[key], strict=True)):
+            what = f"{work.name}: {key} {k}"
+            if jnp.issubdtype(want.dtype, jnp.integer):
+                np.testing.assert_array_equal(got, want, err_msg=what)
+                continue
             got, want = (np.asarray(jnp.asarray(x, jnp.float32)) for x in (got, want))
-            assert_close(got, want, tolerance, f"{work.name}: {key} {k}")
+            assert_close(got, want, tolerance, what)
     return list(results)
 
 
 def main() -> None:
-    groups = {"small": small, "specialised": specialised, "large": large}
+    groups = {"small": small, "specialised": specialised, "cached": cached, "large": large}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("groups", nargs="*", choices=groups, help="default: all")
     platform = "gpu" if jax.default_backend() == "gpu" else "cpu"

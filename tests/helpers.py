@@ -1,5 +1,6 @@
 """Numpy float64 model of the ops and the table of cases that every implementation is held to."""
 
+import contextlib
 import math
 import os
 import shutil
@@ -31,6 +32,11 @@ def on_gpu() -> bool:
     """Whether the test at hand runs on a GPU."""
     device = jax.config.jax_default_device
     return getattr(device, "platform", None) == "gpu"
+
+
+def on_cpu() -> contextlib.AbstractContextManager[None]:
+    """Where the CPU kernels say what a test on a GPU is to give; what is put into jit must not be committed."""
+    return jax.default_device(jax.devices("cpu")[0])
 
 
 def raises(method: str) -> bool:

@@ -93,7 +93,17 @@ def test_rows_and_gradients(columns, rank, rows, method):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-@pytest.mark.parametrize(("columns", "rank"), [((4, 4, 4), 32), ((8, 4, 2), 64), ((4, 8, 4), 16)])
+@pytest.mark.parametrize(
+    ("columns", "rank"),
+    [
+        ((4, 4, 4), 32),
+        ((8, 2, 8), 32),
+        ((8, 4, 2), 64),
+        ((4, 8, 4), 16),
+        ((4, 4, 8), 16),
+        ((4, 4, 4), 128),
+    ],
+)
 def test_narrow_storage(columns, rank, dtype, method):
     case = _case(columns, rank, ROWS["many"], dtype)
     _check(*case, method, 1e-2)
@@ -101,7 +111,14 @@ def test_narrow_storage(columns, rank, dtype, method):
 
 @pytest.mark.parametrize(
     ("columns", "rank"),
-    [((4, 4, 4), 32), ((2, 2, 4), 32), ((4, 8, 2), 16), ((2, 4, 8), 64), ((4, 4, 4), 128)],
+    [
+        ((4, 4, 4), 32),
+        ((2, 2, 4), 32),
+        ((4, 8, 2), 16),
+        ((4, 4, 8), 16),
+        ((2, 4, 8), 64),
+        ((4, 4, 4), 128),
+    ],
 )
 def test_tensor_float32_where_it_is_allowed(columns, rank, method):
     case = _case(columns, rank, ROWS["many"], jnp.float32)

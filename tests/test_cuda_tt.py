@@ -8,21 +8,21 @@ import pytest
 import jax_tt
 from jax_tt import _ffi, optimizers
 from tests.conftest import method_fixture
-from tests.helpers import assert_close
+from tests.helpers import assert_close, f64, on_cpu
 
 method = method_fixture("cuda_emulated", pytest.param("cuda", marks=pytest.mark.gpu))
 
 SMALL = jax_tt.TTShape(120, 8, (4, 4), (4, 5, 6), (2, 2, 2))
 
 
-def step(shape, ids, method):
+def step(shape, ids, method, dtype="float32"):
     """Output and core gradients of a sum of rows weighted by fixed random numbers."""
-    cores = jax_tt.init_cores(jax.random.key(0), shape, "normal")
+    cores = jax_tt.init_cores(jax.random.key(0), shape, "normal", dtype=dtype)
     g = jax.random.normal(jax.random.key(1), (ids.shape[0], shape.features))
 
     def loss(cores):
         out = jax_tt.tt_embed_bag(cores, ids, num_embeddings=shape.num_embeddings, method=method)
-        return jnp.vdot(out, g), out
+        return jnp.vdot(out.astype(jnp.float32), g), out
 
     (_, out), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(cores)
     return out, *gradients
@@ -54,10 +54,10 @@ CASES = {
         jax_tt.TTShape(1000, 64, (8, 8), (10, 10, 10), (8, 4, 2)),
         uniform(1000, 30, 5),
     ),
-    # a tile that shared memory cannot hold
+    # a tile that shared memory cannot hold: one slice of the middle core alone takes 256 KiB
     "wide products": (
-        jax_tt.TTShape(1000, 256, (64, 64), (10, 10, 10), (8, 4, 8)),
-        uniform(1000, 3, 4),
+        jax_tt.TTShape(1000, 1024, (64, 64), (10, 10, 10), (8, 16, 8)),
+        uniform(1000, 2, 3),
     ),
     # rows in several chunks
     "chunks": (
@@ -71,10 +71,21 @@ CASES = {
 def test_equals_the_cpu(case, method):
     shape, ids = CASES[case]
     # The CPU kernels are judged in float64 elsewhere; the reference would take minutes here.
-    expected = step(shape, ids, "ffi")
+    with on_cpu():
+        expected = step(shape, ids, "ffi")
     # Sums of tens of thousands of float32 numbers in another order.
     for got, want in zip(step(shape, ids, method), expected, strict=True):
         assert_close(got, np.asarray(want, np.float64), 3e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_wide_products_of_narrow_tables_equal_the_cpu(dtype, method):
+    shape, ids = CASES["wide products"]
+    with on_cpu():
+        expected = step(shape, ids, "ffi", dtype)
+    for got, want in zip(step(shape, ids, method, dtype), expected, strict=True):
+        assert got.dtype == want.dtype
+        assert_close(got, f64(want), 1e-2)
 
 
 def test_sums_of_long_bags_do_not_depend_on_their_neighbours(method):
@@ -120,6 +131,8 @@ def test_workspace_is_for_what_is_asked(platform):
     assert size("update", skip_nonfinite=True) - size("update") >= floats
     # The gradients of cores are not kept where every slice takes its step at once.
     assert size("update") == size("backward")
+    with pytest.raises(ValueError, match="expected plan, forward"):
+        size("sideways")
 
 
 @pytest.mark.parametrize("rule", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])

@@ -153,6 +153,23 @@ def test_bad_ids_in_no_bag_are_not_read(method):
     assert np.flatnonzero(moved).tolist() == [3, 4] and float(after.step) == 1
 
 
+@pytest.mark.parametrize("n", [9_000, 14_000, 20_000])
+def test_batches_that_one_block_sorts_in_larger_shares_or_several_blocks_do(n, method):
+    """Most of the positions read one row, which then spans more tiles than a block looks at in one turn."""
+    rng = np.random.default_rng(n)
+    ids = np.where(rng.random(n) < 0.05, rng.integers(0, 300, n), 7).astype(np.int32)
+    bags = jax_tt.Bags.from_lengths(ids, rng.multinomial(n, np.ones(5) / 5))
+    g = np.arange(1, 6, dtype=np.float32)[:, None]
+
+    @jax.jit
+    def gradient(table):
+        return jax.grad(lambda t: jnp.sum(jax_tt.embed_bag(t, bags, method=method) * g))(table)
+
+    want = np.zeros((300, 1))
+    np.add.at(want, ids, g[np.repeat(np.arange(5), np.diff(bags.offsets))])
+    np.testing.assert_array_equal(gradient(jnp.ones((300, 1))), want)
+
+
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_order_of_threads_leaves_no_trace(dtype):

@@ -1,10 +1,10 @@
-"""The scripts around a GPU: the check of a GPU machine runs without one, kernels' resources are read as printed."""
+"""The scripts around a GPU: the check of a GPU machine runs without one, what compilers and gcov say is read right."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-from scripts import kernel_resources
+from scripts import cuda_coverage, kernel_resources
 from scripts.kernel_resources import Kernel, Multiprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -82,3 +82,47 @@ def test_occupancy():
     assert sm.resident(128, 256) == 2  # registers: 64 K over 128 x 256
     assert sm.resident(255, 256) == 1
     assert sm.resident(16, 32) == 32  # blocks
+
+
+KERNEL = """\
+template <typename T>
+__global__ void __launch_bounds__(64) Kernel(T* p) {
+  if (p == nullptr)
+    return;
+
+  return;
+}
+"""
+
+
+def test_coverage_is_summed_over_compiled_sources_and_instances(tmp_path):
+    (tmp_path / "a.cu").write_text(KERNEL)
+
+    def report(symbol, executed, lines):
+        function = {"name": symbol, "execution_count": executed}
+        counted = [{"line_number": n, "count": c} for n, c in lines]
+        files = [
+            {"file": "a.cu", "functions": [function], "lines": counted},
+            {"file": "/usr/include/vector", "functions": [], "lines": counted},
+        ]
+        return {"current_working_directory": str(tmp_path), "files": files}
+
+    # Of float and of double; the second never runs.
+    reports = [
+        report("_Z6KernelIfEvPT_", 2, [(2, 2), (3, 2), (4, 0), (6, 0)]),
+        report("_Z6KernelIdEvPT_", 0, [(2, 0), (3, 0), (4, 0), (6, 0)]),
+    ]
+    counts = cuda_coverage.merge(reports, tmp_path)
+    (counted,) = counts.values()
+    assert counted.lines == {2: 2, 3: 2, 4: 0, 6: 0}
+    assert counted.never == [4, 6]
+    text = cuda_coverage.page(counts, ["tests/test_x.py"], "3 passed")
+    assert "| `a.cu` | 4 | 2 | 50.0 % |" in text
+    assert "| `Kernel` | `a.cu` | 2 | 1 |" in text and "never executed: `Kernel<double>`" in text
+    assert "   4      return;" in text and "`test_x.py`" in text and "3 passed" in text
+
+
+def test_a_source_with_all_lines_executed_is_not_rounded_up():
+    assert cuda_coverage.share(1999, 2000) == "99.9 %"
+    assert cuda_coverage.share(2000, 2000) == "100.0 %"
+    assert cuda_coverage.share(0, 0) == "no code of its own"

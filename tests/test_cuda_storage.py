@@ -1,0 +1,119 @@
+"""Every storage type through the kernels that are compiled for each: odd and even columns, every rule, long bags."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import optimizers
+from tests.conftest import WAYS, method_fixture
+from tests.helpers import SHAPES, assert_close, f64, make_case, on_cpu
+
+NARROW = ("bfloat16", "float16")
+RULES = {
+    "sgd": optimizers.SGD(0.05),
+    "adagrad": optimizers.Adagrad(0.05, initial_accumulator_value=0.1),
+    "rowwise": optimizers.RowWiseAdagrad(0.05, initial_accumulator_value=0.1),
+    "adam": optimizers.Adam(0.01),
+}
+# One unit in the last place, where sums in another order round to the other side.
+TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
+
+# The CPU kernels, which other tests hold to float64, say what is expected.
+method = method_fixture(*WAYS[2:])
+
+
+def _assert_same_step(got, want, before, dtype):
+    moved = [np.any(f64(a) != f64(b)) for a, b in zip(want.cores, before.cores, strict=True)]
+    assert all(moved), "a step that moves nothing"
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(
+            f64(a), f64(b), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] / 10
+        )
+
+
+@pytest.mark.parametrize("dtype", ["float32", *NARROW])
+@pytest.mark.parametrize("name", RULES)
+def test_tt_steps(name, dtype, method):
+    """Slices that step as they are summed, and slices that wait until all are known to be finite."""
+    rule, case = RULES[name], make_case(SHAPES["d3-odd"], dtype, True)
+    bags, g = case.bags(), jnp.asarray(case.g, jnp.float32)
+    before = jax_tt.init_fused_table(case.cores, rule)
+
+    def steps(method):
+        def loss(table, skip):
+            out = jax_tt.fused_tt_embed_bag(
+                table, bags, rule, method=method, stochastic_rounding=False, skip_nonfinite=skip
+            )
+            return jnp.sum(out.astype(jnp.float32) * g)
+
+        return jax.jit(lambda t: [jax.grad(loss)(t, skip) for skip in (False, True)])(before)
+
+    with on_cpu():
+        expected = steps("ffi")
+    for got, want in zip(steps(method), expected, strict=True):
+        _assert_same_step(got, want, before, dtype)
+
+
+def _bags(lengths, rows):
+    rng = np.random.default_rng(1)
+    ids = rng.integers(0, rows, sum(lengths)).astype(np.int32)
+    ids[::3] = 5  # a row that takes many tiles
+    weights = (rng.integers(1, 9, ids.size) / 8).astype(np.float32)
+    return jax_tt.Bags.from_lengths(ids, np.asarray(lengths), weights)
+
+
+@pytest.mark.parametrize("features", [3, 8])
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("name", RULES)
+def test_dense_steps(name, dtype, features, method):
+    rule, rng = RULES[name], np.random.default_rng(0)
+    bags = _bags([150, 0, 201, 99], 40)
+    before = jax_tt.init_fused_table(jnp.asarray(rng.normal(size=(40, features)), dtype), rule)
+    g = jnp.asarray(rng.normal(size=(4, features)) / 16, jnp.float32)
+
+    def step(method):
+        def loss(table):
+            out = jax_tt.fused_embed_bag(
+                table, bags, rule, method=method, stochastic_rounding=False
+            )
+            return jnp.sum(out.astype(jnp.float32) * g)
+
+        return jax.jit(jax.grad(loss))(before)
+
+    with on_cpu():
+        expected = step("ffi")
+    _assert_same_step(step(method), expected, before, dtype)
+
+
+@pytest.mark.parametrize("features", [3, 8])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_dense_sums_and_gradients(dtype, features, method):
+    """Bags that a warp sums and bags so long that a block does."""
+    rng = np.random.default_rng(2)
+    table = jnp.asarray(rng.normal(size=(40, features)), dtype)
+    for lengths in ([2, 0, 3, 1], [300, 200]):
+        bags = _bags(lengths, 40)
+        g = rng.normal(size=(len(lengths), features)).astype(np.float32)
+
+        @jax.jit
+        def step(table, weights, bags=bags, g=g):
+            def loss(table, weights):
+                given = jax_tt.Bags(bags.ids, bags.offsets, weights)
+                out = jax_tt.embed_bag(table, given, method=method).astype(jnp.float32)
+                return jnp.sum(out * g), out
+
+            return jax.grad(loss, (0, 1), has_aux=True)(table, weights)
+
+        (dtable, dweights), out = step(table, bags.weights)
+        ids, weights, wide = np.asarray(bags.ids), f64(bags.weights), f64(table)
+        bag_of = np.repeat(np.arange(len(lengths)), lengths)
+        want, want_table = np.zeros(g.shape), np.zeros(wide.shape)
+        np.add.at(want, bag_of, weights[:, None] * wide[ids])
+        np.add.at(want_table, ids, weights[:, None] * g[bag_of])
+        assert_close(out, want, TOLERANCE[dtype], f"sums of {lengths}")
+        assert_close(dtable, want_table, TOLERANCE[dtype], f"table, {lengths}")
+        dots = np.sum(wide[ids] * g[bag_of], axis=1)
+        assert_close(dweights, dots, TOLERANCE[dtype], f"weights, {lengths}")

@@ -45,8 +45,8 @@ sys.exit(pytest.main(sys.argv[2:]))
 INTRODUCTION = """\
 Written by `make cuda-coverage`, not to be edited. The tests run the CUDA sources, compiled for the processor with
 `--coverage`, on the [emulator](gpu.md#kernels-without-a-gpu), and gcov counts. A line of a template counts as executed
-if any instance executes it; the second table counts instances of kernels. What stands behind `#if` for CUDA alone is
-not compiled here, and not counted."""
+if any instance executes it; the second table counts instances of kernels, and `tt_fast_rank*.cu`, which hold nothing
+else, are only there. What stands behind `#if` for CUDA alone is not compiled here, and not counted."""
 
 
 @dataclasses.dataclass

@@ -105,8 +105,6 @@ emulated: $(VENV)/.with-test
 	    $(EMULATION_TESTS:%=tests/test_%.py) || exit 1; done
 
 # Which lines and instances of the CUDA kernels those tests execute, into docs/cuda_coverage.md. Needs gcov.
-cuda-coverage: export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/build/jax
-cuda-coverage: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 cuda-coverage: $(VENV)/.with-dev
 	$(PY) -m scripts.cuda_coverage --write $(EMULATION_TESTS:%=tests/test_%.py)
 

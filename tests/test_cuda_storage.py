@@ -1,8 +1,11 @@
 """Every storage type through the kernels that are compiled for each: odd and even columns, every rule, long bags."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
 import jax_tt
@@ -117,3 +120,29 @@ def test_dense_sums_and_gradients(dtype, features, method):
         assert_close(dtable, want_table, TOLERANCE[dtype], f"table, {lengths}")
         dots = np.sum(wide[ids] * g[bag_of], axis=1)
         assert_close(dweights, dots, TOLERANCE[dtype], f"weights, {lengths}")
+
+
+def test_rows_beyond_31_bits(method, x64):
+    """Rows that are sorted by two words, among them some that differ only in the upper one."""
+    rows = 2**31 + 6
+    if psutil.virtual_memory().available < 4 * rows:
+        pytest.skip("needs 8 GiB for a table of 4")
+    rule = optimizers.SGD(1.0)
+    ids = np.array([5, 2**30 + 5, 2**31 + 5, 5, 2**31 - 1, 2**31, 0, 2**31 + 5, 2**30, 5])
+    g = 2.0 ** np.arange(ids.size, dtype=np.float32)[:, None]
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(table):
+        def loss(table):
+            out = jax_tt.fused_embed_bag(
+                table, jnp.asarray(ids)[:, None], rule, method=method, stochastic_rounding=False
+            )
+            return jnp.sum(out.astype(jnp.float32) * g)
+
+        return jax.grad(loss)(table)
+
+    table = step(jax_tt.init_fused_table(jnp.zeros((rows, 1), jnp.float16), rule))
+    # And rows that those would be taken for if bits were lost.
+    looked_at = np.unique([ids, ids % 2**30, ids % 2**31])
+    want = [-np.sum(g[ids == row]) for row in looked_at]
+    np.testing.assert_array_equal(table.cores[0][looked_at, 0], want)

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._cache import backend, reference
 from jax_tt._cache.directory import POLICIES, CacheDirectory, init_directory
 from jax_tt._cache.hashing import bucket_of
+from jax_tt._native import cache as native_cache
 from tests import cache_model
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.helpers import on_gpu
@@ -380,4 +381,17 @@ def test_sizes_that_disagree_are_refused(name, method):
         lambda: backend.populate(state, method),
     ):
         with pytest.raises(Exception, match=r"cache_(observe|populate)"):
+            jax.block_until_ready(op())
+
+
+def test_too_small_a_workspace_is_refused(method, monkeypatch):
+    if method == "ffi" and not on_gpu():
+        pytest.skip("the CPU kernels allocate")
+    monkeypatch.setattr(native_cache, "_workspace", lambda *_: 1)
+    state, keys = SIZES["odd"].empty("int32"), jnp.zeros(3, jnp.int32)
+    for op in (
+        lambda: backend.observe(state, keys, keys, "lfu", method),
+        lambda: backend.populate(state, method),
+    ):
+        with pytest.raises(Exception, match="the workspace has 1 bytes, expected"):
             jax.block_until_ready(op())

@@ -23,6 +23,14 @@ def as_int(name: str, value: Any) -> int:
         ) from error
 
 
+def as_positive(name: str, value: Any) -> int:
+    """An integer of at least 1."""
+    number = as_int(name, value)
+    if number < 1:
+        raise ValueError(f"{name}: got {number}; expected an integer >= 1.")
+    return number
+
+
 def as_array(name: str, value: Any) -> Any:
     """Arrays as they are, anything else that holds numbers as a numpy array."""
     if isinstance(value, jax.Array):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._arguments import as_dtype, as_int
+from jax_tt._arguments import as_dtype, as_int, as_positive
 from jax_tt._budget import best_shape, least_params
 from jax_tt._factor import balanced_cover, exact_factors
 from jax_tt._split_ids import SplitIds, split_on_host
@@ -77,13 +77,13 @@ class TTShape:
         row_factors: Sequence[int],
         col_factors: Sequence[int],
     ):
-        n = _positive("num_embeddings", num_embeddings)
-        width = _positive("features", features)
+        n = as_positive("num_embeddings", num_embeddings)
+        width = as_positive("features", features)
         p = _positives("row_factors", row_factors)
         q = _positives("col_factors", col_factors)
         _check_factors(n, width, p, q)
         d = len(p)
-        each = ranks if _is_sequence(ranks) else (_positive("ranks", ranks),) * (d - 1)
+        each = ranks if _is_sequence(ranks) else (as_positive("ranks", ranks),) * (d - 1)
         requested = _positives("ranks", each)
         if len(requested) != d - 1:
             raise ValueError(
@@ -121,8 +121,8 @@ class TTShape:
         >>> jax_tt.TTShape.suggest(11_000_000, 64, ranks=32).col_factors
         (4, 4, 4)
         """
-        n = _positive("num_embeddings", num_embeddings)
-        width = _positive("features", features)
+        n = as_positive("num_embeddings", num_embeddings)
+        width = as_positive("features", features)
         _check_columns(width)
         d = as_int("d", d)
         _check_d("d", d)
@@ -168,8 +168,8 @@ class TTShape:
         >>> shape.cost().bytes <= 4_000_000
         True
         """
-        n = _positive("num_embeddings", num_embeddings)
-        width = _positive("features", features)
+        n = as_positive("num_embeddings", num_embeddings)
+        width = as_positive("features", features)
         _check_columns(width)
         if n >= 2**63:
             raise ValueError(f"num_embeddings: got {n}; expected less than 2**63.")
@@ -183,7 +183,7 @@ class TTShape:
             name, value, params = "ratio", ratio, int(n * width / ratio)
         else:
             size = as_dtype("dtype", dtype, jnp.float32).itemsize
-            name, value = "max_bytes", _positive("max_bytes", max_bytes)
+            name, value = "max_bytes", as_positive("max_bytes", max_bytes)
             params = value // size
         found = best_shape(n, width, params)
         if found is None:
@@ -254,6 +254,21 @@ class TTShape:
             flops_backward=2 * flops,
         )
 
+    def layer_arguments(self) -> dict[str, Any]:
+        """Arguments with which `TTEmbed` and `TTEmbedBag` get this shape.
+
+        >>> import jax_tt
+        >>> jax_tt.TTShape.suggest(1000, 8, ranks=4).layer_arguments()["tt_ranks"]
+        (4, 4)
+        """
+        return {
+            "num_embeddings": self.num_embeddings,
+            "features": self.features,
+            "tt_ranks": self.ranks,
+            "row_factors": self.row_factors,
+            "col_factors": self.col_factors,
+        }
+
     def split_ids(self, ids: Any) -> SplitIds:
         """Splits host ids into digits, exactly, for tables beyond 2**31 rows without x64.
 
@@ -294,17 +309,10 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
 
-def _positive(name: str, value: Any) -> int:
-    number = as_int(name, value)
-    if number < 1:
-        raise ValueError(f"{name}: got {number}; expected an integer >= 1.")
-    return number
-
-
 def _positives(name: str, values: Any) -> tuple[int, ...]:
     if isinstance(values, str | bytes) or not _is_sequence(values):
         raise TypeError(f"{name}: got {values!r}; expected a tuple of integers.")
-    return tuple(_positive(f"{name}[{k}]", value) for k, value in enumerate(values))
+    return tuple(as_positive(f"{name}[{k}]", value) for k, value in enumerate(values))
 
 
 def _check_columns(width: int) -> None:

@@ -2,6 +2,7 @@
 run an op."""
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -33,6 +34,11 @@ hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_
 hypothesis.settings.register_profile("dev", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+# A process may have 65,530 mappings of memory on Linux; the compiler crashes for want of one, and every program that
+# jax keeps has a few.
+MOST_NEW_MAPPINGS = 20_000
+_kept_mappings = 0
+
 
 WAYS = (
     "reference",
@@ -52,6 +58,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error:::jax_tt")
     # Without the native module the suite runs on the reference and need not say so in every test.
     config.addinivalue_line("filterwarnings", "ignore:jax_tt. the native module is not available")
+
+
+def pytest_runtest_logfinish() -> None:
+    """Lets go of all compiled programs where a process of many tests has gathered too many."""
+    global _kept_mappings
+    if _mappings() - _kept_mappings > MOST_NEW_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
+        _kept_mappings = _mappings()  # others than jax's, such as the stacks of emulated threads
+
+
+def _mappings() -> int:
+    listing = Path("/proc/self/maps")
+    return listing.read_bytes().count(b"\n") if listing.exists() else 0
 
 
 def native_available(platform: str = "cpu") -> bool:

@@ -90,12 +90,6 @@ struct Scratch {
 // What grouping one side takes; the two sides are grouped at the same time.
 struct SideScratch {
   uint64_t *keys = nullptr, *node_keys = nullptr, *sorting = nullptr;
-
-  void RequestBuffers(int64_t n, Workspace& workspace) {
-    workspace.Request(&keys, n);
-    workspace.Request(&node_keys, n);
-    workspace.Request(&sorting, Grouper::BufferSize(n));
-  }
 };
 
 constexpr int64_t kNone = -1;
@@ -310,11 +304,16 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
   if (Status status = CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity); !status.ok())
     return status;
   Scratch scratch;
-  SideScratch sides[2];
+  SideScratch primary, secondary;
   Workspace workspace;
   scratch.RequestBuffers(layout.n, workspace);
-  for (SideScratch& side : sides) side.RequestBuffers(layout.n, workspace);
+  workspace.Request(&primary.node_keys, layout.n);
+  workspace.Request(&secondary.keys, layout.n);
+  workspace.Request(&secondary.node_keys, layout.n);
+  workspace.Request(&secondary.sorting, Grouper::BufferSize(layout.n));
   if (Status status = workspace.Allocate(); !status.ok()) return status;
+  primary.keys = scratch.keys;  // the rows are sorted by then
+  primary.sorting = scratch.sorting;
 
   // A plan of fewer ids is made before a helper has woken up.
   constexpr int64_t kBlock = 2048;
@@ -337,7 +336,8 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
   phases.Add(1,
              [&](int64_t, int) { rows = BuildRows(static_cast<uint64_t>(shape.num_rows()), layout, scratch, plan); });
   phases.Add(2, [&](int64_t task, int) {
-    BuildSide(shape, contraction, /*primary=*/task == 0, rows, scratch.row_keys, sides[task], layout, plan);
+    BuildSide(shape, contraction, /*primary=*/task == 0, rows, scratch.row_keys, task == 0 ? primary : secondary,
+              layout, plan);
   });
   phases.Run(layout.n < kBlock ? 1 : pool.workers, pool.schedule);
   return refused == kNone ? Status{} : Refuse(lookups, &shape, shape.num_embeddings, refused);

@@ -95,7 +95,7 @@ class Backward {
     int64_t last_node = -1;
     join_.ForEachRow(node_begin, node_end, products, [&](int64_t row, int64_t node, const C* product) {
       const C* g = RowGradient(row, worker);
-      const LaneSum share = secondary_.by_lane() ? secondary_.lane(lane, join_.secondary_node(row))
+      const LaneSum share = secondary_.by_lane() ? secondary_.ClaimLane(lane, join_.secondary_node(row))
                                                  : LaneSum{secondary_.child(b.depth) + row * b_size, false};
       join_.kernels().join_gradient(rows, cols, rank, g, product,
                                     join_.secondary().product(b.depth, join_.secondary_node(row)),

@@ -73,7 +73,7 @@ class ChainGradient {
     C* sum;
     bool add;
   };
-  LaneSum lane(int64_t lane, int64_t node) const {
+  LaneSum ClaimLane(int64_t lane, int64_t node) {
     const int64_t index = lane * chain_.nodes(1) + node;
     const bool begun = std::exchange(lane_begun_[index], uint8_t{1}) != 0;
     return {lane_ + index * chain_.side().product_size(1), begun};
@@ -146,7 +146,7 @@ class ChainGradient {
       if (by_lane)
         for (int64_t u = begin; u < end; ++u) {
           const C* share = shares + (u - begin) * size;
-          const LaneSum lane = owner_.lane(lane_, owner_.chain_.level(1).node_of_child[u]);
+          const LaneSum lane = owner_.ClaimLane(lane_, owner_.chain_.level(1).node_of_child[u]);
           if (lane.add)
             owner_.kernels_.axpy(size, C{1}, share, lane.sum);
           else

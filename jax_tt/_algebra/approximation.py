@@ -12,7 +12,7 @@ import numpy as np
 
 from jax_tt._algebra.rows import Rows, blocks
 from jax_tt._algebra.trains import left_frame, right_frame, separate, to_links
-from jax_tt._algebra.unfolding import Progress
+from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -97,7 +97,7 @@ def rows_of(cores: Sequence[Any], shape: TTShape, progress: Progress) -> Any:
         for h in blocks(-(-shape.num_embeddings // tails), _BLOCK // (tails * shape.features))
         for t in blocks(tails, _BLOCK // (len(h) * shape.features))
     ]
-    step = progress("error", len(pieces))
+    step = progress.begin("error", len(pieces))
     for h, t in pieces:
         start = h[0] * tails + t[0]
         value = np.tensordot(left[h[0] : h[-1] + 1], right[:, t[0] : t[-1] + 1], 1)

@@ -27,13 +27,6 @@ def ridge_weight(value: Any) -> float:
     return _number("ridge", value, "a finite number of at least 0", 0, math.inf)
 
 
-def whole_bytes(value: Any) -> int:
-    number = as_int("max_bytes", value)
-    if number < 1:
-        raise ValueError(f"max_bytes: got {number}; expected a number of bytes of at least 1.")
-    return number
-
-
 def number_of_sweeps(value: Any) -> int:
     number = as_int("sweeps", value)
     if number < 0:

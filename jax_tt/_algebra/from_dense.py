@@ -16,11 +16,9 @@ from jax_tt._algebra.checks import (
     number_of_sweeps,
     relative_tolerance,
     row_weights,
-    whole_bytes,
 )
 from jax_tt._algebra.decompose import tt_svd
 from jax_tt._algebra.least_squares import alternate, padded
-from jax_tt._algebra.progress import progress_bar
 from jax_tt._algebra.round import to_budget
 from jax_tt._algebra.rows import Rows, fill_past_end
 from jax_tt._algebra.trains import (
@@ -30,9 +28,10 @@ from jax_tt._algebra.trains import (
     squared_tolerance,
     to_cores,
 )
-from jax_tt._algebra.unfolding import NOMINAL_RANK, Progress
+from jax_tt._algebra.unfolding import NOMINAL_RANK
 from jax_tt._algebra.weighted import grid_equations, separable_scale
-from jax_tt._arguments import as_dtype, as_int
+from jax_tt._arguments import as_dtype, as_int, as_positive
+from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
 
 _GENEROUS = 4  # times the parameters of a budget are found first and then rounded to it
@@ -115,7 +114,7 @@ def tt_from_dense(
     sweeps = number_of_sweeps(sweeps)
     scale = None if weights is None else separable_scale(weights, p)
     rows = Rows(table, None if scale is None else scale.of_rows(n))
-    with progress_bar(progress) as bar:
+    with Progress(progress, unit="block", delay=0) as bar:
         energy = _energy(rows, bar)
         choose: FixedRanks | Tolerance = FixedRanks(goal.ranks)
         if tolerance is not None:
@@ -123,7 +122,9 @@ def tt_from_dense(
         fill_past_end(rows, goal, _noise(goal, tolerance))
         links = tt_svd(rows, p, q, choose, energy, as_int("seed", seed), bar)
         if max_bytes is not None:
-            links = to_budget(orthogonal_from_right(links), p, q, whole_bytes(max_bytes), dtype)
+            links = to_budget(
+                orthogonal_from_right(links), p, q, as_positive("max_bytes", max_bytes), dtype
+            )
         cores = [np.asarray(core) for core in to_cores(links, p, q)]
         if weights is not None and scale is not None:
             cores = scale.undo(cores)
@@ -181,7 +182,7 @@ def _goal(
         if row_factors is not None and col_factors is not None:
             return TTShape(n, width, rank, row_factors, col_factors)
         return TTShape.suggest(n, width, rank, np.size(rank) + 1 if np.ndim(rank) else 3)
-    budget = whole_bytes(max_bytes)
+    budget = as_positive("max_bytes", max_bytes)
     if row_factors is None or col_factors is None:
         guess = TTShape.for_budget(n, width, max_bytes=budget, dtype=dtype)
         row_factors, col_factors = guess.row_factors, guess.col_factors
@@ -198,7 +199,7 @@ def _energy(rows: Rows, progress: Progress) -> float:
     n = rows.num_embeddings
     step = max(1, _ENERGY_BLOCK // rows.features)
     starts = range(0, n, step)
-    advance, total = progress("norm", len(starts)), 0.0
+    advance, total = progress.begin("norm", len(starts)), 0.0
     for start in starts:
         block = rows.read(start, min(start + step, n))
         part = float(np.vdot(block, block))

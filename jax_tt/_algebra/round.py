@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._algebra.checks import exactly_one, relative_tolerance, whole_bytes
+from jax_tt._algebra.checks import exactly_one, relative_tolerance
 from jax_tt._algebra.operands import table_operand
 from jax_tt._algebra.trains import (
     FixedRanks,
@@ -23,6 +23,7 @@ from jax_tt._algebra.trains import (
     to_links,
     truncate,
 )
+from jax_tt._arguments import as_positive
 from jax_tt._budget import ranks_for
 from jax_tt._dtypes import accumulator
 from jax_tt._ops._spec import TTSpec
@@ -109,7 +110,11 @@ def _on_host(
         energy = float(np.sum(np.square(links[0])))
         return truncate(links, squared_tolerance(relative, energy, len(links)))
     return to_budget(
-        links, spec.row_factors, spec.col_factors, whole_bytes(max_bytes), cores[0].dtype
+        links,
+        spec.row_factors,
+        spec.col_factors,
+        as_positive("max_bytes", max_bytes),
+        cores[0].dtype,
     )
 
 

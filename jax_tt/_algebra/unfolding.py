@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from jax_tt._algebra.rows import Rows, blocks
 from jax_tt._algebra.trains import FixedRanks, Tolerance, interleave
+from jax_tt._progress import Progress
 
 _BLOCK = 1 << 23  # numbers in a block, 64 MiB of float64
 GRAM_SIDE = 1024  # rows of an unfolding up to which its Gram matrix is cheaper than sketching
 _OVERSAMPLING = 10
 _POWER_PASSES = 3
 NOMINAL_RANK = 64  # of a cut whose rank is not known yet
-
-# (label, number of blocks) -> called once for every block
-Progress = Callable[[str, int], Callable[[], None]]
 
 
 class Unfolding:
@@ -43,7 +41,7 @@ class Unfolding:
     def blocks(self, label: str) -> Iterator[tuple[slice, np.ndarray]]:
         """Columns and the block ``[m, columns]`` of float64 that they are, one after the other."""
         pieces = blocks(self.tails, _BLOCK // (self.m * self.right))
-        step = self.progress(label, len(pieces))
+        step = self.progress.begin(label, len(pieces))
         # A head has rows of its own only where the table reaches; all others are zero.
         reach = self.rows.num_embeddings + len(self.rows.filled)
         heads = range(min(self.heads, -(-reach // self.tails)))
@@ -71,11 +69,6 @@ def pick_cut(
         return m * side + rank * n
 
     return min(range(1, len(row_factors)), key=kept)
-
-
-def energy(unfolding: Unfolding) -> float:
-    """Sum of the squares of all entries."""
-    return sum(float(np.vdot(block, block)) for _, block in unfolding.blocks("norm"))
 
 
 def gram_factor(unfolding: Unfolding) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from jax_tt._algebra.least_squares import Equations, kron_sum
 from jax_tt._algebra.rows import Rows, blocks
 from jax_tt._algebra.trains import left_frame, right_frame, separate
-from jax_tt._algebra.unfolding import Progress
+from jax_tt._progress import Progress
 
 _BLOCK = 1 << 22  # numbers in a block
 _NORMAL = 1 << 26  # numbers in the normal matrices held at a time, 512 MiB
@@ -81,7 +81,7 @@ def grid_equations(
                 for h in blocks(len(reach), _BLOCK // (tails * per_tail))
                 for t in blocks(tails, _BLOCK // (len(h) * per_tail))
             ]
-            step = progress(f"core {k}", len(pieces))
+            step = progress.begin(f"core {k}", len(pieces))
             for h, t in pieces:
                 head, tail = left[h[0] : h[-1] + 1], right[t[0] : t[-1] + 1]
                 weight = of_rows.grid(h, group, t, counts)[..., 0]

@@ -28,9 +28,9 @@ def suggest_sizes(
     counts = np.sort(np.unique(stream(ids), return_counts=True)[1])[::-1].astype(np.int64)
     if not counts.size:
         raise ValueError("ids: got none; expected a sample of the ids that the table is asked for.")
-    wide = int(np.asarray(ids).max()) > 2**31 - 1
-    counter = 20 if wide else 16
-    slot = row_bytes(features, as_dtype("dtype", dtype, jnp.float32), optimizer) + counter - 4
+    slot, counter = entry_bytes(
+        int(np.asarray(ids).max()), features, as_dtype("dtype", dtype, jnp.float32), optimizer
+    )
     capacity = np.arange(1, counts.size + 1)
     if policy == "lfu":
         misses = counts.sum() - np.cumsum(counts)
@@ -52,7 +52,10 @@ def suggest_sizes(
     return best, int(counters[best - 1])
 
 
-def row_bytes(features: int, dtype: Any, optimizer: Optimizer | None) -> int:
-    """Bytes of a cached row and of its optimizer state, which is float32."""
+def entry_bytes(
+    largest_id: int, features: int, dtype: Any, optimizer: Optimizer | None
+) -> tuple[int, int]:
+    """Bytes of a slot with its row and the row's optimizer state, which is float32, and of a counter."""
+    counter = 20 if largest_id > 2**31 - 1 else 16
     state = sum(4 if kind.rowwise else 4 * features for kind in optimizer.slots) if optimizer else 0
-    return features * jnp.dtype(dtype).itemsize + state
+    return features * jnp.dtype(dtype).itemsize + state + counter - 4, counter

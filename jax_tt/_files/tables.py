@@ -61,21 +61,10 @@ class StoredTable:
     def arguments(self) -> dict[str, Any]:
         """Arguments of `TTEmbed` and `TTEmbedBag` for a layer that the cores fit."""
         return {
-            **layer_arguments(self.shape),
+            **self.shape.layer_arguments(),
             "param_dtype": self.cores[0].dtype,
             "id_order": self.id_order,
         }
-
-
-def layer_arguments(shape: TTShape) -> dict[str, Any]:
-    """Arguments of a layer of this shape."""
-    return {
-        "num_embeddings": shape.num_embeddings,
-        "features": shape.features,
-        "tt_ranks": shape.ranks,
-        "row_factors": shape.row_factors,
-        "col_factors": shape.col_factors,
-    }
 
 
 def save_tables(path: str | os.PathLike[str], tables: Mapping[str, StoredTable]) -> None:

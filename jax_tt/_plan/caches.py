@@ -8,15 +8,12 @@ import numpy as np
 
 from jax_tt._cache.config import RowCache
 from jax_tt._cache.miss_ratio import miss_ratio_curve, stream
+from jax_tt._cache.suggest import entry_bytes
 
 # A cache whose rows take a smaller share of the lookups, or not so many times their share of the rows, is not worth it.
 _LEAST_HITS, _LEAST_SKEW = 0.2, 2
 _REFRESH = 100
-_SLOT, _COUNTER, _COUNTERS = (
-    12,
-    16,
-    16,
-)  # bytes of a slot's directory, of a counter; counters of a slot
+_COUNTERS = 16  # of a slot
 
 
 class Demand(NamedTuple):
@@ -35,7 +32,7 @@ class Demand(NamedTuple):
     nbytes: int
 
 
-def demand(name: str, sample: Any, num_embeddings: int, features: int, itemsize: int) -> Demand:
+def demand(name: str, sample: Any, num_embeddings: int, features: int, dtype: Any) -> Demand:
     """The knee of the miss ratio over the size, the point farthest below the chord.
 
     Beyond it one more per cent of the rows asked for takes less than one more per cent of the lookups.
@@ -52,9 +49,8 @@ def demand(name: str, sample: Any, num_embeddings: int, features: int, itemsize:
     curve = miss_ratio_curve(ids, policy="ideal")
     below = 1 - curve.sizes / curve.distinct - curve.miss_ratios
     rows = int(curve.sizes[int(np.argmax(below))])
-    return Demand(
-        ids, num_embeddings, rows, rows * (features * itemsize + _SLOT + _COUNTER * _COUNTERS)
-    )
+    slot, counter = entry_bytes(int(ids.max()), features, dtype, None)
+    return Demand(ids, num_embeddings, rows, rows * (slot + counter * _COUNTERS))
 
 
 def cache_within(
@@ -74,9 +70,8 @@ def cache_within(
     least = max(_LEAST_HITS, _LEAST_SKEW * cache.capacity / wanted.num_embeddings)
     if hits_of(wanted, cache.capacity) < least:
         return None, 0
-    itemsize = np.dtype(dtype).itemsize
-    taken = cache.capacity * (features * itemsize + _SLOT) + _COUNTER * (cache.counters or 0)
-    return cache, taken
+    slot, counter = entry_bytes(int(wanted.ids.max()), features, dtype, None)
+    return cache, slot * cache.capacity + counter * (cache.counters or 0)
 
 
 def hits_of(wanted: Demand, rows: int) -> float:

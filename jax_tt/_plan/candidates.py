@@ -14,6 +14,7 @@ from jax_tt._arguments import as_dtype, as_int
 from jax_tt._budget import least_params, predicted_error
 from jax_tt._shape import TTShape
 from jax_tt.order import IdOrder, from_table
+from jax_tt.order._ordered_rows import OrderedRows
 
 DENSE, TENSOR_TRAIN, LOW_RANK = "dense", "tensor train", "low rank"
 
@@ -121,7 +122,7 @@ class Table:
             sizes = [p * q for p, q in zip(shape.row_factors, shape.col_factors, strict=True)]
             error = predicted_error(sizes, shape.ranks)
         else:
-            rows = self.dense if order is None else np.asarray(self.dense)[order.inverse.rows]
+            rows = self.dense if order is None else OrderedRows(self.dense, order)
             found = tt_from_dense(rows, max_bytes=size, seed=self.seed)
             shape, error = found.shape, found.relative_error
         return Candidate(

@@ -13,7 +13,7 @@ from jax_tt._plan.allocate import allocate, least_bytes
 from jax_tt._plan.caches import Demand, cache_within, demand, hits_of
 from jax_tt._plan.candidates import DENSE, LOW_RANK, TENSOR_TRAIN, Candidate, Table
 from jax_tt._plan.table_plan import PlannedTable, TablePlan
-from jax_tt._requires import require
+from jax_tt._progress import Progress
 
 _CACHES = 5  # the part of the budget that caches may have: one of so many
 _POOR = 0.7  # relative error beyond which most of a table is lost
@@ -77,12 +77,14 @@ def plan(
         name: Table(name, value, dtype, as_int("seed", seed)) for name, value in tables.items()
     }
     demands = {
-        name: demand(
-            name, ids, specs[name].num_embeddings, specs[name].features, specs[name].itemsize
-        )
+        name: demand(name, ids, specs[name].num_embeddings, specs[name].features, specs[name].dtype)
         for name, ids in samples.items()
     }
-    candidates = {name: table.candidates() for name, table in _shown(specs, progress)}
+    candidates = {}
+    with Progress(progress, "plan", len(specs), unit="table", leave=False) as bar:
+        for name, table in specs.items():
+            candidates[name] = table.candidates()
+            bar.step()
     least = least_bytes(candidates)
     if budget < least:
         raise ValueError(
@@ -104,13 +106,6 @@ def plan(
         },
         budget,
     )
-
-
-def _shown(specs: dict[str, Table], progress: bool) -> Any:
-    if not progress:
-        return specs.items()
-    tqdm = require("tqdm", "progress=True (progress=False does without)", "cli")
-    return tqdm.tqdm(specs.items(), desc="plan", unit="table", delay=1.0, leave=False)
 
 
 def _caches(

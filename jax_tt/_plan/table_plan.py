@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax_tt._cache.config import RowCache
-from jax_tt._files.tables import layer_arguments
 from jax_tt._shape import TTShape
 from jax_tt._text import text_table
 from jax_tt.order import IdOrder
@@ -57,7 +56,7 @@ class PlannedTable:
         """Arguments of `TTEmbed` and `TTEmbedBag`, or those of `EmbedBag` if dense."""
         if self.shape is None:
             return {"num_embeddings": self.num_embeddings, "features": self.features}
-        return {**layer_arguments(self.shape), "cache": self.cache, "id_order": self.id_order}
+        return {**self.shape.layer_arguments(), "cache": self.cache, "id_order": self.id_order}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._files.stored import FileError, whole_file
-from jax_tt._requires import require
+from jax_tt._progress import Progress
 from jax_tt.cli._tables import read_integers
 
 Pairs = tuple[np.ndarray, np.ndarray]
@@ -95,15 +95,18 @@ class Interactions:
 
     def _blocks(self) -> Iterator[bytes]:
         """Whole lines."""
-        rest = b""
-        with open(self.path, "rb") as raw, self._bar() as bar:
+        rest, read = b"", 0
+        size = os.path.getsize(self.path)
+        bar = Progress(self._progress, "reading", size, unit="B", unit_scale=True, leave=False)
+        with open(self.path, "rb") as raw, bar:
             file = _decompressed(raw, self.path)
             while True:
                 try:
                     data = file.read(_BLOCK)
                 except (lzma.LZMAError, zlib.error, EOFError, OSError) as error:
                     raise FileError(f"{self.path}: is damaged or cut short ({error}).") from error
-                bar.update(raw.tell() - bar.n)
+                bar.step(raw.tell() - read)
+                read = raw.tell()
                 if not data:
                     break
                 cut = data.rfind(b"\n") + 1
@@ -118,32 +121,6 @@ class Interactions:
                 rest = data[cut:]
         if rest:
             yield rest
-
-    def _bar(self) -> Any:
-        tqdm = (
-            require("tqdm", "A progress bar (--no-progress does without)", "cli")
-            if self._progress
-            else None
-        )
-        if tqdm is None:
-            return _NoBar()
-        size = os.path.getsize(self.path)
-        return tqdm.tqdm(
-            total=size, unit="B", unit_scale=True, desc="reading", delay=1.0, leave=False
-        )
-
-
-class _NoBar:
-    n = 0
-
-    def __enter__(self) -> _NoBar:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def update(self, count: int) -> None:
-        del count
 
 
 def _decompressed(raw: Any, path: str) -> Any:

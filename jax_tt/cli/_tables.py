@@ -67,29 +67,6 @@ def write_order(path: str, order: IdOrder, row_factors: tuple[int, ...] | None) 
     os.replace(unfinished, path)
 
 
-class OrderedRows:
-    """A table ``[N, D]`` in another order of its rows, read by slices and never copied as a whole."""
-
-    def __init__(self, table: Any, order: IdOrder):
-        if table.shape[0] != order.num_embeddings:
-            raise ValueError(
-                f"order: orders {order.num_embeddings} ids; expected {table.shape[0]}, the rows of the table."
-            )
-        self._table, self._ids = np.asarray(table), order.inverse.rows
-        self.shape, self.dtype = self._table.shape, self._table.dtype
-
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        ids = self._ids[rows]
-        found = self._table[ids]
-        finite = np.isfinite(found.astype(np.float32)).all(axis=1)
-        if not finite.all():
-            bad = int(ids[np.argmin(finite)])
-            raise ValueError(
-                f"table: the row of id {bad} holds NaN or infinity; expected finite numbers."
-            )
-        return found
-
-
 def _read(path: str, name: str | None, ndim: int, what: str) -> np.ndarray:
     stored = open_arrays(path)
     array = stored[name if name is not None else _only(stored, ndim, what)]

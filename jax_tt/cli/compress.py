@@ -13,7 +13,8 @@ from jax_tt._files.tables import StoredTable, save_tables
 from jax_tt._shape import TTShape
 from jax_tt.cli import _pictures
 from jax_tt.cli._arguments import add_common, byte_size, integers
-from jax_tt.cli._tables import OrderedRows, read_numbers, read_order, read_table
+from jax_tt.cli._tables import read_numbers, read_order, read_table
+from jax_tt.order._ordered_rows import OrderedRows
 
 
 def add_parser(commands: Any) -> None:

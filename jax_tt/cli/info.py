@@ -9,15 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._algebra.approximation import measure
-from jax_tt._algebra.progress import progress_bar
 from jax_tt._algebra.rows import Rows
 from jax_tt._files.arrays import open_arrays
 from jax_tt._files.stored import FileError, StoredArrays
 from jax_tt._files.tables import core_names, errors_of, load_tables, order_name, table_shapes
+from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
 from jax_tt._text import text_table
 from jax_tt.cli._arguments import add_progress
-from jax_tt.cli._tables import OrderedRows, read_table
+from jax_tt.cli._tables import read_table
+from jax_tt.order._ordered_rows import OrderedRows
 
 _COLUMNS = (
     "table",
@@ -129,7 +130,7 @@ def _measured(args: argparse.Namespace, name: str) -> tuple[float, dict[float, f
             f"--against: {args.against} is {original.shape}; expected {size}, as {name!r}."
         )
     rows = original if table.id_order is None else OrderedRows(original, table.id_order)
-    with progress_bar(args.progress) as bar:
+    with Progress(args.progress, unit="block", delay=0) as bar:
         cores = tuple(jnp.asarray(np.asarray(core)) for core in table.cores)
         found = measure(Rows(rows), cores, table.shape, None, bar)
     return found.relative_error, found.row_errors

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._arguments import as_array, as_int
+from jax_tt._arguments import as_array
 from jax_tt._shape import TTShape
 
 
@@ -30,10 +30,3 @@ def as_shape(value: Any) -> TTShape:
             "jax_tt.TTShape.suggest(num_embeddings, features)."
         )
     return value
-
-
-def positive(name: str, value: Any) -> int:
-    number = as_int(name, value)
-    if number < 1:
-        raise ValueError(f"{name}: got {number}; expected an integer >= 1.")
-    return number

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._arguments import as_array, as_int
+from jax_tt._arguments import as_array, as_positive
 from jax_tt.order._apply import mapped_ids
 
 
@@ -60,10 +60,7 @@ class IdOrder:
         >>> jax_tt.order.IdOrder.identity(3).rows
         array([0, 1, 2], dtype=int32)
         """
-        count = as_int("num_embeddings", num_embeddings)
-        if count < 1:
-            raise ValueError(f"num_embeddings: got {count}; expected an integer >= 1.")
-        return cls(np.arange(count))
+        return cls(np.arange(as_positive("num_embeddings", num_embeddings)))
 
     @property
     def num_embeddings(self) -> int:

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._arguments import as_positive
+from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
-from jax_tt.order._arguments import as_shape, positive
+from jax_tt.order._arguments import as_shape
 from jax_tt.order._edges import Edges
 from jax_tt.order._id_order import IdOrder, order_of_rows
 from jax_tt.order._partition import partition, rounds
-from jax_tt.order._progress import Progress
 from jax_tt.order._spectral import item_vectors
 
 
@@ -68,14 +69,14 @@ def from_interactions(
         [1, 1, 1]
     """
     shape = as_shape(shape)
-    rank, iterations = positive("rank", rank), positive("iterations", iterations)
+    rank, iterations = as_positive("rank", rank), as_positive("iterations", iterations)
     if not isinstance(reuse, int | float) or not 0 <= reuse < math.inf:
         raise ValueError(f"reuse: got {reuse!r}; expected a finite number of at least 0.")
     edges = Edges(interactions, shape.num_embeddings)
     seen = np.flatnonzero(edges.item_degrees > 0)
     unseen = np.flatnonzero(edges.item_degrees == 0)
     steps = 2 * iterations + 1 + rounds(len(seen), shape.row_factors)
-    with Progress("order.from_interactions", steps, progress) as bar:
+    with Progress(progress, "order.from_interactions", steps) as bar:
         points = np.zeros((0, 1), np.float32)
         if len(seen):
             vectors, values = item_vectors(edges, rank, iterations, seed, bar)

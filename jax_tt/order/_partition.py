@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jax_tt._progress import Progress
 from jax_tt.order._balance import rebalanced
-from jax_tt.order._progress import Progress
 
 _BLOCK = 1 << 22  # numbers of a block of nodes that is worked on at once
 _POWERS = 5  # iterations towards the principal direction

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from jax_tt._progress import Progress
 from jax_tt.order._edges import Edges
-from jax_tt.order._progress import Progress
 
 _OVERSAMPLING = 8
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt._arguments import as_positive
+from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
-from jax_tt.order._arguments import as_shape, positive
+from jax_tt.order._arguments import as_shape
 from jax_tt.order._id_order import IdOrder, order_of_rows
 from jax_tt.order._partition import partition, rounds
-from jax_tt.order._progress import Progress
 
 _CHUNK = 1 << 20  # rows read at once
 
@@ -44,13 +45,13 @@ def from_table(
         >>> order = jax_tt.order.from_table(table, shape)
         >>> ordered = table[order.inverse.rows]  # row by row, what the compressed table approximates
     """
-    shape, rank = as_shape(shape), positive("rank", rank)
+    shape, rank = as_shape(shape), as_positive("rank", rank)
     rows = table if hasattr(table, "shape") else np.asarray(table)
     if rows.ndim != 2 or rows.shape[0] != shape.num_embeddings or not rows.shape[1]:
         raise ValueError(
             f"table: got shape {tuple(rows.shape)}; expected [{shape.num_embeddings}, D], the rows of `shape`."
         )
-    with Progress("order.from_table", rounds(len(rows), shape.row_factors), progress) as bar:
+    with Progress(progress, "order.from_table", rounds(len(rows), shape.row_factors)) as bar:
         return order_of_rows(partition(_points(rows, rank, seed), shape.row_factors, bar))
 
 

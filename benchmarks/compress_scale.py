@@ -1,6 +1,6 @@
 """Compresses a synthetic table on disk and prints errors, passes' time and peak memory.
 
-    python -m scripts.compress_large --rows 10000000 --features 64 --ranks 32
+    python -m benchmarks.compress_scale --rows 10000000 --features 64 --ranks 32
 
 The table is a tensor train of rank 24 and noise a tenth as large: the least possible relative error is just below 0.1.
 """

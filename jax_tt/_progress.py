@@ -1,0 +1,43 @@
+"""Progress bars on long work, or nothing in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax_tt._requires import require
+
+
+class Progress:
+    """A bar of tqdm, which is asked for only where one is shown.
+
+    Args:
+        shown: whether there is a bar at all.
+        label: what it stands for.
+        total: steps, as far as they are known; `begin` adds more.
+        options: of tqdm. Without a ``delay`` only work that takes longer than a second gets a bar.
+    """
+
+    def __init__(self, shown: bool, label: str = "", total: int = 0, **options: Any):
+        self._bar: Any = None
+        if shown:
+            tqdm = require("tqdm", "A bar (progress=False or --no-progress does without)", "order")
+            self._bar = tqdm.tqdm(**{"total": total, "desc": label, "delay": 1.0} | options)
+
+    def begin(self, label: str, steps: int) -> Callable[[], object]:
+        """One more pass of so many steps; returns what to call after each of them."""
+        if self._bar is not None:
+            self._bar.set_description(label)
+            self._bar.total += steps
+        return self.step
+
+    def step(self, count: int = 1) -> None:
+        if self._bar is not None:
+            self._bar.update(count)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

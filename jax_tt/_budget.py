@@ -54,13 +54,14 @@ def ranks_for(
 
 
 def best_shape(
-    n: int, features: int, max_params: int
+    n: int, features: int, max_params: int, max_rank: int | None = None
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
     """Ranks, row and column factors with the least predicted error; None if no shape is small enough."""
+    most = max_params if max_rank is None else max_rank
     found = []
     for p, q in _factorings(n, features):
         sizes = [x * y for x, y in zip(p, q, strict=True)]
-        tails = [_model(sizes, cut, max_params) for cut in range(1, len(sizes))]
+        tails = [_model(sizes, cut, max_params)[: most + 1] for cut in range(1, len(sizes))]
         ranks = ranks_for(tails, sizes, max_params)
         if ranks is not None:
             error = math.sqrt(sum(tail[r] for tail, r in zip(tails, ranks, strict=True)))

@@ -140,6 +140,7 @@ class TTShape:
         *,
         max_bytes: int | None = None,
         ratio: float | None = None,
+        max_rank: int | None = None,
         dtype: Any = jnp.float32,
     ) -> TTShape:
         """The number of cores, factors and ranks that make the best of a budget, told without the table.
@@ -155,6 +156,8 @@ class TTShape:
             features: number of columns.
             max_bytes: the cores take at most so many bytes.
             ratio: the cores have at most ``num_embeddings * features / ratio`` entries.
+            max_rank: no rank is larger; the flops of a lookup grow as the square of the ranks, which a generous budget
+                would take past a thousand.
             dtype: storage type of the cores, for ``max_bytes``.
 
         Returns:
@@ -185,7 +188,8 @@ class TTShape:
             size = as_dtype("dtype", dtype, jnp.float32).itemsize
             name, value = "max_bytes", as_positive("max_bytes", max_bytes)
             params = value // size
-        found = best_shape(n, width, params)
+        largest = None if max_rank is None else as_positive("max_rank", max_rank)
+        found = best_shape(n, width, params, largest)
         if found is None:
             raise ValueError(
                 f"{name}: got {value}, which is {params} parameters; a table of {n} x {width} takes at least "

@@ -253,6 +253,14 @@ def test_a_budget_is_used():
         assert ratio <= shape.cost().compression < 1.5 * ratio
 
 
+def test_no_rank_of_a_shape_for_a_budget_exceeds_the_largest():
+    free = jax_tt.TTShape.for_budget(1_000_000, 64, ratio=10)
+    for largest in (1, 32, max(free.ranks), 10**9):
+        shape = jax_tt.TTShape.for_budget(1_000_000, 64, ratio=10, max_rank=largest)
+        assert max(shape.ranks) <= largest and shape.cost().compression >= 10
+    assert shape == free
+
+
 # -- errors
 
 CORES = train(SHAPES["d3"], 0)
@@ -277,6 +285,7 @@ IDS, ROWS = np.array([1, 2]), np.ones((2, 8))
         ("ridge: got -1", lambda: jax_tt.tt_refine(CORES, IDS, ROWS, ridge=-1)),
         ("max_bytes, ratio", lambda: jax_tt.TTShape.for_budget(100, 8)),
         ("ratio: got 0", lambda: jax_tt.TTShape.for_budget(100, 8, ratio=0)),
+        ("max_rank: got 0", lambda: jax_tt.TTShape.for_budget(100, 8, ratio=2, max_rank=0)),
         ("ratio: got 90", lambda: jax_tt.TTShape.for_budget(100, 8, ratio=90)),
     ],
 )

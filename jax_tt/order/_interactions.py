@@ -9,6 +9,7 @@ import numpy as np
 
 from jax_tt._arguments import as_positive
 from jax_tt._progress import Progress
+from jax_tt._requires import require
 from jax_tt._shape import TTShape
 from jax_tt.order._arguments import as_shape
 from jax_tt.order._edges import Edges
@@ -47,7 +48,7 @@ def from_interactions(
         iterations: of the subspace iteration.
         reuse: weight of frequency against co-occurrence. With 0 the order knows co-occurrence only; the larger,
             the more ids equally hot share prefixes, as with `from_counts`: more speed and less quality.
-        seed: of the randomised iteration. The same seed and library versions give the same order.
+        seed: of the randomised iteration. The same seed and library versions give the same order, on one core or many.
         progress: show a bar when it takes longer than a second.
 
     Returns:
@@ -56,7 +57,7 @@ def from_interactions(
     Raises:
         ValueError: an id is outside the table, or an array of the wrong shape.
         TypeError: ids are no integers, or the stream can be read only once.
-        ImportError: scipy or tqdm is missing.
+        ImportError: scipy, threadpoolctl or tqdm is missing.
 
     Example:
         >>> import jax_tt, numpy as np
@@ -72,11 +73,14 @@ def from_interactions(
     rank, iterations = as_positive("rank", rank), as_positive("iterations", iterations)
     if not isinstance(reuse, int | float) or not 0 <= reuse < math.inf:
         raise ValueError(f"reuse: got {reuse!r}; expected a finite number of at least 0.")
+    threads = require("threadpoolctl", "from_interactions", "order")
     edges = Edges(interactions, shape.num_embeddings)
     seen = np.flatnonzero(edges.item_degrees > 0)
     unseen = np.flatnonzero(edges.item_degrees == 0)
     steps = 2 * iterations + 1 + rounds(len(seen), shape.row_factors)
-    with Progress(progress, "order.from_interactions", steps) as bar:
+    # The products are small: threads of BLAS gain little, and wait for each other where other programs want the cores.
+    one_thread = threads.threadpool_limits(1, user_api="blas")
+    with one_thread, Progress(progress, "order.from_interactions", steps) as bar:
         points = np.zeros((0, 1), np.float32)
         if len(seen):
             vectors, values = item_vectors(edges, rank, iterations, seed, bar)

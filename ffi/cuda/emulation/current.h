@@ -15,7 +15,7 @@ struct Index {
 
 // When the running thread acts, in the units of the order that barriers make (order.h).
 struct Now {
-  uint32_t barrier;  // barriers of the whole block passed on this OS thread, over all blocks
+  uint32_t barrier;  // barriers of a whole block passed on this machine, over all blocks
   uint32_t start;    // that count when the block began: older marks belong to other blocks
   uint32_t full;     // synchronisations of the whole warp passed
   uint32_t clock;    // synchronisations of parts of the warp passed since the last whole one

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <numeric>
+#include <thread>
 #include <utility>
+#include <vector>
 
 constinit thread_local jax_tt::emulation::Index threadIdx{};
 constinit thread_local jax_tt::emulation::Index blockIdx{};
@@ -30,20 +34,41 @@ struct BlockOrder {
   uint64_t count, first = 0, step = 1;
 };
 
+// Machines that no launch uses. There are as many as ever ran at once, however many threads launch kernels: a machine
+// has up to 1,024 stacks, each of which takes two of the 65,530 mappings that a process may have.
+class MachinePool {
+ public:
+  std::unique_ptr<Machine> Take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_.empty()) return std::make_unique<Machine>();
+    std::unique_ptr<Machine> last = std::move(idle_.back());
+    idle_.pop_back();
+    return last;
+  }
+  void Return(std::unique_ptr<Machine> machine) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(machine));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Machine>> idle_;
+};
+
+constinit thread_local Machine* machine JAX_TT_FAST_TLS = nullptr;
+
 }  // namespace
 
-Machine& ThisMachine() {
-  static constinit thread_local Machine* machine JAX_TT_FAST_TLS = nullptr;
-  if (machine == nullptr) [[unlikely]] {
-    thread_local const std::unique_ptr<Machine> owner = std::make_unique<Machine>();
-    machine = owner.get();
-  }
-  return *machine;
-}
+Machine& ThisMachine() { return *machine; }
 
 std::string Machine::Run(const Grid& grid) {
+  if (thread_ != std::this_thread::get_id()) {
+    AbandonFibers();  // they may hold addresses of the other thread's variables
+    thread_ = std::this_thread::get_id();
+  }
   grid_ = grid;
   violation_.clear();
+  now.barrier = barriers_;
   blockDim.x = static_cast<unsigned>(grid.threads);
   gridDim.x = static_cast<unsigned>(grid.blocks);
   if (now.barrier > 0x80000000u) {
@@ -61,6 +86,7 @@ std::string Machine::Run(const Grid& grid) {
       break;
     }
   }
+  barriers_ = now.barrier;
   return std::exchange(violation_, {});
 }
 
@@ -173,7 +199,14 @@ void Machine::Stop(std::string violation) {
   throw Stopped{};
 }
 
-std::string RunGrid(const Grid& grid) { return ThisMachine().Run(grid); }
+std::string RunGrid(const Grid& grid) {
+  static MachinePool& pool = *new MachinePool;  // threads may outlive what is destroyed at exit
+  std::unique_ptr<Machine> taken = pool.Take();
+  machine = taken.get();
+  std::string violation = taken->Run(grid);
+  pool.Return(std::move(taken));
+  return violation;
+}
 
 const WarpOrder& CurrentWarpOrder() { return ThisMachine().order(); }
 

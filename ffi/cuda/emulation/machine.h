@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "ffi/cuda/emulation/fiber.h"
@@ -99,6 +100,8 @@ class Machine {
   void Complete(int warp, CollectiveKind kind, uint32_t mask);
   uint64_t LaneResult(int first, int lane, CollectiveKind kind, uint32_t mask);
 
+  std::thread::id thread_;  // that it ran on last
+  uint32_t barriers_ = 0;   // that it has passed
   Grid grid_{};
   int current_ = 0;
   int ended_ = 0;

@@ -31,14 +31,16 @@ def tt_grow(
     init: CoreInit = "approx-normal",
     like: Any = None,
 ) -> tuple[jax.Array, ...]:
-    """Cores of a table with more rows, in which all rows that the cores gave before are the same bit for bit.
+    """Cores of a table with more rows, in which all that the rows before are made of is the same bit for bit.
 
-    Slices are appended to the first core; nothing else changes. Rows that the factors had to spare stay what the cores
-    make of their digits: they share slices with their neighbours, and cannot be chosen.
+    Slices are appended to the first core; nothing else changes, though a lookup may multiply in another order by now and
+    round differently. Rows that the factors had to spare stay what the cores make of their digits: they share slices
+    with their neighbours, and cannot be chosen.
 
     Args:
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.
-        shape: `TTShape` to grow to, e.g. ``old_shape.grow(num_embeddings)``: more first digits, all else as in ``cores``.
+        shape: `TTShape` to grow to, e.g. ``old_shape.grow(num_embeddings)``: more first digits, all else as it
+            is.
         key: typed key, of the appended slices.
         init: as in `init_cores`: a name, with which entries of new rows have the variance ``1 / (3 N)`` of a fresh
             table's, or a callable, which makes the appended slices.

@@ -51,7 +51,7 @@ def tt_reorder(
         old_order: the `IdOrder` they are under, or None where ids are rows.
         new_order: the `IdOrder` to bring them under; `IdOrder.identity` where ids are to be rows.
         ranks, shape, tolerance, max_bytes, row_factors, col_factors: as in `tt_from_dense`, at most one of the first
-            four; default the factors and ranks of ``cores``.
+            four; factors and ranks that are not given are those of ``cores``.
         weights: ``[N]`` by id, at least 0, e.g. how often each id is asked for; as in `tt_from_dense`.
         sweeps, seed, progress: as in `tt_from_dense`.
         dtype: storage type of the new cores; default that of the old ones.
@@ -113,7 +113,7 @@ def reordered_rows(
     weights: Any = None,
     **options: Any,
 ) -> TTApproximation:
-    """`tt_reorder` of anything that is indexed by rows; ``old_shape`` takes the place of a size that is not given."""
+    """`tt_reorder` of anything that is indexed by rows; what is not said of the new shape is that of the old one."""
     moved = new_order
     if old_order is not None:
         if old_order.num_embeddings != new_order.num_embeddings:
@@ -125,17 +125,13 @@ def reordered_rows(
     weights = row_weights(weights, new_order.num_embeddings)
     if weights is not None:
         weights = weights[new_order.inverse.rows]
-    sizes = ("ranks", "shape", "tolerance", "max_bytes")
-    if all(options.get(name) is None for name in sizes):
-        options |= _default_size(old_shape, options)
+    for default in (
+        {"row_factors": old_shape.row_factors, "col_factors": old_shape.col_factors},
+        {"ranks": old_shape.ranks, "tolerance": None, "max_bytes": None},
+    ):
+        if all(options.get(name) is None for name in ("shape", *default)):
+            options |= default
     return tt_from_dense(OrderedRows(rows, moved), weights=weights, **options)
-
-
-def _default_size(old: TTShape, options: dict[str, Any]) -> dict[str, Any]:
-    """The old shape, or its ranks where other factors are given."""
-    if options.get("row_factors") is None and options.get("col_factors") is None:
-        return {"shape": old}
-    return {"ranks": old.ranks}
 
 
 def check_cores(cores: Sequence[Any]) -> None:

@@ -16,9 +16,9 @@ _BLOCK = 1 << 21  # numbers gathered at a time, 16 MiB of float64
 
 
 def frames(cores: Sequence[Any], shape: TTShape) -> tuple[np.ndarray, np.ndarray]:
-    """``left [heads, q left, r]`` and ``right [r, tails, q right]``, float64: row ``head * tails + tail`` is their product.
+    """``left [heads, q left, r]`` and ``right [r, tails, q right]``, float64, whose products are the rows.
 
-    The cut between them is the one at which they take least memory.
+    Row ``head * tails + tail`` is ``left[head] @ right[:, tail]``. The cut between them is where they are smallest.
     """
     p, q, ranks = shape.row_factors, shape.col_factors, shape.ranks
     links = to_links([np.asarray(core).astype(np.float64) for core in cores])

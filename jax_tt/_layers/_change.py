@@ -17,7 +17,6 @@ from jax_tt._algebra.reorder import check_cores, reordered_rows
 from jax_tt._algebra.train_rows import TrainRows
 from jax_tt._cache.config import RowCache
 from jax_tt._cache.refresh import reset_cache
-from jax_tt._cache.table import CachedTable
 from jax_tt._init import CoreInit
 from jax_tt._layers import _cached
 from jax_tt._layers._names import core_names, fresh_state, slot_name
@@ -82,19 +81,20 @@ def grown(
     order = None if table.id_order is None else table.id_order.grow(num_embeddings)
     if like is not None:
         like = _rows_like(like, shape.num_embeddings - old.num_embeddings, table)
-    if table.cache is not None:
-        table = _with_cache_for(table, shape, method)
+    table = _with_cache_for(table, shape, method)
     cores = tt_grow(table.cores, shape, key, init=init, like=like)
     values = _with_state(table, cores, {core_names(1)[0]: extended})
-    return dataclasses.replace(table, shape=shape, values={**table.values, **values}, id_order=order)
+    return dataclasses.replace(
+        table, shape=shape, values={**table.values, **values}, id_order=order
+    )
 
 
 def restarted(old: Any, fresh: Any) -> Any:
     """State of a core that was fitted anew: everywhere the mean of what it was.
 
-    Single entries of the new core have nothing to do with those of the old one, so that first moments, whose mean is
-    nearly 0, are forgotten. The size of the gradients is about what it was, and it keeps second moments from starting at
-    0 at a late step, which would make the first steps several times too long.
+    Entries of the new core have nothing to do with those of the old one, so that first moments, whose mean is nearly 0,
+    are forgotten. The size of the gradients is about what it was. It keeps second moments from starting at 0 at a late
+    step, which would make the first steps several times too long.
     """
     mean = jnp.mean(jnp.asarray(old), dtype=jnp.float32)
     return jnp.full_like(fresh, mean.astype(fresh.dtype))
@@ -105,6 +105,14 @@ def extended(old: Any, fresh: Any) -> Any:
     if old.shape[1:] != fresh.shape[1:] or not old.ndim:
         return fresh
     return jnp.concatenate([jnp.asarray(old), fresh[old.shape[0] :]])
+
+
+def other_cores(name: str, old: TTShape, new: TTShape) -> str:
+    """Says why state of optax cannot follow a table to another number of cores."""
+    return (
+        f"{name}: got the state of a table of {old.d} cores, which would have {new.d}; expected as many, or "
+        f"{name}=None and an optimizer that is made anew afterwards."
+    )
 
 
 def carried(
@@ -175,10 +183,12 @@ def _empty_cache(table: Table, shape: TTShape) -> dict[str, Any]:
 
 def _with_cache_for(table: Table, shape: TTShape, method: str) -> Table:
     """The table with its cache laid out as that of a table of another number of rows is."""
-    assert table.cache is not None
-    old = table.cache.layout(table.shape.num_embeddings)
-    new = table.cache.layout(shape.num_embeddings)
-    keys = table.cache.key_dtype(shape.num_embeddings)
+    cache = table.cache
+    if cache is None:
+        return table
+    old = cache.layout(table.shape.num_embeddings)
+    new = cache.layout(shape.num_embeddings)
+    keys = cache.key_dtype(shape.num_embeddings)
     tags = {name: table.values[name].astype(keys) for name in ("cache_tags", "cache_ghost_tags")}
     table = dataclasses.replace(table, values={**table.values, **tags})
     if old == new:
@@ -189,21 +199,14 @@ def _with_cache_for(table: Table, shape: TTShape, method: str) -> Table:
         ghosts = {name: value for name, value in fresh.items() if name.startswith("cache_ghost")}
         return dataclasses.replace(table, values={**table.values, **ghosts})
     flushed = reset_cache(
-        _cached_table(table),
-        table.cache,
+        _cached.cached_table(cache, table.optimizer, table.cores, table.values.__getitem__),
+        cache,
         num_embeddings=table.shape.num_embeddings,
         optimizer=table.optimizer,
         method=method,
     )
     cores = dict(zip(core_names(table.shape.d), flushed.cores, strict=True))
     return dataclasses.replace(table, values={**table.values, **fresh, **cores})
-
-
-def _cached_table(table: Table) -> CachedTable:
-    assert table.cache is not None
-    return _cached.cached_table(
-        table.cache, table.optimizer, table.cores, table.values.__getitem__
-    )
 
 
 def _rows_like(like: Any, count: int, table: Table) -> np.ndarray:

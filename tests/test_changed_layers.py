@@ -306,6 +306,33 @@ def test_linen(case):
     assert out.shape == (2, 1) and np.isfinite(out).all()
 
 
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.1)),
+        optax.MultiSteps(optax.adam(0.1), 2),
+        optax.multi_transform(
+            {"a": optax.adam(0.1), "b": optax.adagrad(0.1)},
+            {"core_0": "b", "core_1": "a", "core_2": "b"},
+        ),
+        optax.inject_hyperparams(optax.sgd)(learning_rate=0.1, momentum=0.9),
+    ],
+)
+def test_state_of_any_transformation(tx):
+    """Steps go on after the table has grown; what has not changed its shape is the same."""
+    layer = jax_tt.linen.TTEmbed(N, D, **FACTORS, tt_ranks=2)
+    variables = layer.init(jax.random.key(0), IDS)
+    ones = jax.tree.map(jnp.ones_like, variables["params"])
+    _, state = tx.update(ones, tx.init(ones), ones)
+    options = {"key": jax.random.key(1), "tx": tx, "opt_state": state}
+    grown = jax_tt.linen.grow_table(layer, variables, 80, **options)
+    shapes = jax.tree.map(jnp.shape, tx.init(grown.variables["params"]))
+    assert jax.tree.map(jnp.shape, grown.opt_state) == shapes
+    for old, new in zip(jax.tree.leaves(state), jax.tree.leaves(grown.opt_state), strict=True):
+        equal(new[: len(old)] if jnp.ndim(old) else new, old)
+    tx.update(grown.variables["params"], grown.opt_state, grown.variables["params"])
+
+
 def test_what_layers_refuse():
     model, opt = trained("optax", steps=1)
     layer = model.items

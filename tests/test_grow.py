@@ -16,10 +16,10 @@ CORES = jax_tt.init_cores(jax.random.key(0), SHAPE)
 KEY = jax.random.key(1)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     name=st.sampled_from(sorted(SHAPES)),
-    more=st.integers(0, 200),
+    more=st.sampled_from([0, 3, 60]),
     dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
 )
 def test_old_rows_keep_their_bits(name, more, dtype):

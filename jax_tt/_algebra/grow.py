@@ -33,9 +33,9 @@ def tt_grow(
 ) -> tuple[jax.Array, ...]:
     """Cores of a table with more rows, in which all that the rows before are made of is the same bit for bit.
 
-    Slices are appended to the first core; nothing else changes, though a lookup may multiply in another order by now and
-    round differently. Rows that the factors had to spare stay what the cores make of their digits: they share slices
-    with their neighbours, and cannot be chosen.
+    Slices are appended to the first core; nothing else changes, though a lookup may multiply in another order by now,
+    and round differently. Rows that the factors had to spare stay what the cores make of their digits: they share
+    slices with their neighbours, and cannot be chosen.
 
     Args:
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.

@@ -131,9 +131,18 @@ def carried(
         del fresh
         return old
 
+    def masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
     rules = jax.tree_util.tree_map_with_path(lambda path, _: carry(path) or keep, params)
+    # A transformation of some parameters only, as in `optax.multi_transform`, has such nodes for the others.
     by_leaf = optax.tree_utils.tree_map_params(
-        tx, lambda _, rule: rule, state, rules, transform_non_params=lambda _: keep
+        tx,
+        lambda old, rule: old if masked(old) else rule,
+        state,
+        rules,
+        transform_non_params=lambda _: keep,
+        is_leaf=masked,
     )
     return jax.tree.map(lambda rule, old, new: rule(old, new), by_leaf, state, tx.init(params))
 

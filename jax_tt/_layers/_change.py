@@ -62,6 +62,11 @@ def reordered(
             "to be rows."
         )
     check_id_order(id_order, table.shape.num_embeddings)
+    if "dtype" in options:
+        raise TypeError(
+            f"dtype: got {options['dtype']!r}; a layer keeps its param_dtype. Give the cores of tt_reorder to a "
+            "layer of another one."
+        )
     check_cores(table.cores)
     rows: Any = TrainRows(table.cores, table.shape)
     if table.cache is not None and table.cache.gradients == "rows":

@@ -8,9 +8,11 @@ from jax_tt import order as order
 from jax_tt._algebra.add import tt_add as tt_add
 from jax_tt._algebra.approximation import TTApproximation as TTApproximation
 from jax_tt._algebra.from_dense import tt_from_dense as tt_from_dense
+from jax_tt._algebra.grow import tt_grow as tt_grow
 from jax_tt._algebra.inner import tt_inner as tt_inner
 from jax_tt._algebra.inner import tt_norm as tt_norm
 from jax_tt._algebra.refine import tt_refine as tt_refine
+from jax_tt._algebra.reorder import tt_reorder as tt_reorder
 from jax_tt._algebra.round import tt_round as tt_round
 from jax_tt._bags import Bags as Bags
 from jax_tt._cache.config import RowCache as RowCache

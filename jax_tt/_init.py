@@ -91,6 +91,27 @@ def _sample(key: jax.Array, shape: TTShape, init: str, dtype: Any) -> tuple[jax.
     return tuple((core * scale).astype(dtype) for core in raw)
 
 
+def init_slices(
+    key: jax.Array, cores: Sequence[jax.Array], shape: TTShape, init: CoreInit
+) -> jax.Array:
+    """Fresh slices ``[count, 1, q_1, r_1]`` that the first of ``cores`` lacks to have the shape ``shape``.
+
+    Those of a named initialiser give new rows the variance of the entries of a fresh table, whatever the other
+    cores are by now.
+    """
+    added = (shape.row_factors[0] - cores[0].shape[0], *cores[0].shape[1:])
+    if callable(init):
+        return _called(init, key, added, cores[0].dtype, 0)
+    one_of("init", init, tuple(_SAMPLERS), ", or a callable (key, core_shape, dtype) -> core")
+    wide = accumulator(cores[0].dtype)
+    raw = _SAMPLERS[init][1](jax.random.uniform(key, added, wide, -1.0, 1.0))
+    log_target = -math.log(3.0 * shape.num_embeddings) - sum(map(math.log, shape.ranks))
+    others = [core.astype(wide) for core in cores[1:]]
+    scale = jnp.exp((log_target - jnp.log(_mean_square([raw, *others]))) / 2)
+    # Cores of zeros give no row a value, whatever the slices are.
+    return (raw * jnp.where(jnp.isfinite(scale), scale, 1)).astype(cores[0].dtype)
+
+
 def _mean_square(cores: Sequence[jax.Array]) -> jax.Array:
     """Mean square of all table entries over the number of rank paths, without the table.
 

@@ -224,6 +224,32 @@ class TTShape:
         """Rows the cores can address, ``prod(row_factors) >= num_embeddings``."""
         return math.prod(self.row_factors)
 
+    def grow(self, num_embeddings: int) -> TTShape:
+        """The shape of a table that has grown: the first row factor is larger where the rows need it.
+
+        The first digit of a row is its most significant one, so that rows keep their digits.
+
+        Args:
+            num_embeddings: rows to come, at least those there are.
+
+        Returns:
+            `TTShape` with the same ranks and the same other factors.
+
+        >>> import jax_tt
+        >>> shape = jax_tt.TTShape(990, 8, 4, (10, 10, 10), (2, 2, 2))
+        >>> shape.grow(1000).row_factors, shape.grow(1001).row_factors
+        ((10, 10, 10), (11, 10, 10))
+        """
+        n = as_positive("num_embeddings", num_embeddings)
+        if n < self.num_embeddings:
+            raise ValueError(
+                f"num_embeddings: got {n} for a table of {self.num_embeddings}; expected at least as many: a table "
+                "only grows."
+            )
+        first, *rest = self.row_factors
+        factors = (max(first, -(-n // math.prod(rest))), *rest)
+        return TTShape(n, self.features, self.ranks, factors, self.col_factors)
+
     def cost(self, nnz: int = 1, dtype: Any = jnp.float32) -> TTCost:
         """Size and work of the table.
 

@@ -23,7 +23,7 @@ pytest.importorskip("tqdm")
 
 import orbax.checkpoint as ocp
 
-from examples.retrieval import data, main, settings
+from examples.retrieval import data, main, reorder, settings
 from examples.retrieval.evaluate import Recall
 
 # Compares bits with those of processes of their own.
@@ -297,3 +297,16 @@ def test_readme():
         str(ROOT / "examples/retrieval/README.md"), module_relative=False
     )
     assert failed == 0 < tried
+
+
+def test_reordering_in_the_middle(log: Path, tmp_path: Path) -> None:
+    """Both ways go on from the same epoch, and what is lost is reported."""
+    out = tmp_path / "figures.json"
+    tiny = ["--features", "8", "--tt-rank", "4", "--batch-size", "256"]
+    reorder.main(["--data", str(log), "--at", "2", "--epochs", "4", *tiny, "--out", str(out)])
+    figures = json.loads(out.read_text())
+    assert 0 < figures["users_error"] < 1 and 0 < figures["items_error"] < 1
+    for name in ("before", "right_after", "reordered", "as_it_was"):
+        assert 0 <= figures[name] <= 1
+    with pytest.raises(SystemExit):
+        reorder.parse(["--data", str(log), "--at", "4", "--epochs", "4"])

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jax_tt._algebra.rows import Rows, blocks
-from jax_tt._algebra.trains import left_frame, right_frame, separate, to_links
+from jax_tt._algebra.train_rows import frames
 from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
 
@@ -79,19 +79,8 @@ def measure(
 
 def rows_of(cores: Sequence[Any], shape: TTShape, progress: Progress) -> Any:
     """First row and rows ``[n, D]``, float64, of one block of a tensor-train table after the other."""
-    p, q, ranks = shape.row_factors, shape.col_factors, shape.ranks
-    links = to_links([np.asarray(core).astype(np.float64) for core in cores])
-
-    def kept(cut: int) -> int:
-        left = math.prod(p[:cut]) * math.prod(q[:cut])
-        return ranks[cut - 1] * (left + math.prod(p[cut:]) * math.prod(q[cut:]))
-
-    cut = min(range(1, shape.d), key=kept)
-    heads, tails = math.prod(p[:cut]), math.prod(p[cut:])
-    left = separate(left_frame(links[:cut]), 0, p[:cut], q[:cut])
-    right = separate(right_frame(links[cut:]), 1, p[cut:], q[cut:])
-    left = left.reshape(heads, -1, left.shape[1])  # [heads, q left, r]
-    right = right.reshape(len(right), tails, -1)  # [r, tails, q right]
+    left, right = frames(cores, shape)
+    tails = right.shape[1]
     pieces = [
         (h, t)
         for h in blocks(-(-shape.num_embeddings // tails), _BLOCK // (tails * shape.features))

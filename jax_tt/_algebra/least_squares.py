@@ -44,7 +44,7 @@ def alternate(
         for k in range(d) if forward else reversed(range(d)):
             core = to_cores([links[k]], [p[k]], [q[k]])[0].copy()
             for i, matrix, right in equations(links, k):
-                core[i] = _solve(matrix, right, core[i], ridge)
+                core[i] = solve_slice(matrix, right, core[i], ridge)
             links[k] = to_links([core])[0]
             if forward and k + 1 < d:
                 links[k : k + 2] = shift_right(links[k], links[k + 1])
@@ -67,7 +67,7 @@ def kron_sum(grams: np.ndarray, r: int, s: int) -> np.ndarray:
     return grams.reshape(r, r, s, s).transpose(0, 2, 1, 3).reshape(r * s, r * s)
 
 
-def _solve(matrix: np.ndarray, right: np.ndarray, old: np.ndarray, ridge: float) -> np.ndarray:
+def solve_slice(matrix: np.ndarray, right: np.ndarray, old: np.ndarray, ridge: float) -> np.ndarray:
     """The slice ``[r, q, r']`` that minimises its quadratic and ``ridge |slice - old|^2``."""
     r, q, s = old.shape
     flat = old.transpose(0, 2, 1).reshape(r * s, q)

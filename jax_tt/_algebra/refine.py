@@ -65,7 +65,7 @@ def tt_refine(
         return cores
     dense = [np.asarray(core).astype(np.float64) for core in cores]
     density = float(weights.sum()) / spec.num_embeddings
-    equations = _sampled_equations(spec, ids, rows, weights)
+    equations = sampled_equations(spec, ids, rows, weights)
     found = alternate(dense, equations, sweeps, ridge * density)
     return tuple(jnp.asarray(core, cores[0].dtype) for core in found)
 
@@ -91,9 +91,10 @@ def _samples(
     return ids.astype(np.int64), rows, np.ones(len(ids)) if given is None else given
 
 
-def _sampled_equations(
+def sampled_equations(
     spec: TTSpec, ids: np.ndarray, rows: np.ndarray, weights: np.ndarray
 ) -> Equations:
+    """Normal equations over sampled rows."""
     p, q = spec.row_factors, spec.col_factors
     digits = np.unravel_index(ids, p)
 

@@ -25,7 +25,7 @@ from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
 from jax_tt.order._apply import device_rows
 
-ID_ORDER = "id_order"
+ID_ORDER, ROWS_BY_ID = "id_order", "rows_by_id"
 
 
 class TTModule(CachedModule):
@@ -84,7 +84,7 @@ class TTModule(CachedModule):
             return None
         rows = self.id_order.rows
         fresh = partial(device_rows, rows, self.num_embeddings)
-        return self.variable(ID_ORDER, "rows_by_id", fresh).value
+        return self.variable(ID_ORDER, ROWS_BY_ID, fresh).value
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:

@@ -18,7 +18,7 @@ from jax_tt._layers import _calls
 from jax_tt._layers._cached import check_cache
 from jax_tt._layers._initial import fresh_cores
 from jax_tt._layers._names import core_names
-from jax_tt._layers._nnx_cache import CachedModule
+from jax_tt._layers._nnx_change import ChangingModule
 from jax_tt._layers._nnx_variables import IdOrderState
 from jax_tt._layers._options import check_id_order, check_options, table_shape
 from jax_tt._ops._canonical import check_combiner
@@ -29,7 +29,7 @@ from jax_tt.order import IdOrder
 from jax_tt.order._apply import device_rows
 
 
-class TTModule(CachedModule):
+class TTModule(ChangingModule):
     """A table held as cores ``core_0 ... core_{d-1}``; what `TTEmbed` and `TTEmbedBag` share."""
 
     def __init__(
@@ -69,6 +69,7 @@ class TTModule(CachedModule):
         self.bounds = bounds
         self.param_dtype = param_dtype
         self.precision = precision
+        self.core_init = core_init
         self.optimizer = optimizer
         check_cache(cache, self.num_embeddings)
         self.cache = cache

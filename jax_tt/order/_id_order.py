@@ -79,6 +79,20 @@ class IdOrder:
         ids[rows] = np.arange(len(rows), dtype=rows.dtype)
         return IdOrder(ids)
 
+    def grow(self, num_embeddings: int) -> IdOrder:
+        """The order of more ids: those there are keep their rows, new ids take the new rows one after the other.
+
+        >>> import jax_tt
+        >>> jax_tt.order.IdOrder([1, 0]).grow(4).rows
+        array([1, 0, 2, 3], dtype=int32)
+        """
+        old, new = self.num_embeddings, as_positive("num_embeddings", num_embeddings)
+        if new < old:
+            raise ValueError(
+                f"num_embeddings: got {new} for an order of {old} ids; expected at least as many: an order only grows."
+            )
+        return IdOrder(np.concatenate([np.asarray(self.rows), np.arange(old, new)]))
+
     def apply(self, ids: Any) -> Any:
         """Rows of ids.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 
 from jax_tt.order._id_order import IdOrder
@@ -17,7 +18,8 @@ class OrderedRows:
             raise ValueError(
                 f"order: orders {order.num_embeddings} ids; expected {table.shape[0]}, the rows of the table."
             )
-        self._table, self._ids = np.asarray(table), order.inverse.rows
+        self._table = np.asarray(table) if isinstance(table, jax.Array) else table
+        self._ids = order.inverse.rows
         self.shape, self.dtype = self._table.shape, self._table.dtype
 
     def __getitem__(self, rows: slice) -> np.ndarray:

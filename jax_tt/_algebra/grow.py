@@ -1,0 +1,118 @@
+"""`tt_grow`: more rows for a tensor-train table."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._algebra.least_squares import solve_slice
+from jax_tt._algebra.operands import table_operand
+from jax_tt._algebra.refine import sampled_equations
+from jax_tt._algebra.train_rows import TrainRows
+from jax_tt._algebra.trains import to_links
+from jax_tt._arguments import as_array
+from jax_tt._init import CoreInit, init_slices
+from jax_tt._ops._spec import TTSpec
+from jax_tt._shape import TTShape
+
+_RIDGE = 1e-9  # of the largest entry of the normal matrix
+
+
+def tt_grow(
+    cores: Sequence[Any],
+    shape: TTShape,
+    key: jax.Array,
+    *,
+    init: CoreInit = "approx-normal",
+    like: Any = None,
+) -> tuple[jax.Array, ...]:
+    """Cores of a table with more rows, in which all that the rows before are made of is the same bit for bit.
+
+    Slices are appended to the first core; nothing else changes, though a lookup may multiply in another order by now,
+    and round differently. Rows that the factors had to spare stay what the cores make of their digits: they share
+    slices with their neighbours, and cannot be chosen.
+
+    Args:
+        cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.
+        shape: `TTShape` to grow to, e.g. ``old_shape.grow(num_embeddings)``: more first digits, all else as it
+            is.
+        key: typed key, of the appended slices.
+        init: as in `init_cores`: a name, with which entries of new rows have the variance ``1 / (3 N)`` of a fresh
+            table's, or a callable, which makes the appended slices.
+        like: ints, one row or one for every new row, of rows that the new ones start near: the appended slices are
+            fitted to them by least squares. Those of rows that the factors had to spare are left out.
+
+    Returns:
+        ``d`` cores; those there are enough of are the same arrays.
+
+    Raises:
+        ValueError: ``shape`` differs in more than a larger first row factor, or a row of ``like`` is not one of
+            ``cores``.
+
+    >>> import jax, jax_tt
+    >>> shape = jax_tt.TTShape(1000, 8, 4, (10, 10, 10), (2, 2, 2))
+    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
+    >>> grown = jax_tt.tt_grow(cores, shape.grow(1200), jax.random.key(1))
+    >>> [core.shape[0] for core in grown], bool((grown[0][:10] == cores[0]).all())
+    ([12, 10, 10], True)
+    """
+    spec, arrays = table_operand("cores", cores)
+    _check(arrays, shape)
+    count = shape.row_factors[0] - spec.row_factors[0]
+    if not count:
+        return arrays
+    fresh = init_slices(key, arrays, shape, init)
+    if like is not None:
+        fresh = _near(spec, arrays, fresh, _rows_like(like, shape, spec.num_embeddings))
+    return (jnp.concatenate([arrays[0], fresh]), *arrays[1:])
+
+
+def _check(cores: Sequence[jax.Array], shape: Any) -> None:
+    if not isinstance(shape, TTShape):
+        raise TypeError(
+            f"shape: got {shape!r}; expected a TTShape, e.g. old_shape.grow(num_embeddings)."
+        )
+    have = [core.shape for core in cores]
+    want = list(shape.core_shapes)
+    fits = len(have) == len(want) and have[1:] == want[1:] and have[0][1:] == want[0][1:]
+    if not fits or have[0][0] > want[0][0]:
+        raise ValueError(
+            f"shape: has cores of shapes {want}; expected those of the table, {have}, with at most more slices of the "
+            "first, e.g. old_shape.grow(num_embeddings). tt_reorder brings a table under other factors."
+        )
+
+
+def _rows_like(like: Any, shape: TTShape, old_rows: int) -> np.ndarray:
+    """The row that each row of the appended slices is to be near, ``[N - old_rows]``."""
+    rows = np.asarray(as_array("like", like))
+    count = shape.num_embeddings - old_rows
+    if rows.dtype.kind not in "iu" or rows.ndim > 1 or (rows.ndim and len(rows) < count):
+        raise ValueError(
+            f"like: got {rows.dtype} of shape {rows.shape}; expected an integer, or one for every new row, of which "
+            f"{count} are on appended slices."
+        )
+    if rows.size and not 0 <= int(rows.min()) <= int(rows.max()) < old_rows:
+        raise ValueError(
+            f"like: got {int(rows.min())} to {int(rows.max())}; expected 0 to {old_rows - 1}, the rows that there are."
+        )
+    return np.broadcast_to(rows, count) if rows.ndim == 0 else rows[-count:]
+
+
+def _near(
+    spec: TTSpec, cores: Sequence[jax.Array], fresh: jax.Array, like: np.ndarray
+) -> jax.Array:
+    """The appended slices that bring the last rows of the table nearest to the rows ``like``."""
+    p, q, ranks = spec.row_factors, spec.col_factors, spec.ranks[1:-1]
+    wanted = TrainRows(cores, TTShape(spec.num_embeddings, spec.features, ranks, p, q))[like]
+    dense = [np.asarray(core).astype(np.float64) for core in (fresh, *cores[1:])]
+    appended = dataclasses.replace(spec, row_factors=(len(fresh), *p[1:]))
+    equations = sampled_equations(appended, np.arange(len(like)), wanted, np.ones(len(like)))
+    for i, matrix, right in equations(to_links(dense), 0):
+        ridge = _RIDGE * float(matrix.max()) or 1.0
+        dense[0][i] = solve_slice(matrix, right, dense[0][i], ridge)
+    return jnp.asarray(dense[0], fresh.dtype)

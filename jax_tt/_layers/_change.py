@@ -1,0 +1,238 @@
+"""What becomes of all variables of a table that is reordered or grows, whichever flavour its layer is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jax_tt._algebra.approximation import TTApproximation
+from jax_tt._algebra.grow import tt_grow
+from jax_tt._algebra.reorder import check_cores, reordered_rows
+from jax_tt._algebra.train_rows import TrainRows
+from jax_tt._cache.config import RowCache
+from jax_tt._cache.refresh import reset_cache
+from jax_tt._init import CoreInit
+from jax_tt._layers import _cached
+from jax_tt._layers._names import core_names, fresh_state, slot_name
+from jax_tt._layers._options import check_id_order
+from jax_tt._shape import TTShape
+from jax_tt.optimizers import Optimizer
+from jax_tt.order import IdOrder
+
+# (state of one core before, fresh state of that core after) -> its state after
+Carry = Callable[[Any, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table between steps.
+
+    Attributes:
+        shape: its `TTShape`.
+        optimizer: rule of a fused table, or None.
+        cache: `RowCache` or None.
+        values: cores, optimizer state and cache by variable name.
+        id_order: `IdOrder` or None.
+    """
+
+    shape: TTShape
+    optimizer: Optimizer | None
+    cache: RowCache | None
+    values: Mapping[str, Any]
+    id_order: IdOrder | None
+
+    @property
+    def cores(self) -> tuple[jax.Array, ...]:
+        return tuple(self.values[name] for name in core_names(self.shape.d))
+
+
+def reordered(
+    table: Table, id_order: IdOrder, options: Mapping[str, Any]
+) -> tuple[Table, TTApproximation]:
+    """The table under another order; cached rows enter the fit as they are, and the cache is empty afterwards."""
+    if id_order is None:
+        raise TypeError(
+            "id_order: got None; expected a jax_tt.order.IdOrder, e.g. IdOrder.identity(num_embeddings) where ids are "
+            "to be rows."
+        )
+    check_id_order(id_order, table.shape.num_embeddings)
+    if "dtype" in options:
+        raise TypeError(
+            f"dtype: got {options['dtype']!r}; a layer keeps its param_dtype. Give the cores of tt_reorder to a "
+            "layer of another one."
+        )
+    check_cores(table.cores)
+    rows: Any = TrainRows(table.cores, table.shape)
+    if table.cache is not None and table.cache.gradients == "rows":
+        tags = np.asarray(table.values["cache_tags"]).reshape(-1)
+        rows = _WithOwnRows(rows, tags, np.asarray(table.values[_cached.ROWS]))
+    found = reordered_rows(rows, table.shape, table.id_order, id_order, **options)
+    values = _with_state(table, found.cores, dict.fromkeys(core_names(found.shape.d), restarted))
+    values |= _empty_cache(table, found.shape)
+    return dataclasses.replace(table, shape=found.shape, values=values, id_order=id_order), found
+
+
+def grown(
+    table: Table, num_embeddings: int, key: jax.Array, init: CoreInit, like: Any, method: str
+) -> Table:
+    """The table with more rows; `Table.cores` but for the slices appended to the first are the same arrays."""
+    old, shape = table.shape, table.shape.grow(num_embeddings)
+    order = None if table.id_order is None else table.id_order.grow(num_embeddings)
+    if like is not None:
+        like = _rows_like(like, shape.num_embeddings - old.num_embeddings, table)
+    table = _with_cache_for(table, shape, method)
+    cores = tt_grow(table.cores, shape, key, init=init, like=like)
+    values = _with_state(table, cores, {core_names(1)[0]: extended})
+    return dataclasses.replace(
+        table, shape=shape, values={**table.values, **values}, id_order=order
+    )
+
+
+def restarted(old: Any, fresh: Any) -> Any:
+    """State of a core that was fitted anew: everywhere the mean of what it was.
+
+    Entries of the new core have nothing to do with those of the old one, so that first moments, whose mean is nearly 0,
+    are forgotten. The size of the gradients is about what it was. It keeps second moments from starting at 0 at a late
+    step, which would make the first steps several times too long.
+    """
+    mean = jnp.mean(jnp.asarray(old), dtype=jnp.float32)
+    return jnp.full_like(fresh, mean.astype(fresh.dtype))
+
+
+def extended(old: Any, fresh: Any) -> Any:
+    """State of a core with slices appended: theirs is fresh, that of the others is the same bit for bit."""
+    if old.shape[1:] != fresh.shape[1:] or not old.ndim:
+        return fresh
+    return jnp.concatenate([jnp.asarray(old), fresh[old.shape[0] :]])
+
+
+def other_cores(name: str, old: TTShape, new: TTShape) -> str:
+    """Says why state of optax cannot follow a table to another number of cores."""
+    return (
+        f"{name}: got the state of a table of {old.d} cores, which would have {new.d}; expected as many, or "
+        f"{name}=None and an optimizer that is made anew afterwards."
+    )
+
+
+def carried(
+    tx: optax.GradientTransformation, state: Any, params: Any, carry: Callable[[Any], Carry | None]
+) -> Any:
+    """State of optax after cores of its parameters have changed.
+
+    Args:
+        tx: the transformation.
+        state: its state so far.
+        params: the parameters by now, with the structure that ``state`` was made for.
+        carry: key path of a parameter -> what its state becomes, or None for one that has not changed.
+    """
+
+    def keep(old: Any, fresh: Any) -> Any:
+        del fresh
+        return old
+
+    def masked(node: Any) -> bool:
+        return isinstance(node, optax.MaskedNode)
+
+    rules = jax.tree_util.tree_map_with_path(lambda path, _: carry(path) or keep, params)
+    # A transformation of some parameters only, as in `optax.multi_transform`, has such nodes for the others.
+    by_leaf = optax.tree_utils.tree_map_params(
+        tx,
+        lambda old, rule: old if masked(old) else rule,
+        state,
+        rules,
+        transform_non_params=lambda _: keep,
+        is_leaf=masked,
+    )
+    return jax.tree.map(lambda rule, old, new: rule(old, new), by_leaf, state, tx.init(params))
+
+
+class _WithOwnRows:
+    """A table some of whose rows have values of their own: those that are cached."""
+
+    def __init__(self, table: TrainRows, tags: np.ndarray, values: np.ndarray):
+        self.shape, self.dtype = table.shape, table.dtype
+        slots = np.argsort(tags)
+        slots = slots[tags[slots] >= 0]
+        self._table, self._rows, self._values = table, tags[slots], values[slots]
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        found = self._table[rows]
+        if len(self._rows):
+            at = np.minimum(np.searchsorted(self._rows, rows), len(self._rows) - 1)
+            own = self._rows[at] == rows
+            found[own] = self._values[at[own]]
+        return found
+
+
+def _with_state(
+    table: Table, cores: tuple[jax.Array, ...], carry: Mapping[str, Carry]
+) -> dict[str, Any]:
+    """New cores and, where they are fused, their slots; the step goes on, so that schedules do."""
+    names = core_names(len(cores))
+    values: dict[str, Any] = dict(zip(names, cores, strict=True))
+    if table.optimizer is None:
+        return values
+    fresh = fresh_state(table.optimizer, cores)
+    for k, name in enumerate(names):
+        for slot in (slot_name(slot.name, k) for slot in table.optimizer.slots):
+            old = table.values.get(slot, fresh[slot])
+            values[slot] = carry[name](old, fresh[slot]) if name in carry else old
+    return values | {name: table.values[name] for name in ("step", "sentinel")}
+
+
+def _empty_cache(table: Table, shape: TTShape) -> dict[str, Any]:
+    if table.cache is None:
+        return {}
+    dtype = table.cores[0].dtype
+    directory, rows = _cached.fresh_cache(table.cache, shape, dtype, table.optimizer)
+    kept = ("cache_step", "cache_sentinel")
+    return directory | rows | {name: table.values[name] for name in kept if name in rows}
+
+
+def _with_cache_for(table: Table, shape: TTShape, method: str) -> Table:
+    """The table with its cache laid out as that of a table of another number of rows is."""
+    cache = table.cache
+    if cache is None:
+        return table
+    old = cache.layout(table.shape.num_embeddings)
+    new = cache.layout(shape.num_embeddings)
+    keys = cache.key_dtype(shape.num_embeddings)
+    tags = {name: table.values[name].astype(keys) for name in ("cache_tags", "cache_ghost_tags")}
+    table = dataclasses.replace(table, values={**table.values, **tags})
+    if old == new:
+        return table
+    fresh = _empty_cache(table, shape)
+    if old[:2] == new[:2]:
+        # Rows stay where they are; only the counts of others are kept in more places, and start again.
+        ghosts = {name: value for name, value in fresh.items() if name.startswith("cache_ghost")}
+        return dataclasses.replace(table, values={**table.values, **ghosts})
+    flushed = reset_cache(
+        _cached.cached_table(cache, table.optimizer, table.cores, table.values.__getitem__),
+        cache,
+        num_embeddings=table.shape.num_embeddings,
+        optimizer=table.optimizer,
+        method=method,
+    )
+    cores = dict(zip(core_names(table.shape.d), flushed.cores, strict=True))
+    return dataclasses.replace(table, values={**table.values, **fresh, **cores})
+
+
+def _rows_like(like: Any, count: int, table: Table) -> np.ndarray:
+    """Rows of the ids that the new ids start near."""
+    n = table.shape.num_embeddings
+    ids = np.asarray(like)
+    if ids.dtype.kind not in "iu" or ids.shape not in ((), (count,)):
+        raise ValueError(
+            f"like: got {ids.dtype} of shape {ids.shape}; expected an id, or one for each of the {count} new ids."
+        )
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < n:
+        raise ValueError(
+            f"like: got ids {int(ids.min())} to {int(ids.max())}; expected 0 to {n - 1}, those the table has."
+        )
+    return ids if table.id_order is None else table.id_order.apply(ids)

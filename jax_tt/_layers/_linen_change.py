@@ -1,0 +1,199 @@
+"""The linen half of reordering and growing a table: its collections, and the state that optax keeps for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from flax import linen as nn
+from flax import traverse_util
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
+
+from jax_tt._algebra.approximation import TTApproximation
+from jax_tt._layers import _cached, _change
+from jax_tt._layers._linen_cache import ROW_CACHE
+from jax_tt._layers._linen_tt import ID_ORDER, ROWS_BY_ID, TTModule
+from jax_tt._layers._names import core_names
+from jax_tt._layers._options import table_shape
+from jax_tt.order import IdOrder
+from jax_tt.order._apply import device_rows
+
+_PARAMS = "params"
+
+
+class ChangedTable(NamedTuple):
+    """A layer after `reorder_table` or `grow_table`.
+
+    Attributes:
+        layer: the module with its new sizes and order; inside a model, give these to the layer there:
+            ``layer.num_embeddings``, ``layer.row_factors``, and so on.
+        variables: all variables of the model.
+        opt_state: state of optax for ``variables["params"]``, or None where none was given.
+        found: `TTApproximation` of a table that was reordered; None of one that grew.
+
+    >>> import jax, jax.numpy as jnp, jax_tt.linen
+    >>> layer = jax_tt.linen.TTEmbed(1000, 8, tt_ranks=4)
+    >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
+    >>> changed = jax_tt.linen.grow_table(layer, variables, 1200, key=jax.random.key(1))
+    >>> changed.layer.row_factors, changed.found
+    ((12, 10, 10), None)
+    """
+
+    layer: TTModule
+    variables: dict[str, Any]
+    opt_state: Any
+    found: TTApproximation | None
+
+
+def reorder_table(
+    layer: TTModule,
+    variables: Mapping[str, Any],
+    id_order: IdOrder,
+    *,
+    path: Sequence[str] = (),
+    tx: optax.GradientTransformation | None = None,
+    opt_state: Any = None,
+    **options: Any,
+) -> ChangedTable:
+    """A table under another order of ids, as `jax_tt.TTEmbed.reorder`, without changing the variables given.
+
+    Args:
+        layer: the `TTEmbed` or `TTEmbedBag`.
+        variables: of the model, all collections.
+        id_order: `IdOrder` of ``num_embeddings`` ids.
+        path: names that lead to the layer in the collections; none where it is the model.
+        tx, opt_state: of ``variables["params"]``, where optax steps this table.
+        **options: ``ranks``, ``shape``, ``tolerance`` and the others of `tt_reorder` but ``dtype``.
+
+    Returns:
+        `ChangedTable`.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen, numpy as np
+        >>> layer = jax_tt.linen.TTEmbed(1000, 8, tt_ranks=4, row_factors=(10, 10, 10))
+        >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
+        >>> order = jax_tt.order.IdOrder(np.arange(1000)[::-1])
+        >>> changed = jax_tt.linen.reorder_table(layer, variables, order)
+        >>> row = changed.layer.apply(changed.variables, jnp.array([7]))
+        >>> bool(jnp.allclose(row, layer.apply(variables, jnp.array([7])), atol=1e-6))
+        True
+    """
+    found = None
+
+    def change(table: _change.Table) -> _change.Table:
+        nonlocal found
+        table, found = _change.reordered(table, id_order, options)
+        return table
+
+    names = (*core_names(_shape(layer).d), _cached.ROWS)
+    rules = dict.fromkeys(names, _change.restarted)
+    changed = _changed(layer, variables, tuple(path), tx, opt_state, change, rules)
+    return changed._replace(found=found)
+
+
+def grow_table(
+    layer: TTModule,
+    variables: Mapping[str, Any],
+    num_embeddings: int,
+    *,
+    key: jax.Array,
+    like: Any = None,
+    path: Sequence[str] = (),
+    tx: optax.GradientTransformation | None = None,
+    opt_state: Any = None,
+) -> ChangedTable:
+    """A table with more rows, as `jax_tt.TTEmbed.grow`, without changing the variables given.
+
+    Args:
+        layer, variables, path, tx, opt_state: as in `reorder_table`.
+        num_embeddings: number of ids to come, at least those there are.
+        key: of the appended slices.
+        like: ints, one id or one for every new id, of ids that the new ones start near.
+
+    Returns:
+        `ChangedTable`.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt.linen
+        >>> layer = jax_tt.linen.TTEmbed(1000, 8, tt_ranks=4)
+        >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
+        >>> changed = jax_tt.linen.grow_table(layer, variables, 1200, key=jax.random.key(1))
+        >>> changed.layer.apply(changed.variables, jnp.array([999, 1199])).shape
+        (2, 8)
+    """
+
+    init = layer.core_init
+    slice_init = (lambda *args: nn.meta.unbox(init(*args))) if callable(init) else init
+
+    def change(table: _change.Table) -> _change.Table:
+        return _change.grown(table, num_embeddings, key, slice_init, like, layer.method)
+
+    rules = dict.fromkeys((*core_names(1), _cached.ROWS), _change.extended)
+    return _changed(layer, variables, tuple(path), tx, opt_state, change, rules)
+
+
+def _changed(
+    layer: TTModule,
+    variables: Mapping[str, Any],
+    path: tuple[str, ...],
+    tx: Any,
+    opt_state: Any,
+    change: Any,
+    rules: Mapping[str, _change.Carry],
+) -> ChangedTable:
+    if (tx is None) != (opt_state is None):
+        raise ValueError("tx, opt_state: got one of them; expected both or neither.")
+    flat = traverse_util.flatten_dict(dict(variables), keep_empty_nodes=True)
+    collections = (_PARAMS, OVERWRITE_WITH_GRADIENT, ROW_CACHE)
+    own = {
+        place: value
+        for place, value in flat.items()
+        if place[0] in collections and place[1:-1] == path
+    }
+    places = {place[-1]: place for place in own}
+    shape, first = _shape(layer), core_names(1)[0]
+    if first not in places:
+        raise ValueError(
+            f"path: the variables hold no {first} at {'/'.join(path) or 'their top'}; expected the names that lead to "
+            "the layer in the collections."
+        )
+    rows = flat.get((ID_ORDER, *path, ROWS_BY_ID))
+    order = None if rows is None else IdOrder(rows)
+    values = {name: nn.meta.unbox(own[place]) for name, place in places.items()}
+    table = change(_change.Table(shape, layer.optimizer, layer.cache, values, order))
+    if tx is not None and layer.optimizer is None and table.shape.d != shape.d:
+        raise ValueError(_change.other_cores("opt_state", shape, table.shape))
+    kept = {place: value for place, value in flat.items() if place not in own}
+    for name, value in table.values.items():
+        place = places.get(name, (*places[first][:-1], name))
+        kept[place] = nn.meta.replace_boxed(own.get(place, own[places[first]]), value)
+    if table.id_order is not None:
+        rows = device_rows(table.id_order.rows, table.shape.num_embeddings)
+        kept[ID_ORDER, *path, ROWS_BY_ID] = rows
+    new = traverse_util.unflatten_dict(kept)
+    if tx is not None:
+        opt_state = _change.carried(tx, opt_state, new[_PARAMS], _rule_at(path, rules))
+    sizes = table.shape.layer_arguments()
+    return ChangedTable(layer.clone(**sizes, id_order=table.id_order), new, opt_state, None)
+
+
+def _rule_at(path: tuple[str, ...], rules: Mapping[str, _change.Carry]) -> Any:
+    def rule(keys: Any) -> _change.Carry | None:
+        names = tuple(key.key for key in keys if isinstance(key, jax.tree_util.DictKey))
+        return rules.get(names[-1]) if names[:-1] == path else None
+
+    return rule
+
+
+def _shape(layer: TTModule) -> Any:
+    return table_shape(
+        layer.num_embeddings, layer.features, layer.tt_ranks, layer.row_factors, layer.col_factors
+    )

@@ -1,0 +1,188 @@
+"""The NNX half of reordering and growing a table: its variables, and the state that optax keeps for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jax_tt._algebra.approximation import TTApproximation
+from jax_tt._init import CoreInit
+from jax_tt._layers import _cached, _change
+from jax_tt._layers._names import core_names
+from jax_tt._layers._nnx_cache import CachedModule
+from jax_tt._layers._nnx_variables import CacheState, IdOrderState
+from jax_tt.order import IdOrder
+from jax_tt.order._apply import device_rows
+
+_ORDER = "id_order"
+
+
+class ChangingModule(CachedModule):
+    """A table that can be brought under another order of ids, and given more ids, between steps."""
+
+    id_order: IdOrderState | None
+    core_init: CoreInit
+
+    def reorder(
+        self,
+        id_order: IdOrder,
+        *,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+        **options: Any,
+    ) -> TTApproximation:
+        """Brings the table under another order of ids in place; every id keeps its row as nearly as the cores allow.
+
+        `tt_reorder` makes the cores. Cached rows enter with what they learned, and the cache is empty afterwards. Slots
+        of a fused optimizer start at the mean of what they were for their core, its step goes on. What was
+        compiled for the layer is compiled again.
+
+        Args:
+            id_order: `IdOrder` of ``num_embeddings`` ids.
+            opt: the optimizer of ``model`` where optax steps this table: its state of the table restarts in the same
+                way, all other state stays.
+            model: what ``opt`` was made for; default this layer.
+            **options: ``ranks``, ``shape``, ``tolerance`` and the others of `tt_reorder` but ``dtype``; factors
+                and ranks that are not given are those of the layer.
+
+        Returns:
+            `TTApproximation` that says how far the rows are from what they were.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit; nothing has been changed then.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.TTEmbed(1000, 8, tt_ranks=4, rngs=nnx.Rngs(0))
+            >>> before = layer(jnp.array([3, 5]))
+            >>> order = jax_tt.order.from_table(layer(jnp.arange(1000)), layer.tt_shape)
+            >>> found = layer.reorder(order, ranks=20)
+            >>> change = jnp.linalg.norm(layer(jnp.array([3, 5])) - before)
+            >>> bool(change < jnp.linalg.norm(before)), layer.tt_shape.ranks
+            (True, (20, 20))
+        """
+        table, found = _change.reordered(self._whole(), id_order, options)
+        old = self.tt_shape
+        if opt is not None and self.optimizer is None and old.d != table.shape.d:
+            raise ValueError(_change.other_cores("opt", old, table.shape))
+        names = core_names(old.d)
+        moments = _moments(
+            self, opt, model, dict.fromkeys((*names, _cached.ROWS), _change.restarted)
+        )
+        self._become(table)
+        moments()
+        return found
+
+    def grow(
+        self,
+        num_embeddings: int,
+        *,
+        like: Any = None,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+        rngs: nnx.Rngs,
+    ) -> None:
+        """Gives the table more rows in place; the slices of the rows that it had stay as they are, bit for bit.
+
+        The first row factor grows where it must: slices from the layer's ``core_init`` are appended to the first core,
+        with fresh optimizer state. An order of ids goes on with the new ids in the new rows. Cached rows stay cached,
+        unless the cache is larger than the table was: then it is flushed and starts anew. See `tt_grow` for
+        the rows that the factors had to spare.
+
+        Args:
+            num_embeddings: number of ids to come, at least those there are.
+            like: ints, one id or one for every new id, of ids that the new ones start near.
+            opt, model: as in `reorder`; state of the appended slices starts afresh, all other stays.
+            rngs: random number generators; new slices take one key of ``params``.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit; nothing has been changed then.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.TTEmbed(1000, 8, tt_ranks=4, rngs=nnx.Rngs(0))
+            >>> before = layer(jnp.arange(1000))
+            >>> layer.grow(1200, rngs=nnx.Rngs(1))
+            >>> bool(jnp.allclose(layer(jnp.arange(1000)), before)), layer(jnp.array([1199])).shape
+            (True, (1, 8))
+        """
+        table = _change.grown(
+            self._whole(), num_embeddings, rngs.params(), self._slice_init(), like, self.method
+        )
+        names = (*core_names(1), _cached.ROWS)
+        moments = _moments(self, opt, model, dict.fromkeys(names, _change.extended))
+        self._become(table)
+        moments()
+
+    def _whole(self) -> _change.Table:
+        order = None if self.id_order is None else IdOrder(self.id_order[...])
+        return _change.Table(self.tt_shape, self.optimizer, self.cache, self._values(), order)
+
+    def _slice_init(self) -> CoreInit:
+        init = self.core_init
+        # A variable takes the value out of what `nnx.with_partitioning` returns.
+        return (lambda *args: nnx.Param(init(*args))[...]) if callable(init) else init
+
+    def _values(self) -> dict[str, jax.Array]:
+        return {
+            name: variable[...]
+            for name, variable in vars(self).items()
+            if isinstance(variable, nnx.Param | CacheState)
+        }
+
+    def _become(self, table: _change.Table) -> None:
+        for name in self._values().keys() - table.values.keys():
+            delattr(self, name)
+        template: nnx.Variable[Any] = getattr(self, core_names(1)[0])
+        for name, value in table.values.items():
+            _assign(self, name, value, type(template), template.get_metadata())
+        if table.id_order is not None:
+            rows = device_rows(table.id_order.rows, table.shape.num_embeddings)
+            _assign(self, _ORDER, rows, IdOrderState, {})
+        self.tt_shape = table.shape
+        self.num_embeddings = table.shape.num_embeddings
+
+
+def _assign(
+    layer: nnx.Module, name: str, value: jax.Array, kind: type[nnx.Variable[Any]], metadata: Any
+) -> None:
+    """Overwrites a variable with a value of any shape, where it lies, or makes it."""
+    variable = getattr(layer, name, None)
+    if variable is None:
+        setattr(layer, name, nnx.data(kind(value, **metadata)))
+        return
+    old = variable[...]
+    variable.set_value(jax.device_put(value, old.sharding) if old.committed else value)
+
+
+def _moments(
+    layer: nnx.Module,
+    opt: nnx.Optimizer[Any] | None,
+    model: nnx.Module | None,
+    rules: dict[str, _change.Carry],
+) -> Any:
+    """What brings the state of optax after the layer, once it has changed; checks come before."""
+    if opt is None:
+        return lambda: None
+    model = layer if model is None else model
+    found = [path for path, module in nnx.iter_modules(model) if module is layer]
+    if not found:
+        raise ValueError(
+            "model: got a module that does not hold this layer; expected the one that opt was made for."
+        )
+
+    def carry(path: Any) -> _change.Carry | None:
+        *names, name = [getattr(key, "key", None) for key in path]
+        return rules.get(str(name)) if tuple(names) == found[0] else None
+
+    def apply() -> None:
+        params = nnx.as_pure(nnx.state(model, opt.wrt, graph=opt.graph))
+        state = nnx.as_pure(opt.opt_state)
+        state = _change.carried(opt.tx, state, params, carry)
+        nnx.update(opt.opt_state, nnx.state(state, graph=opt.graph))
+
+    return apply

@@ -1,0 +1,96 @@
+"""`tt_grow`, `TTShape.grow` and `IdOrder.grow`: rows stay, bit for bit, and new ones are as asked for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jax_tt
+from jax_tt.order import IdOrder
+from tests.helpers import SHAPES, dense_table, make_case
+
+SHAPE = jax_tt.TTShape(58, 8, 4, (3, 4, 5), (2, 2, 2))
+CORES = jax_tt.init_cores(jax.random.key(0), SHAPE)
+KEY = jax.random.key(1)
+
+
+@settings(max_examples=15)
+@given(
+    name=st.sampled_from(sorted(SHAPES)),
+    more=st.sampled_from([0, 3, 60]),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
+)
+def test_old_rows_keep_their_bits(name, more, dtype):
+    old = SHAPES[name]
+    cores = make_case(old, dtype, weighted=False).cores
+    shape = old.grow(old.num_embeddings + more)
+    grown = jax_tt.tt_grow(cores, shape, KEY)
+    assert [core.shape for core in grown] == list(shape.core_shapes)
+    assert all(core.dtype == dtype for core in grown)
+    if shape.num_embeddings <= old.num_rows:
+        assert all(a is b for a, b in zip(grown, cores, strict=True))
+    np.testing.assert_array_equal(
+        dense_table(grown, old.num_rows), dense_table(cores, old.num_rows)
+    )
+
+
+@pytest.mark.parametrize("init", ["approx-normal", "approx-uniform", "normal", "uniform"])
+def test_new_rows_are_distributed_as_fresh_ones(init):
+    """Mean 0 and variance 1 / (3 N), for cores of another size too."""
+    shape = jax_tt.TTShape(1000, 16, 8, (10, 10, 10), (2, 2, 4))
+    trained = [3 * core for core in jax_tt.init_cores(KEY, shape)]
+    bigger = shape.grow(5000)
+    new = dense_table(jax_tt.tt_grow(trained, bigger, KEY, init=init), 5000)[1000:]
+    assert np.isclose((new**2).mean() * 3 * 5000, 1, atol=1e-3)
+    assert abs(new.mean()) < 0.05 * new.std()
+    kurtosis = (new**4).mean() / (new**2).mean() ** 2
+    assert 2.5 < kurtosis < 4.5
+
+
+def test_a_callable_makes_the_slices():
+    grown = jax_tt.tt_grow(CORES, SHAPE.grow(100), KEY, init=jax.nn.initializers.constant(7))
+    np.testing.assert_array_equal(grown[0][3:], 7)
+    zeros = [jnp.zeros_like(core) for core in CORES]
+    assert np.isfinite(jax_tt.tt_grow(zeros, SHAPE.grow(100), KEY)[0]).all()
+
+
+def test_new_rows_near_old_ones():
+    table = dense_table(CORES, 60)
+    exact = jax_tt.tt_grow(CORES, SHAPE.grow(80), KEY, like=np.arange(20, 40))
+    np.testing.assert_allclose(dense_table(exact, 80)[60:], table[20:40], atol=1e-6)
+    one = jax_tt.tt_grow(CORES, SHAPE.grow(80), KEY, like=np.int64(7))
+    far = np.linalg.norm(
+        dense_table(jax_tt.tt_grow(CORES, SHAPE.grow(80), KEY), 80)[60:] - table[7]
+    )
+    assert np.linalg.norm(dense_table(one, 80)[60:] - table[7]) < 0.9 * far
+
+
+def test_orders_and_shapes_grow():
+    order = IdOrder([2, 0, 1])
+    np.testing.assert_array_equal(order.grow(5).rows, [2, 0, 1, 3, 4])
+    assert order.grow(3) == order
+    assert SHAPE.grow(60).row_factors == (3, 4, 5)
+    assert SHAPE.grow(61).row_factors == (4, 4, 5)
+    assert SHAPE.grow(61).ranks == SHAPE.ranks
+
+
+def test_bad_arguments():
+    for thing, number in ((IdOrder([0, 1]), 1), (SHAPE, 57)):
+        with pytest.raises(ValueError, match=rf"num_embeddings: got {number} .*only grows"):
+            thing.grow(number)
+    with pytest.raises(TypeError, match="shape: got 100; expected a TTShape"):
+        jax_tt.tt_grow(CORES, 100, KEY)
+    for other in (jax_tt.TTShape(40, 8, 4, (2, 4, 5), (2, 2, 2)), jax_tt.TTShape.suggest(100, 8)):
+        with pytest.raises(ValueError, match=r"shape: has cores of shapes .*old_shape.grow"):
+            jax_tt.tt_grow(CORES, other, KEY)
+    for like, message in (
+        (np.arange(3), r"like: got int64 of shape \(3,\); expected an integer, or one for every"),
+        (0.5, "like: got float64"),
+        (60, "like: got 60 to 60; expected 0 to 59"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jax_tt.tt_grow(CORES, SHAPE.grow(80), KEY, like=like)
+    with pytest.raises(ValueError, match="init: got 'x'; expected one of"):
+        jax_tt.tt_grow(CORES, SHAPE.grow(80), KEY, init="x")

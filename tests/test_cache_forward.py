@@ -17,7 +17,7 @@ from jax_tt._cache import backend
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._spec import DenseSpec, TTSpec
 from tests.conftest import native_available
-from tests.helpers import SHAPES, TOLERANCE, assert_close, dense_table, f64, make_case
+from tests.helpers import SHAPES, TOLERANCE, assert_close, dense_table, make_case
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the native module is not built")
 
@@ -162,24 +162,23 @@ def test_wide_ids_and_types(rows, x64):
 
 
 def test_order_of_a_bag():
-    """Hits in the order of their positions, then misses in that order: where a sum rounds depends on it."""
+    """Hits in the order of their positions, then misses one by one: what a sum of rounded steps loses tells."""
     call = make_call(bags=1, capacity=64, padding=0.0, weighted=False)
     batch, slots = call.misses[1], np.asarray(call.hits[1].ids)[0]
-    table = dense_table(call.cores, SHAPES["d3"].num_embeddings)
-    ids = np.asarray(batch.ids)[0]
     inside = np.arange(64) < int(batch.offsets[0, -1])
-    # Steps of 1 vanish beside 2^24: a hit of 2^24 first swallows the small hits behind it, not the misses' sum.
-    rows = jnp.ones_like(call.rows).at[0].set(2.0**24)
+    table = dense_table(call.cores, SHAPES["d3"].num_embeddings).astype(np.float32)
+    missed = table[np.asarray(batch.ids)[0][inside & (slots < 0)]]
+    # The first hit is 2^24, beside which float32 loses steps of 1 that would count if they were summed before.
     slots = np.where(slots >= 0, 1, -1).astype(np.int32)
-    first = int(np.flatnonzero((slots >= 0) & inside)[0])
-    slots[first] = 0
+    slots[np.flatnonzero(slots >= 0)[0]] = 0
+    rows = jnp.ones_like(call.rows).at[0].set(2.0**24)
     hits = (call.hits[0], dataclasses.replace(call.hits[1], ids=jnp.asarray(slots)[None]))
     got = np.asarray(call.run(rows=rows, hits=hits).sums)[0, 0]
-    want = np.full(8, 2.0**24, np.float32)  # adding 1 to it is lost
-    for position in np.flatnonzero(inside & (slots < 0)):
-        want = want + np.float32(table[ids[position]])
-    np.testing.assert_allclose(got, want, atol=4)
-    assert np.any(f64(got) != f64(np.float32(2.0**24) + np.sum(inside & (slots == 1))))
+    want = np.full(8, 2.0**24, np.float32)
+    for row in missed:
+        want = want + row
+    np.testing.assert_array_equal(got, want)
+    assert np.any(want != np.float32(2.0**24) + missed.sum(0))
 
 
 @pytest.mark.parametrize("bounds", ["clip", "zero", "error"])

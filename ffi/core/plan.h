@@ -41,7 +41,7 @@ struct PlanLayout {
 
   static constexpr int kHeader = 8;
   static constexpr int32_t kPoisoned = -2;
-  // The fingerprint is that of the ids and offsets that the plan was made for.
+  // The fingerprint is that of the offsets and the ids in bags that the plan was made for.
   enum Header { kValid = 0, kRows = 1, kChunks = 2, kOutOfRange = 3, kPositions = 4, kFingerprint = 5 };
 
   int64_t max_chunks() const { return n == 0 ? 1 : (n + chunk_rows - 1) / chunk_rows; }

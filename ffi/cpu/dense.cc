@@ -2,21 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <limits>
-#include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "ffi/cpu/pool_bags.h"
 
 namespace jax_tt {
 namespace {
 
-// Rows ahead of the one in work that are asked for: a row comes from memory in about the time of eight others.
-constexpr int64_t kPrefetchDistance = 8;
 constexpr int64_t kBlock = 64;
-
-inline void PrefetchRow(const void* row, int64_t bytes) {
-  for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(static_cast<const char*>(row) + offset);
-}
 
 // The distinct rows of a batch, each with the sum of what its positions are given.
 template <typename T>
@@ -48,8 +42,7 @@ class RowGradients {
     phases.AddBlocks(rows, kBlock, [this, rows, fn](int64_t row, int64_t end, int worker) {
       for (; row < end; ++row) {
         if (row + kPrefetchDistance < rows)
-          PrefetchRow(problem_.table + Id(row + kPrefetchDistance) * problem_.dim,
-                      problem_.dim * static_cast<int64_t>(sizeof(T)));
+          PrefetchRow(problem_.table + Id(row + kPrefetchDistance) * problem_.dim, problem_.dim);
         fn(Id(row), Sum(row, worker), worker);
       }
     });
@@ -113,7 +106,6 @@ template <typename T>
 Status DenseForward(const DenseProblem<T>& problem, const Pool& pool, typename DenseProblem<T>::C* out) {
   using C = typename DenseProblem<T>::C;
   const Lookups& lookups = problem.lookups;
-  const Kernels<C>& kernels = GetKernels<C>();
   Workspace workspace;
   int64_t* row_of = nullptr;
   std::vector<C*> scratch(static_cast<size_t>(pool.workers));
@@ -123,31 +115,8 @@ Status DenseForward(const DenseProblem<T>& problem, const Pool& pool, typename D
   if (Status status = ResolveIds(problem.num_embeddings, lookups, row_of); !status.ok()) return status;
 
   Phases phases;
-  phases.AddBlocks(lookups.groups * lookups.bags, 16, [&](int64_t bag, int64_t bag_end, int worker) {
-    for (; bag < bag_end; ++bag) {
-      const int64_t group = bag / lookups.bags;
-      const int32_t* offsets = lookups.offsets + group * (lookups.bags + 1) + bag % lookups.bags;
-      const int64_t end = group * lookups.capacity + offsets[1];
-      C* sum = out + bag * problem.dim;
-      bool poisoned = false;
-      std::fill_n(sum, problem.dim, C{0});
-      for (int64_t position = group * lookups.capacity + offsets[0]; position < end; ++position) {
-        const int64_t ahead = position + kPrefetchDistance;
-        if (ahead < lookups.size() && row_of[ahead] >= 0)
-          PrefetchRow(problem.table + row_of[ahead] * problem.dim, problem.dim * static_cast<int64_t>(sizeof(T)));
-        poisoned |= row_of[position] == PlanLayout::kPoisoned;
-        if (row_of[position] < 0) continue;
-        const T* stored = problem.table + row_of[position] * problem.dim;
-        if constexpr (std::is_same_v<T, C>) {
-          kernels.axpy(problem.dim, problem.weight(position), stored, sum);
-        } else {
-          C* value = scratch[static_cast<size_t>(worker)];
-          for (int64_t i = 0; i < problem.dim; ++i) value[i] = ToCompute(stored[i]);
-          kernels.axpy(problem.dim, problem.weight(position), value, sum);
-        }
-      }
-      if (poisoned) std::fill_n(sum, problem.dim, std::numeric_limits<C>::quiet_NaN());
-    }
+  phases.AddBlocks(lookups.groups * lookups.bags, kPooledBags, [&](int64_t bag, int64_t end, int worker) {
+    PoolBags(problem, row_of, bag, end, scratch[static_cast<size_t>(worker)], out);
   });
   pool.Run(phases);
   return {};

@@ -35,6 +35,7 @@ nb::dict Registrations() {
   targets["jax_tt_dense_backward_v1"] = Encapsulate(DenseBackwardCpu);
   targets["jax_tt_dense_update_v1"] = Encapsulate(DenseUpdateCpu);
   targets["jax_tt_cache_probe_v1"] = Encapsulate(CacheProbeCpu);
+  targets["jax_tt_cache_forward_v1"] = Encapsulate(CacheForwardCpu);
   targets["jax_tt_cache_observe_v1"] = Encapsulate(CacheObserveCpu);
   targets["jax_tt_cache_populate_v1"] = Encapsulate(CachePopulateCpu);
   return targets;

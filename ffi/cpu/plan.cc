@@ -138,7 +138,7 @@ Status Refuse(const Lookups& lookups, const TTShape* shape, int64_t num_embeddin
                     " rows; pass ids in [0, num_embeddings), or bounds=\"clip\" or bounds=\"zero\"");
 }
 
-// A hash of the ids and offsets, word by word.
+// A hash of the offsets and of the ids in bags, word by word.
 int32_t Fingerprint(const Lookups& lookups) {
   uint64_t hash = static_cast<uint64_t>(lookups.groups);
   const auto add = [&hash](const void* memory, int64_t words) {
@@ -146,7 +146,9 @@ int32_t Fingerprint(const Lookups& lookups) {
     for (int64_t i = 0; i < words; ++i) hash = (hash ^ static_cast<uint32_t>(word[i])) * 0x9e3779b97f4a7c15u;
   };
   add(lookups.offsets, lookups.groups * (lookups.bags + 1));
-  add(lookups.ids, lookups.size() * lookups.words_per_id);
+  for (int64_t g = 0; g < lookups.groups; ++g)
+    add(static_cast<const int32_t*>(lookups.ids) + g * lookups.capacity * lookups.words_per_id,
+        lookups.offsets[g * (lookups.bags + 1) + lookups.bags] * lookups.words_per_id);
   return static_cast<int32_t>(hash >> 32);
 }
 

@@ -15,8 +15,8 @@ namespace jax_tt {
 // Offsets start at 0, never fall and stay within the capacity.
 Status CheckOffsets(const int32_t* offsets, int64_t groups, int64_t bags, int64_t capacity);
 
-// Whether a plan was made for this batch.  It need not be: an array that travels through a partitioned program may come
-// back in other parts than it left in.
+// Whether a plan was made for this batch, whose offsets are checked.  It need not be: an array that travels through a
+// partitioned program may come back in other parts than it left in.
 bool IsPlanOf(const PlanLayout& layout, const Lookups& lookups, const int32_t* plan);
 
 Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const Lookups& lookups, const Pool& pool,

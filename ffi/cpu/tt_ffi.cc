@@ -8,6 +8,7 @@
 #include "ffi/cpu/handlers.h"
 #include "ffi/cpu/plan.h"
 #include "ffi/cpu/plan_check.h"
+#include "ffi/cpu/tt_args.h"
 #include "ffi/cpu/tt_backward.h"
 #include "ffi/cpu/tt_forward.h"
 #include "ffi/cpu/tt_update.h"
@@ -26,8 +27,6 @@ struct BatchArgs {
 // The problem of one call, and the memory it may take to state it.
 template <typename T>
 struct TTCall {
-  using C = typename TTProblem<T>::C;
-
   TTProblem<T> problem;
   int64_t saved_size = 0;   // elements of the saved products, when there are any
   bool saved_valid = true;  // whether those of the forward pass belong to this plan
@@ -35,21 +34,8 @@ struct TTCall {
   Status Read(const ffi::Dictionary& attrs, const BatchArgs& batch, const Args& args, size_t first_core,
               const Pool& pool) {
     Lookups lookups;
-    int64_t hint = 0;
-    TTShape& shape = problem.shape;
-    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-    JAX_TT_RETURN_IF_ERROR(ReadHint(attrs, &hint));
-    JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, batch.ids, batch.offsets, shape.d, &lookups));
-    JAX_TT_RETURN_IF_ERROR(ReadCores<T>(shape, args, first_core, problem.cores));
-    JAX_TT_RETURN_IF_ERROR(OptionalData(batch.weights, "weights", lookups.size(), &problem.weights));
-    problem.contraction = ChooseContraction(shape, hint);
-    problem.layout = MakeLayout(shape, problem.contraction, lookups.size());
-    problem.offsets = lookups.offsets;
-    problem.groups = lookups.groups;
-    problem.capacity = lookups.capacity;
-    problem.bags = lookups.bags;
-    if constexpr (sizeof(C) == sizeof(float))
-      saved_size = lookups.size() * SavedPerPosition(shape, problem.contraction, hint);
+    JAX_TT_RETURN_IF_ERROR(ReadTTProblem(attrs, batch.ids, batch.offsets, batch.weights, args, first_core, &lookups,
+                                         &problem, &saved_size));
     return ReadPlan(lookups, batch.plan, pool);
   }
 
@@ -106,7 +92,7 @@ ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuff
                       JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores, 0, pool));
                       JAX_TT_RETURN_IF_ERROR(Data(*out, "out", call.problem.out_size(), &out_data));
                       JAX_TT_RETURN_IF_ERROR(OptionalData(*saved, "saved", call.saved_size, &saved_data));
-                      return TTForward(call.problem, pool, out_data, saved_data);
+                      return TTForward(call.problem, pool, /*add=*/false, out_data, saved_data);
                     }),
       "tt_forward");
 }

@@ -13,8 +13,8 @@ class Forward {
  public:
   using C = typename TTProblem<T>::C;
 
-  Forward(const TTProblem<T>& problem, const Pool& pool, C* out, C* saved)
-      : problem_(problem), pool_(pool), out_(out), saved_(saved), join_(problem, pool.workers) {}
+  Forward(const TTProblem<T>& problem, const Pool& pool, bool add, C* out, C* saved)
+      : problem_(problem), pool_(pool), add_(add), out_(out), saved_(saved), join_(problem, pool.workers) {}
 
   Status Run() {
     const int64_t max_rows = std::min(problem_.layout.chunk_rows, problem_.num_rows());
@@ -47,7 +47,7 @@ class Forward {
     });
   }
 
-  // Adds the rows of this chunk, [begin, end), to their bags; the first chunk clears the bags.
+  // Adds the rows of this chunk, [begin, end), to their bags; the first chunk clears them unless they are added to.
   void AddPoolPhase(int64_t begin, int64_t end, Phases& phases) {
     const int64_t dim = problem_.shape.dim(), num_bags = problem_.groups * problem_.bags;
     phases.AddBlocks(num_bags, 16, [=, this](int64_t bag_begin, int64_t bag_end, int) {
@@ -58,7 +58,7 @@ class Forward {
         const int32_t* offsets = problem_.offsets + block * (problem_.bags + 1) + within;
         C* out = out_ + bag * dim;
         bool poisoned = false;
-        if (begin == 0) std::fill_n(out, dim, C{0});
+        if (begin == 0 && !add_) std::fill_n(out, dim, C{0});
         for (int64_t position = block * problem_.capacity + offsets[0];
              position < block * problem_.capacity + offsets[1]; ++position) {
           poisoned |= bag_of[position] == PlanLayout::kPoisoned;
@@ -72,6 +72,7 @@ class Forward {
 
   const TTProblem<T>& problem_;
   const Pool& pool_;
+  const bool add_;
   C* out_;
   C* saved_;
   Workspace workspace_;
@@ -82,14 +83,14 @@ class Forward {
 }  // namespace
 
 template <typename T>
-Status TTForward(const TTProblem<T>& problem, const Pool& pool, typename TTProblem<T>::C* out,
+Status TTForward(const TTProblem<T>& problem, const Pool& pool, bool add, typename TTProblem<T>::C* out,
                  typename TTProblem<T>::C* saved) {
-  return Forward<T>(problem, pool, out, saved).Run();
+  return Forward<T>(problem, pool, add, out, saved).Run();
 }
 
-template Status TTForward(const TTProblem<float>&, const Pool&, float*, float*);
-template Status TTForward(const TTProblem<double>&, const Pool&, double*, double*);
-template Status TTForward(const TTProblem<bfloat16>&, const Pool&, float*, float*);
-template Status TTForward(const TTProblem<float16>&, const Pool&, float*, float*);
+template Status TTForward(const TTProblem<float>&, const Pool&, bool, float*, float*);
+template Status TTForward(const TTProblem<double>&, const Pool&, bool, double*, double*);
+template Status TTForward(const TTProblem<bfloat16>&, const Pool&, bool, float*, float*);
+template Status TTForward(const TTProblem<float16>&, const Pool&, bool, float*, float*);
 
 }  // namespace jax_tt

@@ -14,7 +14,7 @@ from jax_tt._cache.config import RowCache
 from jax_tt._cache.counting import count_batch
 from jax_tt._cache.directory import CacheDirectory
 from jax_tt._cache.keys import keys_of
-from jax_tt._cache.sums import copied_rows_sum, trained_rows_sum
+from jax_tt._cache.sums import cached_sum
 from jax_tt._cache.table import CachedTable
 from jax_tt._dtypes import accumulator
 from jax_tt._ops._batch import Batch
@@ -191,8 +191,8 @@ def _sums(
             "key": None,
             **update,
         }
-    pooled = trained_rows_sum if cache.gradients == "rows" else copied_rows_sum
-    sums = pooled(spec, table.table, table.rows, batch, slots, optimizer, **options)
+    trained = cache.gradients == "rows"
+    sums = cached_sum(spec, table.table, table.rows, batch, slots, optimizer, trained, **options)
     if count:
         directory = over_explicit_axes(
             counted, (directory, keys, slots), batch, lambda axis: jax.tree.map(_whole, directory)

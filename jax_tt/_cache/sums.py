@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from jax_tt._cache import backend
 from jax_tt._cache.keys import divide
 from jax_tt._dtypes import accumulator
 from jax_tt._ops import _backend
-from jax_tt._ops._batch import Batch
+from jax_tt._ops._batch import Batch, present
 from jax_tt._ops._dispatch import (
     Wanted,
     instantiate,
@@ -21,7 +23,7 @@ from jax_tt._ops._dispatch import (
     weights_gradient,
 )
 from jax_tt._ops._explicit import pooled_over_explicit_axes
-from jax_tt._ops._fused_call import call_fused, prepare
+from jax_tt._ops._fused_call import prepare
 from jax_tt._ops._fused_sum import Fused, check_whole, stepped
 from jax_tt._ops._spec import TTSpec
 from jax_tt._ops._table import FusedTable
@@ -29,128 +31,188 @@ from jax_tt._ops._vma import sum_gradients, vary_over, varying_axes
 from jax_tt.optimizers import Optimizer
 
 
-def trained_rows_sum(
+def cached_sum(
     spec: TTSpec,
     table: Any,
     rows: Any,
     batch: Batch,
     slots: jax.Array,
     optimizer: Optimizer | None,
+    trained: bool,
     **options: Any,
 ) -> jax.Array:
-    """Sums ``[S, nb, D]`` whose gradient goes to the cached rows for hits and to the cores for misses.
+    """Sums ``[S, nb, D]`` of cached rows for hits and rows of the table for misses.
 
     Args:
         spec: the table.
         table: cores, or a `FusedTable` of them.
-        rows: ``[slots, D]``, or a `FusedTable` of them.
+        rows: ``[slots, D]``, or a `FusedTable` of them where they are trained by the fused optimizer.
         batch: ids of the table.
         slots: int32 ``[S, cap]``, slot of every position, -1 where it is not cached.
         optimizer: rule of the fused tables, or None.
+        trained: the gradient of a hit goes to its row. Otherwise rows are copies, and the whole gradient goes to the
+            cores.
         options: of `pooled_sum`, or of `call_fused`.
     """
-    values: Any = rows.cores[0] if isinstance(rows, FusedTable) else rows
-    hits, misses = divide(spec, batch, slots, values.shape[0])
-    if optimizer is None:
-        hit_sum = pooled_sum(hits[0], (values,), hits[1], **options)
-        miss_sum = pooled_sum(misses[0], table, misses[1], **options)
-    else:
-        hit_sum = call_fused(hits[0], rows, hits[1], optimizer, **options)
-        miss_sum = call_fused(misses[0], table, misses[1], optimizer, **options)
-    return _added(miss_sum, hit_sum)
-
-
-def copied_rows_sum(
-    spec: TTSpec,
-    table: Any,
-    rows: jax.Array,
-    batch: Batch,
-    slots: jax.Array,
-    optimizer: Optimizer | None,
-    **options: Any,
-) -> jax.Array:
-    """Sums ``[S, nb, D]`` that read hits from copies; the whole gradient goes to the cores.
-
-    Args: as `trained_rows_sum`; ``rows`` are an array.
-    """
-    rows = jax.lax.stop_gradient(rows)
-    if optimizer is None:
-        method, axis_name = options["method"], options["axis_name"]
-        method = _backend.choose(method, table[0].dtype)
-        axes = varying_axes(table, batch)
-        if axes:
-            table, rows, batch = vary_over((table, rows, batch), axes)
-        elif axis_name is not None:
-            table = sum_gradients(table, axis_name)
-        fused, arrays = None, {}
-    else:
-        fused, arrays, batch = prepare(spec, table, batch, optimizer, **options)
-        method = fused.method
-        rows = vary_over(rows, varying_axes(batch))
-    call = Copied(spec, method, fused)
+    rows = rows if isinstance(rows, FusedTable) else (rows,)
+    (cached,), _ = _opened(rows)
+    cores, _ = _opened(table)
+    (hit_spec, hits), (miss_spec, misses) = divide(spec, batch, slots, cached.shape[0])
+    method = _backend.choose(options["method"], accumulator(cached.dtype, cores[0].dtype))
+    if optimizer is None and method == "reference" and trained:
+        # Plain JAX, which can be differentiated to any order.
+        parts = ((miss_spec, table, misses), (hit_spec, rows, hits))
+        return backend.added(*(pooled_sum(*part, **options) for part in parts))
+    core_spec = miss_spec if trained else spec
+    fused, fused_rows, arrays, row_arrays = None, None, {}, {}
+    if optimizer is not None:
+        fused, arrays, _ = prepare(core_spec, table, batch, optimizer, **options)
+        if trained:
+            fused_rows, row_arrays, _ = prepare(hit_spec, rows, hits, optimizer, **options)
+        axes = varying_axes(batch, hits, misses)
+        batch, hits, misses = vary_over((batch, hits, misses), axes)
+        if not trained:
+            rows = vary_over(rows, axes)
+    elif axes := varying_axes(table, rows, batch, hits, misses):
+        table, rows, batch, hits, misses = vary_over((table, rows, batch, hits, misses), axes)
+    elif options["axis_name"] is not None:
+        table, rows = sum_gradients((table, rows), options["axis_name"])
+    if not trained:
+        rows = jax.lax.stop_gradient(rows)
+    call = _Call(
+        _Part(core_spec, method, fused), _Part(hit_spec, method, fused_rows), miss_spec, trained
+    )
 
     def pooled(inputs: Any) -> jax.Array:
-        table, rows, slots, batch, arrays = inputs
-        weights, batch = batch.weights, dataclasses.replace(batch, weights=None)
-        return _copied_sum(call, table, weights, (rows, slots, batch, arrays))
+        table, rows, weights, rest = inputs
+        return _cached_sum(call, table, rows, weights, rest)
 
-    return pooled_over_explicit_axes(pooled, (table, rows, slots, batch, arrays), batch)
+    plain = (dataclasses.replace(part, weights=None) for part in (batch, hits, misses))
+    rest = (*plain, arrays, row_arrays)
+    return pooled_over_explicit_axes(pooled, (table, rows, batch.weights, rest), batch)
 
 
 @dataclasses.dataclass(frozen=True)
-class Copied:
-    """Static part of a call that reads copies; ``fused`` where its backward pass steps the table."""
+class _Part:
+    """Static part of the lookups whose gradient goes to one table; ``fused`` where the backward pass steps it."""
 
-    spec: TTSpec
+    spec: Any
     method: str
     fused: Fused | None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """Static part of a call."""
+
+    cores: _Part
+    rows: _Part
+    misses: TTSpec
+    trained: bool
+
+
+class _Saved(NamedTuple):
+    """What the backward pass takes."""
+
+    table: Any
+    rows: Any
+    weights: Any
+    rest: Any
+    forward: backend.Forward
+    wanted: Wanted
+    wanted_rows: Wanted
+
+
+def _opened(table: Any) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
+    """Cores of a table, and its sentinel if it is a `FusedTable`."""
+    return (table.cores, table.sentinel) if isinstance(table, FusedTable) else (table, None)
+
+
+def _forward(
+    call: _Call, table: Any, rows: Any, weights: Any, rest: Any, save: bool
+) -> backend.Forward:
+    _, hits, misses, *_ = rest
+    cores, of_cores = _opened(table)
+    (cached,), of_rows = _opened(rows)
+    hits, misses = (dataclasses.replace(part, weights=weights) for part in (hits, misses))
+    return backend.forward(
+        (call.rows.spec, hits),
+        (call.misses, misses),
+        cached,
+        cores,
+        call.cores.method,
+        save,
+        (of_cores, of_rows),
+    )
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _copied_sum(call: Copied, table: Any, weights: Any, rest: Any) -> jax.Array:
-    rows, slots, batch, _ = rest
-    batch = dataclasses.replace(batch, weights=weights)
-    cores = table.cores if isinstance(table, FusedTable) else table
-    sentinel = table.sentinel if isinstance(table, FusedTable) else None
-    hits, misses = divide(call.spec, batch, slots, rows.shape[0])
-    hit_sum, _ = _backend.forward(hits[0], (rows,), hits[1], call.method, False)
-    miss_sum, _ = _backend.forward(misses[0], cores, misses[1], call.method, False, sentinel)
-    return _added(miss_sum, hit_sum)
+def _cached_sum(call: _Call, table: Any, rows: Any, weights: Any, rest: Any) -> jax.Array:
+    return _forward(call, table, rows, weights, rest, save=False).sums
 
 
-def _fwd(call: Copied, table: Any, weights: Any, rest: Any) -> tuple[Any, Any]:
+def _fwd(call: _Call, table: Any, rows: Any, weights: Any, rest: Any) -> tuple[Any, Any]:
     wanted = Wanted(perturbed(table), perturbed(weights))
-    if wanted.cores and call.fused is not None:
-        check_whole(call.fused, table)
-    table, weights, rest = values((table, weights, rest))
-    out = _copied_sum(call, table, weights, rest)
-    _, _, batch, arrays = rest
-    batch = dataclasses.replace(batch, weights=weights)
-    return out, (table, batch, out, arrays, wanted)
+    wanted_rows = Wanted(call.trained and perturbed(rows), wanted.weights)
+    for part, own, asked in ((call.cores, table, wanted), (call.rows, rows, wanted_rows)):
+        if part.fused is not None and asked.cores:
+            check_whole(part.fused, own)
+    table, rows, weights, rest = values((table, rows, weights, rest))
+    save = call.trained and (wanted.cores or wanted_rows.cores)
+    forward = _forward(call, table, rows, weights, rest, save)
+    return forward.sums, _Saved(table, rows, weights, rest, forward, wanted, wanted_rows)
 
 
-def _bwd(call: Copied, saved: Any, g: Any) -> tuple[Any, Any, None]:
-    table, batch, out, arrays, wanted = saved
-    cores = table.cores if isinstance(table, FusedTable) else table
-    g = instantiate(g).astype(accumulator(cores[0].dtype))  # the sum may be wider, as the rows are
+def _bwd(call: _Call, saved: _Saved, g: Any) -> tuple[Any, Any, Any, None]:
+    g = instantiate(g)
+    batch, hits, misses, arrays, row_arrays = saved.rest
+    forward, wanted = saved.forward, saved.wanted
+    if not call.trained:
+        batch = dataclasses.replace(batch, weights=saved.weights)
+        residuals = ()
+        if wanted.cores:
+            cores, _ = _opened(saved.table)
+            plan = _backend.plan
+            residuals = plan(call.cores.spec, cores, batch, forward.sums, call.cores.method)
+        table, dweights = _cotangents(call.cores, saved.table, batch, residuals, arrays, g, wanted)
+        return table, None, dweights, None
+    of_hits, of_misses = forward.residuals
+    hits = dataclasses.replace(hits, weights=saved.weights)
+    table, of_packed = _cotangents(
+        call.cores, saved.table, forward.misses, of_misses, arrays, g, wanted
+    )
+    rows, dweights = _cotangents(
+        call.rows, saved.rows, hits, of_hits, row_arrays, g, saved.wanted_rows
+    )
+    if of_packed is not None and dweights is not None and forward.place is not None:
+        of_missed = jnp.take_along_axis(of_packed, forward.place, axis=1)
+        dweights = backend.added(dweights, jnp.where(present(misses), of_missed, 0))
+        dweights = dweights.astype(saved.weights.dtype)
+    return table, rows, dweights, None
+
+
+_cached_sum.defvjp(_fwd, _bwd, symbolic_zeros=True)
+
+
+def _cotangents(
+    part: _Part,
+    table: Any,
+    batch: Batch,
+    residuals: Any,
+    arrays: dict[str, jax.Array],
+    g: jax.Array,
+    wanted: Wanted,
+) -> tuple[Any, jax.Array | None]:
+    """Cotangents of a table and of the weights of the lookups in it; that of a fused table is the new one."""
+    cores, _ = _opened(table)
+    g = g.astype(accumulator(cores[0].dtype))  # the sum may be wider, as the other table may be
     if not wanted.cores:
         if not wanted.weights:
-            return None, None, None
-        return None, weights_gradient(call.spec, cores, batch, g, call.method), None
-    residuals = _backend.plan(call.spec, cores, batch, out, call.method)
-    if call.fused is None:
-        grads, dweights = _backend.backward(
-            call.spec, cores, batch, residuals, g, call.method, wanted.weights
-        )
-        grads = tuple(grad.astype(core.dtype) for grad, core in zip(grads, cores, strict=True))
-        return grads, dweights, None
-    new, dweights = stepped(call.fused, table, batch, residuals, arrays, g, wanted)
-    return new, dweights, None
-
-
-_copied_sum.defvjp(_fwd, _bwd, symbolic_zeros=True)
-
-
-def _added(left: jax.Array, right: jax.Array) -> jax.Array:
-    wide = accumulator(left.dtype, right.dtype)  # float64 cores beside narrower rows
-    return left.astype(wide) + right.astype(wide)
+            return None, None
+        return None, weights_gradient(part.spec, cores, batch, g, part.method)
+    if part.fused is not None:
+        return stepped(part.fused, table, batch, residuals, arrays, g, wanted)
+    grads, dweights = _backend.backward(
+        part.spec, cores, batch, residuals, g, part.method, wanted.weights
+    )
+    return tuple(d.astype(core.dtype) for d, core in zip(grads, cores, strict=True)), dweights

@@ -1,16 +1,18 @@
 """The native ops, with the signatures of their twins in `jax_tt._reference` and the platform to run on.
 
-`tt`, `dense` and `cache` call the FFI targets; `partition` makes those calls split over the devices of a sharded
-batch and fold into `jax.vmap`.
+`tt`, `dense`, `cache` and `cache_forward` call the FFI targets; `partition` makes those calls split over the devices of
+a sharded batch and fold into `jax.vmap`.
 """
 
 from jax_tt import _ffi
 from jax_tt._native.cache import cache_observe, cache_populate, cache_probe
+from jax_tt._native.cache_forward import cache_forward
 from jax_tt._native.dense import dense_backward, dense_forward, dense_update
 from jax_tt._native.tt import tt_backward, tt_forward, tt_plan, tt_update
 
 __all__ = [
     "available",
+    "cache_forward",
     "cache_observe",
     "cache_populate",
     "cache_probe",

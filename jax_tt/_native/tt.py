@@ -74,7 +74,7 @@ def _table_attributes(spec: TTSpec) -> dict[str, Any]:
     }
 
 
-def _batch_attributes(platform: str, spec: TTSpec, batch: Batch, axes: Any) -> dict[str, Any]:
+def batch_attributes(platform: str, spec: TTSpec, batch: Batch, axes: Any) -> dict[str, Any]:
     # A shard of the batch must choose the contraction that the whole batch was sized for.
     hint = np.int64(math.prod(batch.ids.shape[:2]))
     lookups = lookup_attributes(platform, spec, batch, axes)
@@ -89,7 +89,7 @@ def _batch_attributes(platform: str, spec: TTSpec, batch: Batch, axes: Any) -> d
     )
 
 
-def _blocked(platform: str, operands: Operands, spec: TTSpec, cores: Cores) -> tuple[int, int]:
+def blocked_sizes(platform: str, operands: Operands, spec: TTSpec, cores: Cores) -> tuple[int, int]:
     """Per block: elements of the plan and of the saved products."""
     per_block = operands.positions // operands.blocks
     plan, saved = _sizes(platform, spec, per_block, operands.positions)
@@ -123,11 +123,11 @@ def _plan(
 def tt_plan(spec: TTSpec, cores: Cores, batch: Batch, out: jax.Array, *, platform: str) -> Arrays:
     """Residuals for a backward pass without a forward pass: nothing saved, and the result that stood in for it."""
     operands = make_operands(spec, cores[0].dtype, batch)
-    size, _ = _blocked(platform, operands, spec, cores)
+    size, _ = blocked_sizes(platform, operands, spec, cores)
     sentinel = jnp.ones((), jnp.float32)
 
     def local(ids: jax.Array, offsets: jax.Array, sentinel: Any, axes: Any) -> Arrays:
-        attributes = _batch_attributes(platform, spec, batch, axes)
+        attributes = batch_attributes(platform, spec, batch, axes)
         return (_plan(platform, spec, size, ids, offsets, sentinel, attributes),)
 
     (plan,) = over_blocks(
@@ -148,7 +148,7 @@ def tt_forward(
 ) -> tuple[jax.Array, Arrays]:
     operands = make_operands(spec, cores[0].dtype, batch)
     accum = accumulator(cores[0].dtype)
-    plan_size, saved_size = _blocked(platform, operands, spec, cores)
+    plan_size, saved_size = blocked_sizes(platform, operands, spec, cores)
     kept = saved_size if save else 0
     sentinel = jnp.ones((), jnp.float32) if sentinel is None else sentinel
 
@@ -160,7 +160,7 @@ def tt_forward(
         *cores: Any,
         axes: Any,
     ) -> Arrays:
-        attributes = _batch_attributes(platform, spec, batch, axes)
+        attributes = batch_attributes(platform, spec, batch, axes)
         blocks = ids.shape[0]
         plan = _plan(platform, spec, plan_size, ids, offsets, sentinel, attributes)
         out, saved = native_call(
@@ -220,7 +220,7 @@ def _backward(
             resharded=_resharded(batch),
         ),
         *args,
-        **_batch_attributes(platform, spec, batch, axes),
+        **batch_attributes(platform, spec, batch, axes),
     )
     return touched, dweights, tuple(dcores)
 
@@ -351,7 +351,7 @@ def tt_update(
             *step,
             *tables,
             aliases={first + i: 2 + i for i in range(num_tables)},
-            **_batch_attributes(platform, spec, batch, axes),
+            **batch_attributes(platform, spec, batch, axes),
             **attributes,
         )
         return dweights, applied, *new

@@ -134,7 +134,7 @@ def forward(
     cores, batch, sentinel = vary_over((cores, batch, sentinel), axes)
 
     def native(platform: str, cores: Cores, batch: Batch, sentinel: Any) -> Any:
-        return vary_over(_native_forward(platform, spec, cores, batch, sentinel, save), axes)
+        return vary_over(native_forward(platform, spec, cores, batch, save, sentinel), axes)
 
     def reference(cores: Cores, batch: Batch, sentinel: Any) -> Any:
         out, _ = _reference.forward(spec, cores, batch, save, sentinel)
@@ -227,9 +227,10 @@ def update(
     return run(method, native, reference, cores, slots, batch, residuals, g, arrays)
 
 
-def _native_forward(
-    platform: str, spec: Spec, cores: Cores, batch: Batch, sentinel: Any, save: bool
+def native_forward(
+    platform: str, spec: Spec, cores: Cores, batch: Batch, save: bool, sentinel: Any
 ) -> Any:
+    """`forward` on the native module of one platform."""
     module = _module()
     tt = not isinstance(spec, DenseSpec)
     op, table = (module.tt_forward, cores) if tt else (module.dense_forward, cores[0])
@@ -270,7 +271,7 @@ def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], 
     platforms = native_platforms()
     if method == "ffi" and len(platforms) == 1:
         return native(platforms[0], *args)
-    if _is_float64(jax.tree.leaves(args)[0].dtype):
+    if any(_is_float64(leaf.dtype) for leaf in jax.tree.leaves(args)):
         platforms = tuple(p for p in platforms if p != "cuda")
     branches = {platform: partial(native, platform) for platform in platforms}
     default = reference if method == "auto" else None

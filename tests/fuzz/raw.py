@@ -187,6 +187,25 @@ def build_forward(rng: np.random.Generator) -> Call:
     return Call("jax_tt_forward_v1", [*lookups, *given.cores], results, given.attributes)
 
 
+def build_cache_forward(rng: np.random.Generator) -> Call:
+    given = _planned(rng)
+    ids, offsets, weights, plan, saved, g = given.batch
+    attributes = given.attributes | {"padded": True}
+    slots = rng.integers(-1, 9, given.positions).astype(np.int32)
+    ids = np.array(ids)
+    ids[slots.reshape(ids.shape[:2]) >= 0] = np.array(-1).astype(ids.dtype)
+    wide = given.accum == jnp.float64
+    storage = jnp.dtype("float64" if wide else rng.choice(["float32", "bfloat16", "float16"]))
+    rows = rng.normal(size=(9, g.shape[-1])).astype(storage)
+    one = np.float32(1)
+    args = [slots, rows, one, ids, offsets, weights, one, *given.cores]
+    like = (g, ids, offsets, weights)
+    results = [_result(a.shape, a.dtype) for a in like]
+    results += [_result(weights.shape, "int32"), _result(plan.shape, "int32")]
+    results += [_result(saved.shape, given.accum)]
+    return Call("jax_tt_cache_forward_v1", args, results, attributes)
+
+
 def build_backward(rng: np.random.Generator) -> Call:
     given = _planned(rng)
     results = [_result((sum(SHAPES[given.which][0]),), "int32"), given.weights_result(rng)]
@@ -273,6 +292,7 @@ def _i64(value: Any) -> Any:
 BUILDERS: tuple[Callable[[np.random.Generator], Call], ...] = (
     build_plan,
     build_forward,
+    build_cache_forward,
     build_backward,
     build_update,
     build_apply,

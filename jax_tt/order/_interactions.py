@@ -80,7 +80,7 @@ def from_interactions(
         points = np.zeros((0, 1), np.float32)
         if len(seen):
             vectors, values = item_vectors(edges, rank, iterations, seed, bar)
-            points = _unit((vectors * (values**2).astype(np.float32))[seen])
+            points = unit_rows((vectors * (values**2).astype(np.float32))[seen])
             del vectors
         if reuse:
             points = _with_frequency(points, edges.item_degrees[seen], reuse)
@@ -88,7 +88,7 @@ def from_interactions(
     return order_of_rows(np.concatenate([seen[order], unseen]))
 
 
-def _unit(points: np.ndarray) -> np.ndarray:
+def unit_rows(points: np.ndarray) -> np.ndarray:
     """Frequent ids lie far out, in the direction of their contexts: the direction is what counts."""
     length = np.linalg.norm(points, axis=1, keepdims=True)
     points /= np.maximum(length, np.finfo(np.float32).tiny)

@@ -253,15 +253,15 @@ def trained(monkeypatch):
 def test_trains_what_is_missing_and_nothing_twice(folder, tmp_path, trained, capsys):
     out = tmp_path / "out"
     command(folder, out, "--seeds", "1", "--ratios", "2", "4")
-    assert len(trained) == 1 + 2 * 5
+    assert len(trained) == 2 + 2 * 8
     assert not any((out / "points").iterdir())  # the runs of finished points are gone
     command(folder, out, "--seeds", "2", "--ratios", "4")
-    assert len(trained) == 11 + 6  # the new seed alone
+    assert len(trained) == 18 + 10  # the new seed alone
     command(folder, out, "--seeds", "2", "--ratios", "4")
-    assert len(trained) == 17
+    assert len(trained) == 28
     command(folder, out, "--seeds", "1", "--ratios", "4", "--epochs", "2", "--methods", "dense")
-    assert len(trained) == 18 and trained[-1][0].epochs == 2  # other settings, another point
-    assert len(json.loads((out / curve.RESULTS).read_text())["points"]) == 18
+    assert len(trained) == 29 and trained[-1][0].epochs == 2  # other settings, another point
+    assert len(json.loads((out / curve.RESULTS).read_text())["points"]) == 29
 
 
 def test_a_stopped_command_keeps_what_it_finished(folder, tmp_path, trained, monkeypatch):
@@ -275,10 +275,10 @@ def test_a_stopped_command_keeps_what_it_finished(folder, tmp_path, trained, mon
     monkeypatch.setattr(curve, "train_alone", stop)
     with pytest.raises(KeyboardInterrupt):
         command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
-    assert len(trained) == 1
+    assert len(trained) == 3
     monkeypatch.setattr(curve, "train_alone", known)
     command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
-    assert len(trained) == 6
+    assert len(trained) == 10
 
 
 def test_leaves_out_what_cannot_be_that_small(folder, tmp_path, trained, capsys):
@@ -351,8 +351,8 @@ def test_means_and_spread_against_numpy(folder, tmp_path, trained):
         np.testing.assert_allclose(point.recall, np.mean(recalls), rtol=1e-12)
         np.testing.assert_allclose(point.spread, np.std(recalls, ddof=1), rtol=1e-12)
     lines = curve_report.table(rows).splitlines()
-    assert len(lines) == 2 + 1 + 2 * 5
-    dense, ordered = lines[2], lines[3]
+    assert len(lines) == 2 + 2 + 2 * 8
+    dense, ordered = lines[2], lines[4]
     assert re.search(r"dense \| 0\.\d{4} ± 0\.0100 \| 100% \| 3 \| 13,440 \| 1\.0 \|  \|$", dense)
     assert "| 6,720 | 2.0 | 1.6 |" in ordered  # 13,440 / (6,720 + 1,680)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

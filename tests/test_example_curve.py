@@ -19,6 +19,7 @@ pytest.importorskip("matplotlib")
 
 from flax import nnx
 
+import jax_tt
 from examples.retrieval import curve, curve_report, data, settings, tables
 from examples.retrieval.train import train
 
@@ -58,12 +59,17 @@ def make(kind: str, rows: int, features: int, ratio: float):
 # Tables
 
 
-@pytest.mark.parametrize("kind", [*sorted(SMALL), "tt"])
+@pytest.mark.parametrize("kind", [*sorted(SMALL), "tt", "tt2"])
 @pytest.mark.parametrize(("rows", "features", "ratio"), [(997, 24, 3.0), (2000, 16, 10.0)])
 def test_tables_use_their_budget_and_keep_it(kind, rows, features, ratio):
     """The tables are as large as the ratio allows, but for one step of what determines their size."""
     size = sum(array.size for array in tables.arrays(make(kind, rows, features, ratio)))
-    step = {"low_rank": rows + features, "tt": 0.15 * rows * features / ratio}
+    two = jax_tt.TTShape.suggest(rows, features, 1, d=2).row_factors
+    step = {
+        "low_rank": rows + features,
+        "tt": 0.15 * rows * features / ratio,
+        "tt2": two[0] * features + two[1],
+    }
     budget = rows * features / ratio
     assert budget - 2 * step.get(kind, features) < size <= budget
 
@@ -116,7 +122,7 @@ def test_remainders_against_trying_all(rows, ratio):
             tables.remainders(rows, ratio)
 
 
-@pytest.mark.parametrize("kind", [*sorted(SMALL), "tt"])
+@pytest.mark.parametrize("kind", [*sorted(SMALL), "tt", "tt2"])
 def test_tables_that_are_too_small(kind):
     with pytest.raises(ValueError, match=f"ratio: got 200 for {kind}, but .*expected a smaller"):
         tables.check_fits(kind, 100, 8, 200.0)
@@ -128,8 +134,41 @@ def test_tables_that_are_too_small(kind):
             tables.check_fits(kind, 100, 8, None)
 
 
+def test_two_cores_of_both_tables_take_the_same_bytes():
+    """Together they keep the ratio, whatever the numbers of rows."""
+    sizes = (7000, 2500)
+    ratios = tables.split_ratio("tt2", sizes, 10.0)
+    shapes = [tables.tt2_shape(n, 64, ratio) for n, ratio in zip(sizes, ratios, strict=True)]
+    budget = sum(sizes) * 64 / 10
+    assert 0.85 * budget < sum(shape.num_params for shape in shapes) <= budget
+    assert 0.85 < shapes[0].num_params / shapes[1].num_params < 1.15
+    assert tables.split_ratio("low_rank", sizes, 10.0) == [10.0, 10.0]
+
+
+@pytest.mark.parametrize("kind", ["dense", "tt", "tt2", "low_rank"])
+def test_tables_start_from_rows(kind):
+    """Rows that the kind can hold, two distinct ones in a table of one vector each, are held to rounding."""
+    rng = np.random.default_rng(0)
+    rows = np.repeat(rng.normal(size=(2, 6)), [40, 60], axis=0).astype(np.float32)
+    mixed = jax_tt.order.IdOrder(rng.permutation(100))
+    table = tables.make_table(
+        kind,
+        100,
+        6,
+        std=0.5,
+        optimizer=None,
+        ratio=None if kind == "dense" else 2.0,
+        tt_ranks=4,
+        order=lambda shape: mixed,
+        start=rows[mixed.rows],
+        rngs=nnx.Rngs(0),
+    )
+    found = tables.lookup(table, jnp.arange(100))
+    np.testing.assert_allclose(found, rows[mixed.rows], rtol=1e-4, atol=1e-4)
+
+
 def test_initial_rows_have_the_same_length():
-    for kind in (*sorted(SMALL), "tt"):
+    for kind in (*sorted(SMALL), "tt", "tt2"):
         table = make(kind, 3000, 64, 4.0)
         rows = tables.lookup(table, jnp.arange(3000))
         assert 0.4 < float(jnp.std(rows)) < 0.6, kind
@@ -146,6 +185,18 @@ def test_learns(folder, tmp_path, variant):
     assert 4 <= result["compression"] < 8 and result["order_bytes"] == 0
     # Chance is 10 of about 110 items; ids that share a row by chance hold a user back.
     assert result["recall"] > (0.1 if variant == "hashing" else 0.15)
+
+
+@pytest.mark.parametrize("variant", ["dense_fused", "tt2_fused"])
+def test_a_spectral_start_knows_the_groups_before_training(folder, tmp_path, variant):
+    interactions = data.load(folder / "groups.txt.gz")
+    arguments = ["--data", "x", "--ratio", "4", "--features", "8", "--epochs", "1"]
+    arguments += ["--batch-size", "256", "--negatives", "16", "--learning-rate", "1e-6"]
+    arguments += ["--order", "start", "--start", "spectral", "--variants", variant]
+    options = settings.parse(arguments)
+    result = train(settings.config(options, variant), interactions, tmp_path / "run", k=10)
+    # Of the 20 items of a user's group 10 are found by guessing among them.
+    assert result["recall"] > 0.3
 
 
 # Data sets
@@ -202,15 +253,15 @@ def trained(monkeypatch):
 def test_trains_what_is_missing_and_nothing_twice(folder, tmp_path, trained, capsys):
     out = tmp_path / "out"
     command(folder, out, "--seeds", "1", "--ratios", "2", "4")
-    assert len(trained) == 1 + 2 * 5
+    assert len(trained) == 2 + 2 * 8
     assert not any((out / "points").iterdir())  # the runs of finished points are gone
     command(folder, out, "--seeds", "2", "--ratios", "4")
-    assert len(trained) == 11 + 6  # the new seed alone
+    assert len(trained) == 18 + 10  # the new seed alone
     command(folder, out, "--seeds", "2", "--ratios", "4")
-    assert len(trained) == 17
+    assert len(trained) == 28
     command(folder, out, "--seeds", "1", "--ratios", "4", "--epochs", "2", "--methods", "dense")
-    assert len(trained) == 18 and trained[-1][0].epochs == 2  # other settings, another point
-    assert len(json.loads((out / curve.RESULTS).read_text())["points"]) == 18
+    assert len(trained) == 29 and trained[-1][0].epochs == 2  # other settings, another point
+    assert len(json.loads((out / curve.RESULTS).read_text())["points"]) == 29
 
 
 def test_a_stopped_command_keeps_what_it_finished(folder, tmp_path, trained, monkeypatch):
@@ -224,10 +275,10 @@ def test_a_stopped_command_keeps_what_it_finished(folder, tmp_path, trained, mon
     monkeypatch.setattr(curve, "train_alone", stop)
     with pytest.raises(KeyboardInterrupt):
         command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
-    assert len(trained) == 1
+    assert len(trained) == 3
     monkeypatch.setattr(curve, "train_alone", known)
     command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
-    assert len(trained) == 6
+    assert len(trained) == 10
 
 
 def test_leaves_out_what_cannot_be_that_small(folder, tmp_path, trained, capsys):
@@ -300,8 +351,8 @@ def test_means_and_spread_against_numpy(folder, tmp_path, trained):
         np.testing.assert_allclose(point.recall, np.mean(recalls), rtol=1e-12)
         np.testing.assert_allclose(point.spread, np.std(recalls, ddof=1), rtol=1e-12)
     lines = curve_report.table(rows).splitlines()
-    assert len(lines) == 2 + 1 + 2 * 5
-    dense, ordered = lines[2], lines[3]
+    assert len(lines) == 2 + 2 + 2 * 8
+    dense, ordered = lines[2], lines[4]
     assert re.search(r"dense \| 0\.\d{4} ± 0\.0100 \| 100% \| 3 \| 13,440 \| 1\.0 \|  \|$", dense)
     assert "| 6,720 | 2.0 | 1.6 |" in ordered  # 13,440 / (6,720 + 1,680)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -284,6 +284,12 @@ def test_compares_the_variants(log, tmp_path):
         (["--variants", "sparse"], "--variants: got 'sparse'; expected some of dense_optax"),
         (["--tt-rank", "0"], "--tt-rank: got 0; expected at least 1"),
         (["--validation", "1"], "--validation: got 1.0; expected a fraction below 1"),
+        (["--variants", "tt2_fused"], "--ratio: got none; expected one, as tt2_fused has no size"),
+        (["--order", "start"], "--order: got start with random rows"),
+        (
+            ["--variants", "hashing", "--ratio", "4", "--start", "spectral"],
+            "--start: got spectral for hashing",
+        ),
     ],
 )
 def test_command_line_errors(capsys, more, message):

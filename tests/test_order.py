@@ -296,6 +296,54 @@ def test_a_missing_package_is_named(monkeypatch):
         made_from(([0], [0]))
 
 
+# spectral_rows
+
+
+def test_spectral_rows_are_the_singular_vectors():
+    """Against the SVD of the whole matrix, up to the signs of the columns."""
+    user, item, _ = planted()
+    counts = np.zeros((600, 120))
+    np.add.at(counts, (user, item), 1)
+    of_user, of_item = counts.sum(1, keepdims=True), counts.sum(0, keepdims=True)
+    left, values, right = np.linalg.svd(counts / np.sqrt(of_user * of_item))
+    expected_users = left[:, :4] * np.sqrt(values[:4])
+    expected_users /= np.linalg.norm(expected_users, axis=1, keepdims=True)
+    expected_items = right[:4].T * of_item.T**0.25
+    expected_items *= np.sqrt(120 / np.square(expected_items).sum())
+    users, items = order.spectral_rows((user, item), 120, 4, iterations=8, progress=False)
+    assert users.dtype == items.dtype == np.float32
+    np.testing.assert_allclose(users @ items.T, expected_users @ expected_items.T, atol=1e-3)
+
+
+def test_spectral_rows_score_the_block_of_a_user_highest():
+    user, item, block = planted()
+    users, items = order.spectral_rows((user, item), 120, 4, progress=False)
+    top = np.argsort(-(users @ items.T), axis=1)[:, :20]
+    assert np.mean(block[top] == np.arange(600)[:, None] % 4) > 0.95
+
+
+def test_spectral_rows_without_interactions_are_zero():
+    users, items = order.spectral_rows(([0, 0, 3], [5, 2, 2]), 9, 4, progress=False)
+    assert users.shape == (4, 4) and items.shape == (9, 4)
+    assert np.flatnonzero(np.any(users, axis=1)).tolist() == [0, 3]
+    assert np.flatnonzero(np.any(items, axis=1)).tolist() == [2, 5]
+    # Three interactions have two singular values.
+    assert np.isfinite(users).all() and np.linalg.matrix_rank(items, tol=1e-3) == 2
+    np.testing.assert_allclose(np.linalg.norm(users[[0, 3]], axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(np.square(items).sum() / 9, 1, rtol=1e-5)
+    users, items = order.spectral_rows(([], []), 3, 2, progress=False)
+    assert users.shape == (0, 2) and not items.any()
+
+
+def test_spectral_rows_refuse_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"got the id 9; expected ids in \[0, 9\)"):
+        order.spectral_rows(([0], [9]), 9, 4)
+    for name in ("num_embeddings", "features", "iterations"):
+        sizes = {"num_embeddings": 9, "features": 4, name: 0}
+        with pytest.raises(ValueError, match=f"{name}: got 0"):
+            order.spectral_rows(([0], [1]), **sizes)
+
+
 # from_table
 
 
@@ -345,6 +393,33 @@ def test_any_table_gives_a_bijection(data, n):
     table = np.random.default_rng(n).normal(size=(n, 2)) * data.draw(st.sampled_from([0, 1, 1e30]))
     shape = jax_tt.TTShape(n, 2, 1, p, (1, 1, 2))
     assert is_permutation(order.from_table(table, shape, progress=False).rows)
+
+
+def test_refined_order_lowers_the_error_further():
+    """Blocks of one pattern, each turned and shuffled: the pattern is found again."""
+    rng = np.random.default_rng(0)
+    pattern = rng.normal(size=(12, 2))
+    blocks = [5 * rng.normal(size=6) + pattern @ rng.normal(size=(2, 6)) for _ in range(10)]
+    table = np.concatenate([block[rng.permutation(12)] for block in blocks]).astype(np.float32)
+    shape = jax_tt.TTShape(120, 6, 3, (10, 12), (6, 1))
+    error = {}
+    for rounds in (0, 1, 6):
+        found = order.from_table(table, shape, refine=rounds, progress=False)
+        assert is_permutation(found.rows)
+        by_row = table[found.inverse.rows]
+        error[rounds] = jax_tt.tt_from_dense(by_row, shape=shape).relative_error
+    assert error[6] <= error[1] < error[0] and error[6] < 0.9 * error[0]
+
+
+@pytest.mark.parametrize("n", [117, 120])
+def test_refining_keeps_ids_in_their_blocks(n):
+    table = np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32)
+    shape = jax_tt.TTShape(n, 4, 2, (10, 12), (4, 1))
+    before, after = (
+        order.from_table(table, shape, refine=rounds, progress=False).rows for rounds in (0, 2)
+    )
+    assert is_permutation(after) and not np.array_equal(before, after)
+    assert np.array_equal(before // 12, after // 12)
 
 
 def test_clusters_of_a_wide_table_become_digits():

@@ -22,21 +22,25 @@ from tqdm import tqdm
 from examples.retrieval import curve_report, data, report, settings, tables
 from examples.retrieval.checkpoint import write_json
 from examples.retrieval.data import Interactions
-from examples.retrieval.settings import TUNED, VARIANTS, Config
+from examples.retrieval.settings import VARIANTS, Config
 from examples.retrieval.train import train
 
 RESULTS = "curve_results.json"
 HELD_OUT = 0.2  # of each user's train items, to tune on
 # All pairs are tried for every method alike, dense tables too, with the seed 0 and the middle one of the ratios.
 GRID = {"learning_rate": (3e-3, 5e-3, 1e-2), "l2": (1e-3, 3e-2)}
-# What has a line in the picture: the variant, and the order of its ids.
+# What has a line in the picture: the variant, the order of its ids, and what it starts from.
 METHODS = {
-    "dense": ("dense_fused", "none"),
-    "tt_order": ("tt_fused", "interactions"),
-    "tt": ("tt_fused", "none"),
-    "low_rank": ("low_rank", "none"),
-    "quotient_remainder": ("quotient_remainder", "none"),
-    "hashing": ("hashing", "none"),
+    "dense": ("dense_fused", "none", "random"),
+    "dense_spectral": ("dense_fused", "none", "spectral"),
+    "tt2_spectral": ("tt2_fused", "start", "spectral"),
+    "tt2_order": ("tt2_fused", "interactions", "random"),
+    "tt_order": ("tt_fused", "interactions", "random"),
+    "tt": ("tt_fused", "none", "random"),
+    "low_rank": ("low_rank", "none", "random"),
+    "low_rank_spectral": ("low_rank", "none", "spectral"),
+    "quotient_remainder": ("quotient_remainder", "none", "random"),
+    "hashing": ("hashing", "none", "random"),
 }
 
 
@@ -135,7 +139,7 @@ def measure(
     sizes = [
         (method, ratio)
         for method in options.methods
-        for ratio in ([None] if method == "dense" else options.ratios)
+        for ratio in ([None] if method.startswith("dense") else options.ratios)
         if _fits(name, interactions, method, ratio, options.features)
     ]
     if options.tune:
@@ -153,8 +157,8 @@ def measure(
 
 def config(options: argparse.Namespace, method: str, ratio: float | None, seed: int) -> Config:
     """The settings of a point that is not tuned."""
-    variant, order = METHODS[method]
-    tuned: dict[str, Any] = dict(TUNED[VARIANTS[variant].table])
+    variant, order, start = METHODS[method]
+    tuned: dict[str, Any] = dict(settings.tuned_for(VARIANTS[variant].table, start))
     if options.epochs is not None:
         tuned["epochs"] = options.epochs
     return Config(
@@ -167,6 +171,7 @@ def config(options: argparse.Namespace, method: str, ratio: float | None, seed: 
         seed=seed,
         order=order,
         ratio=ratio,
+        start=start,
         **tuned,
     )
 
@@ -213,9 +218,10 @@ def _fits(
 ) -> bool:
     """Whether there are tables that small; says why not."""
     kind = VARIANTS[METHODS[method][0]].table
+    sizes = interactions.num_users, interactions.num_items
     try:
-        for rows in (interactions.num_users, interactions.num_items):
-            tables.check_fits(kind, rows, features, ratio)
+        for rows, own in zip(sizes, tables.split_ratio(kind, sizes, ratio), strict=True):
+            tables.check_fits(kind, rows, features, own)
     except ValueError as error:
         print(f"{name}: leaves {method} out: {error}")
         return False
@@ -237,7 +243,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--seeds", type=int, default=3, help="runs of each point, with the seeds 0, 1, ...")
     add("--tune", action="store_true", help="choose learning rate and l2 of every method, see GRID")
     add("--out", type=Path, default=Path("demo_output/curve"), help="results, table, picture")
-    add("--epochs", type=int, help=f"default: {TUNED['dense']['epochs']}")
+    add("--epochs", type=int, help="default: those of settings.py")
     add("--features", type=int, default=64, help="columns of the tables")
     add("--batch-size", type=int, default=2048)
     add("--negatives", type=int, default=256, help="random items shared by a batch")

@@ -11,17 +11,25 @@ from examples.retrieval.report import COLOURS
 
 LABELS = {
     "dense": "dense",
+    "dense_spectral": "dense, spectral start",
+    "tt2_spectral": "TT of two cores, ordered, spectral start",
+    "tt2_order": "TT of two cores, ordered",
     "tt_order": "TT, ids ordered by interactions",
     "tt": "TT, ids as they come",
     "low_rank": "low rank",
+    "low_rank_spectral": "low rank, spectral start",
     "quotient_remainder": "quotient-remainder",
     "hashing": "hashing",
 }
 _STYLES = {
     "dense": (COLOURS["dense_fused"], "D"),
+    "dense_spectral": (COLOURS["dense_optax"], "D"),
+    "tt2_spectral": (COLOURS["tt2_fused"], "P"),
+    "tt2_order": (COLOURS["tt2_fused"], "."),
     "tt_order": (COLOURS["tt_fused"], "o"),
     "tt": (COLOURS["tt_optax"], "s"),
     "low_rank": (COLOURS["low_rank"], "^"),
+    "low_rank_spectral": (COLOURS["low_rank"], "<"),
     "quotient_remainder": (COLOURS["quotient_remainder"], "v"),
     "hashing": (COLOURS["hashing"], "x"),
 }

@@ -1,16 +1,18 @@
 """Matrix factorisation with any kind of table: a score is the inner product of a user's and an item's row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
 import jax_tt
 from examples.retrieval.settings import Variant
-from examples.retrieval.tables import arrays, lookup, make_table
+from examples.retrieval.tables import arrays, lookup, make_table, split_ratio
 
 
 class MatrixFactorization(nnx.Module):
@@ -22,8 +24,9 @@ class MatrixFactorization(nnx.Module):
         init_std: standard deviation of the initial table entries.
         learning_rate: number or schedule of the fused Adam; the other variants leave it to optax.
         tt_ranks: rank(s) of TT tables without a ratio.
-        ratio: dense bytes over bytes of a compressed table, at least.
+        ratio: dense bytes over bytes of the compressed tables, at least.
         order: of the ids of TT tables: `(ids, shape) -> IdOrder or None`, `ids` being "users" or "items".
+        start: rows of "users" and of "items" to start from, or None for random ones.
     """
 
     def __init__(
@@ -40,22 +43,27 @@ class MatrixFactorization(nnx.Module):
         order: Callable[[str, jax_tt.TTShape], jax_tt.order.IdOrder | None] = lambda ids, shape: (
             None
         ),
+        start: Mapping[str, np.ndarray | None] = MappingProxyType({"users": None, "items": None}),
         rngs: nnx.Rngs,
     ):
-        def table(ids: str, rows: int) -> Any:
+        sizes = {"users": num_users, "items": num_items}
+        ratios = dict(zip(sizes, split_ratio(variant.table, sizes.values(), ratio), strict=True))
+
+        def table(ids: str) -> Any:
             return make_table(
                 variant.table,
-                rows,
+                sizes[ids],
                 features,
                 std=init_std,
                 optimizer=jax_tt.optimizers.Adam(learning_rate) if variant.fused else None,
-                ratio=ratio,
+                ratio=ratios[ids],
                 tt_ranks=tt_ranks,
                 order=lambda shape: order(ids, shape),
+                start=start[ids],
                 rngs=rngs,
             )
 
-        self.users, self.items = table("users", num_users), table("items", num_items)
+        self.users, self.items = table("users"), table("items")
 
     def user_rows(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]."""

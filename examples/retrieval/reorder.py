@@ -49,7 +49,7 @@ def compare(config: Config, interactions: Interactions, at: int) -> dict[str, An
         moved = copy.deepcopy(training)
         result: dict[str, Any] = {"at": at, "epochs": config.epochs, "before": measure(training)}
         for ids, table in (("users", moved.model.users), ("items", moved.model.items)):
-            order = make_order("interactions", interactions, ids, table.tt_shape)
+            order = make_order("interactions", interactions, ids, table.tt_shape, None)
             found = table.reorder(order)
             result[f"{ids}_error"] = found.relative_error
         result["right_after"] = measure(moved)

@@ -19,6 +19,7 @@ COLOURS = {
     "dense_fused": "#2171b5",
     "tt_optax": "#fdae6b",
     "tt_fused": "#d94801",
+    "tt2_fused": "#8c2d04",
     "low_rank": "#41ab5d",
     "hashing": "#737373",
     "quotient_remainder": "#6a51a3",

@@ -23,12 +23,13 @@ VARIANTS = {
     "dense_fused": Variant("dense fused", "dense", fused=True),
     "tt_optax": Variant("TT + optax", "tt", fused=False),
     "tt_fused": Variant("TT fused", "tt", fused=True),
+    "tt2_fused": Variant("TT of two cores, fused", "tt2", fused=True),
     "low_rank": Variant("low rank", "low_rank", fused=True),
     "hashing": Variant("hashing", "hashing", fused=True),
     "quotient_remainder": Variant("quotient-remainder", "quotient_remainder", fused=True),
 }
 COMPARED = tuple(VARIANTS)[:4]
-_NEED_RATIO = ("low_rank", "hashing", "quotient_remainder")
+_NEED_RATIO = ("tt2_fused", "low_rank", "hashing", "quotient_remainder")
 
 # The first two were chosen on the last fifth of each user's train items of Amazon-book (`--validation 0.2`), never on
 # test items; README.md has the figures. The others start from the dense settings: `curve --tune` chooses all alike.
@@ -36,14 +37,30 @@ _NEED_RATIO = ("low_rank", "hashing", "quotient_remainder")
 TUNED: dict[str, dict[str, float]] = {
     "dense": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.01, "epochs": 30},
     "tt": {"learning_rate": 5e-3, "l2": 1e-3, "init_std": 0.03, "epochs": 30},
+    "tt2": {"learning_rate": 5e-3, "l2": 1e-3, "init_std": 0.03, "epochs": 30},
     "low_rank": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.01, "epochs": 30},
     "hashing": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.01, "epochs": 30},
     "quotient_remainder": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.01, "epochs": 30},
 }
+# The same with `--start spectral`; what has no entry cannot start there.
+TUNED_SPECTRAL: dict[str, dict[str, float]] = {
+    "dense": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.25, "epochs": 30},
+    "tt": {"learning_rate": 5e-4, "l2": 1e-3, "init_std": 0.25, "epochs": 30},
+    "tt2": {"learning_rate": 5e-4, "l2": 1e-3, "init_std": 0.25, "epochs": 30},
+    "low_rank": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.25, "epochs": 30},
+}
 # Products have small gradients where their factors are small: they need some epochs before they begin to learn.
-QUICK_EPOCHS = {"dense": 3, "tt": 8, "low_rank": 8, "hashing": 3, "quotient_remainder": 8}
+QUICK_EPOCHS = {
+    "dense": 3,
+    "tt": 8,
+    "tt2": 3,
+    "low_rank": 8,
+    "hashing": 3,
+    "quotient_remainder": 8,
+}
 TT_RANK = 16
-ORDERS = ("none", "interactions", "counts")
+ORDERS = ("none", "interactions", "counts", "start")
+STARTS = ("random", "spectral")
 QUICK = {"test_users": 10_000, "evaluate_every": 1}
 
 
@@ -64,6 +81,7 @@ class Config:
     seed: int
     order: str = "none"
     ratio: float | None = None
+    start: str = "random"
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -127,6 +145,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         default="none",
         help="of the ids of TT tables, from the train interactions, see orders.py",
     )
+    add("--start", choices=STARTS, default="random", help="of the tables, see starts.py")
     add("--loss", choices=("softmax", "bpr"), default="softmax", help="see model.py")
     add("--batch-size", type=int, default=2048)
     add("--negatives", type=int, default=256, help="random items shared by a batch (softmax)")
@@ -154,6 +173,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
             parser.error(f"--variants: got {name!r}; expected some of {', '.join(VARIANTS)}")
         if name in _NEED_RATIO and options.ratio is None:
             parser.error(f"--ratio: got none; expected one, as {name} has no size of its own")
+        if options.start == "random" and options.order == "start":
+            parser.error(
+                "--order: got start with random rows, which have none; add --start spectral"
+            )
+        if options.start == "spectral" and VARIANTS[name].table not in TUNED_SPECTRAL:
+            parser.error(f"--start: got spectral for {name}, which has no rows to start from")
     if options.ratio is not None and not options.ratio > 1:
         parser.error(f"--ratio: got {options.ratio}; expected a number above 1")
     for name in ("features", "tt_rank", "batch_size", "negatives", "k"):
@@ -170,16 +195,22 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def tuned_for(kind: str, start: str) -> dict[str, float]:
+    """The settings that were chosen for a kind of table and a start."""
+    return TUNED[kind] if start == "random" else TUNED_SPECTRAL[kind]
+
+
 def config(options: argparse.Namespace, variant: str) -> Config:
     """The settings of one variant."""
     kind = VARIANTS[variant].table
     quick = {"epochs": QUICK_EPOCHS[kind]} if options.quick else {}
-    tuned: dict[str, Any] = TUNED[kind] | quick
+    tuned: dict[str, Any] = tuned_for(kind, options.start) | quick
     chosen = {name: getattr(options, name) for name in tuned if getattr(options, name) is not None}
     same = ("features", "tt_rank", "loss", "batch_size", "negatives", "seed")
     return Config(
         variant=variant,
-        order=options.order if kind == "tt" else "none",
+        order=options.order if kind in ("tt", "tt2") else "none",
+        start=options.start,
         ratio=None if kind == "dense" else options.ratio,
         **{name: getattr(options, name) for name in same},
         **{**tuned, **chosen},

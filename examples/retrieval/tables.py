@@ -4,7 +4,8 @@ A compressed kind takes at most a `ratio`-th of the bytes of the dense table. Al
 in the backward pass if they are given an optimizer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -38,6 +39,14 @@ class LowRank(nnx.Module):
     def __call__(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]."""
         return self.table(ids[:, None]) @ self.basis[...]
+
+    def start_from(self, start: np.ndarray) -> None:
+        """The nearest product to rows [rows, features], both factors of the same mean square."""
+        left, values, right = np.linalg.svd(start, full_matrices=False)
+        k, root = self.basis.shape[0], np.sqrt(values)
+        balance = (len(start) / start.shape[1]) ** 0.25
+        self.table.embedding[...] = left[:, :k] * root[:k] * balance
+        self.basis[...] = right[:k] * root[:k, None] / balance
 
     def arrays(self) -> list[jax.Array]:
         """What is trained."""
@@ -102,50 +111,47 @@ def make_table(
     ratio: float | None,
     tt_ranks: int | tuple[int, ...],
     order: Order,
+    start: np.ndarray | None = None,
     rngs: nnx.Rngs,
 ) -> Any:
     """A table.
 
     Args:
-        kind: "dense", "tt", "low_rank", "hashing" or "quotient_remainder".
+        kind: "dense", "tt" of three cores, "tt2" of two, "low_rank", "hashing" or "quotient_remainder".
         rows, features: its size.
         std: standard deviation of its initial entries.
         optimizer: fused one of `jax_tt.optimizers`, or None to leave the step of dense and TT tables to optax.
         ratio: dense bytes over bytes, at least; None only for dense tables and for TT tables of `tt_ranks`.
         tt_ranks: of a TT table where there is no ratio.
         order: of the ids of a TT table.
+        start: rows [rows, features] to start from instead of random ones, as near as the kind of table can hold them.
 
     Raises:
         ValueError: no table of this kind is that small.
     """
     if kind == "dense":
-        init = nnx.initializers.normal(std)
+        init = nnx.initializers.normal(std) if start is None else _constant(start)
         if optimizer is None:
             return nnx.Embed(rows, features, embedding_init=init, rngs=rngs)
         return _rows(rows, features, init, optimizer, rngs)
-    if kind == "tt":
-        suggested = jax_tt.TTShape.suggest(rows, features, tt_ranks)
-        shape = suggested if ratio is None else tt_shape(rows, features, ratio)
-        return jax_tt.TTEmbed(
-            rows,
-            features,
-            tt_ranks=shape.ranks,
-            row_factors=shape.row_factors,
-            col_factors=shape.col_factors,
-            core_init=scaled_init(shape, std),
-            optimizer=optimizer,
-            id_order=order(shape),
-            rngs=rngs,
+    if kind == "tt" and ratio is None:
+        return _tt(
+            jax_tt.TTShape.suggest(rows, features, tt_ranks), std, optimizer, order, start, rngs
         )
     if ratio is None:
         raise ValueError(f"ratio: got None for a table of kind {kind}; expected a number above 1.")
-    return _SMALL[kind](rows, features, ratio=ratio, std=std, optimizer=optimizer, rngs=rngs)
+    if kind in _SHAPES:
+        return _tt(_SHAPES[kind](rows, features, ratio), std, optimizer, order, start, rngs)
+    table = _SMALL[kind](rows, features, ratio=ratio, std=std, optimizer=optimizer, rngs=rngs)
+    if start is not None:
+        table.start_from(start)
+    return table
 
 
 def check_fits(kind: str, rows: int, features: int, ratio: float | None) -> None:
     """Raises the ValueError of `make_table` where no table of this kind is that small, without making it."""
-    if kind == "tt" and ratio is not None:
-        tt_shape(rows, features, ratio)
+    if kind in _SHAPES and ratio is not None:
+        _SHAPES[kind](rows, features, ratio)
     if kind in _SMALL:
         if ratio is None:
             raise ValueError(f"ratio: got None for {kind}; expected a number above 1.")
@@ -178,16 +184,34 @@ def scaled_init(shape: jax_tt.TTShape, std: float) -> Any:
 
 def tt_shape(rows: int, features: int, ratio: float) -> jax_tt.TTShape:
     """Three cores of the largest equal ranks within the budget."""
-    budget = _budget(rows * features, ratio)
-    shape = None
-    for rank in range(1, budget + 1):
-        larger = jax_tt.TTShape.suggest(rows, features, rank)
-        if larger.num_params > budget or larger == shape:
-            break
-        shape = larger
-    if shape is None:
-        raise _too_small("tt", ratio, f"a table of {rows} x {features} at rank 1 takes more")
-    return shape
+    suggest = partial(jax_tt.TTShape.suggest, rows, features)
+    return _largest("tt", rows, features, ratio, suggest)
+
+
+def tt2_shape(rows: int, features: int, ratio: float) -> jax_tt.TTShape:
+    """Two cores of the largest rank within the budget: [p_1, 1, features, r] and [p_2, r, 1, 1].
+
+    The p_2 ids that share a first digit are combinations of r vectors, which are theirs alone; the coefficients of the
+    second digit are shared by all.
+    """
+    p = jax_tt.TTShape.suggest(rows, features, 1, d=2).row_factors
+    suggest = lambda rank: jax_tt.TTShape(rows, features, rank, p, (features, 1))  # noqa: E731
+    return _largest("tt2", rows, features, ratio, suggest)
+
+
+_SHAPES = {"tt": tt_shape, "tt2": tt2_shape}
+
+
+def split_ratio(kind: str, sizes: Iterable[int], ratio: float | None) -> list[float | None]:
+    """The ratio of each of several tables of these numbers of rows, which together have the given one.
+
+    Tables "tt2" take the same number of bytes each: the smaller one has more interactions a row, which is worth more.
+    The others have the same ratio.
+    """
+    rows = list(sizes)
+    if ratio is None or kind != "tt2":
+        return [ratio] * len(rows)
+    return [ratio * len(rows) * own / sum(rows) for own in rows]
 
 
 def low_rank(rows: int, features: int, ratio: float) -> int:
@@ -222,6 +246,48 @@ def mix(ids: jax.Array) -> jax.Array:
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
+
+
+def _tt(
+    shape: jax_tt.TTShape,
+    std: float,
+    optimizer: Any,
+    order: Order,
+    start: np.ndarray | None,
+    rngs: nnx.Rngs,
+) -> jax_tt.TTEmbed:
+    id_order = order(shape)
+    table = jax_tt.TTEmbed(
+        **shape.layer_arguments(),
+        core_init=scaled_init(shape, std),
+        optimizer=optimizer,
+        id_order=id_order,
+        rngs=rngs,
+    )
+    if start is not None:
+        by_row = start if id_order is None else start[id_order.inverse.rows]
+        for k, core in enumerate(jax_tt.tt_from_dense(by_row, shape=shape).cores):
+            getattr(table, f"core_{k}")[...] = core
+    return table
+
+
+def _largest(
+    kind: str, rows: int, features: int, ratio: float, suggest: Callable[[int], jax_tt.TTShape]
+) -> jax_tt.TTShape:
+    budget = _budget(rows * features, ratio)
+    shape = None
+    for rank in range(1, budget + 1):
+        larger = suggest(rank)
+        if larger.num_params > budget or larger == shape:
+            break
+        shape = larger
+    if shape is None:
+        raise _too_small(kind, ratio, f"a table of {rows} x {features} at rank 1 takes more")
+    return shape
+
+
+def _constant(value: np.ndarray) -> Any:
+    return lambda key, shape, dtype: jnp.asarray(value, dtype)
 
 
 def _rows(rows: int, features: int, init: Any, optimizer: Any, rngs: nnx.Rngs) -> jax_tt.EmbedBag:

@@ -32,6 +32,7 @@ from examples.retrieval.model import (
 )
 from examples.retrieval.orders import make_order
 from examples.retrieval.settings import VARIANTS, Config
+from examples.retrieval.starts import make_start
 
 _CHUNK_SECONDS = 0.5  # the loop comes back to Python about this often, to move the progress bar
 _CURVE_USERS = 10_000  # points of the recall curve are taken on at most this many test users
@@ -43,6 +44,7 @@ class Training(nnx.Module):
     def __init__(self, config: Config, data: Interactions):
         steps = config.epochs * steps_per_epoch(config, data)
         learning_rate = optax.linear_schedule(config.learning_rate, 0.0, steps)
+        start = make_start(config.start, data, config.features, config.init_std)
         self.model = MatrixFactorization(
             data.num_users,
             data.num_items,
@@ -52,7 +54,8 @@ class Training(nnx.Module):
             learning_rate=learning_rate,
             tt_ranks=config.tt_rank,
             ratio=config.ratio,
-            order=partial(make_order, config.order, data),
+            order=lambda ids, shape: make_order(config.order, data, ids, shape, start[ids]),
+            start=start,
             rngs=nnx.Rngs(config.seed),
         )
         self.optimizer = make_optimizer(self.model, learning_rate)

@@ -9,13 +9,13 @@ import numpy as np
 
 from jax_tt._arguments import as_positive
 from jax_tt._progress import Progress
-from jax_tt._requires import require
 from jax_tt._shape import TTShape
 from jax_tt.order._arguments import as_shape
 from jax_tt.order._edges import Edges
 from jax_tt.order._id_order import IdOrder, order_of_rows
 from jax_tt.order._partition import partition, rounds
 from jax_tt.order._spectral import item_vectors
+from jax_tt.order._threads import one_blas_thread
 
 
 def from_interactions(
@@ -73,18 +73,16 @@ def from_interactions(
     rank, iterations = as_positive("rank", rank), as_positive("iterations", iterations)
     if not isinstance(reuse, int | float) or not 0 <= reuse < math.inf:
         raise ValueError(f"reuse: got {reuse!r}; expected a finite number of at least 0.")
-    threads = require("threadpoolctl", "from_interactions", "order")
     edges = Edges(interactions, shape.num_embeddings)
     seen = np.flatnonzero(edges.item_degrees > 0)
     unseen = np.flatnonzero(edges.item_degrees == 0)
     steps = 2 * iterations + 1 + rounds(len(seen), shape.row_factors)
-    # The products are small: threads of BLAS gain little, and wait for each other where other programs want the cores.
-    one_thread = threads.threadpool_limits(1, user_api="blas")
-    with one_thread, Progress(progress, "order.from_interactions", steps) as bar:
+    name = "order.from_interactions"
+    with one_blas_thread(name), Progress(progress, name, steps) as bar:
         points = np.zeros((0, 1), np.float32)
         if len(seen):
             vectors, values = item_vectors(edges, rank, iterations, seed, bar)
-            points = _unit((vectors * (values**2).astype(np.float32))[seen])
+            points = unit_rows((vectors * (values**2).astype(np.float32))[seen])
             del vectors
         if reuse:
             points = _with_frequency(points, edges.item_degrees[seen], reuse)
@@ -92,7 +90,7 @@ def from_interactions(
     return order_of_rows(np.concatenate([seen[order], unseen]))
 
 
-def _unit(points: np.ndarray) -> np.ndarray:
+def unit_rows(points: np.ndarray) -> np.ndarray:
     """Frequent ids lie far out, in the direction of their contexts: the direction is what counts."""
     length = np.linalg.norm(points, axis=1, keepdims=True)
     points /= np.maximum(length, np.finfo(np.float32).tiny)

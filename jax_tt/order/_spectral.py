@@ -38,6 +38,14 @@ def item_vectors(
     return basis @ turn[:, kept].astype(np.float32), np.sqrt(np.maximum(values[kept], 0))
 
 
+def context_vectors(edges: Edges, vectors: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Left singular vectors float32 ``[contexts, r]`` to the right ones; those of vanishing values are 0."""
+    scale_c, scale_i = map(_inverse_root, (edges.context_degrees, edges.item_degrees))
+    kept = values > 1e-6 * max(values.max(initial=0), np.finfo(np.float32).tiny)
+    inverse = np.where(kept, 1 / np.where(kept, values, 1), 0).astype(np.float32)
+    return _forward(edges, vectors, scale_c, scale_i) * inverse
+
+
 def _forward(
     edges: Edges, items: np.ndarray, scale_c: np.ndarray, scale_i: np.ndarray
 ) -> np.ndarray:

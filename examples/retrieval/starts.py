@@ -1,0 +1,27 @@
+"""The rows that tables start from, made from the train interactions alone."""
+
+import numpy as np
+
+import jax_tt
+from examples.retrieval.data import Interactions
+
+
+def make_start(
+    kind: str, data: Interactions, features: int, std: float
+) -> dict[str, np.ndarray | None]:
+    """Rows float32 `[num_users, features]` of "users" and `[num_items, features]` of "items", or None for each.
+
+    Args:
+        kind: "random": None, as a table starts by itself; "spectral": `jax_tt.order.spectral_rows`.
+        data: interactions.
+        features: columns.
+        std: root of the mean square of the entries.
+    """
+    if kind == "random":
+        return {"users": None, "items": None}
+    pairs = data.train_users, data.train_items
+    users, items = jax_tt.order.spectral_rows(pairs, data.num_items, features)
+    # Users after the last with a train interaction have none.
+    users = np.pad(users, ((0, data.num_users - len(users)), (0, 0)))
+    length = np.float32(std * features**0.5)
+    return {"users": length * users, "items": length * items}

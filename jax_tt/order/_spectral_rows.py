@@ -1,0 +1,77 @@
+"""`spectral_rows`: rows of both sides that score interactions before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jax_tt._arguments import as_positive
+from jax_tt._progress import Progress
+from jax_tt.order._edges import Edges
+from jax_tt.order._interactions import unit_rows
+from jax_tt.order._spectral import context_vectors, item_vectors
+from jax_tt.order._threads import one_blas_thread
+
+
+def spectral_rows(
+    interactions: Any,
+    num_embeddings: int,
+    features: int,
+    *,
+    iterations: int = 4,
+    seed: int = 0,
+    progress: bool = True,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of contexts and of ids whose inner products are large where they go together: a start for training.
+
+    The leading singular vectors of the interactions, normalised by the roots of the degrees of contexts and ids, as in
+    `from_interactions`. Those of an id are scaled by the fourth root of its degree, which lets frequent ids score above
+    rare ones; those of a context by the roots of the singular values, and to length 1. `from_table` orders such rows,
+    `tt_from_dense` compresses them, and its cores are what training starts from.
+
+    Memory is that of `from_interactions` with ``rank=features``, and the result. Needs ``jax-tt[order]``.
+
+    Args:
+        interactions: as for `from_interactions`; contexts are integers from 0.
+        num_embeddings: number of ids, N.
+        features: columns, D.
+        iterations: of the subspace iteration.
+        seed: of the randomised iteration.
+        progress: show a bar when it takes longer than a second.
+
+    Returns:
+        float32 ``[contexts, D]``, one row for every context up to the largest, and float32 ``[N, D]``. Rows of contexts
+        have length 1, those of ids a mean square length of 1; multiply them to the length that the loss wants. Rows
+        without interactions are 0, and so are columns beyond the number of contexts or ids.
+
+    Raises:
+        ValueError: an id is at least ``num_embeddings``, or an array of the wrong shape.
+        TypeError: ids are no integers, or the stream can be read only once.
+        ImportError: scipy, threadpoolctl or tqdm is missing.
+
+    Example:
+        >>> import jax_tt, numpy as np
+        >>> users, items = np.array([0, 0, 1, 1, 2, 2]), np.array([0, 1, 0, 1, 2, 3])
+        >>> user_rows, item_rows = jax_tt.order.spectral_rows((users, items), 4, features=2)
+        >>> scores = user_rows @ item_rows.T
+        >>> bool(scores[0, :2].min() > scores[0, 2:].max()), bool(scores[2, 2:].min() > scores[2, :2].max())
+        (True, True)
+    """
+    ids, width = as_positive("num_embeddings", num_embeddings), as_positive("features", features)
+    iterations = as_positive("iterations", iterations)
+    edges = Edges(interactions, ids)
+    if not edges.contexts:
+        return np.zeros((0, width), np.float32), np.zeros((ids, width), np.float32)
+    name = "order.spectral_rows"
+    with one_blas_thread(name), Progress(progress, name, 2 * iterations + 1) as bar:
+        vectors, values = item_vectors(edges, width, iterations, seed, bar)
+        contexts = context_vectors(edges, vectors, values)
+    contexts = unit_rows(contexts * np.sqrt(values).astype(np.float32))
+    items = vectors * (edges.item_degrees[:, None] ** 0.25).astype(np.float32)
+    items /= max(float(np.sqrt(np.square(items).sum() / ids)), np.finfo(np.float32).tiny)
+    return _widened(contexts, width), _widened(items, width)
+
+
+def _widened(rows: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])))

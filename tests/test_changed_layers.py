@@ -151,6 +151,16 @@ def test_optax_state_restarts_for_this_table_alone():
             np.testing.assert_allclose(core, mean, rtol=1e-4, atol=1e-12)
 
 
+def test_copies_of_parameters_are_those_of_the_new_ones():
+    model = Tower()
+    opt = nnx.Optimizer(model, optax.contrib.schedule_free_sgd(0.1), wrt=nnx.Param)
+    users = np.asarray(opt.opt_state.z["users"]["core_0"])
+    model.items.reorder(NEW, ranks=5, opt=opt, model=model)
+    for k, core in enumerate(model.items.cores):
+        equal(opt.opt_state.z["items"][f"core_{k}"][...], core)
+    equal(opt.opt_state.z["users"]["core_0"][...], users)
+
+
 def test_other_shapes():
     """Another number of cores, ranks by a tolerance; a table that was built without an order."""
     model, opt = trained("bfloat16")

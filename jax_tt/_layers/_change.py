@@ -99,8 +99,11 @@ def restarted(old: Any, fresh: Any) -> Any:
 
     Entries of the new core have nothing to do with those of the old one, so that first moments, whose mean is nearly 0,
     are forgotten. The size of the gradients is about what it was. It keeps second moments from starting at 0 at a late
-    step, which would make the first steps several times too long.
+    step, which would make the first steps several times too long. State that starts at the parameters, as `z` of
+    `optax.contrib.schedule_free` does, is made of the new ones.
     """
+    if (fresh != fresh.reshape(-1)[0]).any():
+        return fresh
     mean = jnp.mean(jnp.asarray(old), dtype=jnp.float32)
     return jnp.full_like(fresh, mean.astype(fresh.dtype))
 

@@ -186,6 +186,19 @@ def test_other_shapes():
     assert plain.items.tt_shape.d == 3 and plain.items.id_order is None
 
 
+def test_variables_of_a_subclass_stay():
+    class Biased(jax_tt.TTEmbed):
+        def __init__(self, **options):
+            super().__init__(N, D, rngs=nnx.Rngs(0), **options)
+            self.bias = nnx.Param(jnp.arange(8.0))
+
+    layer = Biased(**FACTORS, optimizer=ADAM, tt_ranks=2)
+    layer.reorder(NEW, ranks=4, row_factors=(8, 8), col_factors=(2, 4))
+    layer.grow(80, rngs=nnx.Rngs(1))
+    equal(layer.bias[...], np.arange(8))
+    assert not hasattr(layer, "core_2") and not hasattr(layer, "slot_mu_2")
+
+
 @cases
 @pytest.mark.parametrize("more", [2, 30])
 def test_grown_layers_go_on(case, more):

@@ -73,7 +73,8 @@ def reordered(
         tags = np.asarray(table.values["cache_tags"]).reshape(-1)
         rows = _WithOwnRows(rows, tags, np.asarray(table.values[_cached.ROWS]))
     found = reordered_rows(rows, table.shape, table.id_order, id_order, **options)
-    values = _with_state(table, found.cores, dict.fromkeys(core_names(found.shape.d), restarted))
+    values = {name: value for name, value in table.values.items() if name not in _core_values(table)}
+    values |= _with_state(table, found.cores, dict.fromkeys(core_names(found.shape.d), restarted))
     values |= _empty_cache(table, found.shape)
     return dataclasses.replace(table, shape=found.shape, values=values, id_order=id_order), found
 
@@ -187,6 +188,13 @@ def _with_state(
             old = table.values.get(slot, fresh[slot])
             values[slot] = carry[name](old, fresh[slot]) if name in carry else old
     return values | {name: table.values[name] for name in ("step", "sentinel")}
+
+
+def _core_values(table: Table) -> set[str]:
+    """Names of what there is once for every core."""
+    slots = () if table.optimizer is None else table.optimizer.slots
+    of_slots = {slot_name(slot.name, k) for slot in slots for k in range(table.shape.d)}
+    return of_slots | {*core_names(table.shape.d)}
 
 
 def _empty_cache(table: Table, shape: TTShape) -> dict[str, Any]:

@@ -73,7 +73,9 @@ def reordered(
         tags = np.asarray(table.values["cache_tags"]).reshape(-1)
         rows = _WithOwnRows(rows, tags, np.asarray(table.values[_cached.ROWS]))
     found = reordered_rows(rows, table.shape, table.id_order, id_order, **options)
-    values = {name: value for name, value in table.values.items() if name not in _core_values(table)}
+    values = {
+        name: value for name, value in table.values.items() if name not in _core_values(table)
+    }
     values |= _with_state(table, found.cores, dict.fromkeys(core_names(found.shape.d), restarted))
     values |= _empty_cache(table, found.shape)
     return dataclasses.replace(table, shape=found.shape, values=values, id_order=id_order), found
@@ -122,6 +124,17 @@ def other_cores(name: str, old: TTShape, new: TTShape) -> str:
         f"{name}: got the state of a table of {old.d} cores, which would have {new.d}; expected as many, or "
         f"{name}=None and an optimizer that is made anew afterwards."
     )
+
+
+def check_state(
+    name: str, tx: optax.GradientTransformation, state: Any, params: Any, whose: str
+) -> None:
+    """Refuses state of optax that is not that of these parameters."""
+    want = jax.eval_shape(tx.init, params)
+    if jax.tree.map(jnp.shape, want) != jax.tree.map(jnp.shape, state):
+        raise ValueError(
+            f"{name}: holds state of other parameters than those of {whose}; expected what was made for these."
+        )
 
 
 def carried(

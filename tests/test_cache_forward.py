@@ -253,3 +253,31 @@ def test_bitwise_equal_for_any_number_of_threads(tmp_path):
     assert results[0].keys() == results[1].keys()
     for name, array in results[0].items():
         assert array.tobytes() == results[1][name].tobytes()
+
+
+@pytest.mark.parametrize(("of_cores", "of_rows"), [("float64", "float32"), ("float32", "float64")])
+def test_gradients_beside_rows_of_another_type(of_cores, of_rows, x64):
+    """All gradients of one program, in the types of what they are of."""
+    shape = SHAPES["d3"]
+    cores = make_case(shape, of_cores, False).cores
+    cache = jax_tt.RowCache(8, ways=4)
+    table = jax_tt.init_cached_table(cores, cache, num_embeddings=shape.num_embeddings)
+    tags = table.directory.tags.at[:, 0].set(2)  # in the set that it belongs to, and in the other
+    table = table._replace(
+        rows=jnp.ones_like(table.rows, of_rows), directory=table.directory._replace(tags=tags)
+    )
+
+    def loss(cores, rows, weights, method):
+        bags = jax_tt.Bags(jnp.arange(4), jnp.array([0, 3, 4]), weights)
+        own = table._replace(table=cores, rows=rows)
+        sums, _ = jax_tt.cached_tt_embed_bag(own, bags, cache, method=method)
+        return sums.astype(of_cores).sum()
+
+    arguments = (cores, table.rows, jnp.arange(1, 5, dtype=of_cores))
+    got, want = (
+        jax.jit(jax.grad(loss, (0, 1, 2)), static_argnums=3)(*arguments, method)
+        for method in ("auto", "reference")
+    )
+    assert jax.tree.map(jnp.result_type, got) == jax.tree.map(jnp.result_type, arguments)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-5), got, want)
+    assert np.any(got[1])

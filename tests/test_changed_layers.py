@@ -151,6 +151,16 @@ def test_optax_state_restarts_for_this_table_alone():
             np.testing.assert_allclose(core, mean, rtol=1e-4, atol=1e-12)
 
 
+def test_copies_of_parameters_are_those_of_the_new_ones():
+    model = Tower()
+    opt = nnx.Optimizer(model, optax.contrib.schedule_free_sgd(0.1), wrt=nnx.Param)
+    users = np.asarray(opt.opt_state.z["users"]["core_0"])
+    model.items.reorder(NEW, ranks=5, opt=opt, model=model)
+    for k, core in enumerate(model.items.cores):
+        equal(opt.opt_state.z["items"][f"core_{k}"][...], core)
+    equal(opt.opt_state.z["users"]["core_0"][...], users)
+
+
 def test_other_shapes():
     """Another number of cores, ranks by a tolerance; a table that was built without an order."""
     model, opt = trained("bfloat16")
@@ -174,6 +184,19 @@ def test_other_shapes():
             NEW, ranks=4, row_factors=(8, 8), col_factors=(2, 4), opt=opt, model=plain
         )
     assert plain.items.tt_shape.d == 3 and plain.items.id_order is None
+
+
+def test_variables_of_a_subclass_stay():
+    class Biased(jax_tt.TTEmbed):
+        def __init__(self, **options):
+            super().__init__(N, D, rngs=nnx.Rngs(0), **options)
+            self.bias = nnx.Param(jnp.arange(8.0))
+
+    layer = Biased(**FACTORS, optimizer=ADAM, tt_ranks=2)
+    layer.reorder(NEW, ranks=4, row_factors=(8, 8), col_factors=(2, 4))
+    layer.grow(80, rngs=nnx.Rngs(1))
+    equal(layer.bias[...], np.arange(8))
+    assert not hasattr(layer, "core_2") and not hasattr(layer, "slot_mu_2")
 
 
 @cases
@@ -353,6 +376,12 @@ def test_what_layers_refuse():
         layer.grow(60, like=np.arange(3), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="like: got ids 58 to 58; expected 0 to 57"):
         layer.grow(60, like=58, rngs=nnx.Rngs(0))
+    with pytest.raises(
+        ValueError, match="opt: holds state of other parameters than those of model"
+    ):
+        layer.grow(80, opt=opt, model=model.items, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"layer: its variables are traced; .* outside of jit"):
+        nnx.jit(lambda model: model.items.grow(80, rngs=nnx.Rngs(0)))(model)
     equal(values(model), before)
     linen = jax_tt.linen.TTEmbed(N, D, **FACTORS, tt_ranks=2)
     variables = linen.init(jax.random.key(0), IDS)
@@ -360,3 +389,19 @@ def test_what_layers_refuse():
         jax_tt.linen.reorder_table(linen, variables, NEW, path=("items",))
     with pytest.raises(ValueError, match="tx, opt_state: got one of them"):
         jax_tt.linen.reorder_table(linen, variables, NEW, tx=optax.sgd(0.1))
+    with pytest.raises(ValueError, match="opt_state: holds state of other parameters"):
+        adam = optax.adam(0.1)
+        jax_tt.linen.reorder_table(linen, variables, NEW, tx=adam, opt_state=adam.init({}))
+
+
+def test_a_layer_whose_new_cores_do_not_divide_stays():
+    layer = jax_tt.TTEmbed(N, D, **FACTORS, tt_ranks=4, rngs=nnx.Rngs(0))
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    ranks = jax.NamedSharding(mesh, jax.P(None, "x"))
+    layer.core_1.set_value(jax.device_put(layer.core_1[...], ranks))
+    before = values(layer)
+    with pytest.raises(ValueError, match="divi"):
+        layer.reorder(NEW, ranks=3)
+    equal(values(layer), before)
+    layer.reorder(NEW, ranks=6)
+    assert layer.core_1[...].sharding.is_equivalent_to(ranks, 4)

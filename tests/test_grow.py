@@ -67,6 +67,15 @@ def test_new_rows_near_old_ones():
     assert np.linalg.norm(dense_table(one, 80)[60:] - table[7]) < 0.9 * far
 
 
+@pytest.mark.parametrize("num_embeddings", [58, 60])
+@pytest.mark.parametrize("like", [7, np.arange(5)])
+def test_slices_to_spare_are_like_no_row(num_embeddings, like):
+    """A shape may have more slices than its rows take."""
+    shape = jax_tt.TTShape(num_embeddings, 8, 4, (4, 4, 5), (2, 2, 2))
+    grown = jax_tt.tt_grow(CORES, shape, KEY, like=like)
+    np.testing.assert_array_equal(grown[0], jax_tt.tt_grow(CORES, shape, KEY)[0])
+
+
 def test_orders_and_shapes_grow():
     order = IdOrder([2, 0, 1])
     np.testing.assert_array_equal(order.grow(5).rows, [2, 0, 1, 3, 4])

@@ -68,7 +68,8 @@ def tt_grow(
         return arrays
     fresh = init_slices(key, arrays, shape, init)
     if like is not None:
-        fresh = _near(spec, arrays, fresh, _rows_like(like, shape, spec.num_embeddings))
+        rows = _rows_like(like, shape, spec.num_embeddings)
+        fresh = _near(spec, arrays, fresh, rows) if len(rows) else fresh
     return (jnp.concatenate([arrays[0], fresh]), *arrays[1:])
 
 
@@ -90,7 +91,7 @@ def _check(cores: Sequence[jax.Array], shape: Any) -> None:
 def _rows_like(like: Any, shape: TTShape, old_rows: int) -> np.ndarray:
     """The row that each row of the appended slices is to be near, ``[N - old_rows]``."""
     rows = np.asarray(as_array("like", like))
-    count = shape.num_embeddings - old_rows
+    count = max(shape.num_embeddings - old_rows, 0)  # a shape may have slices to spare
     if rows.dtype.kind not in "iu" or rows.ndim > 1 or (rows.ndim and len(rows) < count):
         raise ValueError(
             f"like: got {rows.dtype} of shape {rows.shape}; expected an integer, or one for every new row, of which "
@@ -100,7 +101,7 @@ def _rows_like(like: Any, shape: TTShape, old_rows: int) -> np.ndarray:
         raise ValueError(
             f"like: got {int(rows.min())} to {int(rows.max())}; expected 0 to {old_rows - 1}, the rows that there are."
         )
-    return np.broadcast_to(rows, count) if rows.ndim == 0 else rows[-count:]
+    return np.broadcast_to(rows, count) if rows.ndim == 0 else rows[len(rows) - count :]
 
 
 def _near(

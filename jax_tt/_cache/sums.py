@@ -205,7 +205,10 @@ def _cotangents(
 ) -> tuple[Any, jax.Array | None]:
     """Cotangents of a table and of the weights of the lookups in it; that of a fused table is the new one."""
     cores, _ = _opened(table)
-    g = g.astype(accumulator(cores[0].dtype))  # the sum may be wider, as the other table may be
+    accum = accumulator(cores[0].dtype)
+    g = g.astype(accum)  # the sum may be wider, as the other table may be
+    if batch.weights is not None:
+        batch = dataclasses.replace(batch, weights=batch.weights.astype(accum))
     if not wanted.cores:
         if not wanted.weights:
             return None, None

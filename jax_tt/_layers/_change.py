@@ -73,7 +73,10 @@ def reordered(
         tags = np.asarray(table.values["cache_tags"]).reshape(-1)
         rows = _WithOwnRows(rows, tags, np.asarray(table.values[_cached.ROWS]))
     found = reordered_rows(rows, table.shape, table.id_order, id_order, **options)
-    values = _with_state(table, found.cores, dict.fromkeys(core_names(found.shape.d), restarted))
+    values = {
+        name: value for name, value in table.values.items() if name not in _core_values(table)
+    }
+    values |= _with_state(table, found.cores, dict.fromkeys(core_names(found.shape.d), restarted))
     values |= _empty_cache(table, found.shape)
     return dataclasses.replace(table, shape=found.shape, values=values, id_order=id_order), found
 
@@ -99,8 +102,11 @@ def restarted(old: Any, fresh: Any) -> Any:
 
     Entries of the new core have nothing to do with those of the old one, so that first moments, whose mean is nearly 0,
     are forgotten. The size of the gradients is about what it was. It keeps second moments from starting at 0 at a late
-    step, which would make the first steps several times too long.
+    step, which would make the first steps several times too long. State that starts at the parameters, as `z` of
+    `optax.contrib.schedule_free` does, is made of the new ones.
     """
+    if (fresh != fresh.reshape(-1)[0]).any():
+        return fresh
     mean = jnp.mean(jnp.asarray(old), dtype=jnp.float32)
     return jnp.full_like(fresh, mean.astype(fresh.dtype))
 
@@ -118,6 +124,17 @@ def other_cores(name: str, old: TTShape, new: TTShape) -> str:
         f"{name}: got the state of a table of {old.d} cores, which would have {new.d}; expected as many, or "
         f"{name}=None and an optimizer that is made anew afterwards."
     )
+
+
+def check_state(
+    name: str, tx: optax.GradientTransformation, state: Any, params: Any, whose: str
+) -> None:
+    """Refuses state of optax that is not that of these parameters."""
+    want = jax.eval_shape(tx.init, params)
+    if jax.tree.map(jnp.shape, want) != jax.tree.map(jnp.shape, state):
+        raise ValueError(
+            f"{name}: holds state of other parameters than those of {whose}; expected what was made for these."
+        )
 
 
 def carried(
@@ -184,6 +201,13 @@ def _with_state(
             old = table.values.get(slot, fresh[slot])
             values[slot] = carry[name](old, fresh[slot]) if name in carry else old
     return values | {name: table.values[name] for name in ("step", "sentinel")}
+
+
+def _core_values(table: Table) -> set[str]:
+    """Names of what there is once for every core."""
+    slots = () if table.optimizer is None else table.optimizer.slots
+    of_slots = {slot_name(slot.name, k) for slot in slots for k in range(table.shape.d)}
+    return of_slots | {*core_names(table.shape.d)}
 
 
 def _empty_cache(table: Table, shape: TTShape) -> dict[str, Any]:

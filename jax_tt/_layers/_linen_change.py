@@ -151,6 +151,8 @@ def _changed(
 ) -> ChangedTable:
     if (tx is None) != (opt_state is None):
         raise ValueError("tx, opt_state: got one of them; expected both or neither.")
+    if tx is not None:
+        _change.check_state("opt_state", tx, opt_state, variables[_PARAMS], "variables['params']")
     flat = traverse_util.flatten_dict(dict(variables), keep_empty_nodes=True)
     collections = (_PARAMS, OVERWRITE_WITH_GRADIENT, ROW_CACHE)
     own = {

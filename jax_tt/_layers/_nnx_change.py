@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.core import Tracer
 
 from jax_tt._algebra.approximation import TTApproximation
 from jax_tt._init import CoreInit
@@ -119,8 +120,13 @@ class ChangingModule(CachedModule):
         moments()
 
     def _whole(self) -> _change.Table:
+        values = self._values()
+        if any(isinstance(value, Tracer) for value in values.values()):
+            raise TypeError(
+                "layer: its variables are traced; it is reordered or grows between steps, outside of jit."
+            )
         order = None if self.id_order is None else IdOrder(self.id_order[...])
-        return _change.Table(self.tt_shape, self.optimizer, self.cache, self._values(), order)
+        return _change.Table(self.tt_shape, self.optimizer, self.cache, values, order)
 
     def _slice_init(self) -> CoreInit:
         init = self.core_init
@@ -135,28 +141,38 @@ class ChangingModule(CachedModule):
         }
 
     def _become(self, table: _change.Table) -> None:
-        for name in self._values().keys() - table.values.keys():
+        # First what may fail: an axis of another length may not divide among its devices.
+        values = {
+            name: _beside(getattr(self, name, None), value) for name, value in table.values.items()
+        }
+        for name in self._values().keys() - values.keys():
             delattr(self, name)
         template: nnx.Variable[Any] = getattr(self, core_names(1)[0])
-        for name, value in table.values.items():
+        for name, value in values.items():
             _assign(self, name, value, type(template), template.get_metadata())
         if table.id_order is not None:
             rows = device_rows(table.id_order.rows, table.shape.num_embeddings)
-            _assign(self, _ORDER, rows, IdOrderState, {})
+            _assign(self, _ORDER, _beside(self.id_order, rows), IdOrderState, {})
         self.tt_shape = table.shape
         self.num_embeddings = table.shape.num_embeddings
+
+
+def _beside(variable: nnx.Variable[Any] | None, value: jax.Array) -> jax.Array:
+    """The value where the variable lies."""
+    if variable is None or not variable[...].committed:
+        return value
+    return jax.device_put(value, variable[...].sharding)
 
 
 def _assign(
     layer: nnx.Module, name: str, value: jax.Array, kind: type[nnx.Variable[Any]], metadata: Any
 ) -> None:
-    """Overwrites a variable with a value of any shape, where it lies, or makes it."""
+    """Overwrites a variable with a value of any shape, or makes it."""
     variable = getattr(layer, name, None)
     if variable is None:
         setattr(layer, name, nnx.data(kind(value, **metadata)))
         return
-    old = variable[...]
-    variable.set_value(jax.device_put(value, old.sharding) if old.committed else value)
+    variable.set_value(value)
 
 
 def _moments(
@@ -175,14 +191,18 @@ def _moments(
             "model: got a module that does not hold this layer; expected the one that opt was made for."
         )
 
+    def params() -> Any:
+        return nnx.as_pure(nnx.state(model, opt.wrt, graph=opt.graph))
+
+    state = nnx.as_pure(opt.opt_state)
+    _change.check_state("opt", opt.tx, state, params(), "model")
+
     def carry(path: Any) -> _change.Carry | None:
         *names, name = [getattr(key, "key", None) for key in path]
         return rules.get(str(name)) if tuple(names) == found[0] else None
 
     def apply() -> None:
-        params = nnx.as_pure(nnx.state(model, opt.wrt, graph=opt.graph))
-        state = nnx.as_pure(opt.opt_state)
-        state = _change.carried(opt.tx, state, params, carry)
-        nnx.update(opt.opt_state, nnx.state(state, graph=opt.graph))
+        after = _change.carried(opt.tx, state, params(), carry)
+        nnx.update(opt.opt_state, nnx.state(after, graph=opt.graph))
 
     return apply

@@ -220,6 +220,11 @@ def test_seed_decides():
     assert len(set(zip(*digits, strict=True))) == 4
 
 
+def test_without_interactions_there_is_no_frequency_to_reuse():
+    rows = made_from((np.zeros(0, int), np.zeros(0, int)), reuse=0.5).rows
+    assert rows.tolist() == list(range(120))
+
+
 @given(st.data(), sizes, st.integers(0, 80))
 def test_any_interactions_give_a_bijection_with_the_unseen_last(data, n, count):
     p = factors(n, data.draw)

@@ -84,7 +84,7 @@ def from_interactions(
             vectors, values = item_vectors(edges, rank, iterations, seed, bar)
             points = unit_rows((vectors * (values**2).astype(np.float32))[seen])
             del vectors
-        if reuse:
+        if reuse and len(seen):
             points = _with_frequency(points, edges.item_degrees[seen], reuse)
         order = partition(points, shape.row_factors, bar)
     return order_of_rows(np.concatenate([seen[order], unseen]))

@@ -45,7 +45,8 @@ def tt_grow(
         init: as in `init_cores`: a name, with which entries of new rows have the variance ``1 / (3 N)`` of a fresh
             table's, or a callable, which makes the appended slices.
         like: ints, one row or one for every new row, of rows that the new ones start near: the appended slices are
-            fitted to them by least squares. Those of rows that the factors had to spare are left out.
+            fitted to them by least squares, which holds the new rows in float64. Those of rows that the factors had to
+            spare are left out.
 
     Returns:
         ``d`` cores; those there are enough of are the same arrays.

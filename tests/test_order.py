@@ -68,13 +68,30 @@ def test_ids_of_a_type_too_small_for_the_rows():
     assert made.apply(jnp.array([-1, 0, 127], jnp.int8)).tolist() == [-1, 999, 872]
 
 
+def test_an_order_of_many_ids_takes_two_bytes_an_id_as_long_as_they_fit():
+    for count, dtype in ((2**16, np.uint16), (2**16 + 1, np.int32)):
+        rows = np.random.default_rng(0).permutation(count)
+        made = IdOrder(rows)
+        assert made.rows.dtype == dtype and made.inverse.rows.dtype == dtype
+        ids = np.array([0, count - 1, -1, count, 12345], np.int32)
+        wanted = [rows[0], rows[-1], -1, count, rows[12345]]
+        assert made.apply(ids).tolist() == wanted
+        assert jax.jit(made.apply)(jnp.asarray(ids)).tolist() == wanted
+        assert made.apply(jnp.asarray([-1, 5], jnp.int8)).tolist() == [-1, rows[5]]
+        assert made.apply(np.asarray([-1, 5], np.int8)).tolist() == [-1, rows[5]]
+        inverse = jax.jit(lambda order: order.inverse.rows)(made)
+        assert np.array_equal(inverse, made.inverse.rows)
+    grown = IdOrder.identity(2**16).grow(2**16 + 5)
+    assert grown.rows.dtype == np.int32 and grown.num_embeddings == 2**16 + 5
+
+
 def test_it_is_a_pytree():
     made = IdOrder([1, 2, 0])
     traced = jax.jit(lambda o, ids: (o, o.inverse, o.apply(ids)))(made, jnp.arange(4))
     assert traced[0] == made and traced[1] == made.inverse
     assert traced[2].tolist() == [1, 2, 0, 3]
     (leaf,) = jax.tree.leaves(made)
-    assert leaf.dtype == np.int32 and not leaf.flags.writeable
+    assert leaf.dtype == np.uint16 and not leaf.flags.writeable
 
 
 def test_saved_and_loaded(tmp_path):

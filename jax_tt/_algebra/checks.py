@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jax_tt._arguments import as_array, as_int
 
@@ -54,3 +57,18 @@ def row_weights(value: Any, n: int) -> np.ndarray | None:
     if n and weights.max() == 0:
         raise ValueError("weights: all are 0; expected some above.")
     return weights
+
+
+def dense_table(table: Any) -> Any:
+    """Floats ``[N, D]`` on the host, as they are: numpy arrays and memory maps are not copied."""
+    if not hasattr(table, "shape") or not hasattr(table, "dtype"):
+        table = np.asarray(table)
+    if isinstance(table, Tracer):
+        raise TypeError("table: got a traced array; it is compressed on the host, outside of jit.")
+    if len(table.shape) != 2 or 0 in table.shape:
+        raise ValueError(
+            f"table: got shape {tuple(table.shape)}; expected [num_embeddings, features], none of them 0."
+        )
+    if not jnp.issubdtype(table.dtype, jnp.floating):
+        raise ValueError(f"table: got {table.dtype}; expected floats.")
+    return np.asarray(table) if isinstance(table, jax.Array) else table

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jax_tt._algebra.approximation import TTApproximation, measure
 from jax_tt._algebra.checks import (
+    dense_table,
     exactly_one,
     number_of_sweeps,
     relative_tolerance,
@@ -105,7 +105,7 @@ def tt_from_dense(
     ((2, 2), True)
     """
     exactly_one(ranks=ranks, shape=shape, tolerance=tolerance, max_bytes=max_bytes)
-    table = _as_table(table)
+    table = dense_table(table)
     n, width = table.shape
     dtype = jax.dtypes.canonicalize_dtype(as_dtype("dtype", dtype, table.dtype))
     goal = _goal(n, width, ranks, shape, max_bytes, row_factors, col_factors, dtype)
@@ -136,22 +136,6 @@ def tt_from_dense(
         stored = tuple(jnp.asarray(core, dtype) for core in cores)
         found = tuple(core.shape[3] for core in stored[:-1])
         return measure(rows, stored, TTShape(n, width, found, p, q), weights, bar)
-
-
-def _as_table(table: Any) -> Any:
-    if not hasattr(table, "shape") or not hasattr(table, "dtype"):
-        table = np.asarray(table)
-    if isinstance(table, Tracer):
-        raise TypeError(
-            "table: got a traced array; tt_from_dense works on the host, outside of jit."
-        )
-    if len(table.shape) != 2 or 0 in table.shape:
-        raise ValueError(
-            f"table: got shape {tuple(table.shape)}; expected [num_embeddings, features], none of them 0."
-        )
-    if not jnp.issubdtype(table.dtype, jnp.floating):
-        raise ValueError(f"table: got {table.dtype}; expected floats.")
-    return np.asarray(table) if isinstance(table, jax.Array) else table
 
 
 def _goal(

@@ -44,5 +44,5 @@ class IdOrderState(nnx.Variable):
         >>> order = jax_tt.order.from_counts([1, 5, 3])
         >>> layer = jax_tt.TTEmbed(3, 8, id_order=order, rngs=nnx.Rngs(0))
         >>> nnx.state(layer, jax_tt.IdOrderState)["id_order"][...]
-        Array([2, 0, 1], dtype=int32)
+        Array([2, 0, 1], dtype=uint16)
     """

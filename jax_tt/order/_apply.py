@@ -26,6 +26,11 @@ def device_rows(rows: Any, num_embeddings: int) -> jax.Array:
     return jnp.array(rows)
 
 
+def signed(dtype: Any) -> Any:
+    """The type for ids that rows of this type belong to: padding is negative."""
+    return np.int32 if np.dtype(dtype) == np.uint16 else dtype
+
+
 def mapped_ids(rows: jax.Array, ids: Any, name: str = "ids") -> jax.Array:
     """Row of every id; what is no id of the table, padding included, stays as it is."""
     if isinstance(ids, SplitIds):
@@ -45,7 +50,7 @@ def mapped_ids(rows: jax.Array, ids: Any, name: str = "ids") -> jax.Array:
                 f"{name}: got uint32 ids for an order of {rows.shape[0]} ids; expected int64 ids, e.g. "
                 "ids.astype(jnp.int64)."
             )
-        array = array.astype(rows.dtype)
+        array = array.astype(signed(rows.dtype))
 
     def look_up(operands: tuple[jax.Array, jax.Array]) -> jax.Array:
         rows, ids = operands

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._arguments import as_array, as_positive
-from jax_tt.order._apply import mapped_ids
+from jax_tt.order._apply import mapped_ids, signed
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -27,7 +27,7 @@ class IdOrder:
 
     Args:
         rows: integers ``[N]``, the row of id 0, of id 1, and so on: each of ``0 ... N - 1`` once. Kept in
-            int32, or in int64 where N does not fit.
+            the smallest of uint16, int32 and int64 that holds them: 2 bytes an id up to 65,536 ids.
 
     Raises:
         ValueError: ``rows`` is no permutation of ``[0, N)``; the message names a row that is missing or twice there.
@@ -58,7 +58,7 @@ class IdOrder:
 
         >>> import jax_tt
         >>> jax_tt.order.IdOrder.identity(3).rows
-        array([0, 1, 2], dtype=int32)
+        array([0, 1, 2], dtype=uint16)
         """
         return cls(np.arange(as_positive("num_embeddings", num_embeddings)))
 
@@ -84,7 +84,7 @@ class IdOrder:
 
         >>> import jax_tt
         >>> jax_tt.order.IdOrder([1, 0]).grow(4).rows
-        array([1, 0, 2, 3], dtype=int32)
+        array([1, 0, 2, 3], dtype=uint16)
         """
         old, new = self.num_embeddings, as_positive("num_embeddings", num_embeddings)
         if new < old:
@@ -117,7 +117,7 @@ class IdOrder:
             array = array.astype(np.int64)
         rows = np.asarray(self.rows)
         if np.iinfo(array.dtype).max < len(rows) - 1:
-            array = array.astype(rows.dtype)
+            array = array.astype(signed(rows.dtype))
         inside = (array >= 0) & (array < len(rows))
         result = array.copy()
         result[inside] = rows[array[inside]]
@@ -182,6 +182,12 @@ def order_of_rows(ids: np.ndarray) -> IdOrder:
     return IdOrder(rows)
 
 
+def _smallest(count: int) -> Any:
+    if count <= 2**16:
+        return np.uint16
+    return np.int32 if count <= 2**31 - 1 else np.int64
+
+
 def _permutation(rows: Any) -> np.ndarray:
     array = as_array("rows", rows)
     if isinstance(array, Tracer):
@@ -206,6 +212,6 @@ def _permutation(rows: Any) -> np.ndarray:
             f"rows: the row {int(np.argmin(seen))} is missing, so that another is there twice; expected each of "
             f"0 ... {count - 1} once."
         )
-    kept = array.astype(np.int32 if count <= 2**31 - 1 else np.int64)
+    kept = array.astype(_smallest(count))
     kept.setflags(write=False)
     return kept

@@ -1,0 +1,185 @@
+"""`tt_residuals`: trains in orders of their own that add up to a table."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_tt
+
+SHAPE = jax_tt.TTShape(118, 8, 2, (10, 12), (8, 1))
+SHAPE_60 = jax_tt.TTShape(60, 8, 2, (6, 10), (8, 1))
+
+
+def table(rows=118, seed=0, dtype=np.float32):
+    return np.random.default_rng(seed).normal(size=(rows, 8)).astype(dtype)
+
+
+def dense(term, dtype=np.float64):
+    cores = [np.asarray(core, np.float32) for core in term.approximation.cores]
+    rows = np.asarray(jax_tt.tt_to_dense(cores, term.id_order.num_embeddings))
+    return rows[term.id_order.rows].astype(dtype)
+
+
+@pytest.mark.parametrize("refine", [0, 2])
+@pytest.mark.parametrize("count", [1, 3])
+def test_errors_are_those_of_the_sums(count, refine):
+    wanted = table()
+    terms = jax_tt.tt_residuals(wanted, [SHAPE] * count, refine=refine, progress=False)
+    assert len(terms) == count
+    left = wanted.astype(np.float64)
+    for term in terms:
+        before = np.linalg.norm(left)
+        left = left - dense(term)
+        assert term.approximation.shape == SHAPE
+        np.testing.assert_allclose(
+            term.relative_error, np.linalg.norm(left) / np.linalg.norm(wanted), rtol=1e-4
+        )
+        np.testing.assert_allclose(
+            term.approximation.relative_error, np.linalg.norm(left) / before, rtol=1e-4
+        )
+    assert terms[-1].relative_error < 1
+
+
+def test_one_term_is_the_order_and_the_train_by_themselves():
+    wanted = table()
+    (term,) = jax_tt.tt_residuals(wanted, [SHAPE], refine=3, seed=5, progress=False)
+    id_order = jax_tt.order.from_table(wanted, SHAPE, refine=3, seed=5, progress=False)
+    found = jax_tt.tt_from_dense(wanted[id_order.inverse.rows], shape=SHAPE, seed=5)
+    assert term.id_order == id_order
+    assert all(map(np.array_equal, term.approximation.cores, found.cores))
+
+
+def test_several_orders_hold_more_than_higher_ranks():
+    """Random rows, six ranks in all: the more orders, the nearer."""
+    wanted = table(400)
+    error = []
+    for count in (1, 2, 3, 6):
+        shape = jax_tt.TTShape(400, 8, 6 // count, (20, 20), (8, 1))
+        error.append(jax_tt.tt_residuals(wanted, [shape] * count, progress=False)[-1])
+    errors = [term.relative_error for term in error]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.8 * errors[0]
+
+
+def test_a_sum_of_trains_in_hidden_orders_is_nearly_found():
+    """What is left falls with every term, and vanishes where the terms can hold the whole table."""
+    exact = jax_tt.TTShape(60, 8, 8, (6, 10), (8, 1))
+    ends = jax_tt.tt_residuals(table(60), [exact] * 3, progress=False)
+    errors = [term.relative_error for term in ends]
+    assert errors == sorted(errors, reverse=True)
+    full = jax_tt.TTShape(60, 8, 60, (60, 1), (8, 1))
+    rows = table(60)
+    (whole,) = jax_tt.tt_residuals(rows, [full], progress=False)
+    assert whole.relative_error < 1e-6
+    _, second = jax_tt.tt_residuals(rows, [full, SHAPE_60], progress=False)
+    assert second.relative_error < 1e-6
+
+
+def test_shapes_may_differ():
+    shapes = [
+        jax_tt.TTShape(118, 8, 3, (10, 12), (8, 1)),
+        jax_tt.TTShape(118, 8, 2, (5, 24), (2, 4)),
+    ]
+    terms = jax_tt.tt_residuals(table(), shapes, progress=False)
+    assert [term.approximation.shape for term in terms] == shapes
+
+
+def test_later_terms_make_up_for_rounding():
+    """With bfloat16 cores, the error is that of the cores as they are stored."""
+    wanted = table()
+    terms = jax_tt.tt_residuals(wanted, [SHAPE] * 3, dtype=jnp.bfloat16, progress=False)
+    assert all(core.dtype == jnp.bfloat16 for term in terms for core in term.approximation.cores)
+    left = wanted - sum(dense(term) for term in terms)
+    np.testing.assert_allclose(
+        terms[-1].relative_error, np.linalg.norm(left) / np.linalg.norm(wanted), rtol=1e-3
+    )
+
+
+def test_equal_seeds_give_equal_terms_and_the_table_is_left_alone():
+    wanted = table()
+    copy = wanted.copy()
+    one, two = (jax_tt.tt_residuals(wanted, [SHAPE] * 2, seed=3, progress=False) for _ in range(2))
+    for a, b in zip(one, two, strict=True):
+        assert a.id_order == b.id_order and a.relative_error == b.relative_error
+        assert all(map(np.array_equal, a.approximation.cores, b.approximation.cores))
+    assert np.array_equal(wanted, copy)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_cores_have_the_type_of_the_table(dtype):
+    with jax.enable_x64(dtype == np.float64):
+        (term,) = jax_tt.tt_residuals(table(dtype=dtype), [SHAPE], progress=False)
+        assert {core.dtype for core in term.approximation.cores} == {np.dtype(dtype)}
+
+
+def test_a_table_of_zeros():
+    terms = jax_tt.tt_residuals(np.zeros((118, 8), np.float32), [SHAPE] * 2, progress=False)
+    assert [term.relative_error for term in terms] == [0, 0]
+
+
+def test_layers_of_the_terms_train_on():
+    """The sum of fused layers starts at the sum of the terms and comes nearer to the table by gradient steps."""
+    wanted = table()
+    terms = jax_tt.tt_residuals(wanted, [SHAPE] * 2, progress=False)
+
+    def layer(term):
+        made = jax_tt.TTEmbed(
+            **term.approximation.shape.layer_arguments(),
+            id_order=term.id_order,
+            optimizer=jax_tt.optimizers.SGD(0.5),
+            rngs=nnx.Rngs(0),
+        )
+        for k, core in enumerate(term.approximation.cores):
+            getattr(made, f"core_{k}")[...] = core
+        return made
+
+    layers = nnx.List([layer(term) for term in terms])
+    optimizer = jax_tt.FusedOptimizer(layers, optax.identity())
+    ids, rows = jnp.arange(118), jnp.asarray(wanted)
+
+    @nnx.jit
+    def step(layers, optimizer):
+        def loss(layers):
+            return jnp.mean(jnp.sum((sum(layer(ids) for layer in layers) - rows) ** 2, axis=1))
+
+        value, grads = nnx.value_and_grad(loss)(layers)
+        optimizer.update(layers, grads)
+        return value
+
+    losses = [float(step(layers, optimizer)) for _ in range(20)]
+    start = (terms[-1].relative_error * np.linalg.norm(wanted)) ** 2 / 118
+    np.testing.assert_allclose(losses[0], start, rtol=1e-4)
+    assert losses[-1] < 0.99 * losses[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "shapes", "error", "message"),
+    [
+        (table(117), [SHAPE], ValueError, r"table: got shape \(117, 8\); expected \[118, 8\]"),
+        (table()[:, :4], [SHAPE], ValueError, r"table: got shape \(118, 4\)"),
+        (np.full((118, 8), np.nan), [SHAPE], ValueError, "table: row 0 is not finite"),
+        (np.ones((118, 8), int), [SHAPE], ValueError, "table: got int64; expected floats"),
+        (table(), [], ValueError, "shapes: got none"),
+        (table(), [SHAPE, 3], TypeError, "shapes: got 3; expected TTShapes"),
+        (table(), 3, TypeError, "shapes: got 3"),
+        (
+            table(),
+            [SHAPE, SHAPE_60],
+            ValueError,
+            r"shapes: got tables of \[\(60, 8\), \(118, 8\)\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(rows, shapes, error, message):
+    with pytest.raises(error, match=message):
+        jax_tt.tt_residuals(rows, shapes, progress=False)
+
+
+def test_refuses_tracers():
+    with pytest.raises(TypeError, match="table: got a traced array"):
+        jax.jit(lambda rows: jax_tt.tt_residuals(rows, [SHAPE], progress=False)[0].approximation)(
+            table()
+        )

@@ -1,6 +1,6 @@
 """How small can a table be? Trains matrix factorisation with tables of many sizes: recall against bytes.
 
-python -m examples.retrieval.curve --data FOLDER [--seeds 3] [--ratios 10 50 75] [--tune] [--out FOLDER] [--help]
+python -m examples.retrieval.curve --data FOLDER [--seeds 3] [--ratios 10 50] [--tune] [--out FOLDER] [--help]
 
 Every point is a run of its own. Finished ones are kept in OUT/curve_results.json, and a run that was stopped continues
 from its last checkpoint, so the same command may be started again at any time, or later with more seeds or ratios.
@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from examples.retrieval import curve_report, data, report, settings, tables
@@ -27,20 +28,43 @@ from examples.retrieval.train import train
 
 RESULTS = "curve_results.json"
 HELD_OUT = 0.2  # of each user's train items, to tune on
-# All pairs are tried for every method alike, dense tables too, with the seed 0 and the middle one of the ratios.
-GRID = {"learning_rate": (3e-3, 5e-3, 1e-2), "l2": (1e-3, 3e-2)}
-# What has a line in the picture: the variant, the order of its ids, and what it starts from.
+# All pairs are tried for every method alike, dense tables too, with the seed 0 and the first of the ratios. Learning
+# rates are those of settings.py times these.
+GRID = {"learning_rate": (1.0, 3.0), "l2": (3e-2, 0.2)}
+
+
+@dataclass(frozen=True)
+class Method:
+    """What has a line in the picture.
+
+    Attributes:
+        variant: kind of table, see `settings.VARIANTS`.
+        order: of the ids, see `orders.make_order`.
+        start: see `starts.make_start`; a method's name: the rows that it leaves, at the same seed.
+        dtype: storage type of the table.
+    """
+
+    variant: str
+    order: str = "none"
+    start: str = "random"
+    dtype: str = "float32"
+
+
 METHODS = {
-    "dense": ("dense_fused", "none", "random"),
-    "dense_spectral": ("dense_fused", "none", "spectral"),
-    "tt2_spectral": ("tt2_fused", "start", "spectral"),
-    "tt2_order": ("tt2_fused", "interactions", "random"),
-    "tt_order": ("tt_fused", "interactions", "random"),
-    "tt": ("tt_fused", "none", "random"),
-    "low_rank": ("low_rank", "none", "random"),
-    "low_rank_spectral": ("low_rank", "none", "spectral"),
-    "quotient_remainder": ("quotient_remainder", "none", "random"),
-    "hashing": ("hashing", "none", "random"),
+    "dense": Method("dense_fused"),
+    "dense_spectral": Method("dense_fused", start="spectral"),
+    "tt_residual": Method("tt_residual_fused", "start", "dense", "bfloat16"),
+    "tt_residual_spectral": Method("tt_residual_fused", "start", "dense_spectral", "bfloat16"),
+    "tt2_spectral": Method("tt2_fused", "start", "spectral"),
+    "tt2_order": Method("tt2_fused", "interactions"),
+    "tt_order": Method("tt_fused", "interactions"),
+    "tt": Method("tt_fused"),
+    "low_rank": Method("low_rank", dtype="bfloat16"),
+    "low_rank_spectral": Method("low_rank", start="spectral", dtype="bfloat16"),
+    "low_rank_trained": Method("low_rank", start="dense", dtype="bfloat16"),
+    "low_rank_trained_spectral": Method("low_rank", start="dense_spectral", dtype="bfloat16"),
+    "quotient_remainder": Method("quotient_remainder", dtype="bfloat16"),
+    "hashing": Method("hashing", dtype="bfloat16"),
 }
 
 
@@ -53,21 +77,30 @@ class Point:
         method: one of `METHODS`.
         config: settings of the run; their `ratio` is None for dense tables.
         tuning: it is measured on a part of the train items that the run does not see, not on test items.
+        teacher: the run whose rows this one starts from.
     """
 
     data_set: str
     method: str
     config: Config
     tuning: bool = False
+    teacher: "Point | None" = None
 
     @property
     def name(self) -> str:
         """Differs where anything does."""
         c = self.config
-        digest = hashlib.sha256(json.dumps(asdict(c), sort_keys=True).encode()).hexdigest()[:8]
+        determined = json.dumps(asdict(c), sort_keys=True)
+        if self.teacher is not None:
+            determined += self.teacher.name
+        digest = hashlib.sha256(determined.encode()).hexdigest()[:8]
         size = "" if c.ratio is None else f"-{c.ratio:g}x"
         tuning = "-tuning" if self.tuning else ""
         return f"{self.data_set}-{self.method}{size}-seed{c.seed}{tuning}-{digest}"
+
+
+# Their rows are kept.
+_TEACHERS = {method.start for method in METHODS.values()} & METHODS.keys()
 
 
 class Results:
@@ -95,7 +128,13 @@ class Results:
         return found
 
     def _train(self, point: Point, interactions: Interactions) -> dict[str, Any]:
-        result = train_alone(point.config, interactions, self._run(point))
+        result = train_alone(
+            point.config,
+            interactions,
+            self._run(point),
+            trained=None if point.teacher is None else self._rows(point.teacher, interactions),
+            save_rows=self._rows_file(point) if point.method in _TEACHERS else None,
+        )
         kept = ("recall", "test_users", "parameters", "bytes", "order_bytes", "config")
         return {
             "data_set": point.data_set,
@@ -105,14 +144,25 @@ class Results:
             **{name: result[name] for name in kept},
         }
 
+    def _rows(self, point: Point, interactions: Interactions) -> dict[str, np.ndarray]:
+        """The rows that a point leaves; trained again where their file was deleted."""
+        if not self._rows_file(point).exists():
+            self.points.pop(point.name, None)
+            self.get(point, interactions)
+        with np.load(self._rows_file(point)) as rows:
+            return dict(rows)
+
+    def _rows_file(self, point: Point) -> Path:
+        return self._folder / "rows" / f"{point.name}.npz"
+
     def _run(self, point: Point) -> Path:
         return self._folder / "points" / point.name
 
 
-def train_alone(config: Config, interactions: Interactions, workdir: Path) -> dict[str, Any]:
+def train_alone(*arguments: Any, **options: Any) -> dict[str, Any]:
     """`train` in a process of its own: compiled programs of hundreds of points would fill the memory of one."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(train, config, interactions, workdir).result()
+        return pool.submit(train, *arguments, **options).result()
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -146,32 +196,52 @@ def measure(
         held = data.hold_out(interactions, HELD_OUT)
         tuned = _tune(name, held, sizes, options, results)
     else:
-        tuned = {method: {} for method in options.methods}
+        tuned = {method: {} for method in METHODS}
     points = [
-        Point(name, method, replace(config(options, method, ratio, seed), **tuned[method]))
+        _point(name, method, ratio, seed, options, tuned)
         for seed in range(options.seeds)
         for method, ratio in sizes
     ]
     return list(_finish(f"{name}: points", points, interactions, results))
 
 
+def _point(
+    name: str,
+    method: str,
+    ratio: float | None,
+    seed: int,
+    options: argparse.Namespace,
+    tuned: dict[str, dict[str, float]],
+    *,
+    tuning: bool = False,
+    **changes: Any,
+) -> Point:
+    settled = replace(config(options, method, ratio, seed), **{**tuned[method], **changes})
+    start = METHODS[method].start
+    teacher = None
+    if start in METHODS:
+        teacher = _point(name, start, None, seed, options, tuned, tuning=tuning)
+    return Point(name, method, settled, tuning, teacher)
+
+
 def config(options: argparse.Namespace, method: str, ratio: float | None, seed: int) -> Config:
     """The settings of a point that is not tuned."""
-    variant, order, start = METHODS[method]
-    tuned: dict[str, Any] = dict(settings.tuned_for(VARIANTS[variant].table, start))
+    chosen = METHODS[method]
+    tuned: dict[str, Any] = dict(settings.tuned_for(VARIANTS[chosen.variant].table, chosen.start))
     if options.epochs is not None:
         tuned["epochs"] = options.epochs
     return Config(
-        variant=variant,
+        variant=chosen.variant,
         features=options.features,
         tt_rank=settings.TT_RANK,
         loss="softmax",
         batch_size=options.batch_size,
         negatives=options.negatives,
         seed=seed,
-        order=order,
+        order=chosen.order,
         ratio=ratio,
-        start=start,
+        start=chosen.start,
+        dtype=chosen.dtype,
         **tuned,
     )
 
@@ -183,25 +253,27 @@ def _tune(
     options: argparse.Namespace,
     results: Results,
 ) -> dict[str, dict[str, float]]:
-    """The best pair of `GRID` of each method, by recall on held-out train items."""
-    points = []
-    for method in dict.fromkeys(method for method, _ in sizes):
-        ratios = [ratio for other, ratio in sizes if other == method]
-        base = config(options, method, ratios[len(ratios) // 2], seed=0)
-        points += [
-            Point(name, method, replace(base, learning_rate=rate, l2=l2), tuning=True)
-            for rate in GRID["learning_rate"]
-            for l2 in GRID["l2"]
-        ]
+    """The best pair of `GRID` of each method, by recall on held-out train items; those of teachers first."""
+    teachers = {METHODS[method].start for method, _ in sizes} & METHODS.keys()
+    first = dict(reversed(sizes)) | dict.fromkeys(teachers)
     best: dict[str, dict[str, Any]] = {}
-    for row in _finish(f"{name}: tuning", points, held, results):
-        method = row["method"]
-        if method not in best or row["recall"] > best[method]["recall"]:
-            best[method] = row
-    return {
-        method: {setting: row["config"][setting] for setting in GRID}
-        for method, row in best.items()
-    }
+    for method in sorted(
+        first, key=list(METHODS).index
+    ):  # a teacher stands before those that it teaches
+        ratio = first[method]
+        base = config(options, method, ratio, seed=0).learning_rate
+        points = [
+            _point(
+                name, method, ratio, 0, options, {**best, method: {}},
+                tuning=True, learning_rate=base * factor, l2=l2,
+            )
+            for factor in GRID["learning_rate"]
+            for l2 in GRID["l2"]
+        ]  # fmt: skip
+        found = _finish(f"{name}: tuning {method}", points, held, results)
+        row = max(found, key=lambda row: row["recall"])
+        best[method] = {setting: row["config"][setting] for setting in GRID}
+    return best
 
 
 def _finish(
@@ -217,11 +289,12 @@ def _fits(
     name: str, interactions: Interactions, method: str, ratio: float | None, features: int
 ) -> bool:
     """Whether there are tables that small; says why not."""
-    kind = VARIANTS[METHODS[method][0]].table
+    chosen = METHODS[method]
+    kind = VARIANTS[chosen.variant].table
     sizes = interactions.num_users, interactions.num_items
     try:
-        for rows, own in zip(sizes, tables.split_ratio(kind, sizes, ratio), strict=True):
-            tables.check_fits(kind, rows, features, own)
+        for rows, own in zip(sizes, tables.split_ratio(kind, sizes, features, ratio), strict=True):
+            tables.check_fits(kind, rows, features, own, chosen.dtype)
     except ValueError as error:
         print(f"{name}: leaves {method} out: {error}")
         return False
@@ -239,7 +312,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--data", type=Path, required=True, help="folder of interaction files, see data.data_sets")
     add("--datasets", nargs="+", help="names of data sets; all of the folder without it")
     add("--methods", nargs="+", choices=tuple(METHODS), default=list(METHODS))
-    add("--ratios", nargs="+", type=float, default=[10.0, 50.0, 75.0], help="dense bytes / bytes")
+    add("--ratios", nargs="+", type=float, default=[10.0, 50.0], help="dense bytes / bytes")
     add("--seeds", type=int, default=3, help="runs of each point, with the seeds 0, 1, ...")
     add("--tune", action="store_true", help="choose learning rate and l2 of every method, see GRID")
     add("--out", type=Path, default=Path("demo_output/curve"), help="results, table, picture")

@@ -24,9 +24,10 @@ class MatrixFactorization(nnx.Module):
         init_std: standard deviation of the initial table entries.
         learning_rate: number or schedule of the fused Adam; the other variants leave it to optax.
         tt_ranks: rank(s) of TT tables without a ratio.
-        ratio: dense bytes over bytes of the compressed tables, at least.
+        ratio: float32 bytes of dense tables over bytes of the compressed ones, at least.
         order: of the ids of TT tables: `(ids, shape) -> IdOrder or None`, `ids` being "users" or "items".
         start: rows of "users" and of "items" to start from, or None for random ones.
+        dtype: storage type of compressed tables, see `tables.make_table`.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class MatrixFactorization(nnx.Module):
             None
         ),
         start: Mapping[str, np.ndarray | None] = MappingProxyType({"users": None, "items": None}),
+        dtype: str = "float32",
         rngs: nnx.Rngs,
     ):
         sizes = {"users": num_users, "items": num_items}
-        ratios = dict(zip(sizes, split_ratio(variant.table, sizes.values(), ratio), strict=True))
+        split = split_ratio(variant.table, sizes.values(), features, ratio)
+        ratios = dict(zip(sizes, split, strict=True))
 
         def table(ids: str) -> Any:
             return make_table(
@@ -60,6 +63,7 @@ class MatrixFactorization(nnx.Module):
                 tt_ranks=tt_ranks,
                 order=lambda shape: order(ids, shape),
                 start=start[ids],
+                dtype=dtype,
                 rngs=rngs,
             )
 

@@ -20,6 +20,7 @@ COLOURS = {
     "tt_optax": "#fdae6b",
     "tt_fused": "#d94801",
     "tt2_fused": "#8c2d04",
+    "tt_residual_fused": "#dd1c77",
     "low_rank": "#41ab5d",
     "hashing": "#737373",
     "quotient_remainder": "#6a51a3",

@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 import jax_tt
+from examples.retrieval.residual import ResidualTT, order_bytes, shapes_within
 
 Order = Callable[[jax_tt.TTShape], jax_tt.order.IdOrder | None]
 
@@ -23,17 +24,26 @@ class LowRank(nnx.Module):
 
     Args:
         rows, features: size of the table that it stands for.
-        ratio: that table's numbers over its own.
+        ratio: that table's float32 bytes over its own.
         std: standard deviation of the initial entries of the product.
-        optimizer: of the [rows, k] table.
+        dtype: storage type of the [rows, k] table.
+        optimizer: of that table.
     """
 
     def __init__(
-        self, rows: int, features: int, *, ratio: float, std: float, optimizer: Any, rngs: nnx.Rngs
+        self,
+        rows: int,
+        features: int,
+        *,
+        ratio: float,
+        std: float,
+        dtype: str,
+        optimizer: Any,
+        rngs: nnx.Rngs,
     ):
-        k = low_rank(rows, features, ratio)
+        k = low_rank(rows, features, ratio, jnp.dtype(dtype).itemsize)
         init = nnx.initializers.normal((std / k**0.5) ** 0.5)
-        self.table = _rows(rows, k, init, optimizer, rngs)
+        self.table = _rows(rows, k, init, dtype, optimizer, rngs)
         self.basis = nnx.Param(init(rngs.params(), (k, features), jnp.float32))
 
     def __call__(self, ids: jax.Array) -> jax.Array:
@@ -45,7 +55,8 @@ class LowRank(nnx.Module):
         left, values, right = np.linalg.svd(start, full_matrices=False)
         k, root = self.basis.shape[0], np.sqrt(values)
         balance = (len(start) / start.shape[1]) ** 0.25
-        self.table.embedding[...] = left[:, :k] * root[:k] * balance
+        numbers = self.table.embedding[...].dtype
+        self.table.embedding[...] = jnp.asarray(left[:, :k] * root[:k] * balance, numbers)
         self.basis[...] = right[:k] * root[:k, None] / balance
 
     def arrays(self) -> list[jax.Array]:
@@ -57,10 +68,19 @@ class Hashing(nnx.Module):
     """A table of fewer rows; an id has the row of its hash, which it shares with others. Arguments as `LowRank`."""
 
     def __init__(
-        self, rows: int, features: int, *, ratio: float, std: float, optimizer: Any, rngs: nnx.Rngs
+        self,
+        rows: int,
+        features: int,
+        *,
+        ratio: float,
+        std: float,
+        dtype: str,
+        optimizer: Any,
+        rngs: nnx.Rngs,
     ):
         init = nnx.initializers.normal(std)
-        self.table = _rows(hashed_rows(rows, ratio), features, init, optimizer, rngs)
+        size = hashed_rows(rows, ratio, jnp.dtype(dtype).itemsize)
+        self.table = _rows(size, features, init, dtype, optimizer, rngs)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]."""
@@ -81,12 +101,20 @@ class QuotientRemainder(nnx.Module):
     """
 
     def __init__(
-        self, rows: int, features: int, *, ratio: float, std: float, optimizer: Any, rngs: nnx.Rngs
+        self,
+        rows: int,
+        features: int,
+        *,
+        ratio: float,
+        std: float,
+        dtype: str,
+        optimizer: Any,
+        rngs: nnx.Rngs,
     ):
-        self.divisor = remainders(rows, ratio)
+        self.divisor = remainders(rows, ratio, jnp.dtype(dtype).itemsize)
         init = nnx.initializers.normal(std**0.5)
-        self.quotient = _rows(-(-rows // self.divisor), features, init, optimizer, rngs)
-        self.remainder = _rows(self.divisor, features, init, optimizer, rngs)
+        self.quotient = _rows(-(-rows // self.divisor), features, init, dtype, optimizer, rngs)
+        self.remainder = _rows(self.divisor, features, init, dtype, optimizer, rngs)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]."""
@@ -112,19 +140,23 @@ def make_table(
     tt_ranks: int | tuple[int, ...],
     order: Order,
     start: np.ndarray | None = None,
+    dtype: str = "float32",
     rngs: nnx.Rngs,
 ) -> Any:
     """A table.
 
     Args:
-        kind: "dense", "tt" of three cores, "tt2" of two, "low_rank", "hashing" or "quotient_remainder".
+        kind: "dense", "tt" of three cores, "tt2" of two, "tt_residual", a sum of such, "low_rank", "hashing" or
+            "quotient_remainder".
         rows, features: its size.
         std: standard deviation of its initial entries.
         optimizer: fused one of `jax_tt.optimizers`, or None to leave the step of dense and TT tables to optax.
-        ratio: dense bytes over bytes, at least; None only for dense tables and for TT tables of `tt_ranks`.
+        ratio: float32 bytes of the dense table over bytes, at least; None only for dense tables and for TT tables of
+            `tt_ranks`. The orders of ids count for "tt_residual" only, which is made of them.
         tt_ranks: of a TT table where there is no ratio.
         order: of the ids of a TT table.
         start: rows [rows, features] to start from instead of random ones, as near as the kind of table can hold them.
+        dtype: storage type; the dense table and TT tables of a single train are float32.
 
     Raises:
         ValueError: no table of this kind is that small.
@@ -133,7 +165,7 @@ def make_table(
         init = nnx.initializers.normal(std) if start is None else _constant(start)
         if optimizer is None:
             return nnx.Embed(rows, features, embedding_init=init, rngs=rngs)
-        return _rows(rows, features, init, optimizer, rngs)
+        return _rows(rows, features, init, dtype, optimizer, rngs)
     if kind == "tt" and ratio is None:
         return _tt(
             jax_tt.TTShape.suggest(rows, features, tt_ranks), std, optimizer, order, start, rngs
@@ -142,25 +174,38 @@ def make_table(
         raise ValueError(f"ratio: got None for a table of kind {kind}; expected a number above 1.")
     if kind in _SHAPES:
         return _tt(_SHAPES[kind](rows, features, ratio), std, optimizer, order, start, rngs)
-    table = _SMALL[kind](rows, features, ratio=ratio, std=std, optimizer=optimizer, rngs=rngs)
+    if kind == "tt_residual":
+        if start is None:
+            raise ValueError(
+                "start: got none for tt_residual; expected rows, which it is fitted to."
+            )
+        return ResidualTT(start, ratio=ratio, dtype=dtype, optimizer=optimizer, rngs=rngs)
+    table = _SMALL[kind](
+        rows, features, ratio=ratio, std=std, dtype=dtype, optimizer=optimizer, rngs=rngs
+    )
     if start is not None:
         table.start_from(start)
     return table
 
 
-def check_fits(kind: str, rows: int, features: int, ratio: float | None) -> None:
+def check_fits(
+    kind: str, rows: int, features: int, ratio: float | None, dtype: str = "float32"
+) -> None:
     """Raises the ValueError of `make_table` where no table of this kind is that small, without making it."""
     if kind in _SHAPES and ratio is not None:
         _SHAPES[kind](rows, features, ratio)
-    if kind in _SMALL:
+    if kind in (*_SMALL, "tt_residual"):
+        itemsize = jnp.dtype(dtype).itemsize
         if ratio is None:
             raise ValueError(f"ratio: got None for {kind}; expected a number above 1.")
         if kind == "low_rank":
-            low_rank(rows, features, ratio)
+            low_rank(rows, features, ratio, itemsize)
         elif kind == "hashing":
-            hashed_rows(rows, ratio)
+            hashed_rows(rows, ratio, itemsize)
+        elif kind == "tt_residual":
+            shapes_within(rows, features, ratio, itemsize)
         else:
-            remainders(rows, ratio)
+            remainders(rows, ratio, itemsize)
 
 
 def lookup(table: Any, ids: jax.Array) -> jax.Array:
@@ -202,37 +247,43 @@ def tt2_shape(rows: int, features: int, ratio: float) -> jax_tt.TTShape:
 _SHAPES = {"tt": tt_shape, "tt2": tt2_shape}
 
 
-def split_ratio(kind: str, sizes: Iterable[int], ratio: float | None) -> list[float | None]:
+def split_ratio(
+    kind: str, sizes: Iterable[int], features: int, ratio: float | None
+) -> list[float | None]:
     """The ratio of each of several tables of these numbers of rows, which together have the given one.
 
     Tables "tt2" take the same number of bytes each: the smaller one has more interactions a row, which is worth more.
-    The others have the same ratio.
+    Those of "tt_residual" do beside one order of their ids. The others have the same ratio.
     """
     rows = list(sizes)
-    if ratio is None or kind != "tt2":
+    if ratio is None or kind not in ("tt2", "tt_residual"):
         return [ratio] * len(rows)
-    return [ratio * len(rows) * own / sum(rows) for own in rows]
+    orders = [order_bytes(own) if kind == "tt_residual" else 0 for own in rows]
+    rest = (sum(rows) * features * 4 / ratio - sum(orders)) / len(rows)
+    if rest <= 0:
+        raise _too_small(kind, ratio, f"the orders of {rows} ids take {sum(orders):,} bytes")
+    return [own * features * 4 / (order + rest) for own, order in zip(rows, orders, strict=True)]
 
 
-def low_rank(rows: int, features: int, ratio: float) -> int:
-    """Columns k of the [rows, k] factor."""
-    k = _budget(rows * features, ratio) // (rows + features)
+def low_rank(rows: int, features: int, ratio: float, itemsize: int = 4) -> int:
+    """Columns k of the [rows, k] factor; the k x features matrix is float32."""
+    k = 4 * _budget(rows * features, ratio) // (rows * itemsize + features * 4)
     if k == 0:
         raise _too_small("low_rank", ratio, f"one column takes {rows + features} numbers")
     return k
 
 
-def hashed_rows(rows: int, ratio: float) -> int:
+def hashed_rows(rows: int, ratio: float, itemsize: int = 4) -> int:
     """Rows of the hashed table."""
-    found = _budget(rows, ratio)
+    found = _budget(rows, ratio, itemsize)
     if found == 0:
         raise _too_small("hashing", ratio, f"of {rows} rows not one is left")
     return found
 
 
-def remainders(rows: int, ratio: float) -> int:
+def remainders(rows: int, ratio: float, itemsize: int = 4) -> int:
     """The largest divisor m for which m rows for remainders and ceil(rows / m) for quotients are within the budget."""
-    budget = _budget(rows, ratio)
+    budget = _budget(rows, ratio, itemsize)
     divisors = np.arange(1, budget + 1)
     fit = divisors[divisors - (-rows // divisors) <= budget]
     if len(fit) == 0:
@@ -290,14 +341,24 @@ def _constant(value: np.ndarray) -> Any:
     return lambda key, shape, dtype: jnp.asarray(value, dtype)
 
 
-def _rows(rows: int, features: int, init: Any, optimizer: Any, rngs: nnx.Rngs) -> jax_tt.EmbedBag:
-    return jax_tt.EmbedBag(rows, features, embedding_init=init, optimizer=optimizer, rngs=rngs)
+def _rows(
+    rows: int, features: int, init: Any, dtype: str, optimizer: Any, rngs: nnx.Rngs
+) -> jax_tt.EmbedBag:
+    return jax_tt.EmbedBag(
+        rows,
+        features,
+        embedding_init=init,
+        param_dtype=jnp.dtype(dtype),
+        dtype=jnp.float32,
+        optimizer=optimizer,
+        rngs=rngs,
+    )
 
 
-def _budget(numbers: int, ratio: float) -> int:
+def _budget(numbers: int, ratio: float, itemsize: int = 4) -> int:
     if not ratio > 1:
         raise ValueError(f"ratio: got {ratio}; expected a number above 1.")
-    return int(numbers / ratio)
+    return int(numbers * 4 / (ratio * itemsize))
 
 
 def _too_small(kind: str, ratio: float, reason: str) -> ValueError:

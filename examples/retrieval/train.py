@@ -6,7 +6,7 @@ killed and started again ends with the parameters of one that was not.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from tqdm import tqdm
@@ -41,10 +42,15 @@ _CURVE_USERS = 10_000  # points of the recall curve are taken on at most this ma
 class Training(nnx.Module):
     """Model and optimizer, as one thing to save."""
 
-    def __init__(self, config: Config, data: Interactions):
+    def __init__(
+        self,
+        config: Config,
+        data: Interactions,
+        trained: Mapping[str, np.ndarray] | None = None,
+    ):
         steps = config.epochs * steps_per_epoch(config, data)
         learning_rate = optax.linear_schedule(config.learning_rate, 0.0, steps)
-        start = make_start(config.start, data, config.features, config.init_std)
+        start = make_start(config.start, data, config.features, config.init_std, trained)
         self.model = MatrixFactorization(
             data.num_users,
             data.num_items,
@@ -56,6 +62,7 @@ class Training(nnx.Module):
             ratio=config.ratio,
             order=lambda ids, shape: make_order(config.order, data, ids, shape, start[ids]),
             start=start,
+            dtype=config.dtype,
             rngs=nnx.Rngs(config.seed),
         )
         self.optimizer = make_optimizer(self.model, learning_rate)
@@ -74,6 +81,8 @@ def train(
     k: int = 20,
     test_users: int | None = None,
     evaluate_every: int = 0,
+    trained: Mapping[str, np.ndarray] | None = None,
+    save_rows: Path | None = None,
 ) -> dict[str, Any]:
     """Trains `config.variant` in `workdir`, from its last checkpoint if there is one.
 
@@ -81,13 +90,15 @@ def train(
         k: length of the ranked lists.
         test_users: evaluate the result on so many random test users; default all.
         evaluate_every: epochs between points of the recall curve, 0: none. Nothing is chosen by it.
+        trained: rows to start from, as `starts.make_start` takes them.
+        save_rows: write the rows that came out to this file, an .npz of "users" and "items".
 
     Returns:
         The variant's row of the report; it is written to `workdir/result.json` as well.
     """
     start_bytes = memory.resident_bytes()
     run = Run(workdir, config)
-    graphdef, state = nnx.split(Training(config, data))
+    graphdef, state = nnx.split(Training(config, data, trained))
     history: dict[str, Any] = {"loss": [], "recall": [], "step_seconds": [], "peak_bytes": 0}
     if run.epoch:
         history = run.restore(state)
@@ -114,6 +125,8 @@ def train(
         run.save(epoch, state, history)
     bar.close()
     model = nnx.merge(graphdef, state).model
+    if save_rows is not None:
+        _save_rows(save_rows, model, data)
     recall = Recall(data, k, test_users)
     dense = config.features * (data.num_users + data.num_items)
     result = {
@@ -142,6 +155,16 @@ def evaluate(model: MatrixFactorization, recall: Recall, num_items: int) -> floa
     user_rows = nnx.jit(lambda model, ids: model.user_rows(ids))
     items = item_rows(model, jnp.arange(num_items, dtype=jnp.int32))
     return recall(lambda ids: user_rows(model, ids), items)
+
+
+def _save_rows(path: Path, model: MatrixFactorization, data: Interactions) -> None:
+    """Complete or absent, whenever the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished.npz")
+    users = model.user_rows(jnp.arange(data.num_users, dtype=jnp.int32))
+    items = model.item_rows(jnp.arange(data.num_items, dtype=jnp.int32))
+    np.savez(unfinished, users=np.asarray(users), items=np.asarray(items))
+    unfinished.replace(path)
 
 
 class EpochLoop:

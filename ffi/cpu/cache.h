@@ -27,11 +27,6 @@ Status CacheObserve(const CacheDirectory<K>& directory, CachePolicy policy, cons
 template <typename K>
 Status CachePopulate(const CacheDirectory<K>& directory, const Pool& pool, K* evicted, int32_t* counts);
 
-// Asks for `bytes` bytes before they are needed.
-inline void PrefetchCacheLines(const void* data, int64_t bytes) {
-  for (int64_t offset = 0; offset < bytes; offset += 64) __builtin_prefetch(static_cast<const char*>(data) + offset);
-}
-
 }  // namespace jax_tt
 
 #endif  // JAX_TT_CPU_CACHE_H_

@@ -9,6 +9,7 @@
 
 #include "ffi/cpu/cache.h"
 #include "ffi/cpu/cache_masks.h"
+#include "ffi/cpu/prefetch.h"
 
 namespace jax_tt {
 
@@ -39,8 +40,8 @@ class CacheGhostTimes {
   }
 
   void Write(int64_t place, int32_t touched, int32_t recent) {
-    __builtin_prefetch(touched_ + place, 1);
-    __builtin_prefetch(recent_ + place, 1);
+    PrefetchLines(touched_ + place, 1);
+    PrefetchLines(recent_ + place, 1);
     WriteOldest();
     waiting_[(oldest_ - 1) % kWaiting] = {place, touched, recent};
   }
@@ -86,8 +87,8 @@ class CacheBucket {
   // Asks for what every request reads.
   void Prefetch() const {
     constexpr int64_t kBytes = 256;
-    PrefetchCacheLines(tags_, std::min(room_ * static_cast<int64_t>(sizeof(K)), kBytes));
-    PrefetchCacheLines(scores_, std::min(room_ * static_cast<int64_t>(sizeof(int32_t)), kBytes));
+    PrefetchLines(tags_, std::min(room_ * static_cast<int64_t>(sizeof(K)), kBytes));
+    PrefetchLines(scores_, std::min(room_ * static_cast<int64_t>(sizeof(int32_t)), kBytes));
   }
 
   // Counts the requests for a ghost; false where the id is none.

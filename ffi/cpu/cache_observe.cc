@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ffi/cpu/cache_bucket.h"
+#include "ffi/cpu/prefetch.h"
 #include "ffi/cpu/workspace.h"
 
 namespace jax_tt {
@@ -170,8 +171,8 @@ class Observation {
         Bucket(next->place).Prefetch();
     } else {
       for (end = std::min<const Request<K>*>(end, End(parts_ - 1)); next < end; ++next) {
-        __builtin_prefetch(directory_.scores + next->place, 1);
-        __builtin_prefetch(directory_.touched + next->place, 1);
+        PrefetchLines(directory_.scores + next->place, 1);
+        PrefetchLines(directory_.touched + next->place, 1);
       }
     }
   }

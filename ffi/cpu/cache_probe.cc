@@ -2,6 +2,7 @@
 
 #include "ffi/cpu/cache.h"
 #include "ffi/cpu/cache_masks.h"
+#include "ffi/cpu/prefetch.h"
 
 namespace jax_tt {
 namespace {
@@ -15,7 +16,7 @@ void Probe(const CacheShape& shape, const K* tags, const K* keys, int64_t n, int
   int64_t first[kBatch];
   for (int64_t i = 0; i < n; ++i) {
     first[i] = CacheSetOf(CacheHash(keys[i]), shape) * shape.ways;
-    PrefetchCacheLines(tags + first[i], std::min<int64_t>(shape.ways * static_cast<int64_t>(sizeof(K)), 256));
+    PrefetchLines(tags + first[i], std::min<int64_t>(shape.ways * static_cast<int64_t>(sizeof(K)), 256));
   }
   for (int64_t i = 0; i < n; ++i) {
     const int64_t way = FindCacheTag(tags + first[i], shape.ways, keys[i]);

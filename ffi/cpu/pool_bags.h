@@ -11,6 +11,7 @@
 #include "ffi/core/plan.h"
 #include "ffi/cpu/dense.h"
 #include "ffi/cpu/kernels/kernels.h"
+#include "ffi/cpu/prefetch.h"
 
 namespace jax_tt {
 
@@ -21,9 +22,7 @@ constexpr int64_t kPooledBags = 16;
 
 template <typename T>
 void PrefetchRow(const T* row, int64_t dim) {
-  const char* bytes = reinterpret_cast<const char*>(row);
-  for (int64_t offset = 0; offset < dim * static_cast<int64_t>(sizeof(T)); offset += 64)
-    __builtin_prefetch(bytes + offset);
+  PrefetchLines(row, dim * static_cast<int64_t>(sizeof(T)));
 }
 
 // Fills bags [bag, bag_end) of out [groups * bags, dim], in the order of their positions.  row_of[n] is negative where

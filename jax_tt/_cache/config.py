@@ -16,7 +16,7 @@ from jax_tt.optimizers import Optimizer
 
 GRADIENTS = ("rows", "cores")
 
-_ROOM = 32  # ghosts of a bucket: one batch looks through one bucket per distinct miss
+_ROOM = 16  # ghosts of a bucket: one batch looks through one bucket per distinct miss
 _MAX_SLOTS = 2**31 - 1
 
 

@@ -55,6 +55,7 @@ METHODS = {
     "dense_spectral": Method("dense_fused", start="spectral"),
     "tt_residual": Method("tt_residual_fused", "start", "dense", "bfloat16"),
     "tt_residual_spectral": Method("tt_residual_fused", "start", "dense_spectral", "bfloat16"),
+    "tt_residual_scratch": Method("tt_residual_fused", "start", "spectral", "bfloat16"),
     "tt2_spectral": Method("tt2_fused", "start", "spectral"),
     "tt2_order": Method("tt2_fused", "interactions"),
     "tt_order": Method("tt_fused", "interactions"),

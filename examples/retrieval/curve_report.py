@@ -14,6 +14,7 @@ LABELS = {
     "dense_spectral": "dense, spectral start",
     "tt_residual": "sum of TTs from dense, 16 bits",
     "tt_residual_spectral": "sum of TTs from dense, spectral start, 16 bits",
+    "tt_residual_scratch": "sum of TTs, spectral start, 16 bits",
     "tt2_spectral": "TT of two cores, ordered, spectral start",
     "tt2_order": "TT of two cores, ordered",
     "tt_order": "TT, ids ordered by interactions",
@@ -25,11 +26,12 @@ LABELS = {
     "quotient_remainder": "quotient-remainder, 16 bits",
     "hashing": "hashing, 16 bits",
 }
-_STYLES = {
+STYLES = {
     "dense": (COLOURS["dense_fused"], "D"),
     "dense_spectral": (COLOURS["dense_optax"], "D"),
     "tt_residual": (COLOURS["tt_residual_fused"], "*"),
     "tt_residual_spectral": (COLOURS["tt_residual_fused"], "h"),
+    "tt_residual_scratch": (COLOURS["tt_residual_fused"], "p"),
     "tt2_spectral": (COLOURS["tt2_fused"], "P"),
     "tt2_order": (COLOURS["tt2_fused"], "."),
     "tt_order": (COLOURS["tt_fused"], "o"),
@@ -140,7 +142,7 @@ def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
                 with_order = label + ", order counted"
                 _line(axis, line, lambda p: p.bytes + p.order_bytes, with_order, "--")
             if method == "dense":  # the line to stay near
-                axis.axhline(line[0].recall, color=_STYLES[method][0], linewidth=0.8, zorder=0)
+                axis.axhline(line[0].recall, color=STYLES[method][0], linewidth=0.8, zorder=0)
         axis.set_xscale("log")
         axis.set_ylim(bottom=0)
         axis.set_xlabel("bytes of both tables")
@@ -154,7 +156,7 @@ def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def _line(
     axis: Any, points: Sequence[Mean], size: Callable[[Mean], int], label: str, linestyle: str
 ) -> None:
-    colour, marker = _STYLES[points[0].method]
+    colour, marker = STYLES[points[0].method]
     axis.errorbar(
         [size(p) for p in points],
         [p.recall for p in points],

@@ -49,6 +49,7 @@ TUNED_SPECTRAL: dict[str, dict[str, float]] = {
     "dense": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.25, "epochs": 30},
     "tt": {"learning_rate": 5e-4, "l2": 1e-3, "init_std": 0.25, "epochs": 30},
     "tt2": {"learning_rate": 5e-4, "l2": 1e-3, "init_std": 0.25, "epochs": 30},
+    "tt_residual": {"learning_rate": 2e-3, "l2": 0.2, "init_std": 0.25, "epochs": 30},
     "low_rank": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.25, "epochs": 30},
 }
 # Where tables start from the rows of a trained dense table: so few epochs that what they hold is not lost to what the

@@ -105,6 +105,9 @@ def train(
         print(f"{config.variant}: continues after epoch {run.epoch}")
     train_epoch = EpochLoop(config, data, graphdef)
     curve = Recall(data, k, min(_CURVE_USERS, test_users or _CURVE_USERS))
+    if evaluate_every and not run.epoch:
+        value = evaluate(nnx.merge(graphdef, state).model, curve, data.num_items)
+        history["recall"].append([0, value])
     steps = steps_per_epoch(config, data)
     bar = tqdm(
         total=config.epochs * steps,

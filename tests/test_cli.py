@@ -56,7 +56,7 @@ def test_compress_writes_what_info_and_layers_read(table, capsys, out, ordered):
     capsys.readouterr()
     ran("info", out, "--against", "table.npy", QUIET)
     heading, line = capsys.readouterr().out.strip().splitlines()
-    nbytes = sum(core.nbytes for core in found.cores) + ordered * 4 * N
+    nbytes = sum(core.nbytes for core in found.cores) + ordered * 2 * N
     assert f"{nbytes:,}" in line.split() and f"{found.relative_error:.3g}" in line.split()
     assert "error" in heading and ("ordered" in line) == ordered
 

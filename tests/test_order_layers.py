@@ -131,6 +131,35 @@ def test_one_order_in_two_layers(donated):
         equal(layer.id_order[...], ORDER.rows)
 
 
+def test_an_order_that_grows_beyond_16_bits():
+    """65,536 ids are the last whose rows are uint16; a jitted step takes the wider order of one more."""
+    count = 2**16
+    order = IdOrder(np.random.default_rng(0).permutation(count))
+    ordered, plain = (
+        jax_tt.TTEmbed(count, D, tt_ranks=2, id_order=rows, rngs=nnx.Rngs(0))
+        for rows in (order, None)
+    )
+    query = jnp.ones((2, D))
+    equal(ordered.attend(query), plain.attend(query)[:, order.rows])
+    opt = nnx.Optimizer(ordered, optax.sgd(0.1), wrt=nnx.Param)
+    trained(ordered, opt, IDS)
+    assert ordered.id_order[...].dtype == jnp.uint16
+    ordered.grow(count + 1, opt=opt, rngs=nnx.Rngs(1))
+    trained(ordered, opt, IDS)
+    assert ordered.id_order[...].dtype == jnp.int32
+    equal(ordered.id_order[...], order.grow(count + 1).rows)
+
+
+def test_an_order_saved_in_32_bits_is_restored():
+    ordered, _ = pair(jax_tt.TTEmbed)
+    wanted, saved = ordered(IDS), nnx.to_pure_dict(nnx.state(ordered))
+    saved["id_order"] = saved["id_order"].astype(jnp.int32)
+    other = jax_tt.TTEmbed(N, D, tt_ranks=2, id_order=IdOrder.identity(N), rngs=nnx.Rngs(1))
+    nnx.update(other, saved)
+    assert other.id_order[...].dtype == jnp.int32
+    equal(other(IDS), wanted)
+
+
 def test_orbax_brings_the_order_back(tmp_path):
     ordered, _ = pair(jax_tt.TTEmbed, cache=CACHES["cache"])
     ordered(IDS)

@@ -87,7 +87,7 @@ def test_the_rival_of_equal_bytes_is_named(trained):
 def test_bytes_of_an_order_count(trained):
     _, plan = trained
     planned = plan["clustered"]
-    assert planned.nbytes == planned.shape.cost().bytes + 4 * N
+    assert planned.nbytes == planned.shape.cost().bytes + 2 * N
 
 
 @pytest.mark.parametrize("name", ["smooth", "of_low_rank", "clustered"])

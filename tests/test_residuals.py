@@ -115,6 +115,17 @@ def test_cores_have_the_type_of_the_table(dtype):
         assert {core.dtype for core in term.approximation.cores} == {np.dtype(dtype)}
 
 
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_errors_of_tables_whose_squares_float32_does_not_hold(scale):
+    shapes, options = [SHAPE] * 2, {"refine": 0, "progress": False}
+    wanted, found = (
+        jax_tt.tt_residuals(table() * np.float32(factor), shapes, **options)
+        for factor in (1, scale)
+    )
+    for one, other in zip(wanted, found, strict=True):
+        np.testing.assert_allclose(other.relative_error, one.relative_error, rtol=1e-3)
+
+
 def test_a_table_of_zeros():
     terms = jax_tt.tt_residuals(np.zeros((118, 8), np.float32), [SHAPE] * 2, progress=False)
     assert [term.relative_error for term in terms] == [0, 0]

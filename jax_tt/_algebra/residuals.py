@@ -14,6 +14,7 @@ from jax_tt._arguments import as_dtype, as_int
 from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
 from jax_tt.order._id_order import IdOrder
+from jax_tt.order._ordered_rows import OrderedRows
 from jax_tt.order._table import from_table
 
 
@@ -51,14 +52,14 @@ def tt_residuals(
     What a tensor train knows of an id alone is the id's place: all numbers are shared with other ids. A second train in
     the same order adds nothing that higher ranks would not, but one in another order gives every id a second place. At
     equal numbers of parameters a few trains of low rank in orders of their own are therefore closer to a table of
-    little structure than a single one, for 4 more bytes an id and order. The row of an id is the sum of its rows in
-    all terms; a layer for each of them, `TTEmbed(..., id_order=...)`, and the sum of what they return train on.
+    little structure than a single one, for 2 or 4 more bytes an id and order. The row of an id is the sum of its rows
+    in all terms; a layer for each of them, `TTEmbed(..., id_order=...)`, and the sum of what they return train on.
 
     The same idea for vectors alone is residual quantisation: Y. Chen et al., "Approximate nearest neighbor search by
     residual vector quantization", Sensors 2010.
 
-    The order of each term is that of `order.from_table`, its cores are those of `tt_from_dense`. Takes a float32 copy
-    of the table, two more with ``refine``, and the time of both functions for every term.
+    The order of each term is that of `order.from_table`, its cores are those of `tt_from_dense`. Takes the time of both
+    functions for every term, and a float32 copy of the table beside the memory of either.
 
     Args:
         table: floats ``[N, D]``, on the host.
@@ -74,6 +75,7 @@ def tt_residuals(
     Raises:
         ValueError: ``table`` is not finite or not ``[N, D]`` of the shapes, or there are no shapes.
         TypeError: something else than a `TTShape` among the shapes.
+        ImportError: tqdm or scipy is missing.
 
     >>> import numpy as np, jax_tt
     >>> table = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
@@ -92,16 +94,16 @@ def tt_residuals(
         )
     dtype = as_dtype("dtype", dtype, table.dtype)
     seed = as_int("seed", seed)
-    left = table.astype(np.float32)
-    whole = float(np.linalg.norm(left)) or 1.0
-    terms = []
+    left = np.array(table, np.float32)
+    error, terms = 1.0, []
     for shape in shapes:
         id_order = from_table(left, shape, refine=refine, seed=seed, progress=progress)
+        found = tt_from_dense(OrderedRows(left, id_order), shape=shape, dtype=dtype, seed=seed)
         rows = id_order.inverse.rows
-        found = tt_from_dense(left[rows], shape=shape, dtype=dtype, seed=seed)
         for start, value in rows_of(found.cores, shape, Progress(False)):
             left[rows[start : start + len(value)]] -= value.astype(np.float32)
-        terms.append(TTResidual(id_order, found, float(np.linalg.norm(left)) / whole))
+        error *= found.relative_error
+        terms.append(TTResidual(id_order, found, error))
     return tuple(terms)
 
 

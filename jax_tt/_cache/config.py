@@ -89,7 +89,7 @@ class RowCache:
 
     >>> import jax_tt
     >>> jax_tt.RowCache(capacity=1000, ways=32).layout(num_embeddings=100_000)
-    (32, 32, 512, 32)
+    (32, 32, 1024, 16)
     """
 
     capacity: int

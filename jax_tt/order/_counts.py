@@ -28,7 +28,7 @@ def from_counts(counts: Any) -> IdOrder:
     Example:
         >>> import jax_tt
         >>> jax_tt.order.from_counts([3, 0, 9, 3]).rows
-        array([1, 3, 0, 2], dtype=int32)
+        array([1, 3, 0, 2], dtype=uint16)
     """
     counts = as_counts("counts", counts)
     return order_of_rows(np.argsort(-counts, kind="stable"))

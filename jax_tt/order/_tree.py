@@ -34,7 +34,7 @@ def from_tree(categories: Any, shape: TTShape) -> IdOrder:
         >>> import jax_tt
         >>> shape = jax_tt.TTShape(6, 4, 2, (3, 2), (2, 2))
         >>> jax_tt.order.from_tree(["tea", "cup", "tea", "jam", "cup", "jam"], shape).rows
-        array([4, 0, 5, 2, 1, 3], dtype=int32)
+        array([4, 0, 5, 2, 1, 3], dtype=uint16)
     """
     shape = as_shape(shape)
     labels = np.asarray(categories)

@@ -66,6 +66,7 @@ QUICK_EPOCHS = {
     "hashing": 3,
     "quotient_remainder": 8,
 }
+OFFERED = tuple(name for name, variant in VARIANTS.items() if variant.table in TUNED)
 TT_RANK = 16
 ORDERS = ("none", "interactions", "counts", "start")
 STARTS = ("random", "spectral")
@@ -127,7 +128,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add(
         "--variants",
         default=",".join(COMPARED),
-        help=f"comma-separated, some of {', '.join(VARIANTS)}",
+        help=f"comma-separated, some of {', '.join(OFFERED)}",
     )
     add(
         "--workdir",
@@ -174,12 +175,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="epochs between points of the recall curve, 0: none; default 5",
     )
     add("--test-users", type=int, help="evaluate on so many random test users instead of all")
-    add("--worker", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
+    add("--worker", choices=OFFERED, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     options.variants = options.variants.split(",")
     for name in options.variants:
         if name not in VARIANTS:
-            parser.error(f"--variants: got {name!r}; expected some of {', '.join(VARIANTS)}")
+            parser.error(f"--variants: got {name!r}; expected some of {', '.join(OFFERED)}")
+        if name not in OFFERED:
+            parser.error(
+                f"--variants: got {name}, which starts from the rows of a trained table, as curve.py gives it; "
+                f"expected some of {', '.join(OFFERED)}"
+            )
         if name in _NEED_RATIO and options.ratio is None:
             parser.error(f"--ratio: got none; expected one, as {name} has no size of its own")
         if options.start == "random" and options.order == "start":

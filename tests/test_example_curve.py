@@ -1,14 +1,15 @@
-"""Recall against bytes: the small kinds of tables, the points and their file, table, picture and page."""
+"""Recall against bytes: the points and their file, tuning and teachers, table, picture and page."""
 
 import json
 import lzma
 import re
+import shutil
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,14 +18,8 @@ pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
-from flax import nnx
-
-import jax_tt
-from examples.retrieval import curve, curve_report, data, settings, tables
+from examples.retrieval import checkpoint, curve, curve_report, data
 from examples.retrieval.train import train
-
-ROOT = Path(__file__).parents[1]
-SMALL = {"low_rank", "hashing", "quotient_remainder"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,163 +35,6 @@ def folder(tmp_path: Path) -> Path:
     path.mkdir()
     data.write_synthetic(path / "groups.txt.gz", num_users=300, num_items=120, groups=6)
     return path
-
-
-def make(kind: str, rows: int, features: int, ratio: float):
-    return tables.make_table(
-        kind,
-        rows,
-        features,
-        std=0.5,
-        optimizer=None,
-        ratio=ratio,
-        tt_ranks=16,
-        order=lambda shape: None,
-        rngs=nnx.Rngs(0),
-    )
-
-
-# Tables
-
-
-@pytest.mark.parametrize("kind", [*sorted(SMALL), "tt", "tt2"])
-@pytest.mark.parametrize(("rows", "features", "ratio"), [(997, 24, 3.0), (2000, 16, 10.0)])
-def test_tables_use_their_budget_and_keep_it(kind, rows, features, ratio):
-    """The tables are as large as the ratio allows, but for one step of what determines their size."""
-    size = sum(array.size for array in tables.arrays(make(kind, rows, features, ratio)))
-    two = jax_tt.TTShape.suggest(rows, features, 1, d=2).row_factors
-    step = {
-        "low_rank": rows + features,
-        "tt": 0.15 * rows * features / ratio,
-        "tt2": two[0] * features + two[1],
-    }
-    budget = rows * features / ratio
-    assert budget - 2 * step.get(kind, features) < size <= budget
-
-
-def test_low_rank_is_a_product():
-    table = make("low_rank", 50, 12, 3.0)
-    rows, basis = (np.asarray(array, np.float64) for array in table.arrays())
-    assert rows.shape == (50, 3) and basis.shape == (3, 12)
-    ids = np.array([0, 49, 7, 7])
-    np.testing.assert_allclose(table(jnp.asarray(ids)), (rows @ basis)[ids], rtol=1e-5, atol=1e-6)
-    assert tables.lookup(table, jnp.zeros(0, jnp.int32)).shape == (0, 12)
-
-
-def test_hashing_shares_the_row_of_the_hash():
-    table = make("hashing", 1000, 6, 8.0)
-    (rows,) = (np.asarray(array) for array in table.arrays())
-    ids = np.arange(1000)
-    row = np.array([murmur(i) % 125 for i in range(1000)])
-    assert np.array_equal(table(jnp.asarray(ids)), rows[row])
-    # As even as balls thrown at random: about 125 / e^8 rows are empty.
-    assert np.bincount(row, minlength=125).max() < 25 and len(set(row)) > 120
-
-
-def murmur(x: int) -> int:
-    """The finaliser of MurmurHash3 in exact integers."""
-    x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
-    x = (x ^ (x >> 13)) * 0xC2B2AE35 % 2**32
-    return x ^ (x >> 16)
-
-
-def test_quotient_remainder_gives_every_id_a_row_of_its_own():
-    table = make("quotient_remainder", 1001, 5, 4.0)
-    quotient, remainder = (np.asarray(array, np.float64) for array in table.arrays())
-    ids = np.arange(1001)
-    expected = quotient[ids // len(remainder)] * remainder[ids % len(remainder)]
-    found = np.asarray(table(jnp.asarray(ids)))
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert len(np.unique(found, axis=0)) == 1001
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 10, 100, 101, 997])
-@pytest.mark.parametrize("ratio", [1.1, 2.0, 4.5])
-def test_remainders_against_trying_all(rows, ratio):
-    budget = int(rows / ratio)
-    fit = [m for m in range(1, rows + 1) if m + -(-rows // m) <= budget]
-    if fit:
-        assert tables.remainders(rows, ratio) == max(fit)
-    else:
-        with pytest.raises(ValueError, match="expected a smaller ratio"):
-            tables.remainders(rows, ratio)
-
-
-@pytest.mark.parametrize("kind", [*sorted(SMALL), "tt", "tt2"])
-def test_tables_that_are_too_small(kind):
-    with pytest.raises(ValueError, match=f"ratio: got 200 for {kind}, but .*expected a smaller"):
-        tables.check_fits(kind, 100, 8, 200.0)
-    with pytest.raises(ValueError, match=r"ratio: got 1\.0; expected a number above 1"):
-        tables.check_fits(kind, 100, 8, 1.0)
-    tables.check_fits(kind, 100, 8, 3.0)
-    if kind in SMALL:
-        with pytest.raises(ValueError, match="ratio: got None for"):
-            tables.check_fits(kind, 100, 8, None)
-
-
-def test_two_cores_of_both_tables_take_the_same_bytes():
-    """Together they keep the ratio, whatever the numbers of rows."""
-    sizes = (7000, 2500)
-    ratios = tables.split_ratio("tt2", sizes, 10.0)
-    shapes = [tables.tt2_shape(n, 64, ratio) for n, ratio in zip(sizes, ratios, strict=True)]
-    budget = sum(sizes) * 64 / 10
-    assert 0.85 * budget < sum(shape.num_params for shape in shapes) <= budget
-    assert 0.85 < shapes[0].num_params / shapes[1].num_params < 1.15
-    assert tables.split_ratio("low_rank", sizes, 10.0) == [10.0, 10.0]
-
-
-@pytest.mark.parametrize("kind", ["dense", "tt", "tt2", "low_rank"])
-def test_tables_start_from_rows(kind):
-    """Rows that the kind can hold, two distinct ones in a table of one vector each, are held to rounding."""
-    rng = np.random.default_rng(0)
-    rows = np.repeat(rng.normal(size=(2, 6)), [40, 60], axis=0).astype(np.float32)
-    mixed = jax_tt.order.IdOrder(rng.permutation(100))
-    table = tables.make_table(
-        kind,
-        100,
-        6,
-        std=0.5,
-        optimizer=None,
-        ratio=None if kind == "dense" else 2.0,
-        tt_ranks=4,
-        order=lambda shape: mixed,
-        start=rows[mixed.rows],
-        rngs=nnx.Rngs(0),
-    )
-    found = tables.lookup(table, jnp.arange(100))
-    np.testing.assert_allclose(found, rows[mixed.rows], rtol=1e-4, atol=1e-4)
-
-
-def test_initial_rows_have_the_same_length():
-    for kind in (*sorted(SMALL), "tt", "tt2"):
-        table = make(kind, 3000, 64, 4.0)
-        rows = tables.lookup(table, jnp.arange(3000))
-        assert 0.4 < float(jnp.std(rows)) < 0.6, kind
-
-
-@pytest.mark.parametrize("variant", sorted(SMALL))
-def test_learns(folder, tmp_path, variant):
-    interactions = data.load(folder / "groups.txt.gz")
-    arguments = ["--data", "x", "--ratio", "4", "--features", "8", "--epochs", "12", "--l2", "0.01"]
-    arguments += ["--batch-size", "256", "--negatives", "16", "--learning-rate", "0.03"]
-    options = settings.parse([*arguments, "--variants", variant])
-    result = train(settings.config(options, variant), interactions, tmp_path / "run", k=10)
-    assert result["loss_curve"][-1] < 0.97 * result["loss_curve"][0]
-    assert 4 <= result["compression"] < 8 and result["order_bytes"] == 0
-    # Chance is 10 of about 110 items; ids that share a row by chance hold a user back.
-    assert result["recall"] > (0.1 if variant == "hashing" else 0.15)
-
-
-@pytest.mark.parametrize("variant", ["dense_fused", "tt2_fused"])
-def test_a_spectral_start_knows_the_groups_before_training(folder, tmp_path, variant):
-    interactions = data.load(folder / "groups.txt.gz")
-    arguments = ["--data", "x", "--ratio", "4", "--features", "8", "--epochs", "1"]
-    arguments += ["--batch-size", "256", "--negatives", "16", "--learning-rate", "1e-6"]
-    arguments += ["--order", "start", "--start", "spectral", "--variants", variant]
-    options = settings.parse(arguments)
-    result = train(settings.config(options, variant), interactions, tmp_path / "run", k=10)
-    # Of the 20 items of a user's group 10 are found by guessing among them.
-    assert result["recall"] > 0.3
 
 
 # Data sets
@@ -226,16 +64,40 @@ def command(folder: Path, out: Path, *more: str) -> None:
     curve.main(["--data", str(folder), "--out", str(out), *TINY, *more])
 
 
+def points_of(out: Path) -> list[dict[str, Any]]:
+    return list(json.loads((out / curve.RESULTS).read_text())["points"].values())
+
+
+class Run(NamedTuple):
+    """A call of the replaced training.
+
+    Attributes:
+        config: its settings.
+        pairs: train interactions that it sees.
+        start: index of the run whose rows it starts from.
+        saves: it saves rows.
+    """
+
+    config: curve.Config
+    pairs: int
+    start: int | None
+    saves: bool
+
+
 @pytest.fixture
 def trained(monkeypatch):
     """Replaces training; the recall of a run is a known function of its settings. Lists the runs."""
-    runs = []
+    runs: list[Run] = []
 
-    def instead(config, interactions, workdir):
+    def instead(config, interactions, workdir, *, trained, save_rows):
         workdir.mkdir(parents=True)
-        runs.append((config, len(interactions.train_users)))
-        recall = 0.1 + 0.01 * config.seed + (config.l2 == 1e-3) + config.learning_rate
-        order = 4 * 420 if config.order != "none" else 0
+        start = None if trained is None else int(trained["users"])
+        if save_rows is not None:
+            save_rows.parent.mkdir(exist_ok=True)
+            np.savez(save_rows, users=len(runs), items=len(runs))
+        runs.append(Run(config, len(interactions.train_users), start, save_rows is not None))
+        recall = 0.1 + 0.01 * config.seed + (config.l2 == 0.2) + config.learning_rate
+        order = 2 * 420 if config.order != "none" else 0
         size = 13_440 if config.ratio is None else int(13_440 / config.ratio)
         return {
             "recall": recall,
@@ -253,37 +115,37 @@ def trained(monkeypatch):
 def test_trains_what_is_missing_and_nothing_twice(folder, tmp_path, trained, capsys):
     out = tmp_path / "out"
     command(folder, out, "--seeds", "1", "--ratios", "2", "4")
-    assert len(trained) == 2 + 2 * 8
+    assert len(trained) == 2 + 2 * 12
     assert not any((out / "points").iterdir())  # the runs of finished points are gone
     command(folder, out, "--seeds", "2", "--ratios", "4")
-    assert len(trained) == 18 + 10  # the new seed alone
+    assert len(trained) == 26 + 14  # the new seed alone
     command(folder, out, "--seeds", "2", "--ratios", "4")
-    assert len(trained) == 28
+    assert len(trained) == 40
     command(folder, out, "--seeds", "1", "--ratios", "4", "--epochs", "2", "--methods", "dense")
-    assert len(trained) == 29 and trained[-1][0].epochs == 2  # other settings, another point
-    assert len(json.loads((out / curve.RESULTS).read_text())["points"]) == 29
+    assert len(trained) == 41 and trained[-1].config.epochs == 2  # other settings, another point
+    assert len(points_of(out)) == 41
 
 
 def test_a_stopped_command_keeps_what_it_finished(folder, tmp_path, trained, monkeypatch):
     known = curve.train_alone
 
-    def stop(config, interactions, workdir):
+    def stop(config, *arguments, **options):
         if config.order == "interactions":
             raise KeyboardInterrupt
-        return known(config, interactions, workdir)
+        return known(config, *arguments, **options)
 
     monkeypatch.setattr(curve, "train_alone", stop)
     with pytest.raises(KeyboardInterrupt):
         command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
-    assert len(trained) == 3
+    assert len(trained) == 5
     monkeypatch.setattr(curve, "train_alone", known)
     command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
-    assert len(trained) == 10
+    assert len(trained) == 14
 
 
 def test_leaves_out_what_cannot_be_that_small(folder, tmp_path, trained, capsys):
     command(folder, tmp_path, "--seeds", "1", "--ratios", "20", "--methods", "dense", "low_rank")
-    assert [run.variant for run, _ in trained] == ["dense_fused"]
+    assert [run.config.variant for run in trained] == ["dense_fused"]
     assert "groups: leaves low_rank out: ratio: got 20 for low_rank" in capsys.readouterr().out
 
 
@@ -291,17 +153,21 @@ def test_tunes_all_methods_alike_on_train_items(folder, tmp_path, trained):
     methods = ("dense", "tt", "hashing")
     command(folder, tmp_path, "--tune", "--seeds", "2", "--ratios", "2", "4", "--methods", *methods)
     whole = len(data.load(folder / "groups.txt.gz").train_users)
-    tuning = [run for run, size in trained if size < whole]
-    points = [run for run, size in trained if size == whole]
+    tuning = [run.config for run in trained if run.pairs < whole]
+    points = [run.config for run in trained if run.pairs == whole]
     tried = {(run.variant, run.ratio, run.learning_rate, run.l2): run.seed == 0 for run in tuning}
     assert all(tried.values()) and len(tuning) == len(tried) == 3 * 6
     assert {key[:2] for key in tried} == {
         ("dense_fused", None),
-        ("tt_fused", 4.0),
-        ("hashing", 4.0),
+        ("tt_fused", 2.0),
+        ("hashing", 2.0),
     }
-    # The replaced training makes this pair the best one.
-    assert {(run.learning_rate, run.l2) for run in points} == {(1e-2, 1e-3)}
+    # The replaced training makes this pair the best one: the larger multiple of the method's own learning rate.
+    assert {(run.variant, run.learning_rate, run.l2) for run in points} == {
+        ("dense_fused", 3 * 3e-3, 0.2),
+        ("tt_fused", 3 * 5e-3, 0.2),
+        ("hashing", 3 * 3e-3, 0.2),
+    }
     assert len(points) == 2 * (1 + 2 * 2)
     text = (tmp_path / "curve.md").read_text()
     assert len(text.splitlines()) == 2 + 5  # no line of the table is a run of the tuning
@@ -310,8 +176,8 @@ def test_tunes_all_methods_alike_on_train_items(folder, tmp_path, trained):
 def test_one_real_point(folder, tmp_path):
     """The order takes its bytes, and training leaves nothing behind but the figures."""
     command(folder, tmp_path, "--seeds", "1", "--ratios", "3", "--methods", "tt_order")
-    (row,) = json.loads((tmp_path / curve.RESULTS).read_text())["points"].values()
-    assert row["order_bytes"] == 4 * (300 + 120)
+    (row,) = points_of(tmp_path)
+    assert row["order_bytes"] == 2 * (300 + 120)
     assert row["bytes"] == 4 * row["parameters"] + row["order_bytes"]
     assert 3 * row["parameters"] <= 8 * (300 + 120)
     assert 0 <= row["recall"] <= 1 and not any((tmp_path / "points").iterdir())
@@ -335,12 +201,134 @@ def test_unknown_data_set(folder, tmp_path):
         command(folder, tmp_path, "--datasets", "book")
 
 
+# Teachers
+
+
+def test_points_start_from_the_rows_of_their_teacher_at_the_same_seed(folder, tmp_path, trained):
+    methods = ("tt_residual", "low_rank_trained_spectral", "hashing")
+    command(folder, tmp_path, "--seeds", "2", "--ratios", "2", "4", "--methods", *methods)
+    pupils = [run for run in trained if run.start is not None]
+    assert len(pupils) == 2 * 2 * 2 and len(trained) == len(pupils) + 2 * 2 + 2 * 2
+    for run in pupils:
+        teacher = trained[run.start]
+        assert teacher.config.variant == "dense_fused" and teacher.config.seed == run.config.seed
+        spectral = run.config.variant == "low_rank"
+        assert teacher.config.start == ("spectral" if spectral else "random")
+    for run in trained:
+        assert run.saves == (run.config.variant == "dense_fused")
+    # Teachers are points as any other: whoever asks for them later finds them.
+    command(folder, tmp_path, "--seeds", "2", "--methods", "dense", "dense_spectral")
+    assert len(trained) == 16
+
+
+def test_a_teacher_is_trained_again_where_its_rows_were_deleted(folder, tmp_path, trained):
+    chosen = ["--seeds", "1", "--methods", "tt_residual"]
+    command(folder, tmp_path, *chosen, "--ratios", "2")
+    before = {path.name for path in (tmp_path / "rows").iterdir()}
+    known = points_of(tmp_path)
+    command(folder, tmp_path, *chosen, "--ratios", "3")
+    assert [run.start for run in trained] == [None, 0, 0]
+    shutil.rmtree(tmp_path / "rows")
+    command(folder, tmp_path, *chosen, "--ratios", "2", "3")  # nothing is missing
+    assert len(trained) == 3 and not (tmp_path / "rows").exists()
+    command(folder, tmp_path, *chosen, "--ratios", "4")
+    assert [run.start for run in trained] == [None, 0, 0, None, 3]
+    assert trained[3] == trained[0]
+    assert {path.name for path in (tmp_path / "rows").iterdir()} == before
+    after = points_of(tmp_path)
+    assert len(after) == 4 and all(row in after for row in known)
+
+
+def test_a_teacher_is_tuned_before_its_pupils_and_on_train_items(folder, tmp_path, trained):
+    """Pupils start from the teacher's tuned settings, those that are tuned from rows that saw no held-out item."""
+    command(folder, tmp_path, "--tune", "--seeds", "2", "--ratios", "4", "--methods", "tt_residual")
+    whole = len(data.load(folder / "groups.txt.gz").train_users)
+    tuning, points = trained[:12], trained[12:]
+    assert {run.pairs for run in tuning} == {tuning[0].pairs} and tuning[0].pairs < whole
+    assert [run.config.variant for run in tuning] == ["dense_fused"] * 6 + ["tt_residual_fused"] * 6
+    assert {run.config.seed for run in tuning} == {0}
+    best = replace(tuning[0].config, learning_rate=3 * 3e-3, l2=0.2)
+    assert {trained[run.start].config for run in tuning[6:]} == {best}
+    assert all(run.start < 6 for run in tuning[6:])
+    names = ["dense_fused", "tt_residual_fused"] * 2
+    assert [(run.config.variant, run.pairs) for run in points] == [(name, whole) for name in names]
+    for seed, (teacher, pupil) in enumerate([points[:2], points[2:]]):
+        assert teacher.config == replace(best, seed=seed)
+        assert trained[pupil.start] == teacher and pupil.start >= 12
+        assert (pupil.config.learning_rate, pupil.config.l2) == (3 * 1e-3, 0.2)
+
+
+def test_the_name_of_a_point_tells_its_teacher():
+    options = curve.parse(["--data", "x"])
+    dense = curve.Point("d", "dense", curve.config(options, "dense", None, 0))
+    config = curve.config(options, "tt_residual", 10.0, 0)
+
+    def name(teacher: curve.Point | None) -> str:
+        return curve.Point("d", "tt_residual", config, teacher=teacher).name
+
+    others = [
+        replace(dense, config=replace(dense.config, l2=0.5)),
+        replace(dense, tuning=True),
+        replace(dense, method="dense_spectral"),
+        None,
+    ]
+    assert len({name(dense), *map(name, others)}) == 5
+    assert name(dense) == name(replace(dense))
+    assert name(dense).startswith("d-tt_residual-10x-seed0-")
+
+
+def test_a_command_that_was_stopped_at_a_pupil_keeps_its_teacher(
+    folder, tmp_path, trained, monkeypatch
+):
+    known = curve.train_alone
+
+    def stop(config, *arguments, **options):
+        if config.start == "dense":
+            raise KeyboardInterrupt
+        return known(config, *arguments, **options)
+
+    chosen = ["--seeds", "1", "--ratios", "4", "--methods", "tt_residual"]
+    monkeypatch.setattr(curve, "train_alone", stop)
+    with pytest.raises(KeyboardInterrupt):
+        command(folder, tmp_path, *chosen)
+    monkeypatch.setattr(curve, "train_alone", known)
+    command(folder, tmp_path, *chosen)
+    assert [run.start for run in trained] == [None, 0]
+
+
+def test_a_real_pupil_continues_from_its_checkpoint(folder, tmp_path, monkeypatch):
+    """It is as small as asked with its orders, and stopped after an epoch it ends as one that was not stopped."""
+    save = checkpoint.Run.save
+
+    def stop(run: checkpoint.Run, epoch: int, *state: Any) -> None:
+        save(run, epoch, *state)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(curve, "train_alone", train)
+    chosen = ["--seeds", "1", "--ratios", "4", "--epochs", "2", "--methods"]
+    command(folder, tmp_path / "stopped", *chosen, "dense")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(checkpoint.Run, "save", stop)
+        command(folder, tmp_path / "stopped", *chosen, "tt_residual")
+    command(folder, tmp_path / "stopped", *chosen, "tt_residual")
+    shutil.copytree(tmp_path / "stopped" / "rows", tmp_path / "whole" / "rows")
+    command(folder, tmp_path / "whole", *chosen, "tt_residual")
+    (whole,) = points_of(tmp_path / "whole")
+    _, resumed = points_of(tmp_path / "stopped")
+    assert resumed == whole
+    budget = 4 * 8 * (300 + 120) / 4
+    assert 0.6 * budget < whole["bytes"] <= budget
+    assert whole["bytes"] == 2 * whole["parameters"] + whole["order_bytes"]
+    assert whole["order_bytes"] >= 2 * (300 + 120) and whole["recall"] > 0
+
+
 # Table and picture
 
 
 def test_means_and_spread_against_numpy(folder, tmp_path, trained):
     command(folder, tmp_path, "--seeds", "3", "--ratios", "2", "4")
-    rows = list(json.loads((tmp_path / curve.RESULTS).read_text())["points"].values())
+    rows = points_of(tmp_path)
+    assert {row["method"] for row in rows} == set(curve.METHODS)
     for point in curve_report.means(rows):
         recalls = [
             row["recall"]
@@ -351,10 +339,11 @@ def test_means_and_spread_against_numpy(folder, tmp_path, trained):
         np.testing.assert_allclose(point.recall, np.mean(recalls), rtol=1e-12)
         np.testing.assert_allclose(point.spread, np.std(recalls, ddof=1), rtol=1e-12)
     lines = curve_report.table(rows).splitlines()
-    assert len(lines) == 2 + 2 + 2 * 8
-    dense, ordered = lines[2], lines[4]
+    assert len(lines) == 2 + 2 + 2 * 12
+    dense, pupil = lines[2], lines[4]
     assert re.search(r"dense \| 0\.\d{4} ± 0\.0100 \| 100% \| 3 \| 13,440 \| 1\.0 \|  \|$", dense)
-    assert "| 6,720 | 2.0 | 1.6 |" in ordered  # 13,440 / (6,720 + 1,680)
+    assert "| sum of TTs from dense, 16 bits |" in pupil
+    assert pupil.endswith("| 6,720 | 2.0 | 1.8 |")  # 13,440 / (6,720 + 840)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -23,7 +23,7 @@ pytest.importorskip("tqdm")
 
 import orbax.checkpoint as ocp
 
-from examples.retrieval import data, main, reorder, settings
+from examples.retrieval import data, main, reorder, report, settings
 from examples.retrieval.evaluate import Recall
 
 # Compares bits with those of processes of their own.
@@ -207,7 +207,7 @@ def test_orders_of_ids(log, tmp_path, order):
     """The order is used, saved, and counted in the bytes; dense tables have none."""
     result = run(log, tmp_path, "tt_fused", "--order", order, "--epochs", "2")
     read = data.load(log)
-    assert result["bytes"] == 4 * (result["parameters"] + read.num_users + read.num_items)
+    assert result["bytes"] == 4 * result["parameters"] + 2 * (read.num_users + read.num_items)
     saved = [
         value for name, value in parameters(tmp_path, "tt_fused").items() if "id_order" in name
     ]
@@ -285,6 +285,10 @@ def test_compares_the_variants(log, tmp_path):
         (["--tt-rank", "0"], "--tt-rank: got 0; expected at least 1"),
         (["--validation", "1"], "--validation: got 1.0; expected a fraction below 1"),
         (["--variants", "tt2_fused"], "--ratio: got none; expected one, as tt2_fused has no size"),
+        (
+            ["--variants", "tt_residual_fused", "--ratio", "4", "--quick"],
+            "--variants: got tt_residual_fused, which starts from the rows of a trained table",
+        ),
         (["--order", "start"], "--order: got start with random rows"),
         (
             ["--variants", "hashing", "--ratio", "4", "--start", "spectral"],
@@ -296,6 +300,33 @@ def test_command_line_errors(capsys, more, message):
     with pytest.raises(SystemExit):
         settings.parse(["--data", "log", *more])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [[], ["--quick"], ["--start", "spectral"]])
+def test_every_variant_that_is_offered_has_settings(more):
+    for variant in settings.OFFERED:
+        if (
+            more[:1] == ["--start"]
+            and settings.VARIANTS[variant].table not in settings.TUNED_SPECTRAL
+        ):
+            continue
+        options = settings.parse(["--data", "x", "--ratio", "4", "--variants", variant, *more])
+        config = settings.config(options, variant)
+        assert config.epochs > 0 and config.start == options.start
+    assert set(settings.VARIANTS) - set(settings.OFFERED) == {"tt_residual_fused"}
+
+
+def test_every_variant_has_a_line_and_a_colour(tmp_path):
+    figures = dict.fromkeys(
+        ("bytes", "state_bytes", "peak_bytes", "start_bytes", "parameters"), 100
+    )
+    figures |= {"recall": 0.1, "compression": 2.0, "step_ms": 1.0, "test_users": 3}
+    figures |= {"recall_curve": [[5, 0.1]], "loss_curve": [1.0]}
+    results = [{"variant": variant, **figures} for variant in settings.VARIANTS]
+    lines = report.table(results, 20).splitlines()
+    assert len(lines) == 1 + len(results) + 1 and any("sum of TTs" in line for line in lines)
+    report.picture(tmp_path / "all.png", results, 20)
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_readme():

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from examples.retrieval import curve_report, data, report, settings, tables
+from examples.retrieval import curve_report, data, report, settings
 from examples.retrieval.checkpoint import write_json
 from examples.retrieval.data import Interactions
 from examples.retrieval.settings import VARIANTS, Config
+from examples.retrieval.sizes import check_fits, split_ratio
 from examples.retrieval.train import train
 
 RESULTS = "curve_results.json"
@@ -258,9 +259,8 @@ def _tune(
     teachers = {METHODS[method].start for method, _ in sizes} & METHODS.keys()
     first = dict(reversed(sizes)) | dict.fromkeys(teachers)
     best: dict[str, dict[str, Any]] = {}
-    for method in sorted(
-        first, key=list(METHODS).index
-    ):  # a teacher stands before those that it teaches
+    # A teacher stands before those that it teaches.
+    for method in sorted(first, key=list(METHODS).index):
         ratio = first[method]
         base = config(options, method, ratio, seed=0).learning_rate
         points = [
@@ -294,8 +294,8 @@ def _fits(
     kind = VARIANTS[chosen.variant].table
     sizes = interactions.num_users, interactions.num_items
     try:
-        for rows, own in zip(sizes, tables.split_ratio(kind, sizes, features, ratio), strict=True):
-            tables.check_fits(kind, rows, features, own, chosen.dtype)
+        for rows, own in zip(sizes, split_ratio(kind, sizes, features, ratio), strict=True):
+            check_fits(kind, rows, features, own, chosen.dtype)
     except ValueError as error:
         print(f"{name}: leaves {method} out: {error}")
         return False

@@ -12,19 +12,19 @@ from examples.retrieval.report import COLOURS
 LABELS = {
     "dense": "dense",
     "dense_spectral": "dense, spectral start",
-    "tt_residual": "sum of TTs from dense, 16 bits",
-    "tt_residual_spectral": "sum of TTs from dense, spectral start, 16 bits",
-    "tt_residual_scratch": "sum of TTs, spectral start, 16 bits",
+    "tt_residual": "sum of TTs from dense",
+    "tt_residual_spectral": "sum of TTs from dense, spectral start",
+    "tt_residual_scratch": "sum of TTs, spectral start",
     "tt2_spectral": "TT of two cores, ordered, spectral start",
     "tt2_order": "TT of two cores, ordered",
     "tt_order": "TT, ids ordered by interactions",
     "tt": "TT, ids as they come",
-    "low_rank": "low rank, 16 bits",
-    "low_rank_spectral": "low rank, spectral start, 16 bits",
-    "low_rank_trained": "low rank from dense, 16 bits",
-    "low_rank_trained_spectral": "low rank from dense, spectral start, 16 bits",
-    "quotient_remainder": "quotient-remainder, 16 bits",
-    "hashing": "hashing, 16 bits",
+    "low_rank": "low rank",
+    "low_rank_spectral": "low rank, spectral start",
+    "low_rank_trained": "low rank from dense",
+    "low_rank_trained_spectral": "low rank from dense, spectral start",
+    "quotient_remainder": "quotient-remainder",
+    "hashing": "hashing",
 }
 STYLES = {
     "dense": (COLOURS["dense_fused"], "D"),
@@ -54,6 +54,7 @@ class Mean:
         recall: mean over the seeds.
         spread: standard deviation over the seeds; None for a single one.
         seeds: their number.
+        dtype: storage type of the tables.
         bytes: of the tables, without orders of ids.
         order_bytes: of the orders of ids.
     """
@@ -64,8 +65,14 @@ class Mean:
     recall: float
     spread: float | None
     seeds: int
+    dtype: str
     bytes: int
     order_bytes: int
+
+    @property
+    def label(self) -> str:
+        """The name of the method and, where a number takes less than four bytes, of its size."""
+        return LABELS[self.method] + (", 16 bits" if self.dtype == "bfloat16" else "")
 
 
 def means(rows: Sequence[dict[str, Any]]) -> list[Mean]:
@@ -87,6 +94,7 @@ def means(rows: Sequence[dict[str, Any]]) -> list[Mean]:
                 statistics.fmean(recalls),
                 statistics.stdev(recalls) if len(runs) > 1 else None,
                 len(runs),
+                first["config"].get("dtype", "float32"),
                 first["bytes"] - first["order_bytes"],
                 first["order_bytes"],
             )
@@ -108,7 +116,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         total = point.bytes + point.order_bytes
         cells = [
             point.data_set,
-            LABELS[point.method],
+            point.label,
             f"{point.recall:.4f}{spread}",
             f"{point.recall / base.recall:.0%}" if base and base.recall else "",
             str(point.seeds),
@@ -133,10 +141,11 @@ def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         1, len(names), figsize=(6.5 * len(names), 4.8), squeeze=False, layout="constrained"
     )
     for axis, name in zip(axes.flat, names, strict=True):
-        for method, label in LABELS.items():
+        for method in LABELS:
             line = [p for p in points if p.data_set == name and p.method == method]
             if not line:
                 continue
+            label = line[0].label
             _line(axis, line, lambda p: p.bytes, label=label, linestyle="-")
             if any(p.order_bytes for p in line):
                 with_order = label + ", order counted"

@@ -12,7 +12,8 @@ from flax import nnx
 
 import jax_tt
 from examples.retrieval.settings import Variant
-from examples.retrieval.tables import arrays, lookup, make_table, split_ratio
+from examples.retrieval.sizes import split_ratio
+from examples.retrieval.tables import arrays, lookup, make_table
 
 
 class MatrixFactorization(nnx.Module):

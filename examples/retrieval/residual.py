@@ -1,5 +1,7 @@
 """Sums of TT tables, each in an order of its own, which start from the rows of a trained table."""
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 import jax
@@ -8,8 +10,7 @@ import numpy as np
 from flax import nnx
 
 import jax_tt
-
-ORDER_SHARE = 0.4  # of the bytes of a table for orders, about; on held-out items, half or twice as much was no better
+from examples.retrieval.sizes import residual_shapes
 
 
 class ResidualTT(nnx.Module):
@@ -25,14 +26,14 @@ class ResidualTT(nnx.Module):
     def __init__(
         self, start: np.ndarray, *, ratio: float, dtype: str, optimizer: Any, rngs: nnx.Rngs
     ):
-        shapes = shapes_within(*start.shape, ratio, jnp.dtype(dtype).itemsize)
+        rows, features = start.shape
+        shapes = residual_shapes(rows, features, ratio, jnp.dtype(dtype).itemsize)
         terms = jax_tt.tt_residuals(start, shapes, dtype=dtype, progress=False)
         self.terms = nnx.List([self._layer(term, dtype, optimizer, rngs) for term in terms])
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]."""
-        first, *others = self.terms
-        return sum((term(ids) for term in others), first(ids))
+        return reduce(add, (term(ids) for term in self.terms))
 
     def arrays(self) -> list[jax.Array]:
         """What is trained."""
@@ -53,30 +54,3 @@ class ResidualTT(nnx.Module):
         for k, core in enumerate(term.approximation.cores):
             getattr(layer, f"core_{k}")[...] = core
         return layer
-
-
-def shapes_within(rows: int, features: int, ratio: float, itemsize: int) -> list[jax_tt.TTShape]:
-    """A shape for each term: two cores, [p_1, 1, features, r] and [p_2, r, 1, 1], of nearly equal ranks.
-
-    Raises:
-        ValueError: an order and cores of rank 1 take more than the ratio allows.
-    """
-    budget, order = rows * features * 4 / ratio, order_bytes(rows)
-    p = jax_tt.TTShape.suggest(rows, features, 1, d=2).row_factors
-    of_rank = (p[0] * features + p[1]) * itemsize
-    terms = max(1, round(ORDER_SHARE * budget / order))
-    while terms > 1 and budget - terms * order < terms * of_rank:
-        terms -= 1
-    ranks = int((budget - terms * order) // of_rank)
-    if ranks < 1:
-        raise ValueError(
-            f"ratio: got {ratio:g} for tt_residual, but an order and cores of rank 1 for {rows} rows take "
-            f"{order + of_rank:,} bytes; expected a smaller ratio."
-        )
-    by_term = [ranks // terms + (k < ranks % terms) for k in range(terms)]
-    return [jax_tt.TTShape(rows, features, rank, p, (features, 1)) for rank in by_term]
-
-
-def order_bytes(rows: int) -> int:
-    """Bytes of an order of so many ids."""
-    return jax_tt.order.IdOrder.identity(rows).rows.nbytes

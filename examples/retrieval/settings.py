@@ -33,8 +33,8 @@ COMPARED = tuple(VARIANTS)[:4]
 _NEED_RATIO = ("tt2_fused", "low_rank", "hashing", "quotient_remainder")
 
 # Chosen on the last fifth of each user's train items (`--validation 0.2`), never on test items: those of "dense" by
-# `curve --tune`, the same pair on Amazon-book and Video, those of "tt" and "tt2" with few runs on Amazon-book. The others
-# are where `curve --tune` starts from.
+# `curve --tune`, the same pair on Amazon-book and Video, those of "tt" and "tt2" with few runs on Amazon-book. The
+# others are where `curve --tune` starts from.
 # The learning rate is that of the first step, of Adam; it falls linearly to 0.
 TUNED: dict[str, dict[str, float]] = {
     "dense": {"learning_rate": 9e-3, "l2": 0.2, "init_std": 0.01, "epochs": 30},
@@ -68,6 +68,7 @@ QUICK_EPOCHS = {
     "hashing": 3,
     "quotient_remainder": 8,
 }
+OFFERED = tuple(name for name, variant in VARIANTS.items() if variant.table in TUNED)
 TT_RANK = 16
 ORDERS = ("none", "interactions", "counts", "start")
 STARTS = ("random", "spectral")
@@ -129,7 +130,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add(
         "--variants",
         default=",".join(COMPARED),
-        help=f"comma-separated, some of {', '.join(VARIANTS)}",
+        help=f"comma-separated, some of {', '.join(OFFERED)}",
     )
     add(
         "--workdir",
@@ -176,12 +177,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         help="epochs between points of the recall curve, 0: none; default 5",
     )
     add("--test-users", type=int, help="evaluate on so many random test users instead of all")
-    add("--worker", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
+    add("--worker", choices=OFFERED, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     options.variants = options.variants.split(",")
     for name in options.variants:
         if name not in VARIANTS:
-            parser.error(f"--variants: got {name!r}; expected some of {', '.join(VARIANTS)}")
+            parser.error(f"--variants: got {name!r}; expected some of {', '.join(OFFERED)}")
+        if name not in OFFERED:
+            parser.error(
+                f"--variants: got {name}, which starts from the rows of a trained table, as curve.py gives it; "
+                f"expected some of {', '.join(OFFERED)}"
+            )
         if name in _NEED_RATIO and options.ratio is None:
             parser.error(f"--ratio: got none; expected one, as {name} has no size of its own")
         if options.start == "random" and options.order == "start":

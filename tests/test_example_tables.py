@@ -1,0 +1,322 @@
+"""The kinds of tables of the retrieval example: sizes within a budget, lookups, starts and steps."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+pytest.importorskip("flax")
+pytest.importorskip("orbax.checkpoint")
+pytest.importorskip("tqdm")
+
+from flax import nnx
+
+import jax_tt
+from examples.retrieval import data, settings, sizes, tables
+from examples.retrieval.train import train
+
+SMALL = ["hashing", "low_rank", "quotient_remainder"]
+COMPRESSED = [*SMALL, "tt", "tt2"]
+BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion_of_a_user() -> Iterator[None]:
+    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def interactions(tmp_path_factory: pytest.TempPathFactory) -> data.Interactions:
+    path = tmp_path_factory.mktemp("data") / "groups.txt.gz"
+    data.write_synthetic(path, num_users=300, num_items=120, groups=6)
+    return data.load(path)
+
+
+def make(kind: str, rows: int, features: int, ratio: float | None, **options: Any) -> Any:
+    arguments = {"std": 0.5, "optimizer": None, "tt_ranks": 16, "order": lambda shape: None}
+    return tables.make_table(
+        kind, rows, features, ratio=ratio, rngs=nnx.Rngs(0), **arguments | options
+    )
+
+
+def normal(rows: int, features: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(rows, features)).astype(np.float32)
+
+
+def num_bytes(table: Any) -> int:
+    """Of what is trained, and of the orders of ids."""
+    orders = jax.tree.leaves(nnx.state(table, jax_tt.IdOrderState))
+    return sum(array.nbytes for array in [*tables.arrays(table), *orders])
+
+
+# Sizes
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "features", "ratio"), [(997, 24, 3.0), (2000, 16, 10.0)])
+def test_tables_use_their_budget_and_keep_it(kind, dtype, rows, features, ratio):
+    """The tables are as large as the ratio allows, but for one step of what determines their size."""
+    if kind in ("tt", "tt2"):
+        dtype = "float32"
+    table = make(kind, rows, features, ratio, dtype=dtype)
+    two = jax_tt.TTShape.suggest(rows, features, 1, d=2).row_factors
+    budget = rows * features * 4 / ratio
+    step = {
+        "low_rank": rows * BYTES[dtype] + features * 4,
+        "tt": 0.15 * budget,
+        "tt2": 4 * (two[0] * features + two[1]),
+    }
+    assert budget - 2 * step.get(kind, features * BYTES[dtype]) < num_bytes(table) <= budget
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "ratio", "dtype", "ranks"),
+    [
+        (500, 24, 4.0, "float32", [1, 1, 1]),
+        (500, 24, 4.0, "bfloat16", [1, 1, 1, 1, 1]),
+        (900, 16, 6.0, "bfloat16", [3, 2]),
+        (300, 8, 7.0, "float32", [1]),
+        (300, 8, 7.0, "bfloat16", [2]),
+    ],
+)
+def test_sums_of_tts_keep_their_budget_with_the_orders(rows, features, ratio, dtype, ranks):
+    """What is left over would not hold another rank."""
+    table = make("tt_residual", rows, features, ratio, dtype=dtype, start=normal(rows, features))
+    p = table.terms[0].tt_shape.row_factors
+    budget = rows * features * 4 / ratio
+    assert budget - (p[0] * features + p[1]) * BYTES[dtype] < num_bytes(table) <= budget
+    assert [term.tt_shape.ranks[0] for term in table.terms] == ranks
+    orders = jax.tree.leaves(nnx.state(table, jax_tt.IdOrderState))
+    assert len({order.tobytes() for order in map(np.asarray, orders)}) == len(ranks)
+
+
+@pytest.mark.parametrize(("ratio", "ranks"), [(2.0, [1] * 4), (4.0, [1] * 2), (8.0, [1])])
+def test_terms_fall_until_they_fit(ratio, ranks):
+    """Orders are cheap here, 200 bytes, and ranks are dear, 2,600: there are as many terms as ranks."""
+    shapes = sizes.residual_shapes(100, 64, ratio, itemsize=4)
+    assert [shape.ranks[0] for shape in shapes] == ranks
+    assert len(sizes.residual_shapes(100, 64, ratio, itemsize=2)) > len(ranks)
+
+
+def test_no_term_fits():
+    message = "got 10 for tt_residual, but an order and cores of rank 1 for 100 rows take 2,800 b"
+    with pytest.raises(ValueError, match=message):
+        sizes.residual_shapes(100, 64, 10.0, itemsize=4)
+    assert len(sizes.residual_shapes(100, 64, 10.0, itemsize=2)) == 1
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 10, 100, 101, 997])
+@pytest.mark.parametrize("ratio", [1.1, 2.0, 4.5])
+@pytest.mark.parametrize("itemsize", [4, 2])
+def test_remainders_against_trying_all(rows, ratio, itemsize):
+    budget = int(rows * 4 / (ratio * itemsize))
+    fit = [m for m in range(1, budget + 1) if m + -(-rows // m) <= budget]
+    if fit:
+        assert sizes.remainders(rows, ratio, itemsize) == max(fit)
+    else:
+        with pytest.raises(ValueError, match="expected a smaller ratio"):
+            sizes.remainders(rows, ratio, itemsize)
+
+
+def test_numbers_of_two_bytes_double_rows_and_columns():
+    for ratio in (3.0, 8.0):
+        assert sizes.hashed_rows(960, ratio, 2) == 2 * sizes.hashed_rows(960, ratio)
+    assert sizes.low_rank(1000, 32, 4.0) == 7 and sizes.low_rank(1000, 32, 4.0, 2) == 15
+    assert sizes.remainders(10_000, 5.0) == 1994 and sizes.remainders(10_000, 5.0, 2) == 3997
+    assert sizes.low_rank(1000, 32, 1.5, 2) == 32  # more columns would hold nothing more
+
+
+@pytest.mark.parametrize("kind", [*COMPRESSED, "tt_residual"])
+def test_tables_that_are_too_small(kind):
+    with pytest.raises(ValueError, match=f"ratio: got 200 for {kind}, but .*expected a smaller"):
+        sizes.check_fits(kind, 100, 8, 200.0)
+    with pytest.raises(ValueError, match=r"ratio: got 1\.0; expected a number above 1"):
+        sizes.check_fits(kind, 100, 8, 1.0)
+    sizes.check_fits(kind, 100, 8, 3.0)
+    if kind == "tt":
+        sizes.check_fits(kind, 100, 8, None)  # it may have ranks instead
+    else:
+        with pytest.raises(ValueError, match="ratio: got None for"):
+            sizes.check_fits(kind, 100, 8, None)
+
+
+def test_what_fits_in_two_bytes_a_number_only():
+    for kind, ratio in {"hashing": 150.0, "low_rank": 12.0, "tt_residual": 7.0}.items():
+        sizes.check_fits(kind, 100, 8, ratio, "bfloat16")
+        with pytest.raises(ValueError, match=f"for {kind}, but"):
+            sizes.check_fits(kind, 100, 8, ratio)
+
+
+def test_two_cores_of_both_tables_take_the_same_bytes():
+    """Together they keep the ratio, whatever the numbers of rows."""
+    rows = (7000, 2500)
+    ratios = sizes.split_ratio("tt2", rows, 64, 10.0)
+    shapes = [sizes.tt2_shape(n, 64, ratio) for n, ratio in zip(rows, ratios, strict=True)]
+    budget = sum(rows) * 64 / 10
+    assert 0.85 * budget < sum(shape.num_params for shape in shapes) <= budget
+    assert 0.85 < shapes[0].num_params / shapes[1].num_params < 1.15
+    assert sizes.split_ratio("low_rank", rows, 64, 10.0) == [10.0, 10.0]
+    assert sizes.split_ratio("tt2", rows, 64, None) == [None, None]
+
+
+@pytest.mark.parametrize("rows", [(7000, 2500), (70_000, 9000)])
+def test_sums_of_both_tables_take_the_same_bytes_beside_an_order_of_each(rows):
+    """An order of more than 65,536 ids takes four bytes an id, others two."""
+    orders = [2 * n if n <= 65_536 else 4 * n for n in rows]
+    ratios = sizes.split_ratio("tt_residual", rows, 64, 10.0)
+    budgets = [n * 64 * 4 / ratio for n, ratio in zip(rows, ratios, strict=True)]
+    np.testing.assert_allclose(sum(budgets), sum(rows) * 64 * 4 / 10, rtol=1e-12)
+    np.testing.assert_allclose(budgets[0] - orders[0], budgets[1] - orders[1], rtol=1e-12)
+    message = rf"the orders of \[{rows[0]}, {rows[1]}\] ids take {sum(orders):,} bytes; expected"
+    with pytest.raises(ValueError, match=message):
+        sizes.split_ratio("tt_residual", rows, 64, 150.0)
+
+
+# Lookups
+
+
+def test_low_rank_is_a_product():
+    table = make("low_rank", 50, 12, 3.0)
+    rows, basis = (np.asarray(array, np.float64) for array in table.arrays())
+    assert rows.shape == (50, 3) and basis.shape == (3, 12)
+    ids = np.array([0, 49, 7, 7])
+    np.testing.assert_allclose(table(jnp.asarray(ids)), (rows @ basis)[ids], rtol=1e-5, atol=1e-6)
+    assert tables.lookup(table, jnp.zeros(0, jnp.int32)).shape == (0, 12)
+
+
+def test_hashing_shares_the_row_of_the_hash():
+    table = make("hashing", 1000, 6, 8.0)
+    (rows,) = (np.asarray(array) for array in table.arrays())
+    ids = np.arange(1000)
+    row = np.array([murmur(i) % 125 for i in range(1000)])
+    assert np.array_equal(table(jnp.asarray(ids)), rows[row])
+    # As even as balls thrown at random: about 125 / e^8 rows are empty.
+    assert np.bincount(row, minlength=125).max() < 25 and len(set(row)) > 120
+
+
+def murmur(x: int) -> int:
+    """The finaliser of MurmurHash3 in exact integers."""
+    x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
+    x = (x ^ (x >> 13)) * 0xC2B2AE35 % 2**32
+    return x ^ (x >> 16)
+
+
+def test_quotient_remainder_gives_every_id_a_row_of_its_own():
+    table = make("quotient_remainder", 1001, 5, 4.0)
+    quotient, remainder = (np.asarray(array, np.float64) for array in table.arrays())
+    ids = np.arange(1001)
+    expected = quotient[ids // len(remainder)] * remainder[ids % len(remainder)]
+    found = np.asarray(table(jnp.asarray(ids)))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert len(np.unique(found, axis=0)) == 1001
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sum_of_tts_starts_at_the_sum_of_its_terms(dtype):
+    start = normal(500, 24)
+    table = make("tt_residual", 500, 24, 4.0, dtype=dtype, start=start)
+    shapes = sizes.residual_shapes(500, 24, 4.0, BYTES[dtype])
+    terms = jax_tt.tt_residuals(start, shapes, dtype=dtype, progress=False)
+    expected = np.zeros((500, 24))
+    for term in terms:
+        cores = [np.asarray(core, np.float64) for core in term.approximation.cores]
+        rows = np.einsum("piqr,srjt->psqj", *cores).reshape(-1, 24)
+        expected += rows[term.id_order.rows]
+    found = tables.lookup(table, jnp.arange(500))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        np.linalg.norm(found - start) / np.linalg.norm(start), terms[-1].relative_error, rtol=1e-3
+    )
+    assert len(table.arrays()) == 2 * len(terms)
+    assert {array.dtype for array in table.arrays()} == {jnp.dtype(dtype)}
+    assert tables.lookup(table, jnp.zeros(0, jnp.int32)).shape == (0, 24)
+
+
+# Starts and steps
+
+
+@pytest.mark.parametrize("kind", ["dense", "tt", "tt2", "low_rank"])
+def test_tables_start_from_rows(kind):
+    """Rows that the kind can hold, two distinct ones in a table of one vector each, are held to rounding."""
+    rng = np.random.default_rng(0)
+    rows = np.repeat(rng.normal(size=(2, 6)), [40, 60], axis=0).astype(np.float32)
+    mixed = jax_tt.order.IdOrder(rng.permutation(100))
+    ratio = None if kind == "dense" else 2.0
+    table = make(kind, 100, 6, ratio, order=lambda shape: mixed, start=rows[mixed.rows])
+    found = tables.lookup(table, jnp.arange(100))
+    np.testing.assert_allclose(found, rows[mixed.rows], rtol=1e-4, atol=1e-4)
+
+
+def test_a_sum_of_tts_needs_rows_to_start_from():
+    with pytest.raises(ValueError, match="start: got none for tt_residual; expected rows"):
+        make("tt_residual", 100, 8, 4.0)
+    with pytest.raises(ValueError, match="ratio: got None for a table of kind tt_residual"):
+        make("tt_residual", 100, 8, None, start=normal(100, 8))
+
+
+def test_initial_rows_have_the_same_length():
+    for kind in COMPRESSED:
+        table = make(kind, 3000, 64, 4.0)
+        rows = tables.lookup(table, jnp.arange(3000))
+        assert 0.4 < float(jnp.std(rows)) < 0.6, kind
+
+
+@pytest.mark.parametrize("kind", [*SMALL, "tt_residual"])
+def test_steps_change_tables_of_two_bytes_a_number(kind):
+    rows = jnp.asarray(normal(96, 8))
+    options = {"start": 0.5 * np.asarray(rows)} if kind == "tt_residual" else {}
+    fused = jax_tt.optimizers.Adam(0.02)
+    table = make(kind, 96, 8, 3.0, dtype="bfloat16", optimizer=fused, **options)
+    optimizer = jax_tt.FusedOptimizer(table, optax.adam(0.02))
+    before = [np.asarray(array, np.float32) for array in tables.arrays(table)]
+    dtypes = [array.dtype for array in tables.arrays(table)]
+    assert jnp.bfloat16 in dtypes
+
+    @nnx.jit
+    def step(table, optimizer):
+        def loss(table):
+            return jnp.mean((tables.lookup(table, jnp.arange(96)) - rows) ** 2)
+
+        value, grads = nnx.value_and_grad(loss)(table)
+        optimizer.update(table, grads)
+        return value
+
+    losses = [float(step(table, optimizer)) for _ in range(20)]
+    assert losses[-1] < 0.9 * losses[0]
+    after = tables.arrays(table)
+    assert [array.dtype for array in after] == dtypes
+    for old, new in zip(before, after, strict=True):
+        assert (
+            np.mean(old != np.asarray(new, np.float32)) > 0.7
+        )  # hashing leaves some rows to no id
+
+
+@pytest.mark.parametrize("variant", SMALL)
+def test_learns(interactions, tmp_path, variant):
+    arguments = ["--data", "x", "--ratio", "4", "--features", "8", "--epochs", "12", "--l2", "0.01"]
+    arguments += ["--batch-size", "256", "--negatives", "16", "--learning-rate", "0.03"]
+    options = settings.parse([*arguments, "--variants", variant])
+    result = train(settings.config(options, variant), interactions, tmp_path / "run", k=10)
+    assert result["loss_curve"][-1] < 0.97 * result["loss_curve"][0]
+    assert 4 <= result["compression"] < 8 and result["order_bytes"] == 0
+    # Chance is 10 of about 110 items; ids that share a row by chance hold a user back.
+    assert result["recall"] > (0.1 if variant == "hashing" else 0.15)
+
+
+@pytest.mark.parametrize("variant", ["dense_fused", "tt2_fused"])
+def test_a_spectral_start_knows_the_groups_before_training(interactions, tmp_path, variant):
+    arguments = ["--data", "x", "--ratio", "4", "--features", "8", "--epochs", "1"]
+    arguments += ["--batch-size", "256", "--negatives", "16", "--learning-rate", "1e-6"]
+    arguments += ["--order", "start", "--start", "spectral", "--variants", variant]
+    options = settings.parse(arguments)
+    result = train(settings.config(options, variant), interactions, tmp_path / "run", k=10)
+    # Of the 20 items of a user's group 10 are found by guessing among them.
+    assert result["recall"] > 0.3

@@ -138,7 +138,7 @@ def test_a_stopped_command_keeps_what_it_finished(folder, tmp_path, trained, mon
     monkeypatch.setattr(curve, "train_alone", stop)
     with pytest.raises(KeyboardInterrupt):
         command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
-    assert len(trained) == 5
+    assert len(trained) == 6
     monkeypatch.setattr(curve, "train_alone", known)
     command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
     assert len(trained) == len(curve.METHODS)
@@ -342,7 +342,7 @@ def test_means_and_spread_against_numpy(folder, tmp_path, trained):
     lines = curve_report.table(rows).splitlines()
     assert len(lines) == 2 + 2 + 2 * (len(curve.METHODS) - 2)
     dense, pupil = lines[2], lines[4]
-    assert re.search(r"dense \| 0\.\d{4} ± 0\.0100 \| 100% \| 3 \| 13,440 \| 1\.0 \|  \|$", dense)
+    assert re.search(r"dense \| \d\.\d{4} ± 0\.0100 \| 100% \| 3 \| 13,440 \| 1\.0 \|  \|$", dense)
     assert "| sum of TTs from dense, 16 bits |" in pupil
     assert pupil.endswith("| 6,720 | 2.0 | 1.8 |")  # 13,440 / (6,720 + 840)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -1,8 +1,9 @@
-"""Fills the table of how_small.md and draws images/how_small.png from examples/retrieval/curve_results.json.
+"""Fills the tables of how_small.md and draws its pictures from the results files of examples/retrieval.
 
     python -m docs.make_how_small
 
-The results file is the one that `python -m examples.retrieval.curve` writes into its output folder.
+`curve_results.json` is the file that `python -m examples.retrieval.curve` writes into its output folder, and
+`learning_results.json` that of `python -m examples.retrieval.learning`.
 """
 
 import json
@@ -10,30 +11,42 @@ import re
 from pathlib import Path
 from typing import Any
 
-from examples.retrieval import curve_report
+from examples.retrieval import curve_report, learning
 
-PAGE = Path(__file__).parent / "how_small.md"
-PICTURE = Path(__file__).parent / "images" / "how_small.png"
-RESULTS = Path(__file__).parents[1] / "examples" / "retrieval" / "curve_results.json"
-_BLOCK = re.compile(r"(?<=<!-- curve:begin -->\n).*?(?=<!-- curve:end -->)", re.DOTALL)
+DOCS = Path(__file__).parent
+PAGE = DOCS / "how_small.md"
+RESULTS = DOCS.parent / "examples" / "retrieval" / "curve_results.json"
+_BLOCK = re.compile(
+    r"(<!-- (?P<name>curve|learning):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL
+)
 
 
 def main() -> None:
     PAGE.write_text(fill(PAGE.read_text()))
-    if rows := points():
-        curve_report.picture(PICTURE, rows)
+    if rows := read(RESULTS, "points"):
+        curve_report.picture(DOCS / "images" / "how_small.png", rows)
+    if rows := read(learning.RESULTS, "runs"):
+        learning.picture(DOCS / "images" / "learning.png", rows)
 
 
-def points() -> list[dict[str, Any]]:
-    """The runs of the results file, none if there is no file."""
-    return list(json.loads(RESULTS.read_text())["points"].values()) if RESULTS.exists() else []
+def read(path: Path, what: str) -> list[dict[str, Any]]:
+    """The runs of a results file, none if there is no file."""
+    return list(json.loads(path.read_text())[what].values()) if path.exists() else []
 
 
 def fill(page: str) -> str:
-    """The page with the table between its markers."""
-    rows = points()
-    body = curve_report.table(rows) if rows else "Nothing has been trained yet."
-    return _BLOCK.sub(lambda _: f"\n{body}\n\n", page)
+    """The page with the tables between their markers."""
+    tables = {
+        "curve": (read(RESULTS, "points"), curve_report.table),
+        "learning": (read(learning.RESULTS, "runs"), learning.table),
+    }
+
+    def body(found: re.Match[str]) -> str:
+        rows, table = tables[found["name"]]
+        text = table(rows) if rows else "Nothing has been trained yet."
+        return f"{found[1]}\n{text}\n\n{found[3]}"
+
+    return _BLOCK.sub(body, page)
 
 
 if __name__ == "__main__":

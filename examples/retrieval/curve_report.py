@@ -138,7 +138,7 @@ def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     points = means(rows)
     names = list(dict.fromkeys(point.data_set for point in points))
     figure, axes = plt.subplots(
-        1, len(names), figsize=(6.5 * len(names), 4.8), squeeze=False, layout="constrained"
+        1, len(names), figsize=(6.5 * len(names), 5.8), squeeze=False, layout="constrained"
     )
     for axis, name in zip(axes.flat, names, strict=True):
         for method in LABELS:
@@ -157,7 +157,14 @@ def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
         axis.set_xlabel("bytes of both tables")
         axis.set_ylabel("recall@20")
         axis.set_title(name)
-        axis.legend(frameon=False, fontsize=8)
+    lines: dict[str, Any] = {}
+    for axis in axes.flat:
+        lines |= {
+            label: line for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+    figure.legend(
+        lines.values(), lines, loc="outside lower center", ncols=3, frameon=False, fontsize=8
+    )
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -27,8 +27,8 @@ def trained(monkeypatch) -> list[str]:
     """What would have been trained; dense tables learn slowly, others start with half and stay there."""
     runs: list[str] = []
 
-    def train(config, interactions, workdir, *, test_users, evaluate_every):
-        assert evaluate_every == 1 and not workdir.exists()
+    def train(config, interactions, workdir, *, test_users, evaluate_every, evaluate_start):
+        assert evaluate_every == 1 and evaluate_start and not workdir.exists()
         runs.append(config.variant)
         slow = config.variant == "dense_fused"
         recall = [[epoch, epoch / 10 if slow else 0.2] for epoch in range(config.epochs + 1)]

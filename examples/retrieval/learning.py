@@ -73,7 +73,12 @@ def recall_by_epoch(config: Config, interactions: Interactions) -> list[list[flo
     """[epoch, recall@20 on up to 10,000 test users] before training and after every epoch."""
     with tempfile.TemporaryDirectory() as workdir:
         result = curve.train_alone(
-            config, interactions, Path(workdir) / "run", test_users=10_000, evaluate_every=1
+            config,
+            interactions,
+            Path(workdir) / "run",
+            test_users=10_000,
+            evaluate_every=1,
+            evaluate_start=True,
         )
     return result["recall_curve"]
 

@@ -81,6 +81,7 @@ def train(
     k: int = 20,
     test_users: int | None = None,
     evaluate_every: int = 0,
+    evaluate_start: bool = False,
     trained: Mapping[str, np.ndarray] | None = None,
     save_rows: Path | None = None,
 ) -> dict[str, Any]:
@@ -90,6 +91,8 @@ def train(
         k: length of the ranked lists.
         test_users: evaluate the result on so many random test users; default all.
         evaluate_every: epochs between points of the recall curve, 0: none. Nothing is chosen by it.
+        evaluate_start: let the curve begin before training, at epoch 0. The last bits of what is trained then depend on
+            whether the run was stopped.
         trained: rows to start from, as `starts.make_start` takes them.
         save_rows: write the rows that came out to this file, an .npz of "users" and "items".
 
@@ -105,7 +108,7 @@ def train(
         print(f"{config.variant}: continues after epoch {run.epoch}")
     train_epoch = EpochLoop(config, data, graphdef)
     curve = Recall(data, k, min(_CURVE_USERS, test_users or _CURVE_USERS))
-    if evaluate_every and not run.epoch:
+    if evaluate_start and not run.epoch:
         value = evaluate(nnx.merge(graphdef, state).model, curve, data.num_items)
         history["recall"].append([0, value])
     steps = steps_per_epoch(config, data)

@@ -38,6 +38,8 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # jax keeps has a few.
 MOST_NEW_MAPPINGS = 20_000
 _kept_mappings = 0
+# Whether jax may still keep programs that were compiled without most passes.
+_kept_thrifty = False
 
 
 WAYS = (
@@ -122,9 +124,15 @@ method = method_fixture(*WAYS)
 
 @pytest.fixture(autouse=True)
 def _optimized(request: pytest.FixtureRequest) -> Iterator[None]:
+    global _kept_thrifty
     if request.node.get_closest_marker("optimized") is None:
+        _kept_thrifty = THRIFTY
         yield
         return
+    if _kept_thrifty:
+        # jax would take them for those of this test, and their last bits may differ.
+        jax.clear_caches()
+        _kept_thrifty = False
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", THRIFTY)

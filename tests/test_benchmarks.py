@@ -11,8 +11,8 @@ from benchmarks.results import Report
 from benchmarks.work import Work
 
 ALL = (
-    "cache_step cache_streams headline sweep_cores sweep_rank sweep_features sweep_batch dense_step "
-    "temporaries dlrm_step"
+    "cache_rank cache_step cache_streams headline sweep_cores sweep_rank sweep_features sweep_batch "
+    "dense_step temporaries dlrm_step"
 )
 GPU = "gpu_headline gpu_elrec gpu_ecorec"
 

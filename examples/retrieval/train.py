@@ -91,8 +91,7 @@ def train(
         k: length of the ranked lists.
         test_users: evaluate the result on so many random test users; default all.
         evaluate_every: epochs between points of the recall curve, 0: none. Nothing is chosen by it.
-        evaluate_start: let the curve begin before training, at epoch 0. The last bits of what is trained then depend on
-            whether the run was stopped.
+        evaluate_start: let the curve begin before training, at epoch 0.
         trained: rows to start from, as `starts.make_start` takes them.
         save_rows: write the rows that came out to this file, an .npz of "users" and "items".
 

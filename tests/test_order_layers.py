@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 import jax_tt.linen
-from jax_tt.order import IdOrder
+from jax_tt.order import IdOrder, _stored
 
 N, D = 60, 4
 ORDER = IdOrder(np.random.default_rng(0).permutation(N))
@@ -132,7 +132,7 @@ def test_one_order_in_two_layers(donated):
 
 
 def test_an_order_that_grows_beyond_16_bits():
-    """65,536 ids are the last whose rows are uint16; a jitted step takes the wider order of one more."""
+    """65,536 ids are the last whose rows are uint16; a jitted step takes the packed order of one more."""
     count = 2**16
     order = IdOrder(np.random.default_rng(0).permutation(count))
     ordered, plain = (
@@ -146,8 +146,14 @@ def test_an_order_that_grows_beyond_16_bits():
     assert ordered.id_order[...].dtype == jnp.uint16
     ordered.grow(count + 1, opt=opt, rngs=nnx.Rngs(1))
     trained(ordered, opt, IDS)
-    assert ordered.id_order[...].dtype == jnp.int32
-    equal(ordered.id_order[...], order.grow(count + 1).rows)
+    assert ordered.id_order[...].dtype == jnp.uint32
+    equal(_stored.on_host(ordered.id_order[...]), order.grow(count + 1).rows)
+    plain.grow(count + 1, rngs=nnx.Rngs(1))
+    for name in ("core_0", "core_1", "core_2"):
+        getattr(plain, name)[...] = getattr(ordered, name)[...]
+    equal(ordered(IDS), plain(order.apply(IDS)))
+    query = jnp.ones((2, D))
+    equal(ordered.attend(query)[:, :count], plain.attend(query)[:, order.rows])
 
 
 def test_an_order_saved_in_32_bits_is_restored():

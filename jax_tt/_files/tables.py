@@ -18,6 +18,7 @@ from jax_tt._files.safetensors_file import write_safetensors
 from jax_tt._files.stored import FileError, StoredArrays
 from jax_tt._shape import TTShape
 from jax_tt.order import IdOrder
+from jax_tt.order._stored import as_kept, on_host
 
 # Layers of NNX have a leaf "value" below the name in some checkpoints.
 _CORE = re.compile(r"(?:(?P<table>.+)\.)?core_(?P<k>[0-4])(?P<leaf>\.value)?")
@@ -95,7 +96,7 @@ def save_tables(path: str | os.PathLike[str], tables: Mapping[str, StoredTable])
     for table, stored in tables.items():
         arrays |= {f"{table}.core_{k}": np.asarray(core) for k, core in enumerate(stored.cores)}
         if stored.id_order is not None:
-            arrays[f"{table}.id_order"] = np.asarray(stored.id_order.rows)
+            arrays[f"{table}.id_order"] = as_kept(stored.id_order.rows)
         notes[table] = {
             "num_embeddings": stored.shape.num_embeddings,
             "relative_error": stored.relative_error,
@@ -194,7 +195,7 @@ def _shape(stored: StoredArrays, name: str, keys: Sequence[str]) -> TTShape:
     order = order_name(stored, name)
     rows = notes_of(stored, name).get("num_embeddings")
     if rows is None:
-        rows = math.prod(p) if order is None else stored.arrays[order].shape[0]
+        rows = math.prod(p) if order is None else _id_order(stored, order).num_embeddings
     try:
         shape = TTShape(rows, math.prod(q), ranks, p, q)
     except (ValueError, TypeError) as error:
@@ -214,14 +215,16 @@ def _loaded(stored: StoredArrays, name: str, shape: TTShape) -> StoredTable:
             raise FileError(f"{stored.path}: {key} holds NaN or infinity.")
         cores.append(core)
     order = order_name(stored, name)
-    id_order = None
-    if order is not None:
-        try:
-            id_order = IdOrder(np.asarray(stored.arrays[order].read()))
-        except (ValueError, TypeError) as error:
-            raise FileError(f"{stored.path}: {order} is no order of ids: {error}") from error
-        if id_order.num_embeddings != shape.num_embeddings:
-            raise FileError(
-                f"{stored.path}: {order} orders {id_order.num_embeddings} ids, the table has {shape.num_embeddings}."
-            )
+    id_order = None if order is None else _id_order(stored, order)
+    if id_order is not None and id_order.num_embeddings != shape.num_embeddings:
+        raise FileError(
+            f"{stored.path}: {order} orders {id_order.num_embeddings} ids, the table has {shape.num_embeddings}."
+        )
     return StoredTable(tuple(cores), shape, id_order, *errors_of(stored, name))
+
+
+def _id_order(stored: StoredArrays, name: str) -> IdOrder:
+    try:
+        return IdOrder(on_host(stored.arrays[name].read()))
+    except (ValueError, TypeError) as error:
+        raise FileError(f"{stored.path}: {name} is no order of ids: {error}") from error

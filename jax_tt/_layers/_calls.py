@@ -19,6 +19,7 @@ from jax_tt._ops.fused import fused_embed_bag, fused_tt_embed_bag, fused_tt_look
 from jax_tt._ops.lookup import tt_lookup
 from jax_tt.optimizers import Optimizer
 from jax_tt.order._apply import columns_by_id, mapped_bags, mapped_ids
+from jax_tt.order._stored import StoredRows
 
 
 class Layer(Protocol):
@@ -43,24 +44,24 @@ class TTLayer(Layer, Protocol):
     precision: jax.lax.PrecisionLike
 
     @property
-    def rows_by_id(self) -> jax.Array | None: ...
+    def stored_rows(self) -> StoredRows | None: ...
 
 
 def rows_of_ids(layer: TTLayer, ids: Any) -> Any:
     """Rows of the table for ids of any shape."""
-    rows = layer.rows_by_id
+    rows = layer.stored_rows
     return ids if rows is None else mapped_ids(rows, ids, f"{layer.label}: ids")
 
 
 def rows_of_bags(layer: TTLayer, bags: Any) -> Any:
     """`Bags`, or ids ``[B, L]``, of rows of the table."""
-    rows = layer.rows_by_id
+    rows = layer.stored_rows
     return bags if rows is None else mapped_bags(rows, bags, f"{layer.label}: bags")
 
 
 def by_id(layer: TTLayer, scores: jax.Array) -> jax.Array:
     """Scores ``[..., N]`` of the table's rows in the order of ids."""
-    rows = layer.rows_by_id
+    rows = layer.stored_rows
     return scores if rows is None else columns_by_id(rows, scores)
 
 

@@ -23,7 +23,7 @@ from jax_tt._ops._table import FusedTable
 from jax_tt._split_ids import SplitIds
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
-from jax_tt.order._apply import device_rows
+from jax_tt.order._stored import StoredRows, stored
 
 ID_ORDER, ROWS_BY_ID = "id_order", "rows_by_id"
 
@@ -76,15 +76,14 @@ class TTModule(CachedModule):
         }
         self.table = self._declare(inits, self.tt_shape.core_shapes)
         self._declare_cache(self.cores[0].dtype)
-        self.rows_by_id = self._declare_id_order()
+        self.stored_rows = self._declare_id_order()
 
-    def _declare_id_order(self) -> jax.Array | None:
+    def _declare_id_order(self) -> StoredRows | None:
         check_id_order(self.id_order, self.num_embeddings)
         if self.id_order is None:
             return None
-        rows = self.id_order.rows
-        fresh = partial(device_rows, rows, self.num_embeddings)
-        return self.variable(ID_ORDER, ROWS_BY_ID, fresh).value
+        kept = self.variable(ID_ORDER, ROWS_BY_ID, partial(stored, self.id_order.rows))
+        return StoredRows(kept.value, self.num_embeddings)
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
@@ -127,7 +126,7 @@ class TTEmbed(TTModule):
         cache: a `RowCache` for hot rows, or None.  ``apply`` counts what it is asked for where the
             collection ``row_cache`` is mutable; call the method ``refresh`` between steps.
         id_order: an `IdOrder` from ids to rows of the table, or None where ids are rows.  It is kept in
-            the collection ``id_order``, 2 or 4 bytes an id; callers see ids only.
+            the collection ``id_order``, 2 or 3 bytes an id; callers see ids only.
         skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
         stochastic_rounding: fused 16-bit cores only; round updates stochastically.
         axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with

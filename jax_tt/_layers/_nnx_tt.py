@@ -26,7 +26,7 @@ from jax_tt._ops._table import FusedTable
 from jax_tt._split_ids import SplitIds
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
-from jax_tt.order._apply import device_rows
+from jax_tt.order._stored import StoredRows, stored
 
 
 class TTModule(ChangingModule):
@@ -84,11 +84,7 @@ class TTModule(ChangingModule):
         self._create(dict(zip(names, cores, strict=True)), self.tt_shape.core_shapes, core_metadata)
         self.dtype = self.cores[0].dtype if dtype is None else dtype
         self._create_cache(self.cores[0].dtype)
-        self.id_order = (
-            None
-            if id_order is None
-            else IdOrderState(device_rows(id_order.rows, self.num_embeddings))
-        )
+        self.id_order = None if id_order is None else IdOrderState(stored(id_order.rows))
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
@@ -96,9 +92,11 @@ class TTModule(ChangingModule):
         return self._read(core_names(self.tt_shape.d))
 
     @property
-    def rows_by_id(self) -> jax.Array | None:
-        """The row of every id ``[N]``, or None where ids are rows."""
-        return None if self.id_order is None else self.id_order[...]
+    def stored_rows(self) -> StoredRows | None:
+        """The row of every id, or None where ids are rows."""
+        return (
+            None if self.id_order is None else StoredRows(self.id_order[...], self.num_embeddings)
+        )
 
     def _table(self) -> tuple[jax.Array, ...] | FusedTable:
         return self.cores if self.optimizer is None else self._fused(core_names(self.tt_shape.d))
@@ -138,7 +136,7 @@ class TTEmbed(TTModule):
         cache: a `RowCache` for hot rows, or None.  Calls count what they are asked for until
             ``model.eval()``; `FusedOptimizer.update` or `refresh_caches` refresh it when due.
         id_order: an `IdOrder` from ids to rows of the table, or None where ids are rows.  It is kept in
-            a variable of its own, `IdOrderState`, 2 or 4 bytes an id; callers see ids only.
+            a variable of its own, `IdOrderState`, 2 or 3 bytes an id; callers see ids only.
         skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
         stochastic_rounding: fused 16-bit cores only; round updates stochastically.
         axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with

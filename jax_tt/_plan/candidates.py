@@ -113,7 +113,7 @@ class Table:
     def train(self, nbytes: int, ordered: bool = False) -> Candidate:
         """A tensor train of at most so many bytes, with its order if there is one."""
         order = self._rows_order() if ordered else None
-        extra = 0 if order is None else order.rows.nbytes
+        extra = 0 if order is None else order.nbytes
         size = nbytes - extra
         if not self.measured:
             shape = TTShape.for_budget(
@@ -133,7 +133,7 @@ class Table:
         """As the ids come and, for a trained table, ordered by its rows; an order's bytes come on top."""
         found = [self.train(size)]
         if self.measured:
-            found.append(self.train(size + self._rows_order().rows.nbytes, ordered=True))
+            found.append(self.train(size + self._rows_order().nbytes, ordered=True))
         return found
 
     def _rows_order(self) -> IdOrder:

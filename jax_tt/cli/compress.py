@@ -102,4 +102,4 @@ def run(args: argparse.Namespace) -> None:
         lambda axes: _pictures.draw_errors(axes[0], found.relative_error, found.row_errors),
     )
     if order is not None:
-        print(f"and the order of its ids, {order.rows.nbytes:,} bytes")
+        print(f"and the order of its ids, {order.nbytes:,} bytes")

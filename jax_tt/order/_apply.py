@@ -14,24 +14,15 @@ from jax_tt._bags import Bags, as_ids, signed_padding
 from jax_tt._dtypes import x64_enabled
 from jax_tt._ops._explicit import like_explicit
 from jax_tt._split_ids import SplitIds
+from jax_tt.order._stored import StoredRows
 
 
-def device_rows(rows: Any, num_embeddings: int) -> jax.Array:
-    """The rows as an array of their own on the device: layers that share an order may both be donated."""
-    if np.dtype(rows.dtype).itemsize == 8 and not x64_enabled():
-        raise ValueError(
-            f"id_order: an order of {num_embeddings} ids holds 64-bit rows, which JAX keeps with jax_enable_x64 only; "
-            "turn it on, or map ids on the host with IdOrder.apply before TTShape.split_ids."
-        )
-    return jnp.array(rows)
+def type_of_ids(num_embeddings: int) -> Any:
+    """The smallest type for all ids of an order and for padding, which is negative."""
+    return np.int32 if num_embeddings <= 2**31 - 1 else np.int64
 
 
-def signed(dtype: Any) -> Any:
-    """The type for ids that rows of this type belong to: padding is negative."""
-    return np.int32 if np.dtype(dtype) == np.uint16 else dtype
-
-
-def mapped_ids(rows: jax.Array, ids: Any, name: str = "ids") -> jax.Array:
+def mapped_ids(rows: StoredRows, ids: Any, name: str = "ids") -> jax.Array:
     """Row of every id; what is no id of the table, padding included, stays as it is."""
     if isinstance(ids, SplitIds):
         raise TypeError(
@@ -43,25 +34,24 @@ def mapped_ids(rows: jax.Array, ids: Any, name: str = "ids") -> jax.Array:
         # Only ids out of range change, to others out of range: without x64 the table has fewer than 2**31 - 1 rows.
         ids = narrow(array) if array.itemsize == 8 and array.size else ids
     array = jnp.asarray(as_ids(ids, name))
-    last = rows.shape[0] - 1
+    last = rows.num_embeddings - 1
     if last > int(jnp.iinfo(array.dtype).max):
         if array.dtype == jnp.uint32:
             raise TypeError(
-                f"{name}: got uint32 ids for an order of {rows.shape[0]} ids; expected int64 ids, e.g. "
+                f"{name}: got uint32 ids for an order of {rows.num_embeddings} ids; expected int64 ids, e.g. "
                 "ids.astype(jnp.int64)."
             )
-        array = array.astype(signed(rows.dtype))
+        array = array.astype(type_of_ids(rows.num_embeddings))
 
-    def look_up(operands: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def look_up(operands: tuple[StoredRows, jax.Array]) -> jax.Array:
         rows, ids = operands
         inside = jnp.clip(ids, 0, last)
-        found = rows.at[inside].get(mode="promise_in_bounds").astype(ids.dtype)
-        return jnp.where(inside == ids, found, ids)
+        return jnp.where(inside == ids, rows.at(inside).astype(ids.dtype), ids)
 
     return like_explicit(look_up, (rows, array), array)
 
 
-def mapped_bags(rows: jax.Array, bags: Any, name: str = "bags") -> Any:
+def mapped_bags(rows: StoredRows, bags: Any, name: str = "bags") -> Any:
     """`mapped_ids` of `Bags`, or of ids ``[B, L]``."""
     if not isinstance(bags, Bags):
         return mapped_ids(rows, bags, name)
@@ -69,11 +59,11 @@ def mapped_bags(rows: jax.Array, bags: Any, name: str = "bags") -> Any:
     return dataclasses.replace(bags, ids=mapped_ids(rows, ids, f"{name}.ids"))
 
 
-def columns_by_id(rows: jax.Array, scores: jax.Array) -> jax.Array:
+def columns_by_id(rows: StoredRows, scores: jax.Array) -> jax.Array:
     """Scores ``[..., N]`` of rows in the order of ids."""
 
-    def pick(operands: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def pick(operands: tuple[StoredRows, jax.Array]) -> jax.Array:
         rows, scores = operands
-        return scores.at[..., rows].get(mode="promise_in_bounds", unique_indices=True)
+        return scores.at[..., rows.whole()].get(mode="promise_in_bounds", unique_indices=True)
 
     return like_explicit(pick, (rows, scores), scores)

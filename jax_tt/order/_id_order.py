@@ -12,7 +12,8 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._arguments import as_array, as_positive
-from jax_tt.order._apply import mapped_ids, signed
+from jax_tt.order._apply import mapped_ids, type_of_ids
+from jax_tt.order._stored import StoredRows, stored_bytes
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -27,7 +28,7 @@ class IdOrder:
 
     Args:
         rows: integers ``[N]``, the row of id 0, of id 1, and so on: each of ``0 ... N - 1`` once. Kept in
-            the smallest of uint16, int32 and int64 that holds them: 2 bytes an id up to 65,536 ids.
+            the smallest of uint16, int32 and int64 that holds them; layers and files pack them, see `nbytes`.
 
     Raises:
         ValueError: ``rows`` is no permutation of ``[0, N)``; the message names a row that is missing or twice there.
@@ -66,6 +67,16 @@ class IdOrder:
     def num_embeddings(self) -> int:
         """Number of ids, N."""
         return self.rows.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a layer keeps it in: 2 an id up to 65,536 ids, above that as many bits as the last row needs.
+
+        >>> import jax_tt
+        >>> [jax_tt.order.IdOrder.identity(n).nbytes / n for n in (1_000, 65_536, 100_000, 1_000_000)]
+        [2.0, 2.0, 2.125, 2.5]
+        """
+        return stored_bytes(self.num_embeddings)
 
     @property
     def inverse(self) -> IdOrder:
@@ -109,7 +120,8 @@ class IdOrder:
         """
         traced = isinstance(ids, jax.Array) or isinstance(self.rows, Tracer)
         if traced or hasattr(ids, "digits"):
-            return mapped_ids(jax.numpy.asarray(self.rows), ids)
+            rows = StoredRows(jax.numpy.asarray(self.rows), self.num_embeddings)
+            return mapped_ids(rows, ids)
         array = np.asarray(as_array("ids", ids))
         if array.dtype.kind not in "iu":
             if array.size or isinstance(ids, np.ndarray):
@@ -117,7 +129,7 @@ class IdOrder:
             array = array.astype(np.int64)
         rows = np.asarray(self.rows)
         if np.iinfo(array.dtype).max < len(rows) - 1:
-            array = array.astype(signed(rows.dtype))
+            array = array.astype(type_of_ids(len(rows)))
         inside = (array >= 0) & (array < len(rows))
         result = array.copy()
         result[inside] = rows[array[inside]]

@@ -1,0 +1,151 @@
+"""Orders as layers and files keep them: packed, read one by one, and checked where a file brings them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jax_tt
+import jax_tt.linen
+from jax_tt.order import IdOrder, _stored
+
+MANY = 2**16 + 77
+
+
+def permutation(count, seed=0):
+    return np.random.default_rng(seed).permutation(count)
+
+
+@given(count=st.integers(2, 5000), seed=st.integers(0, 9))
+@settings(max_examples=100)
+def test_packed_rows_come_back(count, seed):
+    rows = permutation(count, seed)
+    words = _stored.pack(rows)
+    assert words.shape == (-(-count // 32), (count - 1).bit_length())
+    assert np.array_equal(_stored.on_host(words), rows)
+
+
+@pytest.mark.parametrize("count", [2, 3, 31, 32, 33, 64, 1000, 2**16, 2**16 + 1, 2**17, 2**17 + 1])
+def test_any_row_is_read_alone(count):
+    rows = permutation(count)
+    packed = _stored.StoredRows(jnp.asarray(_stored.pack(rows)), count)
+    assert np.array_equal(packed.whole(), rows)
+    ids = np.random.default_rng(1).integers(0, count, (3, 50)).astype(np.int32)
+    for kind in (np.int32, np.uint32):
+        assert np.array_equal(jax.jit(packed.at)(jnp.asarray(ids.astype(kind))), rows[ids])
+    assert packed.at(jnp.zeros(0, jnp.int32)).shape == (0,)
+    read = jax.vmap(packed.at)(jnp.asarray(ids))
+    assert np.array_equal(read, rows[ids])
+
+
+def test_places_of_the_last_ids_stay_within_32_bits():
+    ids = [0, 31, 32, 2**30 + 17, 2**31 - 34, 2**31 - 2]
+    block, word, shift = _stored.places(jnp.asarray(ids, jnp.int32), 31)
+    for k, value in enumerate(ids):
+        bit = value % 32 * 31
+        assert (int(block[k]), int(word[k]), int(shift[k])) == (value // 32, bit // 32, bit % 32)
+        # What a gather counts with, in words.
+        assert 0 <= int(block[k]) * 31 + int(word[k]) < 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "nbytes"),
+    [(1, "uint16", 2), (2**16, "uint16", 2**17), (2**16 + 1, "uint32", 2049 * 17 * 4)],
+)
+def test_bytes_are_those_that_a_layer_keeps(count, dtype, nbytes):
+    order = IdOrder(permutation(count))
+    kept = _stored.stored(order.rows)
+    assert kept.dtype == dtype and kept.nbytes == order.nbytes == nbytes
+    assert np.array_equal(_stored.on_host(kept), order.rows)
+
+
+def test_orders_beyond_32_bits_take_64():
+    assert _stored.stored_bytes(2**31 - 1) == 2**26 * 31 * 4
+    assert _stored.stored_bytes(2**31) == 2**34
+
+
+@pytest.mark.parametrize("flavour", ["nnx", "linen"])
+def test_layers_of_many_ids(flavour):
+    order = IdOrder(permutation(MANY))
+    ids = np.array([[0, 65_535, 65_536], [MANY - 1, 12_345, 0]], np.int32)
+    if flavour == "nnx":
+        ordered, plain = (
+            jax_tt.TTEmbed(MANY, 4, tt_ranks=2, id_order=rows, rngs=nnx.Rngs(0))
+            for rows in (order, None)
+        )
+        kept = ordered.id_order[...]
+    else:
+        modules = [
+            jax_tt.linen.TTEmbed(MANY, 4, tt_ranks=2, id_order=rows) for rows in (order, None)
+        ]
+        both = [module.init(jax.random.key(0), ids) for module in modules]
+        ordered, plain = (module.bind(own) for module, own in zip(modules, both, strict=True))
+        kept = both[0]["id_order"]["rows_by_id"]
+    assert kept.nbytes == order.nbytes < 2.2 * MANY
+    np.testing.assert_array_equal(ordered(ids), plain(order.rows[ids]))
+    query = jnp.ones((1, 4))
+    np.testing.assert_array_equal(ordered.attend(query), plain.attend(query)[:, order.rows])
+
+
+def test_what_is_no_id_stays_so():
+    order = IdOrder(permutation(MANY))
+    bags = jax_tt.TTEmbedBag(MANY, 4, tt_ranks=2, id_order=order, bounds="zero", rngs=nnx.Rngs(0))
+    given = jax_tt.Bags.from_padded([[5, -1], [MANY, 7], [-7, -1]])
+    rows = jax_tt.tt_to_dense(bags.cores, MANY)[order.rows[np.array([5, 7])]]
+    np.testing.assert_allclose(bags(given)[:2], rows, rtol=1e-5, atol=1e-7)
+    assert not bags(given)[2].any()
+
+
+@pytest.mark.parametrize("suffix", ["", ".safetensors"])
+def test_files_keep_them_packed(tmp_path, suffix):
+    if suffix:
+        pytest.importorskip("safetensors")
+    order, shape = IdOrder(permutation(MANY)), jax_tt.TTShape.suggest(MANY, 4, ranks=1)
+    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    path = tmp_path / f"table{suffix}"
+    jax_tt.save_tables(path, {"items": jax_tt.StoredTable(cores, shape, order)})
+    held = sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
+    assert held < order.nbytes + 4 * shape.num_params + 20_000
+    found = jax_tt.load_tables(path)["items"]
+    assert found.id_order == order and found.shape == shape
+
+
+def test_checkpoints_of_layers_say_how_many_ids_there_are(tmp_path):
+    order = IdOrder(permutation(MANY))
+    layer = jax_tt.TTEmbed(MANY, 4, tt_ranks=1, id_order=order, rngs=nnx.Rngs(0))
+    path = (tmp_path / "state").absolute()
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, nnx.to_pure_dict(nnx.state(layer)))
+    (found,) = jax_tt.load_tables(path).values()
+    assert found.id_order == order and found.shape.num_embeddings == MANY
+
+
+def damaged():
+    words = _stored.pack(permutation(1000))
+    swapped = words.copy()
+    swapped[0] = swapped[1]
+    return {
+        "no blocks": (np.zeros((0, 10), np.uint32), "expected .blocks, 1 to 31."),
+        "no bits": (np.zeros((4, 0), np.uint32), "expected .blocks, 1 to 31."),
+        "too many bits": (np.zeros((4, 32), np.uint32), "expected .blocks, 1 to 31."),
+        "a block too few": (words[:-1], "whose highest is"),
+        "a block too many": (np.pad(words, ((0, 1), (0, 0))), "whose highest is"),
+        "other bits": (np.pad(words, ((0, 0), (0, 1))), "whose highest is"),
+        "twice the same": (swapped, "is missing, so that another is there twice"),
+    }
+
+
+@pytest.mark.parametrize("name", damaged())
+def test_damaged_ones_are_refused(tmp_path, name):
+    words, message = damaged()[name]
+    with pytest.raises(ValueError, match=message):
+        IdOrder(_stored.on_host(words))
+    cores = {"x.core_0": np.ones((40, 1, 2, 2)), "x.core_1": np.ones((40, 2, 2, 1))}
+    path = tmp_path / "table.npz"
+    np.savez(path, **cores, **{"x.id_order": words})
+    with pytest.raises(ValueError, match=r"x\.id_order is no order of ids"):
+        jax_tt.load_tables(path)

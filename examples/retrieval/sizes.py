@@ -8,9 +8,8 @@ import numpy as np
 
 import jax_tt
 
-ORDER_SHARE = (
-    0.5  # of the bytes of a table for orders, about; on held-out items 0.4 and 0.6 are as good
-)
+# Of the bytes of a table for orders, about; on held-out items 0.4 and 0.6 are as good.
+ORDER_SHARE = 0.5
 
 
 def check_fits(

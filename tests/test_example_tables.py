@@ -81,7 +81,7 @@ def test_tables_use_their_budget_and_keep_it(kind, dtype, rows, features, ratio)
     [
         (500, 24, 4.0, "float32", [1, 1, 1]),
         (500, 24, 4.0, "bfloat16", [1, 1, 1, 1, 1]),
-        (900, 16, 6.0, "bfloat16", [3, 2]),
+        (900, 16, 6.0, "bfloat16", [2, 1, 1]),
         (300, 8, 7.0, "float32", [1]),
         (300, 8, 7.0, "bfloat16", [2]),
     ],
@@ -168,8 +168,8 @@ def test_two_cores_of_both_tables_take_the_same_bytes():
 
 @pytest.mark.parametrize("rows", [(7000, 2500), (70_000, 9000)])
 def test_sums_of_both_tables_take_the_same_bytes_beside_an_order_of_each(rows):
-    """An order of more than 65,536 ids takes four bytes an id, others two."""
-    orders = [2 * n if n <= 65_536 else 4 * n for n in rows]
+    """An order of more than 65,536 ids takes 17 bits an id, 32 ids together, others two bytes."""
+    orders = [2 * n if n <= 65_536 else -(-n // 32) * 17 * 4 for n in rows]
     ratios = sizes.split_ratio("tt_residual", rows, 64, 10.0)
     budgets = [n * 64 * 4 / ratio for n, ratio in zip(rows, ratios, strict=True)]
     np.testing.assert_allclose(sum(budgets), sum(rows) * 64 * 4 / 10, rtol=1e-12)

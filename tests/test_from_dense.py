@@ -317,6 +317,13 @@ def test_report_is_that_of_the_stored_cores(way):
     assert "relative error" in str(found) and "0.99: " in str(found)
 
 
+def test_cores_beyond_the_range_of_their_type_are_refused():
+    table = np.full((100, 8), 1e20, np.float32)
+    assert jax_tt.tt_from_dense(table, 2, dtype=jnp.bfloat16).relative_error < 0.01
+    with pytest.raises(ValueError, match=r"dtype: got float16, whose largest number is 6\.55e\+04"):
+        jax_tt.tt_from_dense(table, 2, dtype=jnp.float16)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_types(dtype):
     shape = SHAPES["d3"]

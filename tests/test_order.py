@@ -444,6 +444,30 @@ def test_refining_keeps_ids_in_their_blocks(n):
     assert np.array_equal(before // 12, after // 12)
 
 
+@pytest.mark.parametrize("scale", [2.0**-80, 2.0**100])
+def test_refined_order_does_not_depend_on_the_scale(scale):
+    table = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32)
+    shape = jax_tt.TTShape(120, 4, 2, (10, 12), (4, 1))
+    orders = [
+        order.from_table(rows, shape, refine=np.int64(2), progress=False)
+        for rows in (table, table * np.float32(scale))
+    ]
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize(
+    ("refine", "error", "message"),
+    [
+        (-1, ValueError, "refine: got -1; expected a number of rounds, at least 0"),
+        (1.5, TypeError, "refine: got 1.5 of type float; expected an integer"),
+        (True, TypeError, "refine: got True of type bool; expected an integer"),
+    ],
+)
+def test_rounds_that_are_no_number_are_refused(refine, error, message):
+    with pytest.raises(error, match=message):
+        order.from_table(np.ones((120, 6)), SHAPE, refine=refine, progress=False)
+
+
 def test_clusters_of_a_wide_table_become_digits():
     rng = np.random.default_rng(0)
     cluster = rng.permutation(np.arange(120) // 30)

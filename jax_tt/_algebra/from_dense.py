@@ -96,7 +96,7 @@ def tt_from_dense(
 
     Raises:
         ValueError: not exactly one of ``ranks``, ``shape``, ``tolerance`` and ``max_bytes``; the table holds NaN or
-            infinity; or an argument does not fit.
+            infinity; its cores exceed the range of ``dtype``; or an argument does not fit.
 
     >>> import numpy as np, jax_tt
     >>> table = np.sin(np.arange(1000 * 8).reshape(1000, 8) / 100).astype(np.float32)
@@ -133,9 +133,20 @@ def tt_from_dense(
             cores = alternate(cores, equations, sweeps, _WEIGHTED_RIDGE * float(weights.mean()))
         if tolerance is None and max_bytes is None:
             cores = padded(cores, goal.core_shapes)
-        stored = tuple(jnp.asarray(core, dtype) for core in cores)
+        stored = _stored(cores, dtype)
         found = tuple(core.shape[3] for core in stored[:-1])
         return measure(rows, stored, TTShape(n, width, found, p, q), weights, bar)
+
+
+def _stored(cores: Sequence[np.ndarray], dtype: Any) -> tuple[jax.Array, ...]:
+    largest = float(jnp.finfo(dtype).max)
+    found = max(float(np.abs(core).max(initial=0)) for core in cores)
+    if found > largest:
+        raise ValueError(
+            f"dtype: got {dtype.name}, whose largest number is {largest:.3g}; the cores of this table hold "
+            f"{found:.3g}. Expected a type of more range, e.g. bfloat16 or float32, or the table divided by a constant."
+        )
+    return tuple(jnp.asarray(core, dtype) for core in cores)
 
 
 def _goal(

@@ -67,7 +67,7 @@ def tt_residuals(
         refine: rounds of `order.from_table`, at least 0; needs ``jax-tt[order]`` unless 0.
         dtype: storage type of the cores, default that of the table. Later terms make up for its rounding.
         seed: of the randomised parts; equal seeds give equal terms.
-        progress: show a bar when it takes longer than a second; needs tqdm.
+        progress: show bars, a term's two one after the other; needs tqdm.
 
     Returns:
         A `TTResidual` for each shape. ``[-1].relative_error`` is the error of the whole sum.
@@ -98,7 +98,8 @@ def tt_residuals(
     error, terms = 1.0, []
     for shape in shapes:
         id_order = from_table(left, shape, refine=refine, seed=seed, progress=progress)
-        found = tt_from_dense(OrderedRows(left, id_order), shape=shape, dtype=dtype, seed=seed)
+        ordered = OrderedRows(left, id_order)
+        found = tt_from_dense(ordered, shape=shape, dtype=dtype, seed=seed, progress=progress)
         rows = id_order.inverse.rows
         for start, value in rows_of(found.cores, shape, Progress(False)):
             left[rows[start : start + len(value)]] -= value.astype(np.float32)

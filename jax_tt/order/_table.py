@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._arguments import as_positive
+from jax_tt._arguments import as_int, as_positive
 from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
 from jax_tt.order._arguments import as_shape
@@ -46,6 +46,7 @@ def from_table(
         `IdOrder`.
 
     Raises:
+        TypeError: ``refine``, ``rank`` or ``seed`` is no integer.
         ValueError: ``table`` is not ``[num_embeddings, D]`` or not finite; with ``refine``, D is not that of ``shape``.
         ImportError: tqdm or scipy is missing.
 
@@ -62,8 +63,9 @@ def from_table(
         raise ValueError(
             f"table: got shape {tuple(rows.shape)}; expected [{shape.num_embeddings}, D], the rows of `shape`."
         )
-    if not isinstance(refine, int) or refine < 0:
-        raise ValueError(f"refine: got {refine!r}; expected a number of rounds, at least 0.")
+    refine = as_int("refine", refine)
+    if refine < 0:
+        raise ValueError(f"refine: got {refine}; expected a number of rounds, at least 0.")
     if refine and rows.shape[1] != shape.features:
         raise ValueError(
             f"table: got {rows.shape[1]} columns; expected {shape.features}, those of `shape`, to refine its order."
@@ -72,7 +74,8 @@ def from_table(
     with Progress(progress, "order.from_table", steps) as bar:
         order = partition(_points(rows, rank, seed), shape.row_factors, bar)
         if refine:
-            order = refined(np.asarray(rows).astype(np.float32), order, shape, refine, bar)
+            whole = _scaled(np.array(rows, np.float32))
+            order = refined(whole, order, shape, refine, bar)
     return order_of_rows(order)
 
 
@@ -90,5 +93,10 @@ def _points(table: Any, rank: int, seed: int) -> np.ndarray:
             bad = start + int(np.argmin(np.isfinite(part).all(axis=1)))
             raise ValueError(f"table: row {bad} is not finite; expected finite floats.")
         points[start : start + len(part)] = part if turn is None else part @ turn
-    points /= max(points.max(), -points.min()) or np.float32(1)  # squares stay in range
+    return _scaled(points)
+
+
+def _scaled(points: np.ndarray) -> np.ndarray:
+    """Divides by the largest entry, so that squares stay in range; nothing here depends on the scale."""
+    points /= max(points.max(), -points.min()) or np.float32(1)
     return points

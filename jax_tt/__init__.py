@@ -13,6 +13,7 @@ from jax_tt._algebra.inner import tt_inner as tt_inner
 from jax_tt._algebra.inner import tt_norm as tt_norm
 from jax_tt._algebra.refine import tt_refine as tt_refine
 from jax_tt._algebra.reorder import tt_reorder as tt_reorder
+from jax_tt._algebra.residual_shapes import tt_residual_shapes as tt_residual_shapes
 from jax_tt._algebra.residuals import TTResidual as TTResidual
 from jax_tt._algebra.residuals import tt_residuals as tt_residuals
 from jax_tt._algebra.round import tt_round as tt_round

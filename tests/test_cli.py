@@ -61,6 +61,45 @@ def test_compress_writes_what_info_and_layers_read(table, capsys, out, ordered):
     assert "error" in heading and ("ordered" in line) == ordered
 
 
+@pytest.mark.parametrize("out", ["sum.safetensors", "sum"])
+def test_compress_writes_sums(table, capsys, out):
+    """What is read back adds up to the table, in layers too, and takes no more than was asked for."""
+    args = ["--residuals", "--max-bytes", "2500", "--dtype", "bfloat16", "--picture", "e.png"]
+    ran("compress", "table.npy", "--out", out, *args, QUIET)
+    printed = capsys.readouterr().out
+    found = jax_tt.load_tables(out)
+    assert list(found) == [f"table.{k}" for k in range(len(found))] and len(found) > 1
+    layers = [jax_tt.TTEmbed(**one.arguments(), rngs=nnx.Rngs(0)) for one in found.values()]
+    total, rows = 0, 0.0
+    for layer, one in zip(layers, found.values(), strict=True):
+        for k, core in enumerate(one.cores):
+            getattr(layer, f"core_{k}")[...] = core
+        total += sum(core.nbytes for core in one.cores) + one.id_order.nbytes
+        rows = rows + np.asarray(layer(np.arange(N)), np.float32)
+    assert total <= 2500
+    errors = [one.relative_error for one in found.values()]
+    np.testing.assert_allclose(
+        np.linalg.norm(rows - table) / np.linalg.norm(table), errors[-1], rtol=1e-2
+    )
+    assert errors == sorted(errors, reverse=True)
+    assert f"{len(found)} terms" in printed and f"the sum {errors[-1]:.3g}" in printed
+    assert Path("e.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--ranks", "2"], "--residuals: got no --max-bytes; expected the bytes of all cores"),
+        (["--max-bytes", "100"], "max_bytes: got 100 for 300 x 8; expected at least"),
+        (["--max-bytes", "4kB", "--row-factors", "11,11"], "--row-factors: got with --residuals"),
+        (["--max-bytes", "4kB", "--weights", "w", "--order", "o"], "--order, --weights: got with"),
+    ],
+)
+def test_sums_that_do_not_fit(table, capsys, more, message):
+    argv = ["compress", "table.npy", "--out", "o.safetensors", "--residuals", QUIET, *more]
+    assert message in refused(capsys, *argv)
+
+
 def test_compress_by_tolerance_bytes_and_weights(table, capsys):
     ran("compress", "table.npy", "--out", "a.safetensors", "--tolerance", "0.01", QUIET)
     assert jax_tt.load_tables("a.safetensors")["table"].relative_error <= 0.01

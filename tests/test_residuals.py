@@ -6,6 +6,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import jax_tt
 
@@ -124,6 +126,47 @@ def test_errors_of_tables_whose_squares_float32_does_not_hold(scale):
     )
     for one, other in zip(wanted, found, strict=True):
         np.testing.assert_allclose(other.relative_error, one.relative_error, rtol=1e-3)
+
+
+@given(
+    rows=st.integers(1, 200_000),
+    features=st.integers(1, 70),
+    part=st.floats(0.02, 1.0),
+    dtype=st.sampled_from([jnp.float32, jnp.bfloat16]),
+)
+@settings(max_examples=30)
+def test_shapes_fill_a_budget(rows, features, part, dtype):
+    """Cores and orders take no more, and another rank would."""
+    budget = max(1, int(part * rows * features * 4))
+    order = jax_tt.order.IdOrder.identity(rows).nbytes
+    p = jax_tt.TTShape.suggest(rows, features, 1, d=2).row_factors
+    of_rank = (p[0] * features + p[1]) * jnp.dtype(dtype).itemsize
+    if budget < order + of_rank:
+        with pytest.raises(ValueError, match=f"expected at least {order + of_rank:,}, those of an"):
+            jax_tt.tt_residual_shapes(rows, features, budget, dtype=dtype)
+        return
+    shapes = jax_tt.tt_residual_shapes(rows, features, budget, dtype=dtype)
+    assert {(s.num_embeddings, s.features, s.row_factors) for s in shapes} == {(rows, features, p)}
+    taken = len(shapes) * order + sum(s.cost(dtype=dtype).bytes for s in shapes)
+    assert taken <= budget
+    full = any(s.ranks == s.full_ranks for s in shapes)
+    assert full or taken + of_rank > budget
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, 8, 100), ValueError, "num_embeddings: got 0; expected an integer >= 1"),
+        ((10, 0, 100), ValueError, "features: got 0"),
+        ((10, 8, 0), ValueError, "max_bytes: got 0"),
+        ((10, 8, 1e3), TypeError, "max_bytes: got 1000.0 of type float"),
+    ],
+)
+def test_shapes_of_no_budget_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        jax_tt.tt_residual_shapes(*arguments)
+    with pytest.raises(ValueError, match="dtype: got int32; expected a floating type"):
+        jax_tt.tt_residual_shapes(10, 8, 1000, dtype=jnp.int32)
 
 
 def test_a_table_of_zeros():

@@ -27,7 +27,7 @@ class ResidualTT(nnx.Module):
         self, start: np.ndarray, *, ratio: float, dtype: str, optimizer: Any, rngs: nnx.Rngs
     ):
         rows, features = start.shape
-        shapes = residual_shapes(rows, features, ratio, jnp.dtype(dtype).itemsize)
+        shapes = residual_shapes(rows, features, ratio, dtype)
         terms = jax_tt.tt_residuals(start, shapes, dtype=dtype, progress=False)
         self.terms = nnx.List([self._layer(term, dtype, optimizer, rngs) for term in terms])
 

@@ -8,9 +8,6 @@ import numpy as np
 
 import jax_tt
 
-# Of the bytes of a table for orders, about; on held-out items 0.4 and 0.6 are as good.
-ORDER_SHARE = 0.5
-
 
 def check_fits(
     kind: str, rows: int, features: int, ratio: float | None, dtype: str = "float32"
@@ -27,7 +24,7 @@ def check_fits(
         case "tt2":
             tt2_shape(rows, features, ratio)
         case "tt_residual":
-            residual_shapes(rows, features, ratio, itemsize)
+            residual_shapes(rows, features, ratio, dtype)
         case "low_rank":
             low_rank(rows, features, ratio, itemsize)
         case "hashing":
@@ -71,24 +68,15 @@ def tt2_shape(rows: int, features: int, ratio: float) -> jax_tt.TTShape:
     return _largest("tt2", rows, features, ratio, suggest)
 
 
-def residual_shapes(rows: int, features: int, ratio: float, itemsize: int) -> list[jax_tt.TTShape]:
-    """A shape for each term: two cores, [p_1, 1, features, r] and [p_2, r, 1, 1], of nearly equal ranks.
-
-    Raises:
-        ValueError: an order and cores of rank 1 take more than the ratio allows.
-    """
-    budget, order = _budget(rows * features, ratio, itemsize=1), order_bytes(rows)
-    p = jax_tt.TTShape.suggest(rows, features, 1, d=2).row_factors
-    of_rank = (p[0] * features + p[1]) * itemsize
-    terms = max(1, round(ORDER_SHARE * budget / order))
-    while terms > 1 and budget - terms * order < terms * of_rank:
-        terms -= 1
-    ranks = (budget - terms * order) // of_rank
-    if ranks < 1:
-        least = f"an order and cores of rank 1 for {rows} rows take {order + of_rank:,} bytes"
-        raise _too_small("tt_residual", ratio, least)
-    by_term = [ranks // terms + (k < ranks % terms) for k in range(terms)]
-    return [jax_tt.TTShape(rows, features, rank, p, (features, 1)) for rank in by_term]
+def residual_shapes(
+    rows: int, features: int, ratio: float, dtype: str
+) -> tuple[jax_tt.TTShape, ...]:
+    """A shape for each term, whose cores have this type."""
+    budget = _budget(rows * features, ratio, itemsize=1)
+    try:
+        return jax_tt.tt_residual_shapes(rows, features, budget, dtype=dtype)
+    except ValueError as error:
+        raise _too_small("tt_residual", ratio, str(error).rstrip(".")) from error
 
 
 def order_bytes(rows: int) -> int:

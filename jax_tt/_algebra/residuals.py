@@ -63,7 +63,8 @@ def tt_residuals(
 
     Args:
         table: floats ``[N, D]``, on the host.
-        shapes: a `TTShape` of N and D for each term, largest first if they differ. Column factors ``(D, 1)`` suit it.
+        shapes: a `TTShape` of N and D for each term, largest first if they differ; `tt_residual_shapes` finds some for
+            a number of bytes.
         refine: rounds of `order.from_table`, at least 0; needs ``jax-tt[order]`` unless 0.
         dtype: storage type of the cores, default that of the table. Later terms make up for its rounding.
         seed: of the randomised parts; equal seeds give equal terms.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,13 @@ def draw_errors(axis: Any, relative: float, row_errors: Mapping[float, float]) -
     axis.axhline(relative, color="k", linestyle=":", label=f"of the whole table: {relative:.3g}")
     axis.set(xlabel="share of the rows", ylabel="relative error of at most", ylim=(0, None))
     axis.legend()
+
+
+def draw_terms(axis: Any, errors: Sequence[float]) -> None:
+    """Errors of the sums of one term, of two, and so on."""
+    axis.plot(range(1, len(errors) + 1), errors, "o-")
+    axis.set(xlabel="terms", ylabel="relative error of their sum", ylim=(0, None))
+    axis.xaxis.get_major_locator().set_params(integer=True)
 
 
 def _binned(rows: np.ndarray, bins: int) -> np.ndarray:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from jax_tt._algebra.from_dense import tt_from_dense
+from jax_tt._algebra.residual_shapes import tt_residual_shapes
+from jax_tt._algebra.residuals import tt_residuals
 from jax_tt._arguments import as_dtype
 from jax_tt._files.tables import StoredTable, save_tables
 from jax_tt._shape import TTShape
@@ -41,7 +44,10 @@ def add_parser(commands: Any) -> None:
         "--tolerance", type=float, metavar="E", help="least ranks with at most this relative error"
     )
     size.add_argument(
-        "--max-bytes", type=byte_size, metavar="SIZE", help="of the cores, e.g. 4MB or 2GiB"
+        "--max-bytes",
+        type=byte_size,
+        metavar="SIZE",
+        help="of the cores, e.g. 4MB or 2GiB",
     )
     parser.add_argument(
         "--name", help="which array of the file; also the name of the table in --out"
@@ -56,6 +62,12 @@ def add_parser(commands: Any) -> None:
         metavar="NPY",
         help="how much each row counts [N], e.g. how often it is asked for",
     )
+    parser.add_argument(
+        "--residuals",
+        action="store_true",
+        help="a sum of tensor trains, each in an order of its own, with --max-bytes for cores and orders: closer to a "
+        "table of little structure",
+    )
     parser.add_argument("--dtype", help="of the cores; default: that of the table")
     parser.add_argument("--seed", type=int, default=0, help="of the randomised parts; default: 0")
     add_common(parser)
@@ -64,6 +76,13 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     _pictures.check_picture(args.picture)
+    if args.residuals:
+        _run_residuals(args)
+    else:
+        _run_one(args)
+
+
+def _run_one(args: argparse.Namespace) -> None:
     name, table = read_table(args.table, args.name)
     weights = None if args.weights is None else read_numbers(args.weights)
     p, q = args.row_factors, args.col_factors
@@ -103,3 +122,42 @@ def run(args: argparse.Namespace) -> None:
     )
     if order is not None:
         print(f"and the order of its ids, {order.nbytes:,} bytes")
+
+
+def _run_residuals(args: argparse.Namespace) -> None:
+    refused = ("order", "weights", "row_factors", "col_factors")
+    if given := [f"--{one.replace('_', '-')}" for one in refused if getattr(args, one) is not None]:
+        raise ValueError(
+            f"{', '.join(given)}: got with --residuals; expected none, as every term has an order and factors of its "
+            "own and counts all rows alike."
+        )
+    if args.max_bytes is None:
+        raise ValueError(
+            "--residuals: got no --max-bytes; expected the bytes of all cores and orders."
+        )
+    name, table = read_table(args.table, args.name)
+    dtype = as_dtype("--dtype", args.dtype, table.dtype)
+    shapes = tt_residual_shapes(*table.shape, args.max_bytes, dtype=dtype)
+    terms = tt_residuals(table, shapes, dtype=dtype, seed=args.seed, progress=args.progress)
+    stored = {
+        f"{name}.{k}": dataclasses.replace(
+            StoredTable.of(term.approximation, term.id_order),
+            relative_error=term.relative_error,
+            row_errors={},
+        )
+        for k, term in enumerate(terms)
+    }
+    save_tables(args.out, stored)
+    errors = [term.relative_error for term in terms]
+    for key, one in stored.items():
+        print(
+            f"{key}: rank {one.shape.ranks[0]}, relative error of the sum {one.relative_error:.3g}"
+        )
+    cores = sum(core.nbytes for one in stored.values() for core in one.cores)
+    orders = sum(term.id_order.nbytes for term in terms)
+    dense = table.shape[0] * table.shape[1] * table.dtype.itemsize
+    print(
+        f"wrote {len(terms)} terms to {args.out}: cores of {cores:,} bytes and orders of {orders:,}, the table has "
+        f"{dense:,}. The row of an id is the sum of its rows in all of them."
+    )
+    _pictures.figure(args.picture, 1, lambda axes: _pictures.draw_terms(axes[0], errors))

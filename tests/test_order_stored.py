@@ -8,6 +8,8 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_tt
 import jax_tt.linen
@@ -25,7 +27,7 @@ def permutation(count, seed=0):
 def test_packed_rows_come_back(count, seed):
     rows = permutation(count, seed)
     words = _stored.pack(rows)
-    assert words.shape == (-(-count // 32), (count - 1).bit_length())
+    assert words.shape == (-(-count // 32), count.bit_length())
     assert np.array_equal(_stored.on_host(words), rows)
 
 
@@ -58,14 +60,14 @@ def test_places_of_the_last_ids_stay_within_32_bits():
 )
 def test_bytes_are_those_that_a_layer_keeps(count, dtype, nbytes):
     order = IdOrder(permutation(count))
-    kept = _stored.stored(order.rows)
+    kept = _stored.on_device(order.rows)
     assert kept.dtype == dtype and kept.nbytes == order.nbytes == nbytes
     assert np.array_equal(_stored.on_host(kept), order.rows)
 
 
 def test_orders_beyond_32_bits_take_64():
-    assert _stored.stored_bytes(2**31 - 1) == 2**26 * 31 * 4
-    assert _stored.stored_bytes(2**31) == 2**34
+    assert _stored.kept_bytes(2**31 - 1) == 2**26 * 31 * 4
+    assert _stored.kept_bytes(2**31) == 2**34
 
 
 @pytest.mark.parametrize("flavour", ["nnx", "linen"])
@@ -129,12 +131,13 @@ def damaged():
     swapped = words.copy()
     swapped[0] = swapped[1]
     return {
-        "no blocks": (np.zeros((0, 10), np.uint32), "expected .blocks, 1 to 31."),
-        "no bits": (np.zeros((4, 0), np.uint32), "expected .blocks, 1 to 31."),
-        "too many bits": (np.zeros((4, 32), np.uint32), "expected .blocks, 1 to 31."),
-        "a block too few": (words[:-1], "whose highest is"),
-        "a block too many": (np.pad(words, ((0, 1), (0, 0))), "whose highest is"),
-        "other bits": (np.pad(words, ((0, 0), (0, 1))), "whose highest is"),
+        "no blocks": (np.zeros((0, 10), np.uint32), "rows packed as layers"),
+        "no bits": (np.zeros((4, 0), np.uint32), "rows packed as layers"),
+        "too many bits": (np.zeros((4, 32), np.uint32), "rows packed as layers"),
+        "a block too few": (words[:-1], "got the row|is missing"),
+        "a block too many": (np.pad(words, ((0, 1), (0, 0))), "rows packed as layers"),
+        "other bits": (np.pad(words, ((0, 0), (0, 1))), "got the row|is missing"),
+        "nothing in the last block": (np.full((3, 7), 2**32 - 1, np.uint32), "got the row 127"),
         "twice the same": (swapped, "is missing, so that another is there twice"),
     }
 
@@ -143,9 +146,94 @@ def damaged():
 def test_damaged_ones_are_refused(tmp_path, name):
     words, message = damaged()[name]
     with pytest.raises(ValueError, match=message):
-        IdOrder(_stored.on_host(words))
+        IdOrder(words)
     cores = {"x.core_0": np.ones((40, 1, 2, 2)), "x.core_1": np.ones((40, 2, 2, 1))}
     path = tmp_path / "table.npz"
     np.savez(path, **cores, **{"x.id_order": words})
     with pytest.raises(ValueError, match=r"x\.id_order is no order of ids"):
         jax_tt.load_tables(path)
+
+
+def test_what_is_too_large_is_refused_by_its_last_block():
+    class Bomb:
+        shape, ndim, dtype = (10**7, 1), 2, np.dtype(np.uint32)
+
+        def __getitem__(self, rows):
+            assert rows == slice(-1, None)
+            return np.zeros((1, 1), np.uint32)
+
+    with pytest.raises(ValueError, match="rows packed as layers"):
+        _stored.count_of(Bomb())
+
+
+@pytest.mark.parametrize("count", [60, MANY])
+def test_layers_of_traced_orders(count):
+    order, ids = IdOrder(permutation(count)), jnp.array([0, 5, count - 1])
+
+    def rows(order, ids):
+        return jax_tt.TTEmbed(count, 4, tt_ranks=2, id_order=order, rngs=nnx.Rngs(0))(ids)
+
+    wanted = rows(order, ids)
+    np.testing.assert_allclose(jax.jit(rows)(order, ids), wanted, rtol=1e-6)
+    assert jax.eval_shape(rows, order, ids).shape == (3, 4)
+    both = jax.tree.map(lambda *two: jnp.stack(two), order, order.inverse)
+    found = jax.vmap(rows, (0, None))(both, ids)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
+    np.testing.assert_allclose(found[1], rows(order.inverse, ids), rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [60, MANY])
+def test_an_order_of_another_size_is_refused(count):
+    layer, larger = (
+        jax_tt.TTEmbed(
+            n,
+            4,
+            tt_ranks=1,
+            row_factors=(50, 50, 50),
+            id_order=IdOrder.identity(n),
+            rngs=nnx.Rngs(0),
+        )
+        for n in (count, count + 100)
+    )
+    nnx.update(larger, nnx.state(layer))
+    for use in (larger, larger.attend):
+        with pytest.raises(
+            ValueError, match=f"the layer has {count + 100} ids and holds an order of"
+        ):
+            use(jnp.zeros(4, jnp.int32) if use is larger else jnp.zeros((1, 4)))
+
+
+def test_raw_rows_of_any_integer_type_are_read():
+    rows = permutation(60)
+    layer = jax_tt.TTEmbed(60, 4, tt_ranks=2, id_order=IdOrder(rows), rngs=nnx.Rngs(0))
+    ids = jnp.arange(60)
+    wanted = layer(ids)
+    for dtype in (jnp.uint32, jnp.int32):
+        layer.id_order.set_value(jnp.asarray(rows, dtype))
+        np.testing.assert_array_equal(layer(ids), wanted)
+
+
+def test_a_layer_gives_its_order_back():
+    order = IdOrder(permutation(MANY))
+    layer = jax_tt.TTEmbed(MANY, 4, tt_ranks=1, id_order=order, rngs=nnx.Rngs(0))
+    assert IdOrder(layer.id_order[...]) == order
+
+
+def test_nothing_changes_where_a_grown_order_does_not_fit_its_devices():
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+    count = 2**16
+    layer = jax_tt.TTEmbed(
+        count,
+        4,
+        tt_ranks=1,
+        row_factors=(32, 32, 64),
+        id_order=IdOrder.identity(count),
+        rngs=nnx.Rngs(0),
+    )
+    rows = jax.device_put(layer.id_order[...], NamedSharding(mesh, P("x")))
+    layer.id_order.set_value(rows)
+    shape, cores = layer.tt_shape, [core.shape for core in layer.cores]
+    with pytest.raises(ValueError, match="divi"):
+        layer.grow(66_000, rngs=nnx.Rngs(1))
+    assert (layer.tt_shape, layer.num_embeddings) == (shape, count)
+    assert [core.shape for core in layer.cores] == cores

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jax_tt._arguments import as_dtype, as_positive
 from jax_tt._shape import TTShape
-from jax_tt.order._stored import stored_bytes
+from jax_tt.order._stored import kept_bytes
 
 # Of the bytes for orders, about: on tables trained for retrieval 0.4 and 0.6 are as good.
 _ORDERS = 0.5
@@ -41,7 +41,7 @@ def tt_residual_shapes(
     """
     rows, columns = as_positive("num_embeddings", num_embeddings), as_positive("features", features)
     budget = as_positive("max_bytes", max_bytes)
-    order = stored_bytes(rows)
+    order = kept_bytes(rows)
     p = TTShape.suggest(rows, columns, 1, d=2).row_factors
     of_rank = (p[0] * columns + p[1]) * jnp.dtype(as_dtype("dtype", dtype, jnp.float32)).itemsize
     if budget < order + of_rank:

@@ -18,7 +18,7 @@ from jax_tt._files.safetensors_file import write_safetensors
 from jax_tt._files.stored import FileError, StoredArrays
 from jax_tt._shape import TTShape
 from jax_tt.order import IdOrder
-from jax_tt.order._stored import as_kept, on_host
+from jax_tt.order._stored import count_of, kept
 
 # Layers of NNX have a leaf "value" below the name in some checkpoints.
 _CORE = re.compile(r"(?:(?P<table>.+)\.)?core_(?P<k>[0-4])(?P<leaf>\.value)?")
@@ -72,7 +72,8 @@ def save_tables(path: str | os.PathLike[str], tables: Mapping[str, StoredTable])
     """Writes tables into one ``.safetensors`` file, or into a new directory as an orbax checkpoint.
 
     Core k of a table is the array ``name.core_k``, its order ``name.id_order``; sizes and errors are in the metadata
-    under the key ``jax_tt``.
+    under the key ``jax_tt``. The order is uint16 rows ``[N]`` up to 65,536 ids, int64 beyond 2^31 - 1, and uint32
+    ``[ceil(N / 32), b]`` between, b being the bits of N: 32 rows of b bits each after the other, lowest bits first.
 
     Args:
         path: ends with ``.safetensors``, or names a directory that does not exist.
@@ -96,7 +97,7 @@ def save_tables(path: str | os.PathLike[str], tables: Mapping[str, StoredTable])
     for table, stored in tables.items():
         arrays |= {f"{table}.core_{k}": np.asarray(core) for k, core in enumerate(stored.cores)}
         if stored.id_order is not None:
-            arrays[f"{table}.id_order"] = as_kept(stored.id_order.rows)
+            arrays[f"{table}.id_order"] = kept(np.asarray(stored.id_order.rows))
         notes[table] = {
             "num_embeddings": stored.shape.num_embeddings,
             "relative_error": stored.relative_error,
@@ -195,7 +196,7 @@ def _shape(stored: StoredArrays, name: str, keys: Sequence[str]) -> TTShape:
     order = order_name(stored, name)
     rows = notes_of(stored, name).get("num_embeddings")
     if rows is None:
-        rows = math.prod(p) if order is None else _id_order(stored, order).num_embeddings
+        rows = math.prod(p) if order is None else _number_of_ids(stored, order)
     try:
         shape = TTShape(rows, math.prod(q), ranks, p, q)
     except (ValueError, TypeError) as error:
@@ -223,8 +224,18 @@ def _loaded(stored: StoredArrays, name: str, shape: TTShape) -> StoredTable:
     return StoredTable(tuple(cores), shape, id_order, *errors_of(stored, name))
 
 
+def _number_of_ids(stored: StoredArrays, name: str) -> int:
+    array = stored.arrays[name]
+    if len(array.shape) == 1:
+        return array.shape[0]
+    try:
+        return count_of(np.asarray(array.read()))
+    except ValueError as error:
+        raise FileError(f"{stored.path}: {name} is no order of ids: {error}") from error
+
+
 def _id_order(stored: StoredArrays, name: str) -> IdOrder:
     try:
-        return IdOrder(on_host(stored.arrays[name].read()))
+        return IdOrder(stored.arrays[name].read())
     except (ValueError, TypeError) as error:
         raise FileError(f"{stored.path}: {name} is no order of ids: {error}") from error

@@ -18,7 +18,7 @@ from jax_tt._layers._linen_tt import ID_ORDER, ROWS_BY_ID, TTModule
 from jax_tt._layers._names import core_names
 from jax_tt._layers._options import table_shape
 from jax_tt.order import IdOrder
-from jax_tt.order._stored import on_host, stored
+from jax_tt.order._stored import on_device
 
 _PARAMS = "params"
 
@@ -168,7 +168,7 @@ def _changed(
             "the layer in the collections."
         )
     rows = flat.get((ID_ORDER, *path, ROWS_BY_ID))
-    order = None if rows is None else IdOrder(on_host(rows))
+    order = None if rows is None else IdOrder(rows)
     values = {name: nn.meta.unbox(own[place]) for name, place in places.items()}
     table = change(_change.Table(shape, layer.optimizer, layer.cache, values, order))
     if tx is not None and layer.optimizer is None and table.shape.d != shape.d:
@@ -178,7 +178,7 @@ def _changed(
         place = places.get(name, (*places[first][:-1], name))
         kept[place] = nn.meta.replace_boxed(own.get(place, own[places[first]]), value)
     if table.id_order is not None:
-        kept[ID_ORDER, *path, ROWS_BY_ID] = stored(table.id_order.rows)
+        kept[ID_ORDER, *path, ROWS_BY_ID] = on_device(table.id_order.rows)
     new = traverse_util.unflatten_dict(kept)
     if tx is not None:
         opt_state = _change.carried(tx, opt_state, new[_PARAMS], _rule_at(path, rules))

@@ -23,7 +23,7 @@ from jax_tt._ops._table import FusedTable
 from jax_tt._split_ids import SplitIds
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
-from jax_tt.order._stored import StoredRows, stored
+from jax_tt.order._stored import StoredRows, of_layer, on_device
 
 ID_ORDER, ROWS_BY_ID = "id_order", "rows_by_id"
 
@@ -82,8 +82,8 @@ class TTModule(CachedModule):
         check_id_order(self.id_order, self.num_embeddings)
         if self.id_order is None:
             return None
-        kept = self.variable(ID_ORDER, ROWS_BY_ID, partial(stored, self.id_order.rows))
-        return StoredRows(kept.value, self.num_embeddings)
+        rows = self.variable(ID_ORDER, ROWS_BY_ID, partial(on_device, self.id_order.rows))
+        return of_layer(rows.value, self.num_embeddings)
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:

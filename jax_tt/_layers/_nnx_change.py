@@ -15,7 +15,7 @@ from jax_tt._layers._names import core_names
 from jax_tt._layers._nnx_cache import CachedModule
 from jax_tt._layers._nnx_variables import CacheState, IdOrderState
 from jax_tt.order import IdOrder
-from jax_tt.order._stored import on_host, stored
+from jax_tt.order._stored import on_device
 
 _ORDER = "id_order"
 
@@ -125,7 +125,7 @@ class ChangingModule(CachedModule):
             raise TypeError(
                 "layer: its variables are traced; it is reordered or grows between steps, outside of jit."
             )
-        order = None if self.id_order is None else IdOrder(on_host(self.id_order[...]))
+        order = None if self.id_order is None else IdOrder(self.id_order[...])
         return _change.Table(self.tt_shape, self.optimizer, self.cache, values, order)
 
     def _slice_init(self) -> CoreInit:
@@ -145,14 +145,16 @@ class ChangingModule(CachedModule):
         values = {
             name: _beside(getattr(self, name, None), value) for name, value in table.values.items()
         }
+        rows = None
+        if table.id_order is not None:
+            rows = _beside(self.id_order, on_device(table.id_order.rows))
         for name in self._values().keys() - values.keys():
             delattr(self, name)
         template: nnx.Variable[Any] = getattr(self, core_names(1)[0])
         for name, value in values.items():
             _assign(self, name, value, type(template), template.get_metadata())
-        if table.id_order is not None:
-            rows = stored(table.id_order.rows)
-            _assign(self, _ORDER, _beside(self.id_order, rows), IdOrderState, {})
+        if rows is not None:
+            _assign(self, _ORDER, rows, IdOrderState, {})
         self.tt_shape = table.shape
         self.num_embeddings = table.shape.num_embeddings
 

@@ -26,7 +26,7 @@ from jax_tt._ops._table import FusedTable
 from jax_tt._split_ids import SplitIds
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
-from jax_tt.order._stored import StoredRows, stored
+from jax_tt.order._stored import StoredRows, of_layer, on_device
 
 
 class TTModule(ChangingModule):
@@ -84,7 +84,7 @@ class TTModule(ChangingModule):
         self._create(dict(zip(names, cores, strict=True)), self.tt_shape.core_shapes, core_metadata)
         self.dtype = self.cores[0].dtype if dtype is None else dtype
         self._create_cache(self.cores[0].dtype)
-        self.id_order = None if id_order is None else IdOrderState(stored(id_order.rows))
+        self.id_order = None if id_order is None else IdOrderState(on_device(id_order.rows))
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
@@ -94,9 +94,7 @@ class TTModule(ChangingModule):
     @property
     def stored_rows(self) -> StoredRows | None:
         """The row of every id, or None where ids are rows."""
-        return (
-            None if self.id_order is None else StoredRows(self.id_order[...], self.num_embeddings)
-        )
+        return None if self.id_order is None else of_layer(self.id_order[...], self.num_embeddings)
 
     def _table(self) -> tuple[jax.Array, ...] | FusedTable:
         return self.cores if self.optimizer is None else self._fused(core_names(self.tt_shape.d))

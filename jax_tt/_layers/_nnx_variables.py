@@ -38,7 +38,8 @@ class CacheState(nnx.Variable):
 class IdOrderState(nnx.Variable):
     """The row of every id, of a layer with an ``id_order``: saved with the model, neither trained nor changed.
 
-    Beyond 65,536 ids the rows are packed, in as many bits as the last one needs.
+    Beyond 65,536 ids the rows are packed, in as many bits as their number needs. ``IdOrder(layer.id_order[...])`` is
+    the order.
 
     Example:
         >>> import jax_tt

@@ -14,12 +14,12 @@ from jax_tt._bags import Bags, as_ids, signed_padding
 from jax_tt._dtypes import x64_enabled
 from jax_tt._ops._explicit import like_explicit
 from jax_tt._split_ids import SplitIds
-from jax_tt.order._stored import StoredRows
+from jax_tt.order._stored import LAST_PACKED, StoredRows
 
 
 def type_of_ids(num_embeddings: int) -> Any:
-    """The smallest type for all ids of an order and for padding, which is negative."""
-    return np.int32 if num_embeddings <= 2**31 - 1 else np.int64
+    """A type for all ids of an order and for padding, which is negative."""
+    return np.int32 if num_embeddings <= LAST_PACKED else np.int64
 
 
 def mapped_ids(rows: StoredRows, ids: Any, name: str = "ids") -> jax.Array:

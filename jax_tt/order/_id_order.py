@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from jax_tt._arguments import as_array, as_positive
 from jax_tt.order._apply import mapped_ids, type_of_ids
-from jax_tt.order._stored import StoredRows, stored_bytes
+from jax_tt.order._stored import LAST_PACKED, LAST_SHORT, StoredRows, kept_bytes, on_host
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -28,7 +28,8 @@ class IdOrder:
 
     Args:
         rows: integers ``[N]``, the row of id 0, of id 1, and so on: each of ``0 ... N - 1`` once. Kept in
-            the smallest of uint16, int32 and int64 that holds them; layers and files pack them, see `nbytes`.
+            the smallest of uint16, int32 and int64 that holds them; layers and files pack them, see `nbytes`. What a
+            layer keeps, ``IdOrder(layer.id_order[...])``, is taken as well.
 
     Raises:
         ValueError: ``rows`` is no permutation of ``[0, N)``; the message names a row that is missing or twice there.
@@ -70,13 +71,13 @@ class IdOrder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a layer keeps it in: 2 an id up to 65,536 ids, above that as many bits as the last row needs.
+        """Bytes that a layer keeps it in: 2 an id up to 65,536 ids, above that as many bits as their number needs.
 
         >>> import jax_tt
         >>> [jax_tt.order.IdOrder.identity(n).nbytes / n for n in (1_000, 65_536, 100_000, 1_000_000)]
         [2.0, 2.0, 2.125, 2.5]
         """
-        return stored_bytes(self.num_embeddings)
+        return kept_bytes(self.num_embeddings)
 
     @property
     def inverse(self) -> IdOrder:
@@ -195,9 +196,9 @@ def order_of_rows(ids: np.ndarray) -> IdOrder:
 
 
 def _smallest(count: int) -> Any:
-    if count <= 2**16:
+    if count <= LAST_SHORT:
         return np.uint16
-    return np.int32 if count <= 2**31 - 1 else np.int64
+    return np.int32 if count <= LAST_PACKED else np.int64
 
 
 def _permutation(rows: Any) -> np.ndarray:
@@ -206,7 +207,7 @@ def _permutation(rows: Any) -> np.ndarray:
         raise TypeError(
             "rows: got a traced array; an order is checked on the host. Pass an IdOrder through jit as a pytree."
         )
-    array = np.asarray(array)
+    array = on_host(array)
     if array.dtype.kind not in "iu":
         raise TypeError(f"rows: got {array.dtype}; expected integers.")
     if array.ndim != 1 or not array.size:

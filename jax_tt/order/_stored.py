@@ -1,4 +1,4 @@
-"""The rows of an order as a layer keeps them on the device: few bits an id, any of them read alone."""
+"""The rows of an order as layers and files keep them: few bits an id, any of them read alone."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jax_tt._dtypes import x64_enabled
 
+# Up to so many ids rows are uint16, then packed; beyond, they and their ids take 64 bits.
+LAST_SHORT, LAST_PACKED = 2**16, 2**31 - 1
 # Ids whose rows share words: as many as a word has bits, so that together they fill whole words.
 _BLOCK = 32
-_LAST_SHORT, _LAST_PACKED = 2**16, 2**31 - 1
 
 
 @jax.tree_util.register_dataclass
@@ -22,7 +24,7 @@ class StoredRows:
     """The row of every id.
 
     Attributes:
-        array: the rows ``[N]``, or, in uint32, as `pack` packs them.
+        array: the rows ``[N]``, or as `pack` packs them.
         num_embeddings: static; N.
     """
 
@@ -31,7 +33,7 @@ class StoredRows:
 
     def at(self, ids: jax.Array) -> jax.Array:
         """Rows of ids that are all in ``[0, N)``."""
-        if self.array.dtype != jnp.uint32:
+        if not is_packed(self.array):
             return self.array.at[ids].get(mode="promise_in_bounds")
         bits = self.array.shape[1]
         block, word, shift = places(ids, bits)
@@ -39,94 +41,143 @@ class StoredRows:
         def words(word: jax.Array) -> jax.Array:
             return self.array.at[block, word].get(mode="promise_in_bounds")
 
-        shift = shift.astype(jnp.uint32)
-        # A row that ends in the word where it begins takes nothing from the next one but bits that are masked.
-        low = words(word) >> shift
-        high = (words(jnp.minimum(word + 1, bits - 1)) << (31 - shift)) << 1
-        return ((low | high) & jnp.uint32(2**bits - 1)).astype(jnp.int32)
+        # The last row of a block has no word behind its own.
+        return _joined(words(word), words(jnp.minimum(word + 1, bits - 1)), shift, bits)
 
     def whole(self) -> jax.Array:
         """All rows ``[N]``."""
-        if self.array.dtype != jnp.uint32:
+        if not is_packed(self.array):
             return self.array
-        return self.at(jnp.arange(self.num_embeddings, dtype=jnp.int32))
+        bits, columns = self.array.shape[1], self.array.T
+
+        # A loop, which XLA does not repeat for everything that reads its result.
+        def of_place(place: jax.Array) -> jax.Array:
+            _, word, shift = places(place, bits)
+            return _joined(columns[word], columns[jnp.minimum(word + 1, bits - 1)], shift, bits)
+
+        by_place = jax.lax.map(of_place, jnp.arange(_BLOCK, dtype=jnp.int32))
+        return by_place.T.reshape(-1)[: self.num_embeddings]
+
+
+def is_packed(array: Any) -> bool:
+    return array.ndim == 2 and array.dtype == np.uint32
 
 
 def places(ids: Any, bits: int) -> tuple[Any, Any, Any]:
-    """Block, word in it and first bit in that of the row of an id; within 32 bits for ids of as many."""
+    """Block of an id's row, word in the block and bit in the word where it begins; nothing here exceeds the ids."""
     bit = ids % _BLOCK * bits
     return ids // _BLOCK, bit // 32, bit % 32
 
 
-def stored(rows: np.ndarray) -> jax.Array:
-    """`as_kept`, an array of its own on the device: layers that share an order may both be donated."""
-    if len(rows) > _LAST_PACKED and not x64_enabled():
+def _joined(low: jax.Array, high: jax.Array, shift: jax.Array, bits: int) -> jax.Array:
+    """Rows that begin at bit ``shift`` of one word and may end in the next."""
+    shift = shift.astype(jnp.uint32)
+    # In two steps, as a shift by 32 is undefined.
+    row = (low >> shift) | ((high << (31 - shift)) << 1)
+    return (row & jnp.uint32(2**bits - 1)).astype(jnp.int32)
+
+
+def of_layer(array: jax.Array, num_embeddings: int) -> StoredRows:
+    """What a layer of so many ids looks up.
+
+    Raises:
+        ValueError: the layer was given the order of a table of another size.
+    """
+    if array.shape not in ((num_embeddings,), _packed_shape(num_embeddings)):
+        raise ValueError(
+            f"id_order: the layer has {num_embeddings} ids and holds an order of shape {array.shape}; expected "
+            f"[{num_embeddings}], or packed {list(_packed_shape(num_embeddings))}. Restore it into a layer of the size "
+            "it was saved with, and let that grow."
+        )
+    return StoredRows(array, num_embeddings)
+
+
+def on_device(rows: Any) -> jax.Array:
+    """`kept`, an array of its own on the device: layers that share an order may both be donated."""
+    if len(rows) > LAST_PACKED and not x64_enabled():
         raise ValueError(
             f"id_order: an order of {len(rows)} ids holds 64-bit rows, which JAX keeps with jax_enable_x64 only; "
             "turn it on, or map ids on the host with IdOrder.apply before TTShape.split_ids."
         )
-    return jnp.array(as_kept(rows))
+    return jnp.array(kept(rows))
 
 
-def as_kept(rows: np.ndarray) -> np.ndarray:
-    """Rows of an `IdOrder` as layers and files keep them, packed where that saves anything."""
-    return pack(rows) if _LAST_SHORT < len(rows) <= _LAST_PACKED else np.asarray(rows)
+def kept(rows: Any) -> Any:
+    """Rows of an `IdOrder`, traced or not, as layers and files keep them: packed where that saves anything."""
+    return pack(rows) if LAST_SHORT < len(rows) <= LAST_PACKED else rows
 
 
-def stored_bytes(num_embeddings: int) -> int:
-    """Bytes of what `stored` makes of an order of so many ids."""
-    if num_embeddings <= _LAST_SHORT:
+def kept_bytes(num_embeddings: int) -> int:
+    """Bytes of what `kept` makes of an order of so many ids."""
+    if num_embeddings <= LAST_SHORT:
         return 2 * num_embeddings
-    if num_embeddings > _LAST_PACKED:
+    if num_embeddings > LAST_PACKED:
         return 8 * num_embeddings
-    return -(-num_embeddings // _BLOCK) * _bits(num_embeddings) * 4
+    blocks, bits = _packed_shape(num_embeddings)
+    return 4 * blocks * bits
 
 
-def pack(rows: np.ndarray) -> np.ndarray:
-    """Rows in as many bits as the last one needs: uint32 ``[blocks, bits]``, 32 ids a block, lowest bits first."""
-    bits = _bits(len(rows))
-    filled = np.zeros(-(-len(rows) // _BLOCK) * _BLOCK, np.uint32)
-    filled[: len(rows)] = rows
-    by_block = filled.reshape(-1, _BLOCK)
-    words = np.zeros((len(by_block), bits), np.uint32)
-    for k, column in enumerate(by_block.T):
+def pack(rows: Any) -> Any:
+    """Rows in as many bits as their number: uint32 ``[blocks, bits]``, 32 ids a block, lowest bits first.
+
+    What the last block has left is filled with ones, which no row is.
+    """
+    xp: Any = jnp if isinstance(rows, Tracer) else np
+    blocks, bits = _packed_shape(len(rows))
+    unused = xp.full(blocks * _BLOCK - len(rows), 2**bits - 1, np.uint32)
+    by_block = xp.concatenate([rows.astype(np.uint32), unused]).reshape(blocks, _BLOCK)
+    words = [xp.zeros(blocks, np.uint32)] * bits
+    for k in range(_BLOCK):
         _, word, shift = places(k, bits)
-        words[:, word] |= column << np.uint32(shift)
+        words[word] = words[word] | by_block[:, k] << np.uint32(shift)
         if shift + bits > 32:
-            words[:, word + 1] |= column >> np.uint32(32 - shift)
-    return words
+            words[word + 1] = words[word + 1] | by_block[:, k] >> np.uint32(32 - shift)
+    return xp.stack(words, axis=1)
+
+
+def count_of(array: Any) -> int:
+    """How many ids an array that `kept` made is of; of packed ones only the last block is looked at.
+
+    Raises:
+        ValueError: it is packed, but not by `pack`.
+    """
+    if not is_packed(array):
+        return array.shape[0]
+    blocks, bits = array.shape
+    count = 0
+    if blocks and 1 <= bits <= 31:
+        used = _unpacked(np.asarray(array[-1:])) != 2**bits - 1
+        count = blocks * _BLOCK - int(np.argmax(used[::-1]))
+    if _packed_shape(count) != (blocks, bits):
+        raise ValueError(
+            f"rows: got a uint32 array of shape {array.shape}; expected rows packed as layers with an id_order and "
+            "IdOrder keep them, 32 ids a block."
+        )
+    return count
 
 
 def on_host(array: Any) -> np.ndarray:
-    """The rows ``[N]`` of what `stored` made; of anything else that is not packed, itself.
+    """The rows ``[N]`` of what `kept` made.
 
     Raises:
         ValueError: it is packed, but not by `pack`.
     """
     array = np.asarray(array)
-    if array.dtype != np.uint32 or array.ndim != 2:
-        return array
-    blocks, bits = array.shape
-    if not blocks or not 1 <= bits <= 31:
-        raise ValueError(
-            f"rows: got packed ones of shape {array.shape}; expected [blocks, 1 to 31]."
-        )
-    by_block = np.empty((blocks, _BLOCK), np.uint32)
+    count = count_of(array)
+    return _unpacked(array)[:count] if is_packed(array) else array
+
+
+def _unpacked(words: np.ndarray) -> np.ndarray:
+    bits = words.shape[1]
+    by_block = np.empty((len(words), _BLOCK), np.uint32)
     for k in range(_BLOCK):
         _, word, shift = places(k, bits)
-        by_block[:, k] = array[:, word] >> np.uint32(shift)
+        by_block[:, k] = words[:, word] >> np.uint32(shift)
         if shift + bits > 32:
-            by_block[:, k] |= array[:, word + 1] << np.uint32(32 - shift)
+            by_block[:, k] |= words[:, word + 1] << np.uint32(32 - shift)
     by_block &= np.uint32(2**bits - 1)
-    filled = by_block.reshape(-1).astype(np.int32)
-    count = int(filled.max()) + 1  # the highest row of a permutation
-    if -(-count // _BLOCK) != blocks or _bits(count) != bits or filled[count:].any():
-        raise ValueError(
-            f"rows: got packed ones of shape {array.shape} whose highest is {count - 1}; expected a permutation as "
-            "layers with an id_order store it."
-        )
-    return filled[:count]
+    return by_block.reshape(-1).view(np.int32)
 
 
-def _bits(num_embeddings: int) -> int:
-    return (num_embeddings - 1).bit_length()
+def _packed_shape(num_embeddings: int) -> tuple[int, int]:
+    return -(-num_embeddings // _BLOCK), num_embeddings.bit_length()

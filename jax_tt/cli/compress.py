@@ -137,7 +137,8 @@ def _run_residuals(args: argparse.Namespace) -> None:
         )
     name, table = read_table(args.table, args.name)
     dtype = as_dtype("--dtype", args.dtype, table.dtype)
-    shapes = tt_residual_shapes(*table.shape, args.max_bytes, dtype=dtype)
+    rows, features = table.shape
+    shapes = tt_residual_shapes(rows, features, args.max_bytes, dtype=dtype)
     terms = tt_residuals(table, shapes, dtype=dtype, seed=args.seed, progress=args.progress)
     stored = {
         f"{name}.{k}": dataclasses.replace(

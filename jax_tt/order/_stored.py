@@ -51,12 +51,16 @@ class StoredRows:
         bits, columns = self.array.shape[1], self.array.T
 
         # A loop, which XLA does not repeat for everything that reads its result.
-        def of_place(place: jax.Array) -> jax.Array:
+        def fill(place: jax.Array, by_block: jax.Array) -> jax.Array:
             _, word, shift = places(place, bits)
-            return _joined(columns[word], columns[jnp.minimum(word + 1, bits - 1)], shift, bits)
+            rows = _joined(columns[word], columns[jnp.minimum(word + 1, bits - 1)], shift, bits)
+            return by_block.at[:, place].set(rows)
 
-        by_place = jax.lax.map(of_place, jnp.arange(_BLOCK, dtype=jnp.int32))
-        return by_place.T.reshape(-1)[: self.num_embeddings]
+        # All of it is overwritten; it varies over the mesh as the words do.
+        shape = self.array.shape[0], _BLOCK
+        any_rows = jnp.broadcast_to(self.array[:, :1].astype(jnp.int32), shape)
+        by_block = jax.lax.fori_loop(0, _BLOCK, fill, any_rows)
+        return by_block.reshape(-1)[: self.num_embeddings]
 
 
 def is_packed(array: Any) -> bool:

@@ -131,6 +131,9 @@ def damaged():
     swapped = words.copy()
     swapped[0] = swapped[1]
     return {
+        "nothing": (np.zeros((0, 0), np.uint32), "rows packed as layers"),
+        "one number": (np.int32(5), r"rows: got shape \(\); expected \[N\]"),
+        "a table": (np.zeros((3, 2), np.int32), r"rows: got shape \(3, 2\); expected \[N\]"),
         "no blocks": (np.zeros((0, 10), np.uint32), "rows packed as layers"),
         "no bits": (np.zeros((4, 0), np.uint32), "rows packed as layers"),
         "too many bits": (np.zeros((4, 32), np.uint32), "rows packed as layers"),

@@ -52,7 +52,7 @@ def tt_residuals(
     What a tensor train knows of an id alone is the id's place: all numbers are shared with other ids. A second train in
     the same order adds nothing that higher ranks would not, but one in another order gives every id a second place. At
     equal numbers of parameters a few trains of low rank in orders of their own are therefore closer to a table of
-    little structure than a single one, for 2 or 3 more bytes an id and order. The row of an id is the sum of its rows
+    little structure than a single one, for 2 to 4 more bytes an id and order. The row of an id is the sum of its rows
     in all terms; a layer for each of them, `TTEmbed(..., id_order=...)`, and the sum of what they return train on.
 
     The same idea for vectors alone is residual quantisation: Y. Chen et al., "Approximate nearest neighbor search by

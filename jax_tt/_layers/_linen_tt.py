@@ -126,7 +126,7 @@ class TTEmbed(TTModule):
         cache: a `RowCache` for hot rows, or None.  ``apply`` counts what it is asked for where the
             collection ``row_cache`` is mutable; call the method ``refresh`` between steps.
         id_order: an `IdOrder` from ids to rows of the table, or None where ids are rows.  It is kept in
-            the collection ``id_order``, 2 or 3 bytes an id; callers see ids only.
+            the collection ``id_order``, 2 to 4 bytes an id; callers see ids only.
         skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
         stochastic_rounding: fused 16-bit cores only; round updates stochastically.
         axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with

@@ -35,7 +35,7 @@ def plan(
     has no error: small tables become dense first. What is left over goes to the tables with the largest errors.
 
     The error of a trained table is *measured*: `tt_from_dense` compresses it at several sizes, each a quarter of the
-    one before, with its ids as they come and ordered by its rows (`order.from_table`, whose 2 or 3 bytes an id count).
+    one before, with its ids as they come and ordered by its rows (`order.from_table`, whose 2 to 4 bytes an id count).
     Beside it stand the products ``[N, r] [r, D]`` of all ranks, which are better where rows are not alike but columns
     are. The error of a table of which only the sizes are known is *predicted*, by the model of `TTShape.for_budget`:
     good for a first division, and no more; the order of its ids is left as it is.

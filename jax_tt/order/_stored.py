@@ -143,16 +143,18 @@ def count_of(array: Any) -> int:
     """How many ids an array that `kept` made is of; of packed ones only the last block is looked at.
 
     Raises:
-        ValueError: it is packed, but not by `pack`.
+        ValueError: it has no such shape, or is packed, but not by `pack`.
     """
     if not is_packed(array):
+        if array.ndim != 1:
+            raise ValueError(f"rows: got shape {array.shape}; expected [N] with N >= 1.")
         return array.shape[0]
     blocks, bits = array.shape
     count = 0
     if blocks and 1 <= bits <= 31:
         used = _unpacked(np.asarray(array[-1:])) != 2**bits - 1
         count = blocks * _BLOCK - int(np.argmax(used[::-1]))
-    if _packed_shape(count) != (blocks, bits):
+    if not count or _packed_shape(count) != (blocks, bits):
         raise ValueError(
             f"rows: got a uint32 array of shape {array.shape}; expected rows packed as layers with an id_order and "
             "IdOrder keep them, 32 ids a block."
@@ -161,14 +163,16 @@ def count_of(array: Any) -> int:
 
 
 def on_host(array: Any) -> np.ndarray:
-    """The rows ``[N]`` of what `kept` made.
+    """The rows ``[N]`` of what `kept` made; what is not packed comes back as it is.
 
     Raises:
         ValueError: it is packed, but not by `pack`.
     """
     array = np.asarray(array)
-    count = count_of(array)
-    return _unpacked(array)[:count] if is_packed(array) else array
+    if not is_packed(array):
+        return array
+    count = count_of(array)  # refuses what would be large, before it is
+    return _unpacked(array)[:count]
 
 
 def _unpacked(words: np.ndarray) -> np.ndarray:

@@ -1,8 +1,10 @@
 """Tensor-train embedding tables for JAX: compressed, differentiable, with updates fused into the backward pass."""
 
 import importlib
+import importlib.util
 from typing import Any
 
+from jax_tt import _environment, _ffi
 from jax_tt import optimizers as optimizers
 from jax_tt import order as order
 from jax_tt._algebra.add import tt_add as tt_add
@@ -29,9 +31,13 @@ from jax_tt._cache.refresh import flush_cache as flush_cache
 from jax_tt._cache.refresh import populate_cache as populate_cache
 from jax_tt._cache.refresh import refresh_if_due as refresh_if_due
 from jax_tt._cache.refresh import reset_cache as reset_cache
+from jax_tt._cache.resize import resize_cache as resize_cache
 from jax_tt._cache.statistics import cache_statistics as cache_statistics
 from jax_tt._cache.table import CachedTable as CachedTable
 from jax_tt._cache.table import init_cached_table as init_cached_table
+from jax_tt._export import export_checks as export_checks
+from jax_tt._export import register as register
+from jax_tt._files.stored import FileError as FileError
 from jax_tt._files.tables import StoredTable as StoredTable
 from jax_tt._files.tables import load_tables as load_tables
 from jax_tt._files.tables import save_tables as save_tables
@@ -50,11 +56,19 @@ from jax_tt._ops.to_dense import tt_to_dense as tt_to_dense
 from jax_tt._plan.plan import plan as plan
 from jax_tt._plan.table_plan import PlannedTable as PlannedTable
 from jax_tt._plan.table_plan import TablePlan as TablePlan
+from jax_tt._reports import OutOfRangeWarning as OutOfRangeWarning
 from jax_tt._shape import TTCost as TTCost
 from jax_tt._shape import TTShape as TTShape
 from jax_tt._split_ids import SplitIds as SplitIds
 
 __version__ = "0.1.0"
+
+_environment.check()
+_environment.warn_of_misspelt()
+
+# Exported programs hold native ops by name, and a process that loads one need not have run any. To look for a GPU would
+# start JAX's backends: those ops wait for `register`.
+_ffi.load("cpu")
 
 # Flax is optional: these names load it when they are first used.
 _LAYERS = (
@@ -65,6 +79,7 @@ _LAYERS = (
     "FusedOptimizer",
     "CacheState",
     "IdOrderState",
+    "OutOfRange",
     "refresh_caches",
 )
 _MODULES = ("nnx", "linen")
@@ -73,10 +88,18 @@ _MODULES = ("nnx", "linen")
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"jax_tt.{name}")
-    if name in _LAYERS:
-        return getattr(importlib.import_module("jax_tt.nnx"), name)
-    raise AttributeError(f"module 'jax_tt' has no attribute {name!r}")
+    if name not in _LAYERS:
+        raise AttributeError(f"module 'jax_tt' has no attribute {name!r}")
+    if not _has_flax():  # an AttributeError, so that hasattr says no
+        raise AttributeError(
+            f"jax_tt.{name} needs flax, which is not installed: pip install 'jax-tt[flax]'."
+        )
+    return getattr(importlib.import_module("jax_tt.nnx"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAYERS, *_MODULES})
+    return sorted({*globals(), *(_LAYERS + _MODULES if _has_flax() else ())})
+
+
+def _has_flax() -> bool:
+    return importlib.util.find_spec("flax") is not None

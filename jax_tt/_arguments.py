@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._host_table import from_tensor, is_tensor, native_type
+
 
 def as_int(name: str, value: Any) -> int:
     """An exact integer: no float is cut, no bool taken for a number."""
@@ -32,9 +34,11 @@ def as_positive(name: str, value: Any) -> int:
 
 
 def as_array(name: str, value: Any) -> Any:
-    """Arrays as they are, anything else that holds numbers as a numpy array."""
+    """Arrays as they are, anything else that holds numbers as a numpy array, in the byte order of this machine."""
     if isinstance(value, jax.Array):
         return value
+    if is_tensor(value):
+        value = from_tensor(name, value)
     if hasattr(value, "__jax_array__"):
         return jnp.asarray(value)
     try:
@@ -47,7 +51,7 @@ def as_array(name: str, value: Any) -> Any:
         raise TypeError(
             f"{name}: got a {type(value).__name__} (dtype {array.dtype}); expected an array of numbers."
         )
-    return array
+    return array.astype(native_type(array.dtype), copy=False)
 
 
 def as_scalar(name: str, value: Any) -> Any:

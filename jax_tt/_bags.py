@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,20 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt import _bag_parts
 from jax_tt._arguments import as_array, as_int, narrow
 from jax_tt._dtypes import x64_enabled
-from jax_tt._split_ids import SplitIds
+from jax_tt._split_ids import SplitIds, same_arrays
 
 _INT_ERROR = "Input type must be an integer or unsigned integer."
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Bags:
     """A batch of bags of ids, with a static capacity and a dynamic length.
 
     Build one with `from_offsets`, `from_lengths`, `from_ragged` or `from_padded`. Numpy input is checked
     value by value on the host; JAX arrays, traced or not, are checked by shape only.
+
+    Two of them are equal if they have the same form and equal arrays, unused capacity included. They have no hash.
 
     Attributes:
         ids: ``[capacity]``, or ``[B, L]`` when ``offsets`` is None; integers or `SplitIds`.
@@ -42,6 +46,8 @@ class Bags:
     offsets: Any = None
     weights: Any = None
     padded: bool = dataclasses.field(metadata={"static": True}, default=False)
+
+    __eq__ = same_arrays
 
     @property
     def num_bags(self) -> int:
@@ -70,14 +76,15 @@ class Bags:
             offsets: ``[B + 1]`` with the end of the last bag, or ``[B]`` with ``include_last_offset=False``.
             weights: ``[n]`` floats, or None.
             include_last_offset: whether ``offsets`` ends with the total length.
-            capacity: pad (or cut unused) id positions to this number; default ``n``.
+            capacity: pad the id positions to this number; default ``n``. Ids of that number may be padded already:
+                those past the last offset are unused positions then, and an error otherwise.
 
         Returns:
             Ragged `Bags`.
 
         Raises:
-            ValueError: a shape does not fit, or on the host: offsets do not start at 0, decrease, or
-                reach past the ids; the capacity is too small.
+            ValueError: a shape does not fit, or on the host: offsets do not start at 0, decrease,
+                reach past the ids, or leave ids over; the capacity is too small.
 
         >>> import jax_tt
         >>> jax_tt.Bags.from_offsets([5, 6, 7], [0, 2], include_last_offset=False).offsets
@@ -102,6 +109,11 @@ class Bags:
             )
         if isinstance(offsets, np.ndarray):
             offsets = _checked_offsets(offsets, length, include_last_offset)
+            hint = (
+                "If the offsets do not hold the end of the last bag, as torch's do not by default, pass "
+                "include_last_offset=False. "
+            )
+            _check_all_used("offsets: end at", offsets[-1], ids, capacity, hint)
         elif not include_last_offset:
             end = jnp.full((1,), length, jnp.int32)
             offsets = jnp.concatenate([narrow(offsets), end])
@@ -117,7 +129,7 @@ class Bags:
 
         Args:
             ids: ``[n]`` integers or `SplitIds`.
-            lengths: ``[B]`` non-negative integers whose sum is at most ``n``.
+            lengths: ``[B]`` non-negative integers that sum to ``n``, or to less where ids are padded: see ``capacity``.
             weights: ``[n]`` floats, or None.
             capacity: as in `from_offsets`.
 
@@ -135,6 +147,8 @@ class Bags:
                 raise ValueError(f"lengths: got {_brief(lengths)}; expected non-negative integers.")
             ends = np.cumsum(lengths.astype(np.int64), dtype=np.int64)
             offsets: Any = np.concatenate([np.zeros(1, np.int64), ends])
+            ids = as_ids(ids)
+            _check_all_used("lengths: sum to", offsets[-1], ids, capacity)
         else:
             ends = jnp.cumsum(lengths.astype(jnp.int32), dtype=jnp.int32)
             offsets = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
@@ -218,6 +232,112 @@ class Bags:
             keep = ids != _padding_value(pad_id, ids.dtype)
         return cls(_mark(ids, keep), None, weights, True)
 
+    @classmethod
+    def concatenate(cls, parts: Sequence[Bags], *, capacity: int | None = None) -> Bags:
+        """One batch of the bags of several features that share a table; `split` takes the result apart.
+
+        Args:
+            parts: `Bags`, on the host or traced. Ids are of one type, or all `SplitIds`. Ids of parts without weights
+                get weight 1 if another part has weights. Rectangles of one length stay one; with padding, rectangles
+                of all lengths do. Rectangles without padding become ragged beside others.
+            capacity: of the ragged result, as in `from_offsets`; default that of all parts together.
+
+        Returns:
+            `Bags` of ``sum(part.num_bags for part in parts)`` bags, in the order of the parts.
+
+        Raises:
+            ValueError: a part with padding in its rows beside one without; ids of more than one type; the capacity is
+                too small.
+
+        >>> import jax_tt
+        >>> clicked = jax_tt.Bags.from_ragged([[3, 1], [2]])
+        >>> bought = jax_tt.Bags.from_ragged([[], [7]])
+        >>> bags = jax_tt.Bags.concatenate([clicked, bought])
+        >>> bags.ids, bags.offsets
+        (array([3, 1, 2, 7], dtype=int32), array([0, 2, 3, 3, 4], dtype=int32))
+        """
+        if isinstance(parts, Iterable):  # it is read more than once
+            parts = list(parts)
+        if not isinstance(parts, list) or not all(isinstance(part, Bags) for part in parts):
+            raise TypeError(
+                "parts: expected a list of Bags, e.g. Bags.concatenate([first, second])."
+            )
+        if not parts:
+            raise ValueError("parts: got none; expected at least one Bags.")
+        padded, rectangles = parts[0].padded, [part.offsets is None for part in parts]
+        if any(part.padded != padded for part in parts):
+            raise ValueError(
+                "parts: some were made with from_padded and some not; padding inside of rows and ragged bags do not go "
+                "together. Make all of them with from_padded, or none."
+            )
+        given = [as_ids(signed_padding(part.ids) if padded else part.ids) for part in parts]
+        ids = _bag_parts.common_type(given, padded)
+        weights = _bag_parts.common_weights(
+            ids, [_as_weights(part.weights, part.ids) for part in parts]
+        )
+        trees = list(zip(ids, weights, strict=True))
+        lengths = {
+            part.ids.shape[1] for part, whole in zip(parts, rectangles, strict=True) if whole
+        }
+        if all(rectangles) and (padded or len(lengths) == 1):
+            if capacity is not None:
+                raise ValueError(
+                    f"capacity: got {capacity} for rectangles; only ragged bags have one."
+                )
+            marks = jax.tree.map(lambda leaf: _padding_value(-1, leaf.dtype), ids[0])
+            marks = (marks, None if weights[0] is None else 0)
+            joined, heavy = _bag_parts.join_rectangles(trees, marks)
+            return cls(as_ids(joined), None, heavy, padded)
+        flat, offsets = zip(
+            *(_flat(part, *tree) for part, tree in zip(parts, trees, strict=True)), strict=True
+        )
+        (joined, heavy), ends = _bag_parts.join_flat(flat, offsets)
+        bags = cls(as_ids(joined), ends, heavy)
+        return bags if capacity is None else _with_capacity(bags, capacity)
+
+    @staticmethod
+    def split(values: Any, parts: Sequence[Bags | int]) -> list[Any]:
+        """What belongs to each feature of a batch that `concatenate` made.
+
+        Args:
+            values: an array with one entry per bag, such as the pooled rows ``[B, D]``; or the `Bags` themselves.
+                Traced ragged bags keep the capacity of the whole.
+            parts: the `Bags` that were concatenated, or the number of bags of each.
+
+        Returns:
+            A list with one array, or one `Bags`, per part.
+
+        >>> import jax.numpy as jnp, jax_tt
+        >>> features = [jax_tt.Bags.from_ragged([[3, 1], [2]]), jax_tt.Bags.from_ragged([[4]])]
+        >>> table = jnp.arange(10.0)[:, None]
+        >>> pooled = jax_tt.embed_bag(table, jax_tt.Bags.concatenate(features), method="reference")
+        >>> [part.ravel().tolist() for part in jax_tt.Bags.split(pooled, features)]
+        [[4.0, 2.0], [4.0]]
+        """
+        if not isinstance(parts, Iterable):
+            raise TypeError(
+                f"parts: got {type(parts).__name__}; expected a list with the Bags, or the number of bags, of each "
+                "part."
+            )
+        if not isinstance(values, Bags):
+            values = as_array("values", values)
+        sizes = [p.num_bags if isinstance(p, Bags) else as_int("parts", p) for p in parts]
+        ends = np.cumsum([0, *sizes]).tolist()
+        count = values.num_bags if isinstance(values, Bags) else values.shape[0]
+        if ends[-1] != count or min(sizes, default=0) < 0:
+            raise ValueError(
+                f"parts: have {sizes} bags, {ends[-1]} together; expected the {count} of values."
+            )
+        spans = list(itertools.pairwise(ends))
+        if not isinstance(values, Bags):
+            return [values[begin:end] for begin, end in spans]
+        tree = (values.ids, values.weights)
+        if values.offsets is None:
+            cut = [jax.tree.map(lambda leaf, b=b, e=e: leaf[b:e], tree) for b, e in spans]
+            return [Bags(ids, None, weights, values.padded) for ids, weights in cut]
+        flat = [_bag_parts.part_of_flat(tree, values.offsets, *span) for span in spans]
+        return [Bags(ids, offsets, weights) for (ids, weights), offsets in flat]
+
 
 def as_ids(ids: Any, name: str = "ids") -> Any:
     """Integer arrays and `SplitIds` as they are; host integers in the type JAX will keep."""
@@ -229,7 +349,7 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
                 "Make them with TTShape.split_ids."
             )
         return SplitIds(digits)
-    array = as_array(name, ids)
+    array = id_array(ids, name)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         if array.size or not isinstance(array, np.ndarray) or isinstance(ids, np.ndarray):
             raise ValueError(f"{_INT_ERROR} {name}: got dtype {array.dtype}.")
@@ -246,8 +366,22 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
         return array.astype(np.uint32)
     raise ValueError(
         f"{name}: got {array.dtype} ids up to {array.max()}, which do not fit 32 bits while jax_enable_x64 is "
-        "off; use TTShape.split_ids(ids) on the host, or turn on jax_enable_x64."
+        "off; turn on jax_enable_x64, or, for a tensor train, use TTShape.split_ids(ids) on the host."
     )
+
+
+def id_array(ids: Any, name: str) -> Any:
+    """`as_array`, which says what to do with lists, or arrays of them, of different lengths."""
+    try:
+        return as_array(name, ids)
+    except TypeError as error:
+        several = isinstance(ids, list | tuple) or getattr(ids, "ndim", 0) > 0
+        if not several or len({len(x) if hasattr(x, "__len__") else -1 for x in ids}) == 1:
+            raise
+        raise TypeError(
+            f"{name}: got lists of different lengths; make bags of them, jax_tt.Bags.from_ragged(lists), for what "
+            "pools them, such as tt_embed_bag and TTEmbedBag."
+        ) from error
 
 
 def signed_padding(ids: Any) -> Any:
@@ -314,6 +448,16 @@ def _checked_offsets(offsets: np.ndarray, length: int, include_last_offset: bool
     return offsets
 
 
+def _check_all_used(what: str, end: int, ids: Any, capacity: int | None, hint: str = "") -> None:
+    """Raises where ids that were not padded to the capacity have some left over behind the last bag."""
+    if ids.ndim == 1 and end < ids.shape[0] != capacity:
+        count = ids.shape[0]
+        raise ValueError(
+            f"{what} {end}, but there are {count} ids, and those left over would be in no bag. {hint}If they are "
+            f"padding, pass capacity={count}."
+        )
+
+
 def _with_capacity(bags: Bags, capacity: int) -> Bags:
     capacity = as_int("capacity", capacity)
     length = bags.ids.shape[0]
@@ -357,6 +501,17 @@ def _mark(ids: Any, keep: Any) -> Any:
     if isinstance(ids, SplitIds):
         return SplitIds(xp.where(keep[..., None], ids.digits, np.int32(-1)))
     return xp.where(keep, ids, _padding_value(-1, ids.dtype))
+
+
+def _flat(part: Bags, ids: Any, weights: Any) -> tuple[Any, Any]:
+    """Ids and weights ``[capacity]`` and the offsets of a part; every row of a rectangle is a bag."""
+    if part.offsets is not None:
+        return (ids, weights), narrow(as_array("parts.offsets", part.offsets))
+    bags, length = ids.shape
+    flat = ids.reshape(bags * length)
+    return (flat, None if weights is None else weights.reshape(-1)), (
+        np.arange(bags + 1, dtype=np.int32) * np.int32(length)
+    )
 
 
 def _brief(values: np.ndarray) -> str:

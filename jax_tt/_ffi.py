@@ -6,15 +6,18 @@ compiled for the processor, which only test builds have.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import importlib
 import importlib.util
-import os
 from importlib.metadata import entry_points
 from types import ModuleType
 
 import jax
+
+from jax_tt import _reports
+from jax_tt._environment import variable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +75,12 @@ def _load(platform: str) -> tuple[ModuleType | None, str | None]:
             None,
             f"jax {jax.__version__} does not accept {native.module} ({error}); rebuild jax_tt against this jax",
         )
+    module.listen(_reports.report)
+    # Threads of XLA may run on while Python ends, and must not call into it then.
+    atexit.register(module.listen, None)
     if platform == "cuda_emulated":
         # The order in which threads and blocks run; races show as results that depend on it.
-        module.set_seed(int(os.environ.get("JAX_TT_EMULATION_SEED", "0")))
+        module.set_seed(int(variable("JAX_TT_EMULATION_SEED") or 0))
     return module, None
 
 

@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tt import _sentinel
 from jax_tt._dtypes import accumulator
 from jax_tt._ops._batch import Batch, pool, present
 from jax_tt._ops._ids import digits_in_range
 from jax_tt._ops._rounding import round_to
-from jax_tt._ops._spec import DenseSpec, Spec
+from jax_tt._ops._spec import IGNORED, DenseSpec, Spec
 from jax_tt._ops._vma import vary_over, varying_axes
 from jax_tt.optimizers import RULES
 
@@ -29,7 +30,11 @@ def rows(spec: Spec, cores: Cores, batch: Batch) -> jax.Array:
     digits, ok = digits_in_range(spec, batch)
     accum = accumulator(cores[0].dtype)
     # Up-cast before the gather: its transpose then sums duplicate gradients in the accumulator type.
-    slices = [core.astype(accum)[digit] for core, digit in zip(cores, digits, strict=True)]
+    slices = [
+        # A table may have more rows than the type of its ids has numbers; the size would be added to negative ones.
+        core.astype(accum).at[digit].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        for core, digit in zip(cores, digits, strict=True)
+    ]
     if isinstance(spec, DenseSpec):
         value = slices[0]
     else:
@@ -40,7 +45,7 @@ def rows(spec: Spec, cores: Cores, batch: Batch) -> jax.Array:
             value = value.reshape(s, c, a * b, t)
         value = value[..., 0]
     here = present(batch)
-    if spec.bounds == "zero":
+    if spec.bounds in IGNORED:
         here = here & ok
     elif spec.bounds == "error":
         value = jnp.where(ok[..., None], value, jnp.nan)
@@ -50,7 +55,7 @@ def rows(spec: Spec, cores: Cores, batch: Batch) -> jax.Array:
 def forward(
     spec: Spec, cores: Cores, batch: Batch, save: bool = False, sentinel: jax.Array | None = None
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Weighted sums of rows ``[S, nb, D]``, all NaN beside a sentinel that is not 1, and no residuals."""
+    """Weighted sums of rows ``[S, nb, D]``, all NaN beside a sentinel that moved, and no residuals."""
     del save
     value = rows(spec, cores, batch)
     if batch.weights is not None:
@@ -58,7 +63,7 @@ def forward(
         weights = jnp.where(present(batch), batch.weights, 0).astype(value.dtype)
         value = value * weights[..., None]
     sums = pool(batch, value)
-    return sums if sentinel is None else jnp.where(sentinel == 1, sums, jnp.nan), ()
+    return sums if sentinel is None else jnp.where(_sentinel.holds(sentinel), sums, jnp.nan), ()
 
 
 def backward(
@@ -178,10 +183,11 @@ def _touched(spec: Spec, batch: Batch, axis_name: Any) -> list[jax.Array]:
     """Which rows of each core the batch reads, whatever their gradient; bool ``[p_k]`` each."""
     digits, ok = digits_in_range(spec, batch)
     here = present(batch)
-    if spec.bounds in ("zero", "error"):
+    if spec.bounds in (*IGNORED, "error"):
         here = here & ok
     touched = []
     for digit, factor in zip(digits, spec.row_factors, strict=True):
-        count = jnp.zeros(factor, jnp.int32).at[digit].max(here.astype(jnp.int32), mode="drop")
+        count = jnp.zeros(factor, jnp.int32).at[digit]
+        count = count.max(here.astype(jnp.int32), mode="drop", wrap_negative_indices=False)
         touched.append((count if axis_name is None else lax.psum(count, axis_name)) > 0)
     return touched

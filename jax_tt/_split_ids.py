@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,26 @@ from jax.core import Tracer
 from jax_tt._arguments import as_array
 
 
+def same_arrays(left: Any, right: Any) -> bool:
+    """``==`` of a record of arrays, by value.
+
+    Raises:
+        TracerArrayConversionError: an array is traced, and has no value yet.
+    """
+    if type(left) is not type(right):
+        return NotImplemented
+    arrays, others = jax.tree.leaves(left), jax.tree.leaves(right)
+    if jax.tree.structure(left) != jax.tree.structure(right):
+        return False
+    # `array_equal` takes what it cannot convert, such as tracers, for unequal.
+    return all(
+        a is b or np.array_equal(np.asarray(a), np.asarray(b))
+        for a, b in zip(arrays, others, strict=True)
+    )
+
+
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class SplitIds:
     """Ids already split into the digits of a table's row factors.
 
@@ -23,7 +42,7 @@ class SplitIds:
 
     Attributes:
         digits: int32 ``[..., d]``, most significant digit first. All digits -1 stands for a negative id
-            (in padded input: padding); a digit equal to its factor stands for an id that is too large.
+            (in padded input: padding); a first digit of at least its factor for one that is too large.
 
     >>> import jax_tt, numpy as np
     >>> shape = jax_tt.TTShape(10**12, 32, 8, (252,) * 5, (2, 2, 2, 2, 2))
@@ -32,6 +51,8 @@ class SplitIds:
     """
 
     digits: Any
+
+    __eq__ = same_arrays
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,9 +88,15 @@ def split_on_host(ids: Any, num_embeddings: int, row_factors: Sequence[int]) -> 
     large = array > np.asarray(
         num_embeddings - 1, np.uint64 if array.dtype == np.uint64 else np.int64
     )
-    rest = np.where(negative | large, 0, array).astype(np.int64)
+    # Ids that the cores address, but the table does not have, are no digits; of others the first digit tells how large
+    # they are, while it can.
+    rows = math.prod(row_factors)
+    told = ~large | ((array >= rows) & (array < rows // row_factors[0] * 2**31))
+    rest = np.where(negative | ~told, 0, array).astype(np.int64)
     digits = np.empty((*array.shape, len(row_factors)), np.int32)
     for k in reversed(range(len(row_factors))):
-        rest, digit = np.divmod(rest, row_factors[k])
-        digits[..., k] = np.where(negative, -1, np.where(large, row_factors[k], digit))
+        digit = rest
+        if k:
+            rest, digit = np.divmod(rest, row_factors[k])
+        digits[..., k] = np.where(negative, -1, np.where(told, digit, row_factors[k]))
     return SplitIds(digits)

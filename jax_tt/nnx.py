@@ -8,3 +8,4 @@ from jax_tt._layers._nnx_tt import TTEmbedBag as TTEmbedBag
 from jax_tt._layers._nnx_variables import CacheState as CacheState
 from jax_tt._layers._nnx_variables import FusedParam as FusedParam
 from jax_tt._layers._nnx_variables import IdOrderState as IdOrderState
+from jax_tt._layers._nnx_variables import OutOfRange as OutOfRange

@@ -1,6 +1,6 @@
 """The row cache's policy once more, as dicts and in words of its own, and a driver that holds the ops to it.
 
-``python -m tests.cache_model --operations 100000 --policy lfu --method ffi`` compares after every operation.
+``python -m tests.cache_model --operations 100000 --scoring lfu --method ffi`` compares after every operation.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 import time
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +20,18 @@ from jax_tt._cache import backend
 from jax_tt._cache.counting import count_batch
 from jax_tt._cache.directory import (
     COUNTERS,
-    POLICIES,
     CacheDirectory,
     add_to_statistics,
     init_directory,
 )
+from jax_tt._cache.scores import Scoring, aged
 
 TOP = 2**31 - 1
+SCORINGS = {
+    "lfu": Scoring("lfu"),
+    "aging lfu": Scoring("lfu", half_life=3),
+    "lru": Scoring("lru"),
+}
 _WORD = 2**32 - 1
 
 
@@ -54,9 +60,9 @@ BATCHES = (0, 6, 48)
 
 @dataclasses.dataclass
 class Count:
-    """How hot one id is: requests or the last step, the last step, and requests in it."""
+    """How hot one id is: its score, the last step, and requests in it. LRU has both of them in the score."""
 
-    score: int
+    score: Any
     touched: int
     recent: int = 0
 
@@ -73,13 +79,14 @@ def mixed(word: int) -> int:
 class Model:
     """The policy for Python ints. ``slots[set][way]`` is an id or None; every id has one `Count` at most."""
 
-    def __init__(self, sizes: Sizes, policy: str) -> None:
-        self.sizes, self.policy = sizes, policy
+    def __init__(self, sizes: Sizes, scoring: Scoring) -> None:
+        self.sizes, self.scoring = sizes, scoring
+        self.lru = scoring.policy == "lru"
         self.reset()
 
     def reset(self) -> None:
         sizes = self.sizes
-        self.clock = 0
+        self.clock = self.refreshed = self.unaged = 0
         self.slots: list[list[int | None]] = [[None] * sizes.ways for _ in range(sizes.sets)]
         self.rows: dict[int, Count] = {}
         self.ghosts: list[list[dict[int, Count]]] = [
@@ -119,20 +126,37 @@ class Model:
                 count = self.rows[row]
             else:
                 s, b = self.home(row)
-                count = self.ghosts[s][b].setdefault(row, Count(0, 0))
+                count = self.ghosts[s][b].setdefault(row, Count((0, 0) if self.lru else 0, 0))
                 count.recent = n
                 crowded.add((s, b))
-            count.score = self.clock if self.policy == "lru" else min(count.score + n, TOP)
+            if self.lru:
+                count.score = (self.clock, min(n, 1023))
+            else:
+                count.score = min(count.score + n * self.worth(), TOP)
             count.touched = self.clock
+        self.unaged += asked.total()
         for s, b in crowded:
             self.ghosts[s][b] = self._with_room(self.ghosts[s][b])
 
+    def half_lives(self) -> tuple[int, int]:
+        """Half-lives to make up for, four at most, and how many 1024ths of the next one have passed."""
+        half_life = (self.scoring.half_life or 0) * self.sizes.sets * self.sizes.ways
+        ended, begun = divmod(self.unaged, half_life)
+        return min(ended, 4), begun * 1024 // half_life
+
+    def worth(self) -> int:
+        """What LFU adds for one request: twice as much a half-life later, in a straight line between."""
+        if self.scoring.half_life is None:
+            return 1
+        ended, begun = self.half_lives()
+        return (1024 + begun) * 2**ended
+
     def _with_room(self, bucket: dict[int, Count]) -> dict[int, Count]:
         room = self.sizes.room
-        best = sorted(bucket, key=lambda row: (-bucket[row].score, row))
+        best = sorted(sorted(bucket), key=lambda row: bucket[row].score, reverse=True)
         if len(best) <= room:
             return bucket
-        if self.policy == "lru":  # the longest unseen go
+        if self.lru:  # the longest unseen go
             return {row: bucket[row] for row in best[:room]}
         paid = bucket[best[room]].score  # all give what the first one beyond the room has
         for count in bucket.values():
@@ -155,11 +179,22 @@ class Model:
         self.totals["evicted"] += len(left)
         self.totals["conflict_unique_misses"] += len(outside)
         self.totals["conflict_misses"] += sum(count.recent for count in outside)
+        if self.scoring.half_life:
+            for count in self._counts():
+                count.score = max(count.score // 2 ** self.half_lives()[0], 1)
+            self.unaged %= self.scoring.half_life * self.sizes.sets * self.sizes.ways
+        self.refreshed = self.clock
         return left
+
+    def _counts(self) -> list[Count]:
+        buckets = [bucket for of_set in self.ghosts for bucket in of_set]
+        return [count for counts in (self.rows, *buckets) for count in counts.values()]
 
     def _populate_set(self, s: int) -> list[tuple[int, int]]:
         ghosts = {row: count for bucket in self.ghosts[s] for row, count in bucket.items()}
-        hottest = sorted(ghosts, key=lambda r: (-ghosts[r].score, -ghosts[r].touched, r))
+        hottest = sorted(
+            sorted(ghosts), key=lambda r: (ghosts[r].score, ghosts[r].touched), reverse=True
+        )
         slots = self.slots[s]
         empty = [way for way, row in enumerate(slots) if row is None]
         cold = [
@@ -188,7 +223,41 @@ class Model:
         bucket = self.ghosts[s][b]
         bucket[row] = count
         if len(bucket) > self.sizes.room:
-            del bucket[max(bucket, key=lambda r: (-bucket[r].score, r))]
+            del bucket[min(bucket, key=lambda r: (bucket[r].score, -r))]
+
+    def resize(self, sizes: Sizes, scoring: Scoring) -> None:
+        """Other places, and perhaps another policy, for which a half-life begins."""
+        buckets = [bucket for of_set in self.ghosts for bucket in of_set]
+        ghosts = {row: count for bucket in buckets for row, count in bucket.items()}
+        rows, worth = self.rows, self.worth()
+        for count in (*rows.values(), *ghosts.values()):
+            count.score = self._converted(count, scoring, worth)
+        clock, refreshed, totals = self.clock, self.refreshed, self.totals
+        self.sizes, self.scoring, self.lru = sizes, scoring, scoring.policy == "lru"
+        self.reset()
+        self.clock, self.refreshed, self.totals = clock, refreshed, totals
+        taken = [0] * sizes.sets
+        for row in sorted(
+            sorted(rows), key=lambda r: (rows[r].score, rows[r].touched), reverse=True
+        ):
+            s, _ = self.home(row)
+            if taken[s] < sizes.ways:
+                self.slots[s][taken[s]], self.rows[row] = row, rows[row]
+                taken[s] += 1
+            else:
+                ghosts[row] = rows[row]
+        for row in sorted(ghosts, key=lambda r: (ghosts[r].score, -r), reverse=True):
+            s, b = self.home(row)
+            if len(self.ghosts[s][b]) < sizes.room:
+                self.ghosts[s][b][row] = ghosts[row]
+
+    def _converted(self, count: Count, new: Scoring, worth: int) -> Any:
+        if new.policy == "lru":
+            return count.score if self.lru else (count.touched, min(count.recent, 1023))
+        unit = 1024 if new.half_life else 1
+        if self.lru:
+            return count.score[1] * unit
+        return max(count.score * unit // worth, 1)
 
     def heat(self, every: int, below: int) -> None:
         """Scores near the end of their range, as after years of counting."""
@@ -197,6 +266,13 @@ class Model:
             for row, count in counts.items():
                 if row % every == 0:
                     count.score = TOP - (row + below) % 50
+
+    def stored(self, count: Count) -> int:
+        """The score as a directory holds it: LRU's relative to the last populate, with the requests in the low bits."""
+        if not self.lru:
+            return count.score
+        step, requests = count.score
+        return (step - self.refreshed) * 1024 + requests
 
     def check_promises(self) -> None:
         """What the policy promises, whatever its rules."""
@@ -210,8 +286,8 @@ class Model:
 class Subject:
     """A directory and the ops on it, each compiled once."""
 
-    def __init__(self, sizes: Sizes, policy: str, method: str, dtype: str = "int32") -> None:
-        self.sizes, self.policy, self.method, self.dtype = sizes, policy, method, dtype
+    def __init__(self, sizes: Sizes, scoring: Scoring, method: str, dtype: str = "int32") -> None:
+        self.sizes, self.scoring, self.method, self.dtype = sizes, scoring, method, dtype
         self.reset()
 
     def reset(self) -> None:
@@ -224,10 +300,10 @@ class Subject:
         return _probe(self.directory.tags, self._keys(keys), self.method).tolist()
 
     def observe(self, keys: list[int]) -> None:
-        self.directory = _observe(self.directory, self._keys(keys), self.policy, self.method)
+        self.directory = _observe(self.directory, self._keys(keys), self.scoring, self.method)
 
     def populate(self) -> dict[int, int]:
-        self.directory, evicted = _populate(self.directory, self.method)
+        self.directory, evicted = _populate(self.directory, self.scoring, self.method)
         return {slot: row for slot, row in enumerate(evicted.reshape(-1).tolist()) if row != -1}
 
     def heat(self, every: int, below: int) -> None:
@@ -250,14 +326,19 @@ def _probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:
     return backend.probe(tags, keys, method)
 
 
-@partial(jax.jit, static_argnames=("policy", "method"), donate_argnums=0)
-def _observe(state: CacheDirectory, keys: jax.Array, policy: str, method: str) -> CacheDirectory:
-    return count_batch(state, keys, backend.probe(state.tags, keys, method), policy, method)
+@partial(jax.jit, static_argnames=("scoring", "method"), donate_argnums=0)
+def _observe(
+    state: CacheDirectory, keys: jax.Array, scoring: Scoring, method: str
+) -> CacheDirectory:
+    return count_batch(state, keys, backend.probe(state.tags, keys, method), scoring, method)
 
 
-@partial(jax.jit, static_argnames="method", donate_argnums=0)
-def _populate(state: CacheDirectory, method: str) -> tuple[CacheDirectory, jax.Array]:
+@partial(jax.jit, static_argnames=("scoring", "method"), donate_argnums=0)
+def _populate(
+    state: CacheDirectory, scoring: Scoring, method: str
+) -> tuple[CacheDirectory, jax.Array]:
     state, evicted, counts = backend.populate(state, method)
+    state = aged(state, scoring)
     names = ("inserted", "evicted", "conflict_unique_misses", "conflict_misses")
     return add_to_statistics(state, refreshes=1, **dict(zip(names, counts, strict=True))), evicted
 
@@ -265,17 +346,17 @@ def _populate(state: CacheDirectory, method: str) -> tuple[CacheDirectory, jax.A
 def compare(model: Model, directory: CacheDirectory) -> None:
     """Every array of the directory means what the model holds; where in its bucket a ghost lies means nothing."""
     state = jax.tree.map(lambda leaf: leaf.tolist(), jax.device_get(directory))
-    assert state.clock == model.clock
-    nothing = Count(0, 0)
+    assert (state.clock, state.refreshed) == (model.clock, model.refreshed)
+    assert state.unaged == model.unaged
     for s, slots in enumerate(model.slots):
-        counts = [nothing if row is None else model.rows[row] for row in slots]
+        counts = [None if row is None else model.rows[row] for row in slots]
         assert state.tags[s] == [-1 if row is None else row for row in slots]
-        assert state.scores[s] == [count.score for count in counts]
-        assert state.touched[s] == [count.touched for count in counts]
+        assert state.scores[s] == [model.stored(count) if count else 0 for count in counts]
+        assert state.touched[s] == [count.touched if count else 0 for count in counts]
     buckets = [bucket for of_set in model.ghosts for bucket in of_set]
     arrays = (state.ghost_tags, state.ghost_scores, state.ghost_touched, state.ghost_recent)
     for bucket, *places in zip(buckets, *arrays, strict=True):
-        held = [(row, c.score, c.touched, c.recent) for row, c in bucket.items()]
+        held = [(row, model.stored(c), c.touched, c.recent) for row, c in bucket.items()]
         held += [(-1, 0, 0, 0)] * (model.sizes.room - len(held))
         assert sorted(zip(*places, strict=True)) == sorted(held)
     totals = {
@@ -300,11 +381,11 @@ def draw_batch(rng: np.random.Generator, sizes: Sizes, step: int) -> list[int]:
 
 
 def drive(
-    sizes: Sizes, policy: str, method: str, operations: int, seed: int, dtype: str = "int32"
+    sizes: Sizes, scoring: Scoring, method: str, operations: int, seed: int, dtype: str = "int32"
 ) -> Counter[str]:
     """Random operations on both; how often each took place."""
     rng = np.random.default_rng(seed)
-    model, subject = Model(sizes, policy), Subject(sizes, policy, method, dtype)
+    model, subject = Model(sizes, scoring), Subject(sizes, scoring, method, dtype)
     names = ("observe", "populate", "probe", "heat", "reset")
     odds = (0.6, 0.25, 0.146, 0.002, 0.002)
     done: Counter[str] = Counter()
@@ -320,7 +401,7 @@ def drive(
             elif name == "probe":
                 keys = draw_batch(rng, sizes, step)
                 assert subject.probe(keys) == model.probe(keys)
-            elif name == "heat" and policy == "lfu":
+            elif name == "heat" and not model.lru:
                 below = int(rng.integers(0, 50))
                 model.heat(5, below)
                 subject.heat(5, below)
@@ -331,7 +412,7 @@ def drive(
             compare(model, subject.directory)
         except AssertionError as error:
             raise AssertionError(
-                f"{sizes}, {policy}, {method}, seed {seed}: operation {step}, {name}"
+                f"{sizes}, {scoring}, {method}, seed {seed}: operation {step}, {name}"
             ) from error
         done[str(name)] += 1
     return done
@@ -340,19 +421,19 @@ def drive(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--operations", type=int, default=100_000)
-    parser.add_argument("--policy", choices=POLICIES, nargs="+", default=list(POLICIES))
+    parser.add_argument("--scoring", choices=SCORINGS, nargs="+", default=list(SCORINGS))
     parser.add_argument("--method", default="reference")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    for policy in args.policy:
+    for scoring in args.scoring:
         started, done = time.perf_counter(), Counter()
         share = -(-args.operations // len(SIZES))
         for name, sizes in SIZES.items():
-            done += drive(sizes, policy, args.method, share, args.seed)
-            print(f"{args.method} {policy}: {name} agrees", flush=True)
+            done += drive(sizes, SCORINGS[scoring], args.method, share, args.seed)
+            print(f"{args.method} {scoring}: {name} agrees", flush=True)
         figures = ", ".join(f"{count:,} {name}" for name, count in done.items())
         took = time.perf_counter() - started
-        print(f"{args.method} {policy}: no difference in {took:.0f} s; {figures}", flush=True)
+        print(f"{args.method} {scoring}: no difference in {took:.0f} s; {figures}", flush=True)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ def pytest_report_header() -> list[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error:::jax_tt")
+    # Ids out of range are what many tests are about; those of the report ask for it.
+    config.addinivalue_line("filterwarnings", "ignore:.*Such ids contribute nothing")
     # Without the native module the suite runs on the reference and need not say so in every test.
     config.addinivalue_line("filterwarnings", "ignore:jax_tt. the native module is not available")
 

@@ -25,7 +25,8 @@ SHAPES = {
     "d5": jax_tt.TTShape(100, 6, (2, 3, 3, 2), (3, 2, 3, 2, 3), (1, 2, 1, 3, 1)),
 }
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2, "float64": 1e-12}
-COMBINERS = ("sum", "mean", "sqrtn")
+COMBINERS = ("sum", "mean", "mean_count", "sqrtn", "max")
+WEIGHTABLE = COMBINERS[:-1]
 
 
 def on_gpu() -> bool:
@@ -134,15 +135,26 @@ def bag_model(
     dtable = np.zeros_like(table)
     dweights: list[list[float]] = []
     for b, ids in enumerate(rows):
+        if combiner == "max":
+            if ids:
+                column, at = np.arange(table.shape[1]), np.argmax(table[ids], axis=0)
+                out[b] = table[ids][at, column]
+                np.add.at(dtable, (np.asarray(ids)[at], column), g[b])
+            continue
         w = np.ones(len(ids)) if weights is None else np.asarray(weights[b], np.float64)
         total = (w[:, None] * table[ids]).sum(0) if ids else np.zeros(table.shape[1])
-        size = {"sum": 1.0, "mean": w.sum(), "sqrtn": math.sqrt((w * w).sum())}[combiner]
+        size = {
+            "sum": 1.0,
+            "mean": w.sum(),
+            "mean_count": len(ids),
+            "sqrtn": math.sqrt((w * w).sum()),
+        }[combiner]
         inverse = 1 / size if size else 0.0
         out[b] = total * inverse
         np.add.at(dtable, np.asarray(ids, int), (w * inverse)[:, None] * g[b])
         along = table[ids] @ g[b] if ids else np.zeros(0)
         across = total @ g[b]
-        slope = {"sum": 0 * w, "mean": 0 * w + inverse**2, "sqrtn": w * inverse**3}[combiner]
+        slope = {"mean": 0 * w + inverse**2, "sqrtn": w * inverse**3}.get(combiner, 0 * w)
         dweights.append((along * inverse - across * slope).tolist())
     return out, dtable, dweights
 

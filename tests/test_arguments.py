@@ -22,7 +22,7 @@ FUSED = init_fused_table(TABLE, RULE)
 def test_numpy_tables_under_jit(method, as_list):
     cores = list(CORES) if as_list else CORES
     table = FusedTable(
-        cores, [[np.zeros((c.shape[0], c[0].size), np.float32)] for c in CORES], 0.0, 1.0
+        cores, [[np.zeros((c.shape[0], c[0].size), np.float32)] for c in CORES], 0.0, 1.0, 1.0
     )
     device = tuple(map(jnp.asarray, CORES))
     wanted = jax_tt.tt_lookup(device, IDS, method=method)
@@ -127,7 +127,8 @@ def test_result_types():
         (FUSED._replace(slots=TABLE), "table.slots"),
         (FUSED._replace(slots=((TABLE[0],),)), "table.slots: got shapes"),
         (FUSED._replace(slots=((None,),)), r"table.slots\[0\]\[0\]"),
-        (FUSED._replace(sentinel=jnp.ones(2)), "sentinel has|sentinel \\("),
+        (FUSED._replace(sentinel=jnp.ones(2)), r"table\.sentinel: got shape \(2,\)"),
+        (FUSED._replace(used=jnp.ones(2)), r"table\.used: got shape \(2,\)"),
         (tuple(FUSED), "expected a FusedTable"),
     ],
 )

@@ -61,8 +61,8 @@ def test_from_padded():
 
 def test_traced_equals_host():
     flat, offsets = np.array([3, 1, 2, 2, 2, 0, 9]), np.array([0, 2, 2, 5, 6])
-    host = Bags.from_offsets(flat, offsets, np.ones(7), capacity=8)
-    traced = jax.jit(lambda i, o, w: Bags.from_offsets(i, o, w, capacity=8))(
+    host = Bags.from_offsets(flat, offsets, np.ones(7), capacity=7)
+    traced = jax.jit(lambda i, o, w: Bags.from_offsets(i, o, w, capacity=7))(
         flat.astype(np.int32), offsets.astype(np.int32), np.ones(7, np.float32)
     )
     assert jax.tree.structure(host) == jax.tree.structure(traced)
@@ -91,6 +91,11 @@ def test_traced_equals_host():
         (lambda: Bags.from_offsets([1], [0.0, 1.0]), "expected integers"),
         (lambda: Bags.from_lengths([1, 2], [-1, 3]), "non-negative"),
         (lambda: Bags.from_lengths([1, 2], [3]), "only 2 ids"),
+        (lambda: Bags.from_lengths(np.arange(5), [2, 2]), "capacity=5"),
+        (lambda: Bags.from_lengths(np.arange(5), [2, 2], capacity=8), "lengths: sum to 4"),
+        (lambda: Bags.from_offsets(np.arange(5), [0, 3]), "include_last_offset=False"),
+        (lambda: Bags.from_offsets(np.arange(5), [0, 3], capacity=8), "capacity=5"),
+        (lambda: Bags.from_offsets(jnp.arange(5), [0, 3]), "there are 5 ids"),
         (lambda: Bags.from_ragged([[1], [2]], [[1.0], []]), "one weight per id"),
         (lambda: Bags.from_ragged([[1, 2]], capacity=1), "at least 2"),
         (lambda: Bags.from_padded([1, 2]), "Bags.from_offsets"),
@@ -103,6 +108,30 @@ def test_errors_hold_the_fix(make, fix):
     with pytest.raises(ValueError) as error:
         make()
     assert fix in str(error.value)
+
+
+def test_ids_that_are_padded_already():
+    for bags in (
+        Bags.from_lengths([5, 6, 7, 0, 0], [2, 1], capacity=5),
+        Bags.from_offsets([5, 6, 7, 0, 0], [0, 2, 3], capacity=5),
+    ):
+        assert bags.capacity == 5 and _rows(bags) == [[5, 6], [7]]
+
+
+def test_equality_is_by_value():
+    bags = Bags.from_ragged(RAGGED, WEIGHTS)
+    assert bags == Bags.from_ragged(RAGGED, WEIGHTS)
+    assert bags == jax.tree.map(jnp.asarray, bags)
+    assert bags != Bags.from_ragged(RAGGED) and bags != Bags.from_ragged(
+        RAGGED, WEIGHTS, capacity=9
+    )
+    assert bags != Bags.from_ragged(RAGGED[::-1], WEIGHTS[::-1]) and bags != "bags"
+    rectangle = np.zeros((2, 2), np.int32)
+    assert Bags(rectangle) == Bags(rectangle) != Bags(rectangle, padded=True)
+    shape = jax_tt.TTShape.suggest(100, 4)
+    assert shape.split_ids([1, 2]) == shape.split_ids([1, 2]) != shape.split_ids([1, 3])
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(bags)
 
 
 def test_ops_check_their_bags():
@@ -119,8 +148,8 @@ def test_ops_check_their_bags():
         with pytest.raises(ValueError) as error:
             jax_tt.tt_embed_bag(cores, bags, method="reference")
         assert fix in str(error.value)
-    with pytest.raises(ValueError, match="'sum', 'mean', 'sqrtn'"):
-        jax_tt.tt_embed_bag(cores, np.zeros((2, 2), np.int32), combiner="max")
+    with pytest.raises(ValueError, match="'sum', 'mean', 'mean_count', 'sqrtn', 'max'"):
+        jax_tt.tt_embed_bag(cores, np.zeros((2, 2), np.int32), combiner="min")
     with pytest.raises(ValueError, match="clip"):
         jax_tt.tt_lookup(cores, np.zeros(2, np.int32), bounds="wrap")
     with pytest.raises(ValueError, match="reference"):
@@ -154,3 +183,10 @@ def test_an_id_of_all_bits_beside_a_mask():
     bags = Bags.from_padded(ids, mask=np.array([[True, False]]))
     table = jnp.arange(300.0)[:, None]
     assert jax_tt.embed_bag(table, bags, method="reference").item() == 255
+
+
+def test_traced_bags_are_not_compared():
+    bags = Bags.from_ragged([[1], [2, 3]])
+    assert jax.jit(lambda bags: bags == bags)(bags)
+    with pytest.raises(jax.errors.TracerArrayConversionError):
+        jax.jit(lambda left, right: left == right)(bags, bags)

@@ -11,7 +11,7 @@ from benchmarks.results import Report
 from benchmarks.work import Work
 
 ALL = (
-    "cache_rank cache_step cache_streams headline sweep_cores sweep_rank sweep_features sweep_batch "
+    "cache_policies cache_rank cache_step cache_streams headline sweep_cores sweep_rank sweep_features sweep_batch "
     "dense_step temporaries dlrm_step"
 )
 GPU = "gpu_headline gpu_elrec gpu_ecorec"

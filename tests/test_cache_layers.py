@@ -1,4 +1,4 @@
-"""The layers with a row cache: NNX and linen, optax and fused, both ways of training cached rows."""
+"""The NNX layers with a row cache: optax and fused, both ways of training cached rows."""
 
 import flax.linen as nn
 import jax
@@ -7,10 +7,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from flax.training.train_state import TrainState
 
 import jax_tt
-import jax_tt.linen
 
 N, D = 1000, 16
 RULES = {"optax": None, "fused": jax_tt.optimizers.Adagrad(0.1)}
@@ -222,53 +220,11 @@ def test_ids_beyond_31_bits_need_64_bit_jax():
         jax_tt.TTEmbed(3_000_000_000, D, tt_ranks=2, cache=cache, rngs=nnx.Rngs(0))
 
 
-@both
-@rules
-def test_linen_with_a_train_state(gradients, rule):
-    optimizer = RULES[rule]
-    cache = jax_tt.RowCache(100, ways=4, refresh_every=3, gradients=gradients)
-
-    class Model(nn.Module):
-        def setup(self):
-            self.items = jax_tt.linen.TTEmbedBag(N, D, tt_ranks=4, optimizer=optimizer, cache=cache)
-            self.head = nn.Dense(1)
-
-        def __call__(self, ids):
-            return self.head(self.items(ids))
-
-        def refresh(self):
-            self.items.refresh()
-
-    model = Model()
-    stream = batches(10)
-    variables = dict(model.init(jax.random.key(0), stream[0]))
-    counted = variables.pop("row_cache")
-    state = TrainState.create(apply_fn=model.apply, params=variables, tx=optax.sgd(0.1))
-
-    @jax.jit
-    def step(state, counted, ids):
-        def loss(params):
-            inputs = {**params, "row_cache": counted}
-            out, new = model.apply(inputs, ids, mutable=["row_cache"])
-            return jnp.mean((out - 1) ** 2), new["row_cache"]
-
-        (value, counted), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-        state = state.apply_gradients(grads=grads)
-        _, new = model.apply({**state.params, "row_cache": counted}, method="refresh", mutable=True)
-        counted = new.pop("row_cache")
-        return state.replace(params=new), counted, value
-
-    losses = []
-    for ids in stream:
-        state, counted, value = step(state, counted, ids)
-        losses.append(float(value))
-    figures = jax_tt.cache_statistics(jax_tt.linen.cache_directory(counted["items"]))
-    assert losses[-1] < losses[0]
-    assert (figures["calls"], figures["refreshes"]) == (10, 3)
-    assert 0 < figures["misses"] < figures["requested"]
-    # Applied without a mutable collection, nothing is counted.
-    variables = {**state.params, "row_cache": counted}
-    assert model.apply(variables, stream[0]).shape == (32, 1)
+@pytest.mark.parametrize("model", [{"params": {"kernel": np.ones(3)}}, nn.Dense(3), None])
+def test_refresh_caches_refuses_what_is_no_nnx_model(model):
+    message = r"model: got .*; expected an NNX module.*jax_tt\.linen\.refresh_caches\(model"
+    with pytest.raises(TypeError, match=message):
+        jax_tt.refresh_caches(model)
 
 
 def test_a_lookup_refuses_another_cache_and_options_of_no_use():

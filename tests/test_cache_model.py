@@ -12,35 +12,47 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from jax_tt._cache.directory import POLICIES
-from tests.cache_model import BATCHES, SIZES, TOP, Model, Sizes, Subject, compare, drive
+from jax_tt._cache.scores import Scoring, aged
+from tests.cache_model import (
+    BATCHES,
+    SCORINGS,
+    SIZES,
+    TOP,
+    Model,
+    Sizes,
+    Subject,
+    compare,
+    drive,
+)
 
 OPERATIONS = 300
+LFU = SCORINGS["lfu"]
+scorings = pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS.keys())
 # Small enough that ids meet, and sizes that the ops are compiled for anyway.
 SMALL = ("one of each", "one set", "ghosts in buckets")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@scorings
 @pytest.mark.parametrize("name", SIZES)
-def test_random_operations(name, policy, method):
-    done = drive(SIZES[name], policy, method, OPERATIONS, seed=len(name))
+def test_random_operations(name, scoring, method):
+    done = drive(SIZES[name], scoring, method, OPERATIONS, seed=len(name))
     assert done["observe"] and done["populate"] and done["probe"]
     assert done["evicted"] or name == "one of each"  # where hardly anything is ever counted twice
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_wide_ids(policy, method, x64):
-    drive(SIZES["odd"], policy, method, OPERATIONS, seed=1, dtype="int64")
+@scorings
+def test_wide_ids(scoring, method, x64):
+    drive(SIZES["odd"], scoring, method, OPERATIONS, seed=1, dtype="int64")
 
 
-def _machine(policy: str, method: str) -> type[RuleBasedStateMachine]:
+def _machine(scoring: Scoring, method: str) -> type[RuleBasedStateMachine]:
     """The same operations, chosen and made small by hypothesis."""
 
     class Machine(RuleBasedStateMachine):
         @initialize(name=st.sampled_from(SMALL))
         def start(self, name):
-            self.model = Model(SIZES[name], policy)
-            self.subject = Subject(SIZES[name], policy, method)
+            self.model = Model(SIZES[name], scoring)
+            self.subject = Subject(SIZES[name], scoring, method)
 
         # Repeats and negative ids on purpose; padded to a few lengths.
         @rule(
@@ -83,19 +95,19 @@ def _machine(policy: str, method: str) -> type[RuleBasedStateMachine]:
     return Machine
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_chosen_operations(policy, method):
+@scorings
+def test_chosen_operations(scoring, method):
     run_state_machine_as_test(
-        _machine(policy, method),
+        _machine(scoring, method),
         settings=settings(max_examples=25, stateful_step_count=25, deadline=None),
     )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_row_of_this_step_never_leaves(policy, method):
+@scorings
+def test_a_row_of_this_step_never_leaves(scoring, method):
     """TBE's rule, seen from outside: a row asked for in the step of a populate is still there after it."""
     sizes = SIZES["odd"]
-    subject = Subject(sizes, policy, method)
+    subject = Subject(sizes, scoring, method)
     rng = np.random.default_rng(0)
     for _ in range(60):
         keys = rng.integers(0, sizes.ids, 48).tolist()
@@ -106,16 +118,16 @@ def test_a_row_of_this_step_never_leaves(policy, method):
         assert all(after[key] == slot for key, slot in before.items() if slot >= 0)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_only_a_hotter_row_displaces_one(policy, method):
-    """LFU lets in who was counted at least as often as the row that leaves; LRU who was asked for later."""
+@scorings
+def test_only_a_hotter_row_displaces_one(scoring, method):
+    """LFU lets in a row that was counted at least as often as the one that leaves; LRU one asked for later."""
     sizes = SIZES["ghosts in buckets"]
-    subject = Subject(sizes, policy, method)
+    subject = Subject(sizes, scoring, method)
     rng = np.random.default_rng(1)
     displaced = 0
     for step in range(120):
         subject.observe(((sizes.ids ** rng.random(8)).astype(int) + step // 9).tolist())
-        before = np.asarray(subject.directory.scores).reshape(-1)
+        before = np.asarray(aged(subject.directory, scoring).scores).reshape(-1)
         left = subject.populate()
         after = np.asarray(subject.directory.scores).reshape(-1)
         displaced += len(left)
@@ -126,7 +138,7 @@ def test_only_a_hotter_row_displaces_one(policy, method):
 def test_lfu_counts_every_request_while_there_is_room(method):
     """With a counter for every id no count is ever lost, wherever the id has been meanwhile."""
     sizes = Sizes(2, 4, 4, 32, 60)
-    model, subject = Model(sizes, "lfu"), Subject(sizes, "lfu", method)
+    model, subject = Model(sizes, LFU), Subject(sizes, LFU, method)
     rng = np.random.default_rng(2)
     for step in range(80):
         keys = ((sizes.ids ** rng.random(48)).astype(int) - 1 + step // 8) % sizes.ids
@@ -148,7 +160,7 @@ def test_lfu_counts_every_request_while_there_is_room(method):
 def test_a_row_that_left_is_never_cached_twice(method):
     """Slots that are hot in the step of a populate let a row leave that is hotter than they are."""
     sizes = Sizes(1, 3, 2, 4, 40)
-    model, subject = Model(sizes, "lfu"), Subject(sizes, "lfu", method)
+    model, subject = Model(sizes, LFU), Subject(sizes, LFU, method)
     near = [row for row in range(sizes.ids) if model.home(row)[1] == 0]
     far = next(row for row in range(sizes.ids) if model.home(row)[1] == 1)
     first, *others = near[:3]
@@ -169,7 +181,7 @@ def test_a_row_that_left_is_never_cached_twice(method):
 
 def test_counts_stop_at_the_end_of_their_range(method):
     sizes = SIZES["one set"]
-    model, subject = Model(sizes, "lfu"), Subject(sizes, "lfu", method)
+    model, subject = Model(sizes, LFU), Subject(sizes, LFU, method)
     for _ in range(4):
         for one in (model, subject):
             one.observe([0] * 4 + [5] * 4)

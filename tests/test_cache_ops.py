@@ -17,8 +17,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._cache import backend, reference
-from jax_tt._cache.directory import POLICIES, CacheDirectory, init_directory
+from jax_tt._cache.directory import CacheDirectory, init_directory
 from jax_tt._cache.hashing import bucket_of
+from jax_tt._cache.scores import stamp
 from jax_tt._native import cache as native_cache
 from tests import cache_model
 from tests.conftest import WAYS, method_fixture, native_available
@@ -26,6 +27,8 @@ from tests.helpers import on_gpu
 
 # The reference is what the others are held to.
 method = method_fixture(*WAYS[1:])
+# LFU without a half-life has fewer values of everything.
+POLICIES = ("aging lfu", "lru")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +65,9 @@ SIZES = {
 def _count(state: CacheDirectory, keys: jax.Array, policy: str, method: str):
     state = state._replace(clock=state.clock + 1)
     slots = backend.probe(state.tags, keys, method)
-    return slots, *backend.observe(state, keys, slots, policy, method)
+    scoring = cache_model.SCORINGS[policy]
+    now = stamp(state, scoring)
+    return slots, *backend.observe(state, keys, slots, now, scoring.policy, method)
 
 
 @partial(jax.jit, static_argnames="method")
@@ -215,10 +220,13 @@ def test_slots_that_no_probe_gives(policy, method):
     slots = rng.integers(-(2**31), 2**31, sizes.n)
     slots[::2] = rng.integers(-2, state.slots + 2, slots[::2].size)
     valid = (slots >= 0) & (slots < state.slots)
-    observe = jax.jit(backend.observe, static_argnums=(3, 4))
+    observe = jax.jit(backend.observe, static_argnums=(4, 5))
     slots = slots.astype(np.int32)
-    got = observe(state, keys, jnp.asarray(slots), policy, method)
-    want = observe(state, keys, jnp.asarray(np.where(valid, slots, -1)), policy, "reference")
+    scoring = cache_model.SCORINGS[policy]
+    now = stamp(state, scoring)
+    got = observe(state, keys, jnp.asarray(slots), now, scoring.policy, method)
+    wanted = jnp.asarray(np.where(valid, slots, -1))
+    want = observe(state, keys, wanted, now, scoring.policy, "reference")
     _assert_equal(got, want)
 
 
@@ -322,7 +330,7 @@ def test_donated_arrays_stay_in_place(method):
 )
 def test_any_sizes(policy, sizes, seed):
     # Beside the model: the reference would have to be compiled for every example.
-    cache_model.drive(sizes, policy, "ffi", 25, seed)
+    cache_model.drive(sizes, cache_model.SCORINGS[policy], "ffi", 25, seed)
 
 
 _ACROSS_THREADS = """
@@ -377,7 +385,7 @@ def test_sizes_that_disagree_are_refused(name, method):
     state = state._replace(**{k: jnp.zeros(shape, jnp.int32) for k, shape in BAD[name].items()})
     keys = jnp.zeros(3, jnp.int32)
     for op in (
-        lambda: backend.observe(state, keys, keys, "lfu", method),
+        lambda: backend.observe(state, keys, keys, jnp.int32(1), "lfu", method),
         lambda: backend.populate(state, method),
     ):
         with pytest.raises(Exception, match=r"cache_(observe|populate)"):
@@ -390,7 +398,7 @@ def test_too_small_a_workspace_is_refused(method, monkeypatch):
     monkeypatch.setattr(native_cache, "_workspace", lambda *_: 1)
     state, keys = SIZES["odd"].empty("int32"), jnp.zeros(3, jnp.int32)
     for op in (
-        lambda: backend.observe(state, keys, keys, "lfu", method),
+        lambda: backend.observe(state, keys, keys, jnp.int32(1), "lfu", method),
         lambda: backend.populate(state, method),
     ):
         with pytest.raises(Exception, match="the workspace has 1 bytes, expected"):

@@ -245,7 +245,7 @@ def test_figures_agree_with_a_recount_of_the_ids(policy, method):
     assert recount == {name: figures[name] for name in recount}
     np.testing.assert_allclose(figures["hit_rate"], 1 - recount["misses"] / recount["requested"])
 
-    model = Model(Sizes(sets, ways, buckets // sets, room, rows), policy)
+    model = Model(Sizes(sets, ways, buckets // sets, room, rows), cache.scoring)
     for t, asked in enumerate(ids):
         model.observe(asked.reshape(-1).tolist())
         if (t + 1) % 5 == 0:

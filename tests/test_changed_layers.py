@@ -237,7 +237,7 @@ def test_grown_order_and_like():
     near(layer(np.arange(60, 80)), before[OLD.inverse.rows[20:40]])
 
 
-def test_a_cache_larger_than_the_table_is_flushed():
+def test_a_cache_larger_than_the_table_grows_with_it():
     layer = jax_tt.TTEmbed(
         N, D, **FACTORS, tt_ranks=12, cache=jax_tt.RowCache(100, ways=4), rngs=nnx.Rngs(0)
     )
@@ -249,6 +249,7 @@ def test_a_cache_larger_than_the_table_is_flushed():
         **layer.tt_shape.layer_arguments(), cache=jax_tt.RowCache(100, ways=4), rngs=nnx.Rngs(0)
     )
     assert jax.tree.map(jnp.shape, values(built)) == jax.tree.map(jnp.shape, values(layer))
+    assert layer.cache_statistics()["occupied"] > 0
     near(layer(ALL), before)
 
 

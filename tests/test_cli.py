@@ -171,6 +171,19 @@ def test_layers_checkpoints_are_read(folder, capsys):
     assert "items" in capsys.readouterr().out
 
 
+def test_compress_takes_rows_of_safetensors_in_any_order(table):
+    from safetensors.numpy import save_file
+
+    save_file({"t": table, "empty": np.zeros((0, 3), np.float32)}, "t.safetensors")
+    IdOrder(np.arange(N)[::-1]).save("order.npz")
+    more = ["--order", "order.npz", "--ranks", "2", QUIET]
+    ran("compress", "t.safetensors", "--name", "t", "--out", "a.safetensors", *more)
+    ran("compress", "table.npy", "--out", "b.safetensors", *more)
+    found = [jax_tt.load_tables(f"{name}.safetensors").popitem()[1].cores for name in "ab"]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 # order
 
 

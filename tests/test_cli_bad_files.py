@@ -1,8 +1,11 @@
 """Files that are damaged, hostile or do not fit: one line of the command line for each, and nothing run."""
 
+import logging
 import os
 import pickle
 import struct
+import sys
+import types
 import zipfile
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 import jax_tt
+from jax_tt.cli.__main__ import quieten_orbax
 from jax_tt.order import IdOrder
 from tests.cli_case import QUIET, N, folder, pickled, ran, refused, table, write_torch
 
@@ -106,7 +110,7 @@ FLOATS = "{'descr': '<f4', 'fortran_order': False, 'shape': %s}"
         ("a.npy", npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "Python objects"),
         ("a.npz", b"PK\x03\x04 and then nothing", "is no whole npz file"),
         ("a.pt", b"PK\x03\x04 and then nothing", "is no whole torch file"),
-        ("a.pt", b"\x80\x02.", "is no whole torch file"),
+        ("a.pt", b"\x80\x02.", "is a bare pickle, the format of torch.save before torch 1.6"),
         ("a.safetensors", b"\xff" * 8 + b"{}", "is no whole safetensors file"),
         ("a.safetensors", struct.pack("<Q", 2) + b"[]", "is no whole safetensors file"),
         (
@@ -123,6 +127,15 @@ def test_damaged_files(folder, capsys, name, data, message):
     assert message in refused(capsys, "info", name)
     refused(capsys, "compress", name, "--out", "o.safetensors", "--ranks", "2", QUIET)
     assert os.listdir() == [name]
+
+
+def test_a_header_of_python_2_is_read_without_a_warning(table, capsys):
+    data = Path("table.npy").read_bytes()
+    Path("old.npy").write_bytes(data.replace(b"(300, 8), }  ", b"(300L, 8L), }"))
+    for name in ("table.npy", "old.npy"):
+        ran("info", name)
+    out, errors = capsys.readouterr()
+    assert not errors and len(set(out.splitlines())) == 2
 
 
 def test_cut_short_anywhere(table, capsys):
@@ -163,6 +176,7 @@ def test_checkpoints_that_would_grow(folder, capsys):
     assert "w claims 83,886,080 bytes" in refused(capsys, "info", "zeros")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # see quieten_orbax
 def test_damaged_checkpoints(table, capsys):
     assert "no such file" in refused(capsys, "info", "nothing")
     os.mkdir("empty")
@@ -170,6 +184,7 @@ def test_damaged_checkpoints(table, capsys):
     os.mkdir("odd")
     Path("odd/_METADATA").write_text("{")
     assert "is no whole orbax checkpoint" in refused(capsys, "info", "odd")
+    os.mkdir("two")
     ran("compress", "table.npy", "--out", "two/a", "--ranks", "1", QUIET)
     ran("compress", "table.npy", "--out", "two/b", "--ranks", "1", QUIET)
     assert "holds 2 checkpoints; expected one of them: a, b" in refused(capsys, "info", "two")
@@ -183,6 +198,18 @@ def test_damaged_checkpoints(table, capsys):
     for path in data:
         path.unlink()
     refused(capsys, "info", "two/a", "--against", "table.npy", QUIET)
+
+
+def test_a_damaged_checkpoint_is_told_once(monkeypatch):
+    """orbax leaves futures behind that fail one by one after the first; only their noise is dropped."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    monkeypatch.setattr(logging.getLogger("asyncio"), "level", logging.NOTSET)
+    quieten_orbax()
+    for message in ("Event loop is closed", "another error"):
+        sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(message)))
+    assert [str(one.exc_value) for one in told] == ["another error"]
+    assert not logging.getLogger("asyncio").isEnabledFor(logging.ERROR)
 
 
 def test_tables_that_do_not_fit(table, capsys):

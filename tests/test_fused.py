@@ -9,7 +9,15 @@ import pytest
 
 import jax_tt
 from jax_tt import optimizers
-from tests.helpers import COMBINERS, SHAPES, bag_model, core_gradients, make_case, raises
+from tests.helpers import (
+    COMBINERS,
+    SHAPES,
+    WEIGHTABLE,
+    bag_model,
+    core_gradients,
+    make_case,
+    raises,
+)
 
 SHAPE = SHAPES["d3"]
 RULES = {
@@ -66,9 +74,11 @@ def _wide(array):
     return np.asarray(array, np.float64)
 
 
-# Every rule, and both combiners in turn: a combiner does not know the rule.
+# Every rule, and combiners in turn: a combiner does not know the rule. With a maximum, Adam's moments move rows of the
+# batch that have no gradient, as its rule says for a gradient of 0.
 @pytest.mark.parametrize(
-    ("name", "combiner"), [(name, ("sum", "mean")[k % 2]) for k, name in enumerate(RULES)]
+    ("name", "combiner"),
+    list(zip(RULES, ("sum", "mean", "mean_count", "max", "sum"), strict=True)),
 )
 def test_tt_equals_gradients_and_rule_over_20_steps(name, combiner, method):
     rule = RULES[name]
@@ -83,7 +93,8 @@ def test_tt_equals_gradients_and_rule_over_20_steps(name, combiner, method):
             out = jax_tt.fused_tt_embed_bag(table, given, rule, combiner=combiner, method=method)
             return jnp.sum(out * g)
 
-        return jax.grad(loss, argnums=(0, 1))(table, bags.weights)
+        weights = bags.weights if combiner in WEIGHTABLE else None
+        return jax.grad(loss, argnums=(0, 1))(table, weights)
 
     rows = [_wide(core).reshape(core.shape[0], -1) for core in cores]
     slots = [[_wide(slot) for slot in group] for group in table.slots]
@@ -98,7 +109,8 @@ def test_tt_equals_gradients_and_rule_over_20_steps(name, combiner, method):
         _model(rule, t, rows, slots, touched, gradients)
         table, got_weights = step(table, bags)
         want = np.array([w for row in dweights for w in row])
-        np.testing.assert_allclose(got_weights[: len(want)], want, rtol=1e-3, atol=1e-4)
+        if got_weights is not None:
+            np.testing.assert_allclose(got_weights[: len(want)], want, rtol=1e-3, atol=1e-4)
     for k, core in enumerate(table.cores):
         np.testing.assert_allclose(core.reshape(rows[k].shape), rows[k], rtol=2e-4, atol=2e-5)
         for got, want in zip(table.slots[k], slots[k], strict=True):
@@ -258,6 +270,8 @@ def test_no_bags_are_a_step_that_moves_nothing(combiner, kind, method):
         jax_tt.Bags(ids, offsets),
         jax_tt.Bags(ids, offsets, np.ones(9, np.float32)),
     ):
+        if combiner not in WEIGHTABLE and getattr(bags, "weights", None) is not None:
+            continue
 
         def loss(table, bags=bags):
             out = op(table, bags, rule, combiner=combiner, method=method)

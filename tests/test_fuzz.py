@@ -15,7 +15,10 @@ CALLS = int(os.environ.get("JAX_TT_FUZZ_CALLS", "5000"))
 
 @pytest.mark.parametrize("part", SHARES)
 def test_hostile_calls_raise_or_return(part):
-    if part != "trace" and not native_available():
+    if part == "files":
+        for package in ("safetensors", "orbax.checkpoint", "matplotlib", "scipy", "tqdm"):
+            pytest.importorskip(package)
+    if part in ("data", "raw") and not native_available():
         pytest.skip("the native module is not built")
     passed, report = run(part, round(CALLS * SHARES[part]), seed=0, timeout=1800)
     print(report)

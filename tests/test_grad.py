@@ -10,7 +10,7 @@ from jax.test_util import check_grads
 
 import jax_tt
 from jax_tt._ops import _backend
-from tests.helpers import COMBINERS, SHAPES, assert_close, make_case, skip_unless_stored
+from tests.helpers import COMBINERS, SHAPES, WEIGHTABLE, assert_close, make_case, skip_unless_stored
 
 
 @pytest.fixture
@@ -22,8 +22,9 @@ def _loss(case, combiner, method):
     bags = case.bags()
 
     def loss(cores, weights):
-        weighted = dataclasses.replace(bags, weights=weights)
-        out = jax_tt.tt_embed_bag(cores, weighted, combiner=combiner, method=method)
+        given = weights if combiner in WEIGHTABLE else None
+        given = dataclasses.replace(bags, weights=given)
+        out = jax_tt.tt_embed_bag(cores, given, combiner=combiner, method=method)
         return jnp.sum(jnp.sin(out))
 
     return loss, bags.weights

@@ -3,7 +3,6 @@
 No GPU is needed to lower for one; the emulated module, which has the sizes of the CUDA one, stands for it.
 """
 
-import functools
 import re
 
 import jax
@@ -93,17 +92,12 @@ def test_plans_of_the_larger_size_are_as_good(op, method):
 @pytest.mark.parametrize("op", ["tt", "fused tt"])
 def test_one_export_for_both(op):
     step, table = _step(op, "auto")
-    names = [_ffi.target("cuda", n) for n in ("plan", "forward", "backward", "update", "apply")]
-    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
-    export = functools.partial(jax.export.export, disabled_checks=checks)
-    # A pytree of the library's own cannot be exported, its leaves can.
-    leaves, tree = jax.tree.flatten(table)
-
-    def flat(leaves, ids):
-        return jax.tree.leaves(step(jax.tree.unflatten(tree, leaves), ids))
-
-    exported = export(jax.jit(flat), platforms=["cpu", "cuda"])(leaves, IDS)
-    for a, b in zip(exported.call(leaves, IDS), flat(leaves, IDS), strict=True):
+    checks = jax_tt.export_checks()
+    export = jax.export.export(jax.jit(step), disabled_checks=checks, platforms=["cpu", "cuda"])
+    exported = export(table, IDS)
+    for a, b in zip(
+        *map(jax.tree.leaves, (exported.call(table, IDS), step(table, IDS))), strict=True
+    ):
         np.testing.assert_array_equal(a, b)
 
 

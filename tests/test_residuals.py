@@ -149,8 +149,14 @@ def test_shapes_fill_a_budget(rows, features, part, dtype):
     assert {(s.num_embeddings, s.features, s.row_factors) for s in shapes} == {(rows, features, p)}
     taken = len(shapes) * order + sum(s.cost(dtype=dtype).bytes for s in shapes)
     assert taken <= budget
-    full = any(s.ranks == s.full_ranks for s in shapes)
+    full = any(s.ranks == (min(p[0] * features, p[1]),) for s in shapes)
     assert full or taken + of_rank > budget
+
+
+def test_a_budget_beyond_the_table_is_one_whole_term():
+    """It took time in proportion to the budget."""
+    (shape,) = jax_tt.tt_residual_shapes(60, 6, 10**15)
+    assert shape.ranks == (shape.row_factors[1],)
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,15 @@ def _plain(cores, ids, method, axis_name=None):
     return jnp.sum(jnp.sin(out))
 
 
-def _fused(table, ids, method, axis_name=None):
-    out = jax_tt.fused_tt_embed_bag(table, ids, RULE, method=method, axis_name=axis_name)
+def _fused(table, ids, method, axis_name=None, combiner="sum"):
+    out = jax_tt.fused_tt_embed_bag(
+        table, ids, RULE, combiner=combiner, method=method, axis_name=axis_name
+    )
     return jnp.sum(jnp.sin(out))
+
+
+def _fused_maximum(table, ids, method, axis_name=None):
+    return _fused(table, ids, method, axis_name, "max")
 
 
 def _close(got, want):
@@ -48,7 +54,7 @@ def _parameters(kind):
     return cores if kind is _plain else jax_tt.init_fused_table(cores, RULE)
 
 
-@pytest.mark.parametrize("loss", [_plain, _fused])
+@pytest.mark.parametrize("loss", [_plain, _fused, _fused_maximum])
 def test_jit_with_sharded_batch(loss, mesh, batch, method):
     parameters = _parameters(loss)
     want = jax.value_and_grad(loss)(parameters, batch, method)
@@ -59,19 +65,20 @@ def test_jit_with_sharded_batch(loss, mesh, batch, method):
     assert "all-gather" not in step.lower(placed, sharded, method).compile().as_text()
 
 
-def test_jit_forward_needs_no_communication(mesh, batch, method):
+@pytest.mark.parametrize("combiner", ["sqrtn", "max"])
+def test_jit_forward_needs_no_communication(combiner, mesh, batch, method):
     cores = make_case(SHAPE, "float32", False).cores
     sharded = jax.device_put(batch, NamedSharding(mesh, P("data")))
     placed = jax.device_put(cores, NamedSharding(mesh, P()))
-    forward = jax.jit(lambda c, i: jax_tt.tt_embed_bag(c, i, combiner="sqrtn", method=method))
+    forward = jax.jit(lambda c, i: jax_tt.tt_embed_bag(c, i, combiner=combiner, method=method))
     text = forward.lower(placed, sharded).compile().as_text()
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all"))
-    want = jax_tt.tt_embed_bag(cores, batch, combiner="sqrtn", method=method)
+    want = jax_tt.tt_embed_bag(cores, batch, combiner=combiner, method=method)
     _close(forward(placed, sharded), want)
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
-@pytest.mark.parametrize("loss", [_plain, _fused])
+@pytest.mark.parametrize("loss", [_plain, _fused, _fused_maximum])
 def test_shard_map(loss, check_vma, mesh, batch, method):
     parameters = _parameters(loss)
     want = jax.grad(loss)(parameters, batch, method)

@@ -47,10 +47,12 @@ Status ReadTable(const ffi::Dictionary& attrs, TTShape* shape) {
   return ReadShape(row_factors, col_factors, ranks, num_embeddings, shape);
 }
 
-Status ReadHint(const ffi::Dictionary& attrs, int64_t* hint) {
+Status ReadHint(const ffi::Dictionary& attrs, int64_t n, int64_t* hint) {
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "hint", hint));
-  if (*hint >= 0 && *hint <= std::numeric_limits<int32_t>::max()) return {};
-  return InvalidArgument("hint must lie between 0 and 2^31 - 1");
+  if (*hint < 0 || *hint > std::numeric_limits<int32_t>::max())
+    return InvalidArgument("hint must lie between 0 and 2^31 - 1");
+  if (*hint == 0) *hint = n;
+  return {};
 }
 
 Status ReadLookups(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, const ffi::AnyBuffer& offsets, int digits,
@@ -91,7 +93,7 @@ Status ReadLookups(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, cons
       return InvalidArgument("ids must be int32, uint32, int64 or int32 digits");
   }
   if (split && lookups->type != IdType::kDigits) return InvalidArgument("split ids must be int32 digits");
-  if (bounds < 0 || bounds > static_cast<int64_t>(Bounds::kPoison))
+  if (bounds < 0 || bounds > static_cast<int64_t>(Bounds::kWarn))
     return InvalidArgument("unknown bounds mode " + std::to_string(bounds));
   lookups->words_per_id = lookups->type == IdType::kInt64 ? 2 : per_id;
   lookups->bounds = static_cast<Bounds>(bounds);

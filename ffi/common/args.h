@@ -30,8 +30,9 @@ Status ReadAttr(const ffi::Dictionary& attrs, std::string_view name, T* value) {
 // The shape of a TT table from the attributes row_factors, col_factors, ranks and num_embeddings.
 Status ReadTable(const ffi::Dictionary& attrs, TTShape* shape);
 
-// The number of ids that the contraction and the saved products are chosen for.
-Status ReadHint(const ffi::Dictionary& attrs, int64_t* hint);
+// The number of ids that the contraction and the saved products are chosen for: the attribute, or, where a program with
+// a symbolic batch size could not know it, the n of this call.
+Status ReadHint(const ffi::Dictionary& attrs, int64_t n, int64_t* hint);
 
 // The ids and offsets of a batch, with the attributes split, padded, bounds and table.  `digits` is the number of
 // cores.

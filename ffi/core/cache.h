@@ -28,6 +28,7 @@ template <typename K>
 struct CacheDirectory {
   CacheShape shape;
   const int32_t* clock = nullptr;    // [1]
+  const int32_t* stamp = nullptr;    // [1] what scores take from a batch; only counting one looks at it
   K* tags = nullptr;                 // [sets, ways]; counting a batch leaves them as they are
   int32_t* scores = nullptr;         // [sets, ways]
   int32_t* touched = nullptr;        // [sets, ways]
@@ -63,10 +64,12 @@ JAX_TT_INLINE int64_t CacheBucketOf(uint32_t hash, const CacheShape& shape) {
 // Whether observe counts a key as a request for the row in `slot`; every other slot means that it is not cached.
 JAX_TT_INLINE bool CacheIsHit(int32_t slot, const CacheShape& shape) { return slot >= 0 && slot < shape.slots(); }
 
-// Score after `count` more requests.
-JAX_TT_INLINE int32_t CacheScore(int32_t score, int32_t count, int32_t now, CachePolicy policy) {
-  if (policy == CachePolicy::kLru) return now;
-  return score > INT32_MAX - count ? INT32_MAX : score + count;
+// Score after `count` more requests; jax_tt/_cache/scores.py says what the stamp is.
+JAX_TT_INLINE int32_t CacheScore(int32_t score, int32_t count, int32_t stamp, CachePolicy policy) {
+  constexpr int32_t kMostCounted = 1023;
+  if (policy == CachePolicy::kLru) return stamp + (count < kMostCounted ? count : kMostCounted);
+  const int64_t sum = score + static_cast<int64_t>(count) * stamp;
+  return sum > INT32_MAX ? INT32_MAX : static_cast<int32_t>(sum);
 }
 
 // Order in which the ghosts and newcomers of a bucket compete for its room, best first.
@@ -76,7 +79,7 @@ JAX_TT_INLINE bool CacheStaysBefore(int32_t score, K tag, int32_t other_score, K
 }
 
 // Score after an LFU bucket has aged by `cut`, the score of the first one beyond its room (0 where all have room, and
-// never less); who has no more than 0 left is forgotten.  A score that no state can hold wraps.
+// never less); a ghost that has no more than 0 left is forgotten.  A score that no state can hold wraps.
 JAX_TT_INLINE int32_t CacheAged(int32_t score, int32_t cut) {
   return static_cast<int32_t>(static_cast<uint32_t>(score) - static_cast<uint32_t>(cut));
 }

@@ -11,8 +11,11 @@
 namespace jax_tt {
 
 // What an id outside [0, num_embeddings) does.  kUnchecked promises there is none; memory safety then clamps.  kPoison
-// makes its bag NaN: an error of one device alone would leave the others waiting for it in the next collective.
-enum class Bounds : int64_t { kClip = 0, kZero = 1, kError = 2, kUnchecked = 3, kPoison = 4 };
+// makes its bag NaN: an error of one device alone would leave the others waiting for it in the next collective.  kWarn
+// is kZero and a report.
+enum class Bounds : int64_t { kClip = 0, kZero = 1, kError = 2, kUnchecked = 3, kPoison = 4, kWarn = 5 };
+
+struct Notice;
 
 enum class IdType { kInt32, kUint32, kInt64, kDigits };
 
@@ -25,7 +28,8 @@ struct Lookups {
   int64_t words_per_id = 1;  // of 32 bits
   bool padded = false;       // an id with all bits set is padding
   Bounds bounds = Bounds::kError;
-  std::string_view table;  // named in errors
+  std::string_view table;    // named in errors
+  Notice* notice = nullptr;  // where kernels of a GPU leave what kWarn finds
 
   JAX_TT_INLINE int64_t size() const { return groups * capacity; }
 };

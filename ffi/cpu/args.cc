@@ -1,21 +1,41 @@
 #include "ffi/cpu/args.h"
 
+#include <charconv>
 #include <string>
 #include <utility>
 
+#include "ffi/core/sentinel.h"
+
 namespace jax_tt {
+
+namespace {
+
+// The shortest digits that tell this float from its neighbours.
+std::string Digits(float value) {
+  char digits[32];
+  return std::string(digits, std::to_chars(digits, digits + sizeof(digits), value).ptr);
+}
+
+}  // namespace
 
 Status CheckSentinel(const ffi::AnyBuffer& sentinel, std::string_view table) {
   const float* value = nullptr;
   JAX_TT_RETURN_IF_ERROR(Data(sentinel, "sentinel", 1, &value));
-  if (*value == 1.0f) return {};
+  if (SentinelHolds(*value)) return {};
   const std::string name = table.empty() ? std::string("a fused table") : "fused table '" + std::string(table) + "'";
+  if (*value == 0.0f)
+    return InvalidArgument(
+        name +
+        " was overwritten with zeros (its sentinel is 0, expected 1): the last loss did not use the table, so "
+        "the gradient of the table was zeros instead of its next value. Restore the table from a checkpoint, and step "
+        "the model with jax_tt.FusedOptimizer, or in linen jax_tt.linen.TrainState: both keep a table that a loss "
+        "does not use");
   return InvalidArgument(
-      name + " was changed by something other than its own update (its sentinel is " + std::to_string(*value) +
+      name + " was changed by something other than its own update (its sentinel is " + Digits(*value) +
       ", expected 1). The gradient of a fused table is its next value, so it must reach the table as it is: not added "
-      "(two uses in one loss, gradient accumulation), averaged (pmean), clipped, scaled, stepped by an optimizer, or "
-      "left out of the loss. Look up all features of a shared table in one call, update with FusedOptimizer, use "
-      "grad_scale= for loss scaling, or drop optimizer= to train the table with optax");
+      "(two uses in one loss, gradient accumulation), averaged (pmean), clipped, scaled or stepped by an optimizer. "
+      "Look up all features of a shared table in one call, update with FusedOptimizer, use grad_scale= for loss "
+      "scaling, or drop optimizer= to train the table with optax");
 }
 
 Status ReadStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,

@@ -10,7 +10,7 @@
 
 namespace jax_tt {
 
-// A table whose sentinel is not 1 was changed by something other than its own update.
+// A table whose sentinel moved was changed by something other than its own update.
 Status CheckSentinel(const ffi::AnyBuffer& sentinel, std::string_view table);
 
 // A fused update with the numbers of this step.

@@ -79,6 +79,7 @@ class CacheBucket {
   CacheBucket(const CacheDirectory<K>& directory, CachePolicy policy, int64_t bucket)
       : policy_(policy),
         now_(*directory.clock),
+        stamp_(*directory.stamp),
         room_(directory.shape.room),
         first_(bucket * room_),
         tags_(directory.ghost_tags + first_),
@@ -95,7 +96,7 @@ class CacheBucket {
   bool Feed(const CountedKey<K>& asked, CacheBucketWork<K>* work) const {
     const int64_t place = FindCacheTag(tags_, room_, asked.key);
     if (place == room_) return false;
-    scores_[place] = CacheScore(scores_[place], asked.count, now_, policy_);
+    scores_[place] = CacheScore(scores_[place], asked.count, stamp_, policy_);
     work->times.Write(first_ + place, now_, asked.count);
     return true;
   }
@@ -144,7 +145,7 @@ class CacheBucket {
   uint64_t Empty(int64_t base) const { return EmptyMask(tags_ + base, Places(base)); }
 
   CacheRival<K> Newcomer(const CountedKey<K>& asked) const {
-    return {CacheScore(0, asked.count, now_, policy_), asked.key};
+    return {CacheScore(0, asked.count, stamp_, policy_), asked.key};
   }
 
   // Who has the rank `room` among ghosts and newcomers, which is the last but excess - 1 ...
@@ -211,7 +212,7 @@ class CacheBucket {
   }
 
   const CachePolicy policy_;
-  const int32_t now_;
+  const int32_t now_, stamp_;
   const int64_t room_, first_;
   K* const tags_;
   int32_t* const scores_;

@@ -24,13 +24,14 @@ ffi::Error ProbeImpl(ffi::ThreadPool threads, ffi::AnyBuffer tags, ffi::AnyBuffe
                  "cache_probe");
 }
 
-ffi::Error ObserveImpl(ffi::ThreadPool threads, ffi::AnyBuffer keys, ffi::AnyBuffer slots, ffi::AnyBuffer clock,
-                       ffi::AnyBuffer tags, ffi::AnyBuffer scores, ffi::AnyBuffer touched, ffi::AnyBuffer ghost_tags,
-                       ffi::AnyBuffer ghost_scores, ffi::AnyBuffer ghost_touched, ffi::AnyBuffer ghost_recent,
-                       ffi::Result<ffi::AnyBuffer> counts, ffi::Result<ffi::AnyBuffer> new_scores,
-                       ffi::Result<ffi::AnyBuffer> new_touched, ffi::Result<ffi::AnyBuffer> new_ghost_tags,
-                       ffi::Result<ffi::AnyBuffer> new_ghost_scores, ffi::Result<ffi::AnyBuffer> new_ghost_touched,
-                       ffi::Result<ffi::AnyBuffer> new_ghost_recent, ffi::Dictionary attrs) {
+ffi::Error ObserveImpl(ffi::ThreadPool threads, ffi::AnyBuffer keys, ffi::AnyBuffer slots, ffi::AnyBuffer stamp,
+                       ffi::AnyBuffer clock, ffi::AnyBuffer tags, ffi::AnyBuffer scores, ffi::AnyBuffer touched,
+                       ffi::AnyBuffer ghost_tags, ffi::AnyBuffer ghost_scores, ffi::AnyBuffer ghost_touched,
+                       ffi::AnyBuffer ghost_recent, ffi::Result<ffi::AnyBuffer> counts,
+                       ffi::Result<ffi::AnyBuffer> new_scores, ffi::Result<ffi::AnyBuffer> new_touched,
+                       ffi::Result<ffi::AnyBuffer> new_ghost_tags, ffi::Result<ffi::AnyBuffer> new_ghost_scores,
+                       ffi::Result<ffi::AnyBuffer> new_ghost_touched, ffi::Result<ffi::AnyBuffer> new_ghost_recent,
+                       ffi::Dictionary attrs) {
   return ToError(DispatchCacheKey(
                      tags.element_type(),
                      [&](auto tag) -> Status {
@@ -47,6 +48,7 @@ ffi::Error ObserveImpl(ffi::ThreadPool threads, ffi::AnyBuffer keys, ffi::AnyBuf
                            clock, {scores, *new_scores}, {touched, *new_touched}, {ghost_tags, *new_ghost_tags},
                            {ghost_scores, *new_ghost_scores}, {ghost_touched, *new_ghost_touched},
                            {ghost_recent, *new_ghost_recent}, &directory));
+                       JAX_TT_RETURN_IF_ERROR(Data(stamp, "stamp", 1, &directory.stamp));
                        JAX_TT_RETURN_IF_ERROR(ReadCacheKeys(keys, &n, &keys_data));
                        JAX_TT_RETURN_IF_ERROR(Data(slots, "slots", n, &slots_data));
                        JAX_TT_RETURN_IF_ERROR(Data(*counts, "counts", kCacheCounts, &counts_data));
@@ -99,6 +101,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CacheObserveCpu, ObserveImpl,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // keys K [n]
                                   .Arg<ffi::AnyBuffer>()  // slots s32 [n]
+                                  .Arg<ffi::AnyBuffer>()  // stamp s32 []
                                   .Arg<ffi::AnyBuffer>()  // clock s32 []
                                   .Arg<ffi::AnyBuffer>()  // tags K [sets, ways]
                                   .Arg<ffi::AnyBuffer>()  // scores s32 [sets, ways]

@@ -56,6 +56,7 @@ Status CacheForward(const PoolHits& pool_hits, const Lookups& batch, const typen
   Lookups misses = batch;
   misses.ids = packed.ids;
   misses.offsets = packed.offsets;
+  if (batch.bounds == Bounds::kWarn) misses.bounds = Bounds::kZero;
   const int64_t bags = batch.groups * batch.bags;
   int64_t count = 0;
   Status planned;
@@ -72,6 +73,9 @@ Status CacheForward(const PoolHits& pool_hits, const Lookups& batch, const typen
     Status named = BuildTTPlan(problem.shape, problem.contraction, batch, pool, plan);
     return named.ok() ? planned : named;
   }
+  const int32_t outside = problem.layout.header(plan)[PlanLayout::kOutOfRange];
+  // Not by the plan: a position is one of the batch as the caller knows it.
+  if (batch.bounds == Bounds::kWarn && outside > 0) ReportOutOfRange(problem.shape, batch, outside);
   if (count == 0) return {};
   return TTForward(problem, pool, /*add=*/true, out, saved);
 }

@@ -208,7 +208,7 @@ class Observation {
       while (next < end && next->place == first->place) ++next;
       ++worker->unique_hits;
       int32_t& score = directory_.scores[first->place];
-      score = CacheScore(score, static_cast<int32_t>(next - first), *directory_.clock, policy_);
+      score = CacheScore(score, static_cast<int32_t>(next - first), *directory_.stamp, policy_);
       directory_.touched[first->place] = *directory_.clock;
     }
   }

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "ffi/common/python_reports.h"
 #include "ffi/core/plan.h"
 #include "ffi/core/tt_shape.h"
 #include "ffi/cpu/args.h"
@@ -58,6 +59,8 @@ std::tuple<int64_t, int64_t> PlanSize(const std::vector<int64_t>& row_factors, c
 
 NB_MODULE(_cpu, m) {
   m.def("registrations", &jax_tt::Registrations, "FFI targets by name.");
+  m.def("listen", &jax_tt::Listen, nb::arg("function").none(),
+        "Function of table, num_embeddings, count, id and position that ids out of range are reported to, or None.");
   m.def("plan_size", &jax_tt::PlanSize, nb::arg("row_factors"), nb::arg("col_factors"), nb::arg("ranks"),
         nb::arg("num_embeddings"), nb::arg("n"), nb::arg("hint"),
         "Sizes of the buffers that travel from the plan and the forward pass to the backward pass.");

@@ -1,9 +1,11 @@
 #include "ffi/cpu/plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "ffi/common/reports.h"
 #include "ffi/core/divider.h"
 #include "ffi/cpu/group_by.h"
 #include "ffi/cpu/workspace.h"
@@ -53,22 +55,39 @@ int64_t ReadId(const Lookups& lookups, const TTShape* shape, int64_t position) {
   return kNegative;
 }
 
+// An id that the caller wrote as -1 is the least number beside a cache, where -1 marks what is cached.
+template <typename Int>
+std::string IdText(Int id, bool padded) {
+  const bool moved = padded && id < 0 && id == std::numeric_limits<Int>::min();
+  return "id " + (moved ? "-1" : std::to_string(id));
+}
+
+// The first digit of an id beyond the last row is as large as it takes; all digits of one that is larger still are
+// factors, and of a negative one -1.
+std::string IdText(const TTShape& shape, const int32_t* digits) {
+  if (digits[0] < 0) return "a negative id";
+  int64_t id = 0;
+  bool known = false;
+  for (int k = 0; k < shape.d; ++k) {
+    known |= digits[k] != shape.p[k];
+    if (__builtin_mul_overflow(id, shape.p[k], &id) || __builtin_add_overflow(id, digits[k], &id)) known = false;
+  }
+  return known ? "id " + std::to_string(id) : "an id beyond " + std::to_string(shape.num_embeddings);
+}
+
 // The id as the caller wrote it, for messages.
 std::string IdText(const Lookups& lookups, const TTShape* shape, int64_t position) {
   switch (lookups.type) {
     case IdType::kInt32:
-      return std::to_string(static_cast<const int32_t*>(lookups.ids)[position]);
+      return IdText(static_cast<const int32_t*>(lookups.ids)[position], lookups.padded);
     case IdType::kUint32:
-      return std::to_string(static_cast<const uint32_t*>(lookups.ids)[position]);
+      return IdText(static_cast<const uint32_t*>(lookups.ids)[position], lookups.padded);
     case IdType::kInt64:
-      return std::to_string(static_cast<const int64_t*>(lookups.ids)[position]);
+      return IdText(static_cast<const int64_t*>(lookups.ids)[position], lookups.padded);
     case IdType::kDigits:
       break;
   }
-  std::string text = "(";
-  for (int k = 0; k < shape->d; ++k)
-    text += (k ? ", " : "") + std::to_string(static_cast<const int32_t*>(lookups.ids)[position * shape->d + k]);
-  return text + ")";
+  return IdText(*shape, static_cast<const int32_t*>(lookups.ids) + position * shape->d);
 }
 
 // The positions that contribute and their ids, and the keys that rows are sorted by.
@@ -115,7 +134,7 @@ int64_t CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_emb
             continue;
           }
           // A table without rows has no nearest row.
-          if (lookups.bounds == Bounds::kZero || num_embeddings == 0) continue;
+          if (lookups.bounds == Bounds::kZero || lookups.bounds == Bounds::kWarn || num_embeddings == 0) continue;
           id = id < 0 ? 0 : num_embeddings - 1;
         }
         bag[position] = static_cast<int32_t>(g * lookups.bags + b);
@@ -133,9 +152,34 @@ int64_t CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_emb
 }
 
 Status Refuse(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int64_t position) {
-  return OutOfRange("id " + IdText(lookups, shape, position) + " at position " + std::to_string(position) +
+  return OutOfRange(IdText(lookups, shape, position) + " at position " + std::to_string(position) +
                     " is out of range for " + TableName(lookups) + " of " + std::to_string(num_embeddings) +
-                    " rows; pass ids in [0, num_embeddings), or bounds=\"clip\" or bounds=\"zero\"");
+                    " rows; pass ids in [0, num_embeddings), or bounds=\"warn\", bounds=\"clip\" or bounds=\"zero\"");
+}
+
+// Reports the `count` ids that CollectIds found out of range, with the first of them.
+void PostFirst(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int64_t count) {
+  for (int64_t g = 0; g < lookups.groups; ++g) {
+    const int64_t base = g * lookups.capacity, end = base + lookups.offsets[g * (lookups.bags + 1) + lookups.bags];
+    for (int64_t position = base; position < end; ++position) {
+      const int64_t id = ReadId(lookups, shape, position);
+      if ((id == kPadding && lookups.padded) || (id >= 0 && id < num_embeddings)) continue;
+      return Post({.table = std::string(lookups.table),
+                   .num_embeddings = num_embeddings,
+                   .count = count,
+                   .id = IdText(lookups, shape, position),
+                   .position = position});
+    }
+  }
+}
+
+// The end of what CollectIds began: the error of Bounds::kError, or the report of Bounds::kWarn.
+Status Settle(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int64_t refused,
+              const int32_t* header) {
+  if (refused != kNone) return Refuse(lookups, shape, num_embeddings, refused);
+  const int32_t count = header[PlanLayout::kOutOfRange];
+  if (lookups.bounds == Bounds::kWarn && count > 0) PostFirst(lookups, shape, num_embeddings, count);
+  return {};
 }
 
 // A hash of the offsets and of the ids in bags, word by word.
@@ -259,6 +303,10 @@ int64_t BuildRows(uint64_t range, const PlanLayout& layout, Scratch& scratch, in
 
 }  // namespace
 
+void ReportOutOfRange(const TTShape& shape, const Lookups& lookups, int64_t count) {
+  PostFirst(lookups, &shape, shape.num_embeddings, count);
+}
+
 Status CheckOffsets(const int32_t* all_offsets, int64_t groups, int64_t bags, int64_t capacity) {
   for (int64_t g = 0; g < groups; ++g) {
     const int32_t* offsets = all_offsets + g * (bags + 1);
@@ -292,7 +340,7 @@ Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_o
   if (Status status = workspace.Allocate(); !status.ok()) return status;
   int32_t counters[PlanLayout::kHeader];
   const int64_t refused = CollectIds(lookups, nullptr, num_embeddings, bag, scratch, counters);
-  if (refused != kNone) return Refuse(lookups, nullptr, num_embeddings, refused);
+  JAX_TT_RETURN_IF_ERROR(Settle(lookups, nullptr, num_embeddings, refused, counters));
   std::copy_n(bag, lookups.size(), row_of);  // negative where no row is read
   for (int64_t i = 0; i < scratch.count; ++i) row_of[scratch.positions[i]] = scratch.ids[i];
   return {};
@@ -342,7 +390,7 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
               layout, plan);
   });
   phases.Run(layout.n < kBlock ? 1 : pool.workers, pool.schedule);
-  return refused == kNone ? Status{} : Refuse(lookups, &shape, shape.num_embeddings, refused);
+  return Settle(lookups, &shape, shape.num_embeddings, refused, header);
 }
 
 Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* plan) {
@@ -355,7 +403,7 @@ Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* p
   scratch.RequestBuffers(layout.n, workspace);
   if (Status status = workspace.Allocate(); !status.ok()) return status;
   const int64_t refused = CollectIds(lookups, nullptr, num_embeddings, layout.bag(plan), scratch, layout.header(plan));
-  if (refused != kNone) return Refuse(lookups, nullptr, num_embeddings, refused);
+  JAX_TT_RETURN_IF_ERROR(Settle(lookups, nullptr, num_embeddings, refused, layout.header(plan)));
   std::copy_n(scratch.ids, scratch.count, scratch.keys);
   const int64_t rows = BuildRows(static_cast<uint64_t>(num_embeddings), layout, scratch, plan);
   layout.chunk(plan, 0)[0] = static_cast<int32_t>(rows);

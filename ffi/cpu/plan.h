@@ -19,6 +19,9 @@ Status CheckOffsets(const int32_t* offsets, int64_t groups, int64_t bags, int64_
 // partitioned program may come back in other parts than it left in.
 bool IsPlanOf(const PlanLayout& layout, const Lookups& lookups, const int32_t* plan);
 
+// Reports the `count` ids of a batch that are out of range.  Plans do so themselves where the batch has Bounds::kWarn.
+void ReportOutOfRange(const TTShape& shape, const Lookups& lookups, int64_t count);
+
 Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const Lookups& lookups, const Pool& pool,
                    int32_t* plan);
 Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* plan);

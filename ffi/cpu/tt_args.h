@@ -17,8 +17,8 @@ Status ReadTTProblem(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, co
   int64_t hint = 0;
   TTShape& shape = problem->shape;
   JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-  JAX_TT_RETURN_IF_ERROR(ReadHint(attrs, &hint));
   JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, ids, offsets, shape.d, lookups));
+  JAX_TT_RETURN_IF_ERROR(ReadHint(attrs, lookups->size(), &hint));
   JAX_TT_RETURN_IF_ERROR(ReadCores<T>(shape, args, first_core, problem->cores));
   JAX_TT_RETURN_IF_ERROR(OptionalData(weights, "weights", lookups->size(), &problem->weights));
   problem->contraction = ChooseContraction(shape, hint);

@@ -65,8 +65,8 @@ ffi::Error PlanImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer 
         int64_t hint = 0;
         int32_t* data = nullptr;
         JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-        JAX_TT_RETURN_IF_ERROR(ReadHint(attrs, &hint));
         JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, ids, offsets, shape.d, &lookups));
+        JAX_TT_RETURN_IF_ERROR(ReadHint(attrs, lookups.size(), &hint));
         JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, lookups.table));
         JAX_TT_RETURN_IF_ERROR(Data(*plan, "plan", -1, &data));
         const Contraction contraction = ChooseContraction(shape, hint);

@@ -27,7 +27,7 @@ template <typename K>
 class Bucket {
  public:
   // number: of the bucket among the touched ones.
-  __device__ __forceinline__ Bucket(const CacheBatch<K>& batch, int64_t number, int32_t now)
+  __device__ __forceinline__ Bucket(const CacheBatch<K>& batch, int64_t number, int32_t now, int32_t stamp)
       : batch_(batch),
         ghosts_(batch.directory),
         number_(number),
@@ -35,6 +35,7 @@ class Bucket {
         first_(bucket_ * batch.directory.shape.room),
         room_(static_cast<unsigned>(batch.directory.shape.room)),
         now_(now),
+        stamp_(stamp),
         lane_(threadIdx.x % 32) {}
 
   // All lanes.
@@ -79,7 +80,7 @@ class Bucket {
     }
     if (place >= 0) {
       const int64_t at = first_ + place;
-      ghosts_.ghost_scores[at] = CacheScore(ghosts_.ghost_scores[at], count, now_, batch_.policy);
+      ghosts_.ghost_scores[at] = CacheScore(ghosts_.ghost_scores[at], count, stamp_, batch_.policy);
       ghosts_.ghost_touched[at] = now_;
       ghosts_.ghost_recent[at] = count;
     }
@@ -134,7 +135,7 @@ class Bucket {
     return {ghosts_.ghost_tags[first_ + i], ghosts_.ghost_scores[first_ + i]};
   }
   __device__ __forceinline__ Contender<K> Fresh(unsigned i) const {
-    return {tags_[i], CacheScore(0, counts_[i], now_, batch_.policy)};
+    return {tags_[i], CacheScore(0, counts_[i], stamp_, batch_.policy)};
   }
 
   // What LFU takes from every score.
@@ -215,7 +216,7 @@ class Bucket {
   const int32_t bucket_;
   const int64_t first_;
   const unsigned room_;
-  const int32_t now_;
+  const int32_t now_, stamp_;
   const unsigned lane_;
 
   K* tags_ = nullptr;          // of the newcomers that are no ghosts yet

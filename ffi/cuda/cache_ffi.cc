@@ -29,12 +29,12 @@ ffi::Error ProbeImpl(cudaStream_t stream, ffi::AnyBuffer tags, ffi::AnyBuffer ke
                  "cache_probe");
 }
 
-ffi::Error ObserveImpl(cudaStream_t stream, ffi::AnyBuffer keys, ffi::AnyBuffer slots, ffi::AnyBuffer clock,
-                       ffi::AnyBuffer tags, ffi::AnyBuffer scores, ffi::AnyBuffer touched, ffi::AnyBuffer ghost_tags,
-                       ffi::AnyBuffer ghost_scores, ffi::AnyBuffer ghost_touched, ffi::AnyBuffer ghost_recent,
-                       Result counts, Result new_scores, Result new_touched, Result new_ghost_tags,
-                       Result new_ghost_scores, Result new_ghost_touched, Result new_ghost_recent, Result workspace,
-                       ffi::Dictionary attrs) {
+ffi::Error ObserveImpl(cudaStream_t stream, ffi::AnyBuffer keys, ffi::AnyBuffer slots, ffi::AnyBuffer stamp,
+                       ffi::AnyBuffer clock, ffi::AnyBuffer tags, ffi::AnyBuffer scores, ffi::AnyBuffer touched,
+                       ffi::AnyBuffer ghost_tags, ffi::AnyBuffer ghost_scores, ffi::AnyBuffer ghost_touched,
+                       ffi::AnyBuffer ghost_recent, Result counts, Result new_scores, Result new_touched,
+                       Result new_ghost_tags, Result new_ghost_scores, Result new_ghost_touched,
+                       Result new_ghost_recent, Result workspace, ffi::Dictionary attrs) {
   return ToError(
       DispatchCacheKey(
           tags.element_type(),
@@ -53,6 +53,7 @@ ffi::Error ObserveImpl(cudaStream_t stream, ffi::AnyBuffer keys, ffi::AnyBuffer 
                                                   {ghost_tags, *new_ghost_tags}, {ghost_scores, *new_ghost_scores},
                                                   {ghost_touched, *new_ghost_touched},
                                                   {ghost_recent, *new_ghost_recent}, &directory));
+            JAX_TT_RETURN_IF_ERROR(Data(stamp, "stamp", 1, &directory.stamp));
             JAX_TT_RETURN_IF_ERROR(ReadCacheKeys(keys, &n, &key_data));
             if (n > kMaxCacheIds)
               return InvalidArgument("a GPU counts at most 2^30 ids at once, got " + std::to_string(n));
@@ -112,6 +113,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CacheObserveCuda, ObserveImpl,
                                   .Ctx<StreamContext>()
                                   .Arg<ffi::AnyBuffer>()  // keys K [n]
                                   .Arg<ffi::AnyBuffer>()  // slots s32 [n]
+                                  .Arg<ffi::AnyBuffer>()  // stamp s32 []
                                   .Arg<ffi::AnyBuffer>()  // clock s32 []
                                   .Arg<ffi::AnyBuffer>()  // tags K [S, W]
                                   .Arg<ffi::AnyBuffer>()  // scores s32 [S, W]

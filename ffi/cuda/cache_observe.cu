@@ -65,18 +65,18 @@ __global__ void __launch_bounds__(kSettleThreads, 5)
   const int64_t thread = blockIdx.x * static_cast<int64_t>(kSettleThreads) + threadIdx.x;
   const int64_t threads = static_cast<int64_t>(gridDim.x) * kSettleThreads;
   const CacheDirectory<K>& directory = batch.directory;
-  const int32_t now = *directory.clock;
+  const int32_t now = *directory.clock, stamp = *directory.stamp;
   if (thread < kCacheCounts) counts[thread] = batch.words[thread];
 
   for (int64_t entry = thread; entry < batch.entries(); entry += threads) {
     const auto item = batch.items[entry];
     if (!CacheBatch<K>::IsRow(item)) continue;
     const int32_t slot = CacheBatch<K>::SlotOf(item);
-    directory.scores[slot] = CacheScore(directory.scores[slot], batch.requests[entry], now, batch.policy);
+    directory.scores[slot] = CacheScore(directory.scores[slot], batch.requests[entry], stamp, batch.policy);
     directory.touched[slot] = now;
   }
   const int32_t touched = batch.words[kTouchedBuckets];
-  for (int64_t i = thread / 32; i < touched; i += threads / 32) Bucket<K>(batch, i, now).Settle();
+  for (int64_t i = thread / 32; i < touched; i += threads / 32) Bucket<K>(batch, i, now, stamp).Settle();
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ struct DenseBatch {
   const float* weights = nullptr;    // [n], or null for ones
   int64_t groups = 0, capacity = 0, bags = 0;
   int64_t num_embeddings = 0, dim = 0;
+  Notice* notice = nullptr;
 
   JAX_TT_INLINE int64_t n() const { return groups * capacity; }
   JAX_TT_INLINE int64_t total_bags() const { return groups * bags; }
@@ -48,7 +49,7 @@ struct DenseStep {
 // Bytes of workspace for an op ("forward", "backward" or "update") on n ids.
 int64_t DenseWorkspace(std::string_view op, int64_t num_embeddings, int64_t dim, int64_t n);
 
-// out: [groups * bags, dim], NaN where *sentinel is not 1.
+// out: [groups * bags, dim], NaN where the sentinel moved.
 template <typename T>
 Status DenseForward(cudaStream_t stream, const DenseBatch& batch, const T* table, const float* sentinel, float* out);
 

@@ -2,6 +2,7 @@
 #include "ffi/cuda/dense.h"
 #include "ffi/cuda/dense_handlers.h"
 #include "ffi/cuda/gpu_args.h"
+#include "ffi/cuda/notices.h"
 #include "ffi/cuda/stream.h"
 
 namespace jax_tt {
@@ -20,6 +21,7 @@ Status ReadBatch(const ffi::Dictionary& attrs, const BatchArgs& args, const ffi:
   Lookups lookups;
   JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, args.ids, args.offsets, /*digits=*/1, &lookups));
   if (lookups.type == IdType::kDigits) return InvalidArgument("a dense table takes whole ids, not digits");
+  FindNotice(table.dimensions()[0], &lookups);
   *batch = {.type = lookups.type,
             .bounds = lookups.bounds,
             .padded = lookups.padded,
@@ -29,7 +31,8 @@ Status ReadBatch(const ffi::Dictionary& attrs, const BatchArgs& args, const ffi:
             .capacity = lookups.capacity,
             .bags = lookups.bags,
             .num_embeddings = table.dimensions()[0],
-            .dim = table.dimensions()[1]};
+            .dim = table.dimensions()[1],
+            .notice = lookups.notice};
   return OptionalData(args.weights, "weights", batch->n(), &batch->weights);
 }
 

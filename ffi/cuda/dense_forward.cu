@@ -1,4 +1,5 @@
 // Sums of the rows of a bag.
+#include "ffi/core/sentinel.h"
 #include "ffi/cuda/dense.h"
 #include "ffi/cuda/dense_ids.h"
 #include "ffi/cuda/dense_lanes.h"
@@ -43,6 +44,16 @@ __device__ __forceinline__ void WriteSum(Packet<float, V> sum, bool poisoned, fl
   StorePacket(sum, out);
 }
 
+// Leaves a notice of an id of the bag that is out of range: reading the ids of the bag once more is cheap, they come
+// from the cache when the rows are asked for.
+__device__ __forceinline__ void NoteIds(const DenseBatch& batch, int64_t begin, int64_t end, int64_t first,
+                                        int64_t stride) {
+  if (batch.notice == nullptr) return;
+  for (int64_t position = begin + first; position < end; position += stride)
+    if (ResolveId(batch, position) == kNoticedRow)
+      LeaveNotice(batch.notice, WrittenWholeId(batch.type, batch.ids, position, batch.padded), position);
+}
+
 // The lanes of a row take one bag, position after position.
 template <typename T, int V>
 __global__ void __launch_bounds__(kDenseThreads, 2)
@@ -50,7 +61,8 @@ __global__ void __launch_bounds__(kDenseThreads, 2)
   const int64_t bag = lanes.row();
   if (bag >= batch.total_bags()) return;
   const BagRange range = PositionsOf(batch, bag);
-  const bool broken = !range.valid || *sentinel != 1.0f;
+  const bool broken = !range.valid || !SentinelHolds(*sentinel);
+  NoteIds(batch, range.begin, range.end, lanes.lane(), lanes.count);
   for (int column = lanes.lane() * V; column < batch.dim; column += lanes.count * V) {
     Packet<float, V> sum{};
     const bool poisoned = AddRows<T, V>(batch, table, range.begin, range.end, column, &sum);
@@ -66,8 +78,9 @@ __global__ void __launch_bounds__(kDenseThreads, 2)
   const Shared<float> words = arena.Take<float>(kDenseThreads * V);
   const int64_t bag = blockIdx.x;
   const BagRange range = PositionsOf(batch, bag);
-  const bool broken = !range.valid || *sentinel != 1.0f;
+  const bool broken = !range.valid || !SentinelHolds(*sentinel);
   const int groups = kDenseThreads / lanes.count, group = static_cast<int>(threadIdx.x) / lanes.count;
+  NoteIds(batch, range.begin, range.end, threadIdx.x, kDenseThreads);
   const int64_t run = (range.end - range.begin + groups - 1) / groups;
   const int64_t begin = min(range.end, range.begin + group * run), end = min(range.end, begin + run);
   for (int first = 0; first < batch.dim; first += lanes.count * V) {

@@ -6,12 +6,13 @@
 
 #include "ffi/core/lookups.h"
 #include "ffi/core/tt_shape.h"
+#include "ffi/cuda/notice.h"
 #include "ffi/cuda/simt.h"
 
 namespace jax_tt {
 
-// What a position reads that reads no row: nothing, or NaN.
-constexpr int64_t kNoRow = -1, kPoisonedRow = -2;
+// What a position reads that reads no row: nothing, or NaN, or nothing beside a notice.
+constexpr int64_t kNoRow = -1, kPoisonedRow = -2, kNoticedRow = -3;
 
 // The row of an id; one with all bits set is padding where there is any.
 template <typename Int>
@@ -20,12 +21,32 @@ __device__ __forceinline__ int64_t ResolveId(Int id, bool padded, Bounds bounds,
   const int64_t row = static_cast<int64_t>(id);
   if (row >= 0 && row < num_embeddings) return row;
   if (bounds == Bounds::kError || bounds == Bounds::kPoison) return kPoisonedRow;
+  if (bounds == Bounds::kWarn) return kNoticedRow;
   // A table without rows has no nearest row.
   if (bounds == Bounds::kZero || num_embeddings == 0) return kNoRow;
   return row < 0 ? 0 : num_embeddings - 1;
 }
 
-// The same for position i of ids that are whole.
+// An id as the caller wrote it: beside a cache -1 is the least number, because there it marks what is cached.
+template <typename Int>
+__device__ __forceinline__ int64_t WrittenId(Int id, bool padded) {
+  constexpr bool kSigned = static_cast<Int>(-1) < static_cast<Int>(0);
+  constexpr Int kLeast = kSigned ? static_cast<Int>(Int{1} << (8 * sizeof(Int) - 1)) : Int{0};
+  return kSigned && padded && id == kLeast ? -1 : static_cast<int64_t>(id);
+}
+
+__device__ __forceinline__ int64_t WrittenWholeId(IdType type, const void* ids, int64_t i, bool padded) {
+  switch (type) {
+    case IdType::kUint32:
+      return WrittenId(static_cast<const uint32_t*>(ids)[i], padded);
+    case IdType::kInt64:
+      return WrittenId(static_cast<const int64_t*>(ids)[i], padded);
+    default:
+      return WrittenId(static_cast<const int32_t*>(ids)[i], padded);
+  }
+}
+
+// The same as ResolveId for position i of ids that are whole.
 __device__ __forceinline__ int64_t ResolveWholeId(IdType type, const void* ids, int64_t i, bool padded, Bounds bounds,
                                                   int64_t num_embeddings) {
   switch (type) {
@@ -36,6 +57,18 @@ __device__ __forceinline__ int64_t ResolveWholeId(IdType type, const void* ids, 
     default:
       return ResolveId(static_cast<const int32_t*>(ids)[i], padded, bounds, num_embeddings);
   }
+}
+
+// Of the threads that come here, one writes.  `notice` may be null.
+__device__ __forceinline__ void LeaveNotice(Notice* notice, int64_t id, int64_t position) {
+  if (notice == nullptr) return;
+  volatile unsigned* const state = &notice->state;
+  // Read first: this memory is far, and an atomic operation on it holds up all others.
+  if (*state != Notice::kFree || atomicCAS(&notice->state, Notice::kFree, Notice::kTaken) != Notice::kFree) return;
+  notice->id = id;
+  notice->position = position;
+  __threadfence_system();
+  *state = Notice::kWritten;
 }
 
 // The id that digits stand for: -1 where all of them are, less for other negative ones, and past every end where any

@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "ffi/common/args.h"
+#include "ffi/common/python_reports.h"
 #include "ffi/cuda/cache.h"
 #include "ffi/cuda/cache_handlers.h"
 #include "ffi/cuda/dense.h"
 #include "ffi/cuda/dense_handlers.h"
 #include "ffi/cuda/handlers.h"
+#include "ffi/cuda/notices.h"
 #include "ffi/cuda/plan.h"
 #include "ffi/cuda/tt.h"
 
@@ -91,6 +93,13 @@ NB_MODULE(_emulated, m) {
 NB_MODULE(_cuda, m) {
 #endif
   m.def("registrations", &jax_tt::Registrations, "FFI targets by name.");
+  m.def(
+      "listen",
+      [](nb::object function) {
+        if (!function.is_none()) jax_tt::WatchNotices();
+        jax_tt::Listen(std::move(function));
+      },
+      nb::arg("function").none(), "As in _cpu; the count is 0, because kernels tell of one id and count none.");
   m.def("plan_size", &jax_tt::PlanSize, nb::arg("row_factors"), nb::arg("col_factors"), nb::arg("ranks"),
         nb::arg("num_embeddings"), nb::arg("n"), nb::arg("hint"),
         "Sizes of the buffers that travel from the plan and the forward pass to the backward pass.");

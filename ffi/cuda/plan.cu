@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "ffi/core/sentinel.h"
 #include "ffi/cuda/block_scan.h"
 #include "ffi/cuda/cuda_status.h"
 #include "ffi/cuda/ids.h"
@@ -100,6 +101,13 @@ __device__ int64_t ReadRow(const Lookups& lookups, const TTShape& shape, int64_t
   return ResolveId(id, lookups.padded, lookups.bounds, shape.num_embeddings);
 }
 
+__device__ void NoteId(const Lookups& lookups, const TTShape& shape, int64_t position) {
+  const int64_t id = lookups.type == IdType::kDigits
+                         ? JoinDigits(shape, static_cast<const int32_t*>(lookups.ids) + position * shape.d)
+                         : WrittenWholeId(lookups.type, lookups.ids, position, lookups.padded);
+  LeaveNotice(lookups.notice, id, position);
+}
+
 __device__ void CheckOffset(const Lookups& lookups, int64_t i, int32_t* header) {
   const int64_t within = i % (lookups.bags + 1);
   const int32_t offset = lookups.offsets[i];
@@ -117,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i < lookups.groups * (lookups.bags + 1)) CheckOffset(lookups, i, plan);
   if (i == 0) {
     plan[CudaPlan::kPositions] = static_cast<int32_t>(layout.n);
-    if (sentinel != nullptr && *sentinel != 1.0f) plan[CudaPlan::kBroken] = 1;
+    if (sentinel != nullptr && !SentinelHolds(*sentinel)) plan[CudaPlan::kBroken] = 1;
   }
   if (hash) AddBatchHash(lookups, reinterpret_cast<unsigned long long*>(plan + CudaPlan::kHash));
   bool valid = false, poisoned = false;
@@ -128,6 +136,7 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t row = bag < 0 ? kNoRow : ReadRow(lookups, shape, i);
     valid = row >= 0;
     poisoned = row == kPoisonedRow;
+    if (row == kNoticedRow) NoteId(lookups, shape, i);
     plan[layout.bag() + i] = valid      ? static_cast<int32_t>(group * lookups.bags + bag)
                              : poisoned ? CudaPlan::kPoisoned
                                         : -1;

@@ -73,7 +73,7 @@ struct PlanRef {
 };
 
 int64_t PlanWorkspace(const CudaPlan& layout);
-// Makes a plan.  A sentinel (or none: null) that is not 1, or broken offsets, mark the plan as broken.  Only a plan
+// Makes a plan.  A sentinel (or none: null) that moved, or broken offsets, mark the plan as broken.  Only a plan
 // with a hash can be recognised by EnsurePlan.
 Status BuildPlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
                  const float* sentinel, bool hash, int32_t* plan, void* workspace);

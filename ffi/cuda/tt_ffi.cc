@@ -4,6 +4,7 @@
 #include "ffi/common/table_args.h"
 #include "ffi/cuda/gpu_args.h"
 #include "ffi/cuda/handlers.h"
+#include "ffi/cuda/notices.h"
 #include "ffi/cuda/stream.h"
 #include "ffi/cuda/tt.h"
 
@@ -64,6 +65,7 @@ ffi::Error PlanImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer offs
         JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
         JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "resharded", &resharded));
         JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, ids, offsets, shape.d, &lookups));
+        FindNotice(shape.num_embeddings, &lookups);
         JAX_TT_RETURN_IF_ERROR(Data(sentinel, "sentinel", 1, &sentinel_data));
         JAX_TT_RETURN_IF_ERROR(Data(*plan, "plan", -1, &data));
         const CudaPlan layout = MakeCudaPlan(shape, lookups.size());

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from jax_tt._arguments import as_array, as_int
+from jax_tt._host_table import host_table
 
 
 def exactly_one(**choices: Any) -> None:
@@ -61,14 +61,13 @@ def row_weights(value: Any, n: int) -> np.ndarray | None:
 
 def dense_table(table: Any) -> Any:
     """Floats ``[N, D]`` on the host, as they are: numpy arrays and memory maps are not copied."""
-    if not hasattr(table, "shape") or not hasattr(table, "dtype"):
-        table = np.asarray(table)
     if isinstance(table, Tracer):
         raise TypeError("table: got a traced array; it is compressed on the host, outside of jit.")
+    table = host_table("table", table)
     if len(table.shape) != 2 or 0 in table.shape:
         raise ValueError(
             f"table: got shape {tuple(table.shape)}; expected [num_embeddings, features], none of them 0."
         )
     if not jnp.issubdtype(table.dtype, jnp.floating):
         raise ValueError(f"table: got {table.dtype}; expected floats.")
-    return np.asarray(table) if isinstance(table, jax.Array) else table
+    return table

@@ -19,7 +19,7 @@ from jax_tt._algebra.checks import (
 )
 from jax_tt._algebra.decompose import tt_svd
 from jax_tt._algebra.least_squares import alternate, padded
-from jax_tt._algebra.round import to_budget
+from jax_tt._algebra.round import check_budget, to_budget
 from jax_tt._algebra.rows import Rows, fill_past_end
 from jax_tt._algebra.trains import (
     FixedRanks,
@@ -70,7 +70,8 @@ def tt_from_dense(
     incomplete slab of rows goes on as the combination of the complete ones that fits it.
 
     Args:
-        table: ``[N, D]`` of floats: a JAX array, a numpy array or memory map, on the host.
+        table: ``[N, D]`` of floats: a JAX array, a numpy array or memory map, or a torch tensor on the CPU without
+            gradients.
         ranks: one integer or ``d - 1`` of them.
         shape: a `TTShape` of the same N and D: its factors and its ranks.
         tolerance: least ranks for a relative Frobenius error of at most this, between 0 and 1, over all rows the
@@ -182,6 +183,7 @@ def _goal(
         guess = TTShape.for_budget(n, width, max_bytes=budget, dtype=dtype)
         row_factors, col_factors = guess.row_factors, guess.col_factors
     rank, shape = 1, TTShape(n, width, 1, row_factors, col_factors)
+    check_budget(shape.row_factors, shape.col_factors, budget, dtype)
     while True:
         wider = TTShape(n, width, 2 * rank, row_factors, col_factors)
         if wider == shape or wider.num_params * dtype.itemsize > _GENEROUS * budget:

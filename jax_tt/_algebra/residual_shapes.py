@@ -49,6 +49,9 @@ def tt_residual_shapes(
             f"max_bytes: got {budget:,} for {rows} x {columns}; expected at least {order + of_rank:,}, those of an "
             "order and of cores of rank 1."
         )
+    full = min(p[0] * columns, p[1])
+    if budget >= order + full * of_rank:  # one term is the whole table
+        return (TTShape(rows, columns, full, p, (columns, 1)),)
     terms = max(1, round(_ORDERS * budget / order))
     while terms > 1 and budget - terms * order < terms * of_rank:
         terms -= 1

@@ -126,16 +126,25 @@ def to_budget(
     dtype: Any,
 ) -> list[np.ndarray]:
     """A train that is orthogonal from the right, cut to the ranks whose cores take at most ``max_bytes``."""
+    sizes = check_budget(row_factors, col_factors, max_bytes, dtype)
     tails = [_tails(s) for s in spectra(links)]
-    sizes = [p * q for p, q in zip(row_factors, col_factors, strict=True)]
     ranks = ranks_for(tails, sizes, max_bytes // jnp.dtype(dtype).itemsize)
-    if ranks is None:
-        least = sum(sizes) * jnp.dtype(dtype).itemsize
+    assert ranks is not None  # rank 1 fits
+    return truncate(links, FixedRanks(ranks))
+
+
+def check_budget(
+    row_factors: Sequence[int], col_factors: Sequence[int], max_bytes: int, dtype: Any
+) -> list[int]:
+    """Refuses a budget below cores of rank 1; the numbers in each of these."""
+    sizes = [p * q for p, q in zip(row_factors, col_factors, strict=True)]
+    least = sum(sizes) * jnp.dtype(dtype).itemsize
+    if max_bytes < least:
         raise ValueError(
             f"max_bytes: got {max_bytes}; cores with these factors take at least {least} bytes, at rank 1. "
             "Raise it, or take more cores."
         )
-    return truncate(links, FixedRanks(ranks))
+    return sizes
 
 
 def _tails(s: np.ndarray) -> np.ndarray:

@@ -118,17 +118,22 @@ def added(left: jax.Array, right: jax.Array) -> jax.Array:
 
 
 def observe(
-    directory: CacheDirectory, keys: jax.Array, slots: jax.Array, policy: str, method: str
+    directory: CacheDirectory,
+    keys: jax.Array,
+    slots: jax.Array,
+    stamp: jax.Array,
+    policy: str,
+    method: str,
 ) -> tuple[CacheDirectory, jax.Array]:
     """Counts a batch; `jax_tt._cache.reference.observe`."""
 
-    def native(platform: str, directory: CacheDirectory, keys: Any, slots: Any) -> Any:
-        return _native().cache_observe(directory, keys, slots, policy, platform=platform)
+    def native(platform: str, *inputs: Any) -> Any:
+        return _native().cache_observe(*inputs, policy, platform=platform)
 
-    def plain(directory: CacheDirectory, keys: Any, slots: Any) -> Any:
-        return reference.observe(directory, keys, slots, policy)
+    def plain(directory: CacheDirectory, keys: Any, slots: Any, stamp: Any) -> Any:
+        return reference.observe(directory, keys, slots, stamp, policy)
 
-    return _backend.run(_backend.choose(method), native, plain, directory, keys, slots)
+    return _backend.run(_backend.choose(method), native, plain, directory, keys, slots, stamp)
 
 
 def populate(directory: CacheDirectory, method: str) -> tuple[CacheDirectory, jax.Array, jax.Array]:

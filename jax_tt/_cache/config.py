@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jax_tt._arguments import as_dtype, as_int, one_of
 from jax_tt._cache.directory import POLICIES
+from jax_tt._cache.scores import Scoring
 from jax_tt._cache.suggest import suggest_sizes
 from jax_tt._dtypes import x64_enabled
 from jax_tt.optimizers import Optimizer
@@ -73,8 +74,12 @@ class RowCache:
     Args:
         capacity: rows to hold, rounded up to whole sets.
         ways: rows of a set. A row's set follows from its id; more ways mean fewer conflicts.
-        policy: ``"lfu"`` keeps the rows asked for most often, ``"lru"`` those asked for last. A row touched in the
-            current step never leaves, and one leaves only for a hotter one.
+        policy: ``"lfu"`` keeps the rows asked for most often, ``"lru"`` those asked for last and, of rows asked for in
+            the same step, those with most requests in it. A row touched in the current step never leaves, and one
+            leaves only for a hotter one.
+        half_life: requests after which a request counts half, for each slot of the cache: 64 with a capacity of 1,000
+            is 64,000 requests. None counts all requests alike, which suits favourites that never change.
+            ``policy="lfu"`` only.
         counters: rows outside the cache to keep counts of, 16 bytes each, rounded up to whole buckets; default 16 for
             every slot, but not more than the table has rows.
         refresh_every: training steps between two refreshes, or None to call ``populate()`` yourself.
@@ -95,6 +100,7 @@ class RowCache:
     capacity: int
     ways: int = 32
     policy: str = "lfu"
+    half_life: int | None = 64
     counters: int | None = None
     refresh_every: int | None = None
     gradients: str = "rows"
@@ -106,7 +112,7 @@ class RowCache:
         _check_positive("RowCache.ways", self.ways)
         one_of("RowCache.policy", self.policy, POLICIES)
         one_of("RowCache.gradients", self.gradients, GRADIENTS)
-        for name in ("counters", "refresh_every"):
+        for name in ("half_life", "counters", "refresh_every"):
             if getattr(self, name) is not None:
                 _check_positive(f"RowCache.{name}", getattr(self, name))
         if self.write_back is not None and not isinstance(self.write_back, WriteBack):
@@ -166,6 +172,11 @@ class RowCache:
             ids, budget_bytes, features, probe.dtype, optimizer, probe.policy, probe.ways
         )
         return dataclasses.replace(probe, capacity=capacity, counters=counters)
+
+    @property
+    def scoring(self) -> Scoring:
+        """How requests become scores."""
+        return Scoring(self.policy, self.half_life if self.policy == "lfu" else None)
 
     def layout(self, num_embeddings: int) -> tuple[int, int, int, int]:
         """Sets, ways, buckets of ghosts and ghosts of a bucket, for a table of this many rows."""

@@ -10,6 +10,7 @@ from jax import lax
 
 from jax_tt._cache import backend
 from jax_tt._cache.directory import CacheDirectory, add_to_statistics
+from jax_tt._cache.scores import Scoring, counted, stamp
 from jax_tt._ops._vma import varying_axes
 
 
@@ -17,7 +18,7 @@ def count_batch(
     directory: CacheDirectory,
     keys: jax.Array,
     slots: jax.Array,
-    policy: str,
+    scoring: Scoring,
     method: str,
     axis_name: Any = None,
 ) -> CacheDirectory:
@@ -30,9 +31,10 @@ def count_batch(
     if axes:
         keys, slots = (_of_all_shards(part, axes) for part in (keys, slots))
     directory = directory._replace(clock=directory.clock + 1)
-    directory, counts = backend.observe(directory, keys, slots, policy, method)
+    now = stamp(directory, scoring)
+    directory, counts = backend.observe(directory, keys, slots, now, scoring.policy, method)
     return add_to_statistics(
-        directory,
+        counted(directory, counts[0]),
         calls=1,
         requested=counts[0],
         unique=counts[1],

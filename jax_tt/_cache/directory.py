@@ -33,13 +33,15 @@ class CacheDirectory(NamedTuple):
 
     Attributes:
         tags: ids of the cached rows, int32 or int64 ``[sets, ways]``; slot ``s * ways + w`` is way w of set s.
-        scores: int32 ``[sets, ways]``: requests counted (LFU), or the step of the last one (LRU).
+        scores: int32 ``[sets, ways]``. LFU: requests counted, or 1024 for each that is of now where they age. LRU: 1024
+            for every step from ``refreshed`` to the last request, and the requests in that step, at most 1023.
         touched: int32 ``[sets, ways]``, step of the last request.
         ghost_tags, ghost_scores, ghost_touched: the same for ghosts, ``[buckets, room]``; every set has an equal
             number of buckets, one behind the other, and an id is counted in one of them.
         ghost_recent: int32 ``[buckets, room]``, requests in the step ``ghost_touched``.
         clock: int32 scalar, number of batches counted so far.
         refreshed: int32 scalar, ``clock`` when the cache was last populated.
+        unaged: int32 scalar, requests since scores were last halved.
         totals: uint32 ``[len(COUNTERS), 2]``, 64-bit totals as low and high word.
 
     >>> import jax, jax_tt
@@ -58,6 +60,7 @@ class CacheDirectory(NamedTuple):
     ghost_recent: Any
     clock: Any
     refreshed: Any
+    unaged: Any
     totals: Any
 
     @property
@@ -79,6 +82,7 @@ def init_directory(sets: int, ways: int, buckets: int, room: int, key_dtype: Any
         ghost_recent=jnp.zeros((buckets, room), jnp.int32),
         clock=jnp.zeros((), jnp.int32),
         refreshed=jnp.zeros((), jnp.int32),
+        unaged=jnp.zeros((), jnp.int32),
         totals=jnp.zeros((len(COUNTERS), 2), jnp.uint32),
     )
 

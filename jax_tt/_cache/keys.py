@@ -47,9 +47,11 @@ def divide(
         batch = dataclasses.replace(batch, ids=ids)
     mark = jnp.asarray(jnp.iinfo(ids.dtype).max if _unsigned(ids) else -1, ids.dtype)
     if not batch.padded:
-        # The mark of padding was an id out of range like any other; another one takes its place.
+        # The mark of padding was an id out of range like any other; another one takes its place,
+        # which messages of the native op know.
         stray = is_padding(batch)
-        other = jnp.asarray(mark - 1 if _unsigned(ids) else -2, ids.dtype)
+        info = jnp.iinfo(ids.dtype)
+        other = jnp.asarray(info.max - 1 if _unsigned(ids) else info.min, ids.dtype)
         ids = jnp.where(stray[..., None] if batch.split else stray, other, ids)
     ids = jnp.where(hit[..., None] if batch.split else hit, mark, ids)
     misses = dataclasses.replace(batch, ids=ids, padded=True)

@@ -19,7 +19,7 @@ from jax_tt._cache.table import CachedTable
 from jax_tt._dtypes import accumulator
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._canonical import check_combiner, tt_table
-from jax_tt._ops._combine import combine
+from jax_tt._ops._combine import batch_to_sum, combine
 from jax_tt._ops._explicit import over_explicit_axes, reshape_rows
 from jax_tt._ops._inputs import bag_batch, lookup_batch
 from jax_tt._ops._spec import TTSpec
@@ -73,8 +73,9 @@ def cached_tt_embed_bag(
     spec, batch, bag_count = bag_batch(spec, bags, accumulator(table.cores[0].dtype))
     result_type = as_dtype("dtype", dtype, table.cores[0].dtype)
     options = {"method": method, "axis_name": axis_name}
-    sums, directory = _sums(spec, table, batch, cache, optimizer, count, options, update)
-    result = combine(combiner, batch, sums).reshape(bag_count, spec.features)
+    given = batch_to_sum(combiner, spec, batch)
+    sums, directory = _sums(spec, table, given, cache, optimizer, count, options, update)
+    result = combine(combiner, spec, batch, sums).reshape(bag_count, spec.features)
     return result.astype(result_type), directory
 
 
@@ -178,7 +179,7 @@ def _sums(
         return keys, backend.probe(tags, keys.reshape(-1), method).reshape(keys.shape)
 
     def counted(inputs: tuple[CacheDirectory, jax.Array, jax.Array]) -> CacheDirectory:
-        return count_batch(*inputs, cache.policy, method, options["axis_name"])
+        return count_batch(*inputs, cache.scoring, method, options["axis_name"])
 
     keys, slots = over_explicit_axes(
         found, (batch, directory.tags), batch, lambda axis: (P(axis, None), P(axis, None))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jax_tt._cache.directory import CacheDirectory
 from jax_tt._cache.hashing import bucket_of, bucket_within_set, set_of
+from jax_tt._cache.scores import MOST_COUNTED
 
 _INT_MAX = 2**31 - 1
 
@@ -25,21 +26,23 @@ def probe(tags: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def observe(
-    directory: CacheDirectory, keys: jax.Array, slots: jax.Array, policy: str
+    directory: CacheDirectory, keys: jax.Array, slots: jax.Array, stamp: jax.Array, policy: str
 ) -> tuple[CacheDirectory, jax.Array]:
     """Counts one batch.
 
-    A request for a cached row adds to its score and marks it as touched now. A request for another row makes or
-    feeds a ghost. Where a bucket has more ghosts than room, LFU ages it as Misra and Gries do: the score of the first
-    ghost beyond the room, by descending score, is taken from all of them, and who has nothing left is forgotten;
-    a ghost's score is therefore never above its requests and, as long as `populate` moves no row into or out of the
-    bucket, at most ``requests of the bucket / (room + 1)`` below.
-    LRU forgets the longest unseen, of equals the larger id.
+    A request for a cached row changes its score and marks it as touched now: LFU adds ``stamp``, LRU makes the score
+    ``stamp`` plus the requests of this batch, at most 1023. A request for another row makes or feeds a ghost in the
+    same way. Where a bucket has more ghosts than room, LFU ages it as Misra and Gries do: the score of the first
+    ghost beyond the room, by descending score, is taken from all of them, and ghosts that have nothing left are
+    forgotten. A ghost's score is therefore never above what its requests added and, as long as `populate` moves no row
+    into or out of the bucket, below it by at most 1 / (room + 1) of what all requests of the bucket added.
+    LRU forgets the ghosts of lowest score, of equals the larger id.
 
     Args:
         directory: state before; ``clock`` is already that of this batch.
         keys: ids ``[n]``, negative where there is nothing to count.
         slots: `probe` of the keys.
+        stamp: int32 scalar, `jax_tt._cache.scores.stamp`.
         policy: ``"lfu"`` or ``"lru"``.
 
     Returns:
@@ -52,7 +55,9 @@ def observe(
     occurrences = jnp.zeros(directory.slots, jnp.int32).at[jnp.where(hit, slots, directory.slots)]
     occurrences = occurrences.add(1, mode="drop").reshape(directory.tags.shape)
     here = occurrences > 0
-    scores = jnp.where(here, _scored(directory.scores, occurrences, now, policy), directory.scores)
+    scores = jnp.where(
+        here, _scored(directory.scores, occurrences, stamp, policy), directory.scores
+    )
     touched = jnp.where(here, now, directory.touched)
 
     missed = (keys >= 0) & ~hit
@@ -69,17 +74,19 @@ def observe(
 
     tags = directory.ghost_tags.reshape(-1)
     old = directory.ghost_scores.reshape(-1).at[place].get(mode="fill", fill_value=0)
-    ghost_scores = feed(directory.ghost_scores, _scored(old, count, now, policy))
+    ghost_scores = feed(directory.ghost_scores, _scored(old, count, stamp, policy))
     ghost_touched = feed(directory.ghost_touched, jnp.broadcast_to(now, count.shape))
     ghost_recent = feed(directory.ghost_recent, count)
 
     # Ghosts and newcomers of a bucket, side by side.
     fresh = (count > 0) & ~known
     all_tags = jnp.concatenate([tags, jnp.where(fresh, news, -1)])
-    all_scores = jnp.concatenate([ghost_scores, _scored(jnp.zeros_like(count), count, now, policy)])
+    all_scores = jnp.concatenate(
+        [ghost_scores, _scored(jnp.zeros_like(count), count, stamp, policy)]
+    )
     homes = jnp.concatenate([jnp.repeat(jnp.arange(buckets, dtype=jnp.int32), room), home])
     homes = jnp.where(all_tags >= 0, homes, buckets)
-    rank = _rank_within(homes, buckets, -all_scores, all_tags)
+    rank = rank_within(homes, buckets, -all_scores, all_tags)
     if policy == "lfu":
         beyond = jnp.where(rank == room, all_scores, 0)
         all_scores = all_scores - jax.ops.segment_max(beyond, homes, buckets + 1)[homes]
@@ -89,7 +96,7 @@ def observe(
 
     kept = stays[: buckets * room]
     comes = stays[buckets * room :]
-    order = _rank_within(jnp.where(comes, home, buckets), buckets, news)
+    order = rank_within(jnp.where(comes, home, buckets), buckets, news)
     free = jnp.argsort(kept.reshape(buckets, room), axis=1, stable=True).astype(jnp.int32)
     into = home * room + free.at[home, order].get(mode="fill", fill_value=0)
     into = jnp.where(comes, into, buckets * room)
@@ -126,7 +133,7 @@ def populate(directory: CacheDirectory) -> tuple[CacheDirectory, jax.Array, jax.
 
     Then the rows that left, in the order in which they were met, become ghosts of the bucket that counts them: in its
     first empty place or, where there is none, in that of its last ghost by score and then by larger id, if they
-    come before it. Who has no place is forgotten.
+    come before it. A row that finds no place is forgotten.
 
     Returns:
         The state; the id that left each slot ``[sets, ways]``, -1 where none did; and int32 ``[4]``: rows
@@ -235,24 +242,26 @@ def _reshape_ghosts(directory: CacheDirectory, shape: tuple[int, ...]) -> CacheD
     )
 
 
-def _scored(scores: jax.Array, count: jax.Array, now: jax.Array, policy: str) -> jax.Array:
+def _scored(scores: jax.Array, count: jax.Array, stamp: jax.Array, policy: str) -> jax.Array:
     if policy == "lru":
-        return jnp.broadcast_to(now, count.shape)
-    return jnp.where(scores > _INT_MAX - count, _INT_MAX, scores + count)
+        return stamp + jnp.minimum(count, MOST_COUNTED)
+    # A stamp is at least 1; where the product would leave int32, so does the sum.
+    many = count > (_INT_MAX - jnp.maximum(scores, 0)) // stamp
+    return jnp.where(many, _INT_MAX, scores + count * stamp)
 
 
 def _unique(keys: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The distinct chosen keys in ascending order and how often each occurs, 0 from the last one on; ``[n]`` each."""
     n = keys.shape[0]
     ordered = jnp.sort(jnp.where(chosen, keys, jnp.iinfo(keys.dtype).max))
-    head = jnp.concatenate([jnp.ones(min(n, 1), bool), ordered[1:] != ordered[:-1]])
+    head = jnp.concatenate([jnp.ones_like(ordered[:1], bool), ordered[1:] != ordered[:-1]])
     run = jnp.cumsum(head) - 1
     valid = jnp.arange(n) < jnp.sum(chosen)
     count = jax.ops.segment_sum(valid.astype(jnp.int32), run, n)
     return jnp.zeros_like(keys).at[run].set(ordered), count
 
 
-def _rank_within(groups: jax.Array, num_groups: int, *order: jax.Array) -> jax.Array:
+def rank_within(groups: jax.Array, num_groups: int, *order: jax.Array) -> jax.Array:
     """Place of each element in its group by ``order``, the first array deciding first; int32."""
     by = jnp.lexsort((*reversed(order), groups))
     sizes = jax.ops.segment_sum(jnp.ones_like(groups), groups, num_groups + 1)

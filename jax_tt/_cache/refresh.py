@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax_tt._cache import backend
 from jax_tt._cache.config import RowCache
 from jax_tt._cache.directory import add_to_statistics, init_directory
+from jax_tt._cache.scores import aged
 from jax_tt._cache.table import CachedTable
 from jax_tt._cache.write_back import single_rows, write_back
 from jax_tt._ops import _backend
@@ -52,11 +53,11 @@ def populate_cache(
     >>> jax_tt.cache_statistics(table.directory)["occupied"]
     2
     """
-    spec = _spec(table, num_embeddings)
+    spec = table_spec(table, num_embeddings)
     before = table.directory
     directory, evicted, counts = backend.populate(before, method)
     directory = add_to_statistics(
-        directory._replace(refreshed=jnp.copy(directory.clock)),
+        aged(directory, cache.scoring),
         refreshes=1,
         inserted=counts[0],
         evicted=counts[1],
@@ -67,7 +68,7 @@ def populate_cache(
         rows = _read(spec, table.cores, directory.tags, method).astype(table.values.dtype)
         return table._replace(rows=rows, directory=directory)
     if cache.write_back is not None:
-        table = _written_back(spec, table, cache, evicted.reshape(-1), method)
+        table = written_back(spec, table, cache, evicted.reshape(-1), method)
         directory = add_to_statistics(directory, written_back=counts[1])
     came = (directory.tags != before.tags).reshape(-1)
     new = _read(
@@ -124,10 +125,10 @@ def flush_cache(
     >>> jax_tt.cache_statistics(table.directory)["written_back"]
     2
     """
-    spec = _spec(table, num_embeddings)
+    spec = table_spec(table, num_embeddings)
     tags = table.directory.tags
     if cache.gradients == "rows" and cache.write_back is not None:
-        table = _written_back(spec, table, cache, tags.reshape(-1), method)
+        table = written_back(spec, table, cache, tags.reshape(-1), method)
         written = add_to_statistics(table.directory, written_back=jnp.sum(tags >= 0))
         table = table._replace(directory=written)
     everything = jnp.ones(tags.size, bool)
@@ -173,7 +174,7 @@ def reset_cache(
     return table._replace(rows=rows, directory=directory)
 
 
-def _spec(table: CachedTable, num_embeddings: int | None) -> TTSpec:
+def table_spec(table: CachedTable, num_embeddings: int | None) -> TTSpec:
     spec, _ = tt_table(table.cores, num_embeddings)
     return dataclasses.replace(spec, padded=True)
 
@@ -184,7 +185,7 @@ def _read(spec: TTSpec, cores: tuple[jax.Array, ...], ids: jax.Array, method: st
     return _backend.forward(spec, cores, single_rows(ids.reshape(-1)), method, False)[0][:, 0]
 
 
-def _written_back(
+def written_back(
     spec: TTSpec, table: CachedTable, cache: RowCache, ids: jax.Array, method: str
 ) -> CachedTable:
     assert cache.write_back is not None

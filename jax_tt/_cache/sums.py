@@ -25,9 +25,11 @@ from jax_tt._ops._dispatch import (
 from jax_tt._ops._explicit import pooled_over_explicit_axes
 from jax_tt._ops._fused_call import prepare
 from jax_tt._ops._fused_sum import Fused, check_whole, stepped
+from jax_tt._ops._reverse_only import reverse_only
 from jax_tt._ops._spec import TTSpec
 from jax_tt._ops._table import FusedTable
 from jax_tt._ops._vma import sum_gradients, vary_over, varying_axes
+from jax_tt._ops._warn import warn_out_of_range
 from jax_tt.optimizers import Optimizer
 
 
@@ -57,8 +59,13 @@ def cached_sum(
     rows = rows if isinstance(rows, FusedTable) else (rows,)
     (cached,), _ = _opened(rows)
     cores, _ = _opened(table)
-    (hit_spec, hits), (miss_spec, misses) = divide(spec, batch, slots, cached.shape[0])
     method = _backend.choose(options["method"], accumulator(cached.dtype, cores[0].dtype))
+    if method == "reference" and spec.bounds == "warn":
+        warn_out_of_range(
+            spec, batch
+        )  # of the batch as it was given: once, whatever it is divided into
+        spec = dataclasses.replace(spec, bounds="zero")
+    (hit_spec, hits), (miss_spec, misses) = divide(spec, batch, slots, cached.shape[0])
     if optimizer is None and method == "reference" and trained:
         # Plain JAX, which can be differentiated to any order.
         parts = ((miss_spec, table, misses), (hit_spec, rows, hits))
@@ -84,8 +91,8 @@ def cached_sum(
     )
 
     def pooled(inputs: Any) -> jax.Array:
-        table, rows, weights, rest = inputs
-        return _cached_sum(call, table, rows, weights, rest)
+        *operands, rest = inputs
+        return _cached_sum(call, *reverse_only(operands), rest)
 
     plain = (dataclasses.replace(part, weights=None) for part in (batch, hits, misses))
     rest = (*plain, arrays, row_arrays)

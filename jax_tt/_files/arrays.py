@@ -24,10 +24,10 @@ def open_arrays(path: str | os.PathLike[str]) -> StoredArrays:
     """The arrays of a file, or of an orbax checkpoint where the path is a directory.
 
     Raises:
-        FileError: it does not exist, is damaged, of an unknown format, or dangerous.
+        FileError: it does not exist, cannot be read, is damaged, of an unknown format, or dangerous.
     """
     if os.path.isdir(path):
-        return read_orbax(os.fspath(path))
+        return read_orbax(os.fsdecode(path))
     name = whole_file(path)
     suffix = Path(name).suffix.lower()
     if suffix not in _READERS:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import io
 import math
 import os
+import warnings
 import zipfile
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from jax_tt._files.archive import check_member, member_bytes, opened
-from jax_tt._files.stored import FileError, StoredArray, StoredArrays
+from jax_tt._files.output import writing
+from jax_tt._files.stored import FileError, StoredArray, StoredArrays, mapped
+from jax_tt._host_table import native, native_type
 
 _MAGIC = b"\x93NUMPY"
 
@@ -20,12 +24,18 @@ _MAGIC = b"\x93NUMPY"
 def read_npy(path: str) -> StoredArrays:
     """The array of an ``.npy`` file, as a memory map."""
     with open(path, "rb") as file:
-        shape, dtype, _ = _header(file, path, os.path.getsize(path))
+        shape, dtype, fortran = _header(file, path, os.path.getsize(path))
+        offset = file.tell()
 
-    def mapped() -> np.ndarray:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+    def read() -> Any:
+        return native(mapped(path, dtype, offset, shape, fortran))
 
-    return StoredArrays(path, {"": StoredArray(shape, dtype, mapped)})
+    return StoredArrays(path, {"": StoredArray(shape, native_type(dtype), read)})
+
+
+def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, Any], *, overwrite: bool) -> None:
+    with writing(path, overwrite=overwrite) as new, open(new, "wb") as file:
+        np.savez_compressed(file, **arrays)
 
 
 def read_npz(path: str) -> StoredArrays:
@@ -40,7 +50,9 @@ def read_npz(path: str) -> StoredArrays:
             where = f"{path}: {info.filename}"
             with archive.open(info) as file:
                 shape, dtype, _ = _header(file, where, info.file_size)
-            found[name] = StoredArray(shape, dtype, partial(_member, path, info, where))
+            found[name] = StoredArray(
+                shape, native_type(dtype), partial(_member, path, info, where)
+            )
     return StoredArrays(path, found)
 
 
@@ -49,7 +61,8 @@ def _member(path: str, info: zipfile.ZipInfo, where: str) -> np.ndarray:
         data = member_bytes(archive, info, path)
     shape, dtype, fortran = _header(file := io.BytesIO(data), where, len(data))
     array = np.frombuffer(data, dtype, offset=file.tell(), count=math.prod(shape))
-    return array.reshape(shape, order="F" if fortran else "C")
+    array = array.reshape(shape, order="F" if fortran else "C")
+    return array.astype(native_type(dtype), copy=False)
 
 
 def _header(file: Any, where: str, size: int) -> tuple[tuple[int, ...], np.dtype[Any], bool]:
@@ -62,7 +75,9 @@ def _header(file: Any, where: str, size: int) -> tuple[tuple[int, ...], np.dtype
     if major not in read:
         raise FileError(f"{where}: .npy version {major}; expected 1 or 2, those of plain arrays.")
     try:
-        shape, fortran, dtype = read[major](file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers as Python 2 wrote them
+            shape, fortran, dtype = read[major](file)
     except Exception as error:  # what the parsers of headers raise depends on numpy's version
         raise FileError(f"{where}: the header is damaged ({error}).") from error
     if dtype.hasobject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import textwrap
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ def read_orbax(path: str) -> StoredArrays:
             read = partial(_read, place, keys)
             found[".".join(keys)] = StoredArray(tuple(leaf.shape), np.dtype(leaf.dtype), read)
     except Exception as error:  # a damaged checkpoint fails anywhere in orbax
-        raise FileError(f"{path}: is no whole orbax checkpoint ({error}).") from error
+        raise FileError(f"{path}: is no whole orbax checkpoint ({_brief(error)}).") from error
     held = sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())
     for name, array in found.items():
         if is_bomb(held, array.nbytes):
@@ -50,9 +51,7 @@ def read_orbax(path: str) -> StoredArrays:
 
 
 def write_orbax(path: str, arrays: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-    """A directory that must not exist yet."""
-    if os.path.exists(path):
-        raise FileError(f"{path}: exists; expected the name of a new directory.")
+    """A directory that does not exist yet."""
     tree: dict[str, Any] = {}
     for name, array in arrays.items():
         *outer, last = name.split(".")
@@ -60,13 +59,16 @@ def write_orbax(path: str, arrays: Mapping[str, Any], notes: Mapping[str, Any]) 
         for key in outer:
             inner = inner.setdefault(key, {})
         inner[last] = np.asarray(array)
-    _checkpointer().save(os.path.abspath(path), tree, custom_metadata={_KEY: dict(notes)})
+    try:
+        _checkpointer().save(os.path.abspath(path), tree, custom_metadata={_KEY: dict(notes)})
+    except Exception as error:  # a full disk fails anywhere in orbax
+        raise OSError(_brief(error)) from error
 
 
 def _checkpointer() -> Any:
     orbax = require("orbax.checkpoint", "Reading and writing orbax checkpoints", "cli")
-    # It warns that numpy arrays have no sharding.
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    # It warns that numpy arrays have no sharding, and repeats the errors that it raises.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     return orbax.PyTreeCheckpointer()
 
 
@@ -81,8 +83,13 @@ def _read(place: str, keys: tuple[str, ...]) -> np.ndarray:
     try:
         restored = orbax.Checkpointer(orbax.PyTreeCheckpointHandler()).restore(place, args=request)
     except Exception as error:
-        raise FileError(f"{place}: {'.'.join(keys)} cannot be read ({error}).") from error
+        raise FileError(f"{place}: {'.'.join(keys)} cannot be read ({_brief(error)}).") from error
     return np.asarray(jax.tree.leaves(restored)[0])
+
+
+def _brief(error: Exception) -> str:
+    """What tensorstore says goes on for pages."""
+    return textwrap.shorten(str(error), 300, placeholder=" ...")
 
 
 def _leaves(tree: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

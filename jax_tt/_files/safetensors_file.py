@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._files.stored import FileError, StoredArray, StoredArrays
+from jax_tt._files.stored import FileError, StoredArray, StoredArrays, mapped
 from jax_tt._requires import require
 
 _KEY = "jax_tt"
+_LENGTH = 8  # bytes of the header's length, which come first
 _DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
@@ -32,52 +32,36 @@ _DTYPES: dict[str, Any] = {
 }
 
 
-class _Slices:
-    """An array of a file, read by slices of rows."""
-
-    def __init__(self, file: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]):
-        self._slice, self.shape, self.dtype = file.get_slice(name), shape, dtype
-
-    def __getitem__(self, rows: slice) -> np.ndarray:
-        return self._slice[rows]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        del copy  # always one
-        return np.asarray(self._slice[:], dtype)
-
-
 def read_safetensors(path: str) -> StoredArrays:
-    """The arrays of a file, whose header the package checks against its size."""
+    """The arrays of a file as memory maps; the package checks the header against the size of the file."""
     safetensors = require("safetensors", "Reading .safetensors files", "cli")
     try:
-        file = safetensors.safe_open(path, framework="numpy")
+        with safetensors.safe_open(path, framework="numpy") as file:
+            notes = _notes(path, file.metadata() or {})
     except safetensors.SafetensorError as error:
         raise FileError(f"{path}: is no whole safetensors file ({error}).") from error
+    with open(path, "rb") as file:
+        start = _LENGTH + int.from_bytes(file.read(_LENGTH), "little")
+        header = json.loads(file.read(start - _LENGTH))
+    header.pop("__metadata__", None)
     found = {}
-    for name in file.keys():  # noqa: SIM118 (no dict)
-        part = file.get_slice(name)
-        shape, kind = tuple(part.get_shape()), part.get_dtype()
+    for name, entry in header.items():
+        shape, kind = tuple(entry["shape"]), entry["dtype"]
         if kind not in _DTYPES:
             raise FileError(f"{path}: {name} is of the type {kind}; expected {', '.join(_DTYPES)}.")
-        dtype = np.dtype(_DTYPES[kind])
-        read = (
-            partial(_Slices, file, name, shape, dtype) if shape else partial(file.get_tensor, name)
-        )
-        found[name] = StoredArray(shape, dtype, read)
-    return StoredArrays(path, found, _notes(path, file.metadata() or {}))
+        dtype, offset = np.dtype(_DTYPES[kind]), start + entry["data_offsets"][0]
+        found[name] = StoredArray(shape, dtype, partial(mapped, path, dtype, offset, shape))
+    return StoredArrays(path, found, notes)
 
 
 def write_safetensors(path: str, arrays: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-    """The file is complete or absent, whenever the process is killed."""
     numpy = require("safetensors.numpy", "Writing .safetensors files", "cli")
-    unfinished = f"{path}.unfinished"
+    safetensors = require("safetensors", "Writing .safetensors files", "cli")
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     try:
-        numpy.save_file(whole, unfinished, metadata={_KEY: json.dumps(notes)})
-        os.replace(unfinished, path)
-    finally:
-        if os.path.exists(unfinished):
-            os.remove(unfinished)
+        numpy.save_file(whole, path, metadata={_KEY: json.dumps(notes)})
+    except safetensors.SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def _notes(path: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import stat
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,43 @@ import numpy as np
 
 
 class FileError(ValueError):
-    """A file that cannot be read: missing, cut short, of another format, or dangerous to read."""
+    """A file that cannot be read or written: missing, damaged, of another format, dangerous, or in the way.
+
+    Where Python has an error for the case, it is an instance of that too: `FileNotFoundError` where a file or folder is
+    missing, `FileExistsError` where an output exists, `PermissionError` where access is denied.
+
+    >>> import jax_tt
+    >>> try:
+    ...     jax_tt.load_tables("nothing.safetensors")
+    ... except jax_tt.FileError as error:
+    ...     print(error, isinstance(error, FileNotFoundError))
+    nothing.safetensors: no such file. True
+    """
+
+
+class MissingError(FileError, FileNotFoundError):
+    """What should be there is missing."""
+
+
+class ExistsError(FileError, FileExistsError):
+    """What should be new exists."""
+
+
+class DeniedError(FileError, PermissionError):
+    """The user may not read or write there."""
+
+
+_SPECIAL = {
+    FileNotFoundError: MissingError,
+    FileExistsError: ExistsError,
+    PermissionError: DeniedError,
+}
+
+
+def in_words(error: OSError, path: str, failed: str) -> FileError:
+    """The error as a `FileError` that says what failed."""
+    kind = next((ours for theirs, ours in _SPECIAL.items() if isinstance(error, theirs)), FileError)
+    return kind(f"{path}: {failed} ({error.strerror or error}).")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +96,32 @@ class StoredArrays:
         return (", ".join(names[:10]) or "no arrays") + more
 
 
+def mapped(
+    path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...], fortran: bool = False
+) -> np.ndarray:
+    """An array in a file, from a byte on, as a memory map."""
+    if 0 in shape:  # which cannot be mapped
+        return np.zeros(shape, dtype)
+    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+
+
 def whole_file(path: str | os.PathLike[str]) -> str:
-    """The path of a regular file that exists."""
-    name = os.fspath(path)
-    if os.path.isdir(name):
-        raise FileError(f"{name}: is a directory; expected a file.")
-    if not os.path.exists(name):
-        raise FileError(f"{name}: no such file.")
-    if not os.path.isfile(name):
-        raise FileError(f"{name}: is no regular file.")
-    if os.path.getsize(name) == 0:
+    """The path of a regular file that can be read and is not empty."""
+    name = os.fsdecode(path)
+    try:
+        found = os.stat(name)
+        if stat.S_ISDIR(found.st_mode):
+            raise FileError(f"{name}: is a directory; expected a file.")
+        if not stat.S_ISREG(found.st_mode):  # opening a pipe would wait for its writer
+            raise FileError(f"{name}: is no regular file.")
+        with open(name, "rb"):
+            pass
+    except FileError:
+        raise
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise MissingError(f"{name}: no such file.") from error
+    except OSError as error:
+        raise in_words(error, name, "cannot be read") from error
+    if found.st_size == 0:
         raise FileError(f"{name}: is empty.")
     return name

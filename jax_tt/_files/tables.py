@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from jax_tt._algebra.approximation import TTApproximation
+from jax_tt._arguments import as_array
 from jax_tt._files.arrays import open_arrays
 from jax_tt._files.orbax_directory import write_orbax
+from jax_tt._files.output import check_output, writing
 from jax_tt._files.safetensors_file import write_safetensors
 from jax_tt._files.stored import FileError, StoredArrays
+from jax_tt._requires import require
 from jax_tt._shape import TTShape
 from jax_tt.order import IdOrder
 from jax_tt.order._stored import count_of, kept
@@ -68,19 +71,26 @@ class StoredTable:
         }
 
 
-def save_tables(path: str | os.PathLike[str], tables: Mapping[str, StoredTable]) -> None:
+def save_tables(
+    path: str | os.PathLike[str], tables: Mapping[str, StoredTable], *, overwrite: bool = False
+) -> None:
     """Writes tables into one ``.safetensors`` file, or into a new directory as an orbax checkpoint.
 
     Core k of a table is the array ``name.core_k``, its order ``name.id_order``; sizes and errors are in the metadata
     under the key ``jax_tt``. The order is uint16 rows ``[N]`` up to 65,536 ids, int64 beyond 2^31 - 1, and uint32
     ``[ceil(N / 32), b]`` between, b being the bits of N: 32 rows of b bits each after the other, lowest bits first.
 
+    The file or directory is written beside its place and moved there when it is complete, so that a program that is
+    stopped leaves the old one or the new one.
+
     Args:
-        path: ends with ``.safetensors``, or names a directory that does not exist.
+        path: ends with ``.safetensors``, or names a directory. Its folder must exist.
         tables: by name.
+        overwrite: replace the file, or the directory of a checkpoint, that is there.
 
     Raises:
-        ValueError: the path has another suffix, or the directory exists.
+        FileError: the path has another suffix, cannot be written, or exists and ``overwrite`` is False (then also a
+            `FileExistsError`).
         ImportError: safetensors or orbax is missing.
 
     >>> import jax, jax_tt, os, tempfile
@@ -91,11 +101,15 @@ def save_tables(path: str | os.PathLike[str], tables: Mapping[str, StoredTable])
     >>> jax_tt.load_tables(path)["items"].shape == shape
     True
     """
-    name = os.fspath(path)
+    directory = check_tables_path(path)
+    check_output(path, overwrite=overwrite, directory=directory)
     arrays: dict[str, Any] = {}
     notes: dict[str, Any] = {}
     for table, stored in tables.items():
-        arrays |= {f"{table}.core_{k}": np.asarray(core) for k, core in enumerate(stored.cores)}
+        arrays |= {
+            f"{table}.core_{k}": np.asarray(as_array(f"tables[{table!r}].cores[{k}]", core))
+            for k, core in enumerate(stored.cores)
+        }
         if stored.id_order is not None:
             arrays[f"{table}.id_order"] = kept(np.asarray(stored.id_order.rows))
         notes[table] = {
@@ -103,14 +117,22 @@ def save_tables(path: str | os.PathLike[str], tables: Mapping[str, StoredTable])
             "relative_error": stored.relative_error,
             "row_errors": [[at, error] for at, error in stored.row_errors.items()],
         }
+    write = write_orbax if directory else write_safetensors
+    with writing(path, overwrite=overwrite, directory=directory) as new:
+        write(new, arrays, {"version": _VERSION, "tables": notes})
+
+
+def check_tables_path(path: str | os.PathLike[str]) -> bool:
+    """Whether `save_tables` makes a directory of this name, with what it needs for it installed."""
+    name = os.fsdecode(path)
     suffix = os.path.splitext(name.rstrip(os.sep))[1]
     if suffix not in ("", ".safetensors"):
         raise FileError(
             f"{name}: got the suffix {suffix}; expected .safetensors, or a directory without suffix for an orbax "
             "checkpoint."
         )
-    write = write_safetensors if suffix else write_orbax
-    write(name, arrays, {"version": _VERSION, "tables": notes})
+    require("safetensors" if suffix else "orbax.checkpoint", f"Writing {name}", "cli")
+    return not suffix
 
 
 def load_tables(path: str | os.PathLike[str]) -> dict[str, StoredTable]:
@@ -124,8 +146,8 @@ def load_tables(path: str | os.PathLike[str]) -> dict[str, StoredTable]:
         path: a ``.safetensors`` or ``.npz`` file, or the directory of an orbax checkpoint.
 
     Raises:
-        ValueError: there is no such file, it is damaged, it holds no such table, or the cores do not fit together or
-            are not finite.
+        FileError: there is no such file (then also a `FileNotFoundError`), it is damaged, it holds no such table, or
+            the cores do not fit together or are not finite.
         ImportError: safetensors or orbax is missing.
 
     >>> import jax_tt, numpy as np, os, tempfile
@@ -140,7 +162,7 @@ def load_tables(path: str | os.PathLike[str]) -> dict[str, StoredTable]:
         raise FileError(
             f"{stored.path}: holds no tensor-train table (arrays core_0, core_1, ...), only {stored.listed()}."
         )
-    return {name: _loaded(stored, name, shape) for name, shape in shapes.items()}
+    return {name: loaded_table(stored, name, shape) for name, shape in shapes.items()}
 
 
 def table_shapes(stored: StoredArrays) -> dict[str, TTShape]:
@@ -208,7 +230,8 @@ def _shape(stored: StoredArrays, name: str, keys: Sequence[str]) -> TTShape:
     return shape
 
 
-def _loaded(stored: StoredArrays, name: str, shape: TTShape) -> StoredTable:
+def loaded_table(stored: StoredArrays, name: str, shape: TTShape) -> StoredTable:
+    """One table of those that `table_shapes` found."""
     cores = []
     for key in core_names(stored)[name]:
         core = np.asarray(stored.arrays[key].read())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import pickle
 import pickletools
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -65,6 +66,14 @@ class _Tensor:
 
 def read_torch(path: str) -> StoredArrays:
     """The tensors of a ``.pt`` file, by the keys of the dicts and lists that they are in, joined by dots."""
+    with open(path, "rb") as file:
+        if file.read(1) == pickle.PROTO:
+            raise FileError(
+                f"{path}: is a bare pickle, the format of torch.save before torch 1.6 and with "
+                "_use_new_zipfile_serialization=False; reading it would run the program in it, so it is refused. Where "
+                "you trust it, load it with torch and save it again, torch.save(torch.load(path, weights_only=True), "
+                "new_path), or as .safetensors."
+            )
     with opened(path, "torch") as archive:
         members = {info.filename: info for info in archive.infolist()}
         roots = [name.removesuffix("data.pkl") for name in members if name.endswith("/data.pkl")]

@@ -11,12 +11,14 @@ from jax_tt._cache.config import RowCache
 from jax_tt._cache.directory import CacheDirectory
 from jax_tt._cache.table import CachedTable, init_cache
 from jax_tt._layers._names import core_names
+from jax_tt._ops import _table
 from jax_tt._ops._table import FusedTable, init_fused_table
 from jax_tt._shape import TTShape
 from jax_tt.optimizers import Optimizer
 
 DIRECTORY = tuple(f"cache_{field}" for field in CacheDirectory._fields)
 ROWS = "cache_rows"
+SCALARS = tuple(f"cache_{part}" for part in _table.SCALARS)
 
 
 def check_cache(cache: Any, num_embeddings: int) -> None:
@@ -54,7 +56,7 @@ def cached_table(
     rows = read(ROWS)
     if optimizer is not None and rows_are_fused(cache, optimizer):
         slots = tuple(read(f"cache_slot_{slot.name}") for slot in optimizer.slots)
-        rows = FusedTable((rows,), (slots,), read("cache_step"), read("cache_sentinel"))
+        rows = FusedTable((rows,), (slots,), *map(read, SCALARS))
     return CachedTable(table, rows, CacheDirectory(*map(read, DIRECTORY)))
 
 
@@ -76,4 +78,4 @@ def _named(rows: FusedTable, optimizer: Optimizer) -> dict[str, jax.Array]:
     slots: Sequence[Any] = rows.slots[0]
     return {
         f"cache_slot_{slot.name}": value for slot, value in zip(optimizer.slots, slots, strict=True)
-    } | {"cache_step": rows.step, "cache_sentinel": rows.sentinel}
+    } | {name: getattr(rows, part) for name, part in zip(SCALARS, _table.SCALARS, strict=True)}

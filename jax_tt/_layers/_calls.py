@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,9 @@ class Layer(Protocol):
     @property
     def label(self) -> str: ...
 
+    @property
+    def hyperparameters(self) -> Mapping[str, Any]: ...
+
 
 class TTLayer(Layer, Protocol):
     """The same of a layer whose table is a tensor train."""
@@ -65,58 +68,55 @@ def by_id(layer: TTLayer, scores: jax.Array) -> jax.Array:
     return scores if rows is None else columns_by_id(rows, scores)
 
 
+class Update(NamedTuple):
+    """What a call says of the update in its backward pass."""
+
+    grad_scale: Any
+    hyperparameters: Mapping[str, Any] | None
+
+
 # ``table`` below is what the op takes: cores or one dense table, or a `FusedTable` of either.
 
 
-def lookup(layer: TTLayer, table: Any, ids: Any, grad_scale: Any = None) -> jax.Array:
+def lookup(layer: TTLayer, table: Any, ids: Any, update: Update) -> jax.Array:
     """Rows ``[*ids.shape, D]`` of a tensor-train table."""
     options = _tt_options(layer)
     if layer.optimizer is None:
-        _check_unscaled(grad_scale)
+        _check_unfused(update)
         return tt_lookup(table, ids, **options)
-    return fused_tt_lookup(
-        table, ids, layer.optimizer, **options, **_update_options(layer, grad_scale)
-    )
+    return fused_tt_lookup(table, ids, **options, **_update_options(layer, update))
 
 
-def tt_bag(
-    layer: TTLayer, table: Any, bags: Any, combiner: str, grad_scale: Any = None
-) -> jax.Array:
+def tt_bag(layer: TTLayer, table: Any, bags: Any, combiner: str, update: Update) -> jax.Array:
     """Pooled rows ``[B, D]`` of a tensor-train table."""
     options = _tt_options(layer, combiner=combiner)
     if layer.optimizer is None:
-        _check_unscaled(grad_scale)
+        _check_unfused(update)
         return tt_embed_bag(table, bags, **options)
-    return fused_tt_embed_bag(
-        table, bags, layer.optimizer, **options, **_update_options(layer, grad_scale)
-    )
+    return fused_tt_embed_bag(table, bags, **options, **_update_options(layer, update))
 
 
-def dense_bag(
-    layer: Layer, table: Any, bags: Any, combiner: str, grad_scale: Any = None
-) -> jax.Array:
+def dense_bag(layer: Layer, table: Any, bags: Any, combiner: str, update: Update) -> jax.Array:
     """Pooled rows ``[B, D]`` of a dense table."""
     options = _options(layer, combiner=combiner)
     if layer.optimizer is None:
-        _check_unscaled(grad_scale)
+        _check_unfused(update)
         return embed_bag(table, bags, **options)
-    return fused_embed_bag(
-        table, bags, layer.optimizer, **options, **_update_options(layer, grad_scale)
-    )
+    return fused_embed_bag(table, bags, **options, **_update_options(layer, update))
 
 
 def cached_lookup(
-    layer: Any, table: CachedTable, ids: Any, grad_scale: Any = None
+    layer: Any, table: CachedTable, ids: Any, update: Update
 ) -> tuple[jax.Array, CacheDirectory]:
     """`lookup` through a row cache, and the directory after it."""
-    return cached_tt_lookup(table, ids, layer.cache, **_cached_options(layer, grad_scale))
+    return cached_tt_lookup(table, ids, layer.cache, **_cached_options(layer, update))
 
 
 def cached_bag(
-    layer: Any, table: CachedTable, bags: Any, combiner: str, grad_scale: Any = None
+    layer: Any, table: CachedTable, bags: Any, combiner: str, update: Update
 ) -> tuple[jax.Array, CacheDirectory]:
     """`tt_bag` through a row cache, and the directory after it."""
-    options = _cached_options(layer, grad_scale)
+    options = _cached_options(layer, update)
     return cached_tt_embed_bag(table, bags, layer.cache, combiner=combiner, **options)
 
 
@@ -165,13 +165,13 @@ def _unfused(layer: Layer) -> str:
     )
 
 
-def _cached_options(layer: Any, grad_scale: Any) -> dict[str, Any]:
-    options = _tt_options(layer, optimizer=layer.optimizer)
+def _cached_options(layer: Any, update: Update) -> dict[str, Any]:
+    options = _tt_options(layer)
     options["count"] = not layer.deterministic
     if layer.optimizer is None:
-        _check_unscaled(grad_scale)
+        _check_unfused(update)
         return options
-    return options | _update_options(layer, grad_scale)
+    return options | _update_options(layer, update)
 
 
 def _options(layer: Layer, **own: Any) -> dict[str, Any]:
@@ -189,17 +189,29 @@ def _tt_options(layer: TTLayer, **own: Any) -> dict[str, Any]:
     return _options(layer, **own)
 
 
-def _update_options(layer: Layer, grad_scale: Any) -> dict[str, Any]:
+def _update_options(layer: Layer, update: Update) -> dict[str, Any]:
+    assert layer.optimizer is not None
+    rule = layer.optimizer.with_hyperparameters(
+        {name: variable[...] for name, variable in layer.hyperparameters.items()}
+    )
+    if update.hyperparameters is not None:
+        rule = rule.with_hyperparameters(update.hyperparameters)
     return {
-        "grad_scale": grad_scale,
+        "optimizer": rule,
+        "grad_scale": update.grad_scale,
         "skip_nonfinite": layer.skip_nonfinite,
         "stochastic_rounding": layer.stochastic_rounding,
     }
 
 
-def _check_unscaled(grad_scale: Any) -> None:
-    if grad_scale is not None:
+def _check_unfused(update: Update) -> None:
+    if update.grad_scale is not None:
         raise ValueError(
             "grad_scale: got a loss scale for a layer with optimizer=None; its gradients are ordinary "
             "ones, so divide them by the scale after nnx.grad, or build the layer with an optimizer."
+        )
+    if update.hyperparameters is not None:
+        raise ValueError(
+            "hyperparameters: got some for a layer with optimizer=None, which optax steps; give them to the optax "
+            "transformation, e.g. with optax.inject_hyperparams, or build the layer with an optimizer."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,11 +17,12 @@ from jax_tt._algebra.grow import tt_grow
 from jax_tt._algebra.reorder import check_cores, reordered_rows
 from jax_tt._algebra.train_rows import TrainRows
 from jax_tt._cache.config import RowCache
-from jax_tt._cache.refresh import reset_cache
+from jax_tt._cache.resize import moved, resized
 from jax_tt._init import CoreInit
 from jax_tt._layers import _cached
-from jax_tt._layers._names import core_names, fresh_state, slot_name
+from jax_tt._layers._names import core_names, fresh_state, fused_table, slot_name
 from jax_tt._layers._options import check_id_order
+from jax_tt._ops._table import SCALARS
 from jax_tt._shape import TTShape
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
@@ -83,18 +85,37 @@ def reordered(
 
 def grown(
     table: Table, num_embeddings: int, key: jax.Array, init: CoreInit, like: Any, method: str
-) -> Table:
-    """The table with more rows; `Table.cores` but for the slices appended to the first are the same arrays."""
+) -> tuple[Table, Carry]:
+    """The table with more rows, and what becomes of the state of its cached rows.
+
+    `Table.cores` but for the slices appended to the first are the same arrays.
+    """
     old, shape = table.shape, table.shape.grow(num_embeddings)
     order = None if table.id_order is None else table.id_order.grow(num_embeddings)
     if like is not None:
         like = _rows_like(like, shape.num_embeddings - old.num_embeddings, table)
-    table = _with_cache_for(table, shape, method)
+    carry: Carry = extended
+    cache = table.cache
+    if cache is not None and _cache_layout(cache, shape) != _cache_layout(cache, old):
+        table, carry = _resized(table, cache, shape.num_embeddings, method)
     cores = tt_grow(table.cores, shape, key, init=init, like=like)
     values = _with_state(table, cores, {core_names(1)[0]: extended})
-    return dataclasses.replace(
-        table, shape=shape, values={**table.values, **values}, id_order=order
-    )
+    values = {**table.values, **values}
+    return dataclasses.replace(table, shape=shape, values=values, id_order=order), carry
+
+
+def with_cache(table: Table, cache: RowCache, method: str) -> tuple[Table, Carry]:
+    """The table with another cache in place of the one it has, and what becomes of the state of its cached rows."""
+    if table.cache is None:
+        raise ValueError(
+            "cache: the layer has no row cache to resize; build it with cache=jax_tt.RowCache(capacity=...)."
+        )
+    _cached.check_cache(cache, table.shape.num_embeddings)
+    if cache is None:
+        raise TypeError(
+            "cache: got None; expected a RowCache. flush() writes back what rows learned."
+        )
+    return _resized(table, cache, table.shape.num_embeddings, method)
 
 
 def restarted(old: Any, fresh: Any) -> Any:
@@ -200,7 +221,7 @@ def _with_state(
         for slot in (slot_name(slot.name, k) for slot in table.optimizer.slots):
             old = table.values.get(slot, fresh[slot])
             values[slot] = carry[name](old, fresh[slot]) if name in carry else old
-    return values | {name: table.values[name] for name in ("step", "sentinel")}
+    return values | {name: table.values[name] for name in SCALARS}
 
 
 def _core_values(table: Table) -> set[str]:
@@ -215,36 +236,40 @@ def _empty_cache(table: Table, shape: TTShape) -> dict[str, Any]:
         return {}
     dtype = table.cores[0].dtype
     directory, rows = _cached.fresh_cache(table.cache, shape, dtype, table.optimizer)
-    kept = ("cache_step", "cache_sentinel")
-    return directory | rows | {name: table.values[name] for name in kept if name in rows}
+    kept = {name: table.values[name] for name in _cached.SCALARS if name in rows}
+    return directory | rows | kept
 
 
-def _with_cache_for(table: Table, shape: TTShape, method: str) -> Table:
-    """The table with its cache laid out as that of a table of another number of rows is."""
-    cache = table.cache
-    if cache is None:
-        return table
-    old = cache.layout(table.shape.num_embeddings)
-    new = cache.layout(shape.num_embeddings)
-    keys = cache.key_dtype(shape.num_embeddings)
-    tags = {name: table.values[name].astype(keys) for name in ("cache_tags", "cache_ghost_tags")}
-    table = dataclasses.replace(table, values={**table.values, **tags})
-    if old == new:
-        return table
-    fresh = _empty_cache(table, shape)
-    if old[:2] == new[:2]:
-        # Rows stay where they are; only the counts of others are kept in more places, and start again.
-        ghosts = {name: value for name, value in fresh.items() if name.startswith("cache_ghost")}
-        return dataclasses.replace(table, values={**table.values, **ghosts})
-    flushed = reset_cache(
-        _cached.cached_table(cache, table.optimizer, table.cores, table.values.__getitem__),
-        cache,
+def _resized(
+    table: Table, cache: RowCache, num_embeddings: int, method: str
+) -> tuple[Table, Carry]:
+    assert table.cache is not None
+    old = table.cache
+    resize = partial(
+        resized,
+        old=old,
+        new=cache,
+        rows_to_come=num_embeddings,
         num_embeddings=table.shape.num_embeddings,
         optimizer=table.optimizer,
         method=method,
     )
-    cores = dict(zip(core_names(table.shape.d), flushed.cores, strict=True))
-    return dataclasses.replace(table, values={**table.values, **fresh, **cores})
+    read = table.values.__getitem__
+    new, slots = jax.jit(resize)(
+        _cached.cached_table(old, table.optimizer, _whole_table(table), read)
+    )
+    values = {**table.values, **_cached.named_values(new, table.optimizer)}
+    return dataclasses.replace(table, cache=cache, values=values), partial(moved, slots)
+
+
+def _cache_layout(cache: RowCache, shape: TTShape) -> Any:
+    return cache.layout(shape.num_embeddings), cache.key_dtype(shape.num_embeddings)
+
+
+def _whole_table(table: Table) -> Any:
+    if table.optimizer is None:
+        return table.cores
+    return fused_table(table.optimizer, table.cores, table.values.__getitem__)
 
 
 def _rows_like(like: Any, count: int, table: Table) -> np.ndarray:

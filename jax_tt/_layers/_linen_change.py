@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import optax
 from flax import linen as nn
-from flax import traverse_util
-from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
 from jax_tt._algebra.approximation import TTApproximation
+from jax_tt._cache.config import RowCache
 from jax_tt._layers import _cached, _change
-from jax_tt._layers._linen_cache import ROW_CACHE
+from jax_tt._layers._initial import fresh_init
 from jax_tt._layers._linen_tt import ID_ORDER, ROWS_BY_ID, TTModule
+from jax_tt._layers._linen_variables import PARAMS, TableVariables
 from jax_tt._layers._names import core_names
 from jax_tt._layers._options import table_shape
 from jax_tt.order import IdOrder
 from jax_tt.order._stored import on_device
 
-_PARAMS = "params"
+# The table afterwards, and by variable name what becomes of the state that optax has for it.
+_Change = tuple[_change.Table, Mapping[str, _change.Carry]]
 
 
 class ChangedTable(NamedTuple):
-    """A layer after `reorder_table` or `grow_table`.
+    """A layer after `reorder_table`, `grow_table` or `resize_cache`.
 
     Attributes:
-        layer: the module with its new sizes and order; inside a model, give these to the layer there:
+        layer: the module with its new sizes, order and cache; inside a model, give these to the layer there:
             ``layer.num_embeddings``, ``layer.row_factors``, and so on.
         variables: all variables of the model.
         opt_state: state of optax for ``variables["params"]``, or None where none was given.
-        found: `TTApproximation` of a table that was reordered; None of one that grew.
+        found: `TTApproximation` of a table that was reordered; None of the others.
 
     >>> import jax, jax.numpy as jnp, jax_tt.linen
     >>> layer = jax_tt.linen.TTEmbed(1000, 8, tt_ranks=4)
@@ -85,14 +86,14 @@ def reorder_table(
     """
     found = None
 
-    def change(table: _change.Table) -> _change.Table:
+    names = (*core_names(_shape(layer).d), _cached.ROWS)
+
+    def change(table: _change.Table) -> _Change:
         nonlocal found
         table, found = _change.reordered(table, id_order, options)
-        return table
+        return table, dict.fromkeys(names, _change.restarted)
 
-    names = (*core_names(_shape(layer).d), _cached.ROWS)
-    rules = dict.fromkeys(names, _change.restarted)
-    changed = _changed(layer, variables, tuple(path), tx, opt_state, change, rules)
+    changed = _changed(layer, variables, tuple(path), tx, opt_state, change)
     return changed._replace(found=found)
 
 
@@ -130,14 +131,51 @@ def grow_table(
         (2, 8)
     """
 
-    init = layer.core_init
+    init = fresh_init(layer.core_init)
     slice_init = (lambda *args: nn.meta.unbox(init(*args))) if callable(init) else init
 
-    def change(table: _change.Table) -> _change.Table:
-        return _change.grown(table, num_embeddings, key, slice_init, like, layer.method)
+    def change(table: _change.Table) -> _Change:
+        table, carry = _change.grown(table, num_embeddings, key, slice_init, like, layer.method)
+        return table, {core_names(1)[0]: _change.extended, _cached.ROWS: carry}
 
-    rules = dict.fromkeys((*core_names(1), _cached.ROWS), _change.extended)
-    return _changed(layer, variables, tuple(path), tx, opt_state, change, rules)
+    return _changed(layer, variables, tuple(path), tx, opt_state, change)
+
+
+def resize_cache(
+    layer: TTModule,
+    variables: Mapping[str, Any],
+    cache: RowCache,
+    *,
+    path: Sequence[str] = (),
+    tx: optax.GradientTransformation | None = None,
+    opt_state: Any = None,
+) -> ChangedTable:
+    """A table with another row cache, as `jax_tt.TTEmbed.resize_cache`, without changing the variables given.
+
+    Args:
+        layer, variables, path, tx, opt_state: as in `reorder_table`.
+        cache: the `RowCache` to have; of the same ``gradients``.
+
+    Returns:
+        `ChangedTable`.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
+        >>> layer = jax_tt.linen.TTEmbed(1000, 8, cache=jax_tt.RowCache(50, ways=5))
+        >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
+        >>> changed = jax_tt.linen.resize_cache(layer, variables, jax_tt.RowCache(100, ways=5))
+        >>> changed.variables["params"]["cache_rows"].shape, changed.layer.cache.capacity
+        ((100, 8), 100)
+    """
+
+    def change(table: _change.Table) -> _Change:
+        table, carry = _change.with_cache(table, cache, layer.method)
+        return table, {_cached.ROWS: carry}
+
+    return _changed(layer, variables, tuple(path), tx, opt_state, change)
 
 
 def _changed(
@@ -146,44 +184,34 @@ def _changed(
     path: tuple[str, ...],
     tx: Any,
     opt_state: Any,
-    change: Any,
-    rules: Mapping[str, _change.Carry],
+    change: Callable[[_change.Table], _Change],
 ) -> ChangedTable:
     if (tx is None) != (opt_state is None):
         raise ValueError("tx, opt_state: got one of them; expected both or neither.")
     if tx is not None:
-        _change.check_state("opt_state", tx, opt_state, variables[_PARAMS], "variables['params']")
-    flat = traverse_util.flatten_dict(dict(variables), keep_empty_nodes=True)
-    collections = (_PARAMS, OVERWRITE_WITH_GRADIENT, ROW_CACHE)
-    own = {
-        place: value
-        for place, value in flat.items()
-        if place[0] in collections and place[1:-1] == path
-    }
-    places = {place[-1]: place for place in own}
-    shape, first = _shape(layer), core_names(1)[0]
-    if first not in places:
-        raise ValueError(
-            f"path: the variables hold no {first} at {'/'.join(path) or 'their top'}; expected the names that lead to "
-            "the layer in the collections."
-        )
-    rows = flat.get((ID_ORDER, *path, ROWS_BY_ID))
+        _change.check_state("opt_state", tx, opt_state, variables[PARAMS], "variables['params']")
+    own = TableVariables(variables, path)
+    rows = own.get((ID_ORDER, *path, ROWS_BY_ID))
     order = None if rows is None else IdOrder(rows)
-    values = {name: nn.meta.unbox(own[place]) for name, place in places.items()}
-    table = change(_change.Table(shape, layer.optimizer, layer.cache, values, order))
+    shape = _shape(layer)
+    table, rules = change(_change.Table(shape, layer.optimizer, layer.cache, own.values, order))
     if tx is not None and layer.optimizer is None and table.shape.d != shape.d:
         raise ValueError(_change.other_cores("opt_state", shape, table.shape))
-    kept = {place: value for place, value in flat.items() if place not in own}
-    for name, value in table.values.items():
-        place = places.get(name, (*places[first][:-1], name))
-        kept[place] = nn.meta.replace_boxed(own.get(place, own[places[first]]), value)
+    stored = {}
     if table.id_order is not None:
-        kept[ID_ORDER, *path, ROWS_BY_ID] = on_device(table.id_order.rows)
-    new = traverse_util.unflatten_dict(kept)
+        stored[ID_ORDER, *path, ROWS_BY_ID] = on_device(table.id_order.rows)
+    new = own.replaced(table.values, stored)
     if tx is not None:
-        opt_state = _change.carried(tx, opt_state, new[_PARAMS], _rule_at(path, rules))
+        opt_state = _change.carried(tx, opt_state, new[PARAMS], _rule_at(path, rules))
     sizes = table.shape.layer_arguments()
-    return ChangedTable(layer.clone(**sizes, id_order=table.id_order), new, opt_state, None)
+    changed = layer.clone(
+        **sizes,
+        id_order=table.id_order,
+        cache=table.cache,
+        # Cores that were given are those of the table before the change.
+        core_init=fresh_init(layer.core_init),
+    )
+    return ChangedTable(changed, new, opt_state, None)
 
 
 def _rule_at(path: tuple[str, ...], rules: Mapping[str, _change.Carry]) -> Any:

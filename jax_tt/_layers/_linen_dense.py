@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,12 +13,13 @@ from jax_tt._layers import _calls
 from jax_tt._layers._initial import default_embedding_init
 from jax_tt._layers._linen_table import TableModule
 from jax_tt._layers._options import check_options, check_sizes
+from jax_tt._layers._pretrained import DenseFromPretrained
 from jax_tt._ops._canonical import check_combiner
 from jax_tt._ops._table import FusedTable
 from jax_tt.optimizers import Optimizer
 
 
-class EmbedBag(TableModule):
+class EmbedBag(DenseFromPretrained, TableModule):
     """Pooled embeddings from a dense table: ``nn.Embed`` for bags.
 
     Its variable is ``embedding[num_embeddings, features]``, in ``params`` or, with an
@@ -28,7 +29,7 @@ class EmbedBag(TableModule):
     Attributes:
         num_embeddings: number of rows, N.
         features: number of columns, D.
-        combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``, as in `TTEmbedBag`.
+        combiner: ``"sum"``, ``"mean"``, ``"mean_count"``, ``"sqrtn"`` or ``"max"``, as in `TTEmbedBag`.
         bounds, dtype, param_dtype, optimizer, skip_nonfinite, stochastic_rounding, axis_name,
             method: as in `TTEmbed`.
         embedding_init: initialiser ``(key, shape, dtype) -> table`` (default: that of
@@ -52,7 +53,7 @@ class EmbedBag(TableModule):
     num_embeddings: int
     features: int
     combiner: str = "sum"
-    bounds: str = "error"
+    bounds: str = "warn"
     dtype: Any = None
     param_dtype: Any = jnp.float32
     embedding_init: Callable[..., Any] = default_embedding_init
@@ -81,15 +82,24 @@ class EmbedBag(TableModule):
         params = self.table.cores if isinstance(self.table, FusedTable) else self.table
         return params[0]
 
-    def __call__(self, bags: Bags | jax.Array, *, grad_scale: Any = None) -> jax.Array:
+    def __call__(
+        self,
+        bags: Bags | jax.Array,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
         """Pools the rows of every bag.
 
         Args:
             bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-            grad_scale: as in `TTEmbed`.
+            grad_scale, hyperparameters: as in `TTEmbed`.
 
         Returns:
             ``[B, features]``; an empty bag is 0.
         """
         table = self.embedding if self.optimizer is None else self.table
-        return _calls.dense_bag(self, table, bags, self.combiner, grad_scale)
+        update = _calls.Update(grad_scale, hyperparameters)
+        result = _calls.dense_bag(self, table, bags, self.combiner, update)
+        self._count_out_of_range(bags, self.num_embeddings)
+        return result

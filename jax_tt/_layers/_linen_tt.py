@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from jax_tt._layers._initial import fresh_core
 from jax_tt._layers._linen_cache import CachedModule
 from jax_tt._layers._names import core_names
 from jax_tt._layers._options import check_id_order, check_options, table_shape
+from jax_tt._layers._pretrained import TTFromPretrained
 from jax_tt._ops._canonical import check_combiner
 from jax_tt._ops._table import FusedTable
 from jax_tt._split_ids import SplitIds
@@ -28,7 +29,7 @@ from jax_tt.order._stored import StoredRows, of_layer, on_device
 ID_ORDER, ROWS_BY_ID = "id_order", "rows_by_id"
 
 
-class TTModule(CachedModule):
+class TTModule(TTFromPretrained, CachedModule):
     """A table held as cores ``core_0 ... core_{d-1}``; what `TTEmbed` and `TTEmbedBag` share."""
 
     num_embeddings: int
@@ -36,7 +37,7 @@ class TTModule(CachedModule):
     tt_ranks: int | Sequence[int] = 32
     row_factors: Sequence[int] | None = None
     col_factors: Sequence[int] | None = None
-    bounds: str = "error"
+    bounds: str = "warn"
     dtype: Any = None
     param_dtype: Any = jnp.float32
     core_init: CoreInit = "approx-normal"
@@ -97,9 +98,8 @@ class TTEmbed(TTModule):
     A table of ``num_embeddings`` rows and ``features`` columns is stored as ``d`` small cores of
     shape ``[p_k, r_k, q_k, r_{k+1}]``, variables ``core_0`` to ``core_{d-1}``, and never built.
     They are in the collection ``params``, or, with an ``optimizer``, together with its state in
-    ``_overwrite_with_gradient``: flax's ``TrainState`` overwrites that collection with its
-    "gradients", which are the next values, when it is given the whole dictionary of variables as
-    its ``params`` (with an empty ``"params"`` added where a model has no ordinary parameter).
+    ``_overwrite_with_gradient``: `TrainState` overwrites that collection with its "gradients", which are the
+    next values, when it is given the whole dictionary of variables as its ``params``.
 
     Attributes:
         num_embeddings: number of rows, N.
@@ -109,9 +109,13 @@ class TTEmbed(TTModule):
         row_factors: ``d`` integers (2 to 5 of them) with a product of at least N, or None to have
             them suggested.
         col_factors: ``d`` integers with a product of exactly D, or None.
-        bounds: what an id outside ``[0, N)`` does: ``"error"`` raises on CPU (NaN rows from the
-            reference), ``"clip"`` reads the nearest row, ``"zero"`` reads zeros, ``"unchecked"``
-            promises that there is none.  Negative ids are out of range, they do not wrap around.
+        bounds: what an id outside ``[0, N)`` does.  ``"warn"`` reads zeros and trains nothing; such
+            ids are reported once, as an `OutOfRangeWarning`, and counted by ``apply`` where the
+            collection ``out_of_range`` is mutable.  ``"zero"`` does the same without a word, and
+            ``"clip"`` reads the nearest row.  ``"error"`` raises on CPU (NaN rows elsewhere), at
+            the price of the model where buffers are donated: no parameter can be read after the
+            error.  ``"unchecked"`` promises that there is no such id.  Negative ids are out of
+            range, they do not wrap around.
         dtype: type of the rows returned (default: that of the cores).  Rows are computed in
             float32 or better and cast once.
         param_dtype: type the cores are stored in.
@@ -124,7 +128,7 @@ class TTEmbed(TTModule):
         optimizer: None for ordinary parameters that optax steps, or a rule of
             ``jax_tt.optimizers`` to have the update fused into the backward pass.
         cache: a `RowCache` for hot rows, or None.  ``apply`` counts what it is asked for where the
-            collection ``row_cache`` is mutable; call the method ``refresh`` between steps.
+            collection ``row_cache`` is mutable; call `refresh_caches` after each step.
         id_order: an `IdOrder` from ids to rows of the table, or None where ids are rows.  It is kept in
             the collection ``id_order``, 2 to 4 bytes an id; callers see ids only.
         skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
@@ -157,13 +161,21 @@ class TTEmbed(TTModule):
 
     promote_dtype: Callable[..., Any] = dtypes.promote_dtype
 
-    def __call__(self, inputs: jax.Array | SplitIds, *, grad_scale: Any = None) -> jax.Array:
+    def __call__(
+        self,
+        inputs: jax.Array | SplitIds,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
         """Looks ids up.
 
         Args:
             inputs: integers of any shape, or `SplitIds` (which an ``id_order`` does not take).
             grad_scale: fused only; the factor the loss is multiplied with, divided out of the
                 table's gradient inside the op.
+            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
+                e.g. ``{"learning_rate": rate}``.
 
         Returns:
             ``[*inputs.shape, features]``.
@@ -171,11 +183,13 @@ class TTEmbed(TTModule):
         Raises:
             ValueError: ``inputs`` are not integers.
         """
+        self._count_out_of_range(inputs, self.tt_shape)
         inputs = _calls.rows_of_ids(self, inputs)
+        update = _calls.Update(grad_scale, hyperparameters)
         if self.cache is None:
-            result = _calls.lookup(self, self.table, inputs, grad_scale)
+            result = _calls.lookup(self, self.table, inputs, update)
         else:
-            result, directory = _calls.cached_lookup(self, self._cached_table(), inputs, grad_scale)
+            result, directory = _calls.cached_lookup(self, self._cached_table(), inputs, update)
             self._keep(directory)
         (result,) = self.promote_dtype(result, dtype=self.dtype, inexact=False)
         return result
@@ -211,7 +225,9 @@ class TTEmbedBag(TTModule):
             core_init, core_partitioning, optimizer, cache, id_order, skip_nonfinite,
             stochastic_rounding, axis_name, method, precision: as in `TTEmbed`.
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
-            ``"sqrtn"`` by the root of the number, or of the sum of squared weights.
+            ``"sqrtn"`` by the root of the number, or of the sum of squared weights; ``"mean_count"``
+            by the number of ids, weights or not; ``"max"`` is the maximum of each column and takes no
+            weights.
 
     Raises:
         ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message
@@ -220,7 +236,7 @@ class TTEmbedBag(TTModule):
     Example:
         >>> import flax.linen as nn, jax, jax.numpy as jnp, optax
         >>> import jax_tt
-        >>> from flax.training.train_state import TrainState
+        >>> from jax_tt.linen import TrainState
         >>> class Tower(nn.Module):
         ...     @nn.compact
         ...     def __call__(self, bags):
@@ -245,20 +261,28 @@ class TTEmbedBag(TTModule):
         check_combiner(self.combiner)
         super().setup()
 
-    def __call__(self, bags: Bags | jax.Array, *, grad_scale: Any = None) -> jax.Array:
+    def __call__(
+        self,
+        bags: Bags | jax.Array,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
         """Pools the rows of every bag.
 
         Args:
             bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-            grad_scale: as in `TTEmbed`.
+            grad_scale, hyperparameters: as in `TTEmbed`.
 
         Returns:
             ``[B, features]``; an empty bag is 0.
         """
+        self._count_out_of_range(bags, self.tt_shape)
         bags = _calls.rows_of_bags(self, bags)
+        update = _calls.Update(grad_scale, hyperparameters)
         if self.cache is None:
-            return _calls.tt_bag(self, self.table, bags, self.combiner, grad_scale)
+            return _calls.tt_bag(self, self.table, bags, self.combiner, update)
         table = self._cached_table()
-        result, directory = _calls.cached_bag(self, table, bags, self.combiner, grad_scale)
+        result, directory = _calls.cached_bag(self, table, bags, self.combiner, update)
         self._keep(directory)
         return result

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jax_tt._ops._table import FusedTable, init_fused_table
+from jax_tt._ops._table import SCALARS, FusedTable, init_fused_table
 from jax_tt.optimizers import Optimizer
 
 
@@ -29,7 +29,7 @@ def fresh_state(optimizer: Optimizer, params: Sequence[jax.Array]) -> dict[str, 
         for k, slots in enumerate(table.slots)
         for slot, value in zip(optimizer.slots, slots, strict=True)
     }
-    return state | {"step": table.step, "sentinel": table.sentinel}
+    return state | {part: getattr(table, part) for part in SCALARS}
 
 
 def fused_table(
@@ -39,4 +39,4 @@ def fused_table(
     slots = tuple(
         tuple(read(slot_name(slot.name, k)) for slot in optimizer.slots) for k in range(len(params))
     )
-    return FusedTable(tuple(params), slots, read("step"), read("sentinel"))
+    return FusedTable(tuple(params), slots, *map(read, SCALARS))

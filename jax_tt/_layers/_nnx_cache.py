@@ -28,8 +28,6 @@ class CachedModule(TableModule):
     def _create_cache(self, dtype: Any) -> None:
         if self.cache is None:
             return
-        # Set by `model.eval()` and `model.train()`, as dropout's: an evaluation counts nothing.
-        self.deterministic = False
         directory, rows = _cached.fresh_cache(self.cache, self.tt_shape, dtype, self.optimizer)
         for name, value in directory.items():
             setattr(self, name, CacheState(value))
@@ -104,7 +102,10 @@ def refresh_caches(model: Any) -> None:
     Call it after each optimizer step, in the same ``jit``. `FusedOptimizer.update` does so by itself.
 
     Args:
-        model: an NNX module.
+        model: an NNX module; for linen there is `jax_tt.linen.refresh_caches`.
+
+    Raises:
+        TypeError: ``model`` is no NNX module.
 
     Example:
         >>> import jax.numpy as jnp, jax_tt
@@ -117,6 +118,12 @@ def refresh_caches(model: Any) -> None:
         >>> layer.cache_statistics()["occupied"]
         3
     """
-    for _, module in nnx.iter_modules(model):
+    modules = [module for _, module in nnx.iter_modules(model)]
+    if not modules:
+        raise TypeError(
+            f"model: got {type(model).__name__}; expected an NNX module. The caches of a linen model are refreshed by "
+            "jax_tt.linen.refresh_caches(model, variables, *inputs)."
+        )
+    for module in modules:
         if isinstance(module, CachedModule) and module.cache is not None:
             module.refresh()

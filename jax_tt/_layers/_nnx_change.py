@@ -9,6 +9,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from jax_tt._algebra.approximation import TTApproximation
+from jax_tt._cache.config import RowCache
 from jax_tt._init import CoreInit
 from jax_tt._layers import _cached, _change
 from jax_tt._layers._names import core_names
@@ -90,8 +91,8 @@ class ChangingModule(CachedModule):
 
         The first row factor grows where it must: slices from the layer's ``core_init`` are appended to the first core,
         with fresh optimizer state. An order of ids goes on with the new ids in the new rows. Cached rows stay cached,
-        unless the cache is larger than the table was: then it is flushed and starts anew. See `tt_grow` for
-        the rows that the factors had to spare.
+        and keep their places unless the cache is larger than the table was. See `tt_grow` for the rows that the
+        factors had to spare.
 
         Args:
             num_embeddings: number of ids to come, at least those there are.
@@ -111,11 +112,45 @@ class ChangingModule(CachedModule):
             >>> bool(jnp.allclose(layer(jnp.arange(1000)), before)), layer(jnp.array([1199])).shape
             (True, (1, 8))
         """
-        table = _change.grown(
+        table, carry = _change.grown(
             self._whole(), num_embeddings, rngs.params(), self._slice_init(), like, self.method
         )
-        names = (*core_names(1), _cached.ROWS)
-        moments = _moments(self, opt, model, dict.fromkeys(names, _change.extended))
+        rules = {core_names(1)[0]: _change.extended, _cached.ROWS: carry}
+        moments = _moments(self, opt, model, rules)
+        self._become(table)
+        moments()
+
+    def resize_cache(
+        self,
+        cache: RowCache,
+        *,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+    ) -> None:
+        """Gives the layer a row cache of another capacity, other ways, another policy or other counters, in place.
+
+        The hottest rows stay, bit for bit, with their optimizer state; see `jax_tt.resize_cache`. A checkpoint is
+        restored into a layer with the cache that it was written with, which is then resized.
+
+        Args:
+            cache: the `RowCache` to have; of the same ``gradients``.
+            opt, model: as in `reorder`; state of the rows that stay goes with them.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit; nothing has been changed then.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.TTEmbed(1000, 8, cache=jax_tt.RowCache(50, ways=5), rngs=nnx.Rngs(0))
+            >>> _ = layer(jnp.array([1, 2, 3]))
+            >>> layer.populate()
+            >>> layer.resize_cache(jax_tt.RowCache(100, ways=5))
+            >>> layer.cache_rows.shape, layer.cache_statistics()["occupied"]
+            ((100, 8), 3)
+        """
+        table, carry = _change.with_cache(self._whole(), cache, self.method)
+        moments = _moments(self, opt, model, {_cached.ROWS: carry})
         self._become(table)
         moments()
 
@@ -155,6 +190,7 @@ class ChangingModule(CachedModule):
             _assign(self, name, value, type(template), template.get_metadata())
         if rows is not None:
             _assign(self, _ORDER, rows, IdOrderState, {})
+        self.cache = table.cache
         self.tt_shape = table.shape
         self.num_embeddings = table.shape.num_embeddings
 

@@ -15,6 +15,7 @@ from jax_tt._layers import _calls
 from jax_tt._layers._initial import default_embedding_init
 from jax_tt._layers._nnx_table import TableModule
 from jax_tt._layers._options import check_options, check_sizes
+from jax_tt._layers._pretrained import DenseFromPretrained
 from jax_tt._ops._canonical import check_combiner
 from jax_tt._ops._table import FusedTable
 from jax_tt.optimizers import Optimizer
@@ -22,7 +23,7 @@ from jax_tt.optimizers import Optimizer
 _TABLE = ("embedding",)
 
 
-class EmbedBag(TableModule):
+class EmbedBag(DenseFromPretrained, TableModule):
     """Pooled embeddings from a dense table: ``nnx.Embed`` for bags.
 
     Its parameter is ``embedding[num_embeddings, features]``.  With an ``optimizer`` only the rows
@@ -31,7 +32,7 @@ class EmbedBag(TableModule):
     Args:
         num_embeddings: number of rows, N.
         features: number of columns, D.
-        combiner: ``"sum"``, ``"mean"`` or ``"sqrtn"``, as in `TTEmbedBag`.
+        combiner: ``"sum"``, ``"mean"``, ``"mean_count"``, ``"sqrtn"`` or ``"max"``, as in `TTEmbedBag`.
         bounds, dtype, param_dtype, optimizer, skip_nonfinite, stochastic_rounding, axis_name,
             method, name, rngs: as in `TTEmbed`.
         embedding_init: initialiser ``(key, shape, dtype) -> table`` (default: that of
@@ -57,7 +58,7 @@ class EmbedBag(TableModule):
         features: int,
         *,
         combiner: str = "sum",
-        bounds: str = "error",
+        bounds: str = "warn",
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         embedding_init: Callable[..., Any] = default_embedding_init,
@@ -71,13 +72,15 @@ class EmbedBag(TableModule):
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         check_sizes(num_embeddings, features)
-        check_options(bounds=bounds, method=method, optimizer=optimizer, param_dtype=param_dtype)
+        self._set_optimizer(optimizer)
+        check_options(
+            bounds=bounds, method=method, optimizer=self.optimizer, param_dtype=param_dtype
+        )
         self.combiner = check_combiner(combiner)
         self.num_embeddings = num_embeddings
         self.features = features
         self.bounds = bounds
         self.param_dtype = param_dtype
-        self.optimizer = optimizer
         self.skip_nonfinite = skip_nonfinite
         self.stochastic_rounding = stochastic_rounding
         self.axis_name = axis_name
@@ -88,17 +91,26 @@ class EmbedBag(TableModule):
         self._create({"embedding": value}, (shape,), embedding_metadata)
         self.dtype = self.embedding.dtype if dtype is None else dtype
 
-    def __call__(self, bags: Bags | jax.Array, *, grad_scale: Any = None) -> jax.Array:
+    def __call__(
+        self,
+        bags: Bags | jax.Array,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
         """Pools the rows of every bag.
 
         Args:
             bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-            grad_scale: as in `TTEmbed`.
+            grad_scale, hyperparameters: as in `TTEmbed`.
 
         Returns:
             ``[B, features]``; an empty bag is 0.
         """
-        return _calls.dense_bag(self, self._table(), bags, self.combiner, grad_scale)
+        update = _calls.Update(grad_scale, hyperparameters)
+        result = _calls.dense_bag(self, self._table(), bags, self.combiner, update)
+        self._count_out_of_range(bags, self.num_embeddings)
+        return result
 
     def _table(self) -> jax.Array | FusedTable:
         return self.embedding[...] if self.optimizer is None else self._fused(_TABLE)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.core
-import numpy as np
 import optax
 from flax import nnx
 
+from jax_tt._layers._next_values import next_values
 from jax_tt._layers._nnx_cache import refresh_caches
 from jax_tt._layers._nnx_variables import FusedParam
 
@@ -69,6 +67,7 @@ class FusedOptimizer(nnx.Optimizer):
                 f"jax_tt.optimizers go into the layer: TTEmbedBag(..., optimizer=...)."
             )
         super().__init__(model, tx, wrt=nnx.All(nnx.Param, nnx.Not(FusedParam)), graph=graph)
+        self._params, self._tables = self._names(model)
 
     def update(self, model: Any, grads: Any, /, **kwargs: Any) -> optax.Updates:
         """Overwrites the fused variables of ``model`` and steps its other parameters.
@@ -76,58 +75,66 @@ class FusedOptimizer(nnx.Optimizer):
         Args:
             model: the module that the optimizer was made for.
             grads: what ``nnx.grad`` or ``nnx.value_and_grad`` returned for it, unchanged.  A
-                fused table that the filter of ``nnx.grad`` left out stays as it is.
+                fused table that the loss did not use, or that the filter of ``nnx.grad`` left out, stays as it is.
             **kwargs: passed on to ``tx.update``.
 
         Returns:
             The updates that were added to the parameters outside the fused tables.
 
         Raises:
-            ValueError: outside ``jit``, the gradients of a fused table are not its next values
-                (see the class's description); nothing has been written then.  Inside ``jit`` the
-                next forward pass of the table refuses instead.
+            ValueError: ``model`` is not the one that the optimizer was made for. Outside ``jit``, the gradients
+                of a fused table are not its next values (see the class's description); inside ``jit`` the
+                next forward pass of the table refuses instead. Nothing has been written then.
         """
-        fused = nnx.state(grads, FusedParam, graph=self.graph)
-        _check_sentinels(fused)
-        nnx.update(model, fused)
+        old, new = self._fused(model), self._fused(grads)
+        self._check_model(model, new.keys() - old.keys())
+        new = next_values("FusedOptimizer.update", old, new)
         updates = super().update(model, grads, **kwargs)
+        # `used` is 1 already.
+        written = {path: value for path, value in new.items() if not str(path[-1]).endswith("used")}
+        nnx.update(model, nnx.from_flat_state(written))
         refresh_caches(model)
         return updates
 
+    def _fused(self, tree: Any) -> dict[tuple[Any, ...], Any]:
+        state = nnx.state(tree, FusedParam, graph=self.graph)
+        return {path: variable[...] for path, variable in nnx.to_flat_state(state)}
 
-def _check_sentinels(fused: nnx.State) -> None:
-    """Refuses gradients that are no table values while the old values still exist.
-
-    One transfer for all tables; traced values are left to the check in the forward pass.
-    """
-    sentinels = {
-        path: variable[...]
-        for path, variable in nnx.to_flat_state(fused)
-        if path and str(path[-1]).endswith("sentinel")
-    }
-    readable = {
-        path: value
-        for path, value in sentinels.items()
-        if not isinstance(value, jax.core.Tracer) and value.is_fully_addressable
-    }
-    for path, value in jax.device_get(readable).items():
-        if not np.all(value == 1.0):
-            table = ".".join(map(str, path[:-1])) or "the model"
-            raise ValueError(
-                f"FusedOptimizer.update: grads of fused table '{table}' are not its next values: "
-                f"its sentinel is {value}, expected 1. {_cause(float(np.ravel(value)[0]))}"
-            )
-
-
-def _cause(sentinel: float) -> str:
-    if sentinel == 0.0:
+    def _names(self, model: Any) -> tuple[frozenset[str], frozenset[str]]:
+        """Parameters that ``tx`` steps, and fused tables."""
+        params = nnx.to_flat_state(nnx.state(model, self.wrt, graph=self.graph))
         return (
-            "The loss does not depend on the table: call the layer in the loss, or leave the "
-            "table out of the gradient with the wrt/argnums filter of nnx.grad."
+            frozenset(".".join(map(str, path)) for path, _ in params),
+            frozenset(
+                ".".join(map(str, path[:-1])) or "the model itself"
+                for path in self._fused(model)
+                if path[-1] == "sentinel"
+            ),
         )
-    return (
-        "The table was used more than once in the loss, or the gradients were summed, scaled or "
-        "clipped after nnx.grad: look all ids of a shared table up in one call, move clipping "
-        "and accumulation into tx, pass a loss scale to the layer as grad_scale, or build the "
-        "layer with optimizer=None and let optax step it."
-    )
+
+    def _check_model(self, model: Any, foreign: Any) -> None:
+        """Refuses another model than that of the optimizer, or gradients of another, before anything is written."""
+        if foreign:
+            names = ", ".join(sorted(".".join(map(str, path)) for path in foreign))
+            raise ValueError(
+                f"FusedOptimizer.update: grads hold {names}, which model does not; expected what nnx.grad returned for "
+                "this model."
+            )
+        params, tables = self._names(model)
+        # A table that came later needs no state of tx.
+        if params == self._params and self._tables <= tables:
+            return
+        differences = [
+            f"{what} {', '.join(sorted(names))}"
+            for what, names in (
+                ("parameters that the optimizer does not know:", params - self._params),
+                ("without the parameters", self._params - params),
+                ("without the fused tables", self._tables - tables),
+            )
+            if names
+        ]
+        raise ValueError(
+            "FusedOptimizer.update: model is not the one that the optimizer was made for, but one "
+            f"{'; '.join(differences)}. Give both the constructor and update the whole model; after a change of its "
+            "structure make a new FusedOptimizer."
+        )

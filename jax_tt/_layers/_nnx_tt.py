@@ -16,11 +16,12 @@ from jax_tt._cache.config import RowCache
 from jax_tt._init import CoreInit
 from jax_tt._layers import _calls
 from jax_tt._layers._cached import check_cache
-from jax_tt._layers._initial import fresh_cores
+from jax_tt._layers._initial import fresh_cores, fresh_init
 from jax_tt._layers._names import core_names
 from jax_tt._layers._nnx_change import ChangingModule
 from jax_tt._layers._nnx_variables import IdOrderState
 from jax_tt._layers._options import check_id_order, check_options, table_shape
+from jax_tt._layers._pretrained import TTFromPretrained
 from jax_tt._ops._canonical import check_combiner
 from jax_tt._ops._table import FusedTable
 from jax_tt._split_ids import SplitIds
@@ -29,7 +30,7 @@ from jax_tt.order import IdOrder
 from jax_tt.order._stored import StoredRows, of_layer, on_device
 
 
-class TTModule(ChangingModule):
+class TTModule(TTFromPretrained, ChangingModule):
     """A table held as cores ``core_0 ... core_{d-1}``; what `TTEmbed` and `TTEmbedBag` share."""
 
     def __init__(
@@ -56,10 +57,11 @@ class TTModule(ChangingModule):
         rngs: nnx.Rngs,
         core_metadata: Mapping[str, Any],
     ) -> None:
+        self._set_optimizer(optimizer)
         check_options(
             bounds=bounds,
             method=method,
-            optimizer=optimizer,
+            optimizer=self.optimizer,
             param_dtype=param_dtype,
             precision=precision,
         )
@@ -69,8 +71,7 @@ class TTModule(ChangingModule):
         self.bounds = bounds
         self.param_dtype = param_dtype
         self.precision = precision
-        self.core_init = core_init
-        self.optimizer = optimizer
+        self.core_init = fresh_init(core_init)
         check_cache(cache, self.num_embeddings)
         self.cache = cache
         check_id_order(id_order, self.num_embeddings)
@@ -114,9 +115,13 @@ class TTEmbed(TTModule):
         row_factors: ``d`` integers (2 to 5 of them) with a product of at least N, or None to have
             them suggested.
         col_factors: ``d`` integers with a product of exactly D, or None.
-        bounds: what an id outside ``[0, N)`` does: ``"error"`` raises on CPU (NaN rows from the
-            reference), ``"clip"`` reads the nearest row, ``"zero"`` reads zeros, ``"unchecked"``
-            promises that there is none.  Negative ids are out of range, they do not wrap around.
+        bounds: what an id outside ``[0, N)`` does.  ``"warn"`` reads zeros and trains nothing; such
+            ids are counted in training, in the variable `OutOfRange`, and reported once, as an
+            `OutOfRangeWarning`.  ``"zero"`` does the same without a word, and ``"clip"`` reads the
+            nearest row.  ``"error"`` raises on CPU (NaN rows elsewhere), at the price of the
+            model: under ``nnx.jit``, or with donated buffers, none of its parameters can be read
+            after the error.  ``"unchecked"`` promises that there is no such id.  Negative ids are
+            out of range, they do not wrap around.
         dtype: type of the rows returned (default: that of the cores).  Rows are computed in
             float32 or better and cast once.
         param_dtype: type the cores are stored in.
@@ -130,7 +135,8 @@ class TTEmbed(TTModule):
             ``(query, *cores)`` by ``attend``.
         optimizer: None for ordinary parameters that optax steps, or a rule of
             ``jax_tt.optimizers`` to have the update fused into the backward pass; step the model
-            with `FusedOptimizer` then.
+            with `FusedOptimizer` then.  A field that is an ``nnx.Variable`` of a scalar becomes a variable
+            of the layer, ``hyperparameters[name]``, which may be set between steps.
         cache: a `RowCache` for hot rows, or None.  Calls count what they are asked for until
             ``model.eval()``; `FusedOptimizer.update` or `refresh_caches` refresh it when due.
         id_order: an `IdOrder` from ids to rows of the table, or None where ids are rows.  It is kept in
@@ -168,7 +174,7 @@ class TTEmbed(TTModule):
         tt_ranks: int | Sequence[int] = 32,
         row_factors: Sequence[int] | None = None,
         col_factors: Sequence[int] | None = None,
-        bounds: str = "error",
+        bounds: str = "warn",
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         precision: jax.lax.PrecisionLike = None,
@@ -210,7 +216,12 @@ class TTEmbed(TTModule):
         self.promote_dtype = promote_dtype
 
     def __call__(
-        self, inputs: jax.Array | SplitIds, out_sharding: Any = None, *, grad_scale: Any = None
+        self,
+        inputs: jax.Array | SplitIds,
+        out_sharding: Any = None,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
     ) -> jax.Array:
         """Looks ids up.
 
@@ -219,6 +230,8 @@ class TTEmbed(TTModule):
             out_sharding: sharding of the result under a mesh with explicit axes.
             grad_scale: fused only; the factor the loss is multiplied with, divided out of the
                 table's gradient inside the op.
+            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
+                e.g. ``{"learning_rate": rate}``.
 
         Returns:
             ``[*inputs.shape, features]``.
@@ -226,17 +239,18 @@ class TTEmbed(TTModule):
         Raises:
             ValueError: ``inputs`` are not integers.
         """
-
+        self._count_out_of_range(inputs, self.tt_shape)
         inputs = _calls.rows_of_ids(self, inputs)
+        update = _calls.Update(grad_scale, hyperparameters)
 
         def rows(table: Any, ids: Any) -> jax.Array:
-            return _calls.lookup(self, table, ids, grad_scale)
+            return _calls.lookup(self, table, ids, update)
 
         if self.cache is None:
             result = _calls.with_out_sharding(rows, out_sharding)(self._table(), inputs)
         else:
             table = self._cached_table(self._table())
-            result, directory = _calls.cached_lookup(self, table, inputs, grad_scale)
+            result, directory = _calls.cached_lookup(self, table, inputs, update)
             result = _calls.resharded(result, out_sharding)
             self._keep(directory)
         (result,) = self.promote_dtype((result,), dtype=self.dtype, inexact=False)
@@ -281,7 +295,9 @@ class TTEmbedBag(TTModule):
             precision, core_init, optimizer, cache, id_order, skip_nonfinite, stochastic_rounding, axis_name,
             method, name, rngs, core_metadata: as in `TTEmbed`.
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
-            ``"sqrtn"`` by the root of the number, or of the sum of squared weights.
+            ``"sqrtn"`` by the root of the number, or of the sum of squared weights; ``"mean_count"``
+            by the number of ids, weights or not; ``"max"`` is the maximum of each column and takes no
+            weights.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
@@ -313,7 +329,7 @@ class TTEmbedBag(TTModule):
         row_factors: Sequence[int] | None = None,
         col_factors: Sequence[int] | None = None,
         combiner: str = "sum",
-        bounds: str = "error",
+        bounds: str = "warn",
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         precision: jax.lax.PrecisionLike = None,
@@ -353,20 +369,28 @@ class TTEmbedBag(TTModule):
             core_metadata=core_metadata,
         )
 
-    def __call__(self, bags: Bags | jax.Array, *, grad_scale: Any = None) -> jax.Array:
+    def __call__(
+        self,
+        bags: Bags | jax.Array,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
         """Pools the rows of every bag.
 
         Args:
             bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-            grad_scale: as in `TTEmbed`.
+            grad_scale, hyperparameters: as in `TTEmbed`.
 
         Returns:
             ``[B, features]``; an empty bag is 0.
         """
+        self._count_out_of_range(bags, self.tt_shape)
         bags = _calls.rows_of_bags(self, bags)
+        update = _calls.Update(grad_scale, hyperparameters)
         if self.cache is None:
-            return _calls.tt_bag(self, self._table(), bags, self.combiner, grad_scale)
+            return _calls.tt_bag(self, self._table(), bags, self.combiner, update)
         table = self._cached_table(self._table())
-        result, directory = _calls.cached_bag(self, table, bags, self.combiner, grad_scale)
+        result, directory = _calls.cached_bag(self, table, bags, self.combiner, update)
         self._keep(directory)
         return result

@@ -19,7 +19,22 @@ class FusedParam(nnx.Param):
         ...     1000, 16, tt_ranks=4, optimizer=jax_tt.optimizers.SGD(0.1), rngs=nnx.Rngs(0)
         ... )
         >>> list(nnx.to_flat_state(nnx.state(layer, jax_tt.FusedParam)).paths)
-        [('core_0',), ('core_1',), ('core_2',), ('sentinel',), ('step',)]
+        [('core_0',), ('core_1',), ('core_2',), ('sentinel',), ('step',), ('used',)]
+    """
+
+
+class OutOfRange(nnx.Variable):
+    """How many ids out of range a layer with ``bounds="warn"`` was given in training, int32; it stops at 2**31 - 1.
+
+    Calls after ``model.eval()`` do not count, and those of a layer that a plain ``jax.jit`` closes over cannot.
+
+    Example:
+        >>> import jax.numpy as jnp, jax_tt
+        >>> from flax import nnx
+        >>> layer = jax_tt.EmbedBag(10, 4, rngs=nnx.Rngs(0))
+        >>> pooled = layer(jnp.array([[1, 12], [-3, 9]]))
+        >>> int(layer.out_of_range[...])
+        2
     """
 
 

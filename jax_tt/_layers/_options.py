@@ -98,8 +98,8 @@ def check_options(
     """Refuses option values that no op understands, with the choices in the message."""
     if bounds not in BOUNDS:
         raise ValueError(
-            f"bounds: got {bounds!r}; expected one of {_choices(BOUNDS)}. 'error' reports ids out of "
-            "range, 'clip' moves them to the nearest row, 'zero' reads zeros for them."
+            f"bounds: got {bounds!r}; expected one of {_choices(BOUNDS)}. 'error' stops at ids out of range, 'warn' "
+            "and 'zero' read zeros for them, with a warning and without, 'clip' moves them to the nearest row."
         )
     resolve_method(method)
     resolve_precision(precision)
@@ -156,12 +156,13 @@ def _check_static(optimizer: Optimizer) -> None:
     try:
         hash(optimizer)
     except TypeError:
-        arrays = [k for k, v in vars(optimizer).items() if hasattr(v, "shape")]
+        held = [k for k, v in vars(optimizer).items() if hasattr(v, "shape")]
+        name = held[0] if held else "learning_rate"
         raise TypeError(
-            f"optimizer: {type(optimizer).__name__} holds an array in {', '.join(arrays) or 'a field'}; "
-            "in a layer every hyper-parameter is a float or a schedule of the step, e.g. "
-            "learning_rate=optax.cosine_decay_schedule(0.05, 10_000). Traced scalars go through the "
-            "functional ops, e.g. jax_tt.fused_tt_embed_bag."
+            f"optimizer: {type(optimizer).__name__} holds an array in {', '.join(held) or 'a field'}; the rule of a "
+            "layer is part of the program and holds floats or schedules of the step. A value that changes between "
+            f"steps goes to the call, hyperparameters={{{name!r}: value}}, or, in NNX only, into a variable, "
+            f"{name}=nnx.Variable(jnp.float32(0.05))."
         ) from None
 
 

@@ -13,7 +13,7 @@ from jax_tt._dtypes import accumulator
 from jax_tt._native.partition import inside_shard_map, num_blocks
 from jax_tt._ops._batch import Batch
 
-BOUNDS = {"clip": 0, "zero": 1, "error": 2, "unchecked": 3, "poison": 4}
+BOUNDS = {"clip": 0, "zero": 1, "error": 2, "unchecked": 3, "poison": 4, "warn": 5}
 _MAX_POSITIONS = 2**31 - 1
 
 
@@ -46,7 +46,9 @@ class Operands:
 def make_operands(spec: Any, table_dtype: Any, batch: Batch) -> Operands:
     groups, capacity = batch.ids.shape[:2]
     bags = batch.offsets.shape[1] - 1
-    if max(groups * capacity, groups * bags) > _MAX_POSITIONS:
+    # Of a symbolic batch size the handler checks this itself.
+    given = [n for n in (groups * capacity, groups * bags) if isinstance(n, int)]
+    if max(given, default=0) > _MAX_POSITIONS:
         label = "" if spec.name is None else f"{spec.name}: "
         raise ValueError(
             f"{label}bags: got {groups * capacity} ids in {groups * bags} bags; one call takes at most "
@@ -60,7 +62,9 @@ def make_operands(spec: Any, table_dtype: Any, batch: Batch) -> Operands:
     return Operands(
         ids=batch.ids.reshape(blocks, groups // blocks * capacity, *batch.ids.shape[2:]),
         offsets=batch.offsets.reshape(blocks, groups // blocks, bags + 1),
-        weights=weights.reshape(blocks, -1 if groups * capacity else 0),
+        weights=weights.reshape(
+            blocks, 0 if batch.weights is None else groups // blocks * capacity
+        ),
         blocks=blocks,
         groups=groups,
         capacity=capacity,

@@ -56,11 +56,17 @@ def cache_probe(tags: jax.Array, keys: jax.Array, *, platform: str) -> jax.Array
 
 
 def cache_observe(
-    directory: CacheDirectory, keys: jax.Array, slots: jax.Array, policy: str, *, platform: str
+    directory: CacheDirectory,
+    keys: jax.Array,
+    slots: jax.Array,
+    stamp: jax.Array,
+    policy: str,
+    *,
+    platform: str,
 ) -> tuple[CacheDirectory, jax.Array]:
     # The whole batch on every device: replicas of the directory must stay identical.
     @sequential_vmap
-    def call(directory: CacheDirectory, keys: jax.Array, slots: jax.Array) -> Any:
+    def call(directory: CacheDirectory, keys: jax.Array, slots: jax.Array, stamp: jax.Array) -> Any:
         arrays = [getattr(directory, name) for name in _COUNTED]
         counts, *counted = native_call(
             platform,
@@ -69,15 +75,16 @@ def cache_observe(
             _workspace(platform, "observe", keys.size, directory.tags, directory.ghost_tags.shape),
             keys,
             slots,
+            stamp,
             directory.clock,
             directory.tags,
             *arrays,
-            aliases={4 + i: 1 + i for i in range(len(arrays))},
+            aliases={5 + i: 1 + i for i in range(len(arrays))},
             policy=np.int64(POLICIES.index(policy)),
         )
         return directory._replace(**dict(zip(_COUNTED, counted, strict=True))), counts
 
-    return call(directory, keys, slots)
+    return call(directory, keys, slots, stamp)
 
 
 def cache_populate(

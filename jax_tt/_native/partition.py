@@ -24,8 +24,11 @@ Arrays = tuple[jax.Array, ...]
 def num_blocks(groups: int) -> int:
     """Blocks that ``groups`` groups of ids are dealt into: divisible by any usual number of devices.
 
-    What is kept per block must stay small beside the batch, so it is not simply the number of groups.
+    What is kept per block must stay small beside the batch, so it is not simply the number of groups. A symbolic number
+    is one block: what it is divisible by is not known.
     """
+    if not isinstance(groups, int):
+        return 1
     return math.gcd(groups, 2**8 * 3**2 * 5 * 7) if groups else 1
 
 

@@ -29,6 +29,9 @@ from jax_tt._precision import tensor_float32
 
 Cores = tuple[jax.Array, ...]
 
+# Ids that the plan of a symbolic batch is sized by; `ChunkRows` in ffi/core/plan.cc gives no chunk fewer rows.
+_STRIDE = 64
+
 
 @functools.cache
 def _sizes(platform: str, spec: TTSpec, positions: int, hint: int) -> tuple[int, int]:
@@ -75,8 +78,10 @@ def _table_attributes(spec: TTSpec) -> dict[str, Any]:
 
 
 def batch_attributes(platform: str, spec: TTSpec, batch: Batch, axes: Any) -> dict[str, Any]:
-    # A shard of the batch must choose the contraction that the whole batch was sized for.
-    hint = np.int64(math.prod(batch.ids.shape[:2]))
+    # A shard of the batch must choose the contraction that the whole batch was sized for. 0 stands for the number of
+    # ids in the call.
+    positions = math.prod(batch.ids.shape[:2])
+    hint = np.int64(positions if isinstance(positions, int) else 0)
     lookups = lookup_attributes(platform, spec, batch, axes)
     return (
         _table_attributes(spec)
@@ -92,6 +97,10 @@ def batch_attributes(platform: str, spec: TTSpec, batch: Batch, axes: Any) -> di
 def blocked_sizes(platform: str, operands: Operands, spec: TTSpec, cores: Cores) -> tuple[int, int]:
     """Per block: elements of the plan and of the saved products."""
     per_block = operands.positions // operands.blocks
+    if not isinstance(per_block, int):
+        # Plans grow with the number of ids and not faster, so that those of the strides are enough together.
+        plan, _ = _sizes(platform, spec, _STRIDE, _STRIDE)
+        return (per_block // _STRIDE + 1) * plan, 0
     plan, saved = _sizes(platform, spec, per_block, operands.positions)
     # Products are kept for the 4-byte arithmetic only; the sizes of the plan assume it.
     return plan, per_block * saved if accumulator(cores[0].dtype) == jnp.float32 else 0

@@ -1,6 +1,6 @@
 """One signature for the reference and the native module, for TT and dense tables alike.
 
-The native module is imported on first use only: a missing or failing one means the reference.
+A missing native module, or one that cannot be loaded, means the reference.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def forward(
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Weighted sums ``[S, nb, D]`` in the accumulator type and what the backward pass reuses.
 
-    A sentinel other than 1 is an error on CPU natively; the reference has no errors at run time and returns NaN.
+    A sentinel that moved is an error on CPU natively; the reference has no errors at run time and returns NaN.
     """
     if method == "reference":
         return _reference.forward(spec, cores, batch, save, sentinel)
@@ -266,12 +266,17 @@ def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], 
     """``native(platform, *args)`` or ``reference(*args)``; the platform is that which the program is lowered for."""
     if method == "reference":
         return reference(*args)
+    leaves = jax.tree.leaves(args)
+    symbolic = any(not isinstance(size, int) for leaf in leaves for size in leaf.shape)
+    if symbolic and (method == "cuda_emulated" or native_platforms() == ("cuda",)):
+        raise ValueError(
+            "bags, ids: got a symbolic batch size; the CUDA kernels take their working memory from the program, which "
+            "must know how much. Use method='reference', or export one program for each of a few padded batch sizes."
+        )
     if method == "cuda_emulated":
         return native(method, *args)
     platforms = native_platforms()
-    if method == "ffi" and len(platforms) == 1:
-        return native(platforms[0], *args)
-    if any(_is_float64(leaf.dtype) for leaf in jax.tree.leaves(args)):
+    if symbolic or any(_is_float64(leaf.dtype) for leaf in leaves):
         platforms = tuple(p for p in platforms if p != "cuda")
     branches = {platform: partial(native, platform) for platform in platforms}
     default = reference if method == "auto" else None

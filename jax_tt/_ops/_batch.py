@@ -89,6 +89,27 @@ def pool(batch: Batch, values: jax.Array) -> jax.Array:
     return bags.at[segments, bag_index(batch)].add(values, mode="drop")
 
 
+def largest(batch: Batch, values: jax.Array) -> jax.Array:
+    """Maximum of integers ``values[S, cap, ...]`` over the positions of each bag, giving ``[S, nb, ...]``."""
+    if batch.rectangular:
+        return jnp.max(values, axis=1, keepdims=True)
+    segments = jnp.arange(batch.num_segments, dtype=jnp.int32)[:, None]
+    shape = (batch.num_segments, batch.num_bags, *values.shape[2:])
+    bags = jnp.full(shape, jnp.iinfo(values.dtype).min, values.dtype)
+    return bags.at[segments, bag_index(batch)].max(values, mode="drop")
+
+
+def of_positions(batch: Batch, values: jax.Array) -> jax.Array:
+    """Of ``values[S, nb, D]``, those of every position's bag, to broadcast to ``[S, cap, D]``.
+
+    Positions outside of all bags get those of any bag.
+    """
+    if batch.rectangular:
+        return values
+    bag = jnp.clip(bag_index(batch), 0, batch.num_bags - 1)
+    return jnp.take_along_axis(values, bag[..., None], axis=1)
+
+
 def _padding_mark(dtype: Any) -> Any:
     info = jnp.iinfo(dtype)
     return jnp.asarray(info.max if info.min == 0 else -1, dtype)

@@ -14,7 +14,7 @@ from jax_tt._ops._spec import BOUNDS, DenseSpec, TTSpec
 from jax_tt._precision import resolve_precision
 
 STORAGE = ("float32", "bfloat16", "float16", "float64")
-COMBINERS = ("sum", "mean", "sqrtn")
+COMBINERS = ("sum", "mean", "mean_count", "sqrtn", "max")
 
 _MAX_COLUMNS = 2**31 - 1
 
@@ -28,6 +28,7 @@ def tt_table(
 ) -> tuple[TTSpec, tuple[jax.Array, ...]]:
     """Checks cores against each other; the table they form, and the cores as JAX arrays."""
     label = table_label(name)
+    refuse_tables(cores, f"{label}cores", ".cores")
     if not isinstance(cores, tuple | list) or not 2 <= len(cores) <= 5:
         what = (
             f"{len(cores)} cores"
@@ -87,6 +88,7 @@ def dense_table(
 ) -> tuple[DenseSpec, jax.Array]:
     """Checks a dense table, passed as ``argument``; its description, and the table as a JAX array."""
     label = table_label(name)
+    refuse_tables(table, f"{label}{argument}", ".cores[0]")
     table = as_array(f"{label}{argument}", table)
     shape = tuple(table.shape)
     if len(shape) != 2 or 0 in shape or shape[1] > _MAX_COLUMNS:
@@ -97,6 +99,18 @@ def dense_table(
     _check_storage(label, argument, {str(table.dtype)})
     spec = DenseSpec(shape[0], shape[1], one_of("bounds", bounds, BOUNDS), False, name)
     return spec, jnp.asarray(table)
+
+
+def refuse_tables(given: Any, argument: str, arrays: str) -> None:
+    """Raises for a `FusedTable` or a `CachedTable` where its arrays belong."""
+    kind = type(given).__name__
+    if kind not in ("FusedTable", "CachedTable"):
+        return
+    ops = "fused_*" if kind == "FusedTable" else "cached_*"
+    raise TypeError(
+        f"{argument}: got a {kind}; expected its arrays, table{arrays}. The table itself goes to the {ops} ops, which "
+        "also train it."
+    )
 
 
 def check_combiner(combiner: str) -> str:

@@ -17,10 +17,13 @@ import jax.numpy as jnp
 
 from jax_tt import _reference
 from jax_tt._ops import _backend
-from jax_tt._ops._batch import Batch, bag_index, present
+from jax_tt._ops._batch import Batch, of_positions, present
 from jax_tt._ops._explicit import pooled_over_explicit_axes
+from jax_tt._ops._inputs import one_bag_per_position
+from jax_tt._ops._reverse_only import first_order, reverse_only
 from jax_tt._ops._spec import Spec
 from jax_tt._ops._vma import sum_gradients, vary_over, varying_axes
+from jax_tt._ops._warn import warn_out_of_range
 
 Cores = tuple[jax.Array, ...]
 
@@ -37,6 +40,8 @@ class Wanted:
 def pooled_sum(spec: Spec, cores: Cores, batch: Batch, method: str, axis_name: Any) -> jax.Array:
     """Weighted sums ``[S, nb, D]`` in the accumulator type, differentiable in cores and weights."""
     method = _backend.choose(method, cores[0].dtype)
+    if method == "reference":
+        warn_out_of_range(spec, batch)
     axes = varying_axes(cores, batch)
     if axes:
         # Replicated cores beside a sharded batch: the transpose of the marking sums their gradients.
@@ -48,9 +53,8 @@ def pooled_sum(spec: Spec, cores: Cores, batch: Batch, method: str, axis_name: A
         cores, batch = inputs
         if method == "reference":
             return _reference.forward(spec, cores, batch)[0]
-        return _native_sum(
-            (spec, method), cores, batch.weights, dataclasses.replace(batch, weights=None)
-        )
+        cores, weights = reverse_only((cores, batch.weights))
+        return _native_sum((spec, method), cores, weights, dataclasses.replace(batch, weights=None))
 
     return pooled_over_explicit_axes(pooled, (cores, batch), batch)
 
@@ -93,24 +97,10 @@ def weights_gradient(
     spec: Spec, cores: Cores, batch: Batch, g: jax.Array, method: str
 ) -> jax.Array:
     """``row(i_j) . g[b(j)]`` for every position, with no gradient of the cores computed beside it."""
-    segments, capacity = batch.ids.shape[:2]
-    count = segments * capacity
-    here = present(batch)
-    single = Batch(
-        ids=batch.ids.reshape(count, 1, *batch.ids.shape[2:]),
-        offsets=jnp.stack(
-            [jnp.zeros((count,), jnp.int32), here.reshape(count).astype(jnp.int32)], 1
-        ),
-        weights=None,
-        padded=batch.padded,
-    )
-    rows, _ = _backend.forward(spec, cores, single, method, False)
-    rows = rows.reshape(segments, capacity, rows.shape[-1])
-    bag = jnp.clip(bag_index(batch), 0, max(batch.num_bags - 1, 0))
-    of_bag = (
-        jnp.take_along_axis(g, bag[..., None], axis=1) if batch.num_bags else jnp.zeros_like(rows)
-    )
-    return jnp.where(here, jnp.sum(rows * of_bag, axis=-1), 0).astype(batch.weights.dtype)
+    rows, _ = _backend.forward(spec, cores, one_bag_per_position(batch), method, False)
+    rows = rows.reshape(batch.num_segments, batch.capacity, rows.shape[-1])
+    of_bag = of_positions(batch, g) if batch.num_bags else jnp.zeros_like(rows)
+    return jnp.where(present(batch), jnp.sum(rows * of_bag, axis=-1), 0).astype(batch.weights.dtype)
 
 
 def perturbed(tree: Any) -> bool:
@@ -119,8 +109,8 @@ def perturbed(tree: Any) -> bool:
 
 
 def values(tree: Any) -> Any:
-    """The plain values of a symbolic-zeros argument."""
-    return jax.tree.map(lambda leaf: leaf.value, tree, is_leaf=_is_primal)
+    """The plain values of a symbolic-zeros argument, which have no derivative but this one."""
+    return first_order(jax.tree.map(lambda leaf: leaf.value, tree, is_leaf=_is_primal))
 
 
 def instantiate(g: Any) -> jax.Array:
@@ -128,7 +118,7 @@ def instantiate(g: Any) -> jax.Array:
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         aval: Any = g.aval
         return jnp.zeros(aval.shape, aval.dtype)
-    return g
+    return first_order(g)
 
 
 def _primals(tree: Any) -> list[Any]:

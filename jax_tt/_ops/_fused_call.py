@@ -13,9 +13,11 @@ from jax_tt._ops import _backend
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._explicit import pooled_over_explicit_axes
 from jax_tt._ops._fused_sum import Fused, fused_sum
+from jax_tt._ops._reverse_only import reverse_only
 from jax_tt._ops._spec import Spec
 from jax_tt._ops._table import FusedTable
 from jax_tt._ops._vma import vary_over, varying_axes
+from jax_tt._ops._warn import warn_out_of_range
 from jax_tt.optimizers import Optimizer
 
 
@@ -46,9 +48,12 @@ def call_fused(
         key=key,
     )
 
+    if call.method == "reference":
+        warn_out_of_range(spec, batch)
+
     def pooled(inputs: tuple[FusedTable, Batch, dict[str, jax.Array]]) -> jax.Array:
         table, batch, arrays = inputs
-        weights = batch.weights
+        table, weights = reverse_only((table, batch.weights))
         return fused_sum(call, table, weights, dataclasses.replace(batch, weights=None), arrays)
 
     return pooled_over_explicit_axes(pooled, (table, batch, arrays), batch)

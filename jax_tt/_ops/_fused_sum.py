@@ -12,7 +12,9 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from jax_tt import _sentinel
 from jax_tt._ops import _backend
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._dispatch import Wanted, instantiate, perturbed, values, weights_gradient
@@ -101,8 +103,11 @@ def stepped(
         want_weights=wanted.weights,
         axis_name=tuple(sorted(axes, key=str)) if axes else call.axis_name,
     )
-    # A sentinel that was moved stays moved: refusing once is not enough.
-    return FusedTable(cores, slots, table.step + applied, table.sentinel), dweights
+    # A sentinel that was moved stays moved: refusing once is not enough. What rounding did to it does not add up.
+    sentinel = jnp.where(_sentinel.holds(table.sentinel), 1, table.sentinel)
+    # A constant of the program, by which the compiler sees that no table is to be kept.
+    used = vary_over(jnp.ones((), jnp.float32), varying_axes(table.used))
+    return FusedTable(cores, slots, table.step + applied, sentinel, used), dweights
 
 
 def check_whole(call: Fused, table: Any) -> None:

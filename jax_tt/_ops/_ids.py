@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._ops._batch import Batch
-from jax_tt._ops._spec import Spec
+from jax_tt._ops._batch import Batch, present
+from jax_tt._ops._spec import IGNORED, Spec
 
 
 def digits_in_range(spec: Spec, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
@@ -17,6 +17,17 @@ def digits_in_range(spec: Spec, batch: Batch) -> tuple[list[jax.Array], jax.Arra
     if batch.split:
         return _from_digits(spec, batch.ids)
     return _from_integers(spec, batch.ids)
+
+
+def reads_row(spec: Spec, batch: Batch) -> jax.Array:
+    """Positions that read a row: present, and of no id for which ``bounds`` reads zeros; bool ``[S, cap]``."""
+    here = present(batch)
+    return here & digits_in_range(spec, batch)[1] if spec.bounds in IGNORED else here
+
+
+def outside(spec: Spec, batch: Batch) -> jax.Array:
+    """Positions that hold an id out of range, bool ``[S, cap]``."""
+    return present(batch) & ~digits_in_range(spec, batch)[1]
 
 
 def last_digits(spec: Spec) -> list[int]:

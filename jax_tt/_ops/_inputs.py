@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jax_tt._arguments import as_array, narrow
 from jax_tt._bags import Bags, as_ids, signed_padding
 from jax_tt._dtypes import x64_enabled
-from jax_tt._ops._batch import Batch
+from jax_tt._ops._batch import Batch, present
 from jax_tt._ops._canonical import table_label
 from jax_tt._ops._explicit import reshape_rows
 from jax_tt._ops._spec import DenseSpec, Spec, TTSpec
@@ -24,11 +25,28 @@ S = TypeVar("S", bound=Spec)
 
 def lookup_batch(spec: Spec, ids: Any) -> tuple[Batch, tuple[int, ...]]:
     """One segment, position and bag per id, and the shape of the ids."""
+    if isinstance(ids, Bags):
+        raise TypeError(
+            f"{table_label(spec.name)}ids: got Bags; expected integers of any shape, or SplitIds. Bags go to what "
+            "pools them, such as tt_embed_bag and TTEmbedBag."
+        )
     ids = _table_ids(spec, ids)
     shape = ids.shape
     positions = _positions(ids, shape)
     flat = reshape_rows(positions, (math.prod(shape), 1, *positions.shape[len(shape) :]))
     return Batch(flat, _one_bag(flat.shape[0], 1), None, False, True), shape
+
+
+def one_bag_per_position(batch: Batch) -> Batch:
+    """``S * cap`` segments of one position and one bag, without weights: its sums are rows ``[S * cap, 1, D]``."""
+    count = batch.num_segments * batch.capacity
+    inside = present(dataclasses.replace(batch, padded=False)).reshape(count).astype(jnp.int32)
+    return dataclasses.replace(
+        batch,
+        ids=reshape_rows(batch.ids, (count, 1, *batch.ids.shape[2:])),
+        offsets=jnp.stack([jnp.zeros_like(inside), inside], 1),
+        weights=None,
+    )
 
 
 def bag_batch(spec: S, bags: Any, accum: Any) -> tuple[S, Batch, int]:
@@ -85,6 +103,7 @@ def bag_batch(spec: S, bags: Any, accum: Any) -> tuple[S, Batch, int]:
 
 def _table_ids(spec: Spec, ids: Any, name: str = "ids") -> Any:
     name = table_label(spec.name) + name
+    _refuse_cut(spec, ids, name)
     # JAX would cut 64-bit host ids to 32 bits without a word; here they are exact, whatever their size.
     cut = isinstance(ids, np.ndarray) and ids.itemsize == 8 and not x64_enabled()
     if cut and ids.dtype.kind in "iu" and ids.size:
@@ -102,6 +121,25 @@ def _table_ids(spec: Spec, ids: Any, name: str = "ids") -> Any:
     if isinstance(ids, SplitIds) and isinstance(spec, DenseSpec):
         raise ValueError(f"{name}: got SplitIds; a dense table takes integer ids.")
     return ids
+
+
+def _refuse_cut(spec: Spec, ids: Any, name: str) -> None:
+    """Raises for ids that may have been cut to 32 bits on their way into a traced function."""
+    if not isinstance(ids, Tracer) or x64_enabled():
+        return
+    held = {"int32": 2**31, "uint32": 2**32}.get(str(ids.dtype), spec.num_embeddings)
+    if spec.num_embeddings <= held:
+        return
+    ways = ["turn on jax_enable_x64"]
+    if isinstance(spec, TTSpec):
+        ways.append("split the ids on the host, TTShape.split_ids(ids), and pass the SplitIds")
+    if spec.num_embeddings <= 2**32:
+        ways.append("pass uint32 ids, which hold all rows of this table")
+    raise ValueError(
+        f"{name}: got traced {ids.dtype} ids for a table of {spec.num_embeddings} rows. Without jax_enable_x64 JAX "
+        "cuts 64-bit ids to 32 bits when it traces a function, so these may name other rows than the caller's; "
+        f"{'; or '.join(ways)}."
+    )
 
 
 def _positions(ids: Any, shape: tuple[int, ...]) -> jax.Array:

@@ -6,7 +6,9 @@ from typing import Any
 
 from jax import lax
 
-BOUNDS = ("error", "clip", "zero", "unchecked")
+BOUNDS = ("error", "warn", "clip", "zero", "unchecked")
+# Ids out of range that contribute nothing, train nothing and touch nothing.
+IGNORED = ("warn", "zero")
 
 
 @dataclasses.dataclass(frozen=True)

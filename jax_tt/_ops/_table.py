@@ -26,12 +26,19 @@ class FusedTable(NamedTuple):
             gradient (a second use of the table in one loss, accumulation, scaling, a stock optimizer)
             moves it, and so does overwriting with the zeros of a loss that did not use the table;
             the next forward pass refuses.
+        used: float32 scalar, 1. Its cotangent is 0 where the loss did not use the table, whose cotangent is
+            all zeros then: keep the old table.
     """
 
     cores: tuple[Any, ...]
     slots: tuple[tuple[Any, ...], ...]
     step: Any
     sentinel: Any
+    used: Any
+
+
+# Fields beside cores and slots.
+SCALARS = ("step", "sentinel", "used")
 
 
 def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimizer) -> FusedTable:
@@ -66,7 +73,8 @@ def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimize
         )
         for core in parts
     )
-    return FusedTable(parts, slots, jnp.zeros((), jnp.float32), jnp.ones((), jnp.float32))
+    step, sentinel, used = (jnp.full((), value, jnp.float32) for value in (0, 1, 1))
+    return FusedTable(parts, slots, step, sentinel, used)
 
 
 def slot_shape(core_shape: Sequence[int], rowwise: bool) -> tuple[int, ...]:
@@ -137,7 +145,7 @@ def _with_state(table: FusedTable, optimizer: Optimizer, name: str | None) -> Fu
         array = jnp.asarray(as_array(f"{label}.{part}", value))
         if array.dtype != jnp.float32:
             raise ValueError(
-                f"{label}.{part}: got dtype {array.dtype}; slots, step and sentinel are float32."
+                f"{label}.{part}: got dtype {array.dtype}; slots, step, sentinel and used are float32."
             )
         return array
 
@@ -145,7 +153,7 @@ def _with_state(table: FusedTable, optimizer: Optimizer, name: str | None) -> Fu
         tuple(state(f"slots[{k}][{j}]", slot) for j, slot in enumerate(part))
         for k, part in enumerate(table.slots)
     )
-    step, sentinel = state("step", table.step), state("sentinel", table.sentinel)
+    scalars = {part: state(part, getattr(table, part)) for part in SCALARS}
     wanted = tuple(
         tuple(slot_shape(core.shape, slot.rowwise) for slot in optimizer.slots)
         for core in table.cores
@@ -156,9 +164,10 @@ def _with_state(table: FusedTable, optimizer: Optimizer, name: str | None) -> Fu
             f"{label}.slots: got shapes {given}; {type(optimizer).__name__} expects {wanted}. "
             "Make the table with jax_tt.init_fused_table(cores, optimizer) for this optimizer."
         )
-    if step.shape != () or sentinel.shape != ():
-        raise ValueError(
-            f"{label}: step has shape {step.shape}, sentinel {sentinel.shape}; expected scalars. A "
-            "table with leading dimensions cannot go through a fused op; use one table per call."
-        )
-    return FusedTable(table.cores, slots, step, sentinel)
+    for part, value in scalars.items():
+        if value.shape != ():
+            raise ValueError(
+                f"{label}.{part}: got shape {value.shape}; expected a scalar. A table with leading dimensions cannot "
+                "go through a fused op; use one table per call."
+            )
+    return FusedTable(table.cores, slots, **scalars)

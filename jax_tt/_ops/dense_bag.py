@@ -8,7 +8,7 @@ from jax_tt._arguments import as_dtype
 from jax_tt._bags import Bags
 from jax_tt._dtypes import accumulator
 from jax_tt._ops._canonical import check_combiner, dense_table
-from jax_tt._ops._combine import combine
+from jax_tt._ops._combine import batch_to_sum, combine
 from jax_tt._ops._dispatch import pooled_sum
 from jax_tt._ops._inputs import bag_batch
 
@@ -44,6 +44,6 @@ def embed_bag(
     spec, table = dense_table(table, bounds, name)
     spec, batch, count = bag_batch(spec, bags, accumulator(table.dtype))
     result_type = as_dtype("dtype", dtype, table.dtype)
-    sums = pooled_sum(spec, (table,), batch, method, axis_name)
-    result = combine(combiner, batch, sums)
+    sums = pooled_sum(spec, (table,), batch_to_sum(combiner, spec, batch), method, axis_name)
+    result = combine(combiner, spec, batch, sums)
     return result.reshape(count, spec.features).astype(result_type)

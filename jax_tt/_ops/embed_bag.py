@@ -9,7 +9,7 @@ from jax_tt._arguments import as_dtype
 from jax_tt._bags import Bags
 from jax_tt._dtypes import accumulator
 from jax_tt._ops._canonical import check_combiner, tt_table
-from jax_tt._ops._combine import combine
+from jax_tt._ops._combine import batch_to_sum, combine
 from jax_tt._ops._dispatch import pooled_sum
 from jax_tt._ops._inputs import bag_batch
 
@@ -27,13 +27,15 @@ def tt_embed_bag(
     name: str | None = None,
     precision: jax.lax.PrecisionLike = None,
 ) -> jax.Array:
-    """One vector per bag: the sum, mean or ``sqrtn`` of its rows.
+    """One vector per bag: the sum, the mean, ``sqrtn`` or the maximum of its rows.
 
     Args:
         cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
         bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
         combiner: ``"sum"``; ``"mean"`` divides by the sum of the weights, ``"sqrtn"`` by the root of the sum of their
-            squares (the count and its root without weights). A zero divisor gives 0.
+            squares (the count and its root without weights), ``"mean_count"`` by the count, weights or not. A zero
+            divisor gives 0. ``"max"`` is the maximum of each column and takes no weights; its gradient goes to the
+            first id of the bag that holds the maximum.
         num_embeddings, bounds, dtype, method, axis_name, name, precision: as in `tt_lookup`.
 
     Returns:
@@ -53,6 +55,6 @@ def tt_embed_bag(
     spec, cores = tt_table(cores, num_embeddings, bounds, name, precision)
     spec, batch, count = bag_batch(spec, bags, accumulator(cores[0].dtype))
     result_type = as_dtype("dtype", dtype, cores[0].dtype)
-    sums = pooled_sum(spec, cores, batch, method, axis_name)
-    result = combine(combiner, batch, sums)
+    sums = pooled_sum(spec, cores, batch_to_sum(combiner, spec, batch), method, axis_name)
+    result = combine(combiner, spec, batch, sums)
     return result.reshape(count, spec.features).astype(result_type)

@@ -8,7 +8,7 @@ from jax_tt._arguments import as_dtype
 from jax_tt._bags import Bags
 from jax_tt._dtypes import accumulator
 from jax_tt._ops._canonical import check_combiner
-from jax_tt._ops._combine import combine
+from jax_tt._ops._combine import batch_to_sum, combine
 from jax_tt._ops._explicit import reshape_rows
 from jax_tt._ops._fused_call import call_fused
 from jax_tt._ops._inputs import bag_batch, lookup_batch
@@ -209,6 +209,6 @@ def _embed_bag(
     storage = table.cores[0].dtype
     result_type = as_dtype("dtype", dtype, storage)
     spec, batch, count = bag_batch(spec, bags, accumulator(storage))
-    sums = call_fused(spec, table, batch, optimizer, **options)
-    result = combine(combiner, batch, sums)
+    sums = call_fused(spec, table, batch_to_sum(combiner, spec, batch), optimizer, **options)
+    result = combine(combiner, spec, batch, sums)
     return result.reshape(count, spec.features).astype(result_type)

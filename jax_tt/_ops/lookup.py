@@ -31,8 +31,8 @@ def tt_lookup(
         ids: integers of any shape, or `SplitIds`.
         num_embeddings: number of valid rows; default all that the cores address.
         bounds: what an id outside ``[0, num_embeddings)`` does: ``"error"`` raises on CPU (NaN from the
-            reference), ``"clip"`` reads the nearest row, ``"zero"`` reads zeros, ``"unchecked"`` is the
-            caller's promise that there is none.
+            reference), ``"clip"`` reads the nearest row, ``"zero"`` reads zeros, ``"warn"`` does so with an
+            `OutOfRangeWarning`, ``"unchecked"`` is the caller's promise that there is none.
         dtype: type of the result; default that of the cores. Sums are in float32 or better.
         method: ``"auto"``, ``"reference"`` (pure JAX) or ``"ffi"`` (native).
         axis_name: mesh axes to sum the cores' gradients over, inside a ``shard_map`` with ``check_vma=False``; with

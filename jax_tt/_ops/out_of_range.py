@@ -1,17 +1,25 @@
-"""`count_out_of_range`: how many ids of a batch fall outside a table."""
+"""How many ids of a batch fall outside a table."""
 
+import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
 
-from jax_tt._arguments import as_int
+from jax_tt._arguments import as_positive
 from jax_tt._bags import Bags
-from jax_tt._ops._batch import present
-from jax_tt._ops._ids import digits_in_range
+from jax_tt._ops._batch import Batch
+from jax_tt._ops._ids import outside
 from jax_tt._ops._inputs import bag_batch, lookup_batch
-from jax_tt._ops._spec import DenseSpec, TTSpec
+from jax_tt._ops._spec import TTSpec
+from jax_tt._ops._vma import varying_axes
 from jax_tt._shape import TTShape
+from jax_tt._split_ids import SplitIds
+
+_MOST = 2**31 - 1
 
 
 def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.Array:
@@ -19,35 +27,98 @@ def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.A
 
     Args:
         ids_or_bags: integers of any shape, `SplitIds` or `Bags`.
-        num_embeddings: rows of the table, or its `TTShape` (needed for split ids).
+        num_embeddings: rows of the table, or its `TTShape`, which split ids need.
 
     Returns:
-        int32 scalar. Works under ``jit``, so a host can look at it now and then.
+        int32 scalar. Works under ``jit``, so a host can look at it now and then; under ``vmap``, one per example.
+
+    Raises:
+        TypeError: split ids with a number of rows.
+        ValueError: an argument does not fit, or traced 32-bit ids for more rows than they can name.
 
     >>> import jax_tt
     >>> int(jax_tt.count_out_of_range(jax_tt.Bags.from_ragged([[1, 12], [-3]]), 10))
     2
     """
-    spec: TTSpec | DenseSpec
+    return jnp.sum(outside(*_batch(ids_or_bags, num_embeddings)), dtype=jnp.int32)
+
+
+def add_out_of_range(
+    total: jax.Array,
+    ids_or_bags: Any,
+    num_embeddings: int | TTShape,
+    axis_name: Any,
+    name: str,
+) -> jax.Array:
+    """``total`` plus the ids out of range, or the largest int32; the same number on all devices.
+
+    Args:
+        total: int32 scalar. Under ``vmap`` the ids of all examples are added to it, unless it is mapped itself.
+        ids_or_bags, num_embeddings: as in `count_out_of_range`.
+        axis_name: mesh axes that the ids are split over, where JAX does not know.
+        name: that of the table, for errors.
+    """
+    spec, batch = _batch(ids_or_bags, num_embeddings, name)
+    return _add(dataclasses.replace(spec, name=None), batch, total, axis_name)
+
+
+@partial(jax.jit, static_argnums=(0, 3), inline=True)
+def _add(spec: TTSpec, batch: Batch, total: jax.Array, axis_name: Any) -> jax.Array:
+    total = total.astype(jnp.int32)  # an average of models has a mean of counts
+    count = _count(total, outside(spec, batch))
+    axes = varying_axes(count) - varying_axes(total)
+    if axes:
+        count = lax.psum(count, tuple(axes))
+    elif axis_name is not None and _is_bound(axis_name):
+        count = lax.psum(count, axis_name)
+    return total + jnp.minimum(count, _MOST - total)
+
+
+@custom_vmap
+def _count(total: jax.Array, mask: jax.Array) -> jax.Array:
+    """How many of ``mask[*total.shape, ...]`` are set, one count per element of ``total``."""
+    return jnp.sum(mask, axis=tuple(range(total.ndim, mask.ndim)), dtype=jnp.int32)
+
+
+@_count.def_vmap
+def _count_mapped(size: int, mapped: list[bool], total: Any, mask: Any) -> tuple[Any, bool]:
+    of_total, of_mask = mapped
+    if not of_total:  # one total for all examples
+        return _count(total, jnp.moveaxis(mask, 0, -1)), False
+    return _count(total, mask if of_mask else jnp.broadcast_to(mask, (size, *mask.shape))), True
+
+
+def _batch(
+    ids_or_bags: Any, num_embeddings: int | TTShape, name: str | None = None
+) -> tuple[TTSpec, Batch]:
+    given = ids_or_bags.ids if isinstance(ids_or_bags, Bags) else ids_or_bags
     if isinstance(num_embeddings, TTShape):
-        shape = num_embeddings
-        spec = TTSpec(
-            shape.row_factors,
-            shape.col_factors,
-            shape.full_ranks,
-            shape.num_embeddings,
-            "clip",
-            False,
-            None,
+        rows, factors = num_embeddings.num_embeddings, num_embeddings.row_factors
+    elif isinstance(given, SplitIds):
+        raise TypeError(
+            f"num_embeddings: got {num_embeddings!r} for SplitIds; expected the TTShape that they were split with, "
+            "which says how many rows each digit counts."
         )
     else:
-        rows = as_int("num_embeddings", num_embeddings)
-        if rows < 1:
-            raise ValueError(f"num_embeddings: got {rows}; expected at least 1.")
-        spec = DenseSpec(rows, 1, "clip", False, None)
+        rows = as_positive("num_embeddings", num_embeddings)
+        if rows >= 2**63:
+            raise ValueError(f"num_embeddings: got {rows}; expected less than 2**63.")
+        # Any factors will do: ids that 32 bits do not hold are split by them.
+        factors = (-(-rows // 2**60), 2**30, 2**30)
+    ones = (1,) * len(factors)
+    spec = TTSpec(factors, ones, (1, *ones), rows, "clip", False, name)
     if isinstance(ids_or_bags, Bags):
-        spec, batch, _ = bag_batch(spec, ids_or_bags, jnp.float32)
+        bags = dataclasses.replace(ids_or_bags, weights=None)
+        spec, batch, _ = bag_batch(spec, bags, jnp.float32)
     else:
         batch, _ = lookup_batch(spec, ids_or_bags)
-    outside = present(batch) & ~digits_in_range(spec, batch)[1]
-    return jnp.sum(outside, dtype=jnp.int32)
+    return spec, batch
+
+
+def _is_bound(axis_name: Any) -> bool:
+    """Whether this is the inside of a ``shard_map`` over these axes."""
+    try:
+        lax.axis_size(axis_name)
+    except NameError:
+        return False
+    return True

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._algebra.from_dense import tt_from_dense
 from jax_tt._arguments import as_dtype, as_int
 from jax_tt._budget import least_params, predicted_error
+from jax_tt._host_table import host_table
 from jax_tt._shape import TTShape
 from jax_tt.order import IdOrder, from_table
 from jax_tt.order._ordered_rows import OrderedRows
@@ -54,12 +54,14 @@ class Table:
     def __init__(self, name: str, value: Any, dtype: Any, seed: int):
         self.name, self.seed = name, seed
         self.dense: Any = None
+        if hasattr(value, "shape"):
+            value = host_table(f"tables[{name!r}]", value)
         if isinstance(value, tuple | list) and len(value) == 2 and not np.ndim(value[0]):
             self.num_embeddings, self.features = (
                 as_int(f"tables[{name!r}][{k}]", size) for k, size in enumerate(value)
             )
         elif _is_table(value):
-            self.dense = np.asarray(value) if isinstance(value, jax.Array) else value
+            self.dense = value
             self.num_embeddings, self.features = self.dense.shape
             dtype = self.dense.dtype
         else:

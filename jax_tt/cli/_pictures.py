@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from jax_tt._files.output import check_output, writing
 from jax_tt._files.stored import FileError
 from jax_tt._requires import require
 from jax_tt.cli._pairs import Pairs
@@ -19,25 +21,39 @@ _FORMATS = (".png", ".svg", ".pdf")
 _PIXELS = 110
 
 
-def figure(path: str | None, columns: int, draw: Callable[[Any], None]) -> None:
-    """Writes what ``draw`` draws on axes ``[columns]``; nothing where no path is given."""
-    if path is None:
+def figure(args: argparse.Namespace, columns: int, draw: Callable[[Any], None]) -> None:
+    """Writes what ``draw`` draws on axes ``[columns]`` to ``--picture``; nothing where there is none."""
+    if args.picture is None:
         return
-    check_picture(path)
     # Not pyplot: no window system is asked for, and no state is left behind.
-    figures = require("matplotlib.figure", "--picture", "cli")
-    whole = figures.Figure(figsize=(5.5 * columns, 4.5), layout="constrained")
+    whole = _figures().Figure(figsize=(5.5 * columns, 4.5), layout="constrained")
     draw(whole.subplots(1, columns, squeeze=False, sharey=True)[0])
-    whole.savefig(path, dpi=_PIXELS)
-    print(f"drew {path}")
+    with writing(args.picture, overwrite=args.force) as new:
+        whole.savefig(new, format=_suffix(args.picture)[1:], dpi=_PIXELS)
+    print(f"drew {args.picture}")
 
 
-def check_picture(path: str | None) -> None:
-    """Refuses a file that could not be drawn, before the work is done."""
-    if path is not None and os.path.splitext(path)[1].lower() not in _FORMATS:
-        raise FileError(
-            f"--picture: got {path}; expected a name that ends with {', '.join(_FORMATS)}."
-        )
+def check_outputs(
+    args: argparse.Namespace, inputs: Sequence[str | None], directory: bool = False
+) -> None:
+    """Refuses, before the work, ``--out`` and ``--picture`` that could not be written, or over one of the inputs."""
+    others = [path for path in inputs if path is not None]
+    if args.picture is not None:
+        if _suffix(args.picture) not in _FORMATS:
+            raise FileError(
+                f"--picture: got {args.picture}; expected a name that ends with {', '.join(_FORMATS)}."
+            )
+        _figures()
+        check_output(args.picture, overwrite=args.force, others=[*others, args.out])
+    check_output(args.out, overwrite=args.force, directory=directory, others=others)
+
+
+def _figures() -> Any:
+    return require("matplotlib.figure", "--picture", "cli")
+
+
+def _suffix(path: str) -> str:
+    return os.path.splitext(path)[1].lower()
 
 
 def draw_together(axes: Any, pairs: Pairs, order: IdOrder) -> None:

@@ -12,11 +12,12 @@ from jax_tt._algebra.from_dense import tt_from_dense
 from jax_tt._algebra.residual_shapes import tt_residual_shapes
 from jax_tt._algebra.residuals import tt_residuals
 from jax_tt._arguments import as_dtype
-from jax_tt._files.tables import StoredTable, save_tables
+from jax_tt._files.dense import read_table
+from jax_tt._files.tables import StoredTable, check_tables_path, save_tables
 from jax_tt._shape import TTShape
 from jax_tt.cli import _pictures
 from jax_tt.cli._arguments import add_common, byte_size, integers
-from jax_tt.cli._tables import read_numbers, read_order, read_table
+from jax_tt.cli._tables import read_numbers, read_order
 from jax_tt.order._ordered_rows import OrderedRows
 
 
@@ -75,7 +76,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    _pictures.check_picture(args.picture)
+    directory = check_tables_path(args.out)
+    _pictures.check_outputs(args, (args.table, args.order, args.weights), directory)
     if args.residuals:
         _run_residuals(args)
     else:
@@ -110,13 +112,13 @@ def _run_one(args: argparse.Namespace) -> None:
         seed=args.seed,
         progress=args.progress,
     )
-    save_tables(args.out, {name: StoredTable.of(found, order)})
+    save_tables(args.out, {name: StoredTable.of(found, order)}, overwrite=args.force)
     print(found)
     stored = found.shape.num_params * np.dtype(found.cores[0].dtype).itemsize
     dense = table.shape[0] * table.shape[1] * table.dtype.itemsize
     print(f"wrote {name} to {args.out}: cores of {stored:,} bytes, the table has {dense:,}")
     _pictures.figure(
-        args.picture,
+        args,
         1,
         lambda axes: _pictures.draw_errors(axes[0], found.relative_error, found.row_errors),
     )
@@ -148,7 +150,7 @@ def _run_residuals(args: argparse.Namespace) -> None:
         )
         for k, term in enumerate(terms)
     }
-    save_tables(args.out, stored)
+    save_tables(args.out, stored, overwrite=args.force)
     errors = [term.relative_error for term in terms]
     for key, one in stored.items():
         print(
@@ -161,4 +163,4 @@ def _run_residuals(args: argparse.Namespace) -> None:
         f"wrote {len(terms)} terms to {args.out}: cores of {cores:,} bytes and orders of {orders:,}, the table has "
         f"{dense:,}. The row of an id is the sum of its rows in all of them."
     )
-    _pictures.figure(args.picture, 1, lambda axes: _pictures.draw_terms(axes[0], errors))
+    _pictures.figure(args, 1, lambda axes: _pictures.draw_terms(axes[0], errors))

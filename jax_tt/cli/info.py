@@ -11,13 +11,13 @@ import numpy as np
 from jax_tt._algebra.approximation import measure
 from jax_tt._algebra.rows import Rows
 from jax_tt._files.arrays import open_arrays
+from jax_tt._files.dense import read_table
 from jax_tt._files.stored import FileError, StoredArrays
 from jax_tt._files.tables import core_names, errors_of, load_tables, order_name, table_shapes
 from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
 from jax_tt._text import text_table
 from jax_tt.cli._arguments import add_progress
-from jax_tt.cli._tables import read_table
 from jax_tt.order._ordered_rows import OrderedRows
 
 _COLUMNS = (

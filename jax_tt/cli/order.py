@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from jax_tt._files.arrays import open_arrays
+from jax_tt._files.dense import read_table
 from jax_tt._files.stored import FileError
 from jax_tt._shape import TTShape
 from jax_tt.cli import _pictures
 from jax_tt.cli._arguments import add_common, integers, positive
 from jax_tt.cli._pairs import Interactions
-from jax_tt.cli._tables import read_integers, read_numbers, read_table, write_order
+from jax_tt.cli._tables import read_integers, read_numbers, write_order
 from jax_tt.order import IdOrder, from_counts, from_interactions, from_table, from_tree
 
 _FEATURES = 64  # that row factors are suggested for where columns are not known
@@ -59,26 +61,32 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     if not args.out.endswith(".npz"):
         raise FileError(f"--out: got {args.out}; expected a name that ends with .npz.")
-    _pictures.check_picture(args.picture)
-    order, factors = _METHODS[args.method](args)
-    write_order(args.out, order, factors)
+    _pictures.check_outputs(args, (args.input,))
+    order, factors, draw = _METHODS[args.method](args)
+    write_order(args.out, order, factors, args.force)
     by = "" if factors is None else f", for rows of {' x '.join(map(str, factors))}"
     print(f"order of {order.num_embeddings:,} ids by {args.method}{by}: wrote {args.out}")
+    _pictures.figure(args, 2, draw)
 
 
-def _by_interactions(args: argparse.Namespace) -> tuple[IdOrder, tuple[int, ...] | None]:
+# An order, the row factors that it is for, and what draws it.
+_Made = tuple[IdOrder, tuple[int, ...] | None, Callable[[Any], None]]
+
+
+def _by_interactions(args: argparse.Namespace) -> _Made:
     pairs = Interactions(args.input, args.column, args.name, args.progress)
     counts = pairs.counts()
     shape = _shape(args, len(counts))
     order = from_interactions(pairs, shape, seed=args.seed, progress=args.progress)
     print(f"{counts.sum():,} interactions with {np.count_nonzero(counts):,} ids")
-    _pictures.figure(
-        args.picture, 2, lambda axes: _pictures.draw_together(axes, next(iter(pairs())), order)
+    return (
+        order,
+        shape.row_factors,
+        lambda axes: _pictures.draw_together(axes, next(iter(pairs())), order),
     )
-    return order, shape.row_factors
 
 
-def _by_counts(args: argparse.Namespace) -> tuple[IdOrder, tuple[int, ...] | None]:
+def _by_counts(args: argparse.Namespace) -> _Made:
     counts = None
     if args.input.endswith((".npy", ".npz")):
         arrays = open_arrays(args.input).arrays
@@ -90,24 +98,21 @@ def _by_counts(args: argparse.Namespace) -> tuple[IdOrder, tuple[int, ...] | Non
     _check_count(count, len(counts))
     counts = np.pad(counts, (0, count - len(counts)))
     order = from_counts(counts)
-    _pictures.figure(args.picture, 2, lambda axes: _pictures.draw_counts(axes, counts, order))
-    return order, None
+    return order, None, lambda axes: _pictures.draw_counts(axes, counts, order)
 
 
-def _by_table(args: argparse.Namespace) -> tuple[IdOrder, tuple[int, ...] | None]:
+def _by_table(args: argparse.Namespace) -> _Made:
     table = np.asarray(read_table(args.input, args.name)[1])
     shape = _shape(args, *table.shape)
     order = from_table(table, shape, seed=args.seed, progress=args.progress)
-    _pictures.figure(args.picture, 2, lambda axes: _pictures.draw_rows(axes, table, order))
-    return order, shape.row_factors
+    return order, shape.row_factors, lambda axes: _pictures.draw_rows(axes, table, order)
 
 
-def _by_tree(args: argparse.Namespace) -> tuple[IdOrder, tuple[int, ...] | None]:
+def _by_tree(args: argparse.Namespace) -> _Made:
     labels = read_integers(args.input, args.name, 2)
     shape = _shape(args, len(labels))
     order = from_tree(labels, shape)
-    _pictures.figure(args.picture, 2, lambda axes: _pictures.draw_rows(axes, labels, order))
-    return order, shape.row_factors
+    return order, shape.row_factors, lambda axes: _pictures.draw_rows(axes, labels, order)
 
 
 _METHODS = {

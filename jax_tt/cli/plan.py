@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from jax_tt._files.arrays import open_arrays
+from jax_tt._files.dense import read_table
 from jax_tt._files.stored import FileError, whole_file
 from jax_tt._plan.plan import plan
 from jax_tt.cli._arguments import add_progress, byte_size
 from jax_tt.cli._pairs import Interactions
-from jax_tt.cli._tables import read_table
 
 _SIZES, _FILE = {"num_embeddings", "features"}, {"file", "name"}
 _LARGEST_TEXT = 1 << 24

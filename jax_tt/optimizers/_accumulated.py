@@ -17,6 +17,7 @@ class Accumulated(Optimizer):
     eps: Scalar = 1e-10
     initial_accumulator_value: float = 0.0
     rowwise: ClassVar[bool]
+    initial: ClassVar[frozenset[str]] = frozenset({"initial_accumulator_value"})
 
     def __post_init__(self) -> None:
         check_scalar("learning_rate", self.learning_rate, 0.0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
 import numbers
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import numpy as np
 
 from jax_tt._arguments import as_scalar
 
-# A float, a traced scalar, or a schedule: step -> scalar, as optax has them.
+# A float, a scalar array (traced, or an `nnx.Variable`), or a schedule: step -> scalar, as optax has them.
 Scalar = float | jax.Array | Callable[[Any], Any]
 Slots = tuple[jax.Array, ...]
 
@@ -35,9 +36,33 @@ class Optimizer(abc.ABC):
 
     Attributes:
         native_kind: number of the rule in the native op.
+        initial: fields that only new slots are made with.
     """
 
     native_kind: ClassVar[int]
+    initial: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def hyperparameter_names(cls) -> tuple[str, ...]:
+        """Fields that may differ from step to step."""
+        fields: Any = cls
+        return tuple(f.name for f in dataclasses.fields(fields) if f.name not in cls.initial)
+
+    def with_hyperparameters(self, values: Mapping[str, Any]) -> Self:
+        """The rule with some of its hyper-parameters replaced by floats, traced scalars or schedules."""
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f"hyperparameters: got {values!r}; expected a mapping from names to scalars, e.g. "
+                "{'learning_rate': 0.01}."
+            )
+        names = self.hyperparameter_names()
+        for name in values:
+            if name not in names:
+                raise ValueError(
+                    f"hyperparameters: got {name!r}; those of {type(self).__name__} are {', '.join(names)}."
+                )
+        rule: Any = self
+        return dataclasses.replace(rule, **values)
 
     @property
     @abc.abstractmethod
@@ -58,7 +83,9 @@ class Optimizer(abc.ABC):
 
 def at_step(value: Scalar, step: jax.Array) -> jax.Array:
     """A hyper-parameter at ``step`` as a float32 scalar."""
-    scalar = jnp.asarray(value(step) if callable(value) else value, jnp.float32)
+    if callable(value) and not _is_array(value):
+        value = value(step)
+    scalar = jnp.asarray(value, jnp.float32)
     if scalar.shape != ():
         raise ValueError(
             f"optimizer: a hyper-parameter has shape {scalar.shape}; expected a scalar, or a schedule that "
@@ -79,7 +106,7 @@ def one_minus_power(base: Scalar, exponent: jax.Array, step: jax.Array) -> jax.A
 def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> None:
     """Checks a hyper-parameter: a number by its value, an array by its shape, a schedule when it is called."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    array = isinstance(value, jax.Array | np.ndarray)
+    array = _is_array(value)
     if not (number or array or callable(value)):
         raise TypeError(
             f"{name}: got {value!r}; expected a number, a scalar array or a schedule of the step."
@@ -89,3 +116,8 @@ def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> N
     if isinstance(value, numbers.Real) and not low <= float(value) < high:
         limit = f" and below {high}" if high != math.inf else ""
         raise ValueError(f"{name}: got {value}; expected a finite number of at least {low}{limit}.")
+
+
+def _is_array(value: Any) -> bool:
+    """Variables of NNX count: they hold arrays, though they can be called."""
+    return isinstance(value, jax.Array | np.ndarray) or hasattr(value, "__jax_array__")

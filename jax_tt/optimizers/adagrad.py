@@ -17,7 +17,7 @@ class Adagrad(Accumulated):
     ``eps`` near 0 and equal initial values the two agree.
 
     Args:
-        learning_rate: float, scalar array or schedule of the step.
+        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
         eps: added to the root of the accumulator.
         initial_accumulator_value: start of ``s``.
 

@@ -27,7 +27,7 @@ class Adam(Optimizer):
     does not touch; where every row is touched at every step the two are equal.
 
     Args:
-        learning_rate: float, scalar array or schedule of the step.
+        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
         b1, b2: decay of the first and second moment.
         eps: added to the root of the second moment.
 

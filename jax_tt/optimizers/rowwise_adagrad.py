@@ -17,7 +17,7 @@ class RowWiseAdagrad(Accumulated):
     The row of a tensor-train core is its slice ``core[k][i]``; the mean runs over the slice.
 
     Args:
-        learning_rate: float, scalar array or schedule of the step.
+        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
         eps: added to the root of the accumulator.
         initial_accumulator_value: start of ``s``.
 

@@ -14,7 +14,7 @@ class SGD(Optimizer):
     """``w -= learning_rate * g``. Equal to ``optax.sgd``.
 
     Args:
-        learning_rate: float, scalar array or schedule of the step.
+        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
 
     >>> import jax_tt
     >>> jax_tt.optimizers.SGD(0.1).hyperparameters(0).shape

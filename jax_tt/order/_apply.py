@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._arguments import as_array, narrow
-from jax_tt._bags import Bags, as_ids, signed_padding
+from jax_tt._arguments import narrow
+from jax_tt._bags import Bags, as_ids, id_array, signed_padding
 from jax_tt._dtypes import x64_enabled
 from jax_tt._ops._explicit import like_explicit
 from jax_tt._split_ids import SplitIds
@@ -29,7 +29,7 @@ def mapped_ids(rows: StoredRows, ids: Any, name: str = "ids") -> jax.Array:
             f"{name}: got SplitIds for a table with an id_order, which maps integers. Map them on the host first, "
             "shape.split_ids(order.apply(ids)), and build the layer with id_order=None."
         )
-    array = as_array(name, ids)
+    array = id_array(ids, name)
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and not x64_enabled():
         # Only ids out of range change, to others out of range: without x64 the table has fewer than 2**31 - 1 rows.
         ids = narrow(array) if array.itemsize == 8 and array.size else ids

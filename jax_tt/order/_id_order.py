@@ -12,6 +12,8 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._arguments import as_array, as_positive
+from jax_tt._files.numpy_file import read_npz, write_npz
+from jax_tt._files.stored import whole_file
 from jax_tt.order._apply import mapped_ids, type_of_ids
 from jax_tt.order._stored import LAST_PACKED, LAST_SHORT, StoredRows, kept_bytes, on_host
 
@@ -136,8 +138,11 @@ class IdOrder:
         result[inside] = rows[array[inside]]
         return result
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes an ``.npz`` file of one array, ``rows``.
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Writes an ``.npz`` file of one array, ``rows``, whole or not at all.
+
+        Raises:
+            FileError: the file exists and ``overwrite`` is False (then also a `FileExistsError`), or cannot be written.
 
         >>> import jax_tt, os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "order.npz")
@@ -146,22 +151,17 @@ class IdOrder:
         >>> jax_tt.order.IdOrder.load(path) == order
         True
         """
-        with open(path, "wb") as file:
-            np.savez_compressed(file, rows=np.asarray(self.rows))
+        write_npz(path, {"rows": np.asarray(self.rows)}, overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> IdOrder:
         """Reads what `save` wrote.
 
         Raises:
-            ValueError: the file holds no array ``rows``, or one that is no permutation.
+            FileError: the file is missing (then also a `FileNotFoundError`), damaged, or holds no array ``rows``.
+            ValueError: ``rows`` is no permutation.
         """
-        with np.load(path) as arrays:
-            if "rows" not in arrays:
-                raise ValueError(
-                    f"path: {os.fspath(path)} holds {sorted(arrays)}; expected the array rows, as IdOrder.save writes."
-                )
-            return cls(arrays["rows"])
+        return cls(read_npz(whole_file(path))["rows"].read())
 
     # Flax compares and hashes the attributes of a module.
     def __eq__(self, other: object) -> bool:

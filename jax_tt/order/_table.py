@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._arguments import as_int, as_positive
+from jax_tt._host_table import host_table
 from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
 from jax_tt.order._arguments import as_shape
@@ -32,7 +33,7 @@ def from_table(
     which a part is longest.
 
     Args:
-        table: floats ``[N, D]``, e.g. a numpy memmap, which is read in chunks.
+        table: floats ``[N, D]``, e.g. a numpy memmap, which is read in chunks, or a torch tensor on the CPU.
         shape: `TTShape` of the table.
         rank: wider tables are projected to this many random directions first.
         refine: rounds in which the tensor train of ``shape``, with its ranks, is fitted to the rows, and the ids of
@@ -58,7 +59,7 @@ def from_table(
         >>> ordered = table[order.inverse.rows]  # row by row, what the compressed table approximates
     """
     shape, rank = as_shape(shape), as_positive("rank", rank)
-    rows = table if hasattr(table, "shape") else np.asarray(table)
+    rows = host_table("table", table)
     if rows.ndim != 2 or rows.shape[0] != shape.num_embeddings or not rows.shape[1]:
         raise ValueError(
             f"table: got shape {tuple(rows.shape)}; expected [{shape.num_embeddings}, D], the rows of `shape`."

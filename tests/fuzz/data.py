@@ -60,7 +60,7 @@ SIGNATURES = (
     S("d2", "padded", "digits", "zero", weighted=True, combiner="sqrtn"),
     S("d3", "lookup"),
     S("d3", "ragged", "int64", "clip", dtype="float64", weighted=True, combiner="mean"),
-    S("d3", "padded", "int32", "zero", dtype="bfloat16", combiner="mean"),
+    S("d3", "padded", "int32", "warn", dtype="bfloat16", combiner="mean"),
     S("d3", "ragged", "digits", "error", weighted=True),
     S("d3", "ragged", "int32", "unchecked", weighted=True),
     S("d3", "rectangle", "uint32", "error", dtype="float16"),
@@ -72,17 +72,17 @@ SIGNATURES = (
     S("d5", "ragged", "int32", "error", weighted=True, combiner="mean"),
     S("d5", "padded", "int64", "unchecked", weighted=True),
     S("4e9", "lookup", "uint32", "error"),
-    S("2^32", "ragged", "uint32", "zero", weighted=True),
+    S("2^32", "ragged", "uint32", "warn", weighted=True),
     S("2^32", "padded", "int64", "clip"),
     S("1e12", "ragged", "digits", "error", weighted=True),
     S("1e12", "lookup", "int64", "zero"),
     S("dense", "ragged", "int32", "error", weighted=True),
-    S("dense", "padded", "int64", "zero", combiner="mean"),
+    S("dense", "padded", "int64", "warn", combiner="mean"),
     S("dense-one", "ragged", "uint32", "clip", weighted=True),
     S("dense-wide", "rectangle", "int32", "unchecked", dtype="bfloat16"),
     S("d3", "ragged", "int32", "error", weighted=True, rule=optimizers.SGD(1.0)),
     S("d3", "padded", "digits", "clip", rule=optimizers.Adam(0.01), donate=True),
-    S("d4", "lookup", "uint32", "zero", rule=optimizers.RowWiseAdagrad(0.1)),
+    S("d4", "lookup", "uint32", "warn", rule=optimizers.RowWiseAdagrad(0.1)),
     S("d3", "ragged", "int32", "clip", dtype="bfloat16", rule=optimizers.Adagrad(0.1), donate=True),
     S(
         "1e12",
@@ -292,7 +292,7 @@ class Target:
         if s.bounds in ("clip", "unchecked") and not np.all(ordinary[used] | padding[used]):
             return False, None
         rows = self._rows(digits)
-        rows[padding | (~inside if s.bounds == "zero" else False)] = 0
+        rows[padding | (~inside if s.bounds in ("zero", "warn") else False)] = 0
         weights = np.ones(ids.shape) if c.weights is None else c.weights.ravel().astype(np.float64)
         # Neither weights whose squares leave float32 nor NaN.
         sizes = np.abs(weights[used][~padding[used]])

@@ -107,7 +107,7 @@ def _lookup_attributes(rng: np.random.Generator, split: bool) -> dict[str, Any]:
     return {
         "split": split,
         "padded": bool(rng.integers(2)),
-        "bounds": _i64(rng.integers(5)),
+        "bounds": _i64(rng.integers(6)),
         "table": "t",
     }
 

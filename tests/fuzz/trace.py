@@ -63,7 +63,7 @@ ALIASES = {
     "num_embeddings": ("rows",),
     "dtype": ("data type", "type"),
     "learning_rate": ("optimizer",),
-    "table": ("cores", "slots", "step", "sentinel", "optimizer"),
+    "table": ("cores", "slots", "step", "sentinel", "used", "optimizer"),
     "optimizer": ("table",),
     "cores": ("num_embeddings", "features", "query"),
     "axis_name": ("axis",),
@@ -133,7 +133,8 @@ def _cores() -> tuple[np.ndarray, ...]:
 
 def _common(rng: np.random.Generator) -> dict[str, Any]:
     method = str(rng.choice(["auto", "ffi", "reference"]))
-    return {"bounds": "clip", "method": method, "name": None, "dtype": None, "axis_name": None}
+    bounds = str(rng.choice(["clip", "warn"]))
+    return {"bounds": bounds, "method": method, "name": None, "dtype": None, "axis_name": None}
 
 
 _COMMON = {

@@ -98,6 +98,7 @@ JAX_TT_FOR_LANE_TYPE(double)
 // Blocks and threads take turns on one processor: memory is always up to date.
 inline void __threadfence() {}
 inline void __threadfence_block() {}
+inline void __threadfence_system() {}
 
 template <typename T>
 T __ldg(const T* p) {

@@ -1,0 +1,58 @@
+"""Hit rates of the row cache's policies on streams whose favourites stay, drift, and on real ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_tt
+from benchmarks.registry import Settings, case
+from benchmarks.results import Report
+from benchmarks.streams import drifting, streams
+
+BATCH, REFRESH_EVERY = 4096, 10
+DRIFTS = {"no drift": 0.0, "1 % drift": 0.01, "10 % drift": 0.1}
+POLICIES = {
+    "LFU that never ages": {"half_life": None},
+    "LFU": {},
+    "LRU with ties broken by id": {"policy": "lru"},
+    "LRU": {"policy": "lru"},
+}
+
+
+@case(
+    "cache_policies",
+    "Hit rates of a row cache of 1 % of the rows, refreshed every 10 batches, by policy",
+)
+def measure(settings: Settings, report: Report) -> None:
+    work = {name: drifting(share, settings.quick) for name, share in DRIFTS.items()}
+    size = 256 if settings.quick else BATCH
+    for name, (ids, rows) in streams(settings.quick).items():
+        work[name] = ids[: len(ids) // size * size].reshape(-1, size), rows
+    for name, (batches, rows) in work.items():
+        for policy, options in POLICIES.items():
+            cache = jax_tt.RowCache(
+                max(1, rows // 100), refresh_every=REFRESH_EVERY, gradients="cores", **options
+            )
+            rate = hit_rate(batches, rows, cache, ties="ties" not in policy)
+            label = f"{policy} {name}".lower().replace(" ", "_").replace("%", "percent")
+            report.figure(label, 100 * rate, "%", f"{name}: hit rate of {policy}")
+
+
+def hit_rate(batches: np.ndarray, rows: int, cache: jax_tt.RowCache, *, ties: bool) -> float:
+    """Share of hits from the first batch to the last, in front of the smallest table that there is.
+
+    Without ``ties`` the requests in the low bits of LRU's scores are cleared after every batch.
+    """
+    cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(rows, 2, ranks=1))
+    table = jax_tt.init_cached_table(cores, cache, num_embeddings=rows)
+
+    def step(table: jax_tt.CachedTable, ids: jax.Array) -> tuple[jax_tt.CachedTable, None]:
+        _, directory = jax_tt.cached_tt_lookup(table, ids, cache, num_embeddings=rows)
+        if not ties:
+            scores, ghosts = (x & -1024 for x in (directory.scores, directory.ghost_scores))
+            directory = directory._replace(scores=scores, ghost_scores=ghosts)
+        table = table._replace(directory=directory)
+        return jax_tt.refresh_if_due(table, cache, num_embeddings=rows), None
+
+    run = jax.jit(lambda table, batches: jax.lax.scan(step, table, batches)[0])
+    return jax_tt.cache_statistics(run(table, jnp.asarray(batches)).directory)["hit_rate"]

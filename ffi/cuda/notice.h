@@ -1,0 +1,19 @@
+// What a kernel leaves for the host when it meets an id out of range with Bounds::kWarn.
+#ifndef JAX_TT_CUDA_NOTICE_H_
+#define JAX_TT_CUDA_NOTICE_H_
+
+#include <stdint.h>
+
+namespace jax_tt {
+
+// Lies in memory of the host that the device can write, and is written once: a program goes on meeting such ids.
+struct Notice {
+  static constexpr unsigned kFree = 0, kTaken = 1, kWritten = 2;
+
+  unsigned state = kFree;
+  int64_t id = 0, position = 0;
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_NOTICE_H_

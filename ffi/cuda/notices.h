@@ -1,0 +1,21 @@
+// The notices of all tables, and the thread that turns them into reports.
+#ifndef JAX_TT_CUDA_NOTICES_H_
+#define JAX_TT_CUDA_NOTICES_H_
+
+#include <stdint.h>
+
+#include "ffi/core/lookups.h"
+
+namespace jax_tt {
+
+// Allocates the notices and starts to look at them, a few times a second; once per process.  A kernel cannot call the
+// host without making it wait, and a handler is not called again where the runtime replays what it has recorded.
+void WatchNotices();
+
+// Gives lookups with Bounds::kWarn the notice of their table.  It stays null where nobody watches, or where there are
+// more tables than notices.
+void FindNotice(int64_t num_embeddings, Lookups* lookups);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_NOTICES_H_

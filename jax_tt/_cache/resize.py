@@ -1,0 +1,170 @@
+"""A cache of another capacity, shape or policy, with the rows and the counts of the one before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._cache.config import RowCache
+from jax_tt._cache.directory import CacheDirectory, add_to_statistics, init_directory
+from jax_tt._cache.hashing import bucket_of, set_of
+from jax_tt._cache.reference import rank_within
+from jax_tt._cache.refresh import table_spec, written_back
+from jax_tt._cache.scores import Scoring, converted
+from jax_tt._cache.table import CachedTable
+from jax_tt._ops._table import FusedTable
+from jax_tt.optimizers import Optimizer
+
+
+def resize_cache(
+    table: CachedTable,
+    old: RowCache,
+    new: RowCache,
+    *,
+    num_embeddings: int | None = None,
+    optimizer: Optimizer | None = None,
+    method: str = "auto",
+) -> CachedTable:
+    """Gives a table a cache of another capacity, other ways, another policy or other counters.
+
+    A set keeps its hottest rows: they keep their values and their optimizer state bit for bit, and, where the sets or
+    ways change, may lie in another slot afterwards. What the others learned is written back into the cores, as
+    ``old.write_back`` says, and they become ghosts. Ghosts keep their scores, as far as they have room. Where a cache
+    grows, its new places are filled when it is next populated; since the set of a row follows from the number of sets,
+    single rows may leave then, too, unless the number of sets is a multiple of what it was. Under another policy the
+    rows that are cached keep the step of their last request, and what the old policy did not count starts afresh.
+
+    Args:
+        table: the table; outside of a loss, since its cores may change.
+        old: the `RowCache` it was made for.
+        new: the `RowCache` to have; of the same ``gradients``.
+        num_embeddings: rows of the table; default all that the cores address.
+        optimizer: the rule of a fused table.
+        method: as in the ops.
+
+    Returns:
+        The table with the new cache.
+
+    Raises:
+        ValueError: ``old`` is not the cache of the table, or ``new`` has other ``gradients``.
+
+    >>> import jax, jax_tt
+    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
+    >>> small, large = jax_tt.RowCache(100, ways=4), jax_tt.RowCache(200, ways=4)
+    >>> table = jax_tt.init_cached_table(cores, small)
+    >>> _, directory = jax_tt.cached_tt_lookup(table, jax.numpy.array([7, 8]), small)
+    >>> table = jax_tt.populate_cache(table._replace(directory=directory), small)
+    >>> table = jax_tt.resize_cache(table, small, large)
+    >>> table.values.shape, jax_tt.cache_statistics(table.directory)["occupied"]
+    ((200, 8), 2)
+    """
+    spec = table_spec(table, num_embeddings)
+    options = {"num_embeddings": num_embeddings, "optimizer": optimizer, "method": method}
+    return resized(table, old, new, spec.num_embeddings, **options)[0]
+
+
+def resized(
+    table: CachedTable,
+    old: RowCache,
+    new: RowCache,
+    rows_to_come: int,
+    *,
+    num_embeddings: int | None,
+    optimizer: Optimizer | None,
+    method: str,
+) -> tuple[CachedTable, jax.Array]:
+    """`resize_cache` for a table that will have ``rows_to_come`` rows, and the new slot of every old one."""
+    spec = table_spec(table, num_embeddings)
+    if table.directory.tags.shape != old.layout(spec.num_embeddings)[:2]:
+        raise ValueError(
+            f"old: got a RowCache of {old.layout(spec.num_embeddings)[:2]} sets and ways for a cache of "
+            f"{table.directory.tags.shape}; expected the one that the table was made for."
+        )
+    if new.gradients != old.gradients:
+        raise ValueError(
+            f"cache: got gradients={new.gradients!r} for a cache of gradients={old.gradients!r}; expected the same. "
+            "Flush the cache and build the table anew to train its rows in another way."
+        )
+    layout = new.layout(rows_to_come)
+    directory, slots = placed(
+        table.directory, old.scoring, new.scoring, layout, new.key_dtype(rows_to_come)
+    )
+    tags = table.directory.tags.reshape(-1)
+    leaves = (tags >= 0) & (slots == directory.slots)
+    gone = jnp.sum(leaves)
+    if new.gradients == "rows" and old.write_back is not None:
+        table = written_back(spec, table, old, jnp.where(leaves, tags, -1), method)
+        directory = add_to_statistics(directory, written_back=gone)
+    directory = add_to_statistics(directory, evicted=gone)
+    dtype = new.dtype or table.cores[0].dtype
+    values = moved(slots, table.values, jnp.zeros((directory.slots, spec.features), dtype))
+    rows: Any = values
+    if isinstance(table.rows, FusedTable):
+        assert optimizer is not None
+        state = tuple(
+            moved(slots, slot, jnp.full((directory.slots, *slot.shape[1:]), kind.init, slot.dtype))
+            for kind, slot in zip(optimizer.slots, table.rows.slots[0], strict=True)
+        )
+        rows = table.rows._replace(cores=(values,), slots=(state,))
+    return table._replace(rows=rows, directory=directory), slots
+
+
+def moved(slots: jax.Array, values: Any, fresh: Any) -> Any:
+    """The values of rows that stay, in their new slots; ``fresh`` in the others. What has no slots stays as it is."""
+    if values.shape[:1] != slots.shape:
+        return values
+    return jnp.asarray(fresh).at[slots].set(jnp.asarray(values).astype(fresh.dtype), mode="drop")
+
+
+def placed(
+    directory: CacheDirectory,
+    old: Scoring,
+    new: Scoring,
+    layout: tuple[int, int, int, int],
+    key_dtype: Any,
+) -> tuple[CacheDirectory, jax.Array]:
+    """The directory in its new shape, and the new slot of every old one; that behind the last where its row leaves."""
+    sets, ways, buckets, room = layout
+    same_slots = directory.tags.shape == (sets, ways)
+    if old != new or not same_slots:
+        directory = converted(directory, old, new)
+    tags, scores, touched = (
+        values.reshape(-1) for values in (directory.tags, directory.scores, directory.touched)
+    )
+    tags = tags.astype(key_dtype)
+    if same_slots:
+        stays, slots = tags >= 0, jnp.arange(sets * ways, dtype=jnp.int32)
+    else:
+        home = jnp.where(tags >= 0, set_of(tags, sets), sets)
+        rank = rank_within(home, sets, -scores, -touched, tags)
+        stays, slots = (tags >= 0) & (rank < ways), home * ways + rank
+    slots = jnp.where(stays, slots, sets * ways)
+    left = (jnp.where(stays, -1, tags), scores, touched, jnp.zeros_like(scores))
+    ghosts = (
+        directory.ghost_tags.astype(key_dtype),
+        directory.ghost_scores,
+        directory.ghost_touched,
+        directory.ghost_recent,
+    )
+    ghosts = tuple(
+        jnp.concatenate([ghost.reshape(-1), row]) for ghost, row in zip(ghosts, left, strict=True)
+    )
+    home = jnp.where(ghosts[0] >= 0, bucket_of(ghosts[0], sets, buckets), buckets)
+    rank = rank_within(home, buckets, -ghosts[1], ghosts[0])
+    places = jnp.where((ghosts[0] >= 0) & (rank < room), home * room + rank, buckets * room)
+
+    def put(into: jax.Array, at: jax.Array, values: jax.Array) -> jax.Array:
+        return into.reshape(-1).at[at].set(values, mode="drop").reshape(into.shape)
+
+    empty = init_directory(sets, ways, buckets, room, key_dtype)
+    return directory._replace(
+        tags=put(empty.tags, slots, tags),
+        scores=put(empty.scores, slots, scores),
+        touched=put(empty.touched, slots, touched),
+        ghost_tags=put(empty.ghost_tags, places, ghosts[0]),
+        ghost_scores=put(empty.ghost_scores, places, ghosts[1]),
+        ghost_touched=put(empty.ghost_touched, places, ghosts[2]),
+        ghost_recent=put(empty.ghost_recent, places, ghosts[3]),
+    ), slots

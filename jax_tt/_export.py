@@ -1,0 +1,75 @@
+"""`jax.export`: native targets in a process that only runs programs, and the library's pytrees in serialised ones."""
+
+from __future__ import annotations
+
+import jax
+import jax.export
+
+from jax_tt import _ffi
+from jax_tt._bags import Bags
+from jax_tt._cache.directory import CacheDirectory
+from jax_tt._cache.table import CachedTable
+from jax_tt._ops._table import FusedTable
+from jax_tt._split_ids import SplitIds
+
+# Programs hold native ops for no other platforms.
+_EXPORTED = ("cpu", "cuda")
+
+
+def register() -> tuple[str, ...]:
+    """Registers every native op that this process can run; what loads an exported program calls it first.
+
+    ``import jax_tt`` alone registers those of the CPU. Those of a GPU wait for the first op or for this call, because
+    JAX has to start its backends to tell whether there is a GPU. Calling it again does nothing.
+
+    Returns:
+        The platforms whose ops are registered now, of ``"cpu"`` and ``"cuda"``.
+
+    >>> import jax_tt
+    >>> platforms = jax_tt.register()  # ("cpu", "cuda") beside a GPU
+    >>> set(platforms) <= {"cpu", "cuda"}
+    True
+    """
+    return tuple(platform for platform in _EXPORTED if _ffi.load(platform) is not None)
+
+
+def export_checks() -> list[jax.export.DisabledSafetyCheck]:
+    """The custom calls that `jax.export.export` must be told to allow, for its ``disabled_checks``.
+
+    Returns:
+        One check per native op of the platforms that this process can export for; an empty list where only the
+        reference is installed.
+
+    >>> import jax, jax_tt
+    >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(1000, 8, ranks=4))
+    >>> lookup = jax.jit(lambda cores, ids: jax_tt.tt_lookup(cores, ids))
+    >>> ids = jax.ShapeDtypeStruct((4,), "int32")
+    >>> export = jax.export.export(lookup, disabled_checks=jax_tt.export_checks())
+    >>> export(cores, ids).out_avals[0].shape
+    (4, 8)
+    """
+    modules = filter(None, map(_ffi.load, _EXPORTED))
+    names = sorted({name for module in modules for name in module.registrations()})
+    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+
+
+# Once per process, which is why it is done where the module is loaded: these types may then stand among the arguments
+# and results of serialised programs.
+for _record in (FusedTable, CachedTable, CacheDirectory):
+    jax.export.register_namedtuple_serialization(
+        _record, serialized_name=f"jax_tt.{_record.__name__}"
+    )
+jax.export.register_pytree_node_serialization(
+    Bags,
+    serialized_name="jax_tt.Bags",
+    serialize_auxdata=lambda static: bytes(static),  # padded
+    deserialize_auxdata=lambda stored: tuple(map(bool, stored)),
+    from_children=lambda aux_data, children: Bags(*children, *aux_data),
+)
+jax.export.register_pytree_node_serialization(
+    SplitIds,
+    serialized_name="jax_tt.SplitIds",
+    serialize_auxdata=lambda static: b"",
+    deserialize_auxdata=lambda stored: (),
+    from_children=lambda aux_data, children: SplitIds(*children),
+)

@@ -1,0 +1,205 @@
+"""Files and directories that are written whole or not at all, and never over what is read or kept."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from jax_tt._files.stored import ExistsError, FileError, MissingError, in_words
+
+# What orbax puts into the directory of a checkpoint; anything else there is somebody's own.
+_CHECKPOINT = "_METADATA"
+_OF_ORBAX = re.compile(
+    r"_METADATA|_CHECKPOINT_METADATA|_sharding|array_metadatas|commit_success\.txt|d|manifest\.ocdbt|ocdbt\.process_.*"
+)
+
+
+def check_output(
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool,
+    directory: bool = False,
+    others: Sequence[str | os.PathLike[str]] = (),
+) -> None:
+    """Refuses an output that could not be written, or whose writing would lose something, before the work begins.
+
+    Args:
+        path: of the output.
+        overwrite: whether it may exist.
+        directory: it is the directory of a checkpoint; otherwise a file.
+        others: what is read, and other outputs.
+
+    Raises:
+        FileError: it is, holds or lies in one of the others, by identity and not by name; it exists, and may not or is
+            of another kind; its folder is missing or cannot be written to.
+    """
+    name = os.fsdecode(path)
+    if not name or "\0" in name:
+        raise FileError(f"got {name!r} for the name of an output; expected a path.")
+    target = os.path.realpath(name)
+    places = _places(target)
+    for other in map(os.fsdecode, others):
+        beside = _places(os.path.realpath(other))
+        if places[0] == beside[0]:
+            how = "is the same file as"
+        elif places[0] in beside:
+            how = "is a directory that holds"
+        elif beside[0] in places:
+            how = "lies in"
+        else:
+            continue
+        raise FileError(
+            f"{name}: {how} {other}, which would be lost or changed; expected another place for the output."
+        )
+    try:
+        _check_target(name, target, overwrite, directory)
+        folder = os.path.dirname(target)
+        if not os.path.isdir(folder):
+            raise MissingError(
+                f"{name}: there is no directory {folder}; make it first, or name another."
+            )
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except FileError:
+        raise
+    except OSError as error:
+        raise in_words(error, name, "cannot be written") from error
+
+
+@contextlib.contextmanager
+def writing(
+    path: str | os.PathLike[str], *, overwrite: bool, directory: bool = False
+) -> Iterator[str]:
+    """A name to write to, on the same file system; what is there at the end takes the place of the output at once.
+
+    Whatever ends the work before that, Ctrl-C included, leaves the old output as it was and nothing beside it.
+
+    Raises:
+        FileError: as `check_output`, also for what came to be since; or writing failed.
+    """
+    check_output(path, overwrite=overwrite, directory=directory)
+    name = os.fsdecode(path)
+    target = os.path.realpath(name)
+    folder = os.path.dirname(target)
+    try:
+        with tempfile.TemporaryDirectory(
+            ".unfinished", ".jax_tt_", folder, ignore_cleanup_errors=True
+        ) as place:
+            new, old = os.path.join(place, "new"), os.path.join(place, "old")
+            yield new
+            if not directory:
+                _open_to_readers(new, target, os.path.join(place, "usual"))
+            _flush(new)
+            if directory:
+                _swap(new, target, old if overwrite else None)
+            elif overwrite:
+                os.replace(new, target)
+            else:
+                _move_to_free_name(new, target)
+            _flush_directory(folder)
+    except FileError:
+        raise
+    except FileExistsError as error:
+        raise _exists(name) from error
+    except OSError as error:
+        raise in_words(error, name, "cannot be written") from error
+
+
+def _check_target(name: str, target: str, overwrite: bool, directory: bool) -> None:
+    """Whether a directory or file may be put there."""
+    try:
+        mode = os.stat(target).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not overwrite:
+        raise _exists(name)
+    if not directory and not stat.S_ISREG(mode):
+        raise FileError(f"{name}: is no regular file; only such a file is replaced.")
+    if directory:
+        held = os.listdir(target) if stat.S_ISDIR(mode) else [""]
+        foreign = [one for one in held if not _OF_ORBAX.fullmatch(one)]
+        if foreign or (held and _CHECKPOINT not in held):
+            raise FileError(
+                f"{name}: is not an orbax checkpoint, or holds other files as well; only a directory with nothing but "
+                "a checkpoint in it is replaced. Name a new one."
+            )
+
+
+def _exists(name: str) -> FileError:
+    return ExistsError(
+        f"{name}: exists; expected a new name, or --force (overwrite=True in Python) to replace it."
+    )
+
+
+def _places(path: str) -> list[object]:
+    """Identities of a path without links, and of all the directories that it is in."""
+    found: list[object] = []
+    for place in (Path(path), *Path(path).parents):
+        try:
+            known = os.stat(place)
+            found.append((known.st_dev, known.st_ino))
+        except OSError:
+            found.append(str(place))
+    return found
+
+
+def _open_to_readers(new: str, target: str, usual: str) -> None:
+    """Gives a new file the permissions that `open` would have left it with: safetensors makes it private."""
+    if not os.path.exists(target):
+        target = usual
+        with open(usual, "xb"):  # reading the umask would change it for other threads
+            pass
+    mode = stat.S_IMODE(os.stat(target).st_mode)
+    if stat.S_IMODE(os.stat(new).st_mode) != mode:
+        os.chmod(new, mode)
+
+
+def _swap(new: str, target: str, old: str | None) -> None:
+    try:
+        if old is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(target, old)
+        os.rename(new, target)
+    except BaseException:
+        if old is not None and os.path.lexists(old) and not os.path.lexists(target):
+            os.rename(old, target)
+        raise
+
+
+def _move_to_free_name(new: str, target: str) -> None:
+    """A rename that replaces nothing, which only a link does: two programs may write the same new name."""
+    try:
+        os.link(new, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if os.path.lexists(target):
+            raise
+        os.replace(new, target)
+
+
+def _flush(path: str) -> None:
+    """Has the disk hold a file, or all files in a directory."""
+    if os.path.isdir(path):
+        for place, _, files in os.walk(path):
+            for file in files:
+                _flush(os.path.join(place, file))
+            _flush_directory(place)
+        return
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _flush_directory(path: str) -> None:
+    # Not every file system can; the files themselves are on the disk by then.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

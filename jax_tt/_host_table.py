@@ -1,0 +1,80 @@
+"""Arrays of torch, and of the other byte order, as arrays of numpy."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether it is a tensor of torch, which is not imported to find out."""
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor is not None and isinstance(value, tensor)
+
+
+def from_tensor(name: str, tensor: Any) -> np.ndarray:
+    """The numbers of a tensor on the host, not copied.
+
+    Raises:
+        TypeError: it requires a gradient, which would be cut off here, is on another device, or numpy lacks its type.
+    """
+    odd = "that requires a gradient" if tensor.requires_grad else ""
+    if tensor.device.type != "cpu":
+        odd = f"on {tensor.device}"
+    if odd:
+        raise TypeError(
+            f"{name}: got a torch tensor {odd}; expected one on the CPU without gradients, tensor.detach().cpu()."
+        )
+    torch = sys.modules["torch"]
+    try:
+        if tensor.dtype == torch.bfloat16:  # unknown to numpy, not to ml_dtypes
+            return tensor.view(torch.int16).numpy().view(jnp.bfloat16)
+        return tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        raise TypeError(
+            f"{name}: got a torch tensor of {tensor.dtype} that numpy cannot take ({error}); expected a dense tensor "
+            "of numbers, e.g. tensor.float()."
+        ) from error
+
+
+def native_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type in the byte order of this machine."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def native(array: np.ndarray) -> Any:
+    """An array in the byte order of this machine: itself, or read by slices, so that a memory map stays on disk."""
+    return array if array.dtype.isnative else _Swapped(array)
+
+
+class _Swapped:
+    """An array of the other byte order, turned where it is read."""
+
+    def __init__(self, array: np.ndarray):
+        self._array, self.dtype = array, native_type(array.dtype)
+        self.shape, self.ndim = array.shape, array.ndim
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, at: Any) -> np.ndarray:
+        return self._array[at].astype(self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # always one
+        return self._array.astype(self.dtype if dtype is None else dtype)
+
+
+def host_table(name: str, value: Any) -> Any:
+    """A table that is sliced by rows on the host: memory maps stay on disk, what has a gradient is refused."""
+    if is_tensor(value):
+        return from_tensor(name, value)
+    if isinstance(value, jax.Array):
+        return np.asarray(value)
+    if isinstance(value, np.ndarray):
+        return native(value)
+    return value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)

@@ -1,0 +1,61 @@
+"""Ids out of range that ``bounds="warn"`` found, as Python warnings."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+
+_lock = threading.Lock()
+_reported: set[tuple[str, int]] = set()
+
+
+class OutOfRangeWarning(UserWarning):
+    """Ids outside a table were looked up with ``bounds="warn"``; issued once per table.
+
+    >>> import warnings, jax_tt
+    >>> warnings.simplefilter("ignore", jax_tt.OutOfRangeWarning)
+    """
+
+
+def report(table: str, num_embeddings: int, count: int, first: str, position: int) -> None:
+    """Warns of the ids of a batch that are out of range, once per table; never raises.
+
+    Args:
+        table: name of the table, or an empty string.
+        num_embeddings: its rows.
+        count: ids of the batch that are out of range.
+        first: the first of them, in words.
+        position: where that stands among the ids of the batch.
+    """
+    with _lock:
+        if (table, num_embeddings) in _reported:
+            return
+        _reported.add((table, num_embeddings))
+    name = f"table {table!r}" if table else "a table"
+    found = f"{first} at position {position} is"
+    if count > 1:
+        found = f"{count} ids of a batch, the first of them {first} at position {position}, are"
+    message = (
+        f"{found} out of range for {name} of {num_embeddings} rows. Such ids contribute nothing and train nothing. "
+        "This is said once per table; a layer counts them in its variable out_of_range. Pass ids in "
+        "[0, num_embeddings); bounds='zero' says nothing, and bounds='error' stops."
+    )
+    _without_raising(lambda: warnings.warn(message, OutOfRangeWarning, stacklevel=1))
+
+
+def forget() -> None:
+    """Reports every table again."""
+    with _lock:
+        _reported.clear()
+
+
+def _without_raising(call: Callable[[], None]) -> None:
+    """An exception goes to ``sys.unraisablehook``: a filter may turn warnings into errors, which would stop a step, or
+    whatever the main thread happens to run."""
+
+    class Call:
+        def __del__(self) -> None:  # the one place in Python where exceptions go there
+            call()
+
+    Call()

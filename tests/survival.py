@@ -1,0 +1,198 @@
+"""Long runs of random training steps some of which are bad: ids out of range, tables that a step does not use,
+gradients that are not finite. Whatever comes, the model is the one that the same steps without the bad ids give, bit
+for bit.
+
+    python -m tests.survival --steps 2000
+"""
+
+import argparse
+import dataclasses
+import itertools
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import jax_tt
+
+N, D, B, CAPACITY = 60, 4, 6, 30
+BAD = np.array([N, N + 1, -1, -7, 2**31 - 1, -(2**31)])
+TT = {"tt_ranks": 3, "row_factors": (4, 15), "col_factors": (2, 2)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One way to train."""
+
+    flavour: str  # nnx or linen
+    fused: bool
+    donate: bool
+    method: str
+    unused: bool  # some steps use one of the two tables only
+
+    def __str__(self) -> str:
+        words = ("fused" if self.fused else "optax", "donated" if self.donate else "kept")
+        return " ".join((self.flavour, *words, self.method, "unused" if self.unused else ""))
+
+    def options(self) -> dict[str, Any]:
+        rule = jax_tt.optimizers.Adagrad(0.05) if self.fused else None
+        return {"optimizer": rule, "method": self.method, "skip_nonfinite": self.fused}
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One batch for each table, its targets, and whether the users' table is part of it."""
+
+    items: jax_tt.Bags
+    users: jax_tt.Bags
+    y: jax.Array
+    with_users: bool
+
+
+def runs(methods: tuple[str, ...], unused: bool) -> Iterator[Run]:
+    both = (False, True)
+    for flavour, fused, donate, method in itertools.product(("nnx", "linen"), both, both, methods):
+        yield Run(flavour, fused, donate, method, unused)
+
+
+def steps(seed: int, count: int, unused: bool, bad: bool) -> Iterator[Step]:
+    """The same steps with and without bad ids."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        has_bad = rng.random() < 0.3
+        items, users = (_bags(rng, has_bad, bad) for _ in range(2))
+        y = rng.normal(size=(B, 1)).astype(np.float32)
+        if rng.random() < 0.1:
+            y[rng.integers(B)] = rng.choice([np.nan, np.inf])
+        with_users = not (unused and rng.random() < 0.3)
+        yield Step(items, users, jnp.asarray(y), with_users)
+
+
+def _bags(rng: np.random.Generator, has_bad: bool, keep: bool) -> jax_tt.Bags:
+    lists = []
+    for size in rng.integers(0, 4, B):
+        ids = rng.integers(0, N, size)
+        if has_bad:
+            ids = rng.permutation(np.concatenate([ids, rng.choice(BAD, rng.integers(0, 2))]))
+        lists.append(ids if keep else ids[(ids >= 0) & (ids < N)])
+    return jax_tt.Bags.from_ragged(lists, capacity=CAPACITY)
+
+
+def _optimizer() -> optax.GradientTransformation:
+    return optax.apply_if_finite(optax.sgd(0.05, momentum=0.9), 10**9)
+
+
+def _loss(out: Any, y: jax.Array) -> jax.Array:
+    return jnp.mean((out - y) ** 2)
+
+
+class _NnxModel(nnx.Module):
+    def __init__(self, run: Run) -> None:
+        rngs = nnx.Rngs(0)
+        self.items = jax_tt.TTEmbedBag(N, D, name="items", rngs=rngs, **TT, **run.options())
+        self.users = jax_tt.EmbedBag(N, D, name="users", rngs=rngs, **run.options())
+        self.head = nnx.Linear(D, 1, rngs=rngs)
+
+    def __call__(self, items: Any, users: Any, with_users: bool) -> jax.Array:
+        rows = self.items(items)
+        return self.head(rows + self.users(users) if with_users else rows)
+
+
+def _train_nnx(run: Run) -> tuple[Callable[[Step], None], Callable[[], Any]]:
+    model = _NnxModel(run)
+    opt = jax_tt.FusedOptimizer(model, _optimizer())
+
+    def step(model: Any, opt: Any, items: Any, users: Any, y: Any, with_users: bool) -> None:
+        def loss(model: Any) -> jax.Array:
+            return _loss(model(items, users, with_users), y)
+
+        opt.update(model, nnx.grad(loss)(model))
+
+    compiled = nnx.jit(step, static_argnums=5, donate_argnums=(0, 1) if run.donate else ())
+    return (
+        lambda s: compiled(model, opt, s.items, s.users, s.y, s.with_users),
+        lambda: nnx.to_pure_dict(nnx.state(model, nnx.Param)),
+    )
+
+
+class _LinenModel(nn.Module):
+    run: Run
+
+    @nn.compact
+    def __call__(self, items: Any, users: Any, with_users: bool = True) -> jax.Array:
+        options = self.run.options()
+        rows = jax_tt.linen.TTEmbedBag(N, D, name="items", **TT, **options)(items)
+        if with_users:
+            rows = rows + jax_tt.linen.EmbedBag(N, D, name="users", **options)(users)
+        return nn.Dense(1)(rows)
+
+
+def _train_linen(run: Run) -> tuple[Callable[[Step], None], Callable[[], Any]]:
+    model = _LinenModel(run)
+    first = next(steps(0, 1, False, False))
+    variables = model.init(jax.random.key(0), first.items, first.users)
+    kind = jax_tt.linen.TrainState if run.fused else TrainState
+    holder = [kind.create(apply_fn=model.apply, params=variables, tx=_optimizer())]
+
+    def step(state: Any, items: Any, users: Any, y: Any, with_users: bool) -> Any:
+        def loss(params: Any) -> jax.Array:
+            return _loss(model.apply(params, items, users, with_users), y)
+
+        return state.apply_gradients(grads=jax.grad(loss)(state.params))
+
+    compiled = jax.jit(step, static_argnums=4, donate_argnums=0 if run.donate else ())
+
+    def advance(s: Step) -> None:
+        holder[0] = compiled(holder[0], s.items, s.users, s.y, s.with_users)
+
+    return advance, lambda: holder[0].params
+
+
+def survive(run: Run, count: int, seed: int = 0) -> None:
+    """Trains with and without the bad ids.
+
+    Raises:
+        AssertionError: a parameter is not finite, or not the same.
+    """
+    found = []
+    for bad in (True, False):
+        step, parameters = (_train_nnx if run.flavour == "nnx" else _train_linen)(run)
+        for s in steps(seed, count, run.unused, bad):
+            step(s)
+        found.append(jax.tree.map(np.asarray, parameters()))
+    got, want = found
+    for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
+        name = f"{run}: {jax.tree_util.keystr(path)}"
+        assert np.all(np.isfinite(a)), f"{name} is not finite"
+        np.testing.assert_array_equal(a, b, name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Long runs of random training steps.")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--methods", nargs="+", default=["ffi", "reference"])
+    parser.add_argument(
+        "--unused",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="steps that leave a table out",
+    )
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", jax_tt.OutOfRangeWarning)
+    for run in runs(tuple(args.methods), args.unused):
+        begin = time.perf_counter()
+        survive(run, args.steps, args.seed)
+        print(f"{run}: {args.steps} steps in {time.perf_counter() - begin:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

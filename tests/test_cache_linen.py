@@ -1,0 +1,187 @@
+"""The linen layers with a row cache: counted in training, refreshed by one line in the step, wherever they are."""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import jax_tt
+import jax_tt.linen
+from jax_tt.linen import TTEmbed, TTEmbedBag
+
+N, D = 1000, 16
+RULES = {"optax": None, "fused": jax_tt.optimizers.Adagrad(0.1)}
+STEPS = 10
+
+
+def batches(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.zipf(1.3, (32, 4)) % N) for _ in range(count)]
+
+
+class Tower(nn.Module):
+    cache: jax_tt.RowCache
+    optimizer: Any = None
+
+    @nn.compact
+    def __call__(self, ids):
+        return TTEmbedBag(N, D, tt_ranks=4, optimizer=self.optimizer, cache=self.cache)(ids)
+
+
+class Model(nn.Module):
+    """Two tables, one of them in a module below, with caches that are due at different times."""
+
+    gradients: str
+    rule: str
+
+    @nn.compact
+    def __call__(self, ids, train=False):
+        rule = RULES[self.rule]
+        often = jax_tt.RowCache(100, ways=4, refresh_every=3, gradients=self.gradients)
+        seldom = dataclasses.replace(often, refresh_every=5, write_back=None)
+        users = Tower(seldom, rule, name="users")(ids)
+        items = TTEmbed(N, D, tt_ranks=4, optimizer=rule, cache=often, name="items")(ids)
+        hidden = users + jnp.mean(items, axis=1)
+        return nn.Dense(1)(nn.Dropout(0.1, deterministic=not train)(hidden))
+
+
+class State(TrainState):
+    row_cache: Any
+
+
+@pytest.mark.parametrize(
+    ("gradients", "rule"), [("rows", "optax"), ("rows", "fused"), ("cores", "fused")]
+)
+def test_a_compact_model_with_a_train_state(gradients, rule):
+    model = Model(gradients, rule)
+    stream = batches(STEPS)
+    variables = model.init(jax.random.key(0), stream[0])
+    row_cache = variables.pop("row_cache")
+    state = State.create(
+        apply_fn=model.apply, params=variables, tx=optax.sgd(0.1), row_cache=row_cache
+    )
+    state = state.replace(step=jnp.int32(0))  # an int, at first, would be another program
+    structure = jax.tree.structure(state)
+
+    traces = []
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state, ids, key):
+        traces.append(ids)
+        given = {"train": True, "rngs": {"dropout": key}}
+
+        def loss(params):
+            variables = {**params, "row_cache": state.row_cache}
+            out, new = state.apply_fn(variables, ids, mutable=["row_cache"], **given)
+            return jnp.mean((out - 1) ** 2), new["row_cache"]
+
+        (value, row_cache), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+        state = state.apply_gradients(grads=grads)
+        variables = {**state.params, "row_cache": row_cache}
+        params = jax_tt.linen.refresh_caches(model, variables, ids, **given)
+        return state.replace(row_cache=params.pop("row_cache"), params=params), value
+
+    losses = []
+    for n, ids in enumerate(stream):
+        state, value = step(state, ids, jax.random.key(n))
+        losses.append(float(value))
+    assert jax.tree.structure(state) == structure and len(traces) == 1
+    assert losses[-1] < losses[0]
+    directories = jax_tt.linen.cache_directories({"row_cache": state.row_cache})
+    figures = {path: jax_tt.cache_statistics(found) for path, found in directories.items()}
+    assert {path: found["refreshes"] for path, found in figures.items()} == {
+        "items": 3,
+        "users/TTEmbedBag_0": 2,
+    }
+    for found in figures.values():
+        assert found["calls"] == STEPS
+        assert 0 < found["misses"] < found["requested"]
+    # Applied without a mutable collection, nothing is counted.
+    variables = {**state.params, "row_cache": state.row_cache}
+    assert model.apply(variables, stream[0]).shape == (32, 1)
+
+
+def counted():
+    """A tower and its variables after a batch."""
+    model = Tower(jax_tt.RowCache(100, ways=4, write_back=None), RULES["fused"])
+    ids = batches(1)[0]
+    variables = model.init(jax.random.key(0), ids)
+    _, row_cache = model.apply(variables, ids, mutable=["row_cache"])
+    return model, {**variables, **row_cache}, ids
+
+
+def test_they_do_what_the_nnx_layers_do():
+    model, variables, ids = counted()
+    layer = jax_tt.TTEmbedBag(
+        N, D, tt_ranks=4, optimizer=model.optimizer, cache=model.cache, rngs=nnx.Rngs(0)
+    )
+    for path, value in jax.tree.leaves_with_path(variables):
+        getattr(layer, path[-1].key)[...] = value
+    for linen, method in (
+        (jax_tt.linen.populate_caches, "populate"),
+        (jax_tt.linen.flush_caches, "flush"),
+        (jax_tt.linen.reset_caches, "reset_cache"),
+    ):
+        variables = jax.jit(partial(linen, model))(variables, ids)
+        nnx.jit(getattr(type(layer), method))(layer)
+        for path, value in jax.tree.leaves_with_path(variables):
+            np.testing.assert_array_equal(value, getattr(layer, path[-1].key)[...])
+
+
+def test_boxes_and_other_collections_stay():
+    class Noted(nn.Module):
+        @nn.compact
+        def __call__(self, ids):
+            boxed = partial(nn.with_partitioning, names=(None, None, "model", None))
+            cache = jax_tt.RowCache(100, ways=4)
+            self.variable("notes", "seen", lambda: jnp.ones(3))
+            return TTEmbed(N, D, tt_ranks=4, core_partitioning=boxed, cache=cache)(ids)
+
+    model, ids = Noted(), batches(1)[0]
+    _, variables = model.apply(model.init(jax.random.key(0), ids), ids, mutable=True)
+    changed = jax_tt.linen.populate_caches(model, variables, ids)
+    assert jax.tree.structure(changed) == jax.tree.structure(variables)
+    assert isinstance(changed["params"]["TTEmbed_0"]["core_0"], nn.Partitioned)
+
+
+def test_what_does_not_fit_is_named():
+    model, variables, ids = counted()
+    refresh = jax_tt.linen.refresh_caches
+    with pytest.raises(ValueError, match=r"model: Dense calls no layer with a row cache"):
+        dense = nn.Dense(3)
+        refresh(dense, dense.init(jax.random.key(0), jnp.ones(4)), jnp.ones(4))
+    with pytest.raises(ValueError, match=r"variables: hold no row cache of TTEmbedBag_0; expected"):
+        refresh(model, {**variables, "row_cache": {}}, ids)
+    with pytest.raises(TypeError, match=r"model: got dict; expected a flax.linen module"):
+        refresh(variables, ids)
+
+    class Stacked(nn.Module):
+        @nn.compact
+        def __call__(self, ids):
+            kind = nn.vmap(Tower, {"params": 0, "row_cache": 0}, split_rngs={"params": True})
+            return kind(model.cache)(ids)
+
+    stacked, ids = Stacked(), jnp.stack([ids, ids])
+    with pytest.raises(ValueError, match=r"inside nn.scan or nn.vmap"):
+        variables = jax.eval_shape(stacked.init, jax.random.key(0), ids)
+        jax.eval_shape(partial(refresh, stacked), variables, ids)
+
+
+def test_a_directory_where_there_is_none():
+    _, variables, _ = counted()
+    message = r"variables: hold '_overwrite_with_gradient', 'row_cache' but not 'cache_tags'; expec"
+    with pytest.raises(ValueError, match=message):
+        jax_tt.linen.cache_directory(variables)
+    with pytest.raises(ValueError, match=r"row cache in these variables: TTEmbedBag_0\."):
+        jax_tt.linen.cache_directory(variables["row_cache"])
+    with pytest.raises(ValueError, match=r"variables: hold nothing but not 'cache_tags'"):
+        jax_tt.linen.cache_directory({})
+    assert jax_tt.linen.cache_directories({"params": {}}) == {}

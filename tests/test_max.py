@@ -1,0 +1,118 @@
+"""`combiner="max"`: where its gradient goes, which ids take no part, and what it refuses."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_tt
+from tests.helpers import SHAPES, make_case
+
+RULE = jax_tt.optimizers.SGD(1.0)
+# Rows 0 to 4: 1 and 2 tie in the first column, 3 and 4 hold zeros of either sign.
+TABLE = jnp.array([[-5, -1], [-2, -3], [-2, -4], [0.0, -9], [-0.0, -8]], jnp.float32)
+
+
+def _pooled(table, bags, method, **options):
+    return jax_tt.embed_bag(table, bags, combiner="max", method=method, **options)
+
+
+def _gradient(bags, method, **options):
+    return jax.grad(lambda table: _pooled(table, bags, method, **options).sum())(TABLE).tolist()
+
+
+@pytest.mark.parametrize(
+    ("bag", "first", "second"),
+    [([1, 2], 1, 1), ([2, 1], 2, 1), ([2, 2, 1], 2, 1), ([3, 4], 3, 4), ([4, 3, 0], 4, 0)],
+)
+def test_ties_go_to_the_first_position(bag, first, second, method):
+    want = np.zeros((5, 2))
+    want[first, 0] = want[second, 1] = 1
+    assert _gradient(np.array([bag], np.int32), method) == want.tolist()
+    assert _gradient(jax_tt.Bags.from_ragged([[], bag], capacity=5), method) == want.tolist()
+
+
+def test_ids_that_take_no_part(method):
+    """Padding, unused capacity and ids that read zeros leave a maximum below zero where it is."""
+    padded = jax_tt.Bags.from_padded([[-1, 1, 0], [-1, -1, -1], [7, 2, -1], [7, -3, -1]])
+    want = [[-2, -1], [0, 0], [-2, -4], [0, 0]]
+    assert _pooled(TABLE, padded, method, bounds="zero").tolist() == want
+    gradient = [[0, 1], [1, 0], [1, 1], [0, 0], [0, 0]]
+    assert _gradient(padded, method, bounds="zero") == gradient
+    ragged = jax_tt.Bags.from_ragged([[1, 0], [], [7, 2], [7, -3]], capacity=9)
+    assert _pooled(TABLE, ragged, method, bounds="zero").tolist() == want
+    assert _gradient(ragged, method, bounds="zero") == gradient
+    # An id that is clipped reads a row, which takes part.
+    clipped = np.array([[-7, 2], [9, 2]], np.int32)
+    assert _pooled(TABLE, clipped, method, bounds="clip").tolist() == [[-2, -1], [0, -4]]
+
+
+def test_nan_and_infinity(method):
+    table = TABLE.at[1, 0].set(jnp.nan).at[0, 1].set(-jnp.inf).at[3, 0].set(jnp.inf)
+    bags = jax_tt.Bags.from_ragged([[3, 1, 0], [0], [1, 1], [3, 2]])
+    want = [[np.nan, -3], [-5, -np.inf], [np.nan, -3], [np.inf, -4]]
+    np.testing.assert_array_equal(_pooled(table, bags, method), np.array(want, np.float32))
+    gradient = jax.grad(lambda t: _pooled(t, bags, method).sum())(table)
+    np.testing.assert_array_equal(gradient, [[1, 1], [2, 2], [0, 1], [1, 0], [0, 0]])
+
+
+def test_fused_step_is_that_of_a_lookup(method):
+    case = make_case(SHAPES["d3"], "float32", False)
+    table = jax_tt.init_fused_table(case.cores, RULE)
+    ids = np.concatenate(case.rows).astype(np.int32)
+    ends = np.cumsum([len(row) for row in case.rows])
+    g = jnp.asarray(case.g, jnp.float32)
+
+    def pooled(table):
+        out = jax_tt.fused_tt_embed_bag(table, case.bags(), RULE, combiner="max", method=method)
+        return jnp.sum(out * g)
+
+    def by_hand(table):
+        rows = jax_tt.fused_tt_lookup(table, ids, RULE, method=method)
+        bags = zip(ends, case.rows, g, strict=True)
+        return sum(jnp.sum(rows[end - len(row) : end].max(0) * h) for end, row, h in bags if row)
+
+    got, want = jax.jit(jax.grad(pooled))(table), jax.jit(jax.grad(by_hand))(table)
+    assert got.step == 1 and got.sentinel == 1
+    for a, b in zip(got.cores, want.cores, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["ragged", "rectangular"])
+def test_vmap(form, method):
+    cases = [make_case(SHAPES["d3"], "float32", False, seed) for seed in range(2)]
+    step = jax.value_and_grad(
+        lambda cores, bags: jnp.sum(
+            jnp.sin(jax_tt.tt_embed_bag(cores, bags, combiner="max", method=method))
+        )
+    )
+    pairs = [(case.cores, case.bags(form)) for case in cases]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(list(map(jnp.asarray, leaves))), *pairs)
+    mapped = jax.vmap(step)(*stacked)
+    for i, pair in enumerate(pairs):
+        jax.tree.map(
+            lambda got, want, i=i: np.testing.assert_allclose(got[i], want, rtol=1e-5, atol=1e-5),
+            mapped,
+            step(*pair),
+        )
+
+
+def test_split_ids_of_a_table_beyond_32_bits(method):
+    shape = jax_tt.TTShape.suggest(10**12, 8, 4, 5)
+    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    ids = shape.split_ids(np.array([[2**39, 5], [10**12, 10**12 - 1], [10**12, -1]]))
+    options = {"num_embeddings": 10**12, "bounds": "zero", "method": method}
+    rows = jax_tt.tt_lookup(cores, ids, **options)
+    got = jax_tt.tt_embed_bag(cores, ids, combiner="max", **options)
+    np.testing.assert_array_equal(got, [rows[0].max(0), rows[1, 1], np.zeros(8)])
+
+
+def test_weights_are_refused():
+    bags = jax_tt.Bags.from_ragged([[1, 2]], [[0.5, 1]])
+    layer = jax_tt.EmbedBag(5, 2, combiner="max", name="items", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"items: bags\.weights: got weights with combiner='max'"):
+        layer(bags)
+    assert layer(dataclasses.replace(bags, weights=None)).shape == (1, 2)

@@ -1,0 +1,271 @@
+"""`from_pretrained` of the layers, from every source."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import jax_tt
+import jax_tt.linen
+from tests.helpers import SHAPES, dense_table, make_case
+
+SHAPE = SHAPES["d3-odd"]
+N = SHAPE.num_embeddings  # five rows fewer than the cores address
+CORES = make_case(SHAPE, "float32", False).cores
+TABLE = dense_table(CORES, N).astype(np.float32)
+IDS = np.array([[0, 7, 7], [N - 1, 3, 50]], np.int32)
+ORDER = jax_tt.order.from_counts(np.random.default_rng(0).permutation(N) + 1)
+FUSED = jax_tt.init_fused_table(CORES, jax_tt.optimizers.SGD(0.1))
+FLAVOURS = pytest.mark.parametrize("layers", [jax_tt, jax_tt.linen], ids=["nnx", "linen"])
+
+
+def pooled(layer, ids=IDS):
+    """What a new layer answers, in either flavour."""
+    if isinstance(layer, nn.Module):
+        return layer.apply(layer.init(jax.random.key(0), ids), ids)
+    return layer(ids)
+
+
+def close(got, want, tolerance=1e-4):
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+def tensor(array):
+    torch = pytest.importorskip("torch")
+    return torch.tensor(array)
+
+
+def saved(path, arrays):
+    """The arrays in a file of the suffix that the path has."""
+    if path.suffix == ".npy":
+        (array,) = arrays.values()
+        np.save(path, array)
+    elif path.suffix == ".npz":
+        np.savez(path, **arrays)
+    elif path.suffix == ".pt":
+        torch = pytest.importorskip("torch")
+        torch.save({name: tensor(array) for name, array in arrays.items()}, path)
+    elif path.suffix == ".safetensors":
+        pytest.importorskip("safetensors.numpy").save_file(arrays, path)
+    else:
+        checkpoint = pytest.importorskip("orbax.checkpoint")
+        with checkpoint.StandardCheckpointer() as checkpointer:
+            checkpointer.save(path, arrays)
+    return path
+
+
+FILES = ("one.npy", "one.npz", "one.safetensors", "one.pt", "one")
+
+
+@FLAVOURS
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, tensor, *FILES])
+def test_dense(layers, kind, tmp_path):
+    source = saved(tmp_path / kind, {"w": TABLE}) if isinstance(kind, str) else kind(TABLE)
+    layer = layers.EmbedBag.from_pretrained(source, combiner="max")
+    np.testing.assert_array_equal(pooled(layer), TABLE[IDS].max(1))
+    few = layers.EmbedBag.from_pretrained(source, param_dtype=jnp.bfloat16)
+    assert pooled(few).dtype == jnp.bfloat16
+
+
+@FLAVOURS
+@pytest.mark.parametrize("kind", [np.asarray, tensor, *FILES])
+def test_tensor_train_of_a_dense_table(layers, kind, tmp_path):
+    source = saved(tmp_path / kind, {"w": TABLE}) if isinstance(kind, str) else kind(TABLE)
+    factors = {"row_factors": SHAPE.row_factors, "col_factors": SHAPE.col_factors}
+    options = {"tt_ranks": SHAPE.ranks, **factors}
+    close(pooled(layers.TTEmbed.from_pretrained(source, **options)), TABLE[IDS])
+
+
+@FLAVOURS
+def test_how_well_a_dense_table_is_approximated(layers):
+    rows = np.sin(np.arange(8000.0)).reshape(1000, 8)
+    for options in ({"tolerance": 1e-3}, {"max_bytes": 4000}, {"tt_ranks": 2}):
+        layer = layers.TTEmbedBag.from_pretrained(rows, id_order=None, **options)
+        close(pooled(layer), rows[IDS].sum(1), 1e-2)
+    ordered = layers.TTEmbed.from_pretrained(TABLE, id_order=ORDER, tolerance=1e-6)
+    close(pooled(ordered), TABLE[IDS])
+
+
+@FLAVOURS
+def test_cores_and_approximations(layers):
+    kinds = (tuple(CORES), list(CORES), tuple(map(np.asarray, CORES)))
+    for cores in kinds:
+        layer = layers.TTEmbed.from_pretrained(cores, num_embeddings=N, bounds="zero")
+        assert layer.num_embeddings == N
+        close(pooled(layer), TABLE[IDS])
+        assert not np.any(pooled(layer, np.array([N])))
+    assert layers.TTEmbed.from_pretrained(CORES).num_embeddings == SHAPE.num_rows
+    found = jax_tt.tt_from_dense(TABLE, shape=SHAPE)
+    close(pooled(layers.TTEmbed.from_pretrained(found)), TABLE[IDS])
+    stored = jax_tt.StoredTable.of(found, ORDER)
+    close(pooled(layers.TTEmbed.from_pretrained(stored)), TABLE[ORDER.apply(IDS)])
+    mapped = layers.TTEmbed.from_pretrained(CORES, id_order=ORDER, num_embeddings=N)
+    close(pooled(mapped), TABLE[ORDER.apply(IDS)])
+
+
+@FLAVOURS
+@pytest.mark.parametrize("name", ["items.safetensors", "items"])
+def test_files_of_tables(layers, name, tmp_path):
+    path = tmp_path / name
+    other = jax_tt.init_cores(jax.random.key(0), SHAPES["d2"])
+    tables = {
+        "items": jax_tt.StoredTable(CORES, SHAPE, ORDER),
+        "shops": jax_tt.StoredTable(other, SHAPES["d2"]),
+    }
+    jax_tt.save_tables(path, tables)
+    layer = layers.TTEmbed.from_pretrained(path, table="items")
+    close(pooled(layer), TABLE[ORDER.apply(IDS)])
+    shops = layers.TTEmbedBag.from_pretrained(str(path), table="shops", combiner="mean")
+    assert shops.num_embeddings == 50
+    with pytest.raises(
+        jax_tt.FileError, match=r"2 tensor trains; say which by table=: items, shop"
+    ):
+        layers.TTEmbed.from_pretrained(path)
+    with pytest.raises(jax_tt.FileError, match="no array 'users'"):
+        layers.TTEmbed.from_pretrained(path, table="users", tt_ranks=2)
+
+
+@FLAVOURS
+def test_a_checkpoint_of_a_model_beside_other_arrays(layers, tmp_path):
+    arrays = {f"items.core_{k}": np.asarray(core) for k, core in enumerate(CORES)}
+    arrays |= {"head": np.ones((15, 2), np.float32), "users": TABLE}
+    path = saved(tmp_path / "model.npz", arrays)
+    close(pooled(layers.TTEmbed.from_pretrained(path, num_embeddings=N)), TABLE[IDS])
+    users = layers.TTEmbed.from_pretrained(path, table="users", tolerance=1e-6)
+    close(pooled(users), TABLE[IDS])
+    close(pooled(layers.EmbedBag.from_pretrained(path, table="users")), TABLE[IDS].sum(1))
+    with pytest.raises(jax_tt.FileError, match=r"say which by table=: head, users"):
+        layers.EmbedBag.from_pretrained(path)
+
+
+def test_nothing_random_is_made_and_nothing_is_shared(monkeypatch):
+    def fail(*args, **options):
+        raise AssertionError("random values")
+
+    for name in ("uniform", "normal", "truncated_normal", "split"):
+        monkeypatch.setattr(jax.random, name, fail)
+    given = jnp.asarray(TABLE)
+    layer = jax_tt.EmbedBag.from_pretrained(given)
+    cores = jax_tt.TTEmbed.from_pretrained(CORES)
+    monkeypatch.undo()
+    host = TABLE.copy()
+    of_host = jax_tt.EmbedBag.from_pretrained(host)
+    host[:] = 0
+    np.testing.assert_array_equal(of_host.embedding[...], TABLE)
+    # A donated step may take the layer's arrays, and never those of the caller.
+    step = nnx.jit(lambda model: None, donate_argnums=0)
+    step(layer)
+    step(cores)
+    np.testing.assert_array_equal(given, TABLE)
+    assert np.isfinite(CORES[0]).all()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_linen_model_begins_with_the_given_tables(fused):
+    rule = jax_tt.optimizers.Adagrad(0.1) if fused else None
+
+    class Tower(nn.Module):
+        items: nn.Module
+        shops: nn.Module
+
+        def __call__(self, ids):
+            return self.items(ids).sum(1) + self.shops(ids)
+
+    model = Tower(
+        jax_tt.linen.TTEmbed.from_pretrained(CORES, num_embeddings=N, optimizer=rule),
+        jax_tt.linen.EmbedBag.from_pretrained(TABLE, optimizer=rule),
+    )
+    variables = model.init(jax.random.key(0), IDS)
+    close(jax.jit(model.apply)(variables, IDS), 2 * TABLE[IDS].sum(1))
+    # What the variables hold counts, once there are some.
+    (tables,) = variables.values()
+    tables["shops"]["embedding"] = jnp.zeros_like(TABLE)
+    close(model.apply(variables, IDS), TABLE[IDS].sum(1))
+
+
+@FLAVOURS
+def test_a_layer_of_given_cores_grows(layers):
+    count = N + 20
+    if layers is jax_tt:
+        layer = jax_tt.TTEmbed.from_pretrained(CORES, num_embeddings=N)
+        layer.grow(count, rngs=nnx.Rngs(0))
+        got = layer(IDS), layer(np.arange(N, count))
+    else:
+        layer = jax_tt.linen.TTEmbed.from_pretrained(CORES, num_embeddings=N)
+        variables = layer.init(jax.random.key(0), IDS)
+        changed = jax_tt.linen.grow_table(layer, variables, count, key=jax.random.key(1))
+        grown = changed.layer
+        got = (grown.apply(changed.variables, ids) for ids in (IDS, np.arange(N, count)))
+    old, new = got
+    close(old, TABLE[IDS])
+    assert np.isfinite(new).all()
+
+
+def test_training_of_chosen_tables():
+    """Flax's way to freeze: a filter of what is differentiated."""
+    model = nnx.List([jax_tt.EmbedBag.from_pretrained(TABLE) for _ in range(2)])
+    trained = nnx.All(nnx.Param, nnx.PathContains(0))
+    opt = nnx.Optimizer(model, optax.sgd(0.1), wrt=trained)
+    wrt = nnx.DiffState(0, trained)
+    grads = nnx.grad(lambda m: (m[0](IDS) + m[1](IDS)).sum(), argnums=wrt)(model)
+    opt.update(model, grads)
+    assert (model[0].embedding[...] != TABLE).any()
+    np.testing.assert_array_equal(model[1].embedding[...], TABLE)
+
+
+@FLAVOURS
+@pytest.mark.parametrize(
+    ("layer", "source", "options", "message"),
+    [
+        (
+            "EmbedBag",
+            np.ones(3),
+            {},
+            r"source: got float64 of shape \(3,\); expected floats \[num_",
+        ),
+        ("EmbedBag", np.ones((3, 2), int), {}, "source: got int64"),
+        ("EmbedBag", CORES, {}, "source"),
+        ("EmbedBag", TABLE, {"table": "w"}, "table: got 'w'.*no path"),
+        ("EmbedBag", TABLE, {"num_embeddings": N, "rngs": 0}, "got num_embeddings, rngs, which"),
+        ("EmbedBag", FUSED, {}, "source: got a FusedTable"),
+        ("TTEmbed", FUSED, {}, "source: got a FusedTable"),
+        ("TTEmbed", CORES, {"features": 8}, "got features, which the source"),
+        ("TTEmbed", CORES, {"id_order": [1, 0]}, "id_order: got a list"),
+        ("TTEmbed", TABLE, {"tt_ranks": 2, "id_order": [1, 0]}, "id_order: got a list"),
+        ("TTEmbed", TABLE, {}, "tt_ranks, tolerance, max_bytes: got none of them"),
+        (
+            "TTEmbed",
+            TABLE,
+            {"tt_ranks": 2, "num_embeddings": 3},
+            "num_embeddings: got 3 for a dense",
+        ),
+        ("TTEmbed", CORES, {"tolerance": 0.1}, "tolerance: got a value.*tt_round"),
+        ("TTEmbed", CORES, {"num_embeddings": 1000}, "num_embeddings: got 1000"),
+        ("TTEmbed", CORES, {"table": "w"}, "table: got 'w'"),
+        ("TTEmbed", "missing.npz", {}, "missing.npz"),
+    ],
+)
+def test_errors_name_the_argument(layers, layer, source, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        getattr(layers, layer).from_pretrained(source, **options)
+
+
+@FLAVOURS
+def test_a_type_of_none_is_that_of_the_source(layers):
+    for layer in (layers.EmbedBag, layers.TTEmbedBag):
+        source = TABLE if layer is layers.EmbedBag else CORES
+        half = jax.tree.map(lambda array: array.astype(jnp.bfloat16), source)
+        assert layer.from_pretrained(half, param_dtype=None).param_dtype == jnp.bfloat16
+
+
+@FLAVOURS
+def test_orders_and_ranks_that_do_not_fit(layers):
+    stored = jax_tt.StoredTable(CORES, SHAPE, ORDER)
+    with pytest.raises(ValueError, match="id_order: got one for a source that has"):
+        layers.TTEmbed.from_pretrained(stored, id_order=ORDER)
+    wide = (np.ones((2, 1, 1, 9), np.float32), np.ones((3, 9, 2, 1), np.float32))
+    with pytest.raises(ValueError, match=r"ranks \(9,\).*\(2,\).*tt_round"):
+        layers.TTEmbed.from_pretrained(wide)

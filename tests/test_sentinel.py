@@ -1,0 +1,151 @@
+"""Which changes of a fused table its sentinel notices, and which it takes for rounding."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_tt
+from jax_tt import optimizers
+from jax_tt._sentinel import TOLERANCE
+from tests.helpers import raises
+
+RULE = optimizers.SGD(0.1)
+IDS = np.array([[1, 2]], np.int32)
+ONE = np.float32(1)
+
+
+def tables() -> dict[str, jax_tt.FusedTable]:
+    cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(12, 4, ranks=2))
+    return {
+        "tt": jax_tt.init_fused_table(cores, RULE),
+        "dense": jax_tt.init_fused_table(jnp.ones((12, 4)), RULE),
+    }
+
+
+def loss(kind: str, method: str, table: jax_tt.FusedTable) -> jax.Array:
+    op = jax_tt.fused_tt_embed_bag if kind == "tt" else jax_tt.fused_embed_bag
+    return jnp.sum(op(table, IDS, RULE, method=method))
+
+
+def refused(kind: str, method: str, table: jax_tt.FusedTable) -> bool:
+    try:
+        return bool(jnp.isnan(loss(kind, method, table)))
+    except Exception as error:
+        assert raises(method) and "was changed" in str(error)
+        return True
+
+
+@pytest.mark.parametrize("kind", ["tt", "dense"])
+def test_the_tolerance_is_the_same_everywhere(kind, method):
+    table = tables()[kind]
+    edge = np.float32(1 + TOLERANCE), np.float32(1 - TOLERANCE)
+    beyond = np.nextafter(edge[0], np.float32(2)), np.nextafter(edge[1], np.float32(0))
+    for sentinel in (ONE, *edge):
+        assert not refused(kind, method, table._replace(sentinel=sentinel))
+    for sentinel in (*beyond, np.nan, -ONE):
+        assert refused(kind, method, table._replace(sentinel=np.float32(sentinel)))
+
+
+def test_what_rounding_did_does_not_add_up(method):
+    table = tables()["dense"]._replace(sentinel=jnp.float32(1.0000001))
+    assert jax.grad(lambda t: loss("dense", method, t))(table).sentinel == 1
+
+
+def ten_checkpoints(table):
+    return jax.tree.map(lambda *parts: sum(0.1 * part for part in parts), *[table] * 10)
+
+
+def ema(table):
+    average = optax.ema(0.999)
+    mean, state = table, average.init(table)
+    with jax.numpy_dtype_promotion("standard"):
+        for _ in range(20):
+            mean, state = jax.jit(average.update)(table, state)
+    return mean
+
+
+def polyak(table):
+    mean = table
+    for k in range(2, 12):
+        mean = jax.tree.map(lambda m, x, k=k: m + (x - m) / k, mean, table)
+    return mean
+
+
+def incremental(table):
+    mean = table
+    for _ in range(20):
+        mean = optax.incremental_update(table, mean, 1e-4)
+    return mean
+
+
+@pytest.mark.parametrize("average", [ten_checkpoints, ema, polyak, incremental])
+def test_averages_of_tables_are_read(average, method):
+    table = average(tables()["tt"])
+    assert not refused("tt", method, table)
+    # They train on, and so do averages of next values.
+    new = jax.grad(lambda t: loss("tt", method, t))(table)
+    assert new.sentinel == 1 and not refused("tt", method, average(new))
+
+
+def stepped_by(tx):
+    def change(table):
+        with jax.numpy_dtype_promotion("standard"):
+            updates, _ = tx.update(table, tx.init(table), table)
+        return optax.apply_updates(table, updates)
+
+    return change
+
+
+def scaled(factor):
+    return lambda table: jax.tree.map(lambda x: x * factor, table)
+
+
+CHANGES = {
+    "twice": scaled(2.0),
+    "half": scaled(0.5),
+    "nearly": scaled(0.999),
+    "clip": lambda table: jax.tree.map(lambda x: x / optax.tree.norm(table), table),
+    "adam": stepped_by(optax.adam(1e-3)),
+    "slow adam": stepped_by(optax.adam(1e-4)),
+    "sgd": stepped_by(optax.sgd(1e-3)),
+    "adagrad": stepped_by(optax.adagrad(1e-3)),
+    "adamw": stepped_by(optax.adamw(1e-4)),
+    "lion": stepped_by(optax.lion(1e-4)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_are_noticed(name):
+    assert refused("dense", "reference", CHANGES[name](tables()["dense"]))
+
+
+def test_the_sentinel_is_printed_with_the_digits_that_tell_it_from_1():
+    layer = jax_tt.EmbedBag(12, 4, optimizer=RULE, rngs=nnx.Rngs(0))
+    opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
+    grads = nnx.grad(lambda m: jnp.sum(m(IDS)))(layer)
+    moved = np.float32(1.0000623)
+    grads["sentinel"] = grads["sentinel"].replace(jnp.asarray(moved))
+    with pytest.raises(ValueError, match=r"sentinel is 1\.0000623, expected 1"):
+        opt.update(layer, grads)
+    if raises("ffi"):
+        layer.sentinel[...] = jnp.asarray(moved)
+        with pytest.raises(Exception, match=r"sentinel is 1\.0000623, expected 1"):
+            jax.block_until_ready(layer(IDS))
+
+
+@pytest.mark.parametrize("average", [ten_checkpoints, ema])
+def test_an_average_of_models_is_evaluated_and_trained(average):
+    layer = jax_tt.EmbedBag(12, 4, optimizer=RULE, rngs=nnx.Rngs(0))
+    with jax.numpy_dtype_promotion(
+        "standard"
+    ):  # the whole state, counters of ids out of range and all
+        nnx.update(layer, average(nnx.to_pure_dict(nnx.state(layer))))
+    assert np.isfinite(layer(IDS)).all()
+    opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
+    # Gradients that were averaged over ten runs are next values too.
+    grads = nnx.grad(lambda m: jnp.sum(m(IDS)))(layer)
+    opt.update(layer, jax.tree.map(lambda g: sum([0.1 * g] * 10), grads))
+    assert np.isfinite(layer(IDS)).all()

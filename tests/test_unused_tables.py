@@ -1,0 +1,280 @@
+"""Fused tables that a loss does not use stay as they are, and keeping them costs the other programs nothing."""
+
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training import train_state
+
+import jax_tt
+import jax_tt.linen
+from jax_tt import optimizers
+from tests.conftest import native_available
+
+N, D = 48, 4
+RULE = optimizers.Adagrad(0.1)
+IDS = jnp.array([[1, 2], [3, 1], [5, 5]])
+OVERWRITTEN = "_overwrite_with_gradient"
+
+
+def table(kind: str, **kwargs: Any) -> Any:
+    rngs = nnx.Rngs(0)
+    if kind == "dense":
+        return jax_tt.EmbedBag(N, D, optimizer=RULE, rngs=rngs, **kwargs)
+    cache = jax_tt.RowCache(8, ways=4) if kind == "cached" else None
+    return jax_tt.TTEmbedBag(N, D, tt_ranks=2, optimizer=RULE, cache=cache, rngs=rngs, **kwargs)
+
+
+class Tasks(nnx.Module):
+    """Two tables and a head, for losses that use one, both or neither."""
+
+    def __init__(self, kind: str, **kwargs: Any) -> None:
+        self.first, self.second = table(kind, **kwargs), table(kind, **kwargs)
+        self.head = nnx.Linear(D, 2, rngs=nnx.Rngs(1))
+
+    def rows(self, name: str) -> jax.Array:
+        return getattr(self, name)(IDS)
+
+
+def both(model: Tasks, flag: Any) -> jax.Array:
+    return jnp.mean(model.head(model.rows("first") + model.rows("second")) ** 2)
+
+
+def one(model: Tasks, flag: Any) -> jax.Array:
+    return jnp.mean(model.head(model.rows("first")) ** 2)
+
+
+def neither(model: Tasks, flag: Any) -> jax.Array:
+    return jnp.mean(model.head(jnp.ones((3, D))) ** 2)
+
+
+def under_cond(model: Tasks, flag: Any) -> jax.Array:
+    rows = nnx.cond(
+        flag, lambda m: m.rows("second"), lambda m: jnp.ones((3, D), jnp.float32), model
+    )
+    return jnp.mean(model.head(model.rows("first") + rows) ** 2)
+
+
+def step(loss: Any, model: Tasks, opt: Any, flag: Any = True) -> jax.Array:
+    value, grads = nnx.value_and_grad(loss)(model, flag)
+    opt.update(model, grads)
+    return value
+
+
+def values(layer: nnx.Module) -> dict[str, np.ndarray]:
+    flat = nnx.to_flat_state(nnx.state(layer, nnx.Param))
+    return {".".join(map(str, path)): np.array(variable[...]) for path, variable in flat}
+
+
+def assert_same(got: Any, want: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize(
+    ("kind", "way"), [("bag", "eager"), ("dense", "jit"), ("bag", "donated"), ("cached", "donated")]
+)
+def test_an_unused_table_stays_and_the_used_one_trains(kind, way):
+    model = Tasks(kind)
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+
+    def run(model, opt):
+        return step(one, model, opt)
+
+    if way != "eager":
+        run = nnx.jit(run, donate_argnums=(0, 1) if way == "donated" else ())
+    before, head = values(model.second), np.array(model.head.kernel[...])
+    for _ in range(2):
+        run(model, opt)
+    assert_same(values(model.second), before)
+    assert float(model.first.step[...]) == 2 and float(model.second.step[...]) == 0
+    assert not np.array_equal(model.head.kernel[...], head)
+    step(both, model, opt)  # the kept table trains on
+    assert float(model.second.step[...]) == 1
+
+
+@pytest.mark.parametrize(("kind", "jit"), [("cached", True), ("dense", False)])
+def test_a_lookup_under_cond(kind, jit):
+    model = Tasks(kind)
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+    run = (nnx.jit if jit else lambda f: f)(
+        lambda model, opt, flag: step(under_cond, model, opt, flag)
+    )
+    before = values(model.second)
+    run(model, opt, jnp.asarray(False))
+    assert_same(values(model.second), before)
+    assert float(model.first.step[...]) == 1
+    # The branch that looks rows up steps the table as a loss without a cond does.
+    twin, twin_opt = nnx.clone((model, opt))
+    run(model, opt, jnp.asarray(True))
+    step(both, twin, twin_opt)
+    got, want = values(model.second), values(twin.second)
+    assert got["step"] == 1 == got["sentinel"]
+    for name in want:
+        np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_losses_that_take_turns_in_a_scan():
+    model = Tasks("dense")
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+
+    @nnx.jit(donate_argnums=(0, 1))
+    def run(model, opt, flags):
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+        def steps(carry, flag):
+            return carry, step(under_cond, *carry, flag)
+
+        _, losses = steps((model, opt), flags)
+        return losses
+
+    assert np.isfinite(run(model, opt, jnp.array([True, False, False, True, False]))).all()
+    assert [float(t.step[...]) for t in (model.first, model.second)] == [5, 2]
+    assert float(model.second.sentinel[...]) == 1
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_gradients_of_one_program_in_another(jit):
+    model = Tasks("bag")
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+    before = values(model.second)
+    grads = nnx.jit(nnx.grad(one))(model, True)
+    update = nnx.jit(lambda model, opt, grads: opt.update(model, grads) and None)
+    (update if jit else lambda model, opt, grads: opt.update(model, grads))(model, opt, grads)
+    assert_same(values(model.second), before)
+    assert float(model.first.step[...]) == 1
+
+
+def big_operations(text: str, shape: str) -> list[str]:
+    """Instructions of a compiled program that write an array of this shape, but for the fused update."""
+    found = re.findall(rf"= \(?[^=]*{re.escape(shape)}[^=]*? ([\w-]+)\(", text)
+    free = {"parameter", "get-tuple-element", "tuple", "bitcast", "custom-call", "while"}
+    return [name for name in found if name not in free]
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("loss", [both, one, neither], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("scan", [False, True], ids=["step", "scan"])
+def test_a_donated_step_neither_copies_nor_passes_over_a_table(loss, scan):
+    if not native_available():
+        pytest.skip("the reference updates no table in place")
+    rows = 5003  # a number that no other array has
+    model = Tasks("dense", method="ffi")
+    model.first, model.second = (
+        jax_tt.EmbedBag(rows, D, optimizer=RULE, rngs=nnx.Rngs(0), method="ffi") for _ in range(2)
+    )
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+
+    def run(model, opt):
+        if not scan:
+            return step(loss, model, opt)
+
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))
+        def steps(carry, _):
+            return carry, step(loss, *carry)
+
+        _, losses = steps((model, opt), jnp.arange(3))
+        return losses
+
+    donated = nnx.jit(run, donate_argnums=(0, 1))
+    text = donated.lower(model, opt).compile().as_text()
+    assert f"f32[{rows},{D}]" in text
+    assert big_operations(text, f"f32[{rows},{D}]") == []
+    places = [t.embedding[...].unsafe_buffer_pointer() for t in (model.first, model.second)]
+    donated(model, opt)
+    assert places == [t.embedding[...].unsafe_buffer_pointer() for t in (model.first, model.second)]
+
+
+# --- Linen
+
+
+class LinenTasks(nn.Module):
+    """The same in linen."""
+
+    cache: Any = None
+
+    @nn.compact
+    def __call__(self, both: bool) -> jax.Array:
+        def rows(name: str) -> jax.Array:
+            return jax_tt.linen.TTEmbedBag(
+                N, D, tt_ranks=2, optimizer=RULE, cache=self.cache, name=name
+            )(IDS)
+
+        found = rows("first")
+        return nn.Dense(2)(found + rows("second") if both else found)
+
+
+def linen_state(kind: Any, cache: Any = None) -> Any:
+    model = LinenTasks(cache)
+    variables = dict(model.init(jax.random.key(0), True))
+    counts = variables.pop("row_cache", {})
+
+    def apply(variables: Any, both: bool) -> jax.Array:
+        return model.apply({**variables, "row_cache": counts}, both)
+
+    return kind.create(apply_fn=apply, params=variables, tx=optax.sgd(0.1))
+
+
+def linen_step(state: Any, both: bool) -> Any:
+    grads = jax.grad(lambda v: jnp.mean(state.apply_fn(v, both) ** 2))(state.params)
+    return state.apply_gradients(grads=grads)
+
+
+@pytest.mark.parametrize(("jit", "cached"), [(True, True), (False, False)])
+def test_the_train_state_of_linen_keeps_an_unused_table(jit, cached):
+    cache = jax_tt.RowCache(8, ways=4) if cached else None
+    state = linen_state(jax_tt.linen.TrainState, cache)
+    run = jax.jit(linen_step, static_argnums=1) if jit else linen_step
+    before = jax.tree.map(np.array, state.params[OVERWRITTEN]["second"])
+    state = run(run(state, False), False)
+    tables = state.params[OVERWRITTEN]
+    assert_same(tables["second"], before)
+    assert float(tables["first"]["step"]) == 2 and int(state.step) == 2
+    assert float(run(state, True).params[OVERWRITTEN]["second"]["step"]) == 1
+
+
+def test_flax_train_state_is_refused_at_the_next_forward_pass():
+    state = linen_state(train_state.TrainState)
+    state = linen_step(state, False)
+    assert not np.any(state.params[OVERWRITTEN]["second"]["core_0"])
+    if not native_available():
+        assert np.isnan(state.apply_fn(state.params, True)).all()
+        return
+    with pytest.raises(Exception, match=r"'second' was overwritten with zeros.*TrainState"):
+        jax.block_until_ready(state.apply_fn(state.params, True))
+    # Used or not, its zeros do not pass for a value to keep.
+    grads = jax.tree.map(lambda x: x, state.params)
+    with pytest.raises(ValueError, match=r"'second'.*sentinel is 0\.0.*checkpoint"):
+        linen_state(jax_tt.linen.TrainState).apply_gradients(
+            grads={**grads, OVERWRITTEN: jax.tree.map(lambda x: x, _used(grads[OVERWRITTEN]))}
+        )
+
+
+def _used(tables: Any) -> Any:
+    return {name: {**part, "used": jnp.ones(())} for name, part in tables.items()}
+
+
+def test_params_alone_are_refused_with_what_to_give():
+    model = LinenTasks()
+    variables = model.init(jax.random.key(0), True)
+    for given in (variables["params"], {"params": variables["params"]}):
+        for mutable in (False, ["row_cache"]):
+            with pytest.raises(ValueError, match=r"first: .*whole dictionary.*not variables"):
+                model.apply(given, True, mutable=mutable)
+    for given in (variables["params"], {"params": {}}, {**variables, "batch_stats": {}}, None):
+        with pytest.raises(ValueError, match=r"params: got .*params=variables"):
+            jax_tt.linen.TrainState.create(apply_fn=model.apply, params=given, tx=optax.sgd(0.1))
+
+
+def test_a_linen_model_without_other_parameters():
+    layer = jax_tt.linen.EmbedBag(N, D, optimizer=RULE)
+    variables = layer.init(jax.random.key(0), IDS)
+    state = jax_tt.linen.TrainState.create(
+        apply_fn=layer.apply, params=variables, tx=optax.sgd(0.1)
+    )
+    grads = jax.grad(lambda v: jnp.sum(state.apply_fn(v, IDS)))(state.params)
+    assert float(state.apply_gradients(grads=grads).params[OVERWRITTEN]["step"]) == 1

@@ -1,0 +1,223 @@
+"""Messages for what new users try: each says what to write instead."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_tt
+from jax_tt import _environment, optimizers
+from tests.conftest import method_fixture
+
+ROOT = Path(__file__).resolve().parent.parent
+CORES = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(100, 8, ranks=4))
+DENSE = jnp.ones((10, 3))
+RULE = optimizers.SGD(0.1)
+FUSED = jax_tt.init_fused_table(CORES, RULE)
+CACHE = jax_tt.RowCache(20, ways=4)
+CACHED = jax_tt.init_cached_table(CORES, CACHE)
+IDS = jnp.array([[1, 2], [3, 4]])
+native = method_fixture("ffi")  # the fixture is called `method`
+
+
+def weighted(weights, **options):
+    bags = jax_tt.Bags(IDS, weights=weights)
+    return jax_tt.tt_embed_bag(CORES, bags, combiner="mean", **options)
+
+
+def cached(cores, **options):
+    table = CACHED._replace(table=cores)
+    return jax_tt.cached_tt_embed_bag(table, IDS, CACHE, **options)[0]
+
+
+OPS = {
+    "tt": (partial(jax_tt.tt_embed_bag, bags=IDS), CORES),
+    "dense": (partial(jax_tt.embed_bag, bags=IDS), DENSE),
+    "weights": (weighted, jnp.ones((2, 2))),
+    "fused": (partial(jax_tt.fused_tt_embed_bag, bags=IDS, optimizer=RULE), FUSED),
+    "cached": (cached, CORES),
+}
+
+
+def total(tree):
+    return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(tree))
+
+
+def again(f):
+    return lambda x: total(jax.grad(f)(x))
+
+
+FORWARD = {
+    "jvp": lambda f, x: jax.jvp(f, (x,), (x,)),
+    "jvp of jit": lambda f, x: jax.jvp(jax.jit(f), (x,), (x,)),
+    "jit of jvp": lambda f, x: jax.jit(lambda x: jax.jvp(f, (x,), (x,)))(x),
+    "linearize": lambda f, x: jax.linearize(f, x)[1](x),
+    "jacfwd": lambda f, x: jax.jacfwd(f)(x),
+}
+HIGHER = {
+    "grad of grad": lambda f, x: jax.grad(again(f))(x),
+    "in jit": lambda f, x: jax.jit(jax.grad(again(jax.jit(f))))(x),
+    "hessian": lambda f, x: jax.hessian(f)(x),
+    "jvp of grad": lambda f, x: jax.jvp(jax.jit(jax.grad(f)), (x,), (x,)),
+}
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_derivatives_that_native_ops_do_not_have(op, method):
+    run, x = OPS[op]
+    for calls, words in ((FORWARD, "in forward mode"), (HIGHER, "higher derivatives")):
+        for name, call in calls.items():
+            with pytest.raises(TypeError, match="method='reference'") as error:
+                call(lambda x: total(run(x, method=method)), x)
+            assert words in str(error.value), name
+
+
+def test_gradients_of_gradients_of_what_comes_after(method):
+    """The table is a constant, and what is differentiated twice reaches it through the cotangent."""
+
+    def loss(scale, cores):
+        return total(scale * jax_tt.tt_embed_bag(cores, IDS, method=method))
+
+    with pytest.raises(TypeError, match="higher derivatives"):
+        jax.grad(lambda scale: total(jax.grad(loss, 1)(scale, CORES)))(2.0)
+    # Where no gradient of the table is asked for, there is nothing to refuse.
+    second = jax.grad(jax.grad(loss))(2.0, CORES)
+    reference = 2 * total(jax_tt.tt_embed_bag(CORES, IDS, method="reference"))
+    np.testing.assert_allclose(second, reference, rtol=1e-5)
+
+
+def test_only_what_is_differentiated_is_computed(method):
+    """A gradient of the cores alone computes none of the weights, with the operands marked one by one."""
+
+    def loss(cores, weights):
+        bags = jax_tt.Bags(IDS, weights=weights)
+        return jax_tt.tt_embed_bag(cores, bags, method=method).sum()
+
+    text = str(jax.make_jaxpr(jax.grad(loss))(CORES, jnp.ones((2, 2))))
+    both = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(CORES, jnp.ones((2, 2))))
+    assert text.count("f32[2,0]") > both.count("f32[2,0]")
+
+
+RAGGED = [
+    [[1, 2], [3]],
+    ([1, 2], [3]),
+    [[1], []],
+    [np.array([1, 2]), np.array([3])],
+    np.array([[1, 2], [3]], object),
+]
+
+
+@pytest.mark.parametrize("lists", RAGGED, ids=lambda lists: type(lists).__name__)
+def test_ragged_lists(lists):
+    rngs, order = nnx.Rngs(0), jax_tt.order.IdOrder.identity(100)
+    layer = jax_tt.TTEmbedBag(100, 8, tt_ranks=4, rngs=rngs)
+    ordered = jax_tt.TTEmbedBag(100, 8, tt_ranks=4, id_order=order, rngs=rngs)
+    for op in (
+        partial(jax_tt.tt_embed_bag, CORES),
+        partial(jax_tt.tt_lookup, CORES),
+        partial(jax_tt.embed_bag, DENSE),
+        partial(jax_tt.fused_tt_embed_bag, FUSED, optimizer=RULE),
+        partial(jax_tt.cached_tt_embed_bag, CACHED, cache=CACHE),
+        partial(jax_tt.count_out_of_range, num_embeddings=5),
+        jax_tt.Bags.from_padded,
+        layer,
+        ordered,
+    ):
+        with pytest.raises(TypeError, match=r"jax_tt\.Bags\.from_ragged\(lists\)"):
+            op(lists)
+
+
+def test_bags_given_to_a_lookup():
+    with pytest.raises(TypeError, match="tt_embed_bag"):
+        jax_tt.tt_lookup(CORES, jax_tt.Bags(IDS))
+
+
+def test_tables_given_to_ops_of_arrays():
+    dense = jax_tt.init_fused_table(DENSE, RULE)
+    for op in (
+        partial(jax_tt.tt_embed_bag, bags=IDS),
+        partial(jax_tt.tt_lookup, ids=IDS),
+        jax_tt.tt_to_dense,
+        partial(jax_tt.tt_attend, query=jnp.ones(8)),
+        partial(jax_tt.init_fused_table, optimizer=RULE),
+    ):
+        with pytest.raises(
+            TypeError, match=r"got a FusedTable; expected its arrays, table\.cores\."
+        ):
+            op(FUSED)
+        with pytest.raises(TypeError, match="got a CachedTable"):
+            op(CACHED)
+    with pytest.raises(TypeError, match=r"table\.cores\[0\]"):
+        jax_tt.embed_bag(dense, IDS)
+
+
+def imports(code, **variables):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_without_flax():
+    done = imports("""
+import sys
+sys.modules["flax"] = None  # as if it were not installed
+import jax_tt
+
+for name in jax_tt._LAYERS:
+    assert not hasattr(jax_tt, name) and name not in dir(jax_tt)
+try:
+    jax_tt.TTEmbed
+except AttributeError as error:
+    assert "pip install 'jax-tt[flax]'" in str(error), error
+for module in ("nnx", "linen"):
+    try:
+        getattr(jax_tt, module)
+    except ImportError as error:
+        assert "pip install 'jax-tt[flax]'" in str(error), error
+    else:
+        raise AssertionError(module)
+""")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("JAX_TT_METHOD", "fast", "'auto', 'reference', 'ffi'"),
+        ("JAX_TT_CPU_ISA", "avx2", "'baseline', 'x86_64_v3'"),
+        ("JAX_TT_NUM_THREADS", "four", "an integer >= 1"),
+        ("JAX_TT_NUM_THREADS", "0", "an integer >= 1"),
+        ("JAX_TT_NUM_THREADS", "2.5", "an integer >= 1"),
+        ("JAX_TT_EMULATION_SEED", "-1", "an integer >= 0"),
+    ],
+)
+def test_values_of_environment_variables(monkeypatch, name, value, expected):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{name}: got '{value}'; expected .*{expected}"):
+        jax_tt.tt_lookup(CORES, IDS, method="reference")
+
+
+def test_environment_variables_at_import():
+    done = imports("import jax_tt", JAX_TT_NUM_THREADS="four")
+    assert "JAX_TT_NUM_THREADS: got 'four'; expected an integer >= 1." in done.stderr
+    assert done.returncode != 0
+
+
+def test_misspelt_environment_variables(monkeypatch):
+    for name in ("JAX_TT_DATA", "JAX_TT_FUZZ_CALLS", "JAX_TT_CUDA", "JAX_TT_TEST_OPTIMIZED"):
+        monkeypatch.setenv(name, "1")
+    _environment.warn_of_misspelt()  # others' variables are none of its business
+    monkeypatch.setenv("JAX_TT_NUM_THREAD", "1")
+    with pytest.warns(RuntimeWarning, match=r"JAX_TT_NUM_THREAD .* reads JAX_TT_NUM_THREADS"):
+        _environment.warn_of_misspelt()

@@ -82,16 +82,17 @@ def test_split_ids_round_trip(data):
     ids = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1) | edge, min_size=1, max_size=8))
     split = shape.split_ids(np.array(ids, np.int64))
     assert split.shape == (len(ids),) and split.digits.dtype == np.int32
+    rows = math.prod(shape.row_factors)
     for i, digits in zip(ids, split.digits.tolist(), strict=True):
+        value = 0
+        for digit, factor in zip(digits, shape.row_factors, strict=True):
+            value = value * factor + digit
         if i < 0:
             assert set(digits) == {-1}
-        elif i >= n:
+        elif n <= i < rows or i >= rows // shape.row_factors[0] * 2**31:
             assert tuple(digits) == shape.row_factors
         else:
-            value = 0
-            for digit, factor in zip(digits, shape.row_factors, strict=True):
-                value = value * factor + digit
-            assert value == i
+            assert value == i and (i < n or digits[0] >= shape.row_factors[0])
 
 
 def test_split_ids_refuses_what_it_cannot_split():

@@ -2,17 +2,21 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_tt
 from benchmarks import ids, memory, registry, render, results, run, timing
+from benchmarks.contenders import by_hand, ours
 from benchmarks.results import Report
-from benchmarks.work import Work
+from benchmarks.work import LEARNING_RATE, Work
+from jax_tt import optimizers
 
 ALL = (
     "cache_policies cache_rank cache_step cache_streams headline sweep_cores sweep_rank sweep_features sweep_batch "
-    "dense_step temporaries dlrm_step"
+    "dense_by_hand dense_step temporaries dlrm_step"
 )
 GPU = "gpu_headline gpu_elrec gpu_ecorec"
 
@@ -65,6 +69,27 @@ def test_quick_run_writes_what_it_prints(tmp_path, capsys):
 def test_unknown_case_names_the_known_ones(tmp_path):
     with pytest.raises(SystemExit, match=r"no case called nothing; there are .*headline"):
         run.main(["--only", "nothing", "--out", str(tmp_path / "x.json")])
+
+
+@pytest.mark.parametrize(
+    ("rule", "program"),
+    [
+        (optimizers.SGD(LEARNING_RATE), by_hand.sgd_program),
+        (optimizers.RowWiseAdagrad(LEARNING_RATE), by_hand.rowwise_adagrad_program),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_rival_by_hand_computes_the_same_step(rule, program):
+    batch = np.random.default_rng(0).integers(40, size=32)  # 40 rows, so that ids repeat
+    work = Work(jax_tt.TTShape.suggest(40, 16, ranks=2), bags=8, bag_size=4, batches=[batch])
+    step, state = program(work)
+    loss, state = jax.jit(step)(state, jnp.asarray(batch, np.int32))
+    ours_step, table = ours.dense_fused_program(work, rule)
+    our_loss, table = ours_step(table, ours.bags_of(work)[0])
+    np.testing.assert_allclose(loss, our_loss, rtol=1e-5)
+    expected = [*table.cores, *jax.tree.leaves(table.slots)]
+    for got, wanted in zip(jax.tree.leaves(state), expected, strict=True):
+        np.testing.assert_allclose(got, np.reshape(wanted, got.shape), rtol=1e-4, atol=1e-10)
 
 
 def test_another_machine_gets_a_file_of_its_own(tmp_path):

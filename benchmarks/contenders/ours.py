@@ -70,10 +70,10 @@ def tt_optax_step(work: Work, method: str = "auto") -> Call:
     return _training(jax.jit(step, donate_argnums=0), (cores, tx.init(cores)), bags_of(work))
 
 
-def dense_fused_program(work: Work):
+def dense_fused_program(work: Work, optimizer=None):
     """As `tt_fused_program`, for a dense table of the same rows and columns."""
     gradient = jnp.asarray(work.gradient)
-    optimizer = optimizers.SGD(LEARNING_RATE)
+    optimizer = optimizer or optimizers.SGD(LEARNING_RATE)
     rows = jnp.full((work.shape.num_embeddings, work.shape.features), 0.01, jnp.float32)
     table = jax_tt.init_fused_table(rows, optimizer)
 
@@ -83,9 +83,9 @@ def dense_fused_program(work: Work):
     return jax.jit(jax.value_and_grad(loss), donate_argnums=0), table
 
 
-def dense_fused_step(work: Work) -> Call:
+def dense_fused_step(work: Work, optimizer=None) -> Call:
     """Forward, backward and update of a dense table, in place."""
-    step, table = dense_fused_program(work)
+    step, table = dense_fused_program(work, optimizer)
     return _training(step, table, bags_of(work))
 
 

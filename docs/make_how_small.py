@@ -1,9 +1,9 @@
-"""Fills the tables of how_small.md and draws its pictures from the results files of examples/retrieval.
+"""Fills the tables of how_small.md and draws its pictures from the results of examples/retrieval.
 
     python -m docs.make_how_small
 
-`curve_results.json` is the file that `python -m examples.retrieval.curve` writes into its output folder, and
-`learning_results.json` that of `python -m examples.retrieval.learning`.
+They lie in benchmarks/results/retrieval: `curve_results.json` as `python -m examples.retrieval.curve` leaves it in its
+output folder, and `learning_results.json`, which `python -m examples.retrieval.learning` writes there.
 """
 
 import json
@@ -15,7 +15,7 @@ from examples.retrieval import curve_report, learning
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "how_small.md"
-RESULTS = DOCS.parent / "examples" / "retrieval" / "curve_results.json"
+RESULTS = learning.RESULTS.parent / "curve_results.json"
 _BLOCK = re.compile(
     r"(<!-- (?P<name>curve|learning):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL
 )

@@ -23,7 +23,9 @@ from examples.retrieval.settings import Config
 
 METHODS = ("dense", "tt_residual_scratch", "tt2_order", "tt")
 RATIO = 10.0
-RESULTS = Path(__file__).parent / "learning_results.json"
+RESULTS = (
+    Path(__file__).parents[2] / "benchmarks" / "results" / "retrieval" / "learning_results.json"
+)
 _GROUPS = {"num_users": 20_000, "num_items": 8_000, "groups": 100}
 
 

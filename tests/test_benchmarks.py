@@ -202,3 +202,17 @@ def test_documents_quote_only_results(path):
 )
 def test_numbers_have_three_digits(value, text):
     assert results.number(value) == text
+
+
+def test_the_picture_of_readme_shows_the_results():
+    pytest.importorskip("matplotlib")
+    from docs import make_results_picture as picture
+
+    data = results.load(picture.RESULTS / f"{picture.MACHINE}.json")
+    bars = [bar for group in picture.STEPS.values() for bar in picture.measured(data, group)]
+    assert len(bars) >= 7
+    for theme in picture.INKS:
+        drawn = (picture.IMAGES / f"results-{theme}.svg").read_text()
+        for label, time in bars:  # matplotlib leaves the text of each label in a comment
+            assert f"<!-- {label} -->" in drawn, "run: python -m docs.make_results_picture"
+            assert f"<!-- {results.number(time)} ms -->" in drawn

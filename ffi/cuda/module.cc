@@ -89,6 +89,7 @@ int64_t WorkspaceSize(const std::string& op, const Sizes& row_factors, const Siz
 NB_MODULE(_emulated, m) {
   m.def("set_seed", &jax_tt::emulation::SetSeed, nb::arg("seed"),
         "Seed of the order of blocks and threads in every launch from here on; 0 is the natural order.");
+  m.def("launches", &jax_tt::emulation::Launches, "Grids launched in this process so far.");
 #else
 NB_MODULE(_cuda, m) {
 #endif

@@ -7,6 +7,8 @@
 //   SharedBytes<T>(n)    what Take<T>(n) takes; their sum is the `shared_bytes` of Launch
 //   Load4, Store4        four floats at once, of global or shared memory aligned to 16 bytes
 //   Launch(stream, blocks, threads, shared_bytes, kernel, args...)
+//                        of no blocks launches one that does nothing: XLA may capture what a handler enqueues, and
+//                        older versions refuse a capture that stays empty
 #ifndef JAX_TT_CUDA_SIMT_H_
 #define JAX_TT_CUDA_SIMT_H_
 
@@ -46,6 +48,7 @@ constexpr size_t SharedBytes(int64_t count) {
 #include <utility>
 
 #include "ffi/common/status.h"
+#include "ffi/cuda/shared_limit.h"
 
 #if defined(__CUDACC__)
 
@@ -71,23 +74,23 @@ class SharedArena {
 __device__ __forceinline__ float4 Load4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 __device__ __forceinline__ void Store4(float* p, float4 value) { *reinterpret_cast<float4*>(p) = value; }
 
+// Beside the kernels that work, one for launches of no blocks.  A template, so that many sources may have it.
+template <typename = void>
+__global__ void DoNothing() {}
+
 // A launch that the runtime refuses names the kernel; what goes wrong while it runs shows up in the stream.
 template <typename... Params, typename... Args>
 Status Launch(cudaStream_t stream, int64_t blocks, int threads, size_t shared_bytes, void (*kernel)(Params...),
               Args&&... args) {
-  if (blocks == 0) return {};
+  if (blocks == 0) return Launch(stream, 1, 1, 0, DoNothing<>);
   if (blocks < 0 || blocks > INT32_MAX) return Internal("a grid of " + std::to_string(blocks) + " blocks");
-  cudaError_t error = cudaSuccess;
-  if (shared_bytes > 48 * 1024)  // what a kernel may have unasked
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-  if (error == cudaSuccess) {
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = shared_bytes;
-    config.stream = stream;
-    error = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
-  }
+  if (shared_bytes > kSharedUnasked) JAX_TT_RETURN_IF_ERROR(AllowMostShared(reinterpret_cast<const void*>(kernel)));
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Args>(args)...);
   if (error == cudaSuccess) return {};
   (void)cudaGetLastError();  // reported here: the next launch is not to find it
   const char* name = "a kernel";

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "ffi/cuda/shared_limit.h"
 #include "ffi/cuda/tt_fast.h"
 #include "ffi/cuda/tt_fast_passes.h"
 
@@ -50,21 +51,6 @@ auto WithRank(const TTShape& shape, Fn fn) {
   }
 }
 
-// Shared memory that a block may have on this device.
-size_t SharedLimit() {
-#if defined(JAX_TT_EMULATION)
-  return size_t{227} << 10;
-#else
-  int device = 0, bytes = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) {
-    (void)cudaGetLastError();
-    return 0;
-  }
-  return static_cast<size_t>(bytes);
-#endif
-}
-
 bool IsFast(const TTShape& shape, const Pivot& pivot) {
   const int64_t r = pivot.r_left, dim = shape.dim();
   if (shape.d != 3 || pivot.core != 1 || r != pivot.r_right) return false;
@@ -76,9 +62,13 @@ bool IsFast(const TTShape& shape, const Pivot& pivot) {
 
 }  // namespace
 
-bool HasFastPass(const TTShape& shape, const Pivot& pivot) {
-  return IsFast(shape, pivot) &&
-         WithRank(shape, [&](auto passes) { return passes.SharedBytes(static_cast<int>(pivot.q)); }) <= SharedLimit();
+Status HasFastPass(const TTShape& shape, const Pivot& pivot, bool* has) {
+  *has = IsFast(shape, pivot);
+  if (!*has) return {};
+  size_t most = 0;
+  JAX_TT_RETURN_IF_ERROR(MostShared(&most));
+  *has = WithRank(shape, [&](auto passes) { return passes.SharedBytes(static_cast<int>(pivot.q)); }) <= most;
+  return {};
 }
 
 template <typename T>

@@ -11,7 +11,8 @@
 
 namespace jax_tt {
 
-bool HasFastPass(const TTShape& shape, const Pivot& pivot);
+// Whether there is one for this shape that the device has the shared memory for.
+Status HasFastPass(const TTShape& shape, const Pivot& pivot, bool* has);
 
 // As RowsPass and GradientPass, for shapes that have a fast pass; without workspace.
 template <typename T>

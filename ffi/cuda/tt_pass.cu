@@ -157,7 +157,9 @@ Status MakePass(const TTArgs<T>& args, int core, bool backward, const RowChunk& 
 
 template <typename T>
 Status RowsPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, float* rows, float* workspace) {
-  if (HasFastPass(args.shape, MakePivot(args.shape, args.layout.main))) return FastRowsPass(stream, args, chunk, rows);
+  bool fast = false;
+  JAX_TT_RETURN_IF_ERROR(HasFastPass(args.shape, MakePivot(args.shape, args.layout.main), &fast));
+  if (fast) return FastRowsPass(stream, args, chunk, rows);
   const PassPlan plan = PlanForward(args.shape, args.layout);
   std::optional<PassArgs<T>> pass;
   JAX_TT_RETURN_IF_ERROR(MakePass(args, args.layout.main, /*backward=*/false, chunk, plan, workspace, &pass));
@@ -168,8 +170,9 @@ Status RowsPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chun
 template <typename T>
 Status GradientPass(cudaStream_t stream, const TTArgs<T>& args, int pivot, const RowChunk& chunk,
                     const float* row_gradients, const GradientShares& shares, float* workspace) {
-  if (HasFastPass(args.shape, MakePivot(args.shape, pivot)))
-    return FastGradientPass(stream, args, chunk, row_gradients, shares);
+  bool fast = false;
+  JAX_TT_RETURN_IF_ERROR(HasFastPass(args.shape, MakePivot(args.shape, pivot), &fast));
+  if (fast) return FastGradientPass(stream, args, chunk, row_gradients, shares);
   const PassPlan plan = PlanBackward(args.shape, args.layout, pivot);
   std::optional<PassArgs<T>> pass;
   JAX_TT_RETURN_IF_ERROR(MakePass(args, pivot, /*backward=*/true, chunk, plan, workspace, &pass));

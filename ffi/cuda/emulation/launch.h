@@ -32,6 +32,9 @@ namespace emulation {
 // Of the order of blocks and threads in every launch from here on; 0 is the natural order.
 void SetSeed(uint64_t seed);
 
+// Grids launched in this process so far.
+int64_t Launches();
+
 Status CheckedRun(const char* file, int line, int64_t blocks, int threads, size_t shared_bytes,
                   void (*call)(const void*), const void* kernel);
 
@@ -46,10 +49,13 @@ struct LaunchSite {
   int line;
 };
 
+inline void DoNothing() {}
+
 // Runs `blocks` blocks of `threads` threads of kernel(args...), each block with `shared_bytes` of shared memory.
 template <typename... Params, typename... Args>
 Status Launch(LaunchSite site, int64_t blocks, int threads, size_t shared_bytes, void (*kernel)(Params...),
               Args&&... args) {
+  if (blocks == 0) return Launch(site, 1, 1, 0, DoNothing);
   const std::tuple<Params...> params(std::forward<Args>(args)...);
   const auto thread = [kernel, &params] { std::apply(kernel, params); };
   return emulation::CheckedRun(

@@ -93,6 +93,24 @@ def test_gradients_of_gradients_of_what_comes_after(method):
     np.testing.assert_allclose(second, reference, rtol=1e-5)
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("op", ["tt", "weights", "cached"])
+def test_a_gradient_that_is_a_constant_is_first_order(op, transform, method):
+    """First-order MAML: the gradient of a step whose own gradient is not differentiated."""
+    run, x = OPS[op]
+
+    def after_a_step(x, method):
+        grad = transform(jax.grad(lambda x: total(run(x, method=method))))(x)
+        x = jax.tree.map(lambda a, b: a - 0.1 * jax.lax.stop_gradient(b), x, grad)
+        return total(run(x, method=method))
+
+    want = jax.grad(after_a_step)(x, "reference")
+    mapped = jax.vmap(lambda x: jax.grad(after_a_step)(x, method))
+    got = jax.tree.map(lambda a: a[1], mapped(jax.tree.map(lambda a: jnp.stack([a, a]), x)))
+    for result in (transform(jax.grad(partial(after_a_step, method=method)))(x), got):
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), result, want)
+
+
 def test_only_what_is_differentiated_is_computed(method):
     """A gradient of the cores alone computes none of the weights, with the operands marked one by one."""
 

@@ -25,7 +25,7 @@ from jax_tt._ops._dispatch import (
 from jax_tt._ops._explicit import pooled_over_explicit_axes
 from jax_tt._ops._fused_call import prepare
 from jax_tt._ops._fused_sum import Fused, check_whole, stepped
-from jax_tt._ops._reverse_only import reverse_only
+from jax_tt._ops._reverse_only import first_order, reverse_only
 from jax_tt._ops._spec import TTSpec
 from jax_tt._ops._table import FusedTable
 from jax_tt._ops._vma import sum_gradients, vary_over, varying_axes
@@ -166,12 +166,16 @@ def _fwd(call: _Call, table: Any, rows: Any, weights: Any, rest: Any) -> tuple[A
             check_whole(part.fused, own)
     table, rows, weights, rest = values((table, rows, weights, rest))
     save = call.trained and (wanted.cores or wanted_rows.cores)
-    forward = _forward(call, table, rows, weights, rest, save)
+    run = partial(_forward, call, save=save)
+    forward = first_order(run, table, rows, weights, rest)
     return forward.sums, _Saved(table, rows, weights, rest, forward, wanted, wanted_rows)
 
 
 def _bwd(call: _Call, saved: _Saved, g: Any) -> tuple[Any, Any, Any, None]:
-    g = instantiate(g)
+    return first_order(partial(_all_cotangents, call), saved, instantiate(g))
+
+
+def _all_cotangents(call: _Call, saved: _Saved, g: jax.Array) -> tuple[Any, Any, Any, None]:
     batch, hits, misses, arrays, row_arrays = saved.rest
     forward, wanted = saved.forward, saved.wanted
     if not call.trained:

@@ -74,14 +74,21 @@ def _native_sum_fwd(
     wanted = Wanted(perturbed(cores), perturbed(weights))
     cores, weights, batch = values((cores, weights, batch))
     batch = dataclasses.replace(batch, weights=weights)
-    out, residuals = _backend.forward(spec, cores, batch, method, wanted.cores)
+
+    def forward(cores: Cores, batch: Batch) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        return _backend.forward(spec, cores, batch, method, wanted.cores)
+
+    out, residuals = first_order(forward, cores, batch)
     return out, (cores, batch, residuals, wanted)
 
 
 def _native_sum_bwd(static: tuple[Spec, str], saved: Any, g: Any) -> tuple[Any, Any, None]:
+    return first_order(partial(_native_cotangents, static), saved, instantiate(g))
+
+
+def _native_cotangents(static: tuple[Spec, str], saved: Any, g: jax.Array) -> tuple[Any, Any, None]:
     spec, method = static
     cores, batch, residuals, wanted = saved
-    g = instantiate(g)
     if not wanted.cores:
         dweights = weights_gradient(spec, cores, batch, g, method) if wanted.weights else None
         return None, dweights, None
@@ -109,8 +116,8 @@ def perturbed(tree: Any) -> bool:
 
 
 def values(tree: Any) -> Any:
-    """The plain values of a symbolic-zeros argument, which have no derivative but this one."""
-    return first_order(jax.tree.map(lambda leaf: leaf.value, tree, is_leaf=_is_primal))
+    """The plain values of a symbolic-zeros argument."""
+    return jax.tree.map(lambda leaf: leaf.value, tree, is_leaf=_is_primal)
 
 
 def instantiate(g: Any) -> jax.Array:
@@ -118,7 +125,7 @@ def instantiate(g: Any) -> jax.Array:
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         aval: Any = g.aval
         return jnp.zeros(aval.shape, aval.dtype)
-    return first_order(g)
+    return g
 
 
 def _primals(tree: Any) -> list[Any]:

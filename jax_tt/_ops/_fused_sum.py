@@ -19,6 +19,7 @@ from jax_tt._ops import _backend
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._dispatch import Wanted, instantiate, perturbed, values, weights_gradient
 from jax_tt._ops._refuse import once
+from jax_tt._ops._reverse_only import first_order
 from jax_tt._ops._spec import Spec
 from jax_tt._ops._table import FusedTable
 from jax_tt._ops._vma import vary_over, varying_axes
@@ -55,13 +56,20 @@ def _fwd(call: Fused, table: Any, weights: Any, batch: Any, arrays: Any) -> tupl
         check_whole(call, table)
     table, weights, batch, arrays = values((table, weights, batch, arrays))
     batch = dataclasses.replace(batch, weights=weights)
-    out, residuals = _forward(call, table, batch, wanted.cores)
+
+    def forward(table: FusedTable, batch: Batch) -> tuple[jax.Array, Any]:
+        return _forward(call, table, batch, wanted.cores)
+
+    out, residuals = first_order(forward, table, batch)
     return out, (table, batch, residuals, arrays, wanted)
 
 
 def _bwd(call: Fused, saved: Any, g: Any) -> tuple[Any, Any, None, None]:
+    return first_order(partial(_cotangents, call), saved, instantiate(g))
+
+
+def _cotangents(call: Fused, saved: Any, g: jax.Array) -> tuple[Any, Any, None, None]:
     table, batch, residuals, arrays, wanted = saved
-    g = instantiate(g)
     if not wanted.cores:
         if not wanted.weights:
             return None, None, None, None

@@ -1,13 +1,23 @@
-"""Refuses derivatives that native and fused ops do not have: those of forward mode, and any beyond the first."""
+"""Refuses derivatives that native and fused ops do not have: those of forward mode, and any beyond the first.
+
+Both are refused once a derivative is to be computed. One that is dropped, as by `jax.lax.stop_gradient`, never is.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+
+from jax_tt._ops._vma import vary_over, varying_axes
+
+Result = TypeVar("Result")
 
 _FORWARD = (
     "A native or fused op was differentiated in forward mode (jvp, jacfwd, linearize). Such ops have derivatives in "
@@ -35,31 +45,64 @@ def _(primals: Any, tangents: Any) -> Any:
     return primals[0], _backwards.bind(tangents[0])
 
 
-def first_order(tree: Any) -> Any:
-    """Operands of one of its passes that `jax.grad` asked for; any derivative of them raises."""
-    return jax.tree.map(lambda x: _first_order(x) if isinstance(x, Tracer) else x, tree)
+def first_order(one_pass: Callable[..., Result], *operands: Any) -> Result:
+    """``one_pass(*operands)``, one of the passes that `jax.grad` asked for; any derivative of it raises."""
+    traced = [x for x in jax.tree.leaves(operands) if isinstance(x, Tracer) and _is_float(x)]
+    if not traced:
+        return one_pass(*operands)
+    witness = _witness(traced)
+    result = one_pass(*lax.stop_gradient(operands))
+    return jax.tree.map(lambda x: _depending(x, witness) if _is_float(x) else x, result)
+
+
+def _is_float(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
 
 
 @jax.custom_jvp
-def _first_order(operand: jax.Array) -> jax.Array:
-    return operand
+def _witness(operands: list[jax.Array]) -> jax.Array:
+    """A scalar whose tangent is there where one of the operands has one, and raises."""
+    return vary_over(jnp.zeros((), jnp.float32), varying_axes(operands))
 
 
-@_first_order.defjvp
+@_witness.defjvp
 def _(primals: Any, tangents: Any) -> Any:
-    del primals, tangents
-    raise TypeError(_TWICE)
+    changes = [jnp.sum(tangent.astype(jnp.float32)) for tangent in tangents[0]]
+    return _witness(*primals), _higher.bind(sum(changes[1:], changes[0]))
 
 
-def _refuse(*args: Any, **params: Any) -> NoReturn:
-    del args, params
-    raise TypeError(_FORWARD)
+@jax.custom_jvp
+def _depending(value: jax.Array, witness: jax.Array) -> jax.Array:
+    """``value``, which has a tangent where ``witness`` has one."""
+    del witness
+    return value
 
 
-# An identity on tangents that can be transposed, which makes a gradient of it, but neither run nor compiled.
-_backwards = Primitive("jax_tt_backwards")
-_backwards.def_abstract_eval(lambda tangent: tangent)
-_backwards.def_impl(_refuse)
-mlir.register_lowering(_backwards, _refuse)
-ad.deflinear(_backwards, lambda cotangent: [cotangent])
-batching.defvectorized(_backwards)
+@_depending.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    value, change = primals[0], tangents[1]
+    if more := varying_axes(change) - varying_axes(value):
+        change = lax.psum(change, tuple(more))
+    change = jnp.broadcast_to(change, value.shape).astype(value.dtype)
+    return _depending(*primals), jnp.zeros_like(value) + change
+
+
+def _mark(name: str, message: str, transpose: Callable[[Primitive, Any], Any]) -> Primitive:
+    """An identity on tangents that raises where it is run or compiled."""
+
+    def refuse(*args: Any, **params: Any) -> NoReturn:
+        del args, params
+        raise TypeError(message)
+
+    mark = Primitive(name)
+    mark.def_abstract_eval(lambda tangent: tangent)
+    mark.def_impl(refuse)
+    mlir.register_lowering(mark, refuse)
+    ad.deflinear(mark, lambda cotangent: [transpose(mark, cotangent)])
+    batching.defvectorized(mark)
+    return mark
+
+
+# Transposing it makes a gradient of it, which there is.
+_backwards = _mark("jax_tt_backwards", _FORWARD, lambda mark, cotangent: cotangent)
+_higher = _mark("jax_tt_higher", _TWICE, lambda mark, cotangent: mark.bind(cotangent))

@@ -430,6 +430,11 @@ def _as_weights(weights: Any, ids: Any) -> Any:
 def _checked_offsets(offsets: np.ndarray, length: int, include_last_offset: bool) -> np.ndarray:
     offsets = offsets.astype(np.int64)
     if not include_last_offset:
+        if not offsets.size and length:
+            raise ValueError(
+                f"offsets: got none, but there are {length} ids, which would be in no bag; expected the start of every "
+                "bag, e.g. [0] for one bag of all ids."
+            )
         offsets = np.concatenate([offsets, np.array([length], np.int64)])
     if offsets[0] != 0:
         raise ValueError(f"offsets: start at {offsets[0]}; expected the first bag to start at 0.")

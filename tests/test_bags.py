@@ -84,6 +84,10 @@ def test_traced_equals_host():
         (lambda: Bags.from_offsets([1, 2], [0, 2, 1]), "decrease from 2 to 1 at position 2"),
         (lambda: Bags.from_offsets([1, 2], [0, 5]), "include_last_offset=False"),
         (lambda: Bags.from_offsets([1, 2], []), "expected [B + 1]"),
+        (
+            lambda: Bags.from_offsets([1, 2], [], include_last_offset=False),
+            "offsets: got none, but there are 2 ids",
+        ),
         (lambda: Bags.from_offsets([1, 2], [0, 2], [1.0]), "one weight per id"),
         (lambda: Bags.from_offsets([1, 2], [0, 2], capacity=1), "at least 2"),
         (lambda: Bags.from_offsets([[1, 2]], [0, 2]), "Bags.from_padded"),

@@ -320,6 +320,18 @@ def test_save_tables_and_orders_overwrite_only_when_told(table, tmp_path):
         IdOrder([1, 0]).save(tmp_path / "o.npz")
 
 
+def test_save_tables_says_what_it_takes(table, tmp_path):
+    found = jax_tt.tt_from_dense(table, 1)
+    for given, words in (
+        ({"b": found}, r"tables\['b'\]: got a TTApproximation.*StoredTable\.of\(\.\.\.\)"),
+        ({"b": found.cores}, r"tables\['b'\]: got a tuple.*StoredTable\(cores, shape\)"),
+        (jax_tt.StoredTable.of(found), "tables: got a StoredTable; expected a mapping"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            jax_tt.save_tables(tmp_path / "t.safetensors", given)
+    assert not (tmp_path / "t.safetensors").exists()
+
+
 @pytest.mark.parametrize("name", ["t.safetensors", "o.npz"])
 def test_permissions_are_those_of_any_new_file(table, tmp_path, name):
     def write(overwrite=False):

@@ -91,6 +91,7 @@ def save_tables(
     Raises:
         FileError: the path has another suffix, cannot be written, or exists and ``overwrite`` is False (then also a
             `FileExistsError`).
+        TypeError: ``tables`` holds something else than `StoredTable`.
         ImportError: safetensors or orbax is missing.
 
     >>> import jax, jax_tt, os, tempfile
@@ -101,6 +102,7 @@ def save_tables(
     >>> jax_tt.load_tables(path)["items"].shape == shape
     True
     """
+    _check_tables(tables)
     directory = check_tables_path(path)
     check_output(path, overwrite=overwrite, directory=directory)
     arrays: dict[str, Any] = {}
@@ -120,6 +122,23 @@ def save_tables(
     write = write_orbax if directory else write_safetensors
     with writing(path, overwrite=overwrite, directory=directory) as new:
         write(new, arrays, {"version": _VERSION, "tables": notes})
+
+
+def _check_tables(tables: Any) -> None:
+    if not isinstance(tables, Mapping):
+        raise TypeError(
+            f"tables: got a {type(tables).__name__}; expected a mapping from names to StoredTable, e.g. "
+            "{'items': table}."
+        )
+    for name, table in tables.items():
+        if isinstance(table, StoredTable):
+            continue
+        fix = "jax_tt.StoredTable(cores, shape)"
+        if isinstance(table, TTApproximation):
+            fix = "jax_tt.StoredTable.of(...) of it, which also takes an id_order"
+        raise TypeError(
+            f"tables[{name!r}]: got a {type(table).__name__}; expected a StoredTable, {fix}."
+        )
 
 
 def check_tables_path(path: str | os.PathLike[str]) -> bool:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
 
-_lock = threading.Lock()
-_reported: set[tuple[str, int]] = set()
+_reported: dict[tuple[str, int], object] = {}
 
 
 class OutOfRangeWarning(UserWarning):
@@ -28,10 +26,11 @@ def report(table: str, num_embeddings: int, count: int, first: str, position: in
         first: the first of them, in words.
         position: where that stands among the ids of the batch.
     """
-    with _lock:
-        if (table, num_embeddings) in _reported:
-            return
-        _reported.add((table, num_embeddings))
+    # One step without a lock: the main thread may be led here by a native op while it is here for another reason, and a
+    # forked process would inherit the lock of a thread that it has not got.
+    mine = object()
+    if _reported.setdefault((table, num_embeddings), mine) is not mine:
+        return
     name = f"table {table!r}" if table else "a table"
     found = f"{first} at position {position} is"
     if count > 1:
@@ -46,8 +45,7 @@ def report(table: str, num_embeddings: int, count: int, first: str, position: in
 
 def forget() -> None:
     """Reports every table again."""
-    with _lock:
-        _reported.clear()
+    _reported.clear()
 
 
 def _without_raising(call: Callable[[], None]) -> None:

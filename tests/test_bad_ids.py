@@ -235,6 +235,40 @@ def test_a_table_is_reported_once(method):
 
 
 @speaking
+def test_tables_without_a_name_are_told_apart_by_their_rows(method):
+    """Both of one program, whose reports arrive together."""
+    options = {"bounds": "warn", "method": method}
+    ids = jnp.array([[1, N]])
+
+    @jax.jit
+    def call():
+        return [jax_tt.embed_bag(jnp.ones((rows, D)), ids, **options) for rows in (N - 1, N)]
+
+    messages = said(call)
+    assert [f"a table of {rows} rows" in m for rows, m in zip((N - 1, N), messages, strict=True)]
+
+
+def test_a_report_in_the_middle_of_another():
+    """The main thread is led to one between any two of its instructions."""
+
+    class Interrupted(str):
+        def __hash__(self):
+            _reports.report("inner", N, 1, "id -1", 0)
+            return super().__hash__()
+
+    def outer():
+        _reports.report(Interrupted("outer"), N, 1, "id -1", 0)
+
+    thread = threading.Thread(target=outer, daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", jax_tt.OutOfRangeWarning)
+        thread.start()
+        thread.join(10)
+    assert not thread.is_alive()
+    assert {table for table, _ in _reports._reported} == {"inner", "outer"}
+
+
+@speaking
 def test_a_warning_turned_into_an_error_stops_nothing(method, monkeypatch):
     caught = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: caught.append(args.exc_type))

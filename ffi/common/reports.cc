@@ -38,8 +38,9 @@ void Locked(F&& body) noexcept {
 void Post(Report report) noexcept {
   Locked([&](Mailbox& mailbox) {
     if (mailbox.wake == nullptr) return;
-    const bool known = std::any_of(mailbox.reports.begin(), mailbox.reports.end(),
-                                   [&](const Report& other) { return other.table == report.table; });
+    const bool known = std::any_of(mailbox.reports.begin(), mailbox.reports.end(), [&](const Report& other) {
+      return other.table == report.table && other.num_embeddings == report.num_embeddings;
+    });
     if (!known) mailbox.reports.push_back(std::move(report));
     if (!mailbox.awake) mailbox.awake = mailbox.wake();
   });

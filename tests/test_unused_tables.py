@@ -1,6 +1,7 @@
 """Fused tables that a loss does not use stay as they are, and keeping them costs the other programs nothing."""
 
 import re
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -117,6 +118,44 @@ def test_a_lookup_under_cond(kind, jit):
     assert got["step"] == 1 == got["sentinel"]
     for name in want:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("jit", [True, False])
+def test_layers_of_a_stack_that_are_left_out(jit):
+    """As a random depth leaves them out: each keeps its table, and the others train."""
+
+    class Stack(nnx.Module):
+        def __init__(self):
+            make = nnx.vmap(lambda key: EmbedBag(rngs=nnx.Rngs(key)), in_axes=0, out_axes=0)
+            self.layers = make(jax.random.split(jax.random.key(0), 3))
+
+        def __call__(self, flags):
+            def add(total, layer, flag):
+                zeros = jnp.zeros((3, D), jnp.float32)
+                rows = nnx.cond(flag, lambda layer: layer(IDS), lambda layer: zeros, layer)
+                return total + rows
+
+            add = nnx.scan(add, in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)
+            return add(jnp.zeros((3, D), jnp.float32), self.layers, flags)
+
+    EmbedBag = partial(jax_tt.EmbedBag, N, D, optimizer=RULE)
+    model = Stack()
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+    run = (nnx.jit if jit else lambda f: f)(
+        lambda model, opt, flags: step(
+            lambda model, flags: jnp.sum(model(flags) ** 2), model, opt, flags
+        )
+    )
+    before = values(model.layers)
+    for flags in ([True, False, True], [False, False, True], [False, False, False]):
+        run(model, opt, jnp.array(flags))
+    after = values(model.layers)
+    assert after["step"].tolist() == [1, 0, 2]
+    assert after["sentinel"].tolist() == [1, 1, 1]
+    same = [
+        np.array_equal(a, b) for a, b in zip(after["embedding"], before["embedding"], strict=True)
+    ]
+    assert same == [False, True, False]
 
 
 def test_losses_that_take_turns_in_a_scan():

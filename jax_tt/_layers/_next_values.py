@@ -37,8 +37,9 @@ def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
     )
     unused = {table: _is_unused(known.get(path, new[path])) for table, path in tables.items()}
     for path, sentinel in known.items():
-        if _field(path) == "sentinel" and unused.get(_table_of(path)) is not True:
-            _check_sentinel(caller, path, sentinel)
+        skip = unused.get(_table_of(path), False)
+        if _field(path) == "sentinel" and not isinstance(skip, jax.Array):
+            _check_sentinel(caller, path, sentinel, skip)
     result = {}
     for path, value in new.items():
         skip = unused.get(_table_of(path), False)
@@ -69,17 +70,28 @@ def _known(values: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
 
 
 def _is_unused(used: Any) -> Any:
-    """A bool, or a traced one. The layers of a stack of tables are used together or not at all."""
-    unused = used == 0 if jnp.ndim(used) == 0 else (used == 0).all()
-    return unused if isinstance(unused, jax.Array) else bool(unused)
+    """A bool, or an array: a traced one, or one that tells the layers of a stack of tables apart."""
+    unused = used == 0
+    if isinstance(unused, jax.Array):
+        return unused
+    return bool(unused.all()) if unused.all() or not unused.any() else unused
 
 
-def _either(unused: jax.Array, old: Any, new: Any) -> Any:
-    return jax.tree.map(lambda a, b: jax.lax.select(unused, jnp.asarray(a), b), old, new)
+def _either(unused: Any, old: Any, new: Any) -> Any:
+    def choose(old: Any, new: Any) -> jax.Array:
+        # Layers of a stack come first. One that was stacked along its last axis is kept, or not, as a whole.
+        mask = jnp.asarray(unused if new.shape[: unused.ndim] == unused.shape else unused.all())
+        if mask.ndim:
+            mask = jnp.broadcast_to(jnp.expand_dims(mask, range(mask.ndim, new.ndim)), new.shape)
+        return jax.lax.select(mask, jnp.asarray(old), new)
+
+    return jax.tree.map(choose, old, new)
 
 
-def _check_sentinel(caller: str, path: Path, sentinel: np.ndarray) -> None:
-    moved = np.ravel(sentinel)[~np.ravel(_sentinel.holds(sentinel))]
+def _check_sentinel(
+    caller: str, path: Path, sentinel: np.ndarray, unused: bool | np.ndarray
+) -> None:
+    moved = np.ravel(sentinel)[~np.ravel(_sentinel.holds(sentinel) | unused)]
     if moved.size == 0:
         return
     table = ".".join(map(str, path[:-1])) or "the model"

@@ -39,9 +39,9 @@ def as_array(name: str, value: Any) -> Any:
         return value
     if is_tensor(value):
         value = from_tensor(name, value)
-    if hasattr(value, "__jax_array__"):
-        return jnp.asarray(value)
     try:
+        if hasattr(value, "__jax_array__"):
+            return jnp.asarray(value)
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise TypeError(

@@ -196,6 +196,25 @@ def test_reduce_on_plateau_drives_the_rate():
     assert rates == sorted(rates, reverse=True)
 
 
+@pytest.mark.parametrize("jit", [True, False])
+def test_a_variable_that_is_set_to_a_number(jit):
+    rate = nnx.Variable(0.5)
+    layer = make("dense", optimizers.Adagrad(rate), rngs=nnx.Rngs(0))
+    opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
+    traces = []
+
+    def step(layer, opt):
+        traces.append(None)
+        opt.update(layer, nnx.grad(lambda m: jnp.sum(m(IDS) ** 2))(layer))
+
+    run = nnx.jit(step) if jit else step
+    for value in RATES:
+        rate.set_value(value)
+        run(layer, opt)
+    assert_close(table_values(layer), wanted("dense", RATES))
+    assert not jit or len(traces) == 1
+
+
 def test_what_fits_no_rule_is_refused():
     layer = make("dense", optimizers.Adagrad(0.1), rngs=nnx.Rngs(0))
     for given, error, match in (
@@ -225,6 +244,9 @@ def test_arrays_in_the_rule_of_a_layer_are_refused_with_both_ways():
         make("dense", optimizers.SGD(nnx.Param(jnp.float32(0.1))), rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"learning_rate: got float32 of shape"):
         make("dense", optimizers.SGD(nnx.Variable(jnp.ones(2))), rngs=nnx.Rngs(0))
+    for value in ("fast", None):
+        with pytest.raises(TypeError, match=r"learning_rate: got a Variable that is no array"):
+            optimizers.SGD(nnx.Variable(value))
 
 
 def test_the_rule_of_a_layer_with_a_variable_is_of_no_use_elsewhere():

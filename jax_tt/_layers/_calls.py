@@ -192,7 +192,7 @@ def _tt_options(layer: TTLayer, **own: Any) -> dict[str, Any]:
 def _update_options(layer: Layer, update: Update) -> dict[str, Any]:
     assert layer.optimizer is not None
     rule = layer.optimizer.with_hyperparameters(
-        {name: variable[...] for name, variable in layer.hyperparameters.items()}
+        {name: variable.get_value() for name, variable in layer.hyperparameters.items()}
     )
     if update.hyperparameters is not None:
         rule = rule.with_hyperparameters(update.hyperparameters)

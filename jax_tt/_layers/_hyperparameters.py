@@ -42,5 +42,5 @@ def hoisted(optimizer: Any) -> tuple[Any, dict[str, nnx.Variable[Any]]]:
             )
         if isinstance(variable.get_value(), int | float):
             variable.set_value(jnp.asarray(variable.get_value(), jnp.float32))
-        as_scalar(name, variable[...])
+        as_scalar(name, variable.get_value())
     return optimizer.with_hyperparameters({name: _InVariable(name) for name in found}), found

@@ -50,7 +50,7 @@ class RowGradients {
 
   // Adds a phase that fills the gradient of every position's weight; it reads the table.
   void AddWeightPhase(Phases& phases, C* weight_gradient) {
-    std::fill_n(weight_gradient, layout_.n, C{0});
+    ClearWeightGradient(layout_, plan_, weight_gradient);
     const int64_t rows = layout_.header(plan_)[PlanLayout::kRows];
     phases.AddBlocks(rows, kBlock, [this, weight_gradient](int64_t row, int64_t end, int worker) {
       C* value = value_[static_cast<size_t>(worker)];

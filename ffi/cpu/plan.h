@@ -4,6 +4,9 @@
 
 #include <stdint.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "ffi/common/status.h"
 #include "ffi/core/lookups.h"
 #include "ffi/core/plan.h"
@@ -29,6 +32,15 @@ Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* p
 // row_of[n]: the row that each position reads, negative (as PlanLayout::bag) where it reads none.  Ids that come split
 // are not taken.
 Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_of);
+
+// The gradient of every position's weight before any row adds to it: NaN where the id makes NaN of its bag, else 0.
+template <typename C>
+void ClearWeightGradient(const PlanLayout& layout, const int32_t* plan, C* weight_gradient) {
+  const int32_t* bag = layout.bag(plan);
+  std::transform(bag, bag + layout.n, weight_gradient, [](int32_t own) {
+    return own == PlanLayout::kPoisoned ? std::numeric_limits<C>::quiet_NaN() : C{0};
+  });
+}
 
 }  // namespace jax_tt
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "ffi/cpu/plan.h"
 #include "ffi/cpu/tt_chain_gradient.h"
 #include "ffi/cpu/tt_passes.h"
 
@@ -44,7 +45,7 @@ class Backward {
     if (Status status = workspace_.Allocate(); !status.ok()) return status;
     if (!gradients_.consume)
       for (int k = 0; k < shape.d; ++k) std::fill_n(gradients_.touched[k], shape.p[k], 0);
-    if (weight_gradient_ != nullptr) std::fill_n(weight_gradient_, problem_.layout.n, C{0});
+    if (weight_gradient_ != nullptr) ClearWeightGradient(problem_.layout, problem_.plan, weight_gradient_);
     for (int64_t c = 0, begin = 0; c < problem_.num_chunks(); ++c) {
       chunk_begin_ = begin;
       Phases phases;

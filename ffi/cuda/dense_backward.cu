@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(kDenseThreads)
     }
   }
   dot = lanes.Sum(dot);
-  if (exists && lanes.lane() == 0) weight_gradient[position] = dot;
+  if (exists && lanes.lane() == 0)
+    weight_gradient[position] = bag == DensePlan::kPoisoned ? __int_as_float(0x7fc00000) : dot;
 }
 
 template <int V, typename T>

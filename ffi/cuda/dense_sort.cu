@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kDenseThreads) MakeKeys(DenseBatch batch, Dens
   const int64_t row = bag < 0 ? kNoRow : ResolveId(batch, i);
   if (row == kPoisonedRow) atomicOr(plan.flags + kBadIds, 1);
   plan.keys.Set(i, row < 0 ? batch.num_embeddings : row);
-  plan.bag_of[i] = row < 0 ? -1 : bag;
+  plan.bag_of[i] = row == kPoisonedRow ? DensePlan::kPoisoned : row < 0 ? -1 : bag;
 }
 
 // A warp takes a tile of sorted positions, and one more warp the word after the last tile.

@@ -36,10 +36,12 @@ enum DenseFlag { kBadOffsets = 0, kNonFinite = 1, kLongRows = 2, kBadIds = 3, kD
 
 // The workspace of a backward pass or update.
 struct DensePlan {
+  static constexpr int32_t kPoisoned = -2;
+
   int64_t n = 0, tiles = 0;
   int32_t* flags = nullptr;   // [kDenseFlags]
   RowKeys keys;               // of positions
-  int32_t* bag_of = nullptr;  // [n] bag of a position, -1 where it reads no row
+  int32_t* bag_of = nullptr;  // [n] bag of a position, -1 where it reads no row, kPoisoned where it makes NaN of it
   int32_t* orders[2] = {};    // [n] each, from one sort pass to the next
   char* sorting = nullptr;
 

@@ -257,7 +257,10 @@ __global__ void __launch_bounds__(kThreads) DotWeights(const __grid_constant__ B
   for (int64_t position = Warp(); position < args.layout.n; position += NumWarps()) {
     const int64_t row = plan[args.layout.row_of() + position];
     if (!args.chunk.holds(row)) {
-      if (row < 0 && args.chunk.begin == 0 && lane == 0) weight_gradient[position] = 0;
+      if (row < 0 && args.chunk.begin == 0 && lane == 0) {
+        const bool poisoned = plan[args.layout.bag() + position] == CudaPlan::kPoisoned;
+        weight_gradient[position] = poisoned ? __int_as_float(0x7fc00000) : 0.0f;
+      }
       continue;
     }
     const float* g = out_gradient + plan[args.layout.bag() + position] * args.dim;

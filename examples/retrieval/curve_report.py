@@ -18,7 +18,7 @@ LABELS = {
     "tt2_spectral": "TT of two cores, ordered, spectral start",
     "tt2_order": "TT of two cores, ordered",
     "tt_order": "TT, ids ordered by interactions",
-    "tt": "TT, ids as they come",
+    "tt": "TT, original order of ids",
     "low_rank": "low rank",
     "low_rank_spectral": "low rank, spectral start",
     "low_rank_trained": "low rank from dense",

@@ -1,4 +1,4 @@
-"""Checks of single arguments: every error names the argument, what it got and what it takes."""
+"""Checks of single arguments: every error names the argument, its value and what is accepted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax_tt._host_table import from_tensor, is_tensor, native_type
 
 
 def as_int(name: str, value: Any) -> int:
-    """An exact integer: no float is cut, no bool taken for a number."""
+    """An exact integer: floats are not truncated, and bools are not integers."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
@@ -34,7 +34,7 @@ def as_positive(name: str, value: Any) -> int:
 
 
 def as_array(name: str, value: Any) -> Any:
-    """Arrays as they are, anything else that holds numbers as a numpy array, in the byte order of this machine."""
+    """Arrays unchanged, anything else that holds numbers as a numpy array, in the byte order of this machine."""
     if isinstance(value, jax.Array):
         return value
     if is_tensor(value):
@@ -55,7 +55,7 @@ def as_array(name: str, value: Any) -> Any:
 
 
 def as_scalar(name: str, value: Any) -> Any:
-    """An array of no dimensions that holds a real number."""
+    """A zero-dimensional array that holds a real number."""
     array = as_array(name, value)
     real = any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer))
     if array.shape != () or not real:
@@ -90,7 +90,7 @@ def one_of(name: str, value: Any, choices: Sequence[str], hint: str = "") -> str
 
 
 def narrow(values: Any) -> Any:
-    """The same values in int32; those it cannot hold become its least or greatest, out of range as they were."""
+    """The same values in int32; values outside its range become its limits, and stay out of range."""
     info, limits = jnp.iinfo(values.dtype), jnp.iinfo(jnp.int32)
     if info.min < limits.min or info.max > limits.max:
         xp = np if isinstance(values, np.ndarray) else jnp

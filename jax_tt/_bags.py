@@ -1,4 +1,4 @@
-"""`Bags`: the one ragged input type."""
+"""`Bags`: the type of all ragged inputs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _INT_ERROR = "Input type must be an integer or unsigned integer."
 class Bags:
     """A batch of bags of ids, with a static capacity and a dynamic length.
 
-    Build one with `from_offsets`, `from_lengths`, `from_ragged` or `from_padded`. Numpy input is checked
-    value by value on the host; JAX arrays, traced or not, are checked by shape only.
+    Build one with `from_offsets`, `from_lengths`, `from_ragged` or `from_padded`. The values of numpy inputs are
+    checked on the host; for JAX arrays, traced or not, only the shapes are checked.
 
-    Two of them are equal if they have the same form and equal arrays, unused capacity included. They have no hash.
+    Two `Bags` are equal if they have the same form and equal arrays, including unused capacity. They are not hashable.
 
     Attributes:
         ids: ``[capacity]``, or ``[B, L]`` when ``offsets`` is None; integers or `SplitIds`.
@@ -76,15 +76,15 @@ class Bags:
             offsets: ``[B + 1]`` with the end of the last bag, or ``[B]`` with ``include_last_offset=False``.
             weights: ``[n]`` floats, or None.
             include_last_offset: whether ``offsets`` ends with the total length.
-            capacity: pad the id positions to this number; default ``n``. Ids of that number may be padded already:
-                those past the last offset are unused positions then, and an error otherwise.
+            capacity: pad the id positions to this number; default ``n``. If it is equal to ``n``, the ids are taken to
+                be padded already, and ids past the last offset are unused positions; otherwise such ids are an error.
 
         Returns:
             Ragged `Bags`.
 
         Raises:
             ValueError: a shape does not fit, or on the host: offsets do not start at 0, decrease,
-                reach past the ids, or leave ids over; the capacity is too small.
+                exceed the number of ids, or do not cover all ids; the capacity is too small.
 
         >>> import jax_tt
         >>> jax_tt.Bags.from_offsets([5, 6, 7], [0, 2], include_last_offset=False).offsets
@@ -129,7 +129,8 @@ class Bags:
 
         Args:
             ids: ``[n]`` integers or `SplitIds`.
-            lengths: ``[B]`` non-negative integers that sum to ``n``, or to less where ids are padded: see ``capacity``.
+            lengths: ``[B]`` non-negative integers that sum to ``n``, or to less if the ids are padded; see
+                ``capacity``.
             weights: ``[n]`` floats, or None.
             capacity: as in `from_offsets`.
 
@@ -192,9 +193,9 @@ class Bags:
 
         Args:
             ids: ``[B, L]`` integers or `SplitIds`.
-            pad_id: id that marks padding; None when nothing is padding. With `SplitIds` only -1, the
-                mark they carry themselves, or None.
-            mask: bool ``[B, L]``, True where an id counts; takes the place of ``pad_id``.
+            pad_id: id that marks padding; None if nothing is padding. With `SplitIds` it must be -1 or None,
+                because split ids mark padding themselves.
+            mask: bool ``[B, L]``, True where an id counts; replaces ``pad_id``.
             weights: ``[B, L]`` floats, or None.
 
         Returns:
@@ -234,20 +235,20 @@ class Bags:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Bags], *, capacity: int | None = None) -> Bags:
-        """One batch of the bags of several features that share a table; `split` takes the result apart.
+        """Combines the bags of several features that share a table into one batch; `split` separates the result.
 
         Args:
             parts: `Bags`, on the host or traced. Ids are of one type, or all `SplitIds`. Ids of parts without weights
-                get weight 1 if another part has weights. Rectangles of one length stay one; with padding, rectangles
-                of all lengths do. Rectangles without padding become ragged beside others.
-            capacity: of the ragged result, as in `from_offsets`; default that of all parts together.
+                get weight 1 if another part has weights. Rectangles of equal length, or with padding of any length,
+                give a rectangle. Rectangles without padding become ragged in all other cases.
+            capacity: of the ragged result, as in `from_offsets`; by default the sum of those of the parts.
 
         Returns:
             `Bags` of ``sum(part.num_bags for part in parts)`` bags, in the order of the parts.
 
         Raises:
-            ValueError: a part with padding in its rows beside one without; ids of more than one type; the capacity is
-                too small.
+            ValueError: a part with padding in its rows is combined with one without; ids have different types; the
+                capacity is too small.
 
         >>> import jax_tt
         >>> clicked = jax_tt.Bags.from_ragged([[3, 1], [2]])
@@ -297,11 +298,11 @@ class Bags:
 
     @staticmethod
     def split(values: Any, parts: Sequence[Bags | int]) -> list[Any]:
-        """What belongs to each feature of a batch that `concatenate` made.
+        """Separates the values of a batch made by `concatenate` into those of the features.
 
         Args:
             values: an array with one entry per bag, such as the pooled rows ``[B, D]``; or the `Bags` themselves.
-                Traced ragged bags keep the capacity of the whole.
+                Traced ragged bags keep the capacity of the whole batch.
             parts: the `Bags` that were concatenated, or the number of bags of each.
 
         Returns:
@@ -340,7 +341,7 @@ class Bags:
 
 
 def as_ids(ids: Any, name: str = "ids") -> Any:
-    """Integer arrays and `SplitIds` as they are; host integers in the type JAX will keep."""
+    """Integer arrays and `SplitIds` unchanged; host integers in the type that JAX will give them."""
     if isinstance(ids, SplitIds):
         digits = as_array(f"{name}.digits", ids.digits)
         if digits.ndim < 1 or digits.dtype != np.int32:
@@ -371,7 +372,7 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
 
 
 def id_array(ids: Any, name: str) -> Any:
-    """`as_array`, which says what to do with lists, or arrays of them, of different lengths."""
+    """`as_array` with an error that explains what to do with lists, or arrays of lists, of different lengths."""
     try:
         return as_array(name, ids)
     except TypeError as error:
@@ -385,7 +386,7 @@ def id_array(ids: Any, name: str) -> Any:
 
 
 def signed_padding(ids: Any) -> Any:
-    """Ids whose padding mark (all bits set) would be lost by widening, with -1 for it; others as they are."""
+    """Replaces a padding mark (all bits set) that widening would lose by -1; other ids are unchanged."""
     dtype = getattr(ids, "dtype", None)
     if dtype is None or dtype == np.uint32 or not jnp.issubdtype(dtype, jnp.unsignedinteger):
         return ids
@@ -454,7 +455,7 @@ def _checked_offsets(offsets: np.ndarray, length: int, include_last_offset: bool
 
 
 def _check_all_used(what: str, end: int, ids: Any, capacity: int | None, hint: str = "") -> None:
-    """Raises where ids that were not padded to the capacity have some left over behind the last bag."""
+    """Raises if ids that were not padded to the capacity continue after the last bag."""
     if ids.ndim == 1 and end < ids.shape[0] != capacity:
         count = ids.shape[0]
         raise ValueError(
@@ -509,7 +510,7 @@ def _mark(ids: Any, keep: Any) -> Any:
 
 
 def _flat(part: Bags, ids: Any, weights: Any) -> tuple[Any, Any]:
-    """Ids and weights ``[capacity]`` and the offsets of a part; every row of a rectangle is a bag."""
+    """Ids and weights ``[capacity]`` and the offsets of a part, where every row of a rectangle is a bag."""
     if part.offsets is not None:
         return (ids, weights), narrow(as_array("parts.offsets", part.offsets))
     bags, length = ids.shape

@@ -1,8 +1,8 @@
-"""Ranks, factors and number of cores for a budget of parameters.
+"""Ranks, factors and number of cores for a given number of parameters.
 
-Where a table is at hand its singular values say what a rank is worth; where none is, a model does: the squares of the
-singular values of every unfolding fall off as 1, 1/2, 1/3, ... What a train discards is at most the sum, over its
-cuts, of the squares of what each cut discards.
+If the table is available, its singular values determine the benefit of a rank. Otherwise a model does, in which the
+squares of the singular values of every unfolding decrease as 1, 1/2, 1/3, ... The squared error of a train is at most
+the sum, over its cuts, of the squared singular values that each cut discards.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _CLOSE = 1.02  # errors within this factor of each other are alike; the cheaper 
 def ranks_for(
     tails: Sequence[np.ndarray], sizes: Sequence[int], max_params: int
 ) -> tuple[int, ...] | None:
-    """Ranks of at most ``max_params`` parameters that discard as little as possible, greedily.
+    """Ranks with at most ``max_params`` parameters that discard as little as possible, chosen greedily.
 
-    The next parameters always go where they take off most error each.
+    The next parameters always go where they reduce the error most per parameter.
 
     Args:
-        tails: for every cut, ``tails[k][r]`` is the squared error of rank r; a rank has an entry in its array.
+        tails: for every cut, ``tails[k][r]`` is the squared error of rank r; all possible ranks have an entry.
         sizes: ``p_k q_k`` of every core.
         max_params: parameters of all cores together.
 
     Returns:
-        The ranks of the cuts, or None if those of rank 1 are too many.
+        The ranks of the cuts, or None if even ranks of 1 have too many parameters.
     """
     ranks = [1] * len(tails)
     if _params(ranks, sizes) > max_params:
@@ -73,7 +73,7 @@ def best_shape(
 
 
 def predicted_error(sizes: Sequence[int], ranks: Sequence[int]) -> float:
-    """Relative error that the model predicts for ranks, with sizes ``p_k q_k``; at most 1, the error of zeros."""
+    """Relative error that the model predicts for ranks, with sizes ``p_k q_k``; at most 1, that of a table of zeros."""
     lost = 0.0
     for cut, rank in enumerate(ranks, 1):
         side = min(math.prod(sizes[:cut]), math.prod(sizes[cut:]))
@@ -98,7 +98,7 @@ def _factorings(n: int, features: int) -> Iterator[tuple[tuple[int, ...], tuple[
 
 
 def _model(sizes: Sequence[int], cut: int, max_params: int) -> np.ndarray:
-    """Share of the squared norm that each rank of a cut discards if singular values fall as ``j ** -0.5``."""
+    """Share of the squared norm that each rank of a cut discards if singular values decrease as ``j ** -0.5``."""
     side = min(math.prod(sizes[:cut]), math.prod(sizes[cut:]))
     affordable = max_params // (sizes[cut - 1] + sizes[cut]) + 1
     ranks = np.arange(min(side, affordable) + 1)
@@ -114,7 +114,7 @@ def _harmonic(n: np.ndarray) -> np.ndarray:
 def _largest_step(
     ranks: Sequence[int], k: int, most: int, sizes: Sequence[int], max_params: int
 ) -> int:
-    """By how much rank k may grow: about a sixteenth, as far as there is use and room."""
+    """By how much rank k may grow: about a sixteenth, limited by the useful maximum and the budget."""
     left = ranks[k - 1] if k else 1
     right = ranks[k + 1] if k + 1 < len(ranks) else 1
     useful = min(most, left * sizes[k], right * sizes[k + 1]) - ranks[k]
@@ -123,7 +123,7 @@ def _largest_step(
 
 
 def _price(ranks: Sequence[int], k: int, sizes: Sequence[int]) -> int:
-    """Parameters of one more at rank k."""
+    """Number of parameters added by increasing rank k by one."""
     left = ranks[k - 1] if k else 1
     right = ranks[k + 1] if k + 1 < len(ranks) else 1
     return left * sizes[k] + sizes[k + 1] * right

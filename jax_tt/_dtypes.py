@@ -1,4 +1,4 @@
-"""Types that sums are computed in."""
+"""Types in which sums are computed."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def accumulator(*dtypes: Any) -> Any:
-    """Type that products of these types are summed in: float32, or float64 if any is float64."""
+    """Type in which products of these types are accumulated: float32, or float64 if any is float64."""
     # Spelled out because jnp.promote_types refuses under strict dtype promotion.
     return jnp.dtype(
         jnp.float64 if any(jnp.dtype(d) == jnp.float64 for d in dtypes) else jnp.float32

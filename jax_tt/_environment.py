@@ -1,4 +1,4 @@
-"""The environment variables that the package reads. A value that one does not take is an error, at import already."""
+"""The environment variables that the package reads. An invalid value is an error already on import."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CHECKS = {
 
 
 def variable(name: str) -> str | None:
-    """The checked value of a variable; None where it is not set or empty."""
+    """The validated value of a variable; None if it is not set or empty."""
     value = os.environ.get(name, "").strip()
     if not value:
         return None
@@ -45,13 +45,13 @@ def variable(name: str) -> str | None:
 
 
 def check() -> None:
-    """Raises for values that a variable does not take."""
+    """Raises for invalid values of a variable."""
     for name in _CHECKS:
         variable(name)
 
 
 def warn_of_misspelt() -> None:
-    """Warns of variables that are not read and differ little from one that is."""
+    """Warns about variables that are not read but have a similar name to one that is."""
     suffixes = {name.removeprefix(_PREFIX): name for name in _CHECKS}
     for name in os.environ:
         if not name.startswith(_PREFIX) or name in _CHECKS:

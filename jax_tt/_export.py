@@ -1,4 +1,4 @@
-"""`jax.export`: native targets in a process that only runs programs, and the library's pytrees in serialised ones."""
+"""`jax.export`: native targets in a process that only runs programs, and our pytrees in serialised programs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _EXPORTED = ("cpu", "cuda")
 
 
 def register() -> tuple[str, ...]:
-    """Registers every native op that this process can run; what loads an exported program calls it first.
+    """Registers all native operations that this process can run. Call it before loading an exported program.
 
-    ``import jax_tt`` alone registers those of the CPU. Those of a GPU wait for the first op or for this call, because
-    JAX has to start its backends to tell whether there is a GPU. Calling it again does nothing.
+    ``import jax_tt`` alone registers those of the CPU. Those of a GPU are registered by the first operation or by this
+    function, because JAX has to start its backends to detect a GPU. Further calls have no effect.
 
     Returns:
-        The platforms whose ops are registered now, of ``"cpu"`` and ``"cuda"``.
+        The platforms whose operations are now registered, a subset of ``"cpu"`` and ``"cuda"``.
 
     >>> import jax_tt
     >>> platforms = jax_tt.register()  # ("cpu", "cuda") beside a GPU
@@ -34,10 +34,10 @@ def register() -> tuple[str, ...]:
 
 
 def export_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """The custom calls that `jax.export.export` must be told to allow, for its ``disabled_checks``.
+    """The custom calls that `jax.export.export` must be told to allow; pass them as its ``disabled_checks``.
 
     Returns:
-        One check per native op of the platforms that this process can export for; an empty list where only the
+        One check per native operation of the platforms for which this process can export; an empty list if only the
         reference is installed.
 
     >>> import jax, jax_tt

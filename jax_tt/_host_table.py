@@ -1,4 +1,4 @@
-"""Arrays of torch, and of the other byte order, as arrays of numpy."""
+"""Torch tensors, and arrays of the other byte order, as numpy arrays."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor of torch, which is not imported to find out."""
+    """Whether the value is a torch tensor; torch is not imported for this."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and isinstance(value, tensor)
 
 
 def from_tensor(name: str, tensor: Any) -> np.ndarray:
-    """The numbers of a tensor on the host, not copied.
+    """The values of a tensor on the host, without a copy.
 
     Raises:
-        TypeError: it requires a gradient, which would be cut off here, is on another device, or numpy lacks its type.
+        TypeError: it requires a gradient, which would be lost here, is on another device, or numpy lacks its type.
     """
     odd = "that requires a gradient" if tensor.requires_grad else ""
     if tensor.device.type != "cpu":
@@ -47,12 +47,12 @@ def native_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def native(array: np.ndarray) -> Any:
-    """An array in the byte order of this machine: itself, or read by slices, so that a memory map stays on disk."""
+    """An array in the byte order of this machine: unchanged, or converted slice by slice, without reading all of it."""
     return array if array.dtype.isnative else _Swapped(array)
 
 
 class _Swapped:
-    """An array of the other byte order, turned where it is read."""
+    """An array of the other byte order, which is converted when it is read."""
 
     def __init__(self, array: np.ndarray):
         self._array, self.dtype = array, native_type(array.dtype)
@@ -70,7 +70,7 @@ class _Swapped:
 
 
 def host_table(name: str, value: Any) -> Any:
-    """A table that is sliced by rows on the host: memory maps stay on disk, what has a gradient is refused."""
+    """A table that is sliced by rows on the host. Memory maps stay on disk; tensors with a gradient are rejected."""
     if is_tensor(value):
         return from_tensor(name, value)
     if isinstance(value, jax.Array):

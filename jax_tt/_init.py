@@ -1,4 +1,4 @@
-"""Initial cores whose *table entries* follow a wanted distribution."""
+"""Initial cores whose *table entries* follow a given distribution."""
 
 import itertools
 import math
@@ -27,30 +27,30 @@ _CUT_STD = math.sqrt(1.0 + _CUT * math.exp(-0.5 * _CUT**2) / math.sqrt(2.0 * mat
 def init_cores(
     key: jax.Array, shape: TTShape, init: CoreInit = "approx-normal", dtype: Any = jnp.float32
 ) -> tuple[jax.Array, ...]:
-    """Fresh cores of a tensor-train table.
+    """Initialises the cores of a tensor-train table.
 
-    A table entry is a sum over rank paths of products of ``d`` core entries. Every named
-    initialiser scales the cores so that this sum has mean 0 and variance ``1 / (3 N)``, for any d and ranks
-    (``N = num_embeddings``), measured over the entries drawn:
+    A table entry is a sum of products of ``d`` core entries, over all paths through the ranks. Every named
+    initialiser scales the cores such that this sum has mean 0 and variance ``1 / (3 N)``, for every d and all ranks
+    (``N = num_embeddings``), measured on the entries that were drawn:
 
-    - ``"approx-normal"``: table entries N(0, 1/(3N)). All cores but the largest hold entries of nearly
-      constant magnitude (a normal without its centre), the largest holds a normal, so the entries stay
-      near-normal down to rank 1.
-    - ``"approx-uniform"``: the same with a uniform largest core: near U(-1/sqrt(N), 1/sqrt(N)) at rank
-      1. A sum over many rank paths tends to a normal of the same variance whatever is summed.
-    - ``"normal"``, ``"uniform"``: plain core entries; products of few have heavy tails.
+    - ``"approx-normal"``: table entries N(0, 1/(3N)). All cores except the largest have entries of nearly
+      constant magnitude (a normal distribution without its centre), and the largest is normal, so that table entries
+      stay nearly normal down to rank 1.
+    - ``"approx-uniform"``: the same with a uniform largest core, which is close to U(-1/sqrt(N), 1/sqrt(N)) at rank
+      1. At higher ranks the sums tend to a normal distribution of the same variance.
+    - ``"normal"``, ``"uniform"``: plain core entries; at low rank their products have heavy tails.
 
     Args:
         key: typed key, ``jax.random.key(seed)``.
         shape: the table's `TTShape`.
-        init: a name above, or a callable ``(key, core_shape, dtype) -> core`` used for each core.
-        dtype: storage type of the cores; sampling is in float32 or better.
+        init: one of the names above, or a callable ``(key, core_shape, dtype) -> core`` that is called for each core.
+        dtype: storage type of the cores; sampling is in float32 or float64.
 
     Returns:
         Tuple of ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
 
     Raises:
-        ValueError: unknown name, or a callable returned another shape.
+        ValueError: unknown name, or a callable returned a wrong shape.
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
@@ -94,10 +94,10 @@ def _sample(key: jax.Array, shape: TTShape, init: str, dtype: Any) -> tuple[jax.
 def init_slices(
     key: jax.Array, cores: Sequence[jax.Array], shape: TTShape, init: CoreInit
 ) -> jax.Array:
-    """Fresh slices ``[count, 1, q_1, r_1]`` that the first of ``cores`` lacks to have the shape ``shape``.
+    """Fresh slices ``[count, 1, q_1, r_1]`` that extend the first of ``cores`` to the shape ``shape``.
 
-    Those of a named initialiser give new rows the variance of the entries of a fresh table, whatever the other
-    cores are by now.
+    With a named initialiser the entries of the new rows have the variance of a fresh table, whatever the current
+    values of the other cores.
     """
     added = (shape.row_factors[0] - cores[0].shape[0], *cores[0].shape[1:])
     if callable(init):
@@ -113,10 +113,10 @@ def init_slices(
 
 
 def _mean_square(cores: Sequence[jax.Array]) -> jax.Array:
-    """Mean square of all table entries over the number of rank paths, without the table.
+    """Mean square of all table entries divided by the number of rank paths, without the table.
 
-    Near 1 for cores of unit variance; dividing by what was really drawn makes the variance of a small table as exact as
-    that of a large one.
+    It is near 1 for cores of unit variance. Dividing by the actual value makes the variance of a small table as exact
+    as that of a large one.
     """
     moment = jnp.ones((1, 1), cores[0].dtype)
     for core in cores:
@@ -149,7 +149,7 @@ def _normal(u: jax.Array) -> jax.Array:
 
 
 def _centreless(u: jax.Array) -> jax.Array:
-    """A normal conditioned on ``|x| > _CUT``: ``u`` gives the sign and the place in the tail."""
+    """A normal variable conditioned on ``|x| > _CUT``: ``u`` gives the sign and the position in the tail."""
     tail = jnp.maximum(jnp.abs(u), jnp.finfo(u.dtype).eps) * _TAIL
     magnitude = -ndtri(tail) / _CUT_STD
     return jnp.where(u < 0, -magnitude, magnitude)

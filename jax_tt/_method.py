@@ -1,4 +1,4 @@
-"""Which implementation an op runs: ``method=`` and the ``JAX_TT_METHOD`` variable."""
+"""The implementation that an operation uses: ``method=`` and the ``JAX_TT_METHOD`` variable."""
 
 from typing import Literal, cast
 
@@ -11,7 +11,7 @@ Method = Literal["auto", "reference", "ffi", "cuda_emulated"]
 
 
 def resolve_method(method: str) -> Method:
-    """Checks ``method``; ``JAX_TT_METHOD`` takes the place of ``"auto"``."""
+    """Checks ``method``; ``JAX_TT_METHOD`` replaces ``"auto"``."""
     _environment.check()  # it may have changed since the import, before the native ops read it
     hint = "; 'reference' is pure JAX and runs everywhere"
     method = one_of("method", method, METHODS, hint)

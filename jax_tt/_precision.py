@@ -1,4 +1,4 @@
-"""``precision=``: how exact matrix products must be."""
+"""``precision=``: the precision of matrix products."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ _HINT = (
 
 
 def resolve_precision(precision: Any) -> Any:
-    """A `jax.lax.Precision` or the algorithm of a product, fixed where an op is called.
+    """A `jax.lax.Precision` or the algorithm of a product, resolved when an operation is called.
 
-    None takes `jax.default_matmul_precision`, and full precision where that is not set, on every device: other than
-    with a layer's activations, the error of a row would stay in the table. Of a pair, one for each factor, the more
-    exact is taken: a factor of one product is the result of another.
+    None means `jax.default_matmul_precision`, and full precision if that is not set, on every device: unlike an error
+    in the activations of a layer, the error of a row would stay in the table. Of a pair, one for each factor, the more
+    precise one is used, because a factor of one product is the result of another.
 
     Raises:
-        ValueError: ``precision`` is none of those that JAX's products take.
+        ValueError: ``precision`` is not accepted by JAX's products.
     """
     if precision is None:
         name: Any = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""Progress bars on long work, or nothing in their place."""
+"""Progress bars for long operations, or nothing."""
 
 from __future__ import annotations
 

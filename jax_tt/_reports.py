@@ -17,14 +17,14 @@ class OutOfRangeWarning(UserWarning):
 
 
 def report(table: str, num_embeddings: int, count: int, first: str, position: int) -> None:
-    """Warns of the ids of a batch that are out of range, once per table; never raises.
+    """Warns about the ids of a batch that are out of range, once per table; never raises.
 
     Args:
         table: name of the table, or an empty string.
-        num_embeddings: its rows.
-        count: ids of the batch that are out of range.
-        first: the first of them, in words.
-        position: where that stands among the ids of the batch.
+        num_embeddings: its number of rows.
+        count: number of ids of the batch that are out of range.
+        first: the first of them, as text.
+        position: its position among the ids of the batch.
     """
     # One step without a lock: the main thread may be led here by a native op while it is here for another reason, and a
     # forked process would inherit the lock of a thread that it has not got.

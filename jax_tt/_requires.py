@@ -1,4 +1,4 @@
-"""Packages that only some parts need."""
+"""Packages that only some parts of the library need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def require(module: str, purpose: str, extra: str) -> ModuleType:
-    """The module, or an error that says which extra installs it."""
+    """The module, or an error that names the extra that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

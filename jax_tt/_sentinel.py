@@ -1,4 +1,4 @@
-"""The sentinel of a fused table, which only overwriting keeps at 1."""
+"""The sentinel of a fused table, which stays at 1 only if the table is overwritten."""
 
 from typing import Any
 
@@ -8,5 +8,5 @@ TOLERANCE = 2.0**-14
 
 
 def holds(sentinel: Any) -> Any:
-    """Whether each sentinel of an array is 1 but for rounding; False for NaN."""
+    """Whether each sentinel of an array is 1 up to rounding; False for NaN."""
     return abs(sentinel - 1) <= TOLERANCE

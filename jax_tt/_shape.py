@@ -1,4 +1,4 @@
-"""`TTShape`: the sizes of a tensor-train table, checked once and used everywhere."""
+"""`TTShape`: the sizes of a tensor-train table, validated once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jax_tt._split_ids import SplitIds, split_on_host
 
 
 class TTCost(NamedTuple):
-    """What a table of a given shape costs; see :meth:`TTShape.cost`."""
+    """Size and work of a table of a given shape; see :meth:`TTShape.cost`."""
 
     params: int
     bytes: int
@@ -37,10 +37,10 @@ def max_ranks(row_factors: Sequence[int], col_factors: Sequence[int]) -> tuple[i
 
 @dataclasses.dataclass(frozen=True)
 class TTShape:
-    """Shape of a table of ``num_embeddings`` rows and ``features`` columns held as ``d`` cores.
+    """Shape of a table of ``num_embeddings`` rows and ``features`` columns that is stored as ``d`` cores.
 
-    Row ``i`` is read in mixed radix ``row_factors`` with the last digit fastest, columns likewise in
-    ``col_factors``. Core ``k`` has shape ``[p_k, r_k, q_k, r_{k+1}]`` with outer ranks 1.
+    The number of a row is written in the mixed radix ``row_factors`` with the last digit varying fastest, that of a
+    column in the mixed radix ``col_factors``. Core ``k`` has shape ``[p_k, r_k, q_k, r_{k+1}]`` with outer ranks 1.
 
     Args:
         num_embeddings: number of rows, N.
@@ -51,7 +51,7 @@ class TTShape:
         col_factors: ``d`` integers with ``prod(q) == D``.
 
     Raises:
-        ValueError: a size is out of range; the message holds a correction.
+        ValueError: a size is out of range; the message suggests a correction.
         TypeError: a size is not an integer.
 
     >>> import jax_tt
@@ -106,7 +106,7 @@ class TTShape:
     def suggest(
         cls, num_embeddings: int, features: int, ranks: int | Sequence[int] = 32, d: int = 3
     ) -> TTShape:
-        """A balanced shape: row factors with almost no slack, column factors exact and ascending.
+        """A balanced shape: row factors with few unused rows, column factors exact and ascending.
 
         Args:
             num_embeddings: number of rows.
@@ -115,7 +115,7 @@ class TTShape:
             d: number of cores, 2 to 5.
 
         Returns:
-            A valid `TTShape`; among the orders of its row factors the one with fewest parameters.
+            A valid `TTShape`. Of the possible orders of its row factors, the one with the fewest parameters.
 
         >>> import jax_tt
         >>> jax_tt.TTShape.suggest(11_000_000, 64, ranks=32).col_factors
@@ -143,28 +143,28 @@ class TTShape:
         max_rank: int | None = None,
         dtype: Any = jnp.float32,
     ) -> TTShape:
-        """The number of cores, factors and ranks that make the best of a budget, told without the table.
+        """The number of cores, factors and ranks with the least predicted error for a given size, without the table.
 
-        The error is predicted from a model of the table: the squares of the singular values of every unfolding fall
-        off as 1, 1/2, 1/3, ..., and the squared error is the sum of what the cuts discard. For 2 to 5 cores with nearly
-        equal row factors, parameters are spent one after the other where they lower that sum most. Of the shapes whose
-        predicted error is within 2 % of the least, the one with the fewest flops a lookup is taken. Where the table
-        is at hand, `tt_from_dense` with ``max_bytes`` takes its own singular values for the ranks.
+        The error is predicted from a model of the table: the squares of the singular values of every unfolding decrease
+        as 1, 1/2, 1/3, ..., and the squared error is the sum of what the cuts discard. For 2 to 5 cores with nearly
+        equal row factors, parameters are added one after another where they reduce that sum most. Of the shapes whose
+        predicted error is within 2 % of the least, the one with the fewest flops per lookup is chosen. If the table is
+        available, `tt_from_dense` with ``max_bytes`` chooses the ranks by its actual singular values.
 
         Args:
             num_embeddings: number of rows.
             features: number of columns.
-            max_bytes: the cores take at most so many bytes.
+            max_bytes: the cores take at most this many bytes.
             ratio: the cores have at most ``num_embeddings * features / ratio`` entries.
-            max_rank: no rank is larger; the flops of a lookup grow as the square of the ranks, which a generous budget
-                would take past a thousand.
+            max_rank: upper limit of the ranks. The flops of a lookup grow with the square of the ranks, which can
+                exceed a thousand if the size is large.
             dtype: storage type of the cores, for ``max_bytes``.
 
         Returns:
             A valid `TTShape` within the budget.
 
         Raises:
-            ValueError: not exactly one of ``max_bytes`` and ``ratio``, or no shape is that small.
+            ValueError: not exactly one of ``max_bytes`` and ``ratio`` is given, or no shape is that small.
 
         >>> import jax_tt
         >>> shape = jax_tt.TTShape.for_budget(10_000_000, 64, max_bytes=4_000_000)
@@ -204,7 +204,7 @@ class TTShape:
 
     @property
     def full_ranks(self) -> tuple[int, ...]:
-        """Ranks with the outer ones: ``(1, *ranks, 1)``."""
+        """Ranks including the outer ones: ``(1, *ranks, 1)``."""
         return (1, *self.ranks, 1)
 
     @property
@@ -216,21 +216,21 @@ class TTShape:
 
     @property
     def num_params(self) -> int:
-        """Entries of all cores together."""
+        """Number of entries of all cores."""
         return sum(math.prod(shape) for shape in self.core_shapes)
 
     @property
     def num_rows(self) -> int:
-        """Rows the cores can address, ``prod(row_factors) >= num_embeddings``."""
+        """Number of rows that the cores can address, ``prod(row_factors) >= num_embeddings``."""
         return math.prod(self.row_factors)
 
     def grow(self, num_embeddings: int) -> TTShape:
-        """The shape of a table that has grown: the first row factor is larger where the rows need it.
+        """The shape of a table that has grown: the first row factor is increased as far as necessary.
 
-        The first digit of a row is its most significant one, so that rows keep their digits.
+        The first digit of a row is its most significant one, so that existing rows keep their digits.
 
         Args:
-            num_embeddings: rows to come, at least those there are.
+            num_embeddings: new number of rows, at least the current one.
 
         Returns:
             `TTShape` with the same ranks and the same other factors.
@@ -254,12 +254,12 @@ class TTShape:
         """Size and work of the table.
 
         Args:
-            nnz: number of lookups that the flops are counted for.
-            dtype: storage type of the cores and of the dense table compared with.
+            nnz: number of lookups for which flops are counted.
+            dtype: storage type of the cores and of the dense table that they are compared with.
 
         Returns:
-            `TTCost` with parameters, bytes, those of the dense table, the compression ratio, and the
-            flops of ``nnz`` lookups, each contracted on its own from the cheaper side.
+            `TTCost` with parameters, bytes, those of the dense table, the compression ratio, and the flops of ``nnz``
+            lookups, each contracted separately, starting from the cheaper side.
 
         >>> import jax_tt
         >>> jax_tt.TTShape(11_000_000, 64, 32, (200, 220, 250), (4, 4, 4)).cost(1).flops_forward
@@ -285,7 +285,7 @@ class TTShape:
         )
 
     def layer_arguments(self) -> dict[str, Any]:
-        """Arguments with which `TTEmbed` and `TTEmbedBag` get this shape.
+        """Arguments for `TTEmbed` and `TTEmbedBag` that give this shape.
 
         >>> import jax_tt
         >>> jax_tt.TTShape.suggest(1000, 8, ranks=4).layer_arguments()["tt_ranks"]
@@ -300,14 +300,14 @@ class TTShape:
         }
 
     def split_ids(self, ids: Any) -> SplitIds:
-        """Splits host ids into digits, exactly, for tables beyond 2**31 rows without x64.
+        """Splits host ids exactly into digits, for tables beyond 2**31 rows without x64.
 
         Args:
             ids: numpy integers (or nested lists of them) of any shape.
 
         Returns:
-            `SplitIds` with int32 digits ``[..., d]``; an id below 0 or at least ``num_embeddings`` is
-            kept as out of range, to be handled by the ``bounds`` of the op.
+            `SplitIds` with int32 digits ``[..., d]``. An id below 0 or at least ``num_embeddings`` remains out of
+            range, and is handled by the ``bounds`` of the operation.
         """
         return split_on_host(ids, self.num_embeddings, self.row_factors)
 

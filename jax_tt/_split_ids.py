@@ -35,14 +35,14 @@ def same_arrays(left: Any, right: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class SplitIds:
-    """Ids already split into the digits of a table's row factors.
+    """Ids that are already split into the digits of a table's row factors.
 
-    Without ``jax_enable_x64`` JAX has no 64-bit integers, so ids of a table beyond 2**31 rows are
-    split once on the host with :meth:`jax_tt.TTShape.split_ids` and travel as digits.
+    Without ``jax_enable_x64`` JAX has no 64-bit integers, so ids of a table beyond 2**31 rows are split once on the
+    host with :meth:`jax_tt.TTShape.split_ids` and represented by their digits.
 
     Attributes:
-        digits: int32 ``[..., d]``, most significant digit first. All digits -1 stands for a negative id
-            (in padded input: padding); a first digit of at least its factor for one that is too large.
+        digits: int32 ``[..., d]``, most significant digit first. All digits -1 means a negative id (in padded input:
+            padding); a first digit that is at least its factor means an id that is too large.
 
     >>> import jax_tt, numpy as np
     >>> shape = jax_tt.TTShape(10**12, 32, 8, (252,) * 5, (2, 2, 2, 2, 2))
@@ -56,7 +56,7 @@ class SplitIds:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the ids, that is of ``digits`` without its last axis."""
+        """Shape of the ids, which is that of ``digits`` without its last axis."""
         return tuple(self.digits.shape[:-1])
 
     @property

@@ -1,4 +1,4 @@
-"""Layers for Flax NNX. `jax_tt.TTEmbed` and the other short names are these."""
+"""Layers for Flax NNX, which are also available as `jax_tt.TTEmbed` and so on."""
 
 from jax_tt._layers._nnx_cache import refresh_caches as refresh_caches
 from jax_tt._layers._nnx_dense import EmbedBag as EmbedBag

@@ -1,1 +1,1 @@
-"""Algebra of tensor-train tables: from dense tables, sums, products, norms, rounding, least squares."""
+"""Algebra of tensor-train tables: conversion from dense tables, sums, products, norms, rounding, least squares."""

@@ -13,9 +13,9 @@ from jax_tt._dtypes import widest
 
 
 def tt_add(a: Sequence[Any], b: Sequence[Any]) -> tuple[jax.Array, ...]:
-    """The sum of two tables, exactly, as a tensor train whose ranks are the sums of theirs.
+    """The exact sum of two tables, as a tensor train whose ranks are the sums of theirs.
 
-    `tt_round` brings the ranks down again. To scale a table, scale one of its cores: ``a - b`` is
+    Use `tt_round` to reduce the ranks. To scale a table, scale one of its cores: ``a - b`` is
     ``tt_add(a, (-b[0], *b[1:]))``. Works under ``jit`` and ``grad``.
 
     Args:
@@ -25,7 +25,7 @@ def tt_add(a: Sequence[Any], b: Sequence[Any]) -> tuple[jax.Array, ...]:
         ``d`` cores ``[p_k, r_k + s_k, q_k, r_{k+1} + s_{k+1}]`` of the wider type, with outer ranks 1.
 
     Raises:
-        ValueError: the factors differ, or the cores do not fit together.
+        ValueError: the factors differ, or the shapes of the cores are inconsistent.
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)

@@ -1,4 +1,4 @@
-"""`TTApproximation`: cores made from a dense table, and how far they are from it."""
+"""`TTApproximation`: cores made from a dense table, and their error."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class TTApproximation:
         cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
         shape: their `TTShape`.
         relative_error: Frobenius norm of the difference, divided by that of the table.
-        weighted_error: the same with every row's square multiplied by its weight; None without weights.
+        weighted_error: the same with the square of every row multiplied by its weight; None without weights.
         row_errors: quantile -> relative error of a row, ``|row - approximation| / |row|``, at the quantiles 0, 0.05,
-            0.25, 0.5, 0.75, 0.95, 0.99 and 1 over the rows. A row of zeros is measured by the root mean square norm
-            of all rows.
+            0.25, 0.5, 0.75, 0.95, 0.99 and 1 over the rows. The error of a row of zeros is relative to the root mean
+            square norm of all rows.
 
     >>> import numpy as np, jax_tt
     >>> found = jax_tt.tt_from_dense(np.ones((1000, 8), np.float32), 1)

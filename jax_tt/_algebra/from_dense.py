@@ -56,48 +56,50 @@ def tt_from_dense(
 ) -> TTApproximation:
     """A tensor train close to a dense table, by TT-SVD (Oseledets 2011).
 
-    The squared error is at most the sum, over the cuts of the train, of the squared singular values of the table's
-    unfolding there that are discarded; so the error is at most ``sqrt(d - 1)`` times the least possible at these
-    ranks. A table that is a tensor train of these ranks is recovered to rounding.
+    The squared error is at most the sum, over the cuts of the train, of the discarded squared singular values of the
+    table's unfolding at the cut. The error is therefore at most ``sqrt(d - 1)`` times the least possible one at these
+    ranks. A table that is a tensor train of these ranks is recovered up to rounding.
 
-    Tables beyond about a million entries are read in blocks of rows, a few times, and never copied: memory beside the
-    table is that of a block, a basis of one side and the table's products with it, for 10,000,000 rows of 64
-    at rank 32 about 1 GB. One cut is found from its Gram matrix in float64 (singular values below 1e-8 of the largest
-    are lost) or, where both sides are long, by randomised subspace iteration, which comes within some per cent of the
-    SVD. The others are small.
+    Tables of more than about a million entries are read in blocks of rows, a few times, and never copied. The memory
+    required in addition to the table is that of a block, of a basis of one side, and of the products of the table with
+    that basis: about 1 GB for 10,000,000 rows of 64 at rank 32. One cut is computed from its Gram matrix in float64
+    (singular values below 1e-8 of the largest are lost) or, if both sides are long, by randomised subspace iteration,
+    whose error is within a few per cent of that of the SVD. The other cuts are small.
 
-    The factors usually address a few rows more than there are. Those are filled so that they cost no rank: the last,
-    incomplete slab of rows goes on as the combination of the complete ones that fits it.
+    The factors usually address slightly more rows than the table has. The extra rows are filled such that they need no
+    additional rank: the last, incomplete slab of rows is continued by the combination of the complete ones that fits
+    it.
 
     Args:
         table: ``[N, D]`` of floats: a JAX array, a numpy array or memory map, or a torch tensor on the CPU without
             gradients.
         ranks: one integer or ``d - 1`` of them.
-        shape: a `TTShape` of the same N and D: its factors and its ranks.
-        tolerance: least ranks for a relative Frobenius error of at most this, between 0 and 1, over all rows the
-            factors address.
-        max_bytes: the cores take at most so many bytes; ranks are chosen by the singular values of the table,
-            factors, if not given, by `TTShape.for_budget`.
-        row_factors, col_factors: factors to use with ``ranks``, ``tolerance`` or ``max_bytes``; default those of
+        shape: a `TTShape` of the same N and D, whose factors and ranks are used.
+        tolerance: use the smallest ranks with at most this relative Frobenius error, between 0 and 1, over all rows
+            that the factors address.
+        max_bytes: the cores take at most this many bytes; the ranks are chosen by the singular values of the table, and
+            the factors, if not given, by `TTShape.for_budget`.
+        row_factors, col_factors: factors to use with ``ranks``, ``tolerance`` or ``max_bytes``; by default those of
             `TTShape.suggest`.
-        weights: ``[N]``, at least 0: minimise ``sum_i weights[i] |row_i - approximation_i|^2``, e.g. how often each
-            row is asked for. There is no SVD for that unless weights are products over the digits of a row. TT-SVD of
-            the table scaled by the nearest such product is the start, and ``sweeps`` of alternating least squares
-            follow, whose every step solves the weighted normal equations of one core exactly. ``tolerance`` then is
-            that of the scaled table, and may be missed by the weights' distance from a product.
-        sweeps: passes of alternating least squares over the cores, with ``weights`` only. One reads the table d times
-            and costs about ``N r (r + D)`` multiplications a core, and for inner core k ``r^4 p_1 ... p_k`` more.
-        dtype: storage type of the cores; default that of the table.
+        weights: ``[N]``, at least 0: minimise ``sum_i weights[i] |row_i - approximation_i|^2``, e.g. with the number of
+            requests of each row. There is no SVD for this unless the weights are products over the digits of a row. The
+            algorithm starts with the TT-SVD of the table scaled by the closest such product, followed by ``sweeps`` of
+            alternating least squares, each step of which solves the weighted normal equations of one core exactly.
+            ``tolerance`` then refers to the scaled table, and may be missed if the weights are far from a product.
+        sweeps: number of passes of alternating least squares over the cores, with ``weights`` only. A pass reads the
+            table d times and takes about ``N r (r + D)`` multiplications per core, and for inner core k
+            ``r^4 p_1 ... p_k`` more.
+        dtype: storage type of the cores; by default that of the table.
         seed: of the randomised part; equal seeds give equal cores.
-        progress: show a bar (needs tqdm).
+        progress: show a progress bar (requires tqdm).
 
     Returns:
-        `TTApproximation`: cores, shape, and the error reached, of the whole table and by quantiles of the rows. The
-        cores are balanced: each singular value is shared evenly by the two cores that meet there.
+        `TTApproximation`: cores, shape, and the error of the whole table and by quantiles of the rows. The cores are
+        balanced: each singular value is divided evenly between the two adjacent cores.
 
     Raises:
-        ValueError: not exactly one of ``ranks``, ``shape``, ``tolerance`` and ``max_bytes``; the table holds NaN or
-            infinity; its cores exceed the range of ``dtype``; or an argument does not fit.
+        ValueError: not exactly one of ``ranks``, ``shape``, ``tolerance`` and ``max_bytes`` is given; the table holds
+            NaN or infinity; its cores exceed the range of ``dtype``; or an argument is invalid.
 
     >>> import numpy as np, jax_tt
     >>> table = np.sin(np.arange(1000 * 8).reshape(1000, 8) / 100).astype(np.float32)

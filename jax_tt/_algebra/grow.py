@@ -31,25 +31,25 @@ def tt_grow(
     init: CoreInit = "approx-normal",
     like: Any = None,
 ) -> tuple[jax.Array, ...]:
-    """Cores of a table with more rows, in which all that the rows before are made of is the same bit for bit.
+    """Cores of a table with more rows. The slices of existing rows do not change.
 
-    Slices are appended to the first core; nothing else changes, though a lookup may multiply in another order by now,
-    and round differently. Rows that the factors had to spare stay what the cores make of their digits: they share
-    slices with their neighbours, and cannot be chosen.
+    Slices are appended to the first core, and nothing else changes, although a lookup may multiply in another order
+    afterwards, and round differently. Unused rows of the factors become rows of the table; they share slices with their
+    neighbours, so their values cannot be chosen.
 
     Args:
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.
-        shape: `TTShape` to grow to, e.g. ``old_shape.grow(num_embeddings)``: more first digits, all else as it
-            is.
-        key: typed key, of the appended slices.
+        shape: the new `TTShape`, e.g. ``old_shape.grow(num_embeddings)``, with a larger first row factor and no other
+            difference.
+        key: typed key for the appended slices.
         init: as in `init_cores`: a name, with which entries of new rows have the variance ``1 / (3 N)`` of a fresh
-            table's, or a callable, which makes the appended slices.
-        like: ints, one row or one for every new row, of rows that the new ones start near: the appended slices are
-            fitted to them by least squares, which holds the new rows in float64. Those of rows that the factors had to
-            spare are left out.
+            table, or a callable, which creates the appended slices.
+        like: ints, one row or one for every new row: the new rows start close to these rows. The appended slices are
+            fitted to them by least squares, for which the new rows are held in memory in float64. New rows that are
+            unused rows of the factors are excluded.
 
     Returns:
-        ``d`` cores; those there are enough of are the same arrays.
+        ``d`` cores; those that do not change are the same arrays.
 
     Raises:
         ValueError: ``shape`` differs in more than a larger first row factor, or a row of ``like`` is not one of

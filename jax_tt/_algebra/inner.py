@@ -21,17 +21,17 @@ from jax_tt._dtypes import accumulator
 def tt_inner(a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = None) -> jax.Array:
     """Sum over all entries of the product of two tables, ``sum(A * B)``.
 
-    Works under ``jit`` and ``grad``; the work is O(p q r^3) a core, whatever the number of rows.
+    Works under ``jit`` and ``grad``. The work is O(p q r^3) per core and does not depend on the number of rows.
 
     Args:
         a, b: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]`` each, of the same ``p`` and ``q``; ranks may differ.
-        num_embeddings: sum over the first so many rows; default all that the cores address.
+        num_embeddings: sum over this number of first rows; by default all that the cores address.
 
     Returns:
         A scalar, float32 (float64 for float64 cores).
 
     Raises:
-        ValueError: the factors differ, or the cores do not fit together.
+        ValueError: the factors differ, or the shapes of the cores are inconsistent.
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
@@ -46,21 +46,21 @@ def tt_inner(a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = No
 
 
 def tt_norm(cores: Sequence[Any], num_embeddings: int | None = None) -> jax.Array:
-    """Frobenius norm of a table, the root of the sum of its squared entries.
+    """Frobenius norm of a table, the square root of the sum of its squared entries.
 
-    Computed by orthogonalisation and not as ``sqrt(tt_inner(a, a))``, so that the norm of a small difference
-    ``tt_add(a, (-b[0], *b[1:]))`` is right to the rounding of its cores, where the square root would leave half of
-    the digits. Works under ``jit`` and, where the norm is not 0, ``grad``.
+    It is computed by orthogonalisation and not as ``sqrt(tt_inner(a, a))``. The norm of a small difference
+    ``tt_add(a, (-b[0], *b[1:]))`` is therefore accurate to the rounding of its cores, while the square root would lose
+    half of the digits. Works under ``jit`` and, where the norm is not 0, under ``grad``.
 
     Args:
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.
-        num_embeddings: count the first so many rows; default all that the cores address.
+        num_embeddings: number of first rows to include; by default all that the cores address.
 
     Returns:
         A scalar, float32 (float64 for float64 cores).
 
     Raises:
-        ValueError: the cores do not fit together.
+        ValueError: the shapes of the cores are inconsistent.
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)

@@ -29,24 +29,24 @@ def tt_refine(
     """Cores fitted to samples of rows by alternating least squares, without gradients or a learning rate.
 
     Minimises ``sum_i weights[i] |rows[i] - table[ids[i]]|^2 + ridge * density * |change of the table|^2``, where the
-    density is the sum of the weights over the number of rows that the cores address. So with ``ridge=1`` a row that
-    was not sampled holds on to its value about as firmly as the average sample pulls, and with 0.001 it gives way
-    unless the samples leave the choice. The change is that of one core at a time; every step solves its normal
-    equations exactly, in float64 on the host.
+    density is the sum of the weights divided by the number of rows that the cores address. With ``ridge=1`` a row that
+    was not sampled is held at its value about as strongly as an average sample pulls; with 0.001 it changes freely
+    unless the samples leave a choice. The change is that of one core at a time. Every step solves its normal equations
+    exactly, in float64 on the host.
 
     Args:
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.
-        ids: int ``[n]``, the rows sampled; they may repeat.
-        rows: ``[n, D]``, what they should be.
+        ids: int ``[n]``, the sampled rows; they may repeat.
+        rows: ``[n, D]``, their target values.
         weights: ``[n]``, at least 0; default 1.
-        sweeps: passes over the cores, there and back in turn.
-        ridge: how firmly the table is held where it is; 0 only if the samples determine the cores.
+        sweeps: number of passes over the cores, in alternating directions.
+        ridge: how strongly the other rows are held at their values; 0 only if the samples determine the cores.
 
     Returns:
         ``d`` cores of the same shapes and type, balanced.
 
     Raises:
-        ValueError: an id is out of range, shapes do not fit, or something is not finite.
+        ValueError: an id is out of range, shapes do not match, or a value is not finite.
 
     >>> import jax, jax_tt, numpy as np
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)

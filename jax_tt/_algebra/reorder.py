@@ -1,4 +1,4 @@
-"""`tt_reorder`: a tensor-train table under another order of its ids."""
+"""`tt_reorder`: a tensor-train table in another order of its ids."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ def tt_reorder(
     seed: int = 0,
     progress: bool = False,
 ) -> TTApproximation:
-    """Cores under a new order of ids: every id has nearly the row that it had under the old order.
+    """Cores for a new order of ids, in which every id has nearly the same row as in the old order.
 
-    The table is `tt_from_dense` of the old table with its rows in the new order, which is computed block by block where
-    it is read. With N rows, D columns and rank r, memory is that of `tt_from_dense`, and of two factors of the old
-    table, ``r (heads q_left + tails q_right)`` float64 numbers at the cut of the train where that is least: at the peak
-    375 MB for 1,000,000 rows of 64 at rank 16, most of it blocks of rows, whose size does not depend on N.
+    The result is `tt_from_dense` of the old table with its rows in the new order, which is computed block by block as
+    it is read. With N rows, D columns and rank r, the memory is that of `tt_from_dense`, plus two factors of the old
+    table, ``r (heads q_left + tails q_right)`` float64 numbers at the cut of the train where this is smallest: at the
+    peak 375 MB for 1,000,000 rows of 64 at rank 16, most of it blocks of rows, whose size does not depend on N.
 
-    What is lost depends on the orders: a table that is a tensor train of these ranks in either is moved to
-    rounding; rows that were tied together arbitrarily by the old order cannot all be tied together by the new one.
-    ``weights`` of 1 everywhere add sweeps of least squares over all rows.
+    The error depends on the orders: a table that is a tensor train of these ranks in both of them is preserved up to
+    rounding; rows that shared slices by chance in the old order cannot all be represented in the new one. ``weights``
+    of 1 for all rows add sweeps of least squares over all rows.
 
     Args:
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``, on the host or on a device, outside of jit.
-        old_order: the `IdOrder` they are under, or None where ids are rows.
-        new_order: the `IdOrder` to bring them under; `IdOrder.identity` where ids are to be rows.
+        old_order: their current `IdOrder`, or None if ids are rows.
+        new_order: the new `IdOrder`; `IdOrder.identity` if ids are to be rows.
         ranks, shape, tolerance, max_bytes, row_factors, col_factors: as in `tt_from_dense`, at most one of the first
             four; factors and ranks that are not given are those of ``cores``.
-        weights: ``[N]`` by id, at least 0, e.g. how often each id is asked for; as in `tt_from_dense`.
+        weights: ``[N]`` by id, at least 0, e.g. the number of requests of each id; as in `tt_from_dense`.
         sweeps, seed, progress: as in `tt_from_dense`.
-        dtype: storage type of the new cores; default that of the old ones.
+        dtype: storage type of the new cores; by default that of the old ones.
 
     Returns:
-        `TTApproximation`: the new cores, their shape, and how far the rows are from what they were.
+        `TTApproximation`: the new cores, their shape, and the difference between the new and the old rows.
 
     Raises:
-        ValueError: the orders differ in length, ``cores`` hold NaN or infinity, or an argument does not fit.
-        TypeError: ``new_order`` is no `IdOrder`, or ``cores`` are traced.
+        ValueError: the orders differ in length, ``cores`` hold NaN or infinity, or an argument is invalid.
+        TypeError: ``new_order`` is not an `IdOrder`, or ``cores`` are traced.
 
     >>> import jax, jax_tt, numpy as np
     >>> shape = jax_tt.TTShape(1000, 8, 4, (10, 10, 10), (2, 2, 2))

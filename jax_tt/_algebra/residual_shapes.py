@@ -1,4 +1,4 @@
-"""`tt_residual_shapes`: what sum of tensor trains fits into a budget."""
+"""`tt_residual_shapes`: the shapes of a sum of tensor trains of a given size."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _ORDERS = 0.5
 def tt_residual_shapes(
     num_embeddings: int, features: int, max_bytes: int, *, dtype: Any = jnp.float32
 ) -> tuple[TTShape, ...]:
-    """Shapes for `tt_residuals` whose cores and orders of ids take at most so many bytes.
+    """Shapes for `tt_residuals` whose cores and orders of ids take at most ``max_bytes``.
 
-    About half of the bytes are for orders, one for each term, and the ranks share the rest. The terms are tensor trains
-    of two cores with the columns in the first one: ids that share a first digit are combinations of vectors of their
-    own.
+    About half of the bytes are used for orders, one per term, and the rest for the cores. The terms are tensor trains
+    of two cores with the columns in the first one: the rows of ids that share a first digit are combinations of vectors
+    that belong to this digit alone.
 
     Args:
         num_embeddings, features: N and D of the table.
-        max_bytes: of the sum, an order of `IdOrder.nbytes` for each term included.
+        max_bytes: of the sum, including an order of `IdOrder.nbytes` for each term.
         dtype: storage type of the cores.
 
     Returns:
-        At least one `TTShape`, largest ranks first.
+        At least one `TTShape`, the largest ranks first.
 
     Raises:
-        ValueError: not even an order and cores of rank 1 take so few bytes, or a size is not positive.
+        ValueError: an order and cores of rank 1 already exceed ``max_bytes``, or a size is not positive.
 
     >>> import jax_tt, jax.numpy as jnp
     >>> shapes = jax_tt.tt_residual_shapes(50_000, 64, 1_280_000, dtype=jnp.bfloat16)  # 10 times smaller than float32

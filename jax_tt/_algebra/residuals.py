@@ -1,4 +1,4 @@
-"""`tt_residuals`: a dense table as a sum of tensor trains, each in an order of its own."""
+"""`tt_residuals`: a dense table as a sum of tensor trains with different orders of ids."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class TTResidual(NamedTuple):
     """One term of a sum of tensor trains; made by `tt_residuals`.
 
     Attributes:
-        id_order: where each id has its row in this term.
-        approximation: cores and shape; its errors are those against what the terms before leave of the table.
-        relative_error: of the sum up to this term: Frobenius norm of what it leaves, divided by that of the table.
+        id_order: the row of each id in this term.
+        approximation: cores and shape. Its errors are relative to what the previous terms leave of the table.
+        relative_error: of the sum up to this term: Frobenius norm of the remainder, divided by that of the table.
 
     >>> import numpy as np, jax_tt
     >>> table = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
@@ -47,35 +47,36 @@ def tt_residuals(
     seed: int = 0,
     progress: bool = True,
 ) -> tuple[TTResidual, ...]:
-    """Tensor trains that add up to a dense table, each one nearest to what those before it leave, in its own order.
+    """Tensor trains whose sum approximates a dense table, each fitted to the remainder of those before it.
 
-    What a tensor train knows of an id alone is the id's place: all numbers are shared with other ids. A second train in
-    the same order adds nothing that higher ranks would not, but one in another order gives every id a second place. At
-    equal numbers of parameters a few trains of low rank in orders of their own are therefore closer to a table of
-    little structure than a single one, for 2 to 4 more bytes an id and order. The row of an id is the sum of its rows
-    in all terms; a layer for each of them, `TTEmbed(..., id_order=...)`, and the sum of what they return train on.
+    The only thing specific to an id in a tensor train is its place; all parameters are shared with other ids. A second
+    train in the same order is equivalent to higher ranks, but one in another order gives every id a second place. At
+    the same number of parameters, a few trains of low rank with different orders therefore approximate a table with
+    little structure better than a single one, at the price of 2 to 4 bytes per id and order. The row of an id is the
+    sum of its rows in all terms. To continue training, create a layer for each of them, `TTEmbed(..., id_order=...)`,
+    and sum their outputs.
 
-    The same idea for vectors alone is residual quantisation: Y. Chen et al., "Approximate nearest neighbor search by
+    For vectors the same idea is called residual quantisation: Y. Chen et al., "Approximate nearest neighbor search by
     residual vector quantization", Sensors 2010.
 
-    The order of each term is that of `order.from_table`, its cores are those of `tt_from_dense`. Takes the time of both
-    functions for every term, and a float32 copy of the table beside the memory of either.
+    The order of each term is made by `order.from_table`, and its cores by `tt_from_dense`. Every term takes the time of
+    both functions; in addition to their memory, a float32 copy of the table is needed.
 
     Args:
         table: floats ``[N, D]``, on the host.
-        shapes: a `TTShape` of N and D for each term, largest first if they differ; `tt_residual_shapes` finds some for
-            a number of bytes.
-        refine: rounds of `order.from_table`, at least 0; needs ``jax-tt[order]`` unless 0.
-        dtype: storage type of the cores, default that of the table. Later terms make up for its rounding.
+        shapes: a `TTShape` of N and D for each term, the largest first if they differ; `tt_residual_shapes` chooses
+            them for a number of bytes.
+        refine: rounds of `order.from_table`, at least 0; requires ``jax-tt[order]`` unless 0.
+        dtype: storage type of the cores, by default that of the table. Later terms correct its rounding.
         seed: of the randomised parts; equal seeds give equal terms.
-        progress: show bars, a term's two one after the other; needs tqdm.
+        progress: show progress bars, two for each term; requires tqdm.
 
     Returns:
         A `TTResidual` for each shape. ``[-1].relative_error`` is the error of the whole sum.
 
     Raises:
-        ValueError: ``table`` is not finite or not ``[N, D]`` of the shapes, or there are no shapes.
-        TypeError: something else than a `TTShape` among the shapes.
+        ValueError: ``table`` is not finite or does not have the sizes of the shapes, or there are no shapes.
+        TypeError: ``shapes`` contains something other than a `TTShape`.
         ImportError: tqdm or scipy is missing.
 
     >>> import numpy as np, jax_tt

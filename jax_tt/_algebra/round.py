@@ -1,4 +1,4 @@
-"""`tt_round`: the same table with smaller ranks."""
+"""`tt_round`: reduces the ranks of a table."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def tt_round(
     tolerance: float | None = None,
     max_bytes: int | None = None,
 ) -> tuple[jax.Array, ...]:
-    """The nearest table of smaller ranks, nearly: TT rounding, an SVD at every cut of the train.
+    """A nearby table of smaller ranks: TT rounding, an SVD at every cut of the train.
 
-    The error is at most the root of the sum of the squared singular values that the cuts discard, and so at most
-    ``sqrt(d - 1)`` times the least error possible at these ranks. Every row that the cores address counts, those
-    beyond the table's last one too. The new cores are balanced: each singular value is shared evenly by the two cores
-    that meet there.
+    The error is at most the square root of the sum of the squared singular values that the cuts discard, and therefore
+    at most ``sqrt(d - 1)`` times the least possible error at these ranks. All rows that the cores address are included,
+    also those after the last row of the table. The new cores are balanced: each singular value is divided evenly
+    between the two adjacent cores.
 
     Args:
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.
-        ranks: one integer or ``d - 1``; a rank above that of the cores, or above what helps, is lowered to it.
+        ranks: one integer or ``d - 1``; a rank above that of the cores, or above the useful maximum, is lowered to it.
             Works under ``jit``.
-        tolerance: least ranks with a Frobenius error of at most this times the norm of the table. On the host, in
-            float64.
-        max_bytes: ranks for which the cores take at most so many bytes, chosen by the singular values. On the host, in
+        tolerance: use the smallest ranks with a Frobenius error of at most this times the norm of the table. On the
+            host, in float64.
+        max_bytes: the cores take at most this many bytes, with ranks chosen by the singular values. On the host, in
             float64.
 
     Returns:
         ``d`` cores of the same type.
 
     Raises:
-        ValueError: not exactly one of ``ranks``, ``tolerance`` and ``max_bytes``, or it does not fit.
-        TypeError: ``tolerance`` or ``max_bytes`` under ``jit``, where shapes must be known.
+        ValueError: not exactly one of ``ranks``, ``tolerance`` and ``max_bytes`` is given, or it is invalid.
+        TypeError: ``tolerance`` or ``max_bytes`` under ``jit``, where the shapes must be static.
 
     >>> import jax, jax_tt
     >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)

@@ -1,1 +1,1 @@
-"""Tables in files: reading them without trusting them, and writing compressed ones."""
+"""Tables in files: reading them as untrusted input, and writing compressed ones."""

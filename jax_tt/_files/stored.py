@@ -1,4 +1,4 @@
-"""`StoredArrays`: what a file holds, known before the arrays themselves are read."""
+"""`StoredArrays`: the contents of a file, described before the arrays themselves are read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 class FileError(ValueError):
     """A file that cannot be read or written: missing, damaged, of another format, dangerous, or in the way.
 
-    Where Python has an error for the case, it is an instance of that too: `FileNotFoundError` where a file or folder is
-    missing, `FileExistsError` where an output exists, `PermissionError` where access is denied.
+    If Python has an error class for the case, the error is also an instance of that: `FileNotFoundError` if a file or
+    folder is missing, `FileExistsError` if an output exists, `PermissionError` if access is denied.
 
     >>> import jax_tt
     >>> try:

@@ -36,7 +36,7 @@ class StoredTable:
         cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
         shape: their `TTShape`.
         id_order: `IdOrder` from ids to rows, or None where ids are rows.
-        relative_error: error against the dense table that it was made from, if the file says so.
+        relative_error: error relative to the dense table that it was made from, if the file contains it.
         row_errors: quantile -> relative error of a row, as in `TTApproximation`; may be empty.
 
     >>> import jax_tt, numpy as np, os, tempfile
@@ -59,11 +59,11 @@ class StoredTable:
 
     @classmethod
     def of(cls, found: TTApproximation, id_order: IdOrder | None = None) -> StoredTable:
-        """What `tt_from_dense` found, of a table whose rows were in the order ``id_order``."""
+        """The result of `tt_from_dense` for a table whose rows were in the order ``id_order``."""
         return cls(found.cores, found.shape, id_order, found.relative_error, found.row_errors)
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `TTEmbed` and `TTEmbedBag` for a layer that the cores fit."""
+        """Arguments of `TTEmbed` and `TTEmbedBag` for a layer with the shape of the cores."""
         return {
             **self.shape.layer_arguments(),
             "param_dtype": self.cores[0].dtype,
@@ -74,24 +74,25 @@ class StoredTable:
 def save_tables(
     path: str | os.PathLike[str], tables: Mapping[str, StoredTable], *, overwrite: bool = False
 ) -> None:
-    """Writes tables into one ``.safetensors`` file, or into a new directory as an orbax checkpoint.
+    """Writes tables to one ``.safetensors`` file, or to a new directory as an orbax checkpoint.
 
-    Core k of a table is the array ``name.core_k``, its order ``name.id_order``; sizes and errors are in the metadata
-    under the key ``jax_tt``. The order is uint16 rows ``[N]`` up to 65,536 ids, int64 beyond 2^31 - 1, and uint32
-    ``[ceil(N / 32), b]`` between, b being the bits of N: 32 rows of b bits each after the other, lowest bits first.
+    Core k of a table is the array ``name.core_k``, and its order is ``name.id_order``; sizes and errors are stored in
+    the metadata under the key ``jax_tt``. The order is stored as uint16 rows ``[N]`` up to 65,536 ids, as int64 beyond
+    2^31 - 1, and in between as uint32 ``[ceil(N / 32), b]``, where b is the number of bits of N: 32 rows of b bits
+    each, one after another, lowest bits first.
 
-    The file or directory is written beside its place and moved there when it is complete, so that a program that is
-    stopped leaves the old one or the new one.
+    The file or directory is written under a temporary name and renamed when it is complete, so that an interrupted
+    program leaves either the old one or the new one.
 
     Args:
-        path: ends with ``.safetensors``, or names a directory. Its folder must exist.
+        path: ends with ``.safetensors``, or names a directory. Its parent folder must exist.
         tables: by name.
-        overwrite: replace the file, or the directory of a checkpoint, that is there.
+        overwrite: replace an existing file, or the directory of a checkpoint.
 
     Raises:
         FileError: the path has another suffix, cannot be written, or exists and ``overwrite`` is False (then also a
             `FileExistsError`).
-        TypeError: ``tables`` holds something else than `StoredTable`.
+        TypeError: ``tables`` contains something other than a `StoredTable`.
         ImportError: safetensors or orbax is missing.
 
     >>> import jax, jax_tt, os, tempfile
@@ -157,16 +158,16 @@ def check_tables_path(path: str | os.PathLike[str]) -> bool:
 def load_tables(path: str | os.PathLike[str]) -> dict[str, StoredTable]:
     """The tensor-train tables in a file or checkpoint, by name.
 
-    Those of `save_tables`, and the arrays ``core_0``, ``core_1``, ... that checkpoints of layers hold, which are named
-    by the path to the layer. Such a checkpoint says the number of rows only with an order of ids; without one it is the
-    product of the row factors, a little more than the layer has.
+    These are the tables written by `save_tables`, and the arrays ``core_0``, ``core_1``, ... in checkpoints of layers,
+    which are named after the path to the layer. Such a checkpoint contains the number of rows only if there is an order
+    of ids; otherwise it is taken to be the product of the row factors, which is slightly larger.
 
     Args:
         path: a ``.safetensors`` or ``.npz`` file, or the directory of an orbax checkpoint.
 
     Raises:
-        FileError: there is no such file (then also a `FileNotFoundError`), it is damaged, it holds no such table, or
-            the cores do not fit together or are not finite.
+        FileError: there is no such file (then also a `FileNotFoundError`), it is damaged, it contains no such table, or
+            the cores are inconsistent or not finite.
         ImportError: safetensors or orbax is missing.
 
     >>> import jax_tt, numpy as np, os, tempfile

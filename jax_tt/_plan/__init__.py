@@ -1,1 +1,1 @@
-"""Which tables are tensor trains, and how large, so that all fit into a budget."""
+"""Chooses kinds and sizes of tables that fit into a given number of bytes."""

@@ -1,4 +1,4 @@
-"""`plan`: tables into a budget of bytes."""
+"""`plan`: fits tables into a given number of bytes."""
 
 from __future__ import annotations
 
@@ -28,36 +28,37 @@ def plan(
     seed: int = 0,
     progress: bool = False,
 ) -> TablePlan:
-    """Chooses for every table whether it is dense, a tensor train or a product of low rank, and how large.
+    """Chooses for every table whether it is dense, a tensor train or a low-rank product, and of what size.
 
-    The sum over the tables of the squared relative errors is made small, every table counting alike. All tables start
-    as small as they can be. Bytes then go, step by step, where they take off most of that sum each, up to dense, which
-    has no error: small tables become dense first. What is left over goes to the tables with the largest errors.
+    The sum over the tables of the squared relative errors is minimised, with the same weight for every table. All
+    tables start with their smallest candidate. Bytes then go, step by step, where they reduce that sum most, up to the
+    dense table, which has no error: small tables become dense first. Remaining bytes go to the tables with the largest
+    errors.
 
-    The error of a trained table is *measured*: `tt_from_dense` compresses it at several sizes, each a quarter of the
-    one before, with its ids as they come and ordered by its rows (`order.from_table`, whose 2 to 4 bytes an id count).
-    Beside it stand the products ``[N, r] [r, D]`` of all ranks, which are better where rows are not alike but columns
-    are. The error of a table of which only the sizes are known is *predicted*, by the model of `TTShape.for_budget`:
-    good for a first division, and no more; the order of its ids is left as it is.
+    The error of a trained table is *measured*: `tt_from_dense` compresses it to several sizes, each a quarter of the
+    previous one, with its ids in the given order and ordered by its rows (`order.from_table`, whose 2 to 4 bytes per id
+    are included). Further candidates are the products ``[N, r] [r, D]`` of all ranks, which are better if the columns
+    are similar and the rows are not. If only the sizes of a table are known, its error is *predicted* by the model of
+    `TTShape.for_budget`, which is only suitable for a first division; the order of its ids is not changed.
 
-    With a sample of ids, a tensor train gets a `RowCache` up to the knee of the sample's miss ratio, if the most
-    frequent rows of the first half of the sample take a fifth of the lookups of the second, and twice their share of
-    the rows. All caches together take at most a fifth of the budget.
+    With a sample of ids, a tensor train gets a `RowCache` up to the knee of the miss-ratio curve of the sample, if the
+    most frequent rows of the first half of the sample cover a fifth of the lookups of the second half, and twice their
+    share of the rows. All caches together take at most a fifth of the budget.
 
     Args:
         tables: name -> ``(num_embeddings, features)``, or a trained table ``[N, D]`` of floats.
-        budget_bytes: of all tables, orders and caches together; optimizer state is not counted.
-        id_samples: name -> integers of any shape, in the order in which they are asked for; negative ones are padding.
-        dtype: storage type of tables that are not trained.
+        budget_bytes: for all tables, orders and caches together, without optimizer state.
+        id_samples: name -> integers of any shape, in the order of their requests; negative ones are padding.
+        dtype: storage type of untrained tables.
         seed: of randomised decompositions.
-        progress: show a bar over the tables; needs tqdm.
+        progress: show a progress bar over the tables; requires tqdm.
 
     Returns:
         `TablePlan`.
 
     Raises:
-        ValueError: the budget is below the smallest form of the tables together, or an argument does not fit.
-        TypeError: a table is neither sizes nor an array.
+        ValueError: the smallest candidates of the tables exceed the budget, or an argument is invalid.
+        TypeError: a table is neither a pair of sizes nor an array.
 
     >>> import jax_tt
     >>> plan = jax_tt.plan({"items": (1_000_000, 64), "shops": (30_000, 16), "days": (7, 16)}, 4_000_000)

@@ -1,4 +1,4 @@
-"""`TablePlan`: what was chosen for every table, and why."""
+"""`TablePlan`: the choice for every table, and the reasons."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _LEFT = 2
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PlannedTable:
-    """What `plan` chose for one table.
+    """The choice of `plan` for one table.
 
     Attributes:
         num_embeddings, features: its sizes.
-        kind: ``"dense"``, ``"tensor train"`` or ``"low rank"``, which is a train of two cores, of all rows and of all
-            columns.
+        kind: ``"dense"``, ``"tensor train"`` or ``"low rank"``, which is a train of two cores, the first with all rows
+            and the second with all columns.
         shape: `TTShape` of the cores; None if dense.
-        id_order: order of the ids that the error was measured with, or None for ids as they come.
+        id_order: order of the ids for which the error was measured, or None for the given order.
         cache: `RowCache`, or None.
-        nbytes: of parameters, order and cache; optimizer state is not counted.
-        dense_bytes: of the dense table.
+        nbytes: bytes of parameters, order and cache, without optimizer state.
+        dense_bytes: bytes of the dense table.
         error: relative Frobenius error.
-        measured: the error is measured on the trained table, not predicted from sizes.
-        reason: why, in words.
+        measured: whether the error is measured on the trained table or predicted from its sizes.
+        reason: the reason for the choice, as text.
 
     >>> import jax_tt
     >>> planned = jax_tt.plan({"items": (1_000_000, 64)}, 4_000_000)["items"]
@@ -53,7 +53,7 @@ class PlannedTable:
     reason: str
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of `TTEmbed` and `TTEmbedBag`, or those of `EmbedBag` if dense."""
+        """Arguments for `TTEmbed` and `TTEmbedBag`, or for `EmbedBag` if dense."""
         if self.shape is None:
             return {"num_embeddings": self.num_embeddings, "features": self.features}
         return {**self.shape.layer_arguments(), "cache": self.cache, "id_order": self.id_order}
@@ -61,11 +61,11 @@ class PlannedTable:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TablePlan(Mapping[str, PlannedTable]):
-    """Tables within a budget, made by `plan`: a mapping from names to `PlannedTable`; ``print`` explains it.
+    """Tables within a budget, made by `plan`: a mapping from names to `PlannedTable`, which ``print`` shows as a table.
 
     Attributes:
         tables: name -> `PlannedTable`.
-        budget_bytes: what was to be kept.
+        budget_bytes: the budget.
 
     >>> import jax_tt
     >>> plan = jax_tt.plan({"items": (1_000_000, 64), "days": (7, 16)}, 4_000_000)
@@ -87,7 +87,7 @@ class TablePlan(Mapping[str, PlannedTable]):
 
     @property
     def nbytes(self) -> int:
-        """Of all tables together."""
+        """Bytes of all tables together."""
         return sum(planned.nbytes for planned in self.values())
 
     def __str__(self) -> str:

@@ -1,3 +1,3 @@
-"""The command line ``jax-tt``: orders, compression, plans, and what a file holds."""
+"""The command line ``jax-tt``: orders, compression, plans, and the contents of files."""
 
 from jax_tt.cli.main import main as main

@@ -1,4 +1,4 @@
-"""`main`: the commands, and errors on one line."""
+"""`main`: runs a command and reports errors in one line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs ``jax-tt``.
 
     Args:
-        argv: arguments without the program's name; default those of the process.
+        argv: arguments without the name of the program; by default those of the process.
 
     Returns:
-        The exit status: 0, or 2 for a file or an argument that is no good, of which one line on stderr tells.
+        The exit status: 0, or 2 for an invalid file or argument, which is reported in one line on stderr.
 
     >>> import jax_tt.cli, numpy as np, os, tempfile
     >>> folder = tempfile.mkdtemp()

@@ -1,4 +1,4 @@
-"""Update rules that run inside the backward pass of a fused op."""
+"""Update rules that run inside the backward pass of a fused operation."""
 
 from jax_tt.optimizers._base import Optimizer as Optimizer
 from jax_tt.optimizers._base import Slot as Slot

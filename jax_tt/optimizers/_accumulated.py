@@ -1,4 +1,4 @@
-"""What Adagrad and row-wise Adagrad share."""
+"""The common part of Adagrad and row-wise Adagrad."""
 
 import dataclasses
 from typing import ClassVar
@@ -11,7 +11,7 @@ from jax_tt.optimizers._base import Optimizer, Scalar, Slot, at_step, check_scal
 
 @dataclasses.dataclass(frozen=True)
 class Accumulated(Optimizer):
-    """Hyper-parameters and slot of a rule that sums squares."""
+    """Hyper-parameters and slot of a rule that accumulates squares."""
 
     learning_rate: Scalar
     eps: Scalar = 1e-10

@@ -1,4 +1,4 @@
-"""What an update rule is: its slots, its hyper-parameters at a step, and one step on rows."""
+"""The interface of update rules: slots, hyper-parameters at a given step, and one step on rows."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Slot(NamedTuple):
 
 
 class Optimizer(abc.ABC):
-    """A rule that is fused into the backward pass.
+    """An update rule that is fused into the backward pass.
 
-    A "row" is a row of a dense table or a slice ``core[k][i]`` of a core, flattened. Only rows touched by the batch
-    are updated, with the sum of the gradients of all their occurrences; other rows and their slots stay as they are.
+    A "row" is a row of a dense table or a slice ``core[k][i]`` of a core, flattened. Only rows that the batch uses
+    are updated, with the sum of the gradients of all their occurrences. Other rows and their slots do not change.
 
     Attributes:
-        native_kind: number of the rule in the native op.
-        initial: fields that only new slots are made with.
+        native_kind: number of the rule in the native operations.
+        initial: fields that are used only to create new slots.
     """
 
     native_kind: ClassVar[int]
@@ -44,7 +44,7 @@ class Optimizer(abc.ABC):
 
     @classmethod
     def hyperparameter_names(cls) -> tuple[str, ...]:
-        """Fields that may differ from step to step."""
+        """Fields that may change from step to step."""
         fields: Any = cls
         return tuple(f.name for f in dataclasses.fields(fields) if f.name not in cls.initial)
 
@@ -67,11 +67,11 @@ class Optimizer(abc.ABC):
     @property
     @abc.abstractmethod
     def slots(self) -> tuple[Slot, ...]:
-        """State kept per core or table."""
+        """State that is stored for each core or table."""
 
     @abc.abstractmethod
     def hyperparameters(self, step: jax.Array) -> jax.Array:
-        """Everything `update_rows` needs at this step (counted from 0), float32 ``[H]``."""
+        """The values that `update_rows` needs at this step (counted from 0), float32 ``[H]``."""
 
     @staticmethod
     @abc.abstractmethod
@@ -95,7 +95,7 @@ def at_step(value: Scalar, step: jax.Array) -> jax.Array:
 
 
 def one_minus_power(base: Scalar, exponent: jax.Array, step: jax.Array) -> jax.Array:
-    """``1 - base ** exponent`` without the cancellation it has for a base near 1."""
+    """``1 - base ** exponent`` without the cancellation for a base near 1."""
     if isinstance(base, int | float):
         log = jnp.float32(math.log(base) if base > 0 else -math.inf)
     else:
@@ -104,7 +104,7 @@ def one_minus_power(base: Scalar, exponent: jax.Array, step: jax.Array) -> jax.A
 
 
 def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> None:
-    """Checks a hyper-parameter: a number by its value, an array by its shape, a schedule when it is called."""
+    """Checks a hyper-parameter: numbers by value, arrays by shape; schedules are checked when they are called."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     array = _is_array(value)
     if not (number or array or callable(value)):

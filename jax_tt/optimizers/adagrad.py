@@ -13,13 +13,13 @@ from jax_tt.optimizers._base import Slots
 class Adagrad(Accumulated):
     """``s += g**2; w -= learning_rate * g / (sqrt(s) + eps)``.
 
-    ``optax.adagrad`` divides by ``sqrt(s + eps)`` instead and starts its accumulator at 0.1: with
-    ``eps`` near 0 and equal initial values the two agree.
+    ``optax.adagrad`` divides by ``sqrt(s + eps)`` instead, and initialises its accumulator with 0.1. With ``eps`` near
+    0 and equal initial values both give the same result.
 
     Args:
         learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
-        eps: added to the root of the accumulator.
-        initial_accumulator_value: start of ``s``.
+        eps: added to the square root of the accumulator.
+        initial_accumulator_value: initial value of ``s``.
 
     >>> import jax_tt
     >>> [slot.name for slot in jax_tt.optimizers.Adagrad(0.1).slots]

@@ -1,4 +1,4 @@
-"""Adam on touched rows."""
+"""Adam on the rows of a batch."""
 
 import dataclasses
 from typing import ClassVar
@@ -19,17 +19,17 @@ from jax_tt.optimizers._base import (
 
 @dataclasses.dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam whose moments move only when their row is touched ("lazy").
+    """Adam whose moments change only when their row is used ("lazy").
 
     ``m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g**2;``
     ``w -= learning_rate * (m / (1 - b1**t)) / (sqrt(v / (1 - b2**t)) + eps)``, where ``t`` counts
-    all steps of the table. ``optax.adam`` also decays the moments of, and moves, rows that a batch
-    does not touch; where every row is touched at every step the two are equal.
+    all steps of the table. ``optax.adam`` also decays the moments of rows that a batch does not use, and moves these
+    rows. If every row is used in every step, the two are equal.
 
     Args:
         learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
         b1, b2: decay of the first and second moment.
-        eps: added to the root of the second moment.
+        eps: added to the square root of the second moment.
 
     >>> import jax_tt
     >>> [slot.name for slot in jax_tt.optimizers.Adam(1e-3).slots]

@@ -14,12 +14,12 @@ from jax_tt.optimizers._base import Slots
 class RowWiseAdagrad(Accumulated):
     """``s += mean(g**2); w -= learning_rate * g / (sqrt(s) + eps)`` with one ``s`` per row.
 
-    The row of a tensor-train core is its slice ``core[k][i]``; the mean runs over the slice.
+    A row of a tensor-train core is its slice ``core[k][i]``, and the mean is taken over the slice.
 
     Args:
         learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
-        eps: added to the root of the accumulator.
-        initial_accumulator_value: start of ``s``.
+        eps: added to the square root of the accumulator.
+        initial_accumulator_value: initial value of ``s``.
 
     >>> import jax_tt
     >>> jax_tt.optimizers.RowWiseAdagrad(0.1).slots[0].rowwise

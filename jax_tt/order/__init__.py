@@ -1,4 +1,4 @@
-"""The order of ids: which of them share the parameters of a tensor-train table."""
+"""Orders of ids, which determine the ids that share parameters of a tensor-train table."""
 
 from jax_tt.order._counts import from_counts as from_counts
 from jax_tt.order._id_order import IdOrder as IdOrder

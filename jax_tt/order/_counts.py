@@ -13,14 +13,14 @@ from jax_tt.order._id_order import IdOrder, order_of_rows
 def from_counts(counts: Any) -> IdOrder:
     """The most frequent ids in the first rows.
 
-    The rows of one prefix follow one another, so hot ids share prefixes, whose products are computed once for a batch
-    and stay in the processor's caches. It makes lookups faster and says nothing about which rows are alike.
+    The rows of a prefix are adjacent, so frequent ids share prefixes, whose products are computed once per batch and
+    stay in the processor's caches. This makes lookups faster, but does not make neighbours similar.
 
     Args:
-        counts: ``[N]`` numbers of at least 0, how often each id is asked for.
+        counts: ``[N]`` numbers of at least 0, the number of requests of each id.
 
     Returns:
-        `IdOrder`. Equal counts, those of ids never seen among them, are in the order of the ids.
+        `IdOrder`. Ids with equal counts, including those without requests, stay in increasing order.
 
     Raises:
         ValueError: ``counts`` is empty, not one-dimensional, negative or not finite.

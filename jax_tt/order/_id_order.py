@@ -24,17 +24,17 @@ class IdOrder:
     """A bijection from ids to the rows of a table, both ``[0, N)``.
 
     Rows whose numbers share digits share parameters of a tensor-train table, so the order of its ids is part of the
-    model. Give the order to a layer, ``TTEmbedBag(..., id_order=order)``, and its callers keep the ids that they have.
+    model. Pass the order to a layer, ``TTEmbedBag(..., id_order=order)``, and continue to use the original ids.
 
-    It is a pytree of one leaf.
+    An order is a pytree with one leaf.
 
     Args:
-        rows: integers ``[N]``, the row of id 0, of id 1, and so on: each of ``0 ... N - 1`` once. Kept in
-            the smallest of uint16, int32 and int64 that holds them; layers and files pack them, see `nbytes`. What a
-            layer keeps, ``IdOrder(layer.id_order[...])``, is taken as well.
+        rows: integers ``[N]``, the row of id 0, of id 1, and so on, which contain each of ``0 ... N - 1`` once. They
+            are stored in the smallest of uint16, int32 and int64 that is sufficient; layers and files pack them, see
+            `nbytes`. The array of a layer, ``IdOrder(layer.id_order[...])``, is accepted as well.
 
     Raises:
-        ValueError: ``rows`` is no permutation of ``[0, N)``; the message names a row that is missing or twice there.
+        ValueError: ``rows`` is not a permutation of ``[0, N)``; the message names a missing or repeated row.
         TypeError: ``rows`` does not hold integers.
 
     Example:
@@ -58,7 +58,7 @@ class IdOrder:
 
     @classmethod
     def identity(cls, num_embeddings: int) -> IdOrder:
-        """Every id is its own row; what a layer is built with before a checkpoint brings the order it was saved with.
+        """The order in which every id is its own row, to build a layer before its order is restored from a checkpoint.
 
         >>> import jax_tt
         >>> jax_tt.order.IdOrder.identity(3).rows
@@ -73,7 +73,7 @@ class IdOrder:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a layer keeps it in: 2 an id up to 65,536 ids, above that as many bits as their number needs.
+        """Bytes of the order in a layer: 2 per id up to 65,536 ids, above that as many bits as their number requires.
 
         >>> import jax_tt
         >>> [jax_tt.order.IdOrder.identity(n).nbytes / n for n in (1_000, 65_536, 100_000, 1_000_000)]
@@ -94,7 +94,7 @@ class IdOrder:
         return IdOrder(ids)
 
     def grow(self, num_embeddings: int) -> IdOrder:
-        """The order of more ids: those there are keep their rows, new ids take the new rows one after the other.
+        """The order of a larger number of ids: existing ids keep their rows, new ids get the new rows in sequence.
 
         >>> import jax_tt
         >>> jax_tt.order.IdOrder([1, 0]).grow(4).rows
@@ -114,7 +114,7 @@ class IdOrder:
             ids: integers of any shape: numpy arrays or lists, mapped on the host, or JAX arrays, traced or not.
 
         Returns:
-            The rows, in the type of the ids unless it cannot hold them. An id outside ``[0, N)`` comes back as it is,
+            The rows, in the type of the ids unless it is too small. An id outside ``[0, N)`` is returned unchanged,
             so that padding stays padding and an id out of range stays out of range.
 
         Raises:
@@ -139,7 +139,7 @@ class IdOrder:
         return result
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Writes an ``.npz`` file of one array, ``rows``, whole or not at all.
+        """Writes an ``.npz`` file with one array, ``rows``. The file is either complete or not written.
 
         Raises:
             FileError: the file exists and ``overwrite`` is False (then also a `FileExistsError`), or cannot be written.
@@ -155,11 +155,11 @@ class IdOrder:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> IdOrder:
-        """Reads what `save` wrote.
+        """Reads a file written by `save`.
 
         Raises:
-            FileError: the file is missing (then also a `FileNotFoundError`), damaged, or holds no array ``rows``.
-            ValueError: ``rows`` is no permutation.
+            FileError: the file is missing (then also a `FileNotFoundError`), damaged, or has no array ``rows``.
+            ValueError: ``rows`` is not a permutation.
         """
         return cls(read_npz(whole_file(path))["rows"].read())
 

@@ -1,4 +1,4 @@
-"""`from_interactions`: ids that the same users, sessions or documents ask for."""
+"""`from_interactions`: an order from the interactions of users, sessions or documents with ids."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ def from_interactions(
     seed: int = 0,
     progress: bool = True,
 ) -> IdOrder:
-    """Ids that occur in the same contexts share leading digits.
+    """An order in which ids that occur in the same contexts share leading digits.
 
-    A context is whatever brings ids together: a user, a session, a document. The leading singular vectors of the matrix
-    of interactions, normalised by the roots of the degrees of contexts and ids, place every id in space, near those of
+    A context is anything that groups ids: a user, a session, a document. The leading singular vectors of the matrix of
+    interactions, normalised by the square roots of the degrees of contexts and ids, place every id in space, close to
     its contexts (Dhillon, "Co-clustering documents and words using bipartite spectral graph partitioning", 2001). The
-    ids are then cut into ``p_1`` equal parts, each of these into ``p_2``, and so on, always across the direction in
-    which a part is longest.
+    ids are then divided into ``p_1`` equal parts, each of these into ``p_2``, and so on, always along the longest
+    direction of a part.
 
-    Memory is linear in contexts and ids, ``4 (rank + 8)`` bytes for each, three times over, beside 2**26 interactions
-    at most; a longer stream is read once per pass, ``2 iterations + 2`` times. Needs ``jax-tt[order]``.
+    Memory is linear in contexts and ids, three times ``4 (rank + 8)`` bytes for each, plus at most 2**26 interactions;
+    a longer stream is read once per pass, ``2 iterations + 2`` times. Requires ``jax-tt[order]``.
 
     Args:
         interactions: ``(contexts [n], ids [n])``, pairs ``[n, 2]``, or a sparse matrix ``[contexts, N]`` of counts; or
-            a list of chunks of pairs, or a function that returns an iterator of chunks. Contexts are integers from
-            0, near 0 as their largest sets the memory. A pair that occurs twice counts twice.
+            a list of chunks of pairs, or a function that returns an iterator of chunks. Contexts are integers that
+            should start near 0, because the largest one determines the memory. A pair that occurs twice counts twice.
         shape: `TTShape` of the table.
-        rank: singular vectors. About as many as there are groups to be told apart by the first digit.
-        iterations: of the subspace iteration.
-        reuse: weight of frequency against co-occurrence. With 0 the order knows co-occurrence only; the larger,
-            the more ids equally hot share prefixes, as with `from_counts`: more speed and less quality.
-        seed: of the randomised iteration. The same seed and library versions give the same order, on one core or many.
-        progress: show a bar when it takes longer than a second.
+        rank: number of singular vectors, about as many as groups that the first digit should distinguish.
+        iterations: number of subspace iterations.
+        reuse: weight of frequency relative to co-occurrence. With 0 only co-occurrence counts. Larger values give
+            similarly frequent ids the same prefixes, as with `from_counts`, which improves speed and reduces quality.
+        seed: of the randomised iteration. The same seed and library versions give the same order, for any number of
+            cores.
+        progress: show a progress bar if it takes longer than a second.
 
     Returns:
-        `IdOrder`. Ids without interactions have the last rows, in increasing order.
+        `IdOrder`. Ids without interactions get the last rows, in increasing order.
 
     Raises:
-        ValueError: an id is outside the table, or an array of the wrong shape.
-        TypeError: ids are no integers, or the stream can be read only once.
+        ValueError: an id is outside the table, or an array has the wrong shape.
+        TypeError: ids are not integers, or the stream can be read only once.
         ImportError: scipy, threadpoolctl or tqdm is missing.
 
     Example:

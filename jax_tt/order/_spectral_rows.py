@@ -1,4 +1,4 @@
-"""`spectral_rows`: rows of both sides that score interactions before anything is trained."""
+"""`spectral_rows`: rows of contexts and ids that score interactions without any training."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ def spectral_rows(
     seed: int = 0,
     progress: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of contexts and of ids whose inner products are large where they go together: a start for training.
+    """Rows of contexts and ids whose inner products are large for pairs that interact, as initial values for training.
 
-    The leading singular vectors of the interactions, normalised by the roots of the degrees of contexts and ids, as in
-    `from_interactions`. Those of an id are scaled by the fourth root of its degree, which lets frequent ids score above
-    rare ones; those of a context by the roots of the singular values, and to length 1. `from_table` orders such rows,
-    `tt_from_dense` compresses them, and its cores are what training starts from.
+    They are the leading singular vectors of the interactions, normalised by the square roots of the degrees of contexts
+    and ids, as in `from_interactions`. Those of an id are scaled by the fourth root of its degree, so that frequent ids
+    get higher scores than rare ones; those of a context by the square roots of the singular values, and to norm 1.
+    Order the rows with `from_table` and compress them with `tt_from_dense` to get initial cores.
 
-    Memory is that of `from_interactions` with ``rank=features``, and the result. Needs ``jax-tt[order]``.
+    Memory is that of `from_interactions` with ``rank=features``, plus the result. Requires ``jax-tt[order]``.
 
     Args:
         interactions: as for `from_interactions`; contexts are integers from 0.
         num_embeddings: number of ids, N.
-        features: columns, D.
-        iterations: of the subspace iteration.
+        features: number of columns, D.
+        iterations: number of subspace iterations.
         seed: of the randomised iteration.
-        progress: show a bar when it takes longer than a second.
+        progress: show a progress bar if it takes longer than a second.
 
     Returns:
         float32 ``[contexts, D]``, one row for every context up to the largest, and float32 ``[N, D]``. Rows of contexts
-        have length 1, those of ids a mean square length of 1; multiply them to the length that the loss wants. Rows
-        without interactions are 0, and so are columns beyond the number of contexts or ids.
+        have norm 1, and those of ids a mean squared norm of 1; scale them to suit the loss. Rows without interactions
+        are 0, and so are columns beyond the number of contexts or ids.
 
     Raises:
-        ValueError: an id is at least ``num_embeddings``, or an array of the wrong shape.
-        TypeError: ids are no integers, or the stream can be read only once.
+        ValueError: an id is at least ``num_embeddings``, or an array has the wrong shape.
+        TypeError: ids are not integers, or the stream can be read only once.
         ImportError: scipy, threadpoolctl or tqdm is missing.
 
     Example:

@@ -1,4 +1,4 @@
-"""`from_table`: rows of a trained table that lie near each other."""
+"""`from_table`: an order from the rows of a trained table."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ def from_table(
     seed: int = 0,
     progress: bool = True,
 ) -> IdOrder:
-    """Ids whose rows of a dense table are alike share leading digits: the order to compress a trained table in.
+    """An order in which ids with similar rows share leading digits, to compress a trained table.
 
-    The rows are cut into ``p_1`` equal parts, each of these into ``p_2``, and so on, always across the direction in
-    which a part is longest.
+    The rows are divided into ``p_1`` equal parts, each of these into ``p_2``, and so on, always along the longest
+    direction of a part.
 
     Args:
         table: floats ``[N, D]``, e.g. a numpy memmap, which is read in chunks, or a torch tensor on the CPU.
         shape: `TTShape` of the table.
-        rank: wider tables are projected to this many random directions first.
-        refine: rounds in which the tensor train of ``shape``, with its ranks, is fitted to the rows, and the ids of
-            every prefix change places to be nearer to it. The error of `tt_from_dense` falls, most at low ranks. A
-            round costs a `tt_from_dense` and, for every prefix, an assignment of ``p_d`` ids; the table is held in
-            memory, twice. Needs ``jax-tt[order]``.
+        rank: wider tables are first projected to this many random directions.
+        refine: number of rounds in which the tensor train of ``shape``, with its ranks, is fitted to the rows, and the
+            ids of every prefix exchange places to be closer to it. The error of `tt_from_dense` decreases, most at low
+            ranks. A round takes the time of a `tt_from_dense` and of an assignment of ``p_d`` ids for every prefix; two
+            copies of the table are held in memory. Requires ``jax-tt[order]``.
         seed: of the projection.
-        progress: show a bar when it takes longer than a second; needs ``jax-tt[order]``.
+        progress: show a progress bar if it takes longer than a second; requires ``jax-tt[order]``.
 
     Returns:
         `IdOrder`.
 
     Raises:
-        TypeError: ``refine``, ``rank`` or ``seed`` is no integer.
+        TypeError: ``refine``, ``rank`` or ``seed`` is not an integer.
         ValueError: ``table`` is not ``[num_embeddings, D]`` or not finite; with ``refine``, D is not that of ``shape``.
         ImportError: tqdm or scipy is missing.
 

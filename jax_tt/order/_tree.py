@@ -1,4 +1,4 @@
-"""`from_tree`: a hierarchy of categories that the user has."""
+"""`from_tree`: an order from a hierarchy of categories."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from jax_tt.order._id_order import IdOrder, order_of_rows
 
 
 def from_tree(categories: Any, shape: TTShape) -> IdOrder:
-    """Ids of one category share leading digits, those of one subcategory more of them.
+    """An order in which ids of the same category share leading digits, and ids of the same subcategory more of them.
 
-    A category is rarely as large as a digit's block of rows. One that is larger takes whole blocks, and what is left
-    of it shares a block with what is left of others, packed so that few are torn apart (best fit, the largest first);
-    inside a block the next level of categories is packed into the blocks of the next digit.
+    The size of a category rarely equals the block of rows of a digit. A larger category fills whole blocks, and its
+    remainder shares a block with the remainders of others, packed such that few are split (best fit, the largest
+    first); within a block the next level of categories is packed into the blocks of the next digit.
 
     Args:
-        categories: labels ``[N, levels]``, or ``[N]`` for one level, the coarsest first: integers, or strings.
+        categories: labels ``[N, levels]``, or ``[N]`` for one level, the coarsest first: integers or strings.
         shape: `TTShape` of the table.
 
     Returns:
-        `IdOrder`. Ids of the same path are in increasing order.
+        `IdOrder`. Ids with the same labels stay in increasing order.
 
     Raises:
         ValueError: ``categories`` does not have one row per row of the table.

@@ -3,6 +3,7 @@ counts them and says so once."""
 
 import functools
 import re
+import subprocess
 import sys
 import threading
 import warnings
@@ -310,6 +311,19 @@ def test_cuda_kernels_leave_notices(kind):
     assert re.search(words, message)
     assert f"table '{name}'" in message
     assert said(call) == []
+
+
+@pytest.mark.skipif(not native_available("cuda_emulated"), reason="no emulated kernels")
+def test_a_notice_that_python_ends_before_is_reported():
+    """The last step of a script, with nothing behind it."""
+    code = (
+        "import jax, jax.numpy as jnp, jax_tt\n"
+        "call = lambda: jax_tt.embed_bag(jnp.ones((9, 4)), jnp.array([[9]]), bounds='warn', method='cuda_emulated')\n"
+        "jax.block_until_ready(jax.jit(call)())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "id 9 at position 0 is out of range for a table of 9 rows" in done.stderr
 
 
 @native

@@ -97,7 +97,10 @@ NB_MODULE(_cuda, m) {
   m.def(
       "listen",
       [](nb::object function) {
-        if (!function.is_none()) jax_tt::WatchNotices();
+        if (function.is_none())
+          jax_tt::ReportNotices();
+        else
+          jax_tt::WatchNotices();
         jax_tt::Listen(std::move(function));
       },
       nb::arg("function").none(), "As in _cpu; the count is 0, because kernels tell of one id and count none.");

@@ -59,8 +59,9 @@ std::string IdText(const Watched& table, int64_t id) {
   return "id " + std::to_string(id);
 }
 
+// The caller holds the mutex.
 void PostWritten(Watch& watch) {
-  const std::lock_guard<std::mutex> lock(watch.mutex);
+  if (watch.notices == nullptr) return;
   for (size_t k = 0; k < watch.tables.size(); ++k) {
     Watched& table = watch.tables[k];
     Notice& notice = watch.notices[k];
@@ -83,8 +84,18 @@ void WatchNotices() {
   watch.notices = AllocateNotices();
   if (watch.notices == nullptr) return;
   std::thread([&watch] {
-    for (;; std::this_thread::sleep_for(kInterval)) PostWritten(watch);
+    for (;; std::this_thread::sleep_for(kInterval)) {
+      const std::lock_guard<std::mutex> lock(watch.mutex);
+      PostWritten(watch);
+    }
   }).detach();
+}
+
+void ReportNotices() {
+  Watch& watch = TheWatch();
+  // A forked process may have inherited the mutex locked, by a thread that it has not got.
+  const std::unique_lock<std::mutex> lock(watch.mutex, std::try_to_lock);
+  if (lock.owns_lock()) PostWritten(watch);
 }
 
 void FindNotice(int64_t num_embeddings, Lookups* lookups) {

@@ -12,6 +12,9 @@ namespace jax_tt {
 // host without making it wait, and a handler is not called again where the runtime replays what it has recorded.
 void WatchNotices();
 
+// Reports what kernels have left so far, without waiting for the next look.
+void ReportNotices();
+
 // Gives lookups with Bounds::kWarn the notice of their table.  It stays null where nobody watches, or where there are
 // more tables than notices.
 void FindNotice(int64_t num_embeddings, Lookups* lookups);

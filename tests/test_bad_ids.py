@@ -318,7 +318,8 @@ def test_a_notice_that_python_ends_before_is_reported():
     """The last step of a script, with nothing behind it."""
     code = (
         "import jax, jax.numpy as jnp, jax_tt\n"
-        "call = lambda: jax_tt.embed_bag(jnp.ones((9, 4)), jnp.array([[9]]), bounds='warn', method='cuda_emulated')\n"
+        "options = {'bounds': 'warn', 'method': 'cuda_emulated'}\n"
+        "call = lambda: jax_tt.embed_bag(jnp.ones((9, 4)), jnp.array([[9]]), **options)\n"
         "jax.block_until_ready(jax.jit(call)())\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

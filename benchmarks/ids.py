@@ -1,4 +1,4 @@
-"""Streams of ids as benchmarks see them: uniform, and Zipf over shuffled ids."""
+"""Streams of ids for the benchmarks: uniform, and Zipf over shuffled ids."""
 
 import functools
 

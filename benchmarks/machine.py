@@ -1,4 +1,4 @@
-"""What a result was measured on: processor, cores, versions, commit."""
+"""The conditions of a measurement: processor, cores, versions, commit."""
 
 import os
 import platform
@@ -28,7 +28,7 @@ def describe() -> dict[str, object]:
 
 
 def cpu_model() -> str:
-    """The processor's name for itself."""
+    """The name that the processor reports."""
     match = re.search(r"^model name\s*:\s*(.+)$", _cpuinfo(), re.MULTILINE)
     return match[1].strip() if match else platform.processor() or platform.machine()
 
@@ -72,7 +72,7 @@ def slug() -> str:
 
 
 def gpu_name() -> str | None:
-    """The GPU's name for itself; None where there is none. Asked of the driver: starting JAX would take its memory."""
+    """The name that the GPU reports, or None. The driver is asked, because starting JAX would allocate its memory."""
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)

@@ -18,12 +18,12 @@ def peak_resident_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Lets `peak_resident_bytes` start from the present."""
+    """Resets the peak of `peak_resident_bytes`."""
     _CLEAR.write_text("5")
 
 
 class Growth:
-    """How far memory rose inside a ``with`` block, at its peak, above where it was before.
+    """The growth of memory inside a ``with`` block, from its start to its peak.
 
     >>> with Growth() as growth:
     ...     size = len(bytes(2**24))

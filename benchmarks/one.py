@@ -1,6 +1,6 @@
-"""Runs one case in this process and writes its report; `benchmarks.run` starts one of these a case.
+"""Runs one case in this process and writes its report; `benchmarks.run` starts one such process per case.
 
-A process of its own gives each case the machine's whole memory and an untouched peak to measure.
+In a separate process each case has the whole memory of the machine and a fresh peak.
 
     python -m benchmarks.one headline report.json --quick
 """

@@ -1,4 +1,4 @@
-"""Loads the contenders that need packages which may not be installed."""
+"""Loads the contenders that need optional packages."""
 
 import importlib
 import importlib.util

@@ -11,7 +11,7 @@ from benchmarks.timing import Budget
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How a case is to be run. ``quick`` shrinks tables and batches: does it run, not how fast."""
+    """How a case is to be run. ``quick`` uses small tables and batches, to check that everything runs."""
 
     quick: bool = False
 
@@ -22,7 +22,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A named piece of measuring; ``measure`` fills the report."""
+    """A named measurement; ``measure`` fills the report."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class Case:
 
 
 def native_available(gpu: bool = False) -> bool:
-    """Whether the native module is there to be timed."""
+    """Whether the native module is available."""
     try:
         from jax_tt import _native
     except ImportError:

@@ -1,4 +1,4 @@
-"""Fills the tables and figures of README and docs from results files; none is typed by hand.
+"""Fills the tables and figures of README and docs from results files.
 
 A text holds markers, which Markdown does not show:
 
@@ -10,7 +10,7 @@ A text holds markers, which Markdown does not show:
     <!-- bench:machine cpu-intel-xeon-2c -->...<!-- bench:end -->
 
     python -m benchmarks.render            # writes
-    python -m benchmarks.render --check    # fails where a text differs from what its results file says
+    python -m benchmarks.render --check    # fails if a text differs from its results file
 """
 
 import argparse

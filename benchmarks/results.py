@@ -1,4 +1,4 @@
-"""What a case reports, how it is written as JSON and how it is printed."""
+"""The report of a case, and how it is written as JSON and printed."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """A number derived from the rows or measured beside them, with its bound where there is one."""
+    """A number computed from the rows or measured in addition to them, optionally with a bound."""
 
     name: str
     value: float
@@ -52,7 +52,7 @@ class Figure:
 
 @dataclasses.dataclass
 class Report:
-    """What one case found. Cases fill it through `timings`, `figure` and `note`."""
+    """The results of one case. Cases fill it through `timings`, `figure` and `note`."""
 
     title: str
     rows: list[Row] = dataclasses.field(default_factory=list)
@@ -70,7 +70,7 @@ class Report:
         self.figures.append(Figure(name, float(value), unit, meaning, **bound))
 
     def note(self, text: str) -> None:
-        """Adds a line that a reader of the figures should know, such as a contender left out."""
+        """Adds a note for readers of the figures, for example that a contender was left out."""
         self.notes.append(text)
 
     def to_json(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def save(path: Path, data: dict[str, Any]) -> None:
-    """Writes a results file, whole or not at all."""
+    """Writes a results file, which is either complete or not written."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(data, indent=1) + "\n")

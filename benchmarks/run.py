@@ -2,7 +2,7 @@
 
 python -m benchmarks.run                      # everything, into benchmarks/results/
 python -m benchmarks.run --only headline,dense_step
-python -m benchmarks.run --quick              # small sizes: does it run, not how fast
+python -m benchmarks.run --quick              # small sizes, to check that everything runs
 python -m benchmarks.run --gpu                # what is measured on a GPU, into a file named after it
 """
 
@@ -90,7 +90,7 @@ def _choose(cases: dict[str, Case], only: str) -> list[Case]:
 
 
 def _run(case: Case, *, quick: bool) -> tuple[Report | None, float]:
-    """The case's report and its seconds, from a process of its own; None when that failed."""
+    """The report of a case and its time in seconds, from a separate process; None if that failed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
         command = [sys.executable, "-m", "benchmarks.one", case.name, str(path)]

@@ -1,4 +1,4 @@
-"""Real streams of ids, where they lie beside the checkout, and Zipf ids to hold them against."""
+"""Real streams of ids, if they are available next to the checkout, and Zipf ids for comparison."""
 
 import lzma
 import os
@@ -10,7 +10,7 @@ from benchmarks.ids import zipf_ids
 
 
 def streams(quick: bool) -> dict[str, tuple[np.ndarray, int]]:
-    """Ids in the order they are asked for, and the number of rows, by name."""
+    """Ids in the order of their requests, and the number of rows, by name."""
     count, rows = (2_000, 1_000) if quick else (300_000, 1_000_000)
     found = {"Zipf 1.05": (zipf_ids(np.random.default_rng(0), rows, count).astype(np.int32), rows)}
     data = Path(os.environ.get("JAX_TT_DATA", "../shared/data"))
@@ -37,10 +37,10 @@ def _counted(lines: list[list[str]]) -> tuple[np.ndarray, int]:
 
 
 def drifting(share: float, quick: bool = False) -> tuple[np.ndarray, int]:
-    """Batches ``[n, b]`` in which a share of the favourites changes from each to the next, and the number of rows.
+    """Batches ``[n, b]`` in which a share of the popular rows changes from each to the next, and the number of rows.
 
-    One row in a hundred is a favourite. They get four fifths of the requests, by Zipf's law with an exponent of 0.8;
-    all rows alike get the others.
+    One row in a hundred is popular. These rows get four fifths of the requests, by Zipf's law with an exponent of 0.8;
+    the other requests are uniform over all rows.
     """
     batches, size, rows = (20, 256, 5_000) if quick else (300, 4096, 100_000)
     rng = np.random.default_rng(0)

@@ -28,6 +28,6 @@ def sweep(settings: Settings, report: Report, works: dict[str, Work]) -> None:
 
 
 def xla_temporary_bytes(work: Work) -> int:
-    """About what plain XLA holds at once: per lookup its slice of every core, and its gradient."""
+    """Approximate temporary memory of plain XLA: for each lookup its slice of every core, and its gradient."""
     per_lookup = sum(r * q * s for _, r, q, s in work.shape.core_shapes)
     return 2 * 4 * work.nnz * per_lookup

@@ -1,4 +1,4 @@
-"""Fair timing on a machine that is never quite quiet: contenders take turns, medians are kept.
+"""Fair timing on a machine with some background load: contenders take turns, and medians are used.
 
 Each round gives every contender a turn of a few calls. Between turns the process rests, so that one
 contender's worker threads, which spin for a while after their work, do not slow the next one; the
@@ -56,7 +56,7 @@ def interleave(calls: Mapping[Name, Call], budget: Budget) -> dict[Name, Timing]
 
     Args:
         calls: functions by name. Each takes the number of the call, to choose its input by, and
-            returns only when its work is done.
+            returns only when the work is finished.
         budget: how long to measure.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The work that contenders share: a table, batches of bags of ids, the gradient that comes back."""
+"""The work that all contenders do: a table, batches of bags of ids, and the gradient of the output."""
 
 import dataclasses
 import functools
@@ -50,13 +50,13 @@ class Work:
     def gradient(self) -> np.ndarray:
         """The gradient of the loss with respect to the bags, ``[bags, features]``.
 
-        Of either sign and small: down one long slope, the hot slices of a Zipf stream end in infinity.
+        Its entries are small and have random signs, so that the frequent slices of a Zipf stream do not diverge.
         """
         rng = np.random.default_rng(2)
         return 1e-3 * rng.standard_normal((self.bags, self.shape.features), np.float32)
 
     @property
     def step_flops(self) -> int:
-        """Flops of forward and backward when every lookup is contracted on its own."""
+        """Flops of forward and backward when every lookup is contracted separately."""
         cost = self.shape.cost(self.nnz)
         return cost.flops_forward + cost.flops_backward

@@ -1,4 +1,4 @@
-"""Trains a recommender with a row cache and looks at every populate: what the cores keep of what evicted rows learned.
+"""Trains a recommender with a row cache and measures, at every populate, how well write-back preserves evicted rows.
 
 Used by the tests and by the picture in the documentation.
 """
@@ -27,8 +27,8 @@ class Record:
 
     Attributes:
         step: training steps before it.
-        evicted: rows that left.
-        learned: squared distance of the evicted rows from what the cores gave.
+        evicted: evicted rows.
+        learned: squared distance of the evicted rows from those that the cores gave.
         left: the same after write-back, as a share of it.
         damage: squared change of all rows that were not cached, as a multiple of ``learned``.
         moved: the same as a share of their squares.

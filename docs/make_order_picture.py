@@ -1,4 +1,4 @@
-"""Draws images/id_order.png: what an order of ids does to Amazon-book.
+"""Draws images/id_order.png: the effect of an order of ids on Amazon-book.
 
     JAX_TT_DATA=../shared/data python -m docs.make_order_picture
 

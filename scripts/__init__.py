@@ -1,1 +1,1 @@
-"""Tools of the project itself; nothing of the package needs them."""
+"""Development tools, which the package does not need."""

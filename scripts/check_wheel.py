@@ -1,4 +1,4 @@
-"""Builds the wheel and checks it as a user meets it.
+"""Builds the wheel and checks it from the perspective of a user.
 
 Its contents, the instruction sets in its native code, and an import outside the checkout.
 """

@@ -1,4 +1,4 @@
-"""Compiles jax_tt/_cuda with warnings as errors and imports it; no GPU or driver is needed. Without nvcc it says so.
+"""Compiles jax_tt/_cuda with warnings as errors and imports it; no GPU is needed. Without nvcc it prints a message.
 
 python -m scripts.compile_cuda "80-real;90-real;90-virtual"
 """

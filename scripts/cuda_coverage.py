@@ -54,7 +54,7 @@ class Counts:
     """How often the lines of one source were executed, and its kernels: sums over all compiled sources that have it.
 
     Attributes:
-        lines: by number; lines without code of their own are not in it.
+        lines: by number; lines without code are not included.
         kernels: by name and then by instance, both as the sources have them.
     """
 
@@ -95,7 +95,7 @@ def merge(reports: Iterable[dict[str, Any]], root: Path) -> dict[Path, Counts]:
 
 
 def collect(folder: Path) -> Iterator[dict[str, Any]]:
-    """What gcov has to say about every CUDA source; those that nothing loaded count as never executed."""
+    """The counts of gcov for every CUDA source; sources that were not loaded count as never executed."""
     for notes in sorted((folder / "CMakeFiles" / "_emulated.dir" / "ffi" / "cuda").glob("*.gcno")):
         done = subprocess.run(
             [os.environ.get("GCOV", "gcov"), "--json-format", "--stdout", notes],

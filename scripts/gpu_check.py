@@ -1,7 +1,7 @@
-"""Everything that needs a GPU, in one command of at most ten minutes on a bare machine without network.
+"""All checks that need a GPU, in at most ten minutes on a bare machine without network.
 
     python3 scripts/gpu_check.py --out somewhere
-    python3 scripts/gpu_check.py --dry-run            # no GPU: does the check itself run
+    python3 scripts/gpu_check.py --dry-run            # without a GPU, to test this script
 
 Builds the native modules with this Python's tools, runs the tests marked ``gpu``, measures the benchmarks, and runs the
 ops under compute-sanitizer in what time is left; writes benchmarks/results/<gpu>.json and a report. A stage that fails,
@@ -54,7 +54,7 @@ class Stage:
 
 
 class Check:
-    """Runs stages within one budget of time and remembers what came of them."""
+    """Runs stages within one budget of time and records their outcomes."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.monotonic() + 60 * minutes
@@ -125,7 +125,7 @@ def build(check: Check) -> bool:
 
 
 def sanitize(check: Check) -> None:
-    """Runs the ops under each tool; they share the time that is left, and what one leaves the next may take."""
+    """Runs the operations under each tool. They share the remaining time; what one does not use is left to the next."""
     tool = shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path="/usr/local/cuda/bin:/opt/nvidia/compute-sanitizer"
     )
@@ -199,7 +199,7 @@ def main() -> int:
 
 
 def dry_run(check: Check, stages: list[str], out: Path) -> int:
-    """The same stages, but for the build, with the native modules that are here."""
+    """The same stages except the build, with the existing native modules."""
     results = BUILD / "dry-run.json"
     results.unlink(missing_ok=True)
     if "tests" in stages:

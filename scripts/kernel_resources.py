@@ -1,9 +1,9 @@
-"""What the compiler gives each CUDA kernel: registers, stack, spills, and how full it can keep a multiprocessor as far
-as registers go. Shared memory is not counted: it is dynamic, and what a launch asks for the compiler is not told.
+"""Registers, stack, spills and occupancy of each CUDA kernel, as reported by the compiler. Occupancy is limited here by
+registers and threads. Shared memory is not included, because it is dynamic and not known to the compiler.
 
     python scripts/kernel_resources.py                # prints the table
     python scripts/kernel_resources.py --write        # puts it between the markers of docs/performance.md
-    python scripts/kernel_resources.py --check        # fails where a specialised kernel spills registers
+    python scripts/kernel_resources.py --check        # fails if a specialised kernel spills registers
 
 Needs nvcc, no GPU. Every .cu file is compiled once for each architecture, with the flags of the build.
 """
@@ -36,7 +36,7 @@ class Multiprocessor:
     registers: int = 65536
 
     def resident(self, registers: int, threads: int) -> int:
-        """Blocks that fit beside each other, as registers and threads allow."""
+        """Number of blocks that fit at the same time, as limited by registers and threads."""
         warps = -(-threads // 32)
         # Registers are given out 256 to a warp at a time, warps to the four schedulers in turn.
         per_warp = max(1, -(-registers * 32 // 256)) * 256

@@ -1,4 +1,4 @@
-"""Builds a native module in a folder of its own, for scripts that look at one; nothing is installed."""
+"""Builds a native module in a separate folder, for scripts that inspect it; nothing is installed."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ def _cmake() -> str:
 
 
 def configure(folder: Path, options: dict[str, str]) -> str:
-    """What CMake says on configuring for this Python; ends the program where it fails."""
+    """The output of CMake when configuring for this Python; ends the program if it fails."""
     defines = [f"-D{k}={v}" for k, v in ({"Python_EXECUTABLE": sys.executable} | options).items()]
     done = subprocess.run(
         [_cmake(), "-S", ROOT, "-B", folder, *defines], capture_output=True, text=True
@@ -30,6 +30,6 @@ def configure(folder: Path, options: dict[str, str]) -> str:
 
 
 def build(folder: Path, target: str) -> None:
-    """Builds one target on all cores; raises CalledProcessError where it fails."""
+    """Builds one target on all cores; raises CalledProcessError if it fails."""
     command = [_cmake(), "--build", folder, "--target", target, "--parallel", str(os.cpu_count())]
     subprocess.run(command, check=True)

@@ -1,1 +1,1 @@
-"""One benchmark case a file; each registers itself."""
+"""One benchmark case per file; each registers itself."""

@@ -1,4 +1,4 @@
-"""Hit rates of the row cache's policies on streams whose favourites stay, drift, and on real ones."""
+"""Hit rates of the policies of the row cache, on streams whose popular rows stay or change, and on real ones."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def measure(settings: Settings, report: Report) -> None:
 
 
 def hit_rate(batches: np.ndarray, rows: int, cache: jax_tt.RowCache, *, ties: bool) -> float:
-    """Share of hits from the first batch to the last, in front of the smallest table that there is.
+    """Share of hits from the first batch to the last, in front of the smallest possible table.
 
     Without ``ties`` the requests in the low bits of LRU's scores are cleared after every batch.
     """

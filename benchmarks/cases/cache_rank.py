@@ -1,4 +1,4 @@
-"""What a row cache saves of the forward pass, by the rank of the table behind it."""
+"""The speedup of the forward pass by a row cache, for several ranks of the table."""
 
 import dataclasses
 

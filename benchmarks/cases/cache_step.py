@@ -1,4 +1,4 @@
-"""What a row cache costs where it never hits and saves where it does."""
+"""The cost of a row cache without hits, and its benefit with hits."""
 
 import dataclasses
 

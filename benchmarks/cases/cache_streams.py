@@ -1,4 +1,4 @@
-"""Hit rate and cost of a row cache on streams as they come, refreshed as in training."""
+"""Hit rate and cost of a row cache on streams of ids, refreshed as in training."""
 
 import time
 from typing import Any

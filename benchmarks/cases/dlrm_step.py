@@ -1,4 +1,4 @@
-"""A whole training step of DLRM: what compressing its large tables costs."""
+"""A whole training step of DLRM: the cost of compressing its large tables."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The headline batch: a TT table against what one has without jax_tt, and against the machine."""
+"""The headline batch: a TT table compared with the alternatives to jax_tt, and with the rate of the machine."""
 
 from benchmarks.contenders import numpy_matmul, ours, xla
 from benchmarks.peers import peer

@@ -1,4 +1,4 @@
-"""The headline table cut into 2, 3 and 4 cores."""
+"""The headline table with 2, 3 and 4 cores."""
 
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report

@@ -1,1 +1,1 @@
-"""The same work done by us and by the peers, one a file; each function returns a callable of i."""
+"""The same work done by jax_tt and by the peers, one per file; each function returns a callable of i."""

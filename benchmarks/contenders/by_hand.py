@@ -1,7 +1,7 @@
-"""A dense table in plain JAX, updated in place: what one writes by hand instead of taking a dense gradient.
+"""A dense table in plain JAX, updated in place: what a JAX user writes to avoid a dense gradient.
 
 The rows of the batch are gathered, the loss is differentiated with respect to them, and the donated table is updated
-with `.at[ids].add`. Its step touches the rows of the batch alone, like that of a fused table.
+with `.at[ids].add`. Its step touches only the rows of the batch, like that of a fused table.
 """
 
 from collections.abc import Callable

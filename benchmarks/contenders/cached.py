@@ -1,4 +1,4 @@
-"""jax_tt: a TT table behind a row cache whose hits the work chooses."""
+"""jax_tt: a TT table behind a row cache with a given hit rate."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ OPTIMIZER = optimizers.SGD(LEARNING_RATE)
 
 
 class Filled:
-    """A cache that holds rows from all over the table and never changes them for others.
+    """A cache of a fixed set of rows from the whole table.
 
     Args:
         work: the table and the size of its batches.
@@ -40,7 +40,7 @@ class Filled:
         self._cached = cached[cached >= 0]
 
     def batches(self, hit_rate: float, count: int = 10) -> list[np.ndarray]:
-        """Ids of which this share is cached, each id as likely as another."""
+        """Ids of which this share is cached, uniformly distributed otherwise."""
         rng = np.random.default_rng(0)
         n = self._work.nnz
         hits = round(hit_rate * n)
@@ -54,7 +54,7 @@ class Filled:
         return [draw() for _ in range(count)]
 
     def forward(self, batches: list[jax_tt.Bags]) -> Call:
-        """Pooled rows, nothing counted: inference."""
+        """Pooled rows without counting, as in inference."""
 
         @jax.jit
         def forward(table, bags):

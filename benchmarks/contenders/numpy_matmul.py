@@ -1,4 +1,4 @@
-"""numpy: a large float32 matrix product, the rate the machine is known to reach."""
+"""numpy: a large float32 matrix product, the reference for the rate of the machine."""
 
 import numpy as np
 

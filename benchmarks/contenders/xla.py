@@ -1,4 +1,4 @@
-"""What one writes in JAX without a library: gather the slices, contract them, sum the bags."""
+"""A lookup in plain JAX, without a library: gather the slices, contract them, sum the bags."""
 
 import jax
 import jax.numpy as jnp

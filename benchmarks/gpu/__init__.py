@@ -1,1 +1,1 @@
-"""What the benchmarks of a GPU share: work, contenders, timing on the device."""
+"""The common part of the GPU benchmarks: work, contenders, timing on the device."""

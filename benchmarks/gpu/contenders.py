@@ -19,7 +19,7 @@ def cores_of(work: GpuWork) -> tuple[jax.Array, ...]:
 
 
 def tt_forward(work: GpuWork, method: str) -> tuple[Step, Any]:
-    """Pooled rows; the state holds them, that none of them is left out."""
+    """Pooled rows, which are kept in the state so that the compiler cannot remove them."""
     n, cores = work.shape.num_embeddings, cores_of(work)
     start = jnp.zeros((work.bags, work.shape.features))
 

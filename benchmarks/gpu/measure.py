@@ -1,4 +1,4 @@
-"""Measures one work with every contender and holds the results against the reference."""
+"""Measures one work with every contender and compares the results with the reference."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def measure(
 
     Args:
         works: by name.
-        settings: of the run; a quick one takes what native ops the machine has.
+        settings: of the run; a quick run uses the native operations that the machine has.
         report: gets rows and notes.
         dense: also steps of dense tables of the same rows and columns.
     """
@@ -70,7 +70,7 @@ def measure(
 
 
 def report_error(name: str, work: GpuWork, report: Report) -> None:
-    """Raises where one fused step differs from the reference's by more than rounding; notes by how much."""
+    """Raises if one fused step differs from that of the reference by more than rounding; notes the difference."""
     ids = work.ids(np.random.default_rng(1), "zipf")[0]
     step, table = contenders.tt_fused(work, "auto")
     with jax.default_matmul_precision("highest"):
@@ -88,14 +88,14 @@ def report_error(name: str, work: GpuWork, report: Report) -> None:
 
 
 def floor_seconds(work: GpuWork) -> float:
-    """What a fused step takes at best on an H200 when no product is shared between ids."""
+    """The least time of a fused step on an H200 if no product is shared between ids."""
     # Ids, bags and their gradients once; cores read, and written by the update.
     moved = 4 * (work.nnz + 2 * work.bags * work.shape.features + 2 * work.shape.num_params)
     return max(work.step_flops / PEAK_FLOPS, moved / PEAK_BYTES)
 
 
 def over_floor(works: dict[str, GpuWork], timings: Timings, report: Report) -> None:
-    """How far the fused step of each work is from what an H200 could do."""
+    """The fused step of each work relative to the limit of an H200."""
     for k, (name, one) in enumerate(works.items()):
         label = f"{name}, uniform" if len(works) > 1 else "uniform"
         ratio = timings[label, FUSED].median / floor_seconds(one)

@@ -1,10 +1,10 @@
-"""What each stage of a step must do on a GPU: flops, bytes, the time that these allow, and the time to expect.
+"""The stages of a step on a GPU: flops, bytes, the least time that these allow, and the expected time.
 
     python -m benchmarks.gpu.stages            # prints the tables
     python -m benchmarks.gpu.stages --write    # puts them between the markers of docs/performance.md
 
-Nothing here is measured but the rates of an H200 below. A measurement is held against these figures; where it is far
-from one, that stage is the next to work on.
+Only the rates of an H200 below are measured. Compare a measurement with these figures to find the stage that should be
+improved next.
 """
 
 import argparse

@@ -23,7 +23,7 @@ _POISON_BYTES = 64 << 20
 class Replayed:
     """A contender: all steps of a call in one program, whose state stays on the device.
 
-    Every call begins with the first state again: a few hundred steps down the same slope would end in infinity.
+    Every call begins with the first state again: a few hundred steps with the same gradient would diverge to infinity.
     """
 
     def __init__(self, step: Step, state: Any) -> None:
@@ -45,7 +45,7 @@ class Replayed:
         return time.perf_counter() - start
 
     def check(self, name: str) -> None:
-        """Raises where the state holds what no computation gave."""
+        """Raises if the state contains values that no computation wrote."""
         for leaf in jax.tree.leaves(self._state):
             if not bool(jnp.isfinite(leaf).all()):
                 raise FloatingPointError(f"{name}: a result holds NaN or infinity")
@@ -69,7 +69,7 @@ class Called(Replayed):
 
 
 def poison() -> None:
-    """Leaves NaN in memory that the next program gets."""
+    """Leaves NaN in the memory that the next program will be given."""
     jax.block_until_ready(jnp.full((_POISON_BYTES // 4,), jnp.nan, jnp.float32))
 
 

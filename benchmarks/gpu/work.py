@@ -33,14 +33,14 @@ class GpuWork:
         return jnp.asarray(ids.reshape(self.steps, self.bags, self.bag_size), jnp.int32)
 
     def gradient(self) -> jax.Array:
-        """Of either sign and small: down one long slope, the hot slices of a Zipf stream end in infinity."""
+        """Small entries with random signs, so that the frequent slices of a Zipf stream do not diverge."""
         rng = np.random.default_rng(2)
         values = rng.standard_normal((self.bags, self.shape.features), np.float32)
         return jnp.asarray(3e-3 * values)
 
     @property
     def step_flops(self) -> int:
-        """Flops of forward and backward when every lookup is contracted on its own."""
+        """Flops of forward and backward when every lookup is contracted separately."""
         cost = self.shape.cost(self.nnz)
         return cost.flops_forward + cost.flops_backward
 

@@ -1,4 +1,4 @@
-"""What every source of click data hands to the training loop."""
+"""The interface between sources of click data and the training loop."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol

@@ -1,8 +1,8 @@
-"""Checkpoints from which a killed run continues as if nothing had happened.
+"""Checkpoints from which a killed run continues with the same results.
 
 A checkpoint is complete or absent: orbax writes it into a temporary folder and renames that. It
-holds the parameters, the optimizer state, the step, and where the data stream stands; batches are a
-function of that position, so the continued run sees what the killed one would have seen.
+contains the parameters, the optimizer state, the step, and the position in the data. Batches are a
+function of that position, so the continued run sees the same batches.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from flax import nnx
 
 @dataclasses.dataclass
 class Progress:
-    """What the training loop keeps besides arrays; saved as JSON."""
+    """The state of the training loop that is not in arrays; saved as JSON."""
 
     position: tuple[int, ...]
     step: int = 0
@@ -36,9 +36,9 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-      directory: made when absent. A second process that opens it waits for the first to end.
-      settings: what a resumed run must agree in.
-      resume: continue from what is there; otherwise the directory must not hold a checkpoint.
+      directory: created if needed. A second process that opens it waits for the first to end.
+      settings: those that a resumed run must share.
+      resume: continue from the last checkpoint; otherwise the directory must not contain one.
     """
 
     def __init__(self, directory: str | Path, settings: dict[str, object], resume: bool):

@@ -16,7 +16,7 @@ VARIANTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything that one training run depends on."""
+    """All settings of one training run."""
 
     data: str = "synthetic"
     eval_data: str | None = None
@@ -95,7 +95,7 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
     add(
         "--id-order",
         choices=("clustered", "random"),
-        help="synthetic: do neighbouring ids belong together?",
+        help="synthetic: whether neighbouring ids belong to the same group",
     )
     add("--zipf", type=float, help="synthetic: exponent of the popularity")
     add("--seed", type=int, help="of data and initial parameters")

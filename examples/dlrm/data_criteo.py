@@ -32,7 +32,7 @@ class CriteoClicks:
     """A Criteo log as a stream of batches, in the order of the file.
 
     Training reads the lines in order, once. Evaluation reads the `evaluation_examples` lines that
-    follow: the future that the model has not seen, whenever it is evaluated. With `evaluation_path`
+    follow: examples that the model has not seen at that time. With `evaluation_path`
     it reads that file instead (as the Terabyte protocol does with its last day).
 
     Args:

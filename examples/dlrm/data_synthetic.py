@@ -1,18 +1,18 @@
 """A synthetic click log: tables of any size, power-law popularity, a planted click probability.
 
-Nothing of the size of a table is ever stored: the popularity, the group and the private taste of an
-id are computed from the id itself, so a table of 10 million rows costs what a table of 100 costs. A
-batch is a pure function of (seed, step), which makes a resumed run see exactly what an
-uninterrupted one sees.
+Nothing of the size of a table is ever stored: the popularity, the group and the individual effect of an
+id are computed from the id itself, so a table of 10 million rows costs as much as a table of 100. A
+batch is a pure function of (seed, step), so that a resumed run sees exactly the same data as an
+uninterrupted one.
 
 The planted log-odds of a click are
 
     bias + <w, dense> + sum_t a_t[group(id_t)] + sum_t b_t(id_t)
          + sum_{s<t} <u_s[group(id_s)], u_t[group(id_t)]>
 
-with random a, u per group and b per id. Groups are runs of neighbouring ids ("clustered", as where
-ids are handed out along a catalogue) or scattered by a hash ("random"). A dense table cannot tell
-the two kinds apart; a TT table ties rows together whose ids share digits, and can.
+with random a, u per group and b per id. Groups are ranges of neighbouring ids ("clustered", as if
+ids were assigned along a catalogue) or scattered by a hash ("random"). A dense table cannot tell
+the two kinds apart. A TT table can, because rows whose ids share digits share parameters.
 """
 
 import math

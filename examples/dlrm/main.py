@@ -1,4 +1,4 @@
-"""Trains DLRM with dense and TT tables, each in its own process, and compares the results.
+"""Trains DLRM with dense and TT tables, each in a separate process, and compares the results.
 
 python examples/dlrm/main.py --help
 """
@@ -46,13 +46,13 @@ def _result_path(plan: Plan, variant: str) -> Path:
 
 
 def _measure(plan: Plan, variant: str, argv: list[str]) -> Result:
-    """Trains a variant in a process of its own, so that its peak memory is its own."""
+    """Trains a variant in a separate process, so that its peak memory can be measured."""
     _work(variant, argv)
     return Result.load(_result_path(plan, variant))
 
 
 def _measure_big(plan: Plan, variant: str) -> Result | str:
-    """A few steps of the same model with one big table, or why there are none."""
+    """A few steps of the same model with one big table, or the reason why there are none."""
     assert plan.big_table is not None
     rows, features = plan.big_table
     copies = {"dense_optax": 2.5, "dense_fused": 1.5}.get(variant, 0)

@@ -30,7 +30,7 @@ class MLP(nnx.Module):
 
 
 class DLRM(nnx.Module):
-    """Click-through model: every pair of embeddings meets in a dot product.
+    """Click-through model: the features are the dot products of all pairs of embeddings.
 
     Args:
       tables: one layer per categorical feature, int32 [B] -> [B, D].
@@ -76,7 +76,7 @@ def create(config: Config, variant: str, table_sizes: Sequence[int]) -> tuple[DL
     """The model with its tables in one of `VARIANTS`, and the optimizer that trains it.
 
     Tables below `config.tt_min_rows` rows stay dense in every variant. All tables start with
-    entries of N(0, 1 / 3N) and are stepped by the same rule at the same learning rate; the MLPs by
+    entries of N(0, 1 / 3N) and are updated by the same rule at the same learning rate; the MLPs by
     Adam.
     """
     rngs = nnx.Rngs(config.seed)
@@ -133,8 +133,8 @@ def _cache(config: Config, rows: int) -> jax_tt.RowCache | None:
 def _normal_in_blocks(stddev: float) -> nnx.Initializer:
     """Normal entries, drawn a block of rows at a time.
 
-    `nnx.initializers.normal` holds four times the table for a moment, which for a large table is
-    more than training it takes.
+    `nnx.initializers.normal` temporarily needs four times the memory of the table, which for a large
+    table is more than training needs.
     """
 
     @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -157,7 +157,7 @@ def _normal_in_blocks(stddev: float) -> nnx.Initializer:
 
 
 def _label(params: nnx.State) -> nnx.State:
-    """Names the transformation that steps each parameter."""
+    """Names the transformation that updates each parameter."""
     return jax.tree.map_with_path(
         lambda path, _: (
             "tables" if jax.tree_util.keystr(path[:1], simple=True) == "tables" else "mlps"

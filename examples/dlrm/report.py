@@ -1,4 +1,4 @@
-"""The closing table and picture that set the variants side by side."""
+"""The final table and picture that compare the variants."""
 
 import math
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ def table(
     """The figures as text.
 
     Args:
-      results: one per variant, all trained alike.
-      big: the same variants with one big table; a string says why a figure is missing.
+      results: one per variant, all trained in the same way.
+      big: the same variants with one big table; a string is the reason why a result is missing.
       big_table: rows and features of that table.
     """
     rows = [

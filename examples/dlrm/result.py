@@ -1,4 +1,4 @@
-"""What a training run measured: written by the process that trained, read by the report."""
+"""The results of a training run: written by the process that trained, read by the report."""
 
 import contextlib
 import dataclasses
@@ -50,13 +50,13 @@ def peak_memory() -> int:
 
 
 def forget_peak_memory() -> None:
-    """Lets `peak_memory` count from now on, where the system allows it."""
+    """Resets the peak of `peak_memory`, if the system supports it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def available_memory() -> int | None:
-    """Bytes that a new process can use without swapping, or None where the system does not tell."""
+    """Bytes that a new process can use without swapping, or None if the system does not report it."""
     try:
         return int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) * 1024
     except (OSError, IndexError):

@@ -1,4 +1,4 @@
-"""What a run leaves in its directory: settings, checkpoints, result."""
+"""The contents of a run's directory: settings, checkpoints, result."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from examples.retrieval.settings import Config
 class Run:
     """The directory of one variant.
 
-    Orbax writes a checkpoint under another name and renames it when it is complete: a kill leaves that checkpoint or
-    the one before.
+    Orbax writes a checkpoint under a temporary name and renames it when it is complete, so that a killed run leaves
+    either that checkpoint or the previous one.
 
     Args:
         workdir: created if needed.
-        config: settings; a directory that holds a run with others is refused.
+        config: settings; a directory that contains a run with other settings is rejected.
     """
 
     def __init__(self, workdir: Path, config: Config):
@@ -60,7 +60,7 @@ class Run:
 
 
 def _check_config(config: Config, workdir: Path) -> None:
-    """A run continues under its own settings only."""
+    """Raises if the settings of the run in the directory are different."""
     path, new = workdir / "config.json", asdict(config)
     if not path.exists():
         shutil.rmtree(workdir, ignore_errors=True)

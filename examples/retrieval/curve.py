@@ -1,8 +1,8 @@
-"""How small can a table be? Trains matrix factorisation with tables of many sizes: recall against bytes.
+"""How small can a table be? Trains matrix factorisation with tables of many sizes, and compares recall.
 
 python -m examples.retrieval.curve --data FOLDER [--seeds 3] [--ratios 10 50] [--tune] [--out FOLDER] [--help]
 
-Every point is a run of its own. Finished ones are kept in OUT/curve_results.json, and a run that was stopped continues
+Every point is a separate run. Finished ones are stored in OUT/curve_results.json, and a run that was stopped continues
 from its last checkpoint, so the same command may be started again at any time, or later with more seeds or ratios.
 """
 
@@ -36,12 +36,12 @@ GRID = {"learning_rate": (1.0, 3.0), "l2": (3e-2, 0.2, 0.6)}
 
 @dataclass(frozen=True)
 class Method:
-    """What has a line in the picture.
+    """A line in the picture.
 
     Attributes:
         variant: kind of table, see `settings.VARIANTS`.
         order: of the ids, see `orders.make_order`.
-        start: see `starts.make_start`; a method's name: the rows that it leaves, at the same seed.
+        start: see `starts.make_start`; or a method whose trained rows are used, with the same seed.
         dtype: storage type of the table.
     """
 
@@ -90,7 +90,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Differs where anything does."""
+        """Unique for every combination of settings."""
         c = self.config
         determined = json.dumps(asdict(c), sort_keys=True)
         if self.teacher is not None:
@@ -106,7 +106,7 @@ _TEACHERS = {method.start for method in METHODS.values()} & METHODS.keys()
 
 
 class Results:
-    """Finished points by name, in a file that is complete whenever the process is killed.
+    """Finished points by name, in a file that is always complete, even if the process is killed.
 
     Args:
         folder: of the file and of the runs that are not finished.
@@ -121,7 +121,7 @@ class Results:
             self.points = json.loads(self.path.read_text())["points"]
 
     def get(self, point: Point, interactions: Interactions) -> dict[str, Any]:
-        """The figures of a point, trained now if they are not known."""
+        """The results of a point, which is trained now if necessary."""
         found = self.points.get(point.name)
         if found is None:
             found = self.points[point.name] = self._train(point, interactions)
@@ -147,7 +147,7 @@ class Results:
         }
 
     def _rows(self, point: Point, interactions: Interactions) -> dict[str, np.ndarray]:
-        """The rows that a point leaves; trained again where their file was deleted."""
+        """The trained rows of a point, which is trained again if their file was deleted."""
         if not self._rows_file(point).exists():
             self.points.pop(point.name, None)
             self.get(point, interactions)
@@ -162,7 +162,7 @@ class Results:
 
 
 def train_alone(*arguments: Any, **options: Any) -> dict[str, Any]:
-    """`train` in a process of its own: compiled programs of hundreds of points would fill the memory of one."""
+    """`train` in a separate process: the compiled programs of hundreds of points would fill the memory of one."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(train, *arguments, **options).result()
 
@@ -187,7 +187,7 @@ def main(argv: list[str] | None = None) -> None:
 def measure(
     name: str, interactions: Interactions, options: argparse.Namespace, results: Results
 ) -> list[dict[str, Any]]:
-    """The figures of all points of a data set; trains those that are missing."""
+    """The results of all points of a data set; trains those that are missing."""
     sizes = [
         (method, ratio)
         for method in options.methods
@@ -289,7 +289,7 @@ def _finish(
 def _fits(
     name: str, interactions: Interactions, method: str, ratio: float | None, features: int
 ) -> bool:
-    """Whether there are tables that small; says why not."""
+    """Whether such small tables exist; prints the reason if not."""
     chosen = METHODS[method]
     kind = VARIANTS[chosen.variant].table
     sizes = interactions.num_users, interactions.num_items

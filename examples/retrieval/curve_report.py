@@ -1,4 +1,4 @@
-"""The table and the picture of recall against bytes, from the figures of single runs."""
+"""The table and the picture of recall over bytes, from the results of single runs."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Mean:
-    """The runs of one point that differ in the seed alone.
+    """The runs of one point that differ only in the seed.
 
     Attributes:
         data_set, method, ratio: the point; no ratio for dense tables.
@@ -71,7 +71,7 @@ class Mean:
 
     @property
     def label(self) -> str:
-        """The name of the method and, where a number takes less than four bytes, of its size."""
+        """The name of the method, with the size of a number if it is less than four bytes."""
         return LABELS[self.method] + (", 16 bits" if self.dtype == "bfloat16" else "")
 
 
@@ -103,7 +103,7 @@ def means(rows: Sequence[dict[str, Any]]) -> list[Mean]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: one line a point, recall as mean ± standard deviation over the seeds."""
+    """Markdown: one line per point, recall as mean ± standard deviation over the seeds."""
     points = means(rows)
     dense = {point.data_set: point for point in points if point.method == "dense"}
     lines = [
@@ -129,7 +129,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """The same as a PNG: one panel a data set, one line a method; broken lines count the order of the ids."""
+    """The same as a PNG: one panel per data set, one line per method; dashed lines include the order of the ids."""
     import matplotlib
 
     matplotlib.use("Agg")

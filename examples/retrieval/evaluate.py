@@ -1,4 +1,4 @@
-"""recall@k over the full item set: every test user ranks all items but those of his train set."""
+"""recall@k over the full item set: all items except those of the train set are ranked for every test user."""
 
 from functools import partial
 

@@ -1,9 +1,9 @@
-"""How soon do tables learn? Recall after every epoch, dense and TT from scratch, on several data sets.
+"""How fast do tables learn? Recall after every epoch, dense and TT from scratch, on several data sets.
 
 python -m examples.retrieval.learning --data FOLDER [--out FILE] [--picture FILE] [--help]
 
-Beside the data sets of the folder there is one of groups that are made up (`data.write_synthetic`). Nothing starts from
-another run. Finished runs stay in the file, and the same command trains what is missing.
+In addition to the data sets of the folder, a synthetic one of groups is used (`data.write_synthetic`). No table starts
+from another run. Finished runs stay in the file, and the same command trains the missing ones.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def epochs_to(recall: Sequence[Sequence[float]], goal: float) -> int | None:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: when each method has half of what the dense table ends with."""
+    """Markdown: when each method reaches half of the final recall of the dense table."""
     dense = {row["data_set"]: row["recall"][-1][1] for row in rows if row["method"] == "dense"}
     lines = ["| data | tables | epochs to half of dense | at the end |", "|---|---|---|---|"]
     for row in rows:
@@ -103,7 +103,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def picture(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """The same as a PNG: one panel a data set, one line a method; the dotted line is half of what dense ends with."""
+    """The same as a PNG: one panel per data set; the dotted line is half of the final dense recall."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Trains matrix factorisation with dense and TT tables, each in its own process, and compares the results.
+"""Trains matrix factorisation with dense and TT tables, each in a separate process, and compares the results.
 
 python -m examples.retrieval.main --data TRAIN_FILE_OR_DIRECTORY [--quick] [--help]
 """
@@ -59,7 +59,7 @@ def _work(options: Any) -> None:
 
 
 def _measure(workdir: Path, variant: str, argv: list[str]) -> dict[str, Any]:
-    """Trains a variant in a process of its own, so that its peak memory is its own."""
+    """Trains a variant in a separate process, so that its peak memory can be measured."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "examples.retrieval.main", *argv, "--worker", variant]

@@ -16,7 +16,7 @@ def peak_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Forgets the peak so far; does nothing where the system does not let a process do that."""
+    """Resets the peak, if the system supports it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -80,7 +80,7 @@ class MatrixFactorization(nnx.Module):
 
 
 def make_optimizer(model: MatrixFactorization, learning_rate: Any) -> jax_tt.FusedOptimizer:
-    """Adam on what optax steps; fused tables are overwritten with what their backward pass returns."""
+    """Adam for the parameters that optax updates; fused tables are overwritten by their new values."""
     return jax_tt.FusedOptimizer(model, optax.adam(learning_rate))
 
 

@@ -14,7 +14,7 @@ def make_order(
     """The order of a table.
 
     Args:
-        kind: "none": ids as they come; "interactions": users who took the same items, or items of the same users,
+        kind: "none": the original order; "interactions": users who took the same items, or items of the same users,
             share digits; "counts": the most frequent first; "start": ids whose rows to start from are alike do.
         ids: "users" or "items".
         shape: of the table.

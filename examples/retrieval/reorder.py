@@ -1,9 +1,9 @@
-"""Reorders the tables of a model in the middle of its training, and says what that costs and gains.
+"""Reorders the tables of a model during its training, and measures the effect.
 
 python -m examples.retrieval.reorder --data TRAIN_FILE_OR_DIRECTORY [--at 10] [--out FILE] [--help]
 
-TT tables are trained for some epochs with ids as they come. Then one copy of the model goes on as it is, and another
-one is reordered by the train interactions first.
+TT tables are trained for some epochs with the original order of ids. Then one copy of the model continues unchanged,
+and another one is first reordered by the train interactions.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The closing table and picture that set the variants side by side."""
+"""The final table and picture that compare the variants."""
 
 import datetime
 import os
@@ -28,7 +28,7 @@ COLOURS = {
 
 
 def conditions() -> dict[str, Any]:
-    """What figures were measured on, and when."""
+    """The machine, the versions and the date of a measurement."""
     try:
         cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     except OSError:

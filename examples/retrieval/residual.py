@@ -1,4 +1,4 @@
-"""Sums of TT tables, each in an order of its own, which start from the rows of a trained table."""
+"""Sums of TT tables with different orders of ids, which start from the rows of a trained table."""
 
 from functools import reduce
 from operator import add
@@ -14,7 +14,7 @@ from examples.retrieval.sizes import residual_shapes
 
 
 class ResidualTT(nnx.Module):
-    """TT tables of two cores whose rows are added up, of which each holds what those before it leave of some rows.
+    """TT tables of two cores whose rows are added; each starts from the remainder of given rows after those before it.
 
     Args:
         start: the rows [rows, features].

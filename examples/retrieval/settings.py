@@ -1,6 +1,6 @@
 """The variants, what determines a run, and the command line.
 
-Free of JAX: the process that only waits for the others need not load it.
+This module does not import JAX, which the process that waits for the others does not need.
 """
 
 import argparse
@@ -213,7 +213,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def tuned_for(kind: str, start: str) -> dict[str, float]:
-    """The settings that were chosen for a kind of table and a start."""
+    """The tuned settings for a kind of table and a start."""
     starts = {"random": TUNED, "spectral": TUNED_SPECTRAL}
     return starts.get(start, TUNED_TRAINED)[kind]
 

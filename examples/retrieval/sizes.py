@@ -1,4 +1,4 @@
-"""What a ratio leaves of each kind of table: ranks, rows and columns that fit into so many bytes."""
+"""Ranks, rows and columns of each kind of table for a given ratio."""
 
 from collections.abc import Callable, Iterable
 from functools import partial

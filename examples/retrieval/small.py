@@ -1,4 +1,4 @@
-"""Kinds of small tables that are no tensor trains."""
+"""Kinds of small tables other than tensor trains."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Trains one variant: a jitted loop over minibatches, a checkpoint after every epoch, exact resume.
 
 Everything random is a function of (seed, epoch, step) and everything else is in the checkpoint, so a run that was
-killed and started again ends with the parameters of one that was not.
+killed and started again ends with the same parameters as an uninterrupted one.
 """
 
 import statistics
@@ -90,7 +90,7 @@ def train(
     Args:
         k: length of the ranked lists.
         test_users: evaluate the result on so many random test users; default all.
-        evaluate_every: epochs between points of the recall curve, 0: none. Nothing is chosen by it.
+        evaluate_every: epochs between points of the recall curve, which is for monitoring only; 0: none.
         evaluate_start: let the curve begin before training, at epoch 0.
         trained: rows to start from, as `starts.make_start` takes them.
         save_rows: write the rows that came out to this file, an .npz of "users" and "items".
@@ -155,7 +155,7 @@ def train(
 
 
 def evaluate(model: MatrixFactorization, recall: Recall, num_items: int) -> float:
-    """Recall of the model as it is."""
+    """Recall of the model in its current state."""
     item_rows = nnx.jit(lambda model, ids: model.item_rows(ids))
     user_rows = nnx.jit(lambda model, ids: model.user_rows(ids))
     items = item_rows(model, jnp.arange(num_items, dtype=jnp.int32))
@@ -163,7 +163,7 @@ def evaluate(model: MatrixFactorization, recall: Recall, num_items: int) -> floa
 
 
 def _save_rows(path: Path, model: MatrixFactorization, data: Interactions) -> None:
-    """Complete or absent, whenever the process is killed."""
+    """Writes a file that is either complete or absent, even if the process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished.npz")
     users = model.user_rows(jnp.arange(data.num_users, dtype=jnp.int32))

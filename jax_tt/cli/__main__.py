@@ -8,7 +8,7 @@ from jax_tt.cli.main import main
 
 
 def program() -> int:
-    """`main` in a process of its own."""
+    """`main` as a program."""
     quieten_orbax()
     return main()
 

@@ -46,9 +46,9 @@ def positive(text: str) -> int:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """``--picture``, ``--force`` and ``--no-progress``, of commands that write files."""
-    parser.add_argument("--picture", metavar="PNG", help="draw what was found into this file")
+    parser.add_argument("--picture", metavar="PNG", help="draw the result to this file")
     parser.add_argument(
-        "--force", action="store_true", help="replace outputs that exist; never an input"
+        "--force", action="store_true", help="replace existing outputs, but never an input"
     )
     add_progress(parser)
 

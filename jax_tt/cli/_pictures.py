@@ -71,7 +71,7 @@ def draw_together(axes: Any, pairs: Pairs, order: IdOrder) -> None:
         chance = alone[:, None] * alone / max(float(alone.sum()), 1)
         ratio = np.divide(together, chance, out=np.ones_like(chance), where=chance > 0)
         images.append(np.log2(np.clip(ratio, 2**-4, 2**4)))
-    for axis, title, image in zip(axes, ("ids as they come", "ordered"), images, strict=True):
+    for axis, title, image in zip(axes, ("original order", "ordered"), images, strict=True):
         shown = axis.imshow(image, cmap="RdBu_r", vmin=-4, vmax=4)
         axis.set(title=title, xlabel="block of rows", ylabel="block of rows of the same context")
         axis.figure.colorbar(shown, ax=axis, label="log2 of (together / by chance)", shrink=0.8)
@@ -80,7 +80,7 @@ def draw_together(axes: Any, pairs: Pairs, order: IdOrder) -> None:
 def draw_counts(axes: Any, counts: np.ndarray, order: IdOrder) -> None:
     """Counts by row, before and after."""
     for axis, title, shown in zip(
-        axes, ("ids as they come", "ordered"), (counts, counts[order.inverse.rows]), strict=True
+        axes, ("original order", "ordered"), (counts, counts[order.inverse.rows]), strict=True
     ):
         axis.plot(_binned(np.asarray(shown, np.float64)[:, None], 4 * _BINS)[:, 0])
         axis.set(title=title, xlabel="block of rows", ylabel="mean count of an id", yscale="symlog")
@@ -90,7 +90,7 @@ def draw_rows(axes: Any, table: Any, order: IdOrder) -> None:
     """Means of blocks of rows ``[N, D]``, before and after."""
     rows = np.asarray(table, np.float32)
     for axis, title, shown in zip(
-        axes, ("ids as they come", "ordered"), (rows, rows[order.inverse.rows]), strict=True
+        axes, ("original order", "ordered"), (rows, rows[order.inverse.rows]), strict=True
     ):
         image = axis.imshow(_binned(shown, 4 * _BINS), aspect="auto", interpolation="nearest")
         axis.set(title=title, xlabel="column", ylabel="block of rows")

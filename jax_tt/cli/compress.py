@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "table",
-        help=".npy, .npz, .safetensors, a torch .pt (nothing in it is run), or an orbax checkpoint's directory",
+        help=".npy, .npz, .safetensors, a torch .pt (never unpickled), or the directory of an orbax checkpoint",
     )
     parser.add_argument(
         "--out",
@@ -39,38 +39,41 @@ def add_parser(commands: Any) -> None:
     )
     size = parser.add_mutually_exclusive_group(required=True)
     size.add_argument(
-        "--ranks", type=integers, metavar="R1,R2,...", help="one rank, or those between the cores"
+        "--ranks", type=integers, metavar="R1,R2,...", help="one rank for all, or the inner ranks"
     )
     size.add_argument(
-        "--tolerance", type=float, metavar="E", help="least ranks with at most this relative error"
+        "--tolerance",
+        type=float,
+        metavar="E",
+        help="smallest ranks with at most this relative error",
     )
     size.add_argument(
         "--max-bytes",
         type=byte_size,
         metavar="SIZE",
-        help="of the cores, e.g. 4MB or 2GiB",
+        help="largest size of the cores, e.g. 4MB or 2GiB",
     )
-    parser.add_argument(
-        "--name", help="which array of the file; also the name of the table in --out"
-    )
+    parser.add_argument("--name", help="array in the file; also the name of the table in --out")
     parser.add_argument("--row-factors", type=integers, metavar="P1,P2,...")
     parser.add_argument("--col-factors", type=integers, metavar="Q1,Q2,...")
     parser.add_argument(
-        "--order", metavar="NPZ", help="order of the ids, from jax-tt order; goes into --out"
+        "--order", metavar="NPZ", help="order of the ids, made by jax-tt order; stored in --out"
     )
     parser.add_argument(
         "--weights",
         metavar="NPY",
-        help="how much each row counts [N], e.g. how often it is asked for",
+        help="weight of each row [N], e.g. the number of its requests",
     )
     parser.add_argument(
         "--residuals",
         action="store_true",
-        help="a sum of tensor trains, each in an order of its own, with --max-bytes for cores and orders: closer to a "
-        "table of little structure",
+        help="a sum of tensor trains with different orders of ids, for tables with little structure; --max-bytes "
+        "includes the orders",
     )
-    parser.add_argument("--dtype", help="of the cores; default: that of the table")
-    parser.add_argument("--seed", type=int, default=0, help="of the randomised parts; default: 0")
+    parser.add_argument("--dtype", help="type of the cores; default: that of the table")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the randomised parts; default: 0"
+    )
     add_common(parser)
     parser.set_defaults(run=run)
 
@@ -130,8 +133,8 @@ def _run_residuals(args: argparse.Namespace) -> None:
     refused = ("order", "weights", "row_factors", "col_factors")
     if given := [f"--{one.replace('_', '-')}" for one in refused if getattr(args, one) is not None]:
         raise ValueError(
-            f"{', '.join(given)}: got with --residuals; expected none, as every term has an order and factors of its "
-            "own and counts all rows alike."
+            f"{', '.join(given)}: got with --residuals; expected none, because every term has a separate order and "
+            "factors, and all rows have the same weight."
         )
     if args.max_bytes is None:
         raise ValueError(

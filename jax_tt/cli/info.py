@@ -41,17 +41,18 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "info",
         help="list the tables in a file",
-        description="Lists the tables in a file or checkpoint: sizes, ranks, bytes with those of the order, ratio and "
-        "error.",
+        description="Lists the tables in a file or checkpoint: sizes, ranks, bytes including the order of ids, ratio "
+        "and error.",
     )
     parser.add_argument(
-        "path", help="a file of a format that compress reads, or an orbax checkpoint's directory"
+        "path",
+        help="a file in any format that compress reads, or the directory of an orbax checkpoint",
     )
     parser.add_argument(
         "--against", metavar="TABLE", help="the dense original, to measure the error"
     )
-    parser.add_argument("--against-name", metavar="NAME", help="which array of --against")
-    parser.add_argument("--name", help="which table to compare; needed where there are several")
+    parser.add_argument("--against-name", metavar="NAME", help="array in --against")
+    parser.add_argument("--name", help="table to compare; required if there are several")
     add_progress(parser)
     parser.set_defaults(run=run)
 

@@ -54,7 +54,7 @@ def _failed(message: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jax-tt",
-        description="Tensor-train embedding tables: order ids, compress, plan, look into files.",
+        description="Tensor-train embedding tables: order ids, compress tables, plan sizes, inspect files.",
     )
     parser.add_argument("--version", action="version", version=f"jax-tt {jax_tt.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

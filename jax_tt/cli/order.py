@@ -25,14 +25,14 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "order",
         help="make an order of ids",
-        description="Makes an order of ids, so that ids that are alike share the parameters of a table.",
+        description="Makes an order of ids in which similar ids share parameters of a table.",
     )
     parser.add_argument(
         "input",
         help="interactions: text `context id id ...` (plain, .gz, .xz) or pairs in .npy, .npz; counts: the same, or a "
         "vector; table: rows [N, D] in any format of compress; tree: integer labels [N, levels] in .npy or .npz",
     )
-    parser.add_argument("--out", required=True, metavar="NPZ", help="file that the order goes to")
+    parser.add_argument("--out", required=True, metavar="NPZ", help="file to write the order to")
     parser.add_argument(
         "--method", choices=tuple(_METHODS), default="interactions", help="default: interactions"
     )
@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
         type=int,
         choices=(0, 1),
         default=1,
-        help="where the ids are in a line: 1, after the first number (default), or 0, the first",
+        help="position of the ids in a line: 1, after the first number (default), or 0, the first number",
     )
     parser.add_argument(
         "--num-embeddings", type=positive, metavar="N", help="default: largest id + 1"
@@ -50,10 +50,12 @@ def add_parser(commands: Any) -> None:
         "--row-factors",
         type=integers,
         metavar="P1,P2,...",
-        help="of the table; default: those suggested for N",
+        help="row factors of the table; default: those suggested for N",
     )
-    parser.add_argument("--name", help="which array of the file")
-    parser.add_argument("--seed", type=int, default=0, help="of the randomised methods; default: 0")
+    parser.add_argument("--name", help="array in the file")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the randomised methods; default: 0"
+    )
     add_common(parser)
     parser.set_defaults(run=run)
 

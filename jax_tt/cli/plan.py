@@ -27,14 +27,13 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "plan",
         help="divide a budget among tables",
-        description="Chooses for every table whether it is dense, a tensor train or of low rank, and how large.",
+        description="Chooses for every table whether it is dense, a tensor train or a low-rank product, and its size.",
     )
     parser.add_argument(
         "--tables",
         required=True,
         metavar="JSON|TOML",
-        help="an object of tables by name: {num_embeddings, features}, or {file} (and {name} of the array in it) of a "
-        "trained one",
+        help="tables by name: {num_embeddings, features}, or {file} of a trained table (and {name} of the array)",
     )
     parser.add_argument(
         "--budget", required=True, type=byte_size, metavar="SIZE", help="e.g. 500MB or 2GiB"
@@ -44,9 +43,11 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         default=[],
         metavar="NAME=FILE",
-        help="samples of ids, for caches: integers in .npy, .npz, or interactions as for order",
+        help="samples of ids for row caches: integers in .npy, .npz, or interactions as for order",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the randomised parts; default: 0")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the randomised parts; default: 0"
+    )
     add_progress(parser)
     parser.set_defaults(run=run)
 

@@ -1,6 +1,7 @@
 """The benchmarks run, count what they say they count, and the documents quote nothing else."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -187,6 +188,8 @@ def test_documents_quote_only_results(path):
     assert render.unsourced(text) == []
     assert render.render(text) == text, "run: python -m benchmarks.render"
     assert render.named_cases(text) <= set(registry.all_cases())
+    # A comment that opens a line ends the paragraph before it, and its line is shown as raw text.
+    assert not re.search(r"^\s*<!-- bench:(figure|machine)", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

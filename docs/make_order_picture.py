@@ -34,14 +34,14 @@ def main() -> None:
     plain = IdOrder.identity(read.num_items)
     figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
     for axis, title, order in (
-        (axes[0], "Ids as they come", plain),
+        (axes[0], "Original order", plain),
         (axes[1], "from_interactions", ordered[0]),
     ):
         draw_together(axis, read, order)
         axis.set_title(title)
     others = {
         "random": IdOrder(np.random.default_rng(0).permutation(read.num_items)),
-        "as they come": plain,
+        "original": plain,
         "from_counts": from_counts(np.bincount(read.train_items, minlength=read.num_items)),
     }
     draw_trade_off(axes[2], read, shape, ordered, others)

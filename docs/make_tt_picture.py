@@ -117,7 +117,7 @@ def draw_row(axes: Axes, y: float, row: np.ndarray) -> None:
     matrix(axes, x, y, row, ROW_COLOUR, cell)
     for column in range(1, 64):
         axes.plot([x + column * cell] * 2, [y, y + cell], color="white", lw=0.8, zorder=6)
-    words = f"row {ROW:,}: 64 numbers, made when they are asked for"
+    words = f"row {ROW:,}: 64 numbers, computed when it is looked up"
     label(axes, CENTRES[1], y - 2.2, words, 12, weight="bold", color=ROW_COLOUR)
 
 

@@ -80,9 +80,9 @@ def draw_trade_off(
         axis.annotate(
             name, (prefixes, together), fontsize=7, xytext=(3, 4), textcoords="offset points"
         )
-    axis.set(xlabel="distinct prefixes, % of the distinct ids of 1,024 requests", ylim=(0, None))
-    axis.set_ylabel("% of a user's items with the first digit\nof an item held out from him")
-    axis.set_title("Quality against speed")
+    axis.set(xlabel="distinct prefixes, % of distinct ids", ylim=(0, None))
+    axis.set_ylabel("% of a user's items that share the first digit\nof a held-out item")
+    axis.set_title("Quality and speed")
     axis.legend(fontsize=7)
 
 

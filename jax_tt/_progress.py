@@ -9,7 +9,7 @@ from jax_tt._requires import require
 
 
 class Progress:
-    """A bar of tqdm, which is asked for only where one is shown.
+    """A tqdm bar; tqdm is required only if a bar is shown.
 
     Args:
         shown: whether there is a bar at all.
@@ -25,7 +25,7 @@ class Progress:
             self._bar = tqdm.tqdm(**{"total": total, "desc": label, "delay": 1.0} | options)
 
     def begin(self, label: str, steps: int) -> Callable[[], object]:
-        """One more pass of so many steps; returns what to call after each of them."""
+        """Adds a pass of this many steps; returns the function to call after each of them."""
         if self._bar is not None:
             self._bar.set_description(label)
             self._bar.total += steps

@@ -59,7 +59,7 @@ def measure(
     weights: np.ndarray | None,
     progress: Progress,
 ) -> TTApproximation:
-    """`TTApproximation` of cores, by one pass over the table."""
+    """The `TTApproximation` of cores, computed in one pass over the table."""
     squares, sizes = np.empty(shape.num_embeddings), np.empty(shape.num_embeddings)
     for start, approximate in rows_of(cores, shape, progress):
         stop = start + len(approximate)

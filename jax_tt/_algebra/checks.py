@@ -14,7 +14,7 @@ from jax_tt._host_table import host_table
 
 
 def exactly_one(**choices: Any) -> None:
-    """One of several arguments that exclude each other is given."""
+    """Checks that exactly one of several exclusive arguments is given."""
     given = [name for name, value in choices.items() if value is not None]
     if len(given) != 1:
         raise ValueError(

@@ -12,13 +12,13 @@ from jax_tt._shape import TTShape
 
 
 class Rows:
-    """The rows of a table that row factors ``p`` address, those past the table's end filled or zero.
+    """The rows that row factors ``p`` address; rows past the end of the table are filled or zero.
 
     Blocks are grids of rows: a row's number is ``(head, middle, tail)`` in mixed radix, and a block takes a range of
     each.
 
     Args:
-        table: ``[N, D]``, anything that is sliced by rows; a memory map is read where it is asked for.
+        table: ``[N, D]``, anything that is sliced by rows; a memory map is read only where necessary.
         scale: factor of every row, ``[N]`` or None.
     """
 
@@ -74,9 +74,9 @@ def blocks(size: int, length: int) -> list[range]:
 
 
 def fill_past_end(rows: Rows, goal: TTShape, noise: Callable[[np.ndarray], float]) -> None:
-    """Fills the rows past the table's end so that they cost next to nothing, in place.
+    """Fills the rows past the end of the table, in place, such that they need almost no rank.
 
-    Zeros there would be a corner cut out of the table, which takes rank. With the rows of one first digit as a *slab*,
+    Zeros would cut a corner out of the table, which increases its rank. With the rows of one first digit as a *slab*,
     only the last slab is incomplete. It is regressed on the same rows of the complete slabs, with the ridge that makes
     the fit the expected value under noise, and the same combination of the complete slabs is put where the table has
     ended: a table of given ranks goes on with the same ranks. Slabs without any row stay zero, which is free. Where the

@@ -1,4 +1,4 @@
-"""Rows of a tensor-train table on the host, computed where they are read."""
+"""Rows of a tensor-train table on the host, computed when they are read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def frames(cores: Sequence[Any], shape: TTShape) -> tuple[np.ndarray, np.ndarray
 
 
 class TrainRows:
-    """A tensor-train table that is indexed by rows as an array ``[N, D]`` is, and never built.
+    """A tensor-train table that can be indexed by rows like an array ``[N, D]``, without materializing it.
 
     Args:
         cores: ``d`` cores ``[p_k, r_k, q_k, r_{k+1}]``.

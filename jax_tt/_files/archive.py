@@ -1,4 +1,4 @@
-"""Members of zip archives, read only where they are as large as they claim and no bombs."""
+"""Members of zip archives, which are read only if their size is as declared and plausible."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _HARMLESS = 1 << 26
 
 
 def is_bomb(compressed: int, size: int) -> bool:
-    """Whether so many bytes would grow out of proportion."""
+    """Whether this number of bytes would expand implausibly."""
     return size > max(_HARMLESS, _LARGEST_RATIO * compressed)
 
 
 @contextlib.contextmanager
 def opened(path: str, kind: str) -> Iterator[zipfile.ZipFile]:
-    """The archive; whatever is wrong with it becomes a `FileError`."""
+    """The archive; all errors are raised as a `FileError`."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -42,7 +42,7 @@ def member_bytes(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: str) -> 
 
 
 def check_member(info: zipfile.ZipInfo, path: str) -> None:
-    """Refuses a member that would grow out of proportion."""
+    """Rejects a member that would expand implausibly."""
     if is_bomb(info.compress_size, info.file_size):
         raise FileError(
             f"{path}: {info.filename} would grow from {info.compress_size:,} to {info.file_size:,} bytes, as a zip "

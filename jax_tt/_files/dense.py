@@ -34,7 +34,7 @@ def read_table(
 
 
 def only_name(stored: StoredArrays, ndim: int, what: str, option: str = "--name") -> str:
-    """The name of the only array of so many dimensions."""
+    """The name of the only array with this number of dimensions."""
     fits = [name for name, array in stored.arrays.items() if len(array.shape) == ndim]
     if len(fits) == 1:
         return fits[0]

@@ -88,7 +88,7 @@ def _read(place: str, keys: tuple[str, ...]) -> np.ndarray:
 
 
 def _brief(error: Exception) -> str:
-    """What tensorstore says goes on for pages."""
+    """The error of tensorstore, shortened from several pages."""
     return textwrap.shorten(str(error), 300, placeholder=" ...")
 
 

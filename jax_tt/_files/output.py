@@ -1,4 +1,4 @@
-"""Files and directories that are written whole or not at all, and never over what is read or kept."""
+"""Outputs that are complete or absent, and never overwrite inputs or existing files."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def _move_to_free_name(new: str, target: str) -> None:
 
 
 def _flush(path: str) -> None:
-    """Has the disk hold a file, or all files in a directory."""
+    """Flushes a file, or all files in a directory, to disk."""
     if os.path.isdir(path):
         for place, _, files in os.walk(path):
             for file in files:

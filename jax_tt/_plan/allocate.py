@@ -1,4 +1,4 @@
-"""Bytes to tables, where they take off most error each."""
+"""Divides bytes among tables such that they reduce the error most."""
 
 from __future__ import annotations
 

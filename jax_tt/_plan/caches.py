@@ -17,7 +17,7 @@ _COUNTERS = 16  # of a slot
 
 
 class Demand(NamedTuple):
-    """What a sample of ids asks for.
+    """The requests in a sample of ids.
 
     Attributes:
         ids: the sample without padding.
@@ -35,7 +35,7 @@ class Demand(NamedTuple):
 def demand(name: str, sample: Any, num_embeddings: int, features: int, dtype: Any) -> Demand:
     """The knee of the miss ratio over the size, the point farthest below the chord.
 
-    Beyond it one more per cent of the rows asked for takes less than one more per cent of the lookups.
+    Beyond it one more per cent of the distinct ids covers less than one more per cent of the lookups.
     """
     try:
         ids = stream(sample)

@@ -1,4 +1,4 @@
-"""What a table may become: dense, tensor trains and low ranks of several sizes, with their errors."""
+"""The candidates for a table: dense, tensor trains and low ranks of several sizes, with their errors."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ class Table:
         return Candidate(LOW_RANK, shape, None, nbytes, float(self._tails[shape.ranks[0]]))
 
     def low_rank_within(self, nbytes: int) -> Candidate | None:
-        """The largest rank of at most so many bytes."""
+        """The largest rank whose factors take at most this many bytes."""
         rank = nbytes // (self.itemsize * (self.num_embeddings + self.features))
         return None if rank < 1 else self.low_rank(min(rank, self.features))
 
     def train(self, nbytes: int, ordered: bool = False) -> Candidate:
-        """A tensor train of at most so many bytes, with its order if there is one."""
+        """A tensor train of at most this many bytes, including its order if there is one."""
         order = self._rows_order() if ordered else None
         extra = 0 if order is None else order.nbytes
         size = nbytes - extra

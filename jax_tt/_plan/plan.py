@@ -112,7 +112,7 @@ def plan(
 def _caches(
     specs: dict[str, Table], chosen: dict[str, Candidate], demands: dict[str, Demand], reserve: int
 ) -> dict[str, tuple[RowCache, int]]:
-    """Caches of the tensor trains that have a sample with a knee, scaled down alike where they ask for too much."""
+    """Caches of the tensor trains whose sample has a knee, all reduced by the same factor if they are too large."""
     asking = {name: wanted for name, wanted in demands.items() if chosen[name].kind == TENSOR_TRAIN}
     total = sum(wanted.nbytes for wanted in asking.values())
     found = {}
@@ -125,7 +125,7 @@ def _caches(
 
 
 def _spend(specs: dict[str, Table], chosen: dict[str, Candidate], left: int) -> None:
-    """Gives what is left to tensor trains, those of the largest error first, in place."""
+    """Gives the remaining bytes to tensor trains, those with the largest error first, in place."""
     for name in sorted(chosen, key=lambda name: -chosen[name].error):
         now = chosen[name]
         if now.kind != TENSOR_TRAIN or left < specs[name].itemsize:

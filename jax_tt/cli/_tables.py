@@ -13,7 +13,7 @@ from jax_tt.order import IdOrder
 
 
 def read_integers(path: str, name: str | None, ndim: int) -> np.ndarray:
-    """Integers of so many dimensions."""
+    """Integers with this number of dimensions."""
     array = _read(path, name, ndim, f"array of {ndim} dimensions")
     if array.dtype.kind not in "iu":
         raise FileError(f"{path}: holds {array.dtype}; expected integers.")

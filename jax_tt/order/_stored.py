@@ -1,4 +1,4 @@
-"""The rows of an order as layers and files keep them: few bits an id, any of them read alone."""
+"""The rows of an order as stored in layers and files: packed into few bits per id, with random access."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _joined(low: jax.Array, high: jax.Array, shift: jax.Array, bits: int) -> jax
 
 
 def of_layer(array: jax.Array, num_embeddings: int) -> StoredRows:
-    """What a layer of so many ids looks up.
+    """The array in which a layer of this many ids looks up rows.
 
     Raises:
         ValueError: the layer was given the order of a table of another size.
@@ -97,7 +97,7 @@ def of_layer(array: jax.Array, num_embeddings: int) -> StoredRows:
 
 
 def on_device(rows: Any) -> jax.Array:
-    """`kept`, an array of its own on the device: layers that share an order may both be donated."""
+    """A copy of `kept` on the device, so that two layers with the same order can both be donated."""
     if len(rows) > LAST_PACKED and not x64_enabled():
         raise ValueError(
             f"id_order: an order of {len(rows)} ids holds 64-bit rows, which JAX keeps with jax_enable_x64 only; "
@@ -112,7 +112,7 @@ def kept(rows: Any) -> Any:
 
 
 def kept_bytes(num_embeddings: int) -> int:
-    """Bytes of what `kept` makes of an order of so many ids."""
+    """Bytes of the array that `kept` makes from an order of this many ids."""
     if num_embeddings <= LAST_SHORT:
         return 2 * num_embeddings
     if num_embeddings > LAST_PACKED:

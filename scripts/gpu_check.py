@@ -113,6 +113,7 @@ def build(check: Check) -> bool:
         "Python_EXECUTABLE": sys.executable,
         "JAX_TT_CUDA": "ON",
         "JAX_TT_CUDA_ARCHITECTURES": "native",
+        "JAX_TT_CUDA_LINEINFO": "ON",
         "JAX_TT_WERROR": "ON",
     }
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []

@@ -125,9 +125,10 @@ def compile_file(source: Path, architecture: str, command: list[str]) -> list[Ke
     return parse(log, ptx, readable(re.findall(r"entry function '(\w+)'", log)))
 
 
-def collect(command: list[str], architectures: Iterable[str]) -> dict[str, list[Kernel]]:
+def collect(
+    command: list[str], sources: list[Path], architectures: Iterable[str]
+) -> dict[str, list[Kernel]]:
     """Kernels by architecture."""
-    sources = sorted((ROOT / "ffi" / "cuda").glob("*.cu"))
     jobs = [(source, a) for a in architectures for source in sources]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = pool.map(lambda job: (job[1], compile_file(*job, command)), jobs)
@@ -202,7 +203,10 @@ def main() -> None:
     if not recorded.exists():
         print(f"no CUDA build in {arguments.build}: make cuda")
         return
-    kernels = collect(recorded.read_text().splitlines(), arguments.architectures.split(","))
+    sources = map(Path, (arguments.build / "nvcc_sources.txt").read_text().splitlines())
+    kernels = collect(
+        recorded.read_text().splitlines(), list(sources), arguments.architectures.split(",")
+    )
     text = table(kernels)
     print(text)
     if arguments.write:

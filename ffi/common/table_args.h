@@ -55,6 +55,22 @@ Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Arg
   return {};
 }
 
+// The same of a dense table, whose slots come after it among the arguments.
+template <typename Table>
+Status ReadDenseTable(const OptimizerTraits& traits, const ffi::AnyBuffer& in, const ffi::AnyBuffer& out,
+                      const Args& slots, const Rets& new_slots, Table* table) {
+  const int64_t rows = in.dimensions()[0];
+  JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(in, out, "table", Count(in), &table->values));
+  for (int s = 0; s < traits.slots(); ++s) {
+    auto slot = slots.get<ffi::AnyBuffer>(static_cast<size_t>(s));
+    auto new_slot = new_slots.get<ffi::AnyBuffer>(static_cast<size_t>(s));
+    if (!slot.has_value() || !new_slot.has_value()) return InvalidArgument("a slot is missing");
+    JAX_TT_RETURN_IF_ERROR(
+        UpdatedInPlace(*slot, **new_slot, "slot", traits.row_wise ? rows : Count(in), &table->slots[s]));
+  }
+  return {};
+}
+
 }  // namespace jax_tt
 
 #endif  // JAX_TT_COMMON_TABLE_ARGS_H_

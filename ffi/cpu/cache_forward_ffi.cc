@@ -43,7 +43,7 @@ Status Forward(const CachedArgs& args, const Args& cores, const ffi::Dictionary&
   int32_t* plan = nullptr;
   C *out = nullptr, *saved = nullptr;
   JAX_TT_RETURN_IF_ERROR(
-      ReadTTProblem(attrs, args.ids, args.offsets, args.weights, cores, 0, &hits.lookups, &problem, &saved_size));
+      ReadTTProblem(attrs, {args.ids, args.offsets, args.weights}, cores, 0, &hits.lookups, &problem, &saved_size));
   const Lookups& lookups = hits.lookups;
   JAX_TT_RETURN_IF_ERROR(CheckSentinel(args.rows_sentinel, lookups.table));
   JAX_TT_RETURN_IF_ERROR(CheckSentinel(args.sentinel, lookups.table));

@@ -1,6 +1,7 @@
 // FFI handlers of dense tables.
 #include <string_view>
 
+#include "ffi/common/call_args.h"
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/dense.h"
 #include "ffi/cpu/handlers.h"
@@ -9,15 +10,10 @@ namespace jax_tt {
 namespace {
 
 template <typename T>
-Status ReadProblem(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, const ffi::AnyBuffer& offsets,
-                   const ffi::AnyBuffer& weights, const ffi::AnyBuffer& table, DenseProblem<T>* problem) {
-  if (table.dimensions().size() != 2) return InvalidArgument("a dense table has two axes");
-  problem->num_embeddings = table.dimensions()[0];
-  problem->dim = table.dimensions()[1];
-  JAX_TT_RETURN_IF_ERROR(Data(table, "table", -1, &problem->table));
-  JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, ids, offsets, /*digits=*/1, &problem->lookups));
-  if (problem->lookups.type == IdType::kDigits) return InvalidArgument("a dense table takes whole ids, not digits");
-  return OptionalData(weights, "weights", problem->lookups.size(), &problem->weights);
+Status ReadProblem(const ffi::Dictionary& attrs, const BatchArgs& batch, const ffi::AnyBuffer& table,
+                   DenseProblem<T>* problem) {
+  JAX_TT_RETURN_IF_ERROR(ReadDenseCall(attrs, batch, table, &problem->lookups, problem));
+  return Data(table, "table", -1, &problem->table);
 }
 
 template <typename T>
@@ -33,7 +29,7 @@ ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuff
                                    using T = typename decltype(tag)::type;
                                    DenseProblem<T> problem;
                                    typename DenseProblem<T>::C* out_data = nullptr;
-                                   JAX_TT_RETURN_IF_ERROR(ReadProblem(attrs, ids, offsets, weights, table, &problem));
+                                   JAX_TT_RETURN_IF_ERROR(ReadProblem(attrs, {ids, offsets, weights}, table, &problem));
                                    JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, problem.lookups.table));
                                    JAX_TT_RETURN_IF_ERROR(Data(*out, "out", OutCount(problem), &out_data));
                                    return DenseForward(problem, MakePool(threads), out_data);
@@ -53,7 +49,7 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuf
                         const C* g = nullptr;
                         C* gradient_data = nullptr;
                         C* weight_data = nullptr;
-                        JAX_TT_RETURN_IF_ERROR(ReadProblem(attrs, ids, offsets, weights, table, &problem));
+                        JAX_TT_RETURN_IF_ERROR(ReadProblem(attrs, {ids, offsets, weights}, table, &problem));
                         JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", OutCount(problem), &g));
                         JAX_TT_RETURN_IF_ERROR(
                             OptionalData(*weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
@@ -80,21 +76,14 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
                         C* weight_data = nullptr;
                         float* applied_data = nullptr;
                         JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
-                        JAX_TT_RETURN_IF_ERROR(ReadProblem(attrs, ids, offsets, weights, table, &problem));
+                        JAX_TT_RETURN_IF_ERROR(ReadProblem(attrs, {ids, offsets, weights}, table, &problem));
                         JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", OutCount(problem), &g));
                         JAX_TT_RETURN_IF_ERROR(
                             OptionalData(*weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
                         JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
                         rows.width = problem.dim;
-                        JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(table, *new_table, "table", Count(table), &rows.values));
-                        for (int s = 0; s < step.traits().slots(); ++s) {
-                          auto in = slots.get<ffi::AnyBuffer>(static_cast<size_t>(s));
-                          auto out = new_slots.get<ffi::AnyBuffer>(static_cast<size_t>(s));
-                          if (!in.has_value() || !out.has_value()) return InvalidArgument("a slot is missing");
-                          JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(
-                              *in, **out, "slot", step.traits().row_wise ? problem.num_embeddings : Count(table),
-                              &rows.slots[s]));
-                        }
+                        JAX_TT_RETURN_IF_ERROR(
+                            ReadDenseTable(step.traits(), table, *new_table, slots, new_slots, &rows));
                         return DenseUpdate(problem, MakePool(threads), rows, g, step, weight_data, applied_data);
                       }),
       "embed_bag_update");

@@ -37,9 +37,8 @@ Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_o
 template <typename C>
 void ClearWeightGradient(const PlanLayout& layout, const int32_t* plan, C* weight_gradient) {
   const int32_t* bag = layout.bag(plan);
-  std::transform(bag, bag + layout.n, weight_gradient, [](int32_t own) {
-    return own == PlanLayout::kPoisoned ? std::numeric_limits<C>::quiet_NaN() : C{0};
-  });
+  std::transform(bag, bag + layout.n, weight_gradient,
+                 [](int32_t own) { return own == PlanLayout::kPoisoned ? std::numeric_limits<C>::quiet_NaN() : C{0}; });
 }
 
 }  // namespace jax_tt

@@ -4,29 +4,21 @@
 
 #include <stdint.h>
 
-#include "ffi/common/table_args.h"
+#include "ffi/common/call_args.h"
 #include "ffi/cpu/tt_problem.h"
 
 namespace jax_tt {
 
 // Everything of a problem but its plan.  *saved_size: elements of the saved products, when there are any.
 template <typename T>
-Status ReadTTProblem(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, const ffi::AnyBuffer& offsets,
-                     const ffi::AnyBuffer& weights, const Args& args, size_t first_core, Lookups* lookups,
-                     TTProblem<T>* problem, int64_t* saved_size) {
+Status ReadTTProblem(const ffi::Dictionary& attrs, const BatchArgs& batch, const Args& args, size_t first_core,
+                     Lookups* lookups, TTProblem<T>* problem, int64_t* saved_size) {
   int64_t hint = 0;
-  TTShape& shape = problem->shape;
-  JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-  JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, ids, offsets, shape.d, lookups));
+  const TTShape& shape = problem->shape;
+  JAX_TT_RETURN_IF_ERROR(ReadCall<T>(attrs, batch, args, first_core, lookups, problem));
   JAX_TT_RETURN_IF_ERROR(ReadHint(attrs, lookups->size(), &hint));
-  JAX_TT_RETURN_IF_ERROR(ReadCores<T>(shape, args, first_core, problem->cores));
-  JAX_TT_RETURN_IF_ERROR(OptionalData(weights, "weights", lookups->size(), &problem->weights));
   problem->contraction = ChooseContraction(shape, hint);
   problem->layout = MakeLayout(shape, problem->contraction, lookups->size());
-  problem->offsets = lookups->offsets;
-  problem->groups = lookups->groups;
-  problem->capacity = lookups->capacity;
-  problem->bags = lookups->bags;
   const bool saves = sizeof(typename TTProblem<T>::C) == sizeof(float);
   *saved_size = saves ? lookups->size() * SavedPerPosition(shape, problem->contraction, hint) : 0;
   return {};

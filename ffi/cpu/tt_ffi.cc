@@ -3,7 +3,6 @@
 #include <limits>
 #include <numeric>
 
-#include "ffi/common/table_args.h"
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/handlers.h"
 #include "ffi/cpu/plan.h"
@@ -16,14 +15,6 @@
 namespace jax_tt {
 namespace {
 
-// A batch on its table, as every handler but the plan's gets it.
-struct BatchArgs {
-  const ffi::AnyBuffer& ids;
-  const ffi::AnyBuffer& offsets;
-  const ffi::AnyBuffer& weights;
-  const ffi::AnyBuffer& plan;
-};
-
 // The problem of one call, and the memory it may take to state it.
 template <typename T>
 struct TTCall {
@@ -31,12 +22,11 @@ struct TTCall {
   int64_t saved_size = 0;   // elements of the saved products, when there are any
   bool saved_valid = true;  // whether those of the forward pass belong to this plan
 
-  Status Read(const ffi::Dictionary& attrs, const BatchArgs& batch, const Args& args, size_t first_core,
+  Status Read(const ffi::Dictionary& attrs, const BatchArgs& batch, const ffi::AnyBuffer& plan, const Args& cores,
               const Pool& pool) {
     Lookups lookups;
-    JAX_TT_RETURN_IF_ERROR(ReadTTProblem(attrs, batch.ids, batch.offsets, batch.weights, args, first_core, &lookups,
-                                         &problem, &saved_size));
-    return ReadPlan(lookups, batch.plan, pool);
+    JAX_TT_RETURN_IF_ERROR(ReadTTProblem(attrs, batch, cores, 0, &lookups, &problem, &saved_size));
+    return ReadPlan(lookups, plan, pool);
   }
 
  private:
@@ -80,21 +70,20 @@ ffi::Error PlanImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer 
 ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                        ffi::AnyBuffer plan, Args cores, ffi::Result<ffi::AnyBuffer> out,
                        ffi::Result<ffi::AnyBuffer> saved, ffi::Dictionary attrs) {
-  return ToError(
-      DispatchCores(cores, 0,
-                    [&](auto tag) -> Status {
-                      using T = typename decltype(tag)::type;
-                      using C = typename TTProblem<T>::C;
-                      const Pool pool = MakePool(threads);
-                      TTCall<T> call;
-                      C* out_data = nullptr;
-                      C* saved_data = nullptr;
-                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores, 0, pool));
-                      JAX_TT_RETURN_IF_ERROR(Data(*out, "out", call.problem.out_size(), &out_data));
-                      JAX_TT_RETURN_IF_ERROR(OptionalData(*saved, "saved", call.saved_size, &saved_data));
-                      return TTForward(call.problem, pool, /*add=*/false, out_data, saved_data);
-                    }),
-      "tt_forward");
+  return ToError(DispatchCores(cores, 0,
+                               [&](auto tag) -> Status {
+                                 using T = typename decltype(tag)::type;
+                                 using C = typename TTProblem<T>::C;
+                                 const Pool pool = MakePool(threads);
+                                 TTCall<T> call;
+                                 C* out_data = nullptr;
+                                 C* saved_data = nullptr;
+                                 JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights}, plan, cores, pool));
+                                 JAX_TT_RETURN_IF_ERROR(Data(*out, "out", call.problem.out_size(), &out_data));
+                                 JAX_TT_RETURN_IF_ERROR(OptionalData(*saved, "saved", call.saved_size, &saved_data));
+                                 return TTForward(call.problem, pool, /*add=*/false, out_data, saved_data);
+                               }),
+                 "tt_forward");
 }
 
 ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
@@ -113,7 +102,7 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuf
                       const C* saved_data = nullptr;
                       C* weight_data = nullptr;
                       int32_t* touched_data = nullptr;
-                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores, 0, pool));
+                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights}, plan, cores, pool));
                       const TTShape& shape = call.problem.shape;
                       JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.problem.out_size(), &g));
                       JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", call.saved_size, &saved_data));
@@ -154,7 +143,7 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
                       C* weight_data = nullptr;
                       float* applied_data = nullptr;
                       JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
-                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, tables, 0, pool));
+                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights}, plan, tables, pool));
                       JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.problem.out_size(), &g));
                       JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", call.saved_size, &saved_data));
                       JAX_TT_RETURN_IF_ERROR(

@@ -1,4 +1,5 @@
 // FFI handlers of dense tables on the GPU: shapes and types are checked here, launches are elsewhere.
+#include "ffi/common/call_args.h"
 #include "ffi/cuda/dense.h"
 #include "ffi/cuda/dense_handlers.h"
 #include "ffi/cuda/gpu_args.h"
@@ -8,32 +9,22 @@
 namespace jax_tt {
 namespace {
 
-struct BatchArgs {
-  const ffi::AnyBuffer& ids;
-  const ffi::AnyBuffer& offsets;
-  const ffi::AnyBuffer& weights;
-};
-
 Status ReadBatch(const ffi::Dictionary& attrs, const BatchArgs& args, const ffi::AnyBuffer& table, DenseBatch* batch) {
-  if (table.dimensions().size() != 2) return InvalidArgument("a dense table has two axes");
-  constexpr int64_t kMaxColumns = int64_t{1} << 30;
-  if (table.dimensions()[1] > kMaxColumns) return InvalidArgument("a dense table has at most 2^30 columns");
   Lookups lookups;
-  JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, args.ids, args.offsets, /*digits=*/1, &lookups));
-  if (lookups.type == IdType::kDigits) return InvalidArgument("a dense table takes whole ids, not digits");
-  FindNotice(table.dimensions()[0], &lookups);
-  *batch = {.type = lookups.type,
-            .bounds = lookups.bounds,
-            .padded = lookups.padded,
-            .ids = lookups.ids,
-            .offsets = lookups.offsets,
-            .groups = lookups.groups,
-            .capacity = lookups.capacity,
-            .bags = lookups.bags,
-            .num_embeddings = table.dimensions()[0],
-            .dim = table.dimensions()[1],
-            .notice = lookups.notice};
-  return OptionalData(args.weights, "weights", batch->n(), &batch->weights);
+  JAX_TT_RETURN_IF_ERROR(ReadDenseCall(attrs, args, table, &lookups, batch));
+  constexpr int64_t kMaxColumns = int64_t{1} << 30;
+  if (batch->dim > kMaxColumns) return InvalidArgument("a dense table has at most 2^30 columns");
+  FindNotice(batch->num_embeddings, &lookups);
+  batch->type = lookups.type;
+  batch->bounds = lookups.bounds;
+  batch->padded = lookups.padded;
+  batch->ids = lookups.ids;
+  batch->offsets = lookups.offsets;
+  batch->groups = lookups.groups;
+  batch->capacity = lookups.capacity;
+  batch->bags = lookups.bags;
+  batch->notice = lookups.notice;
+  return {};
 }
 
 int64_t OutCount(const DenseBatch& batch) { return batch.total_bags() * batch.dim; }
@@ -86,21 +77,6 @@ ffi::Error BackwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer 
       "embed_bag_backward");
 }
 
-template <typename T>
-Status ReadTable(const DenseBatch& batch, int kind, const ffi::AnyBuffer& table, const ffi::AnyBuffer& new_table,
-                 const ffi::RemainingArgs& slots, const ffi::RemainingRets& new_slots, DenseTable<T>* in_place) {
-  const OptimizerTraits& traits = kOptimizers[kind];
-  JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(table, new_table, "table", Count(table), &in_place->values));
-  for (int s = 0; s < traits.slots(); ++s) {
-    auto in = slots.get<ffi::AnyBuffer>(static_cast<size_t>(s));
-    auto out = new_slots.get<ffi::AnyBuffer>(static_cast<size_t>(s));
-    if (!in.has_value() || !out.has_value()) return InvalidArgument("a slot is missing");
-    JAX_TT_RETURN_IF_ERROR(
-        UpdatedInPlace(*in, **out, "slot", traits.row_wise ? batch.num_embeddings : Count(table), &in_place->slots[s]));
-  }
-  return {};
-}
-
 ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids, ffi::AnyBuffer offsets,
                       ffi::AnyBuffer weights, ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale,
                       ffi::AnyBuffer seed, ffi::AnyBuffer table, ffi::RemainingArgs slots,
@@ -122,7 +98,7 @@ ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::
             JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", OutCount(batch), &g));
             JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", batch.n(), &weight_data));
             JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-            JAX_TT_RETURN_IF_ERROR(ReadTable(batch, args.kind, table, *new_table, slots, results, &in_place));
+            JAX_TT_RETURN_IF_ERROR(ReadDenseTable(args.traits(), table, *new_table, slots, results, &in_place));
             JAX_TT_RETURN_IF_ERROR(ReadLastWorkspace(results, WorkspaceOf("update", batch), &memory));
             const DenseStep step{args.kind,  args.skip_nonfinite, args.stochastic_rounding,
                                  args.hyper, args.scale,          args.seed};

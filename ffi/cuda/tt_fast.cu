@@ -3,6 +3,7 @@
 #include "ffi/cuda/shared_limit.h"
 #include "ffi/cuda/tt_fast.h"
 #include "ffi/cuda/tt_fast_passes.h"
+#include "ffi/cuda/tt_fast_ranks.h"
 
 namespace jax_tt {
 namespace {
@@ -36,28 +37,29 @@ FastArgs<T> MakeFastArgs(const TTArgs<T>& args, const RowChunk& chunk) {
   return fast;
 }
 
-// fn(FastPasses) of the table's rank.
-template <typename Fn>
-auto WithRank(const TTShape& shape, Fn fn) {
-  switch (shape.r[1]) {
-    case 16:
-      return fn(FastPasses<16>());
-    case 32:
-      return fn(FastPasses<32>());
-    case 64:
-      return fn(FastPasses<64>());
+bool No() { return false; }
+Status NoSuchRank() { return Internal("this rank has no fast pass"); }
+
+// fn(FastPasses) of a rank that has them; otherwise() of another.
+template <typename Otherwise, typename Fn>
+auto WithRank(int64_t rank, Otherwise otherwise, Fn fn) {
+  switch (rank) {
+#define JAX_TT_CASE(kRank) \
+  case kRank:              \
+    return fn(FastPasses<kRank>());
+    JAX_TT_FAST_RANKS(JAX_TT_CASE)
+#undef JAX_TT_CASE
     default:
-      return fn(FastPasses<128>());
+      return otherwise();
   }
 }
 
 bool IsFast(const TTShape& shape, const Pivot& pivot) {
-  const int64_t r = pivot.r_left, dim = shape.dim();
-  if (shape.d != 3 || pivot.core != 1 || r != pivot.r_right) return false;
+  const int64_t dim = shape.dim();
+  if (shape.d != 3 || pivot.core != 1 || pivot.r_left != pivot.r_right) return false;
   if (!IsFactor(pivot.a) || !IsFactor(pivot.q) || !IsFactor(pivot.b) || dim < 16 || dim > 128) return false;
-  // A block of columns has 64 or 128 of them, and a prefix four lines in it.
-  if (r == 16) return pivot.q >= 4;
-  return r == 32 || r == 64 || (r == 128 && (pivot.left_first ? pivot.a : pivot.b) >= 4);
+  return WithRank(pivot.r_left, No,
+                  [&](auto passes) { return passes.Takes(pivot.q, pivot.left_first ? pivot.a : pivot.b); });
 }
 
 }  // namespace
@@ -67,13 +69,13 @@ Status HasFastPass(const TTShape& shape, const Pivot& pivot, bool* has) {
   if (!*has) return {};
   size_t most = 0;
   JAX_TT_RETURN_IF_ERROR(MostShared(&most));
-  *has = WithRank(shape, [&](auto passes) { return passes.SharedBytes(static_cast<int>(pivot.q)); }) <= most;
+  *has = WithRank(pivot.r_left, No, [&](auto passes) { return passes.SharedBytes(static_cast<int>(pivot.q)) <= most; });
   return {};
 }
 
 template <typename T>
 Status FastRowsPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, float* rows) {
-  return WithRank(args.shape, [&](auto passes) {
+  return WithRank(args.shape.r[1], NoSuchRank, [&](auto passes) {
     return passes.Rows(stream, MakeFastArgs(args, chunk), args.layout.max_parts[args.layout.main], rows);
   });
 }
@@ -84,7 +86,7 @@ Status FastGradientPass(cudaStream_t stream, const TTArgs<T>& args, const RowChu
   const FastArgs<T> fast = MakeFastArgs(args, chunk);
   GradientShares seen = shares;
   if (fast.mirrored) std::swap(seen.left, seen.right);
-  return WithRank(args.shape, [&](auto passes) {
+  return WithRank(args.shape.r[1], NoSuchRank, [&](auto passes) {
     return passes.Shares(stream, fast, args.layout.max_parts[args.layout.main], row_gradients, seen);
   });
 }

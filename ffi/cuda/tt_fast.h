@@ -1,6 +1,17 @@
 // Passes around the pivot of three cores for the shapes that people use, on which the general ones spend their time.
 //
-// Ranks are equal and one of 16, 32, 64, 128; the factors of a row are 2, 4 or 8.
+// Ranks are equal and one of a few; the factors of a row are 2, 4 or 8.  The files, from the call down to the product:
+//   tt_fast.{h,cu}        whether a shape has a fast pass; the choice of its rank
+//   tt_fast_ranks.h       the list of ranks, from which CMake makes a source for each (tt_fast_rank.cu.in)
+//   tt_fast_passes.h      the passes of one rank, as tt_fast.cu calls them
+//   tt_fast_launch.h      their launches: which tile, which arithmetic, how many blocks
+//   tt_fast_tile.h        the tile: the rows of a block, the prefixes they share, how they come to shared memory
+//   tt_fast_rows.h        the kernel of the forward pass
+//   tt_fast_shares.h      the kernel of the backward pass
+//   tt_fast_fma.h         the three products of both, by multiply-adds of float32
+//   tt_fast_mma.h, mma.h  the same on tensor cores, as TF32 or bfloat16
+//   tt_fast_lanes.h       sums over the lanes of a warp, vectors in registers
+//   tt_fast_load.h        vector loads and stores, loops that are laid out flat
 #ifndef JAX_TT_CUDA_TT_FAST_H_
 #define JAX_TT_CUDA_TT_FAST_H_
 

@@ -25,12 +25,12 @@ void SetTileRows(FastArgs<T>& args) {
                              Tile::kGradientFloats / (Tile::kCount << (args.log_a + args.log_b))});
 }
 
-// fn(FastTile) with the columns c of a block: as many as make 128 columns of a slice, or all, which make 64.
+// fn(FastTile) with the columns c of a block.
 template <int kRank, typename Fn>
 auto WithTile(int q, Fn fn) {
-  constexpr int kMost = 128 / kRank;
+  constexpr int kMost = FastPasses<kRank>::kMostColumns;
   if constexpr (kMost > 2)
-    if (q < kMost) return fn(FastTile<kRank, kMost / 2>());
+    if (FastPasses<kRank>::Halves(q)) return fn(FastTile<kRank, kMost / 2>());
   return fn(FastTile<kRank, kMost>());
 }
 

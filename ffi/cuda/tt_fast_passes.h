@@ -12,6 +12,15 @@ namespace jax_tt {
 
 template <int kRank>
 struct FastPasses {
+  // Columns c of a block, of a slice of q: as many as make 128 columns of the slice, or all, which make 64.
+  static constexpr int kMostColumns = 128 / kRank;
+  static constexpr bool Halves(int64_t q) { return kMostColumns > 2 && q < kMostColumns; }
+  static constexpr int BlockColumns(int64_t q) { return Halves(q) ? kMostColumns / 2 : kMostColumns; }
+
+  // Whether slices of q columns c, for prefixes of `lines` lines each, are divided so: a block has 64 columns or 128,
+  // and a prefix at least four lines (w, c) in it.
+  static constexpr bool Takes(int64_t q, int64_t lines) { return q >= BlockColumns(q) && lines * BlockColumns(q) >= 4; }
+
   // Of shared memory, for slices of q columns c.
   static size_t SharedBytes(int q);
 

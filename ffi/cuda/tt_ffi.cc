@@ -1,7 +1,7 @@
 // FFI handlers of the TT operations on the GPU: shapes and types are checked here, launches are elsewhere.
 #include <numeric>
 
-#include "ffi/common/table_args.h"
+#include "ffi/common/call_args.h"
 #include "ffi/cuda/gpu_args.h"
 #include "ffi/cuda/handlers.h"
 #include "ffi/cuda/notices.h"
@@ -19,34 +19,19 @@ Status DispatchGpuCores(const Args& args, size_t first, F&& body) {
   return DispatchGpuStorage(core->element_type(), std::forward<F>(body));
 }
 
-struct BatchArgs {
-  const ffi::AnyBuffer& ids;
-  const ffi::AnyBuffer& offsets;
-  const ffi::AnyBuffer& weights;
-  const ffi::AnyBuffer& plan;
-};
-
 template <typename T>
 struct TTCall {
   TTArgs<T> args;
   Lookups lookups;
   bool check_plan = false;
 
-  Status Read(const ffi::Dictionary& attrs, const BatchArgs& batch, const Args& buffers) {
-    TTShape& shape = args.shape;
-    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
+  Status Read(const ffi::Dictionary& attrs, const BatchArgs& batch, const ffi::AnyBuffer& plan, const Args& cores) {
+    JAX_TT_RETURN_IF_ERROR(ReadCall<T>(attrs, batch, cores, 0, &lookups, &args));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "resharded", &check_plan));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "tensor_float32", &args.tensor_float32));
-    JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, batch.ids, batch.offsets, shape.d, &lookups));
-    JAX_TT_RETURN_IF_ERROR(ReadCores<T>(shape, buffers, 0, args.cores));
-    JAX_TT_RETURN_IF_ERROR(OptionalData(batch.weights, "weights", lookups.size(), &args.weights));
-    args.layout = MakeCudaPlan(shape, lookups.size());
-    args.offsets = lookups.offsets;
-    args.groups = lookups.groups;
-    args.capacity = lookups.capacity;
-    args.bags = lookups.bags;
-    JAX_TT_RETURN_IF_ERROR(Data(batch.plan, "plan", -1, &args.plan.given));
-    if (Count(batch.plan) < args.layout.size()) return InvalidArgument("the plan is too small for this batch");
+    args.layout = MakeCudaPlan(args.shape, lookups.size());
+    JAX_TT_RETURN_IF_ERROR(Data(plan, "plan", -1, &args.plan.given));
+    if (Count(plan) < args.layout.size()) return InvalidArgument("the plan is too small for this batch");
     return {};
   }
   const Lookups* unsure() const { return check_plan ? &lookups : nullptr; }
@@ -85,7 +70,7 @@ ffi::Error ForwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer o
                                     TTCall<typename decltype(tag)::type> call;
                                     float* out_data = nullptr;
                                     void* memory = nullptr;
-                                    JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores));
+                                    JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights}, plan, cores));
                                     JAX_TT_RETURN_IF_ERROR(Data(*out, "out", call.args.out_size(), &out_data));
                                     JAX_TT_RETURN_IF_ERROR(ReadWorkspace(
                                         *workspace, TTForwardWorkspace(call.args.shape, call.args.layout.n), &memory));
@@ -107,7 +92,7 @@ ffi::Error BackwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer 
             const float* g = nullptr;
             float* weight_data = nullptr;
             void* memory = nullptr;
-            JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, cores));
+            JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights}, plan, cores));
             const TTShape& shape = call.args.shape;
             JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.args.out_size(), &g));
             JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", call.args.layout.n, &weight_data));
@@ -151,7 +136,7 @@ ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::
             float *weight_data = nullptr, *applied_data = nullptr;
             void* memory = nullptr;
             JAX_TT_RETURN_IF_ERROR(ReadTTStep(attrs, hyper, scale, seed, &step));
-            JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights, plan}, tables));
+            JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights}, plan, tables));
             JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.args.out_size(), &g));
             JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", call.args.layout.n, &weight_data));
             JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));

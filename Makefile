@@ -15,7 +15,7 @@ INSTALL_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(NATIVE_SOU
 CUDA ?= $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
 # The CUDA kernels compiled for the processor, which the tests run everywhere.
 EMULATION ?= ON
-NATIVE_OPTIONS = JAX_TT_CUDA=$(CUDA) JAX_TT_CUDA_ARCHITECTURES=native JAX_TT_EMULATION=$(EMULATION)
+NATIVE_OPTIONS = JAX_TT_CUDA=$(CUDA) JAX_TT_EMULATION=$(EMULATION)
 PIP_OPTIONS = $(foreach option,$(NATIVE_OPTIONS),--config-settings=cmake.define.$(option))
 
 # Tests use all cores, but at most 8: each worker holds a JAX of its own.
@@ -23,7 +23,7 @@ PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8
 DATA ?= ../shared/data
 
 .PHONY: help demo test fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
-  emulated cuda-coverage gpu-check check-wheel retrieval-quick clean
+  emulated cuda-coverage gpu-check check-wheel wheels sdist retrieval-quick clean
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
@@ -89,8 +89,8 @@ native-with:
 
 # The CUDA module, which needs no GPU to compile: the GPUs of data centres, or all. Says so and goes on where there is
 # no nvcc.
-cuda: ARCHITECTURES := 80-real;90-real;90-virtual
-cuda-all: ARCHITECTURES :=
+cuda: ARCHITECTURES := 80-real;90-real;80-virtual
+cuda-all: ARCHITECTURES := all
 cuda cuda-all: $(VENV)/.with-dev
 	$(PY) -m scripts.compile_cuda --build build/$@ "$(ARCHITECTURES)"
 
@@ -133,6 +133,14 @@ asan ubsan: $(VENV)/.with-test
 # The wheel as a user gets it: built, inspected, installed into an environment of its own, imported outside the checkout.
 check-wheel: $(VENV)/.with-dev
 	$(PY) scripts/check_wheel.py
+
+# Wheels for every Python, in containers (cibuildwheel, which needs Docker), and the source distribution; into dist/.
+PYTHON ?= python3
+wheels:
+	$(PYTHON) -m cibuildwheel --output-dir dist
+
+sdist:
+	$(PYTHON) -m build --sdist --outdir dist
 
 clean:
 	rm -rf build dist $(VENV)

@@ -14,14 +14,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Looked for in the installed wheel, in a directory that is not the checkout.
-PROBE = """
-import jax_tt
-from jax_tt import _native
-print("imported", jax_tt.__file__, "native CPU module:", _native.available("cpu"))
-assert _native.available("cpu"), "the wheel's native module did not load"
-"""
-
 # What only instruction sets above the x86-64 baseline have: AVX registers and mask registers.
 WIDE_REGISTER = re.compile(r"%(ymm|zmm)\d+|%k[0-7]\b")
 # The targets in CMakeLists.txt that are compiled for such a set and chosen at run time.
@@ -95,7 +87,11 @@ def check_import(wheel: Path, folder: Path) -> None:
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", wheel)
-    print(run(python, "-W", "error::UserWarning", "-c", PROBE, cwd=folder).strip())
+    print(
+        run(
+            python, "-W", "error::UserWarning", ROOT / "scripts" / "check_installed.py", cwd=folder
+        ).strip()
+    )
 
 
 def main() -> None:

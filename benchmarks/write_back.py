@@ -15,7 +15,7 @@ import numpy as np
 
 import jax_tt
 from jax_tt._cache.write_back import write_back
-from jax_tt._ops._canonical import tt_table
+from jax_tt._tables.tensor_train import TTTable
 
 FEATURES = 32
 BATCH = 512
@@ -148,10 +148,10 @@ def rewritten(
     record: Record, count: int, options: jax_tt.WriteBack, num_embeddings: int
 ) -> tuple[float, float, float, float]:
     """`measure` with only the first rows of a record written back, under other options."""
-    spec, cores = tt_table(record.cores, num_embeddings)
+    table, cores = TTTable.of(record.cores, num_embeddings)
     ids, rows = record.ids[:count], record.rows[:count]
     fit = jax.jit(
-        lambda ids, rows: write_back(spec, cores, ids, rows, options, jax.random.key(0), "auto")
+        lambda ids, rows: write_back(table, cores, ids, rows, options, jax.random.key(0), "auto")
     )
     new = fit(jnp.asarray(ids), jnp.asarray(rows))
     return measure(cores, new, ids, rows, record.ids, num_embeddings)

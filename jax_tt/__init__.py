@@ -42,8 +42,6 @@ from jax_tt._files.tables import StoredTable as StoredTable
 from jax_tt._files.tables import load_tables as load_tables
 from jax_tt._files.tables import save_tables as save_tables
 from jax_tt._init import init_cores as init_cores
-from jax_tt._ops._table import FusedTable as FusedTable
-from jax_tt._ops._table import init_fused_table as init_fused_table
 from jax_tt._ops.attend import tt_attend as tt_attend
 from jax_tt._ops.dense_bag import embed_bag as embed_bag
 from jax_tt._ops.embed_bag import tt_embed_bag as tt_embed_bag
@@ -60,6 +58,14 @@ from jax_tt._reports import OutOfRangeWarning as OutOfRangeWarning
 from jax_tt._shape import TTCost as TTCost
 from jax_tt._shape import TTShape as TTShape
 from jax_tt._split_ids import SplitIds as SplitIds
+from jax_tt._tables.dense import DenseTable as DenseTable
+from jax_tt._tables.fused import FusedTable as FusedTable
+from jax_tt._tables.fused import init_fused_table as init_fused_table
+from jax_tt._tables.options import Lookup as Lookup
+from jax_tt._tables.options import StepInputs as StepInputs
+from jax_tt._tables.options import Update as Update
+from jax_tt._tables.table import Table as Table
+from jax_tt._tables.tensor_train import TTTable as TTTable
 
 __version__ = "0.1.0"
 
@@ -74,7 +80,10 @@ _ffi.load("cpu")
 _LAYERS = (
     "TTEmbed",
     "TTEmbedBag",
+    "Embed",
     "EmbedBag",
+    "TableEmbed",
+    "TableEmbedBag",
     "FusedParam",
     "FusedOptimizer",
     "CacheState",

@@ -9,8 +9,8 @@ from jax_tt import _ffi
 from jax_tt._bags import Bags
 from jax_tt._cache.directory import CacheDirectory
 from jax_tt._cache.table import CachedTable
-from jax_tt._ops._table import FusedTable
 from jax_tt._split_ids import SplitIds
+from jax_tt._tables.fused import FusedTable
 
 # Programs hold native ops for no other platforms.
 _EXPORTED = ("cpu", "cuda")

@@ -1,5 +1,6 @@
 """Initial cores whose *table entries* follow a given distribution."""
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -16,6 +17,20 @@ from jax_tt._dtypes import accumulator
 from jax_tt._shape import TTShape
 
 CoreInit = str | Callable[..., Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GivenCores:
+    """In place of an initialiser, the cores; ``fresh`` makes the slices of a table that grows."""
+
+    cores: tuple[Any, ...]
+    fresh: CoreInit
+
+
+def fresh_init(init: CoreInit | GivenCores) -> CoreInit:
+    """What new slices are made by."""
+    return init.fresh if isinstance(init, GivenCores) else init
+
 
 # Entries of a standard normal closer to zero than this are left out, so that products of several
 # entries do not pile up at zero. At 2 their fourth moment is 1.1 squared variances: nearly a fair sign.

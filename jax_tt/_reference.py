@@ -1,13 +1,13 @@
-"""Pure JAX twins of the native ops: same signatures, always available, differentiable, the test oracle.
+"""Pure JAX twins of the native ops, for any kind of table: always available, differentiable, the test oracle.
 
 Every function takes the canonical `Batch` and works in the accumulator type (float32, or float64 for float64).
-A dense table is passed as a tuple of one core ``[N, D]``.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,176 +18,117 @@ from jax_tt._dtypes import accumulator
 from jax_tt._ops._batch import Batch, pool, present
 from jax_tt._ops._ids import digits_in_range
 from jax_tt._ops._rounding import round_to
-from jax_tt._ops._spec import IGNORED, DenseSpec, Spec
 from jax_tt._ops._vma import vary_over, varying_axes
-from jax_tt.optimizers import RULES
+from jax_tt._tables.options import IGNORED, Lookup
 
-Cores = Sequence[jax.Array]
+if TYPE_CHECKING:
+    from jax_tt._tables.table import Params, Slots, State, Table
 
 
-def rows(spec: Spec, cores: Cores, batch: Batch) -> jax.Array:
+def rows(table: Table, params: Params, batch: Batch, lookup: Lookup) -> jax.Array:
     """Row of every position ``[S, cap, D]``: 0 where nothing is present, bounds applied."""
-    digits, ok = digits_in_range(spec, batch)
-    accum = accumulator(cores[0].dtype)
-    # Up-cast before the gather: its transpose then sums duplicate gradients in the accumulator type.
-    slices = [
-        # A table may have more rows than the type of its ids has numbers; the size would be added to negative ones.
-        core.astype(accum).at[digit].get(mode="promise_in_bounds", wrap_negative_indices=False)
-        for core, digit in zip(cores, digits, strict=True)
-    ]
-    if isinstance(spec, DenseSpec):
-        value = slices[0]
-    else:
-        value = slices[0][:, :, 0]  # [S, cap, q_1, r_2]
-        for core in slices[1:]:
-            value = jnp.einsum("scar,scrbt->scabt", value, core, precision=spec.precision)
-            s, c, a, b, t = value.shape
-            value = value.reshape(s, c, a * b, t)
-        value = value[..., 0]
+    digits, ok = digits_in_range(table, batch)
+    value = table.rows(params, digits, lookup.precision)
     here = present(batch)
-    if spec.bounds in IGNORED:
+    if lookup.bounds in IGNORED:
         here = here & ok
-    elif spec.bounds == "error":
+    elif lookup.bounds == "error":
         value = jnp.where(ok[..., None], value, jnp.nan)
     return jnp.where(here[..., None], value, 0)
 
 
 def forward(
-    spec: Spec, cores: Cores, batch: Batch, save: bool = False, sentinel: jax.Array | None = None
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Weighted sums of rows ``[S, nb, D]``, all NaN beside a sentinel that moved, and no residuals."""
-    del save
-    value = rows(spec, cores, batch)
+    table: Table, params: Params, batch: Batch, lookup: Lookup, sentinel: jax.Array | None = None
+) -> jax.Array:
+    """Weighted sums of rows ``[S, nb, D]``, all NaN beside a sentinel that moved."""
+    value = rows(table, params, batch, lookup)
     if batch.weights is not None:
         # A position that is not present may carry any weight, NaN included.
         weights = jnp.where(present(batch), batch.weights, 0).astype(value.dtype)
         value = value * weights[..., None]
     sums = pool(batch, value)
-    return sums if sentinel is None else jnp.where(_sentinel.holds(sentinel), sums, jnp.nan), ()
+    return sums if sentinel is None else jnp.where(_sentinel.holds(sentinel), sums, jnp.nan)
 
 
 def backward(
-    spec: Spec,
-    cores: Cores,
-    batch: Batch,
-    residuals: tuple[jax.Array, ...],
-    g: jax.Array,
-    want_weights: bool,
-    axis_name: Any = None,
-) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
-    """Gradients of `forward` in the accumulator type; summed over ``axis_name`` if given."""
-    del residuals
-    accum = accumulator(cores[0].dtype)
-    # Marked as varying, replicated cores get the gradient of this shard alone, summed below if asked.
-    wide = vary_over(tuple(core.astype(accum) for core in cores), varying_axes(batch, g))
+    table: Table, params: Params, batch: Batch, g: jax.Array, lookup: Lookup
+) -> tuple[Params, jax.Array | None]:
+    """Gradients of `forward` in the accumulator type, of this shard of the batch alone."""
+    accum = accumulator(params[0].dtype)
+    # Marked as varying, replicated parameters get the gradient of this shard alone.
+    wide = vary_over(tuple(param.astype(accum) for param in params), varying_axes(batch, g))
 
-    def pooled(wide: Cores, weights: Any) -> jax.Array:
-        return forward(spec, wide, dataclasses.replace(batch, weights=weights))[0]
+    def pooled(wide: Params, weights: Any) -> jax.Array:
+        return forward(table, wide, dataclasses.replace(batch, weights=weights), lookup)
 
-    if want_weights:
+    if lookup.wanted.weights:
         _, pullback = jax.vjp(pooled, wide, batch.weights)
-        dcores, dweights = pullback(g.astype(accum))
-    else:
-        _, pullback = jax.vjp(lambda wide: pooled(wide, batch.weights), wide)
-        (dcores,), dweights = pullback(g.astype(accum)), None
-    if axis_name is not None:
-        dcores = lax.psum(dcores, axis_name)
-    return tuple(dcores), dweights
-
-
-def to_dense(cores: Cores, num_embeddings: int) -> jax.Array:
-    """The table ``[N, D]`` in the accumulator type."""
-    accum = accumulator(cores[0].dtype)
-    value = cores[0].astype(accum)[:, 0]  # [P, Q, r]
-    for core in cores[1:]:
-        value = jnp.einsum(
-            "aqr,brst->abqst", value, core.astype(accum), precision=lax.Precision.HIGHEST
-        )
-        p, b, q, s, t = value.shape
-        value = value.reshape(p * b, q * s, t)
-    return value[:num_embeddings, :, 0]
-
-
-def attend(
-    cores: Cores,
-    query: jax.Array,
-    num_embeddings: int,
-    precision: Any = lax.Precision.HIGHEST,
-) -> jax.Array:
-    """Products of ``query[B, D]`` with every row, ``[B, N]``, without building the table."""
-    accum = accumulator(cores[0].dtype, query.dtype)
-    batch, columns = query.shape
-    rows = 1
-    # Contract the cores one by one into the query: [B, rows, r, columns] loses a q and gains a p each time.
-    value = query.astype(accum).reshape(batch, 1, 1, columns)
-    for core in cores:
-        p, r, q, t = core.shape
-        columns //= q
-        value = value.reshape(batch, rows, r, q, columns)
-        value = jnp.einsum("zarqx,prqt->zaptx", value, core.astype(accum), precision=precision)
-        rows *= p
-        value = value.reshape(batch, rows, t, columns)
-    return value[:, :num_embeddings, 0, 0]
+        grads, dweights = pullback(g.astype(accum))
+        return tuple(grads), dweights
+    _, pullback = jax.vjp(lambda wide: pooled(wide, batch.weights), wide)
+    (grads,) = pullback(g.astype(accum))
+    return tuple(grads), None
 
 
 def update(
-    spec: Spec,
-    cores: Cores,
-    slots: Sequence[tuple[jax.Array, ...]],
+    table: Table,
+    state: State,
     batch: Batch,
-    residuals: tuple[jax.Array, ...],
     g: jax.Array,
-    *,
-    kind: int,
-    hyper: jax.Array,
-    inv_scale: jax.Array,
-    seed: jax.Array,
-    skip_nonfinite: bool,
-    stochastic: bool,
-    want_weights: bool,
-    axis_name: Any = None,
-) -> tuple[tuple[jax.Array, ...], tuple[tuple[jax.Array, ...], ...], jax.Array, jax.Array | None]:
+    lookup: Lookup,
+    values: dict[str, jax.Array],
+) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
     """Gradient and one optimizer step on the touched rows.
 
+    Gradients are summed over ``lookup.axis_name`` first.
+
     Returns:
-        New cores and slots, 1.0 if the step was applied (0.0 if skipped), and the gradient of the weights,
+        New parameters and slots, 1.0 if the step was applied (0.0 if skipped), and the gradient of the weights,
         which is that of the rows before the step.
     """
-    grads, dweights = backward(spec, cores, batch, residuals, g, want_weights, axis_name)
-    grads = tuple(grad * inv_scale.astype(grad.dtype) for grad in grads)
-    touched = _touched(spec, batch, axis_name)
+    assert table.update is not None
+    params, slots = table.params(state), table.slots(state)
+    grads, dweights = backward(table, params, batch, g, lookup)
+    touched = table.touched(batch, lookup)
+    if lookup.axis_name is not None:
+        grads = lax.psum(grads, lookup.axis_name)
+        touched = [lax.psum(rows.astype(jnp.int32), lookup.axis_name) > 0 for rows in touched]
+    grads = tuple(grad * values["inv_scale"].astype(grad.dtype) for grad in grads)
     applied = jnp.ones((), bool)
-    if skip_nonfinite:
+    if table.update.skip_nonfinite:
         applied = jnp.all(jnp.stack([jnp.all(jnp.isfinite(grad)) for grad in grads]))
-    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
-    new_cores, new_slots = [], []
-    for k, (core, slot, grad, rows_touched) in enumerate(
-        zip(cores, slots, grads, touched, strict=True)
+    key = jax.random.wrap_key_data(values["seed"], impl="threefry2x32")
+    stochastic = table.update.rounds_stochastically(params[0].dtype)
+    new_params, new_slots = [], []
+    for k, (param, slot, grad, rows_touched) in enumerate(
+        zip(params, slots, grads, touched, strict=True)
     ):
-        flat = core.reshape(core.shape[0], math.prod(core.shape[1:]))
+        flat = param.reshape(param.shape[0], math.prod(param.shape[1:]))
         old = flat.astype(grad.dtype)
-        new, stepped = RULES[kind].update_rows(old, grad.reshape(flat.shape), slot, hyper)
-        new = round_to(new, core.dtype, jax.random.fold_in(key, k) if stochastic else None)
+        new, stepped = table.update.optimizer.update_rows(
+            old, grad.reshape(flat.shape), slot, values["hyper"]
+        )
+        new = round_to(new, param.dtype, jax.random.fold_in(key, k) if stochastic else None)
         keep = rows_touched & applied
-        new_cores.append(jnp.where(keep[:, None], new, flat).reshape(core.shape))
+        new_params.append(jnp.where(keep[:, None], new, flat).reshape(param.shape))
         new_slots.append(
             tuple(
                 jnp.where(keep if now.ndim == 1 else keep[:, None], now.astype(was.dtype), was)
                 for now, was in zip(stepped, slot, strict=True)
             )
         )
-    return tuple(new_cores), tuple(new_slots), applied.astype(jnp.float32), dweights
+    return tuple(new_params), tuple(new_slots), applied.astype(jnp.float32), dweights
 
 
-def _touched(spec: Spec, batch: Batch, axis_name: Any) -> list[jax.Array]:
-    """Which rows of each core the batch reads, whatever their gradient; bool ``[p_k]`` each."""
-    digits, ok = digits_in_range(spec, batch)
+def touched(table: Table, batch: Batch, lookup: Lookup) -> list[jax.Array]:
+    """Which rows of each parameter the batch reads, whatever their gradient; bool ``[rows]`` each."""
+    digits, ok = digits_in_range(table, batch)
     here = present(batch)
-    if spec.bounds in (*IGNORED, "error"):
+    if lookup.bounds in (*IGNORED, "error"):
         here = here & ok
-    touched = []
-    for digit, factor in zip(digits, spec.row_factors, strict=True):
+    found = []
+    for digit, factor in zip(digits, table.radices, strict=True):
         count = jnp.zeros(factor, jnp.int32).at[digit]
         count = count.max(here.astype(jnp.int32), mode="drop", wrap_negative_indices=False)
-        touched.append((count if axis_name is None else lax.psum(count, axis_name)) > 0)
-    return touched
+        found.append(count > 0)
+    return found

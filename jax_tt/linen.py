@@ -10,7 +10,10 @@ from jax_tt._layers._linen_change import ChangedTable as ChangedTable
 from jax_tt._layers._linen_change import grow_table as grow_table
 from jax_tt._layers._linen_change import reorder_table as reorder_table
 from jax_tt._layers._linen_change import resize_cache as resize_cache
+from jax_tt._layers._linen_dense import Embed as Embed
 from jax_tt._layers._linen_dense import EmbedBag as EmbedBag
+from jax_tt._layers._linen_table import TableEmbed as TableEmbed
+from jax_tt._layers._linen_table import TableEmbedBag as TableEmbedBag
 from jax_tt._layers._linen_train_state import TrainState as TrainState
 from jax_tt._layers._linen_tt import TTEmbed as TTEmbed
 from jax_tt._layers._linen_tt import TTEmbedBag as TTEmbedBag

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._cache import backend
+from jax_tt._cache.cached import Cached
 from jax_tt._ops._batch import Batch
-from jax_tt._ops._spec import DenseSpec, TTSpec
+from jax_tt._tables.options import Lookup, Update, Wanted
+from jax_tt._tables.table import named
+from jax_tt._tables.tensor_train import TTTable
 from tests.conftest import native_available
 from tests.helpers import SHAPES, TOLERANCE, assert_close, dense_table, make_case
 
@@ -24,26 +26,48 @@ pytestmark = pytest.mark.skipif(not native_available(), reason="the native modul
 WIDE = jax_tt.TTShape(8 * 10**9, 8, 2, (2000, 2000, 2000), (2, 2, 2))
 
 
+ANY = Wanted(frozenset({"core_0"}))
+
+
+class Result(NamedTuple):
+    sums: jax.Array
+    misses: Batch
+    place: Any
+
+
 @dataclasses.dataclass
 class Call:
-    """The arguments of `backend.forward`, and what numpy makes of them."""
+    """The arguments of `Cached.divided_forward`."""
 
-    hits: tuple[DenseSpec, Batch]
-    misses: tuple[TTSpec, Batch]
+    cached: Cached
+    hits: Batch
+    misses: Batch
     rows: jax.Array
     cores: tuple[jax.Array, ...]
+    bounds: str = "error"
 
     def run(
         self, method: str = "ffi", save: bool = True, rows_sentinel: float = 1.0, **replaced: Any
     ):
-        sentinels = (jnp.float32(1), jnp.float32(rows_sentinel))
         own = dataclasses.replace(self, **replaced)
-        op = jax.jit(
-            lambda rows, cores, hit, miss: backend.forward(
-                (own.hits[0], hit), (own.misses[0], miss), rows, cores, method, save, sentinels
-            )
+        table = own.cached.table
+        lookup = Lookup(
+            bounds=own.bounds,
+            method=method,
+            precision="highest",
+            wanted=ANY if save else Wanted(),
         )
-        return op(own.rows, own.cores, own.hits[1], own.misses[1])
+
+        @jax.jit
+        def op(rows, cores, hits, misses):
+            of_rows = {"embedding": rows, "sentinel": jnp.float32(rows_sentinel)}
+            of_table = named(table, cores) | {"sentinel": jnp.float32(1)}
+            sums, (packed, place, _) = own.cached.divided_forward(
+                (of_table, of_rows), (hits, misses), lookup
+            )
+            return Result(sums, packed, place)
+
+        return op(own.rows, own.cores, own.hits, own.misses)
 
 
 def make_call(
@@ -79,13 +103,12 @@ def make_call(
     offsets[:, 0] = 0
     weights = jnp.asarray(rng.integers(1, 9, size) / 4, wide) if weighted else None
     batch = Batch(jnp.asarray(array), jnp.asarray(offsets), weights, padded=True)
-    spec = TTSpec(
-        shape.row_factors, shape.col_factors, (1, *shape.ranks, 1), n, "error", True, "table"
-    )
-    hits = DenseSpec(30, shape.features, "unchecked", True, "table")
+    table = dataclasses.replace(TTTable.of_shape(shape), name="table")
+    table = dataclasses.replace(table, update=Update(jax_tt.optimizers.SGD(0.1)))
     return Call(
-        (hits, dataclasses.replace(batch, ids=jnp.asarray(slots))),
-        (spec, batch),
+        Cached(table, jax_tt.RowCache(30, ways=30)),
+        dataclasses.replace(batch, ids=jnp.asarray(slots)),
+        batch,
         jnp.asarray(rng.normal(size=(30, shape.features))).astype(rows),
         cores,
     )
@@ -93,7 +116,7 @@ def make_call(
 
 def missed_positions(call):
     """Positions of the misses, segment by segment."""
-    batch = call.misses[1]
+    batch = call.misses
     ids, offsets = np.asarray(batch.ids), np.asarray(batch.offsets)
     marks = ids == np.array(-1).astype(ids.dtype)
     gone = marks.all(-1) if batch.split else marks
@@ -105,14 +128,14 @@ def check(call, tolerance=1e-5):
     got, want = call.run(), call.run("reference")
     assert got.sums.dtype == want.sums.dtype
     assert_close(got.sums, want.sums, tolerance)
-    ids, offsets = (np.asarray(a) for a in (call.misses[1].ids, call.misses[1].offsets))
+    ids, offsets = (np.asarray(a) for a in (call.misses.ids, call.misses.offsets))
     for s, positions in enumerate(missed_positions(call)):
         packed = np.asarray(got.misses.ids)[s]
         np.testing.assert_array_equal(packed[: len(positions)], ids[s][positions])
         assert np.all(packed[len(positions) :] == np.array(-1).astype(ids.dtype))
         np.testing.assert_array_equal(got.misses.offsets[s], np.searchsorted(positions, offsets[s]))
         if got.place is not None:
-            weights, places = np.asarray(call.misses[1].weights)[s], np.asarray(got.place)[s]
+            weights, places = np.asarray(call.misses.weights)[s], np.asarray(got.place)[s]
             np.testing.assert_array_equal(places[positions], np.arange(len(positions)))
             packed = np.asarray(got.misses.weights)[s]
             np.testing.assert_array_equal(packed[: len(positions)], weights[positions])
@@ -152,7 +175,7 @@ def test_equals_the_reference(name):
 def test_wide_ids_and_types(rows, x64):
     """Ids beyond 31 bits; float64 rows take the one op, float32 rows beside float64 cores two."""
     call = make_call(shape=WIDE, ids="int64", dtype="float64", rows=rows)
-    assert np.asarray(call.misses[1].ids).max() > 2**31
+    assert np.asarray(call.misses.ids).max() > 2**31
     got, want = call.run(save=False), call.run("reference", save=False)
     assert_close(got.sums, want.sums, TOLERANCE[rows])
     places = np.asarray(got.place)
@@ -164,7 +187,7 @@ def test_wide_ids_and_types(rows, x64):
 def test_order_of_a_bag():
     """Hits in the order of their positions, then misses one by one: what a sum of rounded steps loses tells."""
     call = make_call(bags=1, capacity=64, padding=0.0, weighted=False)
-    batch, slots = call.misses[1], np.asarray(call.hits[1].ids)[0]
+    batch, slots = call.misses, np.asarray(call.hits.ids)[0]
     inside = np.arange(64) < int(batch.offsets[0, -1])
     table = dense_table(call.cores, SHAPES["d3"].num_embeddings).astype(np.float32)
     missed = table[np.asarray(batch.ids)[0][inside & (slots < 0)]]
@@ -172,7 +195,7 @@ def test_order_of_a_bag():
     slots = np.where(slots >= 0, 1, -1).astype(np.int32)
     slots[np.flatnonzero(slots >= 0)[0]] = 0
     rows = jnp.ones_like(call.rows).at[0].set(2.0**24)
-    hits = (call.hits[0], dataclasses.replace(call.hits[1], ids=jnp.asarray(slots)[None]))
+    hits = dataclasses.replace(call.hits, ids=jnp.asarray(slots)[None])
     got = np.asarray(call.run(rows=rows, hits=hits).sums)[0, 0]
     want = np.full(8, 2.0**24, np.float32)
     for row in missed:
@@ -184,28 +207,27 @@ def test_order_of_a_bag():
 @pytest.mark.parametrize("bounds", ["clip", "zero", "error"])
 def test_ids_out_of_range(bounds):
     call = make_call(padding=0.0)
-    spec, batch = call.misses
-    position = int(missed_positions(call)[0][3])
-    ids = batch.ids.at[0, position].set(spec.num_embeddings)
-    misses = (dataclasses.replace(spec, bounds=bounds), dataclasses.replace(batch, ids=ids))
-    call = dataclasses.replace(call, misses=misses)
+    position, rows = int(missed_positions(call)[0][3]), call.cached.num_embeddings
+    ids = call.misses.ids.at[0, position].set(rows)
+    misses = dataclasses.replace(call.misses, ids=ids)
+    call = dataclasses.replace(call, misses=misses, bounds=bounds)
     if bounds != "error":
         check(call)
         return
-    with pytest.raises(Exception, match=f"id {spec.num_embeddings} at position {position} is out"):
+    with pytest.raises(Exception, match=f"id {rows} at position {position} is out"):
         jax.block_until_ready(call.run())
 
 
 def test_refusals():
     call = make_call()
-    (rows, hits), (spec, batch) = call.hits, call.misses
+    hits, batch = call.hits, call.misses
     beyond = dataclasses.replace(hits, ids=hits.ids.at[0, 1].set(30))
     falling = dataclasses.replace(batch, offsets=batch.offsets[:, ::-1])
     cases: list[tuple[dict[str, Any], str]] = [
         ({"rows_sentinel": 0.5}, "fused table 'table' was changed"),
-        ({"hits": (rows, beyond)}, "a slot is beyond the last cached row"),
-        ({"misses": (spec, falling)}, r"Bags.offsets\[0\]"),
-        ({"misses": (dataclasses.replace(spec, padded=False), batch)}, "marked as padding"),
+        ({"hits": beyond}, "a slot is beyond the last cached row"),
+        ({"misses": falling}, r"Bags.offsets\[0\]"),
+        ({"misses": dataclasses.replace(batch, padded=False)}, "marked as padding"),
         ({"rows": call.rows[:, :-1]}, "as long as a row of the table"),
     ]
     for replaced, message in cases:
@@ -215,7 +237,7 @@ def test_refusals():
 
 def test_nan_stays_with_its_readers():
     call = make_call(weighted=False)
-    asked = np.unique(np.asarray(call.hits[1].ids))
+    asked = np.unique(np.asarray(call.hits.ids))
     unread = np.setdiff1d(np.arange(30), asked)
     rows = call.rows.at[jnp.asarray(unread)].set(jnp.nan)
     np.testing.assert_array_equal(call.run(rows=rows).sums, call.run().sums)

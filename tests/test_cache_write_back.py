@@ -13,7 +13,7 @@ from benchmarks import write_back as recommender
 from benchmarks.streams import streams
 from jax_tt._cache.metric import table_metric
 from jax_tt._cache.write_back import write_back
-from jax_tt._ops._canonical import tt_table
+from jax_tt._tables.tensor_train import TTTable
 
 KEY = jax.random.key(0)
 OPTIONS = jax_tt.WriteBack()
@@ -21,8 +21,10 @@ OPTIONS = jax_tt.WriteBack()
 
 def written(cores, num_embeddings, ids, rows, options=OPTIONS, method="reference"):
     """Cores after the rows have been written back."""
-    spec, cores = tt_table(cores, num_embeddings)
-    fit = jax.jit(lambda cores, ids, rows: write_back(spec, cores, ids, rows, options, KEY, method))
+    table, cores = TTTable.of(cores, num_embeddings)
+    fit = jax.jit(
+        lambda cores, ids, rows: write_back(table, cores, ids, rows, options, KEY, method)
+    )
     return fit(cores, jnp.asarray(ids), jnp.asarray(rows))
 
 

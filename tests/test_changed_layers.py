@@ -305,7 +305,7 @@ def test_linen(case):
     found = jax_tt.linen.reorder_table(layer, variables, NEW, **more)
     assert found.found.relative_error < 1e-5
     near(rows(found.layer, found.variables), rows(layer, variables))
-    equal(found.variables["id_order"]["items"]["rows_by_id"], NEW.rows)
+    equal(found.variables["id_order"]["items"]["id_order"], NEW.rows)
     equal(found.variables["params"]["Dense_0"], variables["params"]["Dense_0"])
     moments, before = found.opt_state[0].mu, opt_state[0].mu
     equal(moments["Dense_0"], before["Dense_0"])

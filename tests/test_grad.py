@@ -9,7 +9,9 @@ import pytest
 from jax.test_util import check_grads
 
 import jax_tt
+from jax_tt import _reference
 from jax_tt._ops import _backend
+from jax_tt._tables.tensor_train import TTTable
 from tests.helpers import COMBINERS, SHAPES, WEIGHTABLE, assert_close, make_case, skip_unless_stored
 
 
@@ -74,42 +76,25 @@ def test_integer_ids_have_no_gradient(case, method):
     assert np.any(grads.weights)
 
 
-class Recorder:
-    """Stands for the native module: the reference, with a note of what was asked for."""
-
-    def __init__(self):
-        self.calls = []
-
-    def available(self, platform):
-        return platform == "cpu"
-
-    def __getattr__(self, name):
-        from jax_tt import _reference
-
-        kind, _, op = name.partition("_")
-        if kind not in ("tt", "dense"):
-            raise AttributeError(name)
-
-        def call(spec, cores, *args, platform, **kwargs):
-            assert platform == "cpu"
-            self.calls.append((op, args, kwargs))
-            parts = cores if kind == "tt" else (cores,)
-            result = getattr(_reference, op)(spec, parts, *args, **kwargs)
-            if kind == "dense" and op == "backward":
-                return result[0][0], result[1]
-            return result
-
-        return call
-
-    def ops(self):
-        return [op for op, _, _ in self.calls]
-
-
 @pytest.fixture
 def recorder(monkeypatch):
-    fake = Recorder()
-    monkeypatch.setattr(_backend, "native_module", lambda: fake)
-    return fake
+    """What is asked of the native ops, which the reference takes over: names of ops, and the cotangents they want."""
+    calls = []
+
+    def forward(self, platform, params, batch, lookup, sentinel):
+        assert platform == "cpu"
+        calls.append(("forward", lookup.wanted))
+        return _reference.forward(self, params, batch, lookup, sentinel), ()
+
+    def backward(self, platform, params, batch, residuals, g, lookup):
+        assert platform == "cpu"
+        calls.append(("backward", lookup.wanted))
+        return _reference.backward(self, params, batch, g, lookup)
+
+    monkeypatch.setattr(TTTable, "native_forward", forward)
+    monkeypatch.setattr(TTTable, "native_backward", backward)
+    monkeypatch.setattr(_backend, "native_platforms", lambda: ("cpu",))
+    return calls
 
 
 @pytest.mark.parametrize("jit", [False, True])
@@ -120,16 +105,16 @@ def test_only_requested_cotangents_are_computed(case, recorder, jit):
     expected = jax.grad(_loss(case, "sum", "reference")[0], argnums=(0, 1))(case.cores, weights)
 
     dcores = jax.grad(wrap(loss), argnums=0)(case.cores, weights)
-    assert recorder.ops().count("backward") == 1
-    assert recorder.calls[-1][1][3] is False  # want_weights
-    recorder.calls.clear()
+    assert [op for op, _ in recorder].count("backward") == 1
+    assert recorder[-1][1].names and not recorder[-1][1].weights
+    recorder.clear()
 
     both = jax.grad(wrap(loss), argnums=(0, 1))(case.cores, weights)
-    assert recorder.calls[-1][1][3] is True
-    recorder.calls.clear()
+    assert recorder[-1][0] == "backward" and recorder[-1][1].weights
+    recorder.clear()
 
     dweights = jax.grad(wrap(loss), argnums=1)(case.cores, weights)
-    assert "backward" not in recorder.ops()  # no gradient of the cores
+    assert "backward" not in [op for op, _ in recorder]  # no gradient of the cores
     for got in (dcores, both[0]):
         for a, b in zip(got, expected[0], strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -193,7 +193,7 @@ def test_linen(cache):
         for order in (ORDER, None)
     )
     variables = ordered.init(jax.random.key(0), IDS)
-    equal(variables["id_order"]["rows_by_id"], ORDER.rows)
+    equal(variables["id_order"]["id_order"], ORDER.rows)
     rest = {name: value for name, value in variables.items() if name != "id_order"}
     equal(rest, plain.init(jax.random.key(0), IDS))
     query = jnp.ones((2, D))

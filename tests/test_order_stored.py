@@ -86,7 +86,7 @@ def test_layers_of_many_ids(flavour):
         ]
         both = [module.init(jax.random.key(0), ids) for module in modules]
         ordered, plain = (module.bind(own) for module, own in zip(modules, both, strict=True))
-        kept = both[0]["id_order"]["rows_by_id"]
+        kept = both[0]["id_order"]["id_order"]
     assert kept.nbytes == order.nbytes < 2.2 * MANY
     np.testing.assert_array_equal(ordered(ids), plain(order.rows[ids]))
     query = jnp.ones((1, 4))

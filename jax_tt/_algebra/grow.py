@@ -17,8 +17,8 @@ from jax_tt._algebra.train_rows import TrainRows
 from jax_tt._algebra.trains import to_links
 from jax_tt._arguments import as_array
 from jax_tt._init import CoreInit, init_slices
-from jax_tt._ops._spec import TTSpec
 from jax_tt._shape import TTShape
+from jax_tt._tables.tensor_train import TTTable
 
 _RIDGE = 1e-9  # of the largest entry of the normal matrix
 
@@ -62,15 +62,15 @@ def tt_grow(
     >>> [core.shape[0] for core in grown], bool((grown[0][:10] == cores[0]).all())
     ([12, 10, 10], True)
     """
-    spec, arrays = table_operand("cores", cores)
+    table, arrays = table_operand("cores", cores)
     _check(arrays, shape)
-    count = shape.row_factors[0] - spec.row_factors[0]
+    count = shape.row_factors[0] - table.row_factors[0]
     if not count:
         return arrays
     fresh = init_slices(key, arrays, shape, init)
     if like is not None:
-        rows = _rows_like(like, shape, spec.num_embeddings)
-        fresh = _near(spec, arrays, fresh, rows) if len(rows) else fresh
+        rows = _rows_like(like, shape, table.num_embeddings)
+        fresh = _near(table, arrays, fresh, rows) if len(rows) else fresh
     return (jnp.concatenate([arrays[0], fresh]), *arrays[1:])
 
 
@@ -106,13 +106,13 @@ def _rows_like(like: Any, shape: TTShape, old_rows: int) -> np.ndarray:
 
 
 def _near(
-    spec: TTSpec, cores: Sequence[jax.Array], fresh: jax.Array, like: np.ndarray
+    table: TTTable, cores: Sequence[jax.Array], fresh: jax.Array, like: np.ndarray
 ) -> jax.Array:
     """The appended slices that bring the last rows of the table nearest to the rows ``like``."""
-    p, q, ranks = spec.row_factors, spec.col_factors, spec.ranks[1:-1]
-    wanted = TrainRows(cores, TTShape(spec.num_embeddings, spec.features, ranks, p, q))[like]
+    p, q, ranks = table.row_factors, table.col_factors, table.ranks[1:-1]
+    wanted = TrainRows(cores, TTShape(table.num_embeddings, table.features, ranks, p, q))[like]
     dense = [np.asarray(core).astype(np.float64) for core in (fresh, *cores[1:])]
-    appended = dataclasses.replace(spec, row_factors=(len(fresh), *p[1:]))
+    appended = dataclasses.replace(table, row_factors=(len(fresh), *p[1:]))
     equations = sampled_equations(appended, np.arange(len(like)), wanted, np.ones(len(like)))
     for i, matrix, right in equations(to_links(dense), 0):
         ridge = _RIDGE * float(matrix.max()) or 1.0

@@ -41,8 +41,8 @@ def tt_inner(a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = No
     >>> bool(abs(jax_tt.tt_inner(a, b, 990) - exact) < 1e-5)
     True
     """
-    spec, a, b = table_pair(a, b, num_embeddings)
-    return _inner(a, b, _digits(spec.num_embeddings, spec.row_factors))
+    table, a, b = table_pair(a, b, num_embeddings)
+    return _inner(a, b, _digits(table.num_embeddings, table.row_factors))
 
 
 def tt_norm(cores: Sequence[Any], num_embeddings: int | None = None) -> jax.Array:
@@ -68,8 +68,8 @@ def tt_norm(cores: Sequence[Any], num_embeddings: int | None = None) -> jax.Arra
     >>> round(float(jax_tt.tt_norm(cores)) ** 2 / (1000 * 8 / 3000), 3)
     1.0
     """
-    spec, cores = table_operand("cores", cores, num_embeddings)
-    return _norm(_digits(spec.num_embeddings, spec.row_factors), cores)
+    table, cores = table_operand("cores", cores, num_embeddings)
+    return _norm(_digits(table.num_embeddings, table.row_factors), cores)
 
 
 def _digits(n: int, row_factors: Sequence[int]) -> tuple[int, ...] | None:

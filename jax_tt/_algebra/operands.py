@@ -7,20 +7,19 @@ from typing import Any
 
 import jax
 
-from jax_tt._ops._canonical import tt_table
-from jax_tt._ops._spec import TTSpec
+from jax_tt._tables.tensor_train import TTTable
 
 
 def table_operand(
     name: str, cores: Sequence[Any], num_embeddings: int | None = None
-) -> tuple[TTSpec, tuple[jax.Array, ...]]:
+) -> tuple[TTTable, tuple[jax.Array, ...]]:
     """A table and its cores; ``name`` is what messages call it."""
-    return tt_table(cores, num_embeddings, name=name)
+    return TTTable.of(cores, num_embeddings, name=name)
 
 
 def table_pair(
     a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = None
-) -> tuple[TTSpec, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+) -> tuple[TTTable, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Two tables of the same factors."""
     left, a = table_operand("a", a, num_embeddings)
     right, b = table_operand("b", b, num_embeddings)

@@ -14,7 +14,7 @@ from jax_tt._algebra.least_squares import Equations, alternate, kron_sum
 from jax_tt._algebra.operands import table_operand
 from jax_tt._algebra.trains import to_cores
 from jax_tt._arguments import as_array
-from jax_tt._ops._spec import TTSpec
+from jax_tt._tables.tensor_train import TTTable
 
 
 def tt_refine(
@@ -58,30 +58,30 @@ def tt_refine(
     >>> error(jax_tt.tt_refine(cores, ids, rows)) < 0.1 * error(cores)
     True
     """
-    spec, cores = table_operand("cores", cores)
-    ids, rows, weights = _samples(spec, ids, rows, weights)
+    table, cores = table_operand("cores", cores)
+    ids, rows, weights = _samples(table, ids, rows, weights)
     sweeps, ridge = number_of_sweeps(sweeps), ridge_weight(ridge)
     if not len(ids):
         return cores
     dense = [np.asarray(core).astype(np.float64) for core in cores]
-    density = float(weights.sum()) / spec.num_embeddings
-    equations = sampled_equations(spec, ids, rows, weights)
+    density = float(weights.sum()) / table.num_embeddings
+    equations = sampled_equations(table, ids, rows, weights)
     found = alternate(dense, equations, sweeps, ridge * density)
     return tuple(jnp.asarray(core, cores[0].dtype) for core in found)
 
 
 def _samples(
-    spec: TTSpec, ids: Any, rows: Any, weights: Any
+    table: TTTable, ids: Any, rows: Any, weights: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ids, rows = np.asarray(as_array("ids", ids)), np.asarray(as_array("rows", rows))
     if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
         raise ValueError(f"ids: got {ids.dtype} of shape {ids.shape}; expected integers [n].")
-    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < spec.num_embeddings:
+    if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < table.num_embeddings:
         raise ValueError(
-            f"ids: got {int(ids.min())} to {int(ids.max())}; expected 0 to {spec.num_embeddings - 1}, the rows "
+            f"ids: got {int(ids.min())} to {int(ids.max())}; expected 0 to {table.num_embeddings - 1}, the rows "
             "that the cores address."
         )
-    columns = int(np.prod(spec.col_factors))
+    columns = int(np.prod(table.col_factors))
     if rows.shape != (len(ids), columns):
         raise ValueError(f"rows: got shape {rows.shape}; expected {(len(ids), columns)}.")
     rows = rows.astype(np.float64)
@@ -92,10 +92,10 @@ def _samples(
 
 
 def sampled_equations(
-    spec: TTSpec, ids: np.ndarray, rows: np.ndarray, weights: np.ndarray
+    table: TTTable, ids: np.ndarray, rows: np.ndarray, weights: np.ndarray
 ) -> Equations:
     """Normal equations over sampled rows."""
-    p, q = spec.row_factors, spec.col_factors
+    p, q = table.row_factors, table.col_factors
     digits = np.unravel_index(ids, p)
 
     def equations(
@@ -111,7 +111,7 @@ def sampled_equations(
                 left = np.einsum("nar,nrbs->nabs", left, core, optimize=True)
                 left = left.reshape(len(at), -1, core.shape[3])
             right = np.ones((len(at), 1, 1))  # [n, r', q right]
-            for j in reversed(range(k + 1, spec.d)):
+            for j in reversed(range(k + 1, table.d)):
                 core = slices[j][digits[j][at]]
                 right = np.einsum("nrbs,nsa->nrba", core, right, optimize=True)
                 right = right.reshape(len(at), core.shape[1], -1)

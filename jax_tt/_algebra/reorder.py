@@ -80,10 +80,14 @@ def tt_reorder(
                 f"{name}: got a {type(order).__name__}; expected a jax_tt.order.IdOrder, e.g. "
                 "jax_tt.order.from_interactions(pairs, shape)."
             )
-    spec, arrays = table_operand("cores", cores, new_order.num_embeddings)
+    table, arrays = table_operand("cores", cores, new_order.num_embeddings)
     check_cores(arrays)
     old_shape = TTShape(
-        spec.num_embeddings, spec.features, spec.ranks[1:-1], spec.row_factors, spec.col_factors
+        table.num_embeddings,
+        table.features,
+        table.ranks[1:-1],
+        table.row_factors,
+        table.col_factors,
     )
     return reordered_rows(
         TrainRows(arrays, old_shape),

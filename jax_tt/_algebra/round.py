@@ -26,8 +26,8 @@ from jax_tt._algebra.trains import (
 from jax_tt._arguments import as_positive
 from jax_tt._budget import ranks_for
 from jax_tt._dtypes import accumulator
-from jax_tt._ops._spec import TTSpec
 from jax_tt._shape import TTShape
+from jax_tt._tables.tensor_train import TTTable
 
 
 def tt_round(
@@ -68,20 +68,20 @@ def tt_round(
     [(10, 1, 2, 4), (10, 4, 2, 4), (10, 4, 2, 1)]
     """
     exactly_one(ranks=ranks, tolerance=tolerance, max_bytes=max_bytes)
-    spec, cores = table_operand("cores", cores)
+    table, cores = table_operand("cores", cores)
     dtype = cores[0].dtype
     if ranks is not None:
         shape = TTShape(
-            spec.num_embeddings,
-            math.prod(spec.col_factors),
+            table.num_embeddings,
+            math.prod(table.col_factors),
             ranks,
-            spec.row_factors,
-            spec.col_factors,
+            table.row_factors,
+            table.col_factors,
         )
         return _rounded(cores, shape.ranks)
-    links = _on_host(spec, cores, tolerance, max_bytes)
+    links = _on_host(table, cores, tolerance, max_bytes)
     return tuple(
-        jnp.asarray(core, dtype) for core in to_cores(links, spec.row_factors, spec.col_factors)
+        jnp.asarray(core, dtype) for core in to_cores(links, table.row_factors, table.col_factors)
     )
 
 
@@ -96,7 +96,7 @@ def _rounded(cores: Sequence[jax.Array], ranks: tuple[int, ...]) -> tuple[jax.Ar
 
 
 def _on_host(
-    spec: TTSpec, cores: Sequence[jax.Array], tolerance: float | None, max_bytes: int | None
+    table: TTTable, cores: Sequence[jax.Array], tolerance: float | None, max_bytes: int | None
 ) -> list[np.ndarray]:
     if any(isinstance(core, Tracer) for core in cores):
         raise TypeError(
@@ -111,8 +111,8 @@ def _on_host(
         return truncate(links, squared_tolerance(relative, energy, len(links)))
     return to_budget(
         links,
-        spec.row_factors,
-        spec.col_factors,
+        table.row_factors,
+        table.col_factors,
         as_positive("max_bytes", max_bytes),
         cores[0].dtype,
     )

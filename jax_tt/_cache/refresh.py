@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -14,10 +13,11 @@ from jax_tt._cache.directory import add_to_statistics, init_directory
 from jax_tt._cache.scores import aged
 from jax_tt._cache.table import CachedTable
 from jax_tt._cache.write_back import single_rows, write_back
-from jax_tt._ops import _backend
-from jax_tt._ops._canonical import tt_table
-from jax_tt._ops._spec import TTSpec
-from jax_tt._ops._table import FusedTable
+from jax_tt._ops._rule import resolved
+from jax_tt._tables.fused import FusedTable
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import named
+from jax_tt._tables.tensor_train import TTTable
 from jax_tt.optimizers import Optimizer
 
 
@@ -53,7 +53,7 @@ def populate_cache(
     >>> jax_tt.cache_statistics(table.directory)["occupied"]
     2
     """
-    spec = table_spec(table, num_embeddings)
+    described, _ = TTTable.of(table.cores, num_embeddings)
     before = table.directory
     directory, evicted, counts = backend.populate(before, method)
     directory = add_to_statistics(
@@ -65,14 +65,14 @@ def populate_cache(
         conflict_misses=counts[3],
     )
     if cache.gradients == "cores":
-        rows = _read(spec, table.cores, directory.tags, method).astype(table.values.dtype)
+        rows = _read(described, table.cores, directory.tags, method).astype(table.values.dtype)
         return table._replace(rows=rows, directory=directory)
     if cache.write_back is not None:
-        table = written_back(spec, table, cache, evicted.reshape(-1), method)
+        table = written_back(described, table, cache, evicted.reshape(-1), method)
         directory = add_to_statistics(directory, written_back=counts[1])
     came = (directory.tags != before.tags).reshape(-1)
     new = _read(
-        spec, table.cores, jnp.where(directory.tags != before.tags, directory.tags, -1), method
+        described, table.cores, jnp.where(directory.tags != before.tags, directory.tags, -1), method
     )
     rows = _with_rows(table.rows, came, new, optimizer)
     return table._replace(rows=rows, directory=directory)
@@ -125,14 +125,14 @@ def flush_cache(
     >>> jax_tt.cache_statistics(table.directory)["written_back"]
     2
     """
-    spec = table_spec(table, num_embeddings)
+    described, _ = TTTable.of(table.cores, num_embeddings)
     tags = table.directory.tags
     if cache.gradients == "rows" and cache.write_back is not None:
-        table = written_back(spec, table, cache, tags.reshape(-1), method)
+        table = written_back(described, table, cache, tags.reshape(-1), method)
         written = add_to_statistics(table.directory, written_back=jnp.sum(tags >= 0))
         table = table._replace(directory=written)
     everything = jnp.ones(tags.size, bool)
-    new = _read(spec, table.cores, tags, method)
+    new = _read(described, table.cores, tags, method)
     if isinstance(table.rows, FusedTable):
         # The rows go on being trained: their optimizer state is as good as before.
         rows: Any = table.rows._replace(cores=(new.astype(table.values.dtype),))
@@ -174,25 +174,21 @@ def reset_cache(
     return table._replace(rows=rows, directory=directory)
 
 
-def table_spec(table: CachedTable, num_embeddings: int | None) -> TTSpec:
-    spec, _ = tt_table(table.cores, num_embeddings)
-    return dataclasses.replace(spec, padded=True)
-
-
-def _read(spec: TTSpec, cores: tuple[jax.Array, ...], ids: jax.Array, method: str) -> jax.Array:
+def _read(table: TTTable, cores: tuple[jax.Array, ...], ids: jax.Array, method: str) -> jax.Array:
     """Rows ``[ids.size, D]`` in the accumulator type; 0 for negative ids."""
-    method = _backend.choose(method, cores[0].dtype)
-    return _backend.forward(spec, cores, single_rows(ids.reshape(-1)), method, False)[0][:, 0]
+    state = named(table, cores)
+    lookup = resolved(table, state, Lookup(bounds="unchecked", method=method))
+    return table.forward(state, single_rows(ids.reshape(-1)), lookup)[0][:, 0]
 
 
 def written_back(
-    spec: TTSpec, table: CachedTable, cache: RowCache, ids: jax.Array, method: str
+    described: TTTable, table: CachedTable, cache: RowCache, ids: jax.Array, method: str
 ) -> CachedTable:
     assert cache.write_back is not None
     key = jax.random.fold_in(
         jax.random.key(0, impl="threefry2x32"), table.directory.clock.astype(jnp.uint32)
     )
-    cores = write_back(spec, table.cores, ids, table.values, cache.write_back, key, method)
+    cores = write_back(described, table.cores, ids, table.values, cache.write_back, key, method)
     if isinstance(table.table, FusedTable):
         return table._replace(table=table.table._replace(cores=cores))
     return table._replace(table=cores)

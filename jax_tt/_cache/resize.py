@@ -11,10 +11,11 @@ from jax_tt._cache.config import RowCache
 from jax_tt._cache.directory import CacheDirectory, add_to_statistics, init_directory
 from jax_tt._cache.hashing import bucket_of, set_of
 from jax_tt._cache.reference import rank_within
-from jax_tt._cache.refresh import table_spec, written_back
+from jax_tt._cache.refresh import written_back
 from jax_tt._cache.scores import Scoring, converted
 from jax_tt._cache.table import CachedTable
-from jax_tt._ops._table import FusedTable
+from jax_tt._tables.fused import FusedTable
+from jax_tt._tables.tensor_train import TTTable
 from jax_tt.optimizers import Optimizer
 
 
@@ -60,9 +61,9 @@ def resize_cache(
     >>> table.values.shape, jax_tt.cache_statistics(table.directory)["occupied"]
     ((200, 8), 2)
     """
-    spec = table_spec(table, num_embeddings)
+    described, _ = TTTable.of(table.cores, num_embeddings)
     options = {"num_embeddings": num_embeddings, "optimizer": optimizer, "method": method}
-    return resized(table, old, new, spec.num_embeddings, **options)[0]
+    return resized(table, old, new, described.num_embeddings, **options)[0]
 
 
 def resized(
@@ -76,10 +77,10 @@ def resized(
     method: str,
 ) -> tuple[CachedTable, jax.Array]:
     """`resize_cache` for a table that will have ``rows_to_come`` rows, and the new slot of every old one."""
-    spec = table_spec(table, num_embeddings)
-    if table.directory.tags.shape != old.layout(spec.num_embeddings)[:2]:
+    described, _ = TTTable.of(table.cores, num_embeddings)
+    if table.directory.tags.shape != old.layout(described.num_embeddings)[:2]:
         raise ValueError(
-            f"old: got a RowCache of {old.layout(spec.num_embeddings)[:2]} sets and ways for a cache of "
+            f"old: got a RowCache of {old.layout(described.num_embeddings)[:2]} sets and ways for a cache of "
             f"{table.directory.tags.shape}; expected the one that the table was made for."
         )
     if new.gradients != old.gradients:
@@ -95,11 +96,11 @@ def resized(
     leaves = (tags >= 0) & (slots == directory.slots)
     gone = jnp.sum(leaves)
     if new.gradients == "rows" and old.write_back is not None:
-        table = written_back(spec, table, old, jnp.where(leaves, tags, -1), method)
+        table = written_back(described, table, old, jnp.where(leaves, tags, -1), method)
         directory = add_to_statistics(directory, written_back=gone)
     directory = add_to_statistics(directory, evicted=gone)
     dtype = new.dtype or table.cores[0].dtype
-    values = moved(slots, table.values, jnp.zeros((directory.slots, spec.features), dtype))
+    values = moved(slots, table.values, jnp.zeros((directory.slots, described.features), dtype))
     rows: Any = values
     if isinstance(table.rows, FusedTable):
         assert optimizer is not None

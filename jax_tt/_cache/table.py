@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from jax_tt._cache.cached import (
+    ROWS,
+    Cached,
+    directory_of,
+    named_directory,
+    outer,
+    outer_name,
+)
 from jax_tt._cache.config import RowCache
-from jax_tt._cache.directory import CacheDirectory, init_directory
-from jax_tt._ops._canonical import tt_table
-from jax_tt._ops._table import FusedTable, init_fused_table
+from jax_tt._cache.directory import CacheDirectory
+from jax_tt._tables.fused import FusedTable, fused_state, fused_table, tt_fused
+from jax_tt._tables.hoisted import hoisted
+from jax_tt._tables.options import Update
+from jax_tt._tables.table import named
+from jax_tt._tables.tensor_train import TTTable
 from jax_tt.optimizers import Optimizer
 
 
@@ -67,22 +79,93 @@ def init_cached_table(
     (100, 8)
     """
     fused = isinstance(table, FusedTable)
-    spec, cores = tt_table(table.cores if fused else table, num_embeddings)
-    rows, directory = init_cache(cache, spec.num_embeddings, spec.features, cores[0].dtype)
-    own: Any = rows
-    if fused and cache.gradients == "rows":
-        if optimizer is None:
-            raise ValueError(
-                "optimizer: got None for a FusedTable; expected its rule, which also trains the cached rows."
-            )
-        own = init_fused_table(rows, optimizer)
-    return CachedTable(table if fused else tuple(cores), own, directory)
+    if fused and cache.gradients == "rows" and optimizer is None:
+        raise ValueError(
+            "optimizer: got None for a FusedTable; expected its rule, which also trains the cached rows."
+        )
+    described, cores = TTTable.of(table.cores if fused else table, num_embeddings)
+    if fused and optimizer is not None:
+        described = dataclasses.replace(described, update=Update(hoisted(optimizer)[0]))
+    cached = Cached(described, cache)
+    fresh = cached.init_cache(cores[0].dtype)
+    return CachedTable(
+        table if fused else tuple(cores),
+        _rows(cached, fresh) if fused else fresh[ROWS],
+        directory_of(fresh),
+    )
 
 
-def init_cache(
-    cache: RowCache, num_embeddings: int, features: int, dtype: Any
-) -> tuple[jax.Array, CacheDirectory]:
-    """Zero rows ``[slots, D]`` and an empty directory."""
-    sets, ways, buckets, room = cache.layout(num_embeddings)
-    directory = init_directory(sets, ways, buckets, room, cache.key_dtype(num_embeddings))
-    return jnp.zeros((sets * ways, features), cache.dtype or dtype), directory
+def described(
+    given: Any,
+    cache: RowCache,
+    update: Update | None,
+    num_embeddings: int | None = None,
+    name: str | None = None,
+) -> tuple[Cached, dict[str, Any]]:
+    """Checks a `CachedTable`; its description and its state."""
+    if not isinstance(given, CachedTable):
+        raise TypeError(
+            f"table: got {type(given).__name__}; expected a CachedTable, made with "
+            "jax_tt.init_cached_table(cores, cache)."
+        )
+    if update is None:
+        table, cores = TTTable.of(given.table, num_embeddings, name=name)
+        state = named(table, cores)
+    else:
+        table, state = tt_fused(given.table, update, num_embeddings, name)
+    cached = Cached(table, cache)
+    fused = update is not None and cached.trains_rows
+    if isinstance(given.rows, FusedTable) != fused:
+        optimizer = None if update is None else update.optimizer
+        raise ValueError(
+            f"table.rows: got {type(given.rows).__name__}, which does not go with gradients={cache.gradients!r} and "
+            f"optimizer={optimizer!r}; pass the cache and the optimizer that init_cached_table was given."
+        )
+    wanted = (given.directory.slots, table.features)
+    if given.values.shape != wanted:
+        raise ValueError(
+            f"table.rows: got rows of shape {given.values.shape}; this directory and these cores have {wanted}. Make "
+            "the table with jax_tt.init_cached_table(cores, cache)."
+        )
+    return cached, state | state_of_cache(cached, given)
+
+
+def state_of_cache(cached: Cached, given: CachedTable) -> dict[str, Any]:
+    """The arrays of the cache by name."""
+    table, given_rows = cached.rows_table, given.rows
+    rows = fused_state(table, given_rows) if table.update else {"embedding": given_rows}
+    return named_directory(given.directory) | outer(rows)
+
+
+def cached_table(cached: Cached, state: Mapping[str, Any]) -> CachedTable:
+    """The state as users of the cached ops hold it."""
+    table = cached.table
+    return CachedTable(
+        table.params(state) if table.update is None else fused_table(table, state),
+        _rows(cached, state),
+        directory_of(state),
+    )
+
+
+def _rows(cached: Cached, state: Mapping[str, Any]) -> Any:
+    rows = cached.rows_table
+    if rows.update is None:
+        return state[ROWS]
+    return fused_table(rows, {name: state[outer_name(name)] for name in rows.trained_names()})
+
+
+def changed_state(
+    change: Any, cached: Cached, state: Mapping[str, Any], method: str
+) -> dict[str, Any]:
+    """The state after `populate_cache` or one of its siblings."""
+    update = cached.update
+    after = change(
+        cached_table(cached, state),
+        cached.cache,
+        num_embeddings=cached.num_embeddings,
+        optimizer=None if update is None else update.optimizer,
+        method=method,
+    )
+    table: Any = after.table
+    own = fused_state(cached.table, table) if update else named(cached.table, table)
+    return {**state, **own, **state_of_cache(cached, after)}

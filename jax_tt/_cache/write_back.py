@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from jax_tt._cache.config import WriteBack
 from jax_tt._cache.metric import Metric, table_metric
 from jax_tt._dtypes import accumulator
-from jax_tt._ops import _backend
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._rounding import round_to
-from jax_tt._ops._spec import TTSpec
+from jax_tt._ops._rule import resolved
+from jax_tt._tables.options import Lookup, Wanted
+from jax_tt._tables.table import named
+from jax_tt._tables.tensor_train import TTTable
 
 Cores = tuple[jax.Array, ...]
 
@@ -23,7 +25,7 @@ _CONVERGED = 1e-6  # of the first squared slope
 
 
 def write_back(
-    spec: TTSpec,
+    table: TTTable,
     cores: Cores,
     ids: jax.Array,
     rows: jax.Array,
@@ -34,7 +36,7 @@ def write_back(
     """Cores whose rows ``ids`` are as near to ``rows`` as the fit of `WriteBack` brings them.
 
     Args:
-        spec: the table.
+        table: the table.
         cores: its cores, of any storage type.
         ids: ``[n]``, negative where there is nothing to write.
         rows: ``[n, D]``; one that is not finite is not written.
@@ -59,7 +61,7 @@ def write_back(
         take = jax.lax.dynamic_slice(first, (done * chunk,), (chunk,))
         some = ids.at[take].get(mode="fill", fill_value=-1)
         wanted = rows.at[take].get(mode="fill", fill_value=0)
-        return done + 1, _fitted(_Problem(spec, some, wanted, method), wide, options)
+        return done + 1, _fitted(_Problem(table, some, wanted, method), wide, options)
 
     _, wide = jax.lax.while_loop(more, fit, (jnp.zeros((), jnp.int32), wide))
     keys = jax.random.split(key, len(cores))
@@ -72,20 +74,23 @@ def single_rows(ids: jax.Array) -> Batch:
     """A batch of one bag per id, negative ids being padding."""
     n = ids.shape[0]
     offsets = jnp.broadcast_to(jnp.array([0, 1], jnp.int32), (n, 2))
-    return Batch(jnp.maximum(ids, -1)[:, None], offsets, None, True, True)
+    return Batch(jnp.maximum(ids, -1)[:, None], offsets, None, padded=True, rectangular=True)
 
 
 class _Problem:
     """The rows of one chunk: what is missing of them, and the derivatives of what the cores give."""
 
-    def __init__(self, spec: TTSpec, ids: jax.Array, rows: jax.Array, method: str) -> None:
-        self.spec = dataclasses.replace(spec, bounds="unchecked", padded=True)
+    def __init__(self, table: TTTable, ids: jax.Array, rows: jax.Array, method: str) -> None:
+        self.table = table
         self.batch = single_rows(ids)
         self.rows = jnp.where((ids >= 0)[:, None], rows, 0)
-        self.method = _backend.choose(method, rows.dtype)
+        # All of a method's choice is the type of the cores, which is that of the rows here.
+        like = dict.fromkeys(table.param_names(), rows)
+        self.lookup = resolved(table, like, Lookup(bounds="unchecked", method=method))
 
     def read(self, cores: Cores) -> jax.Array:
-        return _backend.forward(self.spec, cores, self.batch, self.method, False)[0][:, 0]
+        state = named(self.table, cores)
+        return self.table.forward(state, self.batch, self.lookup)[0][:, 0]
 
     def missing(self, cores: Cores) -> jax.Array:
         return self.rows - self.read(cores)
@@ -93,7 +98,7 @@ class _Problem:
     def plan(self, cores: Cores) -> Any:
         """What all transposed products at these cores share."""
         out = self.read(cores)[:, None]
-        return _backend.plan(self.spec, cores, self.batch, out, self.method)
+        return self.table.plan(cores, self.batch, out, self.lookup)
 
     def forward(self, cores: Cores, change: Cores) -> jax.Array:
         """J change: a row is linear in every core."""
@@ -102,9 +107,9 @@ class _Problem:
 
     def transposed(self, cores: Cores, plan: Any, error: jax.Array) -> Cores:
         """J^T error."""
-        return _backend.backward(
-            self.spec, cores, self.batch, plan, error[:, None], self.method, False
-        )[0]
+        wanted = Wanted(frozenset(self.table.param_names()))
+        lookup = dataclasses.replace(self.lookup, wanted=wanted)
+        return self.table.param_gradients(cores, self.batch, plan, error[:, None], lookup)[0]
 
 
 def _fitted(problem: _Problem, cores: Cores, options: WriteBack) -> Cores:

@@ -16,15 +16,15 @@ from jax_tt._algebra.approximation import TTApproximation
 from jax_tt._algebra.grow import tt_grow
 from jax_tt._algebra.reorder import check_cores, reordered_rows
 from jax_tt._algebra.train_rows import TrainRows
+from jax_tt._cache.cached import ROWS, Cached, directory_of, outer_name
 from jax_tt._cache.config import RowCache
 from jax_tt._cache.resize import moved, resized
-from jax_tt._init import CoreInit
-from jax_tt._layers import _cached
-from jax_tt._layers._names import core_names, fresh_state, fused_table, slot_name
-from jax_tt._layers._options import check_id_order
-from jax_tt._ops._table import SCALARS
+from jax_tt._cache.table import CachedTable, changed_state
+from jax_tt._init import CoreInit, fresh_init
+from jax_tt._layers._options import check_id_order, described_tt
 from jax_tt._shape import TTShape
-from jax_tt.optimizers import Optimizer
+from jax_tt._tables.table import SCALARS, Table, named
+from jax_tt._tables.tensor_train import TTTable
 from jax_tt.order import IdOrder
 
 # (state of one core before, fresh state of that core after) -> its state after
@@ -32,90 +32,126 @@ Carry = Callable[[Any, Any], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Layer:
     """A table between steps.
 
     Attributes:
-        shape: its `TTShape`.
-        optimizer: rule of a fused table, or None.
-        cache: `RowCache` or None.
-        values: cores, optimizer state and cache by variable name.
+        table: its description.
+        values: its state by name, but for the order of ids.
         id_order: `IdOrder` or None.
     """
 
-    shape: TTShape
-    optimizer: Optimizer | None
-    cache: RowCache | None
+    table: Table
     values: Mapping[str, Any]
     id_order: IdOrder | None
 
     @property
+    def train(self) -> TTTable:
+        found = self.table.innermost
+        assert isinstance(found, TTTable)
+        return found
+
+    @property
+    def shape(self) -> TTShape:
+        return self.train.shape
+
+    @property
+    def cache(self) -> RowCache | None:
+        return None if self.table.cached is None else self.table.cached.cache
+
+    @property
     def cores(self) -> tuple[jax.Array, ...]:
-        return tuple(self.values[name] for name in core_names(self.shape.d))
+        return self.train.params(self.values)
+
+    def changed(
+        self,
+        values: Mapping[str, Any],
+        *,
+        shape: TTShape | None = None,
+        cache: RowCache | None = None,
+        id_order: IdOrder | None = None,
+    ) -> Layer:
+        """The same with other values and sizes."""
+        train = self.train
+        shape = train.shape if shape is None else shape
+        table = described_tt(
+            shape,
+            self.cache if cache is None else cache,
+            self.id_order if id_order is None else id_order,
+            param_dtype=train.param_dtype,
+            update=train.update,
+            name=train.name,
+            core_init=fresh_init(train.core_init),
+        )
+        return Layer(table, values, self.id_order if id_order is None else id_order)
 
 
 def reordered(
-    table: Table, id_order: IdOrder, options: Mapping[str, Any]
-) -> tuple[Table, TTApproximation]:
+    layer: Layer, id_order: IdOrder, options: Mapping[str, Any]
+) -> tuple[Layer, TTApproximation]:
     """The table under another order; cached rows enter the fit as they are, and the cache is empty afterwards."""
     if id_order is None:
         raise TypeError(
             "id_order: got None; expected a jax_tt.order.IdOrder, e.g. IdOrder.identity(num_embeddings) where ids are "
             "to be rows."
         )
-    check_id_order(id_order, table.shape.num_embeddings)
+    check_id_order(id_order, layer.shape.num_embeddings)
     if "dtype" in options:
         raise TypeError(
             f"dtype: got {options['dtype']!r}; a layer keeps its param_dtype. Give the cores of tt_reorder to a "
             "layer of another one."
         )
-    check_cores(table.cores)
-    rows: Any = TrainRows(table.cores, table.shape)
-    if table.cache is not None and table.cache.gradients == "rows":
-        tags = np.asarray(table.values["cache_tags"]).reshape(-1)
-        rows = _WithOwnRows(rows, tags, np.asarray(table.values[_cached.ROWS]))
-    found = reordered_rows(rows, table.shape, table.id_order, id_order, **options)
-    values = {
-        name: value for name, value in table.values.items() if name not in _core_values(table)
-    }
-    values |= _with_state(table, found.cores, dict.fromkeys(core_names(found.shape.d), restarted))
-    values |= _empty_cache(table, found.shape)
-    return dataclasses.replace(table, shape=found.shape, values=values, id_order=id_order), found
+    check_cores(layer.cores)
+    rows: Any = TrainRows(layer.cores, layer.shape)
+    cached = layer.table.cached
+    if cached is not None and cached.trains_rows:
+        tags = np.asarray(directory_of(layer.values).tags).reshape(-1)
+        rows = _WithOwnRows(rows, tags, np.asarray(layer.values[ROWS]))
+    found = reordered_rows(rows, layer.shape, layer.id_order, id_order, **options)
+    kept = {name: value for name, value in layer.values.items() if name not in _of_cores(layer)}
+    after = layer.changed(kept, shape=found.shape, id_order=id_order)
+    cores = named(after.train, found.cores)
+    values = kept | _with_state(layer, after, cores, dict.fromkeys(cores, restarted))
+    if cached is not None:
+        empty = after.table.cached.init_cache(found.cores[0].dtype)
+        steps = {outer_name(name) for name in SCALARS}
+        values |= {name: values[name] if name in steps else value for name, value in empty.items()}
+    return dataclasses.replace(after, values=values), found
 
 
 def grown(
-    table: Table, num_embeddings: int, key: jax.Array, init: CoreInit, like: Any, method: str
-) -> tuple[Table, Carry]:
+    layer: Layer, num_embeddings: int, key: jax.Array, init: CoreInit, like: Any, method: str
+) -> tuple[Layer, Carry]:
     """The table with more rows, and what becomes of the state of its cached rows.
 
-    `Table.cores` but for the slices appended to the first are the same arrays.
+    `Layer.cores` but for the slices appended to the first are the same arrays.
     """
-    old, shape = table.shape, table.shape.grow(num_embeddings)
-    order = None if table.id_order is None else table.id_order.grow(num_embeddings)
+    old, shape = layer.shape, layer.shape.grow(num_embeddings)
+    order = None if layer.id_order is None else layer.id_order.grow(num_embeddings)
     if like is not None:
-        like = _rows_like(like, shape.num_embeddings - old.num_embeddings, table)
+        like = _rows_like(like, shape.num_embeddings - old.num_embeddings, layer)
     carry: Carry = extended
-    cache = table.cache
+    cache = layer.cache
     if cache is not None and _cache_layout(cache, shape) != _cache_layout(cache, old):
-        table, carry = _resized(table, cache, shape.num_embeddings, method)
-    cores = tt_grow(table.cores, shape, key, init=init, like=like)
-    values = _with_state(table, cores, {core_names(1)[0]: extended})
-    values = {**table.values, **values}
-    return dataclasses.replace(table, shape=shape, values=values, id_order=order), carry
+        layer, carry = _resized(layer, cache, shape.num_embeddings, method)
+    after = layer.changed(layer.values, shape=shape, id_order=order)
+    cores = named(after.train, tt_grow(layer.cores, shape, key, init=init, like=like))
+    values = _with_state(layer, after, cores, {next(iter(cores)): extended})
+    return dataclasses.replace(after, values={**layer.values, **values}), carry
 
 
-def with_cache(table: Table, cache: RowCache, method: str) -> tuple[Table, Carry]:
+def with_cache(layer: Layer, cache: RowCache, method: str) -> tuple[Layer, Carry]:
     """The table with another cache in place of the one it has, and what becomes of the state of its cached rows."""
-    if table.cache is None:
+    if layer.cache is None:
         raise ValueError(
             "cache: the layer has no row cache to resize; build it with cache=jax_tt.RowCache(capacity=...)."
         )
-    _cached.check_cache(cache, table.shape.num_embeddings)
     if cache is None:
         raise TypeError(
             "cache: got None; expected a RowCache. flush() writes back what rows learned."
         )
-    return _resized(table, cache, table.shape.num_embeddings, method)
+    Cached(layer.train, cache)
+    return _resized(layer, cache, layer.shape.num_embeddings, method)
 
 
 def restarted(old: Any, fresh: Any) -> Any:
@@ -209,72 +245,50 @@ class _WithOwnRows:
 
 
 def _with_state(
-    table: Table, cores: tuple[jax.Array, ...], carry: Mapping[str, Carry]
+    before: Layer, after: Layer, cores: Mapping[str, Any], carry: Mapping[str, Carry]
 ) -> dict[str, Any]:
     """New cores and, where they are fused, their slots; the step goes on, so that schedules do."""
-    names = core_names(len(cores))
-    values: dict[str, Any] = dict(zip(names, cores, strict=True))
-    if table.optimizer is None:
-        return values
-    fresh = fresh_state(table.optimizer, cores)
-    for k, name in enumerate(names):
-        for slot in (slot_name(slot.name, k) for slot in table.optimizer.slots):
-            old = table.values.get(slot, fresh[slot])
+    fresh = after.train.init_rest(cores)
+    values = dict(cores)
+    for name, slots in zip(cores, after.train.slot_names(), strict=True):
+        for slot in slots:
+            old = before.values.get(slot, fresh[slot])
             values[slot] = carry[name](old, fresh[slot]) if name in carry else old
-    return values | {name: table.values[name] for name in SCALARS}
+    return values | {name: before.values[name] for name in SCALARS if name in fresh}
 
 
-def _core_values(table: Table) -> set[str]:
+def _of_cores(layer: Layer) -> set[str]:
     """Names of what there is once for every core."""
-    slots = () if table.optimizer is None else table.optimizer.slots
-    of_slots = {slot_name(slot.name, k) for slot in slots for k in range(table.shape.d)}
-    return of_slots | {*core_names(table.shape.d)}
-
-
-def _empty_cache(table: Table, shape: TTShape) -> dict[str, Any]:
-    if table.cache is None:
-        return {}
-    dtype = table.cores[0].dtype
-    directory, rows = _cached.fresh_cache(table.cache, shape, dtype, table.optimizer)
-    kept = {name: table.values[name] for name in _cached.SCALARS if name in rows}
-    return directory | rows | kept
+    slots = (name for names in layer.train.slot_names() for name in names)
+    return {*layer.train.param_names(), *slots}
 
 
 def _resized(
-    table: Table, cache: RowCache, num_embeddings: int, method: str
-) -> tuple[Table, Carry]:
-    assert table.cache is not None
-    old = table.cache
-    resize = partial(
-        resized,
-        old=old,
-        new=cache,
-        rows_to_come=num_embeddings,
-        num_embeddings=table.shape.num_embeddings,
-        optimizer=table.optimizer,
-        method=method,
-    )
-    read = table.values.__getitem__
-    new, slots = jax.jit(resize)(
-        _cached.cached_table(old, table.optimizer, _whole_table(table), read)
-    )
-    values = {**table.values, **_cached.named_values(new, table.optimizer)}
-    return dataclasses.replace(table, cache=cache, values=values), partial(moved, slots)
+    layer: Layer, cache: RowCache, num_embeddings: int, method: str
+) -> tuple[Layer, Carry]:
+    slots: Any = None
+
+    def change(table: CachedTable, old: RowCache, **options: Any) -> CachedTable:
+        nonlocal slots
+        table, slots = resized(table, old, cache, num_embeddings, **options)
+        return table
+
+    @jax.jit
+    def changed(values: Mapping[str, Any]) -> tuple[dict[str, Any], jax.Array]:
+        new = changed_state(change, layer.table.cached, values, method)
+        return new, slots
+
+    values, slots = changed(dict(layer.values))
+    return layer.changed(values, cache=cache), partial(moved, slots)
 
 
 def _cache_layout(cache: RowCache, shape: TTShape) -> Any:
     return cache.layout(shape.num_embeddings), cache.key_dtype(shape.num_embeddings)
 
 
-def _whole_table(table: Table) -> Any:
-    if table.optimizer is None:
-        return table.cores
-    return fused_table(table.optimizer, table.cores, table.values.__getitem__)
-
-
-def _rows_like(like: Any, count: int, table: Table) -> np.ndarray:
+def _rows_like(like: Any, count: int, layer: Layer) -> np.ndarray:
     """Rows of the ids that the new ids start near."""
-    n = table.shape.num_embeddings
+    n = layer.shape.num_embeddings
     ids = np.asarray(like)
     if ids.dtype.kind not in "iu" or ids.shape not in ((), (count,)):
         raise ValueError(
@@ -284,4 +298,4 @@ def _rows_like(like: Any, count: int, table: Table) -> np.ndarray:
         raise ValueError(
             f"like: got ids {int(ids.min())} to {int(ids.max())}; expected 0 to {n - 1}, those the table has."
         )
-    return ids if table.id_order is None else table.id_order.apply(ids)
+    return ids if layer.id_order is None else layer.id_order.apply(ids)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import linen as nn
 
 from jax_tt._cache import refresh
-from jax_tt._cache.config import RowCache
+from jax_tt._cache.cached import COLLECTION as ROW_CACHE
+from jax_tt._cache.cached import DIRECTORY, directory_of
 from jax_tt._cache.directory import CacheDirectory
-from jax_tt._layers import _cached
-from jax_tt._layers._linen_cache import CachedModule
-from jax_tt._layers._linen_variables import ROW_CACHE, TableVariables
-from jax_tt._layers._names import core_names, fused_table
-from jax_tt.optimizers import Optimizer
+from jax_tt._cache.table import changed_state
+from jax_tt._layers._linen_table import TableModule
+from jax_tt._layers._linen_variables import TableVariables
+from jax_tt._tables.table import Table
 
 
 def refresh_caches(
@@ -130,9 +130,9 @@ def cache_directory(variables: Mapping[str, Any]) -> CacheDirectory:
         >>> jax_tt.cache_statistics(cache_directory(counted["row_cache"]))["requested"]
         3
     """
-    missing = [name for name in _cached.DIRECTORY if name not in variables]
+    missing = [name for name in DIRECTORY if name not in variables]
     if not missing:
-        return CacheDirectory(*(variables[name] for name in _cached.DIRECTORY))
+        return directory_of(variables)
     found = ", ".join(cache_directories({ROW_CACHE: variables})) or "none"
     raise ValueError(
         f"variables: hold {', '.join(map(repr, sorted(variables))) or 'nothing'} but not {missing[0]!r}; expected what "
@@ -162,7 +162,7 @@ def cache_directories(variables: Mapping[str, Any]) -> dict[str, CacheDirectory]
     """
 
     def below(part: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, CacheDirectory]:
-        if _cached.DIRECTORY[0] in part:
+        if DIRECTORY[0] in part:
             return {"/".join(path): cache_directory(part)}
         inner = [
             below(value, (*path, name))
@@ -172,15 +172,6 @@ def cache_directories(variables: Mapping[str, Any]) -> dict[str, CacheDirectory]
         return {name: found for part in inner for name, found in part.items()}
 
     return below(variables.get(ROW_CACHE, {}), ())
-
-
-class _Layer(NamedTuple):
-    """What a layer says about its cache."""
-
-    cache: RowCache
-    optimizer: Optimizer | None
-    num_embeddings: int
-    method: str
 
 
 def _changed(
@@ -197,28 +188,26 @@ def _changed(
             "built with cache=jax_tt.RowCache(capacity=...)."
         )
     changed = dict(variables)
-    for path, layer in layers.items():
-        changed = _change(change, changed, path, layer)
+    for path, (table, method) in layers.items():
+        changed = _change(change, changed, path, table, method)
     return changed
 
 
 def _layers_of(
     model: nn.Module, variables: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[tuple[str, ...], _Layer]:
-    """The layers with a cache that a call of the model reaches, by path."""
+) -> dict[tuple[str, ...], tuple[Table, str]]:
+    """The tables with a cache that a call of the model reaches, by path, with the ``method`` of their layers."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model: got {type(model).__name__}; expected a flax.linen module, e.g. "
             "jax_tt.linen.refresh_caches(model, variables, ids). jax_tt.refresh_caches takes NNX models."
         )
-    found: dict[tuple[str, ...], _Layer] = {}
+    found: dict[tuple[str, ...], tuple[Table, str]] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         layer: Any = context.module
-        if isinstance(layer, CachedModule) and layer.cache is not None:
-            found[layer.path] = _Layer(
-                layer.cache, layer.optimizer, layer.num_embeddings, layer.method
-            )
+        if isinstance(layer, TableModule) and layer.described.cached is not None:
+            found[layer.path] = layer.described, layer.options.method
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
@@ -227,28 +216,22 @@ def _layers_of(
 
 
 def _change(
-    change: Callable[..., Any], variables: Mapping[str, Any], path: tuple[str, ...], layer: _Layer
+    change: Callable[..., Any],
+    variables: Mapping[str, Any],
+    path: tuple[str, ...],
+    table: Table,
+    method: str,
 ) -> dict[str, Any]:
-    own = TableVariables(variables, path)
+    own = TableVariables(variables, path, table)
     label = "/".join(path) or "the model"
-    if _cached.DIRECTORY[0] not in own.values:
+    if DIRECTORY[0] not in own.values:
         raise ValueError(
             f"variables: hold no row cache of {label}; expected all collections of the model, e.g. "
             '{**state.params, "row_cache": row_cache}.'
         )
-    if own.values[_cached.DIRECTORY[0]].ndim != 2:
+    if own.values[DIRECTORY[0]].ndim != 2:
         raise ValueError(
             f"model: {label} is called inside nn.scan or nn.vmap, which stack its variables; expected a layer with a "
             "row cache outside of them."
         )
-    read = own.values.__getitem__
-    cores = [read(name) for name in core_names(len(own.values)) if name in own.values]
-    table = fused_table(layer.optimizer, cores, read) if layer.optimizer else tuple(cores)
-    table = change(
-        _cached.cached_table(layer.cache, layer.optimizer, table, read),
-        layer.cache,
-        num_embeddings=layer.num_embeddings,
-        optimizer=layer.optimizer,
-        method=layer.method,
-    )
-    return own.replaced({**own.values, **_cached.named_values(table, layer.optimizer)})
+    return own.replaced(changed_state(change, table.cached, own.values, method), table)

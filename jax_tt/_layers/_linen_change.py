@@ -10,18 +10,18 @@ import optax
 from flax import linen as nn
 
 from jax_tt._algebra.approximation import TTApproximation
+from jax_tt._cache.cached import ROWS
 from jax_tt._cache.config import RowCache
-from jax_tt._layers import _cached, _change
-from jax_tt._layers._initial import fresh_init
-from jax_tt._layers._linen_tt import ID_ORDER, ROWS_BY_ID, TTModule
+from jax_tt._init import fresh_init
+from jax_tt._layers import _change
+from jax_tt._layers._linen_tt import TTLayer
 from jax_tt._layers._linen_variables import PARAMS, TableVariables
-from jax_tt._layers._names import core_names
-from jax_tt._layers._options import table_shape
 from jax_tt.order import IdOrder
+from jax_tt.order._ordered import ID_ORDER
 from jax_tt.order._stored import on_device
 
 # The table afterwards, and by variable name what becomes of the state that optax has for it.
-_Change = tuple[_change.Table, Mapping[str, _change.Carry]]
+_Change = tuple[_change.Layer, Mapping[str, _change.Carry]]
 
 
 class ChangedTable(NamedTuple):
@@ -42,14 +42,14 @@ class ChangedTable(NamedTuple):
     ((12, 10, 10), None)
     """
 
-    layer: TTModule
+    layer: TTLayer
     variables: dict[str, Any]
     opt_state: Any
     found: TTApproximation | None
 
 
 def reorder_table(
-    layer: TTModule,
+    layer: TTLayer,
     variables: Mapping[str, Any],
     id_order: IdOrder,
     *,
@@ -86,10 +86,9 @@ def reorder_table(
     """
     found = None
 
-    names = (*core_names(_shape(layer).d), _cached.ROWS)
-
-    def change(table: _change.Table) -> _Change:
+    def change(table: _change.Layer) -> _Change:
         nonlocal found
+        names = (*table.train.param_names(), ROWS)
         table, found = _change.reordered(table, id_order, options)
         return table, dict.fromkeys(names, _change.restarted)
 
@@ -98,7 +97,7 @@ def reorder_table(
 
 
 def grow_table(
-    layer: TTModule,
+    layer: TTLayer,
     variables: Mapping[str, Any],
     num_embeddings: int,
     *,
@@ -134,15 +133,15 @@ def grow_table(
     init = fresh_init(layer.core_init)
     slice_init = (lambda *args: nn.meta.unbox(init(*args))) if callable(init) else init
 
-    def change(table: _change.Table) -> _Change:
+    def change(table: _change.Layer) -> _Change:
         table, carry = _change.grown(table, num_embeddings, key, slice_init, like, layer.method)
-        return table, {core_names(1)[0]: _change.extended, _cached.ROWS: carry}
+        return table, {table.train.param_names()[0]: _change.extended, ROWS: carry}
 
     return _changed(layer, variables, tuple(path), tx, opt_state, change)
 
 
 def resize_cache(
-    layer: TTModule,
+    layer: TTLayer,
     variables: Mapping[str, Any],
     cache: RowCache,
     *,
@@ -171,43 +170,43 @@ def resize_cache(
         ((100, 8), 100)
     """
 
-    def change(table: _change.Table) -> _Change:
+    def change(table: _change.Layer) -> _Change:
         table, carry = _change.with_cache(table, cache, layer.method)
-        return table, {_cached.ROWS: carry}
+        return table, {ROWS: carry}
 
     return _changed(layer, variables, tuple(path), tx, opt_state, change)
 
 
 def _changed(
-    layer: TTModule,
+    layer: TTLayer,
     variables: Mapping[str, Any],
     path: tuple[str, ...],
     tx: Any,
     opt_state: Any,
-    change: Callable[[_change.Table], _Change],
+    change: Callable[[_change.Layer], _Change],
 ) -> ChangedTable:
     if (tx is None) != (opt_state is None):
         raise ValueError("tx, opt_state: got one of them; expected both or neither.")
     if tx is not None:
         _change.check_state("opt_state", tx, opt_state, variables[PARAMS], "variables['params']")
-    own = TableVariables(variables, path)
-    rows = own.get((ID_ORDER, *path, ROWS_BY_ID))
-    order = None if rows is None else IdOrder(rows)
-    shape = _shape(layer)
-    table, rules = change(_change.Table(shape, layer.optimizer, layer.cache, own.values, order))
-    if tx is not None and layer.optimizer is None and table.shape.d != shape.d:
-        raise ValueError(_change.other_cores("opt_state", shape, table.shape))
-    stored = {}
-    if table.id_order is not None:
-        stored[ID_ORDER, *path, ROWS_BY_ID] = on_device(table.id_order.rows)
-    new = own.replaced(table.values, stored)
+    described = layer._describe()[0]
+    own = TableVariables(variables, path, described)
+    values = dict(own.values)
+    rows = values.pop(ID_ORDER, None)
+    before = _change.Layer(described, values, None if rows is None else IdOrder(rows))
+    after, rules = change(before)
+    if tx is not None and layer.optimizer is None and after.shape.d != before.shape.d:
+        raise ValueError(_change.other_cores("opt_state", before.shape, after.shape))
+    values = dict(after.values)
+    if after.id_order is not None:
+        values[ID_ORDER] = on_device(after.id_order.rows)
+    new = own.replaced(values, after.table)
     if tx is not None:
         opt_state = _change.carried(tx, opt_state, new[PARAMS], _rule_at(path, rules))
-    sizes = table.shape.layer_arguments()
     changed = layer.clone(
-        **sizes,
-        id_order=table.id_order,
-        cache=table.cache,
+        **after.shape.layer_arguments(),
+        id_order=after.id_order,
+        cache=after.cache,
         # Cores that were given are those of the table before the change.
         core_init=fresh_init(layer.core_init),
     )
@@ -220,9 +219,3 @@ def _rule_at(path: tuple[str, ...], rules: Mapping[str, _change.Carry]) -> Any:
         return rules.get(names[-1]) if names[:-1] == path else None
 
     return rule
-
-
-def _shape(layer: TTModule) -> Any:
-    return table_shape(
-        layer.num_embeddings, layer.features, layer.tt_ranks, layer.row_factors, layer.col_factors
-    )

@@ -1,25 +1,59 @@
-"""The linen layer whose table is dense."""
+"""Linen layers whose table is dense."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.linen import dtypes
 
-from jax_tt._bags import Bags
-from jax_tt._layers import _calls
-from jax_tt._layers._initial import default_embedding_init
-from jax_tt._layers._linen_table import TableModule
-from jax_tt._layers._options import check_options, check_sizes
+from jax_tt._layers._linen_table import EmbedBagModule, EmbedModule, TableModule
+from jax_tt._layers._options import check_sizes, described_update
 from jax_tt._layers._pretrained import DenseFromPretrained
-from jax_tt._ops._canonical import check_combiner
-from jax_tt._ops._table import FusedTable
+from jax_tt._tables.dense import DenseTable, default_embedding_init
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import Table
 from jax_tt.optimizers import Optimizer
 
 
-class EmbedBag(DenseFromPretrained, TableModule):
+class DenseLayer(DenseFromPretrained, TableModule):
+    """What `Embed` and `EmbedBag` share beside their calls."""
+
+    num_embeddings: int
+    features: int
+    bounds: str = "warn"
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    embedding_init: Callable[..., Any] = default_embedding_init
+    optimizer: Optimizer | None = None
+    skip_nonfinite: bool = False
+    stochastic_rounding: bool = True
+    axis_name: Any = None
+    method: str = "auto"
+
+    def _describe(self) -> tuple[Table, Lookup]:
+        check_sizes(self.num_embeddings, self.features)
+        update = described_update(self.optimizer, self.skip_nonfinite, self.stochastic_rounding)
+        table = DenseTable(
+            self.num_embeddings,
+            self.features,
+            self.param_dtype,
+            update,
+            self.label,
+            self.embedding_init,
+        )
+        options = self.bounds, self.dtype, None, self.method, self.axis_name
+        return table, Lookup(getattr(self, "combiner", "sum"), *options)
+
+    @property
+    def embedding(self) -> jax.Array:
+        """The table ``[num_embeddings, features]``."""
+        return self.state["embedding"]
+
+
+class EmbedBag(DenseLayer, EmbedBagModule):
     """Pooled embeddings from a dense table: ``nn.Embed`` for bags.
 
     Its variable is ``embedding[num_embeddings, features]``, in ``params`` or, with an
@@ -50,56 +84,35 @@ class EmbedBag(DenseFromPretrained, TableModule):
         (3, 16)
     """
 
-    num_embeddings: int
-    features: int
     combiner: str = "sum"
-    bounds: str = "warn"
-    dtype: Any = None
-    param_dtype: Any = jnp.float32
-    embedding_init: Callable[..., Any] = default_embedding_init
-    optimizer: Optimizer | None = None
-    skip_nonfinite: bool = False
-    stochastic_rounding: bool = True
-    axis_name: Any = None
-    method: str = "auto"
 
-    def setup(self) -> None:
-        check_sizes(self.num_embeddings, self.features)
-        check_combiner(self.combiner)
-        check_options(
-            bounds=self.bounds,
-            method=self.method,
-            optimizer=self.optimizer,
-            param_dtype=self.param_dtype,
-        )
-        shape = (self.num_embeddings, self.features)
-        inits = {"embedding": lambda key: self.embedding_init(key, shape, self.param_dtype)}
-        self.table = self._declare(inits, (shape,))
 
-    @property
-    def embedding(self) -> jax.Array:
-        """The table ``[num_embeddings, features]``."""
-        params = self.table.cores if isinstance(self.table, FusedTable) else self.table
-        return params[0]
+class Embed(DenseLayer, EmbedModule):
+    """Rows of a dense table: ``nn.Embed`` with checked ids and an update that may be fused.
 
-    def __call__(
-        self,
-        bags: Bags | jax.Array,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Any] | None = None,
-    ) -> jax.Array:
-        """Pools the rows of every bag.
+    Its variable is ``embedding[num_embeddings, features]``, in ``params`` or, with an
+    ``optimizer``, in ``_overwrite_with_gradient`` (see `TTEmbed`): only the rows of a batch are
+    then read and written by a step.
 
-        Args:
-            bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-            grad_scale, hyperparameters: as in `TTEmbed`.
+    Attributes:
+        num_embeddings: number of rows, N.
+        features: number of columns, D.
+        bounds, dtype, param_dtype, optimizer, skip_nonfinite, stochastic_rounding, axis_name,
+            method, promote_dtype: as in `TTEmbed`.
+        embedding_init: as in `EmbedBag`.
 
-        Returns:
-            ``[B, features]``; an empty bag is 0.
-        """
-        table = self.embedding if self.optimizer is None else self.table
-        update = _calls.Update(grad_scale, hyperparameters)
-        result = _calls.dense_bag(self, table, bags, self.combiner, update)
-        self._count_out_of_range(bags, self.num_embeddings)
-        return result
+    Raises:
+        ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message
+            names it and the fix.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> import jax_tt.linen
+        >>> layer = jax_tt.linen.Embed(1000, 16)
+        >>> ids = jnp.array([[17, 4], [999, 0]])
+        >>> variables = layer.init(jax.random.key(0), ids)
+        >>> layer.apply(variables, ids).shape
+        (2, 2, 16)
+    """
+
+    promote_dtype: Callable[..., Any] = dtypes.promote_dtype

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax.linen import dtypes
 
-from jax_tt._bags import Bags
 from jax_tt._cache.config import RowCache
 from jax_tt._init import CoreInit
-from jax_tt._layers import _calls
-from jax_tt._layers._initial import fresh_core
-from jax_tt._layers._linen_cache import CachedModule
-from jax_tt._layers._names import core_names
-from jax_tt._layers._options import check_id_order, check_options, table_shape
+from jax_tt._layers._linen_table import EmbedBagModule, EmbedModule, TableModule
+from jax_tt._layers._options import described_tt, described_update, table_shape
 from jax_tt._layers._pretrained import TTFromPretrained
-from jax_tt._ops._canonical import check_combiner
-from jax_tt._ops._table import FusedTable
-from jax_tt._split_ids import SplitIds
+from jax_tt._shape import TTShape
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import Table
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
-from jax_tt.order._stored import StoredRows, of_layer, on_device
-
-ID_ORDER, ROWS_BY_ID = "id_order", "rows_by_id"
 
 
-class TTModule(TTFromPretrained, CachedModule):
-    """A table held as cores ``core_0 ... core_{d-1}``; what `TTEmbed` and `TTEmbedBag` share."""
+class TTLayer(TTFromPretrained, TableModule):
+    """What `TTEmbed` and `TTEmbedBag` share beside their calls."""
 
     num_embeddings: int
     features: int
@@ -51,48 +43,40 @@ class TTModule(TTFromPretrained, CachedModule):
     method: str = "auto"
     precision: jax.lax.PrecisionLike = None
 
-    def setup(self) -> None:
-        check_options(
-            bounds=self.bounds,
-            method=self.method,
-            optimizer=self.optimizer,
+    def _describe(self) -> tuple[Table, Lookup]:
+        update = described_update(self.optimizer, self.skip_nonfinite, self.stochastic_rounding)
+        table = described_tt(
+            self._shape(),
+            self.cache,
+            self.id_order,
             param_dtype=self.param_dtype,
-            precision=self.precision,
+            core_init=self.core_init,
+            update=update,
+            name=self.label,
         )
-        self.tt_shape = table_shape(
+        options = self.bounds, self.dtype, self.precision, self.method, self.axis_name
+        return table, Lookup(getattr(self, "combiner", "sum"), *options)
+
+    def _shape(self) -> TTShape:
+        return table_shape(
             self.num_embeddings, self.features, self.tt_ranks, self.row_factors, self.col_factors
         )
-        wrap = self.core_partitioning or (lambda init: init)
-        inits = {
-            name: wrap(
-                partial(
-                    fresh_core,
-                    shape=self.tt_shape,
-                    k=k,
-                    init=self.core_init,
-                    dtype=self.param_dtype,
-                )
-            )
-            for k, name in enumerate(core_names(self.tt_shape.d))
-        }
-        self.table = self._declare(inits, self.tt_shape.core_shapes)
-        self._declare_cache(self.cores[0].dtype)
-        self.stored_rows = self._declare_id_order()
 
-    def _declare_id_order(self) -> StoredRows | None:
-        check_id_order(self.id_order, self.num_embeddings)
-        if self.id_order is None:
-            return None
-        rows = self.variable(ID_ORDER, ROWS_BY_ID, partial(on_device, self.id_order.rows))
-        return of_layer(rows.value, self.num_embeddings)
+    def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        return init if self.core_partitioning is None else self.core_partitioning(init)
+
+    @property
+    def tt_shape(self) -> TTShape:
+        """Sizes of the tensor train."""
+        return self._shape()
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
         """The cores ``[p_k, r_k, q_k, r_{k+1}]``, as the functional ops take them."""
-        return self.table.cores if isinstance(self.table, FusedTable) else self.table
+        return self.described.innermost.params(self.state)
 
 
-class TTEmbed(TTModule):
+class TTEmbed(TTLayer, EmbedModule):
     """Embedding table held as a tensor train; a drop-in for ``nn.Embed``.
 
     A table of ``num_embeddings`` rows and ``features`` columns is stored as ``d`` small cores of
@@ -161,63 +145,8 @@ class TTEmbed(TTModule):
 
     promote_dtype: Callable[..., Any] = dtypes.promote_dtype
 
-    def __call__(
-        self,
-        inputs: jax.Array | SplitIds,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Any] | None = None,
-    ) -> jax.Array:
-        """Looks ids up.
 
-        Args:
-            inputs: integers of any shape, or `SplitIds` (which an ``id_order`` does not take).
-            grad_scale: fused only; the factor the loss is multiplied with, divided out of the
-                table's gradient inside the op.
-            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
-                e.g. ``{"learning_rate": rate}``.
-
-        Returns:
-            ``[*inputs.shape, features]``.
-
-        Raises:
-            ValueError: ``inputs`` are not integers.
-        """
-        self._count_out_of_range(inputs, self.tt_shape)
-        inputs = _calls.rows_of_ids(self, inputs)
-        update = _calls.Update(grad_scale, hyperparameters)
-        if self.cache is None:
-            result = _calls.lookup(self, self.table, inputs, update)
-        else:
-            result, directory = _calls.cached_lookup(self, self._cached_table(), inputs, update)
-            self._keep(directory)
-        (result,) = self.promote_dtype(result, dtype=self.dtype, inexact=False)
-        return result
-
-    def attend(self, query: jax.Array) -> jax.Array:
-        """Scores queries against every row, without building the table.
-
-        Args:
-            query: floats ``[..., features]``.
-
-        Returns:
-            ``[..., num_embeddings]``, the inner products with all rows.
-
-        Raises:
-            ValueError: the last dimension of ``query`` is not ``features``.
-            TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
-        """
-        if self.cache is not None:
-            table = self._cached_table()._replace(table=self.cores)
-            rows, cores = table.values, table.cores
-            query, rows, *cores = self.promote_dtype(query, rows, *cores, dtype=self.dtype)
-            tags = table.directory.tags
-            return _calls.by_id(self, _calls.cached_attend(self, tuple(cores), rows, tags, query))
-        query, *cores = self.promote_dtype(query, *self.cores, dtype=self.dtype)
-        return _calls.by_id(self, _calls.attend(self, tuple(cores), query))
-
-
-class TTEmbedBag(TTModule):
+class TTEmbedBag(TTLayer, EmbedBagModule):
     """Pooled embeddings: one vector per bag of ids, from a table held as a tensor train.
 
     Attributes:
@@ -256,33 +185,3 @@ class TTEmbedBag(TTModule):
     """
 
     combiner: str = "sum"
-
-    def setup(self) -> None:
-        check_combiner(self.combiner)
-        super().setup()
-
-    def __call__(
-        self,
-        bags: Bags | jax.Array,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Any] | None = None,
-    ) -> jax.Array:
-        """Pools the rows of every bag.
-
-        Args:
-            bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-            grad_scale, hyperparameters: as in `TTEmbed`.
-
-        Returns:
-            ``[B, features]``; an empty bag is 0.
-        """
-        self._count_out_of_range(bags, self.tt_shape)
-        bags = _calls.rows_of_bags(self, bags)
-        update = _calls.Update(grad_scale, hyperparameters)
-        if self.cache is None:
-            return _calls.tt_bag(self, self.table, bags, self.combiner, update)
-        table = self._cached_table()
-        result, directory = _calls.cached_bag(self, table, bags, self.combiner, update)
-        self._keep(directory)
-        return result

@@ -9,26 +9,27 @@ from flax import linen as nn
 from flax import traverse_util
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
-from jax_tt._layers._names import core_names
+from jax_tt._tables.table import Table
 
-PARAMS, ROW_CACHE = "params", "row_cache"
+PARAMS = "params"
 
 
 class TableVariables:
-    """Parameters, optimizer state and row cache of a table, by name; boxes are taken off and put on again.
+    """The arrays of a table by name; boxes are taken off and put on again.
 
     Raises:
         ValueError: the variables hold no tensor-train table at ``path``.
     """
 
-    def __init__(self, variables: Mapping[str, Any], path: tuple[str, ...]) -> None:
+    def __init__(self, variables: Mapping[str, Any], path: tuple[str, ...], table: Table) -> None:
         self._all = traverse_util.flatten_dict(dict(variables), keep_empty_nodes=True)
+        collections = {PARAMS, OVERWRITE_WITH_GRADIENT, *table.buffers.values()}
         self._places = {
             place[-1]: place
             for place in self._all
-            if place[0] in (PARAMS, OVERWRITE_WITH_GRADIENT, ROW_CACHE) and place[1:-1] == path
+            if place[0] in collections and place[1:-1] == path
         }
-        first = core_names(1)[0]
+        first = table.param_names()[0]
         if first not in self._places:
             raise ValueError(
                 f"path: the variables hold no {first} at {'/'.join(path) or 'their top'}; expected the names that lead "
@@ -39,17 +40,14 @@ class TableVariables:
         }
         self._first = self._places[first]
 
-    def get(self, place: tuple[str, ...]) -> Any:
-        """The variable at a place of the model, or None."""
-        return self._all.get(place)
-
-    def replaced(
-        self, values: Mapping[str, Any], others: Mapping[tuple[str, ...], Any] | None = None
-    ) -> dict[str, Any]:
-        """All variables of the model with these in place of the table's, and ``others`` where their places say."""
+    def replaced(self, values: Mapping[str, Any], table: Table) -> dict[str, Any]:
+        """All variables of the model with these in place of the table's, whose description is now ``table``."""
         own = set(self._places.values())
         kept = {place: value for place, value in self._all.items() if place not in own}
         for name, value in values.items():
-            place = self._places.get(name, (*self._first[:-1], name))
-            kept[place] = nn.meta.replace_boxed(self._all.get(place, self._all[self._first]), value)
-        return traverse_util.unflatten_dict({**kept, **(others or {})})
+            collection = table.buffers.get(name, self._first[0])
+            place = self._places.get(name, (collection, *self._first[1:-1], name))
+            like = None if name in table.buffers else self._all[self._first]
+            like = self._all.get(place, like)
+            kept[place] = value if like is None else nn.meta.replace_boxed(like, value)
+        return traverse_util.unflatten_dict(kept)

@@ -1,52 +1,21 @@
-"""The NNX half of the row cache: its variables, and what is done with them between steps."""
+"""The NNX half of the row cache: what is done with it between steps."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import jax
 from flax import nnx
 
 from jax_tt._cache import refresh
-from jax_tt._cache.config import RowCache
-from jax_tt._cache.directory import CacheDirectory
+from jax_tt._cache.cached import Cached, directory_of
 from jax_tt._cache.statistics import cache_statistics
-from jax_tt._cache.table import CachedTable
-from jax_tt._layers import _cached
+from jax_tt._cache.table import changed_state
 from jax_tt._layers._nnx_table import TableModule
-from jax_tt._layers._nnx_variables import CacheState, FusedParam
-from jax_tt._shape import TTShape
 
 
 class CachedModule(TableModule):
-    """What a layer with a row cache has beside its table."""
-
-    tt_shape: TTShape
-    cache: RowCache | None
-    method: str
-
-    def _create_cache(self, dtype: Any) -> None:
-        if self.cache is None:
-            return
-        directory, rows = _cached.fresh_cache(self.cache, self.tt_shape, dtype, self.optimizer)
-        for name, value in directory.items():
-            setattr(self, name, CacheState(value))
-        kind: type[nnx.Variable[Any]] = CacheState
-        if self.cache.gradients == "rows":
-            kind = nnx.Param if self.optimizer is None else FusedParam
-        for name, value in rows.items():
-            setattr(self, name, kind(value))
-
-    def _cached_table(self, table: Any) -> CachedTable:
-        return _cached.cached_table(self._own_cache(), self.optimizer, table, self._value)
-
-    def _keep(self, directory: CacheDirectory) -> None:
-        if not self.deterministic:
-            self._write(_cached.named_directory(directory))
-
-    def _write(self, values: dict[str, jax.Array]) -> None:
-        for name, value in values.items():
-            getattr(self, name)[...] = value
+    """A layer that may have a row cache."""
 
     def populate(self) -> None:
         """Lets hot rows that were counted trade places with cold cached ones; see `jax_tt.populate_cache`.
@@ -57,43 +26,37 @@ class CachedModule(TableModule):
         Raises:
             ValueError: the layer has no cache.
         """
-        self._change(refresh.populate_cache)
+        self._change(partial(changed_state, refresh.populate_cache))
 
     def refresh(self) -> None:
         """`populate` if ``refresh_every`` batches have been counted since the last time; otherwise nothing."""
-        self._change(refresh.refresh_if_due)
+        self._change(partial(changed_state, refresh.refresh_if_due))
 
     def flush(self) -> None:
         """Writes what the cached rows learned back into the cores; see `jax_tt.flush_cache`."""
-        self._change(refresh.flush_cache)
+        self._change(partial(changed_state, refresh.flush_cache))
 
     def reset_cache(self) -> None:
         """Flushes, then forgets all rows, counts and statistics; see `jax_tt.reset_cache`."""
-        self._change(refresh.reset_cache)
+        self._change(partial(changed_state, refresh.reset_cache))
 
     def cache_statistics(self) -> dict[str, int | float]:
         """Figures of the cache, read on the host; see `jax_tt.cache_statistics`."""
-        return cache_statistics(self._cached_table(self._table()).directory)
+        self._cached()
+        return cache_statistics(directory_of(self.state()))
 
     def _change(self, change: Any) -> None:
-        table = change(
-            self._cached_table(self._table()),
-            self._own_cache(),
-            num_embeddings=self.num_embeddings,
-            optimizer=self.optimizer,
-            method=self.method,
-        )
-        self._write(_cached.named_values(table, self.optimizer))
+        after = change(self._cached(), self.state(), self.lookup.method)
+        for name, value in after.items():
+            getattr(self, name)[...] = value
 
-    def _table(self) -> Any:
-        raise NotImplementedError
-
-    def _own_cache(self) -> RowCache:
-        if self.cache is None:
+    def _cached(self) -> Cached:
+        found = self.table.cached
+        if found is None:
             raise ValueError(
-                f"{self.label}: has no row cache; build it with cache=jax_tt.RowCache(capacity=...)."
+                f"{self.table.label}has no row cache; build it with cache=jax_tt.RowCache(capacity=...)."
             )
-        return self.cache
+        return found
 
 
 def refresh_caches(model: Any) -> None:
@@ -125,5 +88,5 @@ def refresh_caches(model: Any) -> None:
             "jax_tt.linen.refresh_caches(model, variables, *inputs)."
         )
     for module in modules:
-        if isinstance(module, CachedModule) and module.cache is not None:
+        if isinstance(module, CachedModule) and module.table.cached is not None:
             module.refresh()

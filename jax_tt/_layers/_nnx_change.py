@@ -9,23 +9,32 @@ from flax import nnx
 from jax.core import Tracer
 
 from jax_tt._algebra.approximation import TTApproximation
+from jax_tt._cache.cached import ROWS
 from jax_tt._cache.config import RowCache
-from jax_tt._init import CoreInit
-from jax_tt._layers import _cached, _change
-from jax_tt._layers._names import core_names
+from jax_tt._init import CoreInit, fresh_init
+from jax_tt._layers import _change
 from jax_tt._layers._nnx_cache import CachedModule
-from jax_tt._layers._nnx_variables import CacheState, IdOrderState
+from jax_tt._layers._nnx_table import variable_type
+from jax_tt._shape import TTShape
+from jax_tt._tables.table import Table
+from jax_tt._tables.tensor_train import TTTable
 from jax_tt.order import IdOrder
+from jax_tt.order._ordered import ID_ORDER
 from jax_tt.order._stored import on_device
-
-_ORDER = "id_order"
 
 
 class ChangingModule(CachedModule):
     """A table that can be brought under another order of ids, and given more ids, between steps."""
 
-    id_order: IdOrderState | None
-    core_init: CoreInit
+    @property
+    def tt_shape(self) -> TTShape:
+        """Sizes of the tensor train."""
+        return _tensor_train(self.table).shape
+
+    @property
+    def cache(self) -> RowCache | None:
+        """The row cache, or None."""
+        return None if self.table.cached is None else self.table.cached.cache
 
     def reorder(
         self,
@@ -70,10 +79,8 @@ class ChangingModule(CachedModule):
         old = self.tt_shape
         if opt is not None and self.optimizer is None and old.d != table.shape.d:
             raise ValueError(_change.other_cores("opt", old, table.shape))
-        names = core_names(old.d)
-        moments = _moments(
-            self, opt, model, dict.fromkeys((*names, _cached.ROWS), _change.restarted)
-        )
+        names = self.table.innermost.param_names()
+        moments = _moments(self, opt, model, dict.fromkeys((*names, ROWS), _change.restarted))
         self._become(table)
         moments()
         return found
@@ -113,9 +120,14 @@ class ChangingModule(CachedModule):
             (True, (1, 8))
         """
         table, carry = _change.grown(
-            self._whole(), num_embeddings, rngs.params(), self._slice_init(), like, self.method
+            self._whole(),
+            num_embeddings,
+            rngs.params(),
+            self._slice_init(),
+            like,
+            self.lookup.method,
         )
-        rules = {core_names(1)[0]: _change.extended, _cached.ROWS: carry}
+        rules = {self.table.param_names()[0]: _change.extended, ROWS: carry}
         moments = _moments(self, opt, model, rules)
         self._become(table)
         moments()
@@ -149,50 +161,48 @@ class ChangingModule(CachedModule):
             >>> layer.cache_rows.shape, layer.cache_statistics()["occupied"]
             ((100, 8), 3)
         """
-        table, carry = _change.with_cache(self._whole(), cache, self.method)
-        moments = _moments(self, opt, model, {_cached.ROWS: carry})
+        table, carry = _change.with_cache(self._whole(), cache, self.lookup.method)
+        moments = _moments(self, opt, model, {ROWS: carry})
         self._become(table)
         moments()
 
-    def _whole(self) -> _change.Table:
-        values = self._values()
+    def _whole(self) -> _change.Layer:
+        values = self.state()
         if any(isinstance(value, Tracer) for value in values.values()):
             raise TypeError(
                 "layer: its variables are traced; it is reordered or grows between steps, outside of jit."
             )
-        order = None if self.id_order is None else IdOrder(self.id_order[...])
-        return _change.Table(self.tt_shape, self.optimizer, self.cache, values, order)
+        rows = values.pop(ID_ORDER, None)
+        return _change.Layer(self.table, values, None if rows is None else IdOrder(rows))
 
     def _slice_init(self) -> CoreInit:
-        init = self.core_init
+        init = fresh_init(_tensor_train(self.table).core_init)
         # A variable takes the value out of what `nnx.with_partitioning` returns.
         return (lambda *args: nnx.Param(init(*args))[...]) if callable(init) else init
 
-    def _values(self) -> dict[str, jax.Array]:
-        return {
-            name: variable[...]
-            for name, variable in vars(self).items()
-            if isinstance(variable, nnx.Param | CacheState)
-        }
-
-    def _become(self, table: _change.Table) -> None:
+    def _become(self, after: _change.Layer) -> None:
+        values = dict(after.values)
+        if after.id_order is not None:
+            values[ID_ORDER] = on_device(after.id_order.rows)
         # First what may fail: an axis of another length may not divide among its devices.
-        values = {
-            name: _beside(getattr(self, name, None), value) for name, value in table.values.items()
-        }
-        rows = None
-        if table.id_order is not None:
-            rows = _beside(self.id_order, on_device(table.id_order.rows))
-        for name in self._values().keys() - values.keys():
+        values = {name: _beside(getattr(self, name, None), value) for name, value in values.items()}
+        for name in self.state().keys() - values.keys():
             delattr(self, name)
-        template: nnx.Variable[Any] = getattr(self, core_names(1)[0])
+        template: nnx.Variable[Any] = getattr(self, self.table.param_names()[0])
         for name, value in values.items():
-            _assign(self, name, value, type(template), template.get_metadata())
-        if rows is not None:
-            _assign(self, _ORDER, rows, IdOrderState, {})
-        self.cache = table.cache
-        self.tt_shape = table.shape
-        self.num_embeddings = table.shape.num_embeddings
+            if hasattr(self, name):
+                getattr(self, name).set_value(value)
+                continue
+            kind = variable_type(after.table, name)
+            like = {} if name in after.table.buffers else template.get_metadata()
+            setattr(self, name, nnx.data(kind(value, **like)))
+        self.table = after.table
+
+
+def _tensor_train(table: Table) -> TTTable:
+    train = table.innermost
+    assert isinstance(train, TTTable)
+    return train
 
 
 def _beside(variable: nnx.Variable[Any] | None, value: jax.Array) -> jax.Array:
@@ -200,17 +210,6 @@ def _beside(variable: nnx.Variable[Any] | None, value: jax.Array) -> jax.Array:
     if variable is None or not variable[...].committed:
         return value
     return jax.device_put(value, variable[...].sharding)
-
-
-def _assign(
-    layer: nnx.Module, name: str, value: jax.Array, kind: type[nnx.Variable[Any]], metadata: Any
-) -> None:
-    """Overwrites a variable with a value of any shape, or makes it."""
-    variable = getattr(layer, name, None)
-    if variable is None:
-        setattr(layer, name, nnx.data(kind(value, **metadata)))
-        return
-    variable.set_value(value)
 
 
 def _moments(

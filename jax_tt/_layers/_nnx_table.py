@@ -1,9 +1,9 @@
-"""The variables of one table in an NNX module."""
+"""The NNX layers of any table: the variables of its state, and its calls."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -11,79 +11,274 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.errors import TraceContextError
+from flax.nnx.nn import dtypes
 
-from jax_tt._layers._hyperparameters import hoisted
-from jax_tt._layers._initial import check_value
-from jax_tt._layers._names import fresh_state, fused_table
-from jax_tt._layers._nnx_variables import FusedParam, OutOfRange
-from jax_tt._ops._table import FusedTable
+from jax_tt._arguments import as_scalar
+from jax_tt._bags import Bags
+from jax_tt._layers._call import attended, check_value, in_training, step_inputs
+from jax_tt._layers._nnx_variables import CacheState, FusedParam, IdOrderState, OutOfRange
+from jax_tt._layers._options import described_update
+from jax_tt._ops.calls import lookup_rows, pooled_rows
 from jax_tt._ops.out_of_range import add_out_of_range
-from jax_tt._shape import TTShape
+from jax_tt._split_ids import SplitIds
+from jax_tt._tables.hoisted import hoisted
+from jax_tt._tables.options import Lookup, Update
+from jax_tt._tables.table import Table
 from jax_tt.optimizers import Optimizer
+
+# Variables of arrays that no gradient reaches, by the collection that linen keeps them in.
+_BUFFERS: dict[str, type[nnx.Variable[Any]]] = {"row_cache": CacheState, "id_order": IdOrderState}
+
+
+_DEFAULT = Lookup(bounds="warn")
 
 
 class TableModule(nnx.Module):
-    """Holds a table's parameters and, when it is fused, the state of its optimizer beside them."""
+    """The state of a table in variables, and what its calls have in common.
 
-    num_embeddings: int
-    features: int
-    bounds: str
-    axis_name: Any
-    optimizer: Optimizer | None
+    Args:
+        table: the description of the table; without a name it is called after the layer and its sizes.
+        lookup: options of the calls.
+        rngs: random number generators; the parameters take one key of ``params``.
+        metadata: of the variables of the parameters, and of optimizer state of the same shape.
+        hyperparameters: variables of scalars that take the place of fields of the optimizer.
+    """
+
     hyperparameters: Mapping[str, Any] = MappingProxyType({})
-    name: str | None
 
-    @property
-    def label(self) -> str:
-        """The table's name in error messages."""
-        return self.name or f"{type(self).__name__}({self.num_embeddings}, {self.features})"
-
-    def _set_optimizer(self, optimizer: Any) -> None:
-        """Keeps the rule; variables in it become variables of the layer."""
-        self.optimizer, variables = hoisted(optimizer)
-        if variables:
-            self.hyperparameters = nnx.Dict(variables)
-
-    def _create(
+    def __init__(
         self,
-        values: Mapping[str, Any],
-        shapes: tuple[tuple[int, ...], ...],
-        metadata: Mapping[str, Any],
+        table: Table,
+        lookup: Lookup = _DEFAULT,
+        *,
+        rngs: nnx.Rngs,
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+        hyperparameters: Mapping[str, nnx.Variable[Any]] = MappingProxyType({}),
     ) -> None:
-        """Makes the variables; a value may be an array or what ``nnx.with_partitioning`` returns."""
+        self.table = self._named(table)
+        self.lookup = lookup
         # Set by `model.eval()` and `model.train()`, as dropout's: an evaluation counts nothing.
         self.deterministic = False
-        if self.bounds == "warn":
+        if hyperparameters:
+            self.hyperparameters = nnx.Dict(dict(hyperparameters))
+        if lookup.bounds == "warn":
             self.out_of_range = OutOfRange(jnp.zeros((), jnp.int32))
-        kind = nnx.Param if self.optimizer is None else FusedParam
-        params = [kind(value, **metadata) for value in values.values()]
-        for name, param, shape in zip(values, params, shapes, strict=True):
-            check_value(name, param, shape)
+        kind = variable_type(table, table.param_names()[0])
+        params = {
+            name: kind(value, **metadata)
+            for name, value in table.init_params(rngs.params()).items()
+        }
+        for name, param in params.items():
+            check_value(name, param, table.param_shapes[name])
             setattr(self, name, param)
-        if self.optimizer is None:
-            return
-        for name, value in fresh_state(self.optimizer, [param[...] for param in params]).items():
-            # A slot shaped like its table is laid out like it.
-            twin = next((param for param in params if param.shape == value.shape), None)
-            like = {} if twin is None else twin.get_metadata()
-            setattr(self, name, FusedParam(value, **like))
+        self.param_dtype = next(iter(params.values())).dtype
+        rest = table.init_rest({name: param[...] for name, param in params.items()})
+        for name, value in rest.items():
+            # Optimizer state shaped like a parameter is laid out like it.
+            twin = next((param for param in params.values() if param.shape == value.shape), None)
+            like = {} if twin is None or name in table.buffers else twin.get_metadata()
+            setattr(self, name, variable_type(table, name)(value, **like))
 
-    def _count_out_of_range(self, ids_or_bags: Any, rows: int | TTShape) -> None:
-        if self.bounds != "warn" or self.deterministic:
+    @property
+    def num_embeddings(self) -> int:
+        return self.table.num_embeddings
+
+    @property
+    def features(self) -> int:
+        return self.table.features
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The rule that is fused into the backward pass."""
+        return None if self.table.update is None else self.table.update.optimizer
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the rows returned."""
+        return self.lookup.dtype or self.param_dtype
+
+    def state(self) -> dict[str, jax.Array]:
+        """The arrays of the table by name, as the functions of ``table`` take them."""
+        names = (*self.table.trained_names(), *self.table.buffers)
+        return {name: getattr(self, name)[...] for name in names}
+
+    def _named(self, table: Table) -> Table:
+        if table.name is not None:
+            return table
+        return table.renamed(f"{type(self).__name__}({table.num_embeddings}, {table.features})")
+
+    def _call(
+        self,
+        op: Callable[..., Any],
+        inputs: Any,
+        grad_scale: Any,
+        hyperparameters: Mapping[str, Any] | None,
+    ) -> jax.Array:
+        own = {name: variable[...] for name, variable in self.hyperparameters.items()}
+        step = step_inputs(self.table, grad_scale, hyperparameters, own)
+        lookup = in_training(self.lookup, not self.deterministic)
+        state = self.state()
+        result, after = op(self.table, state, inputs, lookup, step)
+        if lookup.train:
+            self._count_out_of_range(inputs)
+            for name in self.table.buffers:
+                if after[name] is not state[name]:
+                    getattr(self, name)[...] = after[name]
+        return result
+
+    def _count_out_of_range(self, ids_or_bags: Any) -> None:
+        if self.lookup.bounds != "warn":
             return
-        total = add_out_of_range(
-            self.out_of_range[...], ids_or_bags, rows, self.axis_name, self.label
-        )
+        total = self.out_of_range[...]
+        total = add_out_of_range(total, ids_or_bags, self.table, self.lookup.axis_name)
         # A transformation of plain JAX that closes over the layer takes nothing out of it: flax lets nothing change.
         with contextlib.suppress(TraceContextError):
             self.out_of_range.set_value(total)
 
-    def _read(self, names: tuple[str, ...]) -> tuple[jax.Array, ...]:
-        return tuple(self._value(name) for name in names)
 
-    def _fused(self, names: tuple[str, ...]) -> FusedTable:
-        assert self.optimizer is not None
-        return fused_table(self.optimizer, self._read(names), self._value)
+class TableEmbed(TableModule):
+    """Rows of a table of any kind, as `TTEmbed` and `Embed` give those of theirs.
 
-    def _value(self, name: str) -> jax.Array:
-        return getattr(self, name)[...]
+    Args:
+        table: the kind and its sizes.
+        lookup: options of the calls.
+        promote_dtype: as in `TTEmbed`.
+        options: ``rngs``, ``metadata`` of the parameters' variables, and ``hyperparameters``, variables of scalars that
+            take the place of fields of the optimizer.
+
+    Example:
+        >>> import jax.numpy as jnp, jax_tt
+        >>> from flax import nnx
+        >>> layer = jax_tt.TableEmbed(jax_tt.DenseTable(1000, 16), rngs=nnx.Rngs(0))
+        >>> layer(jnp.array([1, 999])).shape
+        (2, 16)
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        lookup: Lookup = _DEFAULT,
+        *,
+        promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
+        **options: Any,
+    ) -> None:
+        super().__init__(table, lookup, **options)
+        self.promote_dtype = promote_dtype
+
+    def __call__(
+        self,
+        inputs: jax.Array | SplitIds,
+        out_sharding: Any = None,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
+        """Looks ids up.
+
+        Args:
+            inputs: integers of any shape, or `SplitIds` (which an ``id_order`` does not take).
+            out_sharding: sharding of the result under a mesh with explicit axes.
+            grad_scale: fused only; the factor the loss is multiplied with, divided out of the
+                table's gradient inside the op.
+            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
+                e.g. ``{"learning_rate": rate}``.
+
+        Returns:
+            ``[*inputs.shape, features]``.
+
+        Raises:
+            ValueError: ``inputs`` are not integers.
+        """
+        result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
+        if out_sharding is not None:
+            result = jax.sharding.reshard(result, out_sharding)
+        (result,) = self.promote_dtype((result,), dtype=self.dtype, inexact=False)
+        return result
+
+    def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Scores queries against every row, without building the table.
+
+        Args:
+            query: floats ``[..., features]``.
+            out_sharding: sharding of the result under a mesh with explicit axes.
+
+        Returns:
+            ``[..., num_embeddings]``, the inner products with all rows.
+
+        Raises:
+            ValueError: the last dimension of ``query`` is not ``features``.
+            TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
+        """
+
+        def promote(*arrays: jax.Array) -> Any:
+            return self.promote_dtype(arrays, dtype=self.dtype)
+
+        def scores(state: Any, query: jax.Array) -> jax.Array:
+            return attended(self.table, state, query, self.lookup, promote)
+
+        if out_sharding is not None:
+            scores = jax.sharding.auto_axes(out_sharding=out_sharding)(scores)
+        return scores(self.state(), query)
+
+
+class TableEmbedBag(TableModule):
+    """Pooled rows of a table of any kind, as `TTEmbedBag` and `EmbedBag` give those of theirs.
+
+    Args:
+        table: the kind and its sizes.
+        lookup: options of the calls.
+        rngs, metadata, hyperparameters: as in `TableEmbed`.
+
+    Example:
+        >>> import jax_tt
+        >>> from flax import nnx
+        >>> layer = jax_tt.TableEmbedBag(
+        ...     jax_tt.DenseTable(1000, 16), jax_tt.Lookup("mean"), rngs=nnx.Rngs(0)
+        ... )
+        >>> layer(jax_tt.Bags.from_ragged([[17, 4], [], [999]])).shape
+        (3, 16)
+    """
+
+    def __call__(
+        self,
+        bags: Bags | jax.Array,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
+        """Pools the rows of every bag.
+
+        Args:
+            bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
+            grad_scale, hyperparameters: as in `TTEmbed`.
+
+        Returns:
+            ``[B, features]``; an empty bag is 0.
+        """
+        return self._call(pooled_rows, bags, grad_scale, hyperparameters)
+
+
+def variable_type(table: Table, name: str) -> type[nnx.Variable[Any]]:
+    """What an array of a table's state is kept in."""
+    if name in table.buffers:
+        return _BUFFERS.get(table.buffers[name], nnx.Variable)
+    return nnx.Param if table.update is None else FusedParam
+
+
+def hoisted_update(
+    optimizer: Any, skip_nonfinite: bool, stochastic_rounding: bool
+) -> tuple[Update | None, dict[str, nnx.Variable[Any]]]:
+    """The update of a layer without the variables in its rule, and those by name."""
+    if optimizer is None:
+        return None, {}
+    rule, found = hoisted(optimizer, lambda value: isinstance(value, nnx.Variable))
+    for name, variable in found.items():
+        if isinstance(variable, nnx.Param):
+            raise TypeError(
+                f"{name}: got a {type(variable).__name__}, which would be trained; expected an nnx.Variable, e.g. "
+                f"{name}=nnx.Variable(jnp.float32(0.05))."
+            )
+        if isinstance(variable.get_value(), int | float):
+            variable.set_value(jnp.asarray(variable.get_value(), jnp.float32))
+        as_scalar(name, variable[...])
+    return described_update(rule, skip_nonfinite, stochastic_rounding), found

@@ -11,97 +11,27 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from jax_tt._bags import Bags
 from jax_tt._cache.config import RowCache
 from jax_tt._init import CoreInit
-from jax_tt._layers import _calls
-from jax_tt._layers._cached import check_cache
-from jax_tt._layers._initial import fresh_cores, fresh_init
-from jax_tt._layers._names import core_names
 from jax_tt._layers._nnx_change import ChangingModule
-from jax_tt._layers._nnx_variables import IdOrderState
-from jax_tt._layers._options import check_id_order, check_options, table_shape
+from jax_tt._layers._nnx_table import TableEmbed, TableEmbedBag, hoisted_update
+from jax_tt._layers._options import described_tt, table_shape
 from jax_tt._layers._pretrained import TTFromPretrained
-from jax_tt._ops._canonical import check_combiner
-from jax_tt._ops._table import FusedTable
-from jax_tt._split_ids import SplitIds
+from jax_tt._tables.options import Lookup
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
-from jax_tt.order._stored import StoredRows, of_layer, on_device
 
 
-class TTModule(TTFromPretrained, ChangingModule):
-    """A table held as cores ``core_0 ... core_{d-1}``; what `TTEmbed` and `TTEmbedBag` share."""
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        tt_ranks: int | Sequence[int],
-        row_factors: Sequence[int] | None,
-        col_factors: Sequence[int] | None,
-        bounds: str,
-        dtype: Any,
-        param_dtype: Any,
-        precision: jax.lax.PrecisionLike,
-        core_init: CoreInit,
-        optimizer: Optimizer | None,
-        cache: RowCache | None,
-        id_order: IdOrder | None,
-        skip_nonfinite: bool,
-        stochastic_rounding: bool,
-        axis_name: Any,
-        method: str,
-        name: str | None,
-        rngs: nnx.Rngs,
-        core_metadata: Mapping[str, Any],
-    ) -> None:
-        self._set_optimizer(optimizer)
-        check_options(
-            bounds=bounds,
-            method=method,
-            optimizer=self.optimizer,
-            param_dtype=param_dtype,
-            precision=precision,
-        )
-        self.tt_shape = table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors)
-        self.num_embeddings = self.tt_shape.num_embeddings
-        self.features = self.tt_shape.features
-        self.bounds = bounds
-        self.param_dtype = param_dtype
-        self.precision = precision
-        self.core_init = fresh_init(core_init)
-        check_cache(cache, self.num_embeddings)
-        self.cache = cache
-        check_id_order(id_order, self.num_embeddings)
-        self.skip_nonfinite = skip_nonfinite
-        self.stochastic_rounding = stochastic_rounding
-        self.axis_name = axis_name
-        self.method = method
-        self.name = name
-        names = core_names(self.tt_shape.d)
-        cores = fresh_cores(rngs.params(), self.tt_shape, core_init, param_dtype)
-        self._create(dict(zip(names, cores, strict=True)), self.tt_shape.core_shapes, core_metadata)
-        self.dtype = self.cores[0].dtype if dtype is None else dtype
-        self._create_cache(self.cores[0].dtype)
-        self.id_order = None if id_order is None else IdOrderState(on_device(id_order.rows))
+class TTLayer(TTFromPretrained, ChangingModule):
+    """What `TTEmbed` and `TTEmbedBag` share beside their calls."""
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
         """The cores ``[p_k, r_k, q_k, r_{k+1}]``, as the functional ops take them."""
-        return self._read(core_names(self.tt_shape.d))
-
-    @property
-    def stored_rows(self) -> StoredRows | None:
-        """The row of every id, or None where ids are rows."""
-        return None if self.id_order is None else of_layer(self.id_order[...], self.num_embeddings)
-
-    def _table(self) -> tuple[jax.Array, ...] | FusedTable:
-        return self.cores if self.optimizer is None else self._fused(core_names(self.tt_shape.d))
+        return self.table.innermost.params(self.state())
 
 
-class TTEmbed(TTModule):
+class TTEmbed(TTLayer, TableEmbed):
     """Embedding table held as a tensor train; a drop-in for ``nnx.Embed``.
 
     A table of ``num_embeddings`` rows and ``features`` columns is stored as ``d`` small cores,
@@ -191,103 +121,27 @@ class TTEmbed(TTModule):
         rngs: nnx.Rngs,
         core_metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        super().__init__(
-            num_embeddings,
-            features,
-            tt_ranks=tt_ranks,
-            row_factors=row_factors,
-            col_factors=col_factors,
-            bounds=bounds,
-            dtype=dtype,
+        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
+        table = described_tt(
+            table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors),
+            cache,
+            id_order,
             param_dtype=param_dtype,
-            precision=precision,
             core_init=core_init,
-            optimizer=optimizer,
-            cache=cache,
-            id_order=id_order,
-            skip_nonfinite=skip_nonfinite,
-            stochastic_rounding=stochastic_rounding,
-            axis_name=axis_name,
-            method=method,
+            update=update,
             name=name,
-            rngs=rngs,
-            core_metadata=core_metadata,
         )
-        self.promote_dtype = promote_dtype
-
-    def __call__(
-        self,
-        inputs: jax.Array | SplitIds,
-        out_sharding: Any = None,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Any] | None = None,
-    ) -> jax.Array:
-        """Looks ids up.
-
-        Args:
-            inputs: integers of any shape, or `SplitIds` (which an ``id_order`` does not take).
-            out_sharding: sharding of the result under a mesh with explicit axes.
-            grad_scale: fused only; the factor the loss is multiplied with, divided out of the
-                table's gradient inside the op.
-            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
-                e.g. ``{"learning_rate": rate}``.
-
-        Returns:
-            ``[*inputs.shape, features]``.
-
-        Raises:
-            ValueError: ``inputs`` are not integers.
-        """
-        self._count_out_of_range(inputs, self.tt_shape)
-        inputs = _calls.rows_of_ids(self, inputs)
-        update = _calls.Update(grad_scale, hyperparameters)
-
-        def rows(table: Any, ids: Any) -> jax.Array:
-            return _calls.lookup(self, table, ids, update)
-
-        if self.cache is None:
-            result = _calls.with_out_sharding(rows, out_sharding)(self._table(), inputs)
-        else:
-            table = self._cached_table(self._table())
-            result, directory = _calls.cached_lookup(self, table, inputs, update)
-            result = _calls.resharded(result, out_sharding)
-            self._keep(directory)
-        (result,) = self.promote_dtype((result,), dtype=self.dtype, inexact=False)
-        return result
-
-    def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
-        """Scores queries against every row, without building the table.
-
-        Args:
-            query: floats ``[..., features]``.
-            out_sharding: sharding of the result under a mesh with explicit axes.
-
-        Returns:
-            ``[..., num_embeddings]``, the inner products with all rows.
-
-        Raises:
-            ValueError: the last dimension of ``query`` is not ``features``.
-            TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
-        """
-        if self.cache is not None:
-            table = self._cached_table(self.cores)
-            query, rows, *cores = self.promote_dtype(
-                (query, table.values, *table.cores), dtype=self.dtype
-            )
-            tags = table.directory.tags
-            result = _calls.cached_attend(self, tuple(cores), rows, tags, query)
-            return _calls.by_id(self, _calls.resharded(result, out_sharding))
-        query, *cores = self.promote_dtype((query, *self.cores), dtype=self.dtype)
-
-        def scores(cores: Any, query: jax.Array) -> jax.Array:
-            return _calls.attend(self, cores, query)
-
-        result = _calls.with_out_sharding(scores, out_sharding)(tuple(cores), query)
-        return _calls.by_id(self, result)
+        super().__init__(
+            table,
+            Lookup("sum", bounds, dtype, precision, method, axis_name),
+            rngs=rngs,
+            metadata=core_metadata,
+            hyperparameters=variables,
+            promote_dtype=promote_dtype,
+        )
 
 
-class TTEmbedBag(TTModule):
+class TTEmbedBag(TTLayer, TableEmbedBag):
     """Pooled embeddings: one vector per bag of ids, from a table held as a tensor train.
 
     Args:
@@ -345,52 +199,20 @@ class TTEmbedBag(TTModule):
         rngs: nnx.Rngs,
         core_metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.combiner = check_combiner(combiner)
-        super().__init__(
-            num_embeddings,
-            features,
-            tt_ranks=tt_ranks,
-            row_factors=row_factors,
-            col_factors=col_factors,
-            bounds=bounds,
-            dtype=dtype,
+        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
+        table = described_tt(
+            table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors),
+            cache,
+            id_order,
             param_dtype=param_dtype,
-            precision=precision,
             core_init=core_init,
-            optimizer=optimizer,
-            cache=cache,
-            id_order=id_order,
-            skip_nonfinite=skip_nonfinite,
-            stochastic_rounding=stochastic_rounding,
-            axis_name=axis_name,
-            method=method,
+            update=update,
             name=name,
-            rngs=rngs,
-            core_metadata=core_metadata,
         )
-
-    def __call__(
-        self,
-        bags: Bags | jax.Array,
-        *,
-        grad_scale: Any = None,
-        hyperparameters: Mapping[str, Any] | None = None,
-    ) -> jax.Array:
-        """Pools the rows of every bag.
-
-        Args:
-            bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-            grad_scale, hyperparameters: as in `TTEmbed`.
-
-        Returns:
-            ``[B, features]``; an empty bag is 0.
-        """
-        self._count_out_of_range(bags, self.tt_shape)
-        bags = _calls.rows_of_bags(self, bags)
-        update = _calls.Update(grad_scale, hyperparameters)
-        if self.cache is None:
-            return _calls.tt_bag(self, self._table(), bags, self.combiner, update)
-        table = self._cached_table(self._table())
-        result, directory = _calls.cached_bag(self, table, bags, self.combiner, update)
-        self._keep(directory)
-        return result
+        super().__init__(
+            table,
+            Lookup(combiner, bounds, dtype, precision, method, axis_name),
+            rngs=rngs,
+            metadata=core_metadata,
+            hyperparameters=variables,
+        )

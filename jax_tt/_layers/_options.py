@@ -6,16 +6,17 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._method import resolve_method
-from jax_tt._ops._canonical import STORAGE
-from jax_tt._ops._spec import BOUNDS
-from jax_tt._precision import resolve_precision
+from jax_tt._cache.cached import Cached
+from jax_tt._cache.config import RowCache
 from jax_tt._shape import TTShape
+from jax_tt._tables.options import Update
+from jax_tt._tables.table import Table
+from jax_tt._tables.tensor_train import TTTable
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
+from jax_tt.order._ordered import Ordered
 
 _DEFAULT_CORES = 3
 
@@ -92,47 +93,32 @@ def check_sizes(num_embeddings: Any, features: Any) -> None:
             raise ValueError(f"{name}: got {value}; expected an integer >= 1.")
 
 
-def check_options(
-    *, bounds: Any, method: Any, optimizer: Any, param_dtype: Any, precision: Any = None
-) -> None:
-    """Refuses option values that no op understands, with the choices in the message."""
-    if bounds not in BOUNDS:
-        raise ValueError(
-            f"bounds: got {bounds!r}; expected one of {_choices(BOUNDS)}. 'error' stops at ids out of range, 'warn' "
-            "and 'zero' read zeros for them, with a warning and without, 'clip' moves them to the nearest row."
-        )
-    resolve_method(method)
-    resolve_precision(precision)
-    if jnp.dtype(param_dtype).name not in STORAGE:
-        raise ValueError(
-            f"param_dtype: got {jnp.dtype(param_dtype).name}; expected one of {_choices(STORAGE)}."
-        )
-    check_optimizer(optimizer)
+def described_tt(
+    shape: TTShape, cache: RowCache | None, id_order: IdOrder | None, **fields: Any
+) -> Table:
+    """The table of a `TTShape`, behind its row cache and its order of ids.
+
+    Args:
+        shape: its sizes.
+        cache, id_order: as in `jax_tt.TTEmbed`.
+        **fields: the other fields of `TTTable`.
+    """
+    table: Table = TTTable.of_shape(shape, **fields)
+    if cache is not None:
+        table = Cached(table, cache)
+    check_id_order(id_order, shape.num_embeddings)
+    return table if id_order is None else Ordered(table, id_order)
 
 
-def check_optimizer(optimizer: Any) -> None:
-    """Refuses what is not a rule of ``jax_tt.optimizers``, optax transformations above all."""
+def described_update(
+    optimizer: Optimizer | None, skip_nonfinite: bool, stochastic_rounding: bool
+) -> Update | None:
+    """The update of a layer, whose rule is part of the program."""
     if optimizer is None:
-        return
-    if isinstance(optimizer, Optimizer):
-        _check_static(optimizer)
-        return
-    if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer: got the class {optimizer.__name__}; expected an instance of it, e.g. "
-            f"optimizer=jax_tt.optimizers.{optimizer.__name__}(learning_rate=0.05)."
-        )
-    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
-        raise TypeError(
-            f"optimizer: got an optax transformation ({type(optimizer).__name__}); a fused table is "
-            "updated inside the backward pass, by a rule of jax_tt.optimizers, e.g. optimizer="
-            "jax_tt.optimizers.Adagrad(learning_rate=0.05). To use optax for the table, leave "
-            "optimizer=None and give the transformation to nnx.Optimizer or TrainState."
-        )
-    raise TypeError(
-        f"optimizer: got {optimizer!r}; expected None or a rule of jax_tt.optimizers, e.g. "
-        "jax_tt.optimizers.Adagrad(learning_rate=0.05)."
-    )
+        return None
+    update = Update(optimizer, skip_nonfinite, stochastic_rounding)
+    _check_static(optimizer)
+    return update
 
 
 def check_id_order(id_order: Any, num_embeddings: int) -> None:
@@ -164,7 +150,3 @@ def _check_static(optimizer: Optimizer) -> None:
             f"steps goes to the call, hyperparameters={{{name!r}: value}}, or, in NNX only, into a variable, "
             f"{name}=nnx.Variable(jnp.float32(0.05))."
         ) from None
-
-
-def _choices(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names))

@@ -19,11 +19,10 @@ from jax_tt._files.arrays import open_arrays
 from jax_tt._files.dense import read_table
 from jax_tt._files.stored import FileError
 from jax_tt._files.tables import StoredTable, loaded_table, table_shapes
-from jax_tt._init import CoreInit
-from jax_tt._layers._initial import GivenCores
+from jax_tt._init import CoreInit, GivenCores
 from jax_tt._layers._options import check_id_order
-from jax_tt._ops._canonical import refuse_tables, tt_table
-from jax_tt._shape import TTShape
+from jax_tt._tables.checks import refuse_tables
+from jax_tt._tables.tensor_train import TTTable
 from jax_tt.order import IdOrder
 from jax_tt.order._ordered_rows import OrderedRows
 
@@ -200,13 +199,11 @@ def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) ->
         return dataclasses.replace(found, shape=shape)
     if not isinstance(found, tuple | list) or not all(np.ndim(core) == 4 for core in found):
         return None
-    spec, cores = tt_table(found, num_embeddings)
-    shape = TTShape(
-        spec.num_embeddings, spec.features, spec.ranks[1:-1], spec.row_factors, spec.col_factors
-    )
-    if shape.full_ranks != spec.ranks:
+    train, cores = TTTable.of(found, num_embeddings)
+    shape = train.shape
+    if shape.full_ranks != train.ranks:
         raise ValueError(
-            f"source: got cores of ranks {spec.ranks[1:-1]}; their factors have use for {shape.ranks} at most. Lower "
+            f"source: got cores of ranks {train.ranks[1:-1]}; their factors have use for {shape.ranks} at most. Lower "
             f"them with jax_tt.tt_round(cores, {shape.ranks})."
         )
     return StoredTable(cores, shape)

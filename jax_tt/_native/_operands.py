@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,10 @@ import numpy as np
 from jax_tt._dtypes import accumulator
 from jax_tt._native.partition import inside_shard_map, num_blocks
 from jax_tt._ops._batch import Batch
+from jax_tt._tables.options import Lookup, Update
+
+if TYPE_CHECKING:
+    from jax_tt._tables.table import Table
 
 BOUNDS = {"clip": 0, "zero": 1, "error": 2, "unchecked": 3, "poison": 4, "warn": 5}
 _MAX_POSITIONS = 2**31 - 1
@@ -22,14 +27,14 @@ class Operands:
     """The arrays of a batch dealt into blocks, and their static sizes.
 
     Attributes:
-        ids: ``[blocks, groups / blocks * capacity]``, digits with one more axis.
-        offsets: ``[blocks, groups / blocks, bags + 1]``.
-        weights: as ids; ``[blocks, 0]`` where there are none.
+        arrays: in the order of the targets, all of them blocked: ``ids[blocks, groups / blocks * capacity]``, digits
+            with one more axis; ``offsets[blocks, groups / blocks, bags + 1]``; ``weights`` as ids, ``[blocks, 0]``
+            where there are none.
+        accum: type of sums and weights.
     """
 
-    ids: jax.Array
-    offsets: jax.Array
-    weights: jax.Array
+    arrays: dict[str, jax.Array]
+    accum: Any
     blocks: int
     groups: int
     capacity: int
@@ -39,19 +44,30 @@ class Operands:
     def positions(self) -> int:
         return self.groups * self.capacity
 
-    def out_shape(self, dim: int) -> tuple[int, ...]:
-        return (self.blocks, self.groups // self.blocks, self.bags, dim)
+    def gradient(self, g: jax.Array) -> dict[str, jax.Array]:
+        """The gradient of the sums, as an operand."""
+        shape = (self.blocks, self.groups // self.blocks, self.bags, g.shape[-1])
+        return {"g": g.reshape(shape)}
+
+    def sums_type(self, ids: jax.Array, features: int) -> jax.ShapeDtypeStruct:
+        """Sums of the blocks of this device."""
+        shape = (ids.shape[0], self.groups // self.blocks, self.bags, features)
+        return jax.ShapeDtypeStruct(shape, self.accum)
+
+    def weights_type(self, ids: jax.Array, want: bool) -> jax.ShapeDtypeStruct:
+        """Gradients of the weights of the blocks of this device; none of them where they are not wanted."""
+        count = self.positions // self.blocks if want else 0
+        return jax.ShapeDtypeStruct((ids.shape[0], count), self.accum)
 
 
-def make_operands(spec: Any, table_dtype: Any, batch: Batch) -> Operands:
+def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
     groups, capacity = batch.ids.shape[:2]
     bags = batch.offsets.shape[1] - 1
     # Of a symbolic batch size the handler checks this itself.
     given = [n for n in (groups * capacity, groups * bags) if isinstance(n, int)]
     if max(given, default=0) > _MAX_POSITIONS:
-        label = "" if spec.name is None else f"{spec.name}: "
         raise ValueError(
-            f"{label}bags: got {groups * capacity} ids in {groups * bags} bags; one call takes at most "
+            f"{table.label}bags: got {groups * capacity} ids in {groups * bags} bags; one call takes at most "
             f"{_MAX_POSITIONS} of either. Split the batch."
         )
     blocks = num_blocks(groups)
@@ -59,12 +75,14 @@ def make_operands(spec: Any, table_dtype: Any, batch: Batch) -> Operands:
     weights = (
         jnp.zeros((blocks, 0), accum) if batch.weights is None else batch.weights.astype(accum)
     )
+    per_block = groups // blocks * capacity
     return Operands(
-        ids=batch.ids.reshape(blocks, groups // blocks * capacity, *batch.ids.shape[2:]),
-        offsets=batch.offsets.reshape(blocks, groups // blocks, bags + 1),
-        weights=weights.reshape(
-            blocks, 0 if batch.weights is None else groups // blocks * capacity
-        ),
+        arrays={
+            "ids": batch.ids.reshape(blocks, per_block, *batch.ids.shape[2:]),
+            "offsets": batch.offsets.reshape(blocks, groups // blocks, bags + 1),
+            "weights": weights.reshape(blocks, 0 if batch.weights is None else per_block),
+        },
+        accum=accum,
         blocks=blocks,
         groups=groups,
         capacity=capacity,
@@ -72,30 +90,38 @@ def make_operands(spec: Any, table_dtype: Any, batch: Batch) -> Operands:
     )
 
 
-def lookup_attributes(platform: str, spec: Any, batch: Batch, axes: Any) -> dict[str, Any]:
+def lookup_attributes(
+    platform: str, table: Table, batch: Batch, lookup: Lookup, axes: Any
+) -> dict[str, Any]:
     # A GPU cannot stop a program, and one shard that stops with an error would leave the others waiting for it: both
     # make NaN, as the reference does.
     quiet = platform != "cpu" or bool(axes) or inside_shard_map(batch.ids)
-    bounds = "poison" if quiet and spec.bounds == "error" else spec.bounds
+    bounds = "poison" if quiet and lookup.bounds == "error" else lookup.bounds
     return {
         "split": batch.split,
-        "padded": spec.padded,
+        "padded": batch.padded,
         "bounds": np.int64(BOUNDS[bounds]),
-        "table": spec.name or "",
+        "table": table.name or "",
     }
 
 
-def update_attributes(kind: int, skip_nonfinite: bool, stochastic: bool) -> dict[str, Any]:
+def update_attributes(update: Update, storage: Any) -> dict[str, Any]:
     return {
-        "optimizer": np.int64(kind),
-        "skip_nonfinite": bool(skip_nonfinite),
-        "stochastic_rounding": bool(stochastic),
+        "optimizer": np.int64(update.optimizer.native_kind),
+        "skip_nonfinite": bool(update.skip_nonfinite),
+        "stochastic_rounding": update.rounds_stochastically(storage),
     }
 
 
-def weights_shape(operands: Operands, want: bool) -> tuple[int, int]:
-    return (operands.blocks, operands.positions // operands.blocks if want else 0)
+def weights_result(batch: Batch, dweights: jax.Array, lookup: Lookup) -> jax.Array | None:
+    return dweights.reshape(batch.ids.shape[:2]) if lookup.wanted.weights else None
 
 
-def weights_result(batch: Batch, dweights: jax.Array, want: bool) -> jax.Array | None:
-    return dweights.reshape(batch.ids.shape[:2]) if want else None
+def sentinel_operand(sentinel: jax.Array | None) -> jax.Array:
+    """That of a table without one holds."""
+    return jnp.ones((), jnp.float32) if sentinel is None else sentinel
+
+
+def step_operands(values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """The numbers of an update in the order of the targets."""
+    return {name: values[name] for name in ("hyper", "inv_scale", "seed")}

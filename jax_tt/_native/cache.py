@@ -10,8 +10,8 @@ import numpy as np
 from jax.custom_batching import sequential_vmap
 
 from jax_tt._cache.directory import POLICIES, CacheDirectory
-from jax_tt._native._call import native, native_call
-from jax_tt._native.partition import Arrays, num_blocks, over_blocks
+from jax_tt._native._call import Named, native, native_call, types_of
+from jax_tt._native.partition import num_blocks, over_blocks
 
 # What observe and populate change, in the order in which their targets take it.
 _COUNTED = (
@@ -34,25 +34,21 @@ def _workspace(
     return native(platform).cache_workspace_size(op, n, *tags.shape, *ghost_shape)
 
 
-def _like(array: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-
 def cache_probe(tags: jax.Array, keys: jax.Array, *, platform: str) -> jax.Array:
-    def local(keys: jax.Array, tags: jax.Array, axes: Any) -> Arrays:
+    def local(args: Named, axes: Any) -> Named:
         del axes  # every device looks its own keys up
         return native_call(
             platform,
             "cache_probe",
-            (jax.ShapeDtypeStruct(keys.shape, jnp.int32),),
-            _workspace(platform, "probe", keys.size, tags),
-            tags,
-            keys,
+            {"tags": args["tags"], "keys": args["keys"]},
+            {"slots": jax.ShapeDtypeStruct(args["keys"].shape, jnp.int32)},
+            _workspace(platform, "probe", args["keys"].size, tags),
+            {},
         )
 
     blocks = num_blocks(keys.shape[0])
-    (slots,) = over_blocks(local, (keys.reshape(blocks, -1), tags), (True, False), (True,))
-    return slots.reshape(keys.shape)
+    found = over_blocks(local, {"keys": keys.reshape(blocks, -1)}, {"tags": tags}, ["slots"])
+    return found["slots"].reshape(keys.shape)
 
 
 def cache_observe(
@@ -67,22 +63,24 @@ def cache_observe(
     # The whole batch on every device: replicas of the directory must stay identical.
     @sequential_vmap
     def call(directory: CacheDirectory, keys: jax.Array, slots: jax.Array, stamp: jax.Array) -> Any:
-        arrays = [getattr(directory, name) for name in _COUNTED]
-        counts, *counted = native_call(
+        changed = {name: getattr(directory, name) for name in _COUNTED}
+        found = native_call(
             platform,
             "cache_observe",
-            (_COUNTS, *map(_like, arrays)),
+            {
+                "keys": keys,
+                "slots": slots,
+                "stamp": stamp,
+                "clock": directory.clock,
+                "tags": directory.tags,
+                **changed,
+            },
+            {"counts": _COUNTS, **types_of(changed)},
             _workspace(platform, "observe", keys.size, directory.tags, directory.ghost_tags.shape),
-            keys,
-            slots,
-            stamp,
-            directory.clock,
-            directory.tags,
-            *arrays,
-            aliases={5 + i: 1 + i for i in range(len(arrays))},
-            policy=np.int64(POLICIES.index(policy)),
+            {"policy": np.int64(POLICIES.index(policy))},
         )
-        return directory._replace(**dict(zip(_COUNTED, counted, strict=True))), counts
+        counts = found.pop("counts")
+        return directory._replace(**found), counts
 
     return call(directory, keys, slots, stamp)
 
@@ -92,17 +90,21 @@ def cache_populate(
 ) -> tuple[CacheDirectory, jax.Array, jax.Array]:
     @sequential_vmap
     def call(directory: CacheDirectory) -> Any:
-        names = ("tags", *_COUNTED)
-        arrays = [getattr(directory, name) for name in names]
-        evicted, counts, *traded = native_call(
+        changed = {name: getattr(directory, name) for name in ("tags", *_COUNTED)}
+        tags = directory.tags
+        found = native_call(
             platform,
             "cache_populate",
-            (_like(directory.tags), _COUNTS, *map(_like, arrays)),
-            _workspace(platform, "populate", 0, directory.tags, directory.ghost_tags.shape),
-            directory.clock,
-            *arrays,
-            aliases={1 + i: 2 + i for i in range(len(arrays))},
+            {"clock": directory.clock, **changed},
+            {
+                "evicted": jax.ShapeDtypeStruct(tags.shape, tags.dtype),
+                "counts": _COUNTS,
+                **types_of(changed),
+            },
+            _workspace(platform, "populate", 0, tags, directory.ghost_tags.shape),
+            {},
         )
-        return directory._replace(**dict(zip(names, traded, strict=True))), evicted, counts
+        evicted, counts = found.pop("evicted"), found.pop("counts")
+        return directory._replace(**found), evicted, counts
 
     return call(directory)

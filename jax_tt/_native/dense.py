@@ -3,191 +3,142 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._dtypes import accumulator
-from jax_tt._native._call import native, native_call
+from jax_tt._native._call import Named, native, native_call, numbered, types_of
 from jax_tt._native._operands import (
     lookup_attributes,
     make_operands,
+    sentinel_operand,
+    step_operands,
     update_attributes,
     weights_result,
-    weights_shape,
 )
 from jax_tt._native.partition import Arrays, over_blocks
 from jax_tt._ops._batch import Batch
-from jax_tt._ops._spec import DenseSpec
+from jax_tt._tables.options import Lookup
+
+if TYPE_CHECKING:
+    from jax_tt._tables.dense import DenseTable
 
 
-def _workspace(platform: str, op: str, spec: DenseSpec, ids: jax.Array) -> int | None:
+def _workspace(platform: str, op: str, table: DenseTable, ids: jax.Array) -> int | None:
     """Bytes of working memory for one call."""
     if platform == "cpu":
         return None
     return native(platform).dense_workspace_size(
-        op, spec.num_embeddings, spec.features, math.prod(ids.shape[:2])
+        op, table.num_embeddings, table.features, math.prod(ids.shape[:2])
     )
 
 
 def dense_forward(
-    spec: DenseSpec,
-    table: jax.Array,
-    batch: Batch,
-    save: bool = False,
-    sentinel: jax.Array | None = None,
-    *,
     platform: str,
+    table: DenseTable,
+    rows: jax.Array,
+    batch: Batch,
+    lookup: Lookup,
+    sentinel: jax.Array | None,
 ) -> tuple[jax.Array, Arrays]:
-    operands = make_operands(spec, table.dtype, batch)
-    sentinel = jnp.ones((), jnp.float32) if sentinel is None else sentinel
-    shape = operands.out_shape(spec.features)
+    operands = make_operands(table, rows.dtype, batch)
 
-    def local(
-        ids: jax.Array, offsets: jax.Array, weights: jax.Array, sentinel: Any, table: Any, axes: Any
-    ) -> Arrays:
-        out = jax.ShapeDtypeStruct((ids.shape[0], *shape[1:]), accumulator(table.dtype))
+    def local(args: Named, axes: Any) -> Named:
         return native_call(
             platform,
             "dense_forward",
-            (out,),
-            _workspace(platform, "forward", spec, ids),
-            ids,
-            offsets,
-            weights,
-            sentinel,
-            table,
-            **lookup_attributes(platform, spec, batch, axes),
+            args,
+            {"out": operands.sums_type(args["ids"], table.features)},
+            _workspace(platform, "forward", table, args["ids"]),
+            lookup_attributes(platform, table, batch, lookup, axes),
         )
 
-    (out,) = over_blocks(
-        local,
-        (operands.ids, operands.offsets, operands.weights, sentinel, table),
-        (True, True, True, False, False),
-        (True,),
-    )
+    whole = {"sentinel": sentinel_operand(sentinel), "rows": rows}
+    out = over_blocks(local, operands.arrays, whole, ["out"])["out"]
+    sums = out.reshape(operands.groups, operands.bags, table.features)
     # The update takes the forward result only to run after it: with no order between the two, XLA would copy the table.
-    return out.reshape(operands.groups, operands.bags, spec.features), (out,) if save else ()
+    return sums, (out,) if lookup.wanted.names else ()
 
 
 def dense_backward(
-    spec: DenseSpec,
-    table: jax.Array,
-    batch: Batch,
-    residuals: Arrays,
-    g: jax.Array,
-    want_weights: bool,
-    axis_name: Any = None,
-    *,
     platform: str,
+    table: DenseTable,
+    rows: jax.Array,
+    batch: Batch,
+    g: jax.Array,
+    lookup: Lookup,
 ) -> tuple[jax.Array, jax.Array | None]:
-    del residuals
-    operands = make_operands(spec, table.dtype, batch)
-    accum = accumulator(table.dtype)
+    operands = make_operands(table, rows.dtype, batch)
 
-    def local(*args: jax.Array, axes: Any) -> Arrays:
-        table = args[-1]
-        dweights, dtable = native_call(
+    def local(args: Named, axes: Any) -> Named:
+        found = native_call(
             platform,
             "dense_backward",
-            (
-                jax.ShapeDtypeStruct(
-                    (args[0].shape[0], weights_shape(operands, want_weights)[1]), accum
-                ),
-                jax.ShapeDtypeStruct(table.shape, accum),
-            ),
-            _workspace(platform, "backward", spec, args[0]),
-            *args,
-            **lookup_attributes(platform, spec, batch, axes),
+            args,
+            {
+                "dweights": operands.weights_type(args["ids"], lookup.wanted.weights),
+                "drows": jax.ShapeDtypeStruct(rows.shape, operands.accum),
+            },
+            _workspace(platform, "backward", table, args["ids"]),
+            lookup_attributes(platform, table, batch, lookup, axes),
         )
-        return dweights, lax.psum(dtable, axes) if axes else dtable
+        return {**found, "drows": lax.psum(found["drows"], axes)} if axes else found
 
-    dweights, dtable = over_blocks(
-        local,
-        (
-            operands.ids,
-            operands.offsets,
-            operands.weights,
-            g.reshape(operands.out_shape(spec.features)),
-            table,
-        ),
-        (True, True, True, True, False),
-        (True, False),
-    )
-    dtable = lax.psum(dtable, axis_name) if axis_name else dtable
-    return dtable, weights_result(batch, dweights, want_weights)
+    blocked = operands.arrays | operands.gradient(g)
+    found = over_blocks(local, blocked, {"rows": rows}, ["dweights"])
+    return found["drows"], weights_result(batch, found["dweights"], lookup)
 
 
 def dense_update(
-    spec: DenseSpec,
-    table: jax.Array,
-    slots: Arrays,
-    batch: Batch,
-    residuals: Arrays,
-    g: jax.Array,
-    *,
     platform: str,
-    kind: int,
-    hyper: jax.Array,
-    inv_scale: jax.Array,
-    seed: jax.Array,
-    skip_nonfinite: bool,
-    stochastic: bool,
-    want_weights: bool,
-    axis_name: Any = None,
-) -> tuple[jax.Array, Arrays, jax.Array, jax.Array | None]:
-    operands = make_operands(spec, table.dtype, batch)
-    accum = accumulator(table.dtype)
-    tables = (table, *slots)
-    step = (hyper, inv_scale, seed)
+    table: DenseTable,
+    tables: Arrays,
+    batch: Batch,
+    saved: tuple[Arrays, jax.Array],
+    lookup: Lookup,
+    values: Named,
+) -> tuple[Arrays, jax.Array, jax.Array | None]:
+    """Rows and slots after the step, whether it was applied, and the gradient of the weights.
 
-    def local(out: jax.Array, *args: jax.Array, axes: Any) -> Arrays:
-        batch_args, rest = args[:4], args[4:]
-        axes = axis_name or axes
-        blocks = batch_args[0].shape[0]
+    ``tables`` are the rows and their slots, ``saved`` the residuals of the forward pass and the gradient of its sums.
+    """
+    (out,), g = saved
+    assert table.update is not None
+    operands = make_operands(table, tables[0].dtype, batch)
+    blocked = {"out": out} | operands.arrays | operands.gradient(g)
+    named = numbered("table", tables)
+    update = update_attributes(table.update, tables[0].dtype)
+
+    def local(args: Named, axes: Any) -> Named:
+        axes = lookup.axis_name or axes
+        blocks = args["ids"].shape[0]
         if axes:
             # Every replica takes the step of the whole batch: ids and output gradients are far smaller than a table.
-            batch_args = tuple(_gather(arg, axes) for arg in batch_args)
-            out = lax.psum(out.reshape(-1)[:1], axes)  # enough to run after the forward pass
-        applied, dweights, *new = native_call(
+            gathered = {name: _gather(args[name], axes) for name in blocked if name != "out"}
+            first = lax.psum(args["out"].reshape(-1)[:1], axes)  # to run after the forward pass
+            args = {**args, **gathered, "out": first}
+        found = native_call(
             platform,
             "dense_update",
-            (
-                jax.ShapeDtypeStruct((), jnp.float32),
-                jax.ShapeDtypeStruct(
-                    (batch_args[0].shape[0], weights_shape(operands, want_weights)[1]), accum
-                ),
-                *(jax.ShapeDtypeStruct(t.shape, t.dtype) for t in rest[3:]),
-            ),
-            _workspace(platform, "update", spec, batch_args[0]),
-            out,
-            *batch_args,
-            *rest,
-            aliases={8 + i: 2 + i for i in range(len(tables))},
-            **lookup_attributes(platform, spec, batch, axes),
-            **update_attributes(kind, skip_nonfinite, stochastic),
+            args,
+            {
+                "applied": jax.ShapeDtypeStruct((), jnp.float32),
+                "dweights": operands.weights_type(args["ids"], lookup.wanted.weights),
+                **types_of(named),
+            },
+            _workspace(platform, "update", table, args["ids"]),
+            lookup_attributes(platform, table, batch, lookup, axes) | update,
         )
         if axes:
-            dweights = lax.dynamic_slice_in_dim(dweights, lax.axis_index(axes) * blocks, blocks)
-        return dweights, applied, *new
+            start = lax.axis_index(axes) * blocks
+            found["dweights"] = lax.dynamic_slice_in_dim(found["dweights"], start, blocks)
+        return found
 
-    dweights, applied, *new = over_blocks(
-        local,
-        (
-            *residuals,
-            operands.ids,
-            operands.offsets,
-            operands.weights,
-            g.reshape(operands.out_shape(spec.features)),
-            *step,
-            *tables,
-        ),
-        (*(True,) * 5, *(False for _ in (*step, *tables))),
-        (True, False, *(False for _ in tables)),
-    )
-    return new[0], tuple(new[1:]), applied, weights_result(batch, dweights, want_weights)
+    found = over_blocks(local, blocked, step_operands(values) | named, ["dweights"])
+    dweights = weights_result(batch, found["dweights"], lookup)
+    return tuple(found[name] for name in named), found["applied"], dweights
 
 
 def _gather(shard: jax.Array, axes: Any) -> jax.Array:

@@ -7,7 +7,8 @@ XLA cannot look inside, so left alone it would gather a sharded batch onto every
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._ops._vma import varying_axes
 
 Arrays = tuple[jax.Array, ...]
+Named = Mapping[str, jax.Array]
 
 
 def num_blocks(groups: int) -> int:
@@ -43,78 +45,91 @@ def is_partitioned(blocks: int, *args: jax.Array) -> bool:
 
 
 def over_blocks(
-    local: Callable[..., Arrays],
-    args: Sequence[jax.Array],
-    blocked_args: Sequence[bool],
-    blocked_results: Sequence[bool],
-) -> Arrays:
-    """Calls ``local(*args, axes=())``, or on each device its share of the blocks.
+    local: Callable[[Named, Any], Named],
+    blocked: Named,
+    whole: Named,
+    blocked_results: Sequence[str],
+) -> dict[str, jax.Array]:
+    """Calls ``local({**blocked, **whole}, axes=())``, or on each device its share of the blocks.
 
     Args:
-        local: takes the arrays and the mesh axes that the blocks are split over, and sums over those axes whatever
-            it returns whole.
-        args: arrays; those that are blocked have the same leading size.
-        blocked_args: which of them are blocked.
-        blocked_results: which results are.
+        local: takes the arrays by name and the mesh axes that the blocks are split over, and sums over those axes
+            whatever it returns whole.
+        blocked: arrays with the same leading size, which counts the blocks.
+        whole: the other arrays.
+        blocked_results: names of the results that are blocked.
     """
+    names = (*blocked, *whole)
+    given = (*blocked.values(), *whole.values())
+
+    def by_name(*args: jax.Array, axes: Any) -> dict[str, jax.Array]:
+        return dict(local(dict(zip(names, args, strict=True)), axes))
+
+    call = partial(_partitioned, by_name, len(blocked), frozenset(blocked_results))
 
     @custom_vmap
-    def call(*args: jax.Array) -> Arrays:
-        return _partitioned(local, args, blocked_args, blocked_results)
+    def batchable(*args: jax.Array) -> dict[str, jax.Array]:
+        return call(args)
 
-    @call.def_vmap
-    def _(
-        axis_size: int, in_batched: Sequence[bool], *args: jax.Array
-    ) -> tuple[Arrays, tuple[bool, ...]]:
+    @batchable.def_vmap
+    def _(axis_size: int, in_batched: Sequence[bool], *args: jax.Array) -> tuple[Any, Any]:
         # One element at a time: what the forward pass hands to the backward pass belongs to one batch.
-        def one(mapped: Arrays) -> Arrays:
+        def one(mapped: Arrays) -> dict[str, jax.Array]:
             rest = iter(mapped)
-            return call(*(next(rest) if b else a for a, b in zip(args, in_batched, strict=True)))
+            return batchable(
+                *(next(rest) if b else a for a, b in zip(args, in_batched, strict=True))
+            )
 
         mapped = tuple(a for a, b in zip(args, in_batched, strict=True) if b)
-        return jax.lax.map(one, mapped), (True,) * len(blocked_results)
+        results = jax.lax.map(one, mapped)
+        return results, dict.fromkeys(results, True)
 
-    return call(*args)
+    return batchable(*given)
 
 
 def _partitioned(
-    local: Callable[..., Arrays],
-    args: Sequence[jax.Array],
-    blocked_args: Sequence[bool],
-    blocked_results: Sequence[bool],
-) -> Arrays:
-    blocks = next(arg.shape[0] for arg, blocked in zip(args, blocked_args, strict=True) if blocked)
+    local: Callable[..., dict[str, jax.Array]],
+    num_blocked: int,
+    blocked_results: frozenset[str],
+    args: Arrays,
+) -> dict[str, jax.Array]:
+    blocks = args[0].shape[0]
     if not is_partitioned(blocks, *args):
         return local(*args, axes=())
+    shapes = jax.eval_shape(lambda *args: local(*args, axes=()), *args)
+    args_are_blocked = tuple(k < num_blocked for k in range(len(args)))
+    results_are_blocked = tuple(name in blocked_results for name in shapes)
+
+    def in_order(axes: Any, *args: jax.Array) -> Arrays:
+        results = local(*args, axes=axes)
+        return tuple(results[name] for name in shapes)
 
     def partition(mesh: Any, arg_types: Sequence[Any], result_types: Sequence[Any]) -> Any:
-        blocked = (
-            *(t for t, b in zip(arg_types, blocked_args, strict=True) if b),
-            *(t for t, b in zip(result_types, blocked_results, strict=True) if b),
+        types = (*arg_types, *result_types)
+        is_blocked = (*args_are_blocked, *results_are_blocked)
+        splits = (
+            _block_axes(kind.sharding, blocks)
+            for kind, b in zip(types, is_blocked, strict=True)
+            if b
         )
-        axes = max((_block_axes(kind.sharding, blocks) for kind in blocked), key=len)
+        axes = max(splits, key=len)
 
-        def shardings(types: Sequence[Any], blocked: Sequence[bool]) -> tuple[NamedSharding, ...]:
-            return tuple(
-                NamedSharding(mesh, P(axes or None) if b else P())
-                for _, b in zip(types, blocked, strict=True)
-            )
-
-        def lowered(*shards: jax.Array) -> Arrays:
-            return local(*shards, axes=axes)
+        def shardings(blocked: Sequence[bool]) -> tuple[NamedSharding, ...]:
+            return tuple(NamedSharding(mesh, P(axes or None) if b else P()) for b in blocked)
 
         return (
             mesh,
-            lowered,
-            shardings(result_types, blocked_results),
-            shardings(arg_types, blocked_args),
+            partial(in_order, axes),
+            shardings(results_are_blocked),
+            shardings(args_are_blocked),
         )
 
-    call = custom_partitioning(lambda *args: local(*args, axes=()))
-    results = jax.eval_shape(lambda *args: local(*args, axes=()), *args)
-    rule, whole = _sharding_rule(args, blocked_args, results, blocked_results)
+    call = custom_partitioning(lambda *args: in_order((), *args))
+    rule, whole = _sharding_rule(
+        args, args_are_blocked, tuple(shapes.values()), results_are_blocked
+    )
     call.def_partition(partition, sharding_rule=rule, need_replication_factors=whole)
-    return call(*args)
+    return dict(zip(shapes, call(*args), strict=True))
 
 
 def _block_axes(sharding: Any, blocks: int) -> tuple[str, ...]:

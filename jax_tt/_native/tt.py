@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +12,24 @@ import numpy as np
 from jax import lax
 
 from jax_tt import _ffi
-from jax_tt._dtypes import accumulator
-from jax_tt._native._call import native, native_call
+from jax_tt._native._call import Named, native, native_call, numbered, types_of
 from jax_tt._native._operands import (
     Operands,
     lookup_attributes,
     make_operands,
+    sentinel_operand,
+    step_operands,
     update_attributes,
     weights_result,
 )
 from jax_tt._native.partition import Arrays, is_partitioned, num_blocks, over_blocks
 from jax_tt._ops._batch import Batch
-from jax_tt._ops._spec import TTSpec
 from jax_tt._ops._vma import vary_over, varying_axes
 from jax_tt._precision import tensor_float32
+from jax_tt._tables.options import Lookup
+
+if TYPE_CHECKING:
+    from jax_tt._tables.tensor_train import TTTable
 
 Cores = tuple[jax.Array, ...]
 
@@ -34,7 +38,7 @@ _STRIDE = 64
 
 
 @functools.cache
-def _sizes(platform: str, spec: TTSpec, positions: int, hint: int) -> tuple[int, int]:
+def _sizes(platform: str, table: TTTable, positions: int, hint: int) -> tuple[int, int]:
     """int32 elements of the plan of ``positions`` ids, and elements that the forward pass saves per id.
 
     One program may hold the op for several platforms, and what it passes on to the backward pass then has one size:
@@ -43,7 +47,7 @@ def _sizes(platform: str, spec: TTSpec, positions: int, hint: int) -> tuple[int,
     together = ("cpu", "cuda") if platform in ("cpu", "cuda") else (platform,)
     sizes = [
         module.plan_size(
-            spec.row_factors, spec.col_factors, spec.ranks, spec.num_embeddings, positions, hint
+            table.row_factors, table.col_factors, table.ranks, table.num_embeddings, positions, hint
         )
         for module in map(_ffi.load, together)
         if module is not None
@@ -52,14 +56,14 @@ def _sizes(platform: str, spec: TTSpec, positions: int, hint: int) -> tuple[int,
 
 
 def _workspace(
-    platform: str, op: str, spec: TTSpec, ids: jax.Array | None, **asked: bool
+    platform: str, op: str, table: TTTable, ids: jax.Array | None, **asked: bool
 ) -> int | None:
     """Bytes of working memory for one call; ``asked`` are those of its options that cost some."""
     if platform == "cpu":
         return None
     count = 0 if ids is None else math.prod(ids.shape[:2])
     return native(platform).workspace_size(
-        op, spec.row_factors, spec.col_factors, spec.ranks, count, **asked
+        op, table.row_factors, table.col_factors, table.ranks, count, **asked
     )
 
 
@@ -68,313 +72,248 @@ def _resharded(batch: Batch) -> bool:
     return is_partitioned(num_blocks(batch.ids.shape[0]), batch.ids)
 
 
-def _table_attributes(spec: TTSpec) -> dict[str, Any]:
+def _table_attributes(table: TTTable) -> dict[str, Any]:
     return {
-        "row_factors": np.asarray(spec.row_factors, np.int64),
-        "col_factors": np.asarray(spec.col_factors, np.int64),
-        "ranks": np.asarray(spec.ranks, np.int64),
-        "num_embeddings": np.int64(spec.num_embeddings),
+        "row_factors": np.asarray(table.row_factors, np.int64),
+        "col_factors": np.asarray(table.col_factors, np.int64),
+        "ranks": np.asarray(table.ranks, np.int64),
+        "num_embeddings": np.int64(table.num_embeddings),
     }
 
 
-def batch_attributes(platform: str, spec: TTSpec, batch: Batch, axes: Any) -> dict[str, Any]:
+def batch_attributes(
+    platform: str, table: TTTable, batch: Batch, lookup: Lookup, axes: Any
+) -> dict[str, Any]:
     # A shard of the batch must choose the contraction that the whole batch was sized for. 0 stands for the number of
     # ids in the call.
     positions = math.prod(batch.ids.shape[:2])
     hint = np.int64(positions if isinstance(positions, int) else 0)
-    lookups = lookup_attributes(platform, spec, batch, axes)
     return (
-        _table_attributes(spec)
-        | lookups
+        _table_attributes(table)
+        | lookup_attributes(platform, table, batch, lookup, axes)
         | {
             "hint": hint,
             "resharded": _resharded(batch),
-            "tensor_float32": tensor_float32(spec.precision),
+            "tensor_float32": tensor_float32(lookup.precision),
         }
     )
 
 
-def blocked_sizes(platform: str, operands: Operands, spec: TTSpec, cores: Cores) -> tuple[int, int]:
+def blocked_sizes(platform: str, operands: Operands, table: TTTable) -> tuple[int, int]:
     """Per block: elements of the plan and of the saved products."""
     per_block = operands.positions // operands.blocks
     if not isinstance(per_block, int):
         # Plans grow with the number of ids and not faster, so that those of the strides are enough together.
-        plan, _ = _sizes(platform, spec, _STRIDE, _STRIDE)
+        plan, _ = _sizes(platform, table, _STRIDE, _STRIDE)
         return (per_block // _STRIDE + 1) * plan, 0
-    plan, saved = _sizes(platform, spec, per_block, operands.positions)
+    plan, saved = _sizes(platform, table, per_block, operands.positions)
     # Products are kept for the 4-byte arithmetic only; the sizes of the plan assume it.
-    return plan, per_block * saved if accumulator(cores[0].dtype) == jnp.float32 else 0
+    return plan, per_block * saved if operands.accum == jnp.float32 else 0
 
 
 def _plan(
-    platform: str,
-    spec: TTSpec,
-    size: int,
-    ids: jax.Array,
-    offsets: jax.Array,
-    sentinel: jax.Array,
-    attributes: dict[str, Any],
+    platform: str, table: TTTable, size: int, args: Named, attributes: dict[str, Any]
 ) -> jax.Array:
     """Plan of one shard, ``[blocks, size]``."""
-    (plan,) = native_call(
-        platform,
-        "plan",
-        (jax.ShapeDtypeStruct((ids.shape[0], size), jnp.int32),),
-        _workspace(platform, "plan", spec, ids),
-        ids,
-        offsets,
-        sentinel,
-        **attributes,
-    )
-    return plan
+    ids = args["ids"]
+    operands = {name: args[name] for name in ("ids", "offsets", "sentinel")}
+    results = {"plan": jax.ShapeDtypeStruct((ids.shape[0], size), jnp.int32)}
+    workspace = _workspace(platform, "plan", table, ids)
+    return native_call(platform, "plan", operands, results, workspace, attributes)["plan"]
 
 
-def tt_plan(spec: TTSpec, cores: Cores, batch: Batch, out: jax.Array, *, platform: str) -> Arrays:
+def tt_plan(
+    platform: str, table: TTTable, cores: Cores, batch: Batch, out: jax.Array, lookup: Lookup
+) -> Arrays:
     """Residuals for a backward pass without a forward pass: nothing saved, and the result that stood in for it."""
-    operands = make_operands(spec, cores[0].dtype, batch)
-    size, _ = blocked_sizes(platform, operands, spec, cores)
-    sentinel = jnp.ones((), jnp.float32)
+    operands = make_operands(table, cores[0].dtype, batch)
+    size, _ = blocked_sizes(platform, operands, table)
 
-    def local(ids: jax.Array, offsets: jax.Array, sentinel: Any, axes: Any) -> Arrays:
-        attributes = batch_attributes(platform, spec, batch, axes)
-        return (_plan(platform, spec, size, ids, offsets, sentinel, attributes),)
+    def local(args: Named, axes: Any) -> Named:
+        attributes = batch_attributes(platform, table, batch, lookup, axes)
+        return {"plan": _plan(platform, table, size, args, attributes)}
 
-    (plan,) = over_blocks(
-        local, (operands.ids, operands.offsets, sentinel), (True, True, False), (True,)
-    )
-    saved = jnp.zeros((operands.blocks, 0), accumulator(cores[0].dtype))
-    return plan, saved, out.reshape(operands.out_shape(spec.features))
+    blocked = {name: operands.arrays[name] for name in ("ids", "offsets")}
+    plan = over_blocks(local, blocked, {"sentinel": sentinel_operand(None)}, ["plan"])["plan"]
+    saved = jnp.zeros((operands.blocks, 0), operands.accum)
+    return plan, saved, operands.gradient(out)["g"]
 
 
 def tt_forward(
-    spec: TTSpec,
+    platform: str,
+    table: TTTable,
     cores: Cores,
     batch: Batch,
-    save: bool = False,
-    sentinel: jax.Array | None = None,
-    *,
-    platform: str,
+    lookup: Lookup,
+    sentinel: jax.Array | None,
 ) -> tuple[jax.Array, Arrays]:
-    operands = make_operands(spec, cores[0].dtype, batch)
-    accum = accumulator(cores[0].dtype)
-    plan_size, saved_size = blocked_sizes(platform, operands, spec, cores)
-    kept = saved_size if save else 0
-    sentinel = jnp.ones((), jnp.float32) if sentinel is None else sentinel
+    operands = make_operands(table, cores[0].dtype, batch)
+    plan_size, saved_size = blocked_sizes(platform, operands, table)
+    kept = saved_size if lookup.wanted.names else 0
+    named = numbered("core", cores)
 
-    def local(
-        ids: jax.Array,
-        offsets: jax.Array,
-        weights: jax.Array,
-        sentinel: Any,
-        *cores: Any,
-        axes: Any,
-    ) -> Arrays:
-        attributes = batch_attributes(platform, spec, batch, axes)
-        blocks = ids.shape[0]
-        plan = _plan(platform, spec, plan_size, ids, offsets, sentinel, attributes)
-        out, saved = native_call(
+    def local(args: Named, axes: Any) -> Named:
+        attributes = batch_attributes(platform, table, batch, lookup, axes)
+        plan = _plan(platform, table, plan_size, args, attributes)
+        ids = args["ids"]
+        found = native_call(
             platform,
             "forward",
-            (
-                jax.ShapeDtypeStruct((blocks, *operands.out_shape(spec.features)[1:]), accum),
-                jax.ShapeDtypeStruct((blocks, kept), accum),
-            ),
-            _workspace(platform, "forward", spec, ids),
-            ids,
-            offsets,
-            weights,
-            plan,
-            *cores,
-            **attributes,
+            {name: args[name] for name in operands.arrays}
+            | {"plan": plan}
+            | {name: args[name] for name in named},
+            {
+                "out": operands.sums_type(ids, table.features),
+                "saved": jax.ShapeDtypeStruct((ids.shape[0], kept), operands.accum),
+            },
+            _workspace(platform, "forward", table, ids),
+            attributes,
         )
-        return out, plan, saved
+        return {**found, "plan": plan}
 
-    out, plan, saved = over_blocks(
-        local,
-        (operands.ids, operands.offsets, operands.weights, sentinel, *cores),
-        (True, True, True, False, *(False for _ in cores)),
-        (True, True, True),
-    )
+    whole = {"sentinel": sentinel_operand(sentinel)} | named
+    found = over_blocks(local, operands.arrays, whole, ["out", "plan", "saved"])
     # The update takes the forward result only to run after it: with no order between the two, XLA would copy the cores.
-    residuals = (plan, saved, out) if save else ()
-    return out.reshape(operands.groups, operands.bags, spec.features), residuals
+    residuals = (found["plan"], found["saved"], found["out"]) if lookup.wanted.names else ()
+    return found["out"].reshape(operands.groups, operands.bags, table.features), residuals
+
+
+def _residual_operands(operands: Operands, residuals: Arrays, g: jax.Array) -> dict[str, jax.Array]:
+    """What the backward pass of a batch takes, all of it in blocks."""
+    plan, saved, _ = residuals
+    return operands.arrays | {"plan": plan, "saved": saved} | operands.gradient(g)
 
 
 def _backward(
     platform: str,
-    spec: TTSpec,
+    table: TTTable,
+    operands: Operands,
     batch: Batch,
-    want_weights: bool,
-    accum: Any,
+    lookup: Lookup,
+    args: Named,
     axes: Any,
-    *args: jax.Array,
-) -> tuple[jax.Array, jax.Array, Cores]:
-    """touched, weight gradient and core gradients of one shard; args as in `_residual_args`, then cores."""
-    blocks, per_block = args[0].shape[:2]
-    cores = args[_BATCH_ARGS:]
-    touched, dweights, *dcores = native_call(
+) -> dict[str, jax.Array]:
+    """``touched``, ``dweights`` and the gradients ``core_k`` of one shard; ``args`` hold no more than the op takes."""
+    want_weights = lookup.wanted.weights
+    cores = {name: args[name] for name in table.param_shapes}
+    found = native_call(
         platform,
         "backward",
-        (
-            jax.ShapeDtypeStruct((sum(spec.row_factors),), jnp.int32),
-            jax.ShapeDtypeStruct((blocks, per_block if want_weights else 0), accum),
-            *(jax.ShapeDtypeStruct(core.shape, accum) for core in cores),
-        ),
+        {name: array for name, array in args.items() if name not in cores}
+        | {f"of_{name}": core for name, core in cores.items()},
+        {
+            "touched": jax.ShapeDtypeStruct((sum(table.row_factors),), jnp.int32),
+            "dweights": operands.weights_type(args["ids"], want_weights),
+            **types_of(cores, operands.accum),
+        },
         _workspace(
             platform,
             "backward",
-            spec,
-            args[0],
+            table,
+            args["ids"],
             weights=want_weights,
             resharded=_resharded(batch),
         ),
-        *args,
-        **batch_attributes(platform, spec, batch, axes),
+        batch_attributes(platform, table, batch, lookup, axes),
     )
-    return touched, dweights, tuple(dcores)
-
-
-# ids, offsets, weights, plan, saved products, output gradient: all of them in blocks.
-_BATCH_ARGS = 6
-
-
-def _residual_args(spec: TTSpec, operands: Operands, residuals: Arrays, g: jax.Array) -> Arrays:
-    plan, saved, _ = residuals
-    g = g.reshape(operands.out_shape(spec.features))
-    return operands.ids, operands.offsets, operands.weights, plan, saved, g
+    return found
 
 
 def tt_backward(
-    spec: TTSpec,
+    platform: str,
+    table: TTTable,
     cores: Cores,
     batch: Batch,
-    residuals: Arrays,
-    g: jax.Array,
-    want_weights: bool,
-    axis_name: Any = None,
-    *,
-    platform: str,
+    saved: tuple[Arrays, jax.Array],
+    lookup: Lookup,
 ) -> tuple[Cores, jax.Array | None]:
-    operands = make_operands(spec, cores[0].dtype, batch)
-    accum = accumulator(cores[0].dtype)
+    """Gradients of cores and weights; ``saved`` are the residuals of the forward pass and the gradient of its sums."""
+    residuals, g = saved
+    operands = make_operands(table, cores[0].dtype, batch)
+    named = numbered("core", cores)
 
-    def local(*args: jax.Array, axes: Any) -> Arrays:
-        _, dweights, dcores = _backward(platform, spec, batch, want_weights, accum, axes, *args)
-        return dweights, *_sum_over(dcores, axes)
+    def local(args: Named, axes: Any) -> Named:
+        found = _backward(platform, table, operands, batch, lookup, args, axes)
+        summed = {name: lax.psum(found[name], axes) if axes else found[name] for name in named}
+        return {"dweights": found["dweights"]} | summed
 
-    dweights, *dcores = over_blocks(
-        local,
-        (*_residual_args(spec, operands, residuals, g), *cores),
-        (*(True,) * _BATCH_ARGS, *(False for _ in cores)),
-        (True, *(False for _ in cores)),
-    )
-    return _sum_over(tuple(dcores), axis_name), weights_result(batch, dweights, want_weights)
+    blocked = _residual_operands(operands, residuals, g)
+    found = over_blocks(local, blocked, named, ["dweights"])
+    dweights = weights_result(batch, found["dweights"], lookup)
+    return tuple(found[name] for name in named), dweights
 
 
 def tt_update(
-    spec: TTSpec,
-    cores: Cores,
-    slots: tuple[Arrays, ...],
-    batch: Batch,
-    residuals: Arrays,
-    g: jax.Array,
-    *,
     platform: str,
-    kind: int,
-    hyper: jax.Array,
-    inv_scale: jax.Array,
-    seed: jax.Array,
-    skip_nonfinite: bool,
-    stochastic: bool,
-    want_weights: bool,
-    axis_name: Any = None,
+    table: TTTable,
+    arrays: tuple[Cores, tuple[Arrays, ...]],
+    batch: Batch,
+    saved: tuple[Arrays, jax.Array],
+    lookup: Lookup,
+    values: Named,
 ) -> tuple[Cores, tuple[Arrays, ...], jax.Array, jax.Array | None]:
-    operands = make_operands(spec, cores[0].dtype, batch)
-    accum = accumulator(cores[0].dtype)
-    tables = (*cores, *(slot for core in slots for slot in core))
-    num_tables = len(tables)
-    step = (hyper, inv_scale, seed)
-    attributes = update_attributes(kind, skip_nonfinite, stochastic)
-    applied_type = jax.ShapeDtypeStruct((), jnp.float32)
+    """Cores and slots after the step, whether it was applied, and the gradient of the weights.
 
-    def local(out: jax.Array, *args: jax.Array, axes: Any) -> Arrays:
-        batch_args, step, tables = (
-            args[:_BATCH_ARGS],
-            args[_BATCH_ARGS:-num_tables],
-            args[-num_tables:],
+    ``arrays`` are the cores and their slots, ``saved`` as in `tt_backward`.
+    """
+    (cores, slots), (residuals, g) = arrays, saved
+    assert table.update is not None
+    operands = make_operands(table, cores[0].dtype, batch)
+    of_batch = _residual_operands(operands, residuals, g)
+    step = step_operands(values)
+    named = numbered("core", cores)
+    tables = named | numbered("slot", (slot for core in slots for slot in core))
+    update = update_attributes(table.update, cores[0].dtype)
+    applied = {"applied": jax.ShapeDtypeStruct((), jnp.float32)}
+    want_weights = lookup.wanted.weights
+
+    def summed(args: Named, axes: Any) -> Named:
+        """Gradients of all shards are summed before the one step that all of them take."""
+        shard_axes = varying_axes(*(args[name] for name in of_batch))
+        own = {name: args[name] for name in of_batch}
+        marked = vary_over({name: args[name] for name in named}, shard_axes)
+        results = _backward(platform, table, operands, batch, lookup, {**own, **marked}, axes)
+        results = vary_over(results, shard_axes)
+        grads = lax.psum({name: results[name] for name in ("touched", *named)}, axes)
+        found = native_call(
+            platform,
+            "apply",
+            {"touched": grads["touched"]}
+            | {name: args[name] for name in step}
+            | {f"d{name}": grads[name] for name in named}
+            | {name: args[name] for name in tables},
+            applied | types_of(tables),
+            _workspace(platform, "apply", table, None),
+            _table_attributes(table) | update,
         )
-        cores = tables[: spec.d]
-        types = tuple(jax.ShapeDtypeStruct(table.shape, table.dtype) for table in tables)
-        axes = axis_name or axes
+        return {"dweights": results["dweights"], **found}
+
+    def local(args: Named, axes: Any) -> Named:
+        axes = lookup.axis_name or axes
         if axes:
-            # Summed over the shards before the one step that all of them take.
-            shard_axes = varying_axes(*batch_args)
-            results = _backward(
-                platform,
-                spec,
-                batch,
-                want_weights,
-                accum,
-                axes,
-                *batch_args,
-                *vary_over(cores, shard_axes),
-            )
-            touched, dweights, dcores = vary_over(results, shard_axes)
-            touched, dcores = _sum_over((touched, dcores), axes)
-            first = 1 + len(step) + spec.d
-            applied, *new = native_call(
-                platform,
-                "apply",
-                (applied_type, *types),
-                _workspace(platform, "apply", spec, None),
-                touched,
-                *step,
-                *dcores,
-                *tables,
-                aliases={first + i: 1 + i for i in range(num_tables)},
-                **_table_attributes(spec),
-                **attributes,
-            )
-            return dweights, applied, *new
-        blocks, per_block = batch_args[0].shape[:2]
-        first = 1 + len(batch_args) + len(step)
-        applied, dweights, *new = native_call(
+            return summed(args, axes)
+        return native_call(
             platform,
             "update",
-            (
-                applied_type,
-                jax.ShapeDtypeStruct((blocks, per_block if want_weights else 0), accum),
-                *types,
-            ),
+            args,
+            applied
+            | {"dweights": operands.weights_type(args["ids"], want_weights)}
+            | types_of(tables),
             _workspace(
                 platform,
                 "update",
-                spec,
-                batch_args[0],
+                table,
+                args["ids"],
                 weights=want_weights,
                 resharded=_resharded(batch),
-                skip_nonfinite=skip_nonfinite,
+                skip_nonfinite=table.update.skip_nonfinite,  # pyright: ignore[reportOptionalMemberAccess]
             ),
-            out,
-            *batch_args,
-            *step,
-            *tables,
-            aliases={first + i: 2 + i for i in range(num_tables)},
-            **batch_attributes(platform, spec, batch, axes),
-            **attributes,
+            batch_attributes(platform, table, batch, lookup, axes) | update,
         )
-        return dweights, applied, *new
 
-    dweights, applied, *new = over_blocks(
-        local,
-        (residuals[2], *_residual_args(spec, operands, residuals, g), *step, *tables),
-        (*(True,) * (1 + _BATCH_ARGS), *(False for _ in (*step, *tables))),
-        (True, False, *(False for _ in tables)),
-    )
-    rest = iter(new[spec.d :])
+    blocked = {"out": residuals[2]} | of_batch
+    found = over_blocks(local, blocked, step | tables, ["dweights"])
+    rest = iter(tuple(found[name] for name in tables)[len(cores) :])
     new_slots = tuple(tuple(next(rest) for _ in core) for core in slots)
-    return tuple(new[: spec.d]), new_slots, applied, weights_result(batch, dweights, want_weights)
-
-
-def _sum_over(tree: Any, axes: Any) -> Any:
-    return lax.psum(tree, axes) if axes else tree
+    dweights = weights_result(batch, found["dweights"], lookup)
+    return tuple(found[name] for name in named), new_slots, found["applied"], dweights

@@ -1,4 +1,4 @@
-"""One signature for the reference and the native module, for TT and dense tables alike.
+"""Chooses between the reference and the native ops.
 
 A missing native module, or one that cannot be loaded, means the reference.
 """
@@ -16,14 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt import _ffi, _reference
+from jax_tt import _ffi
 from jax_tt._method import resolve_method
-from jax_tt._ops._batch import Batch
-from jax_tt._ops._spec import DenseSpec, Spec
-from jax_tt._ops._vma import vary_over, varying_axes
 
 _PLATFORMS = ("cpu", "cuda")
-Cores = tuple[jax.Array, ...]
 
 
 @functools.cache
@@ -114,152 +110,6 @@ def _refuse_float64(method: str, storage: Any) -> None:
             f"method={method!r}: got a float64 table; the CUDA kernels store float32, bfloat16 and float16. Cast the "
             "table, or use method='reference' (method='auto' does so by itself)."
         )
-
-
-def forward(
-    spec: Spec,
-    cores: Cores,
-    batch: Batch,
-    method: str,
-    save: bool,
-    sentinel: jax.Array | None = None,
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """Weighted sums ``[S, nb, D]`` in the accumulator type and what the backward pass reuses.
-
-    A sentinel that moved is an error on CPU natively; the reference has no errors at run time and returns NaN.
-    """
-    if method == "reference":
-        return _reference.forward(spec, cores, batch, save, sentinel)
-    axes = varying_axes(cores, batch)
-    cores, batch, sentinel = vary_over((cores, batch, sentinel), axes)
-
-    def native(platform: str, cores: Cores, batch: Batch, sentinel: Any) -> Any:
-        return vary_over(native_forward(platform, spec, cores, batch, save, sentinel), axes)
-
-    def reference(cores: Cores, batch: Batch, sentinel: Any) -> Any:
-        out, _ = _reference.forward(spec, cores, batch, save, sentinel)
-        platform = native_platforms()[0]
-        _, saved = jax.eval_shape(partial(native, platform), cores, batch, sentinel)
-        # All branches must return the same arrays, though the reference has nothing to save.
-        return vary_over((out, tuple(jnp.zeros(s.shape, s.dtype) for s in saved)), axes)
-
-    return run(method, native, reference, cores, batch, sentinel)
-
-
-def plan(
-    spec: Spec, cores: Cores, batch: Batch, out: jax.Array, method: str
-) -> tuple[jax.Array, ...]:
-    """What `backward` and `update` of a TT table need where no forward pass over the whole batch went before.
-
-    ``out`` is the result that was computed instead; an update takes it only to run after it.
-    """
-    if method == "reference":
-        return ()
-    axes = varying_axes(cores, batch)
-    cores, batch, out = vary_over((cores, batch, out), axes)
-
-    def native(platform: str, cores: Cores, batch: Batch, out: jax.Array) -> Any:
-        return vary_over(_module().tt_plan(spec, cores, batch, out, platform=platform), axes)
-
-    def reference(cores: Cores, batch: Batch, out: jax.Array) -> Any:
-        saved = jax.eval_shape(partial(native, native_platforms()[0]), cores, batch, out)
-        return vary_over(tuple(jnp.zeros(s.shape, s.dtype) for s in saved), axes)
-
-    return run(method, native, reference, cores, batch, out)
-
-
-def backward(
-    spec: Spec,
-    cores: Cores,
-    batch: Batch,
-    residuals: Any,
-    g: jax.Array,
-    method: str,
-    want_weights: bool,
-) -> tuple[Cores, jax.Array | None]:
-    """Gradients of the cores, in the accumulator type, and of the weights."""
-    axes = varying_axes(cores, batch, g)
-
-    def reference(cores: Cores, batch: Batch, residuals: Any, g: jax.Array) -> Any:
-        return vary_over(_reference.backward(spec, cores, batch, residuals, g, want_weights), axes)
-
-    def native(platform: str, cores: Cores, batch: Batch, residuals: Any, g: jax.Array) -> Any:
-        return vary_over(
-            _native_backward(platform, spec, cores, batch, residuals, g, want_weights), axes
-        )
-
-    return run(method, native, reference, cores, batch, residuals, g)
-
-
-def update(
-    spec: Spec,
-    cores: Cores,
-    slots: Any,
-    batch: Batch,
-    residuals: Any,
-    g: jax.Array,
-    arrays: dict[str, jax.Array],
-    method: str,
-    **static: Any,
-) -> tuple[Cores, Any, jax.Array, jax.Array | None]:
-    """Gradient and optimizer step; ``arrays`` holds hyper, inv_scale and seed."""
-
-    def reference(
-        cores: Cores, slots: Any, batch: Batch, residuals: Any, g: Any, arrays: Any
-    ) -> Any:
-        return _reference.update(spec, cores, slots, batch, residuals, g, **arrays, **static)
-
-    def native(
-        platform: str, cores: Cores, slots: Any, batch: Batch, residuals: Any, g: Any, arrays: Any
-    ) -> Any:
-        module = _module()
-        options = {"platform": platform, **arrays, **static}
-        if isinstance(spec, DenseSpec):
-            table, slot, applied, dweights = module.dense_update(
-                spec, cores[0], slots[0], batch, residuals, g, **options
-            )
-            return (table,), (tuple(slot),), applied, dweights
-        new, slots, applied, dweights = module.tt_update(
-            spec, cores, slots, batch, residuals, g, **options
-        )
-        return tuple(new), tuple(map(tuple, slots)), applied, dweights
-
-    return run(method, native, reference, cores, slots, batch, residuals, g, arrays)
-
-
-def native_forward(
-    platform: str, spec: Spec, cores: Cores, batch: Batch, save: bool, sentinel: Any
-) -> Any:
-    """`forward` on the native module of one platform."""
-    module = _module()
-    tt = not isinstance(spec, DenseSpec)
-    op, table = (module.tt_forward, cores) if tt else (module.dense_forward, cores[0])
-    out, residuals = op(spec, table, batch, save, sentinel, platform=platform)
-    return out, tuple(residuals)
-
-
-def _native_backward(
-    platform: str,
-    spec: Spec,
-    cores: Cores,
-    batch: Batch,
-    residuals: Any,
-    g: jax.Array,
-    want_weights: bool,
-) -> Any:
-    module = _module()
-    args = (batch, residuals, g, want_weights, None)
-    if isinstance(spec, DenseSpec):
-        dtable, dweights = module.dense_backward(spec, cores[0], *args, platform=platform)
-        return (dtable,), dweights
-    dcores, dweights = module.tt_backward(spec, cores, *args, platform=platform)
-    return tuple(dcores), dweights
-
-
-def _module() -> Any:
-    module = native_module()
-    assert module is not None  # `choose` lets no native method through without it
-    return module
 
 
 def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], *args: Any) -> Any:

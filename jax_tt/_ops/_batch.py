@@ -21,6 +21,7 @@ class Batch:
         ids: int32/uint32/int64 ``[S, cap]``, or int32 digits ``[S, cap, d]``.
         offsets: int32 ``[S, nb + 1]``; bag b of a segment holds positions ``offsets[b]:offsets[b + 1]``.
         weights: ``[S, cap]`` in float32 (float64 beside float64 tables), or None.
+        slots: int32 ``[S, cap]``, the place of every id in a cache, -1 where it has none; None before `Table.prepare`.
         padded: static; -1 (all bits set, all digits -1) marks padding.
         rectangular: static; one bag per segment that holds all its positions.
     """
@@ -28,6 +29,7 @@ class Batch:
     ids: Any
     offsets: Any
     weights: Any
+    slots: Any = None
     padded: bool = dataclasses.field(metadata={"static": True}, default=False)
     rectangular: bool = dataclasses.field(metadata={"static": True}, default=False)
 

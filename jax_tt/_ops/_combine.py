@@ -6,27 +6,28 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._ops._batch import Batch, largest, of_positions, pool, present
-from jax_tt._ops._canonical import table_label
 from jax_tt._ops._explicit import pooled_over_explicit_axes, reshape_rows
 from jax_tt._ops._ids import reads_row
 from jax_tt._ops._inputs import one_bag_per_position
-from jax_tt._ops._spec import Spec
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import Table
 
 
-def batch_to_sum(combiner: str, spec: Spec, batch: Batch) -> Batch:
+def batch_to_sum(combiner: str, table: Table, batch: Batch) -> Batch:
     """The batch whose sums `combine` takes: for a maximum one bag per position, for all others the batch itself."""
     if combiner != "max":
         return batch
     if batch.weights is not None:
         raise ValueError(
-            f"{table_label(spec.name)}bags.weights: got weights with combiner='max', which takes none. Pass bags "
+            f"{table.label}bags.weights: got weights with combiner='max', which takes none. Pass bags "
             "without weights, or use the combiner 'sum', 'mean', 'mean_count' or 'sqrtn'."
         )
     return one_bag_per_position(batch)
 
 
-def combine(combiner: str, spec: Spec, batch: Batch, sums: jax.Array) -> jax.Array:
+def combine(lookup: Lookup, table: Table, batch: Batch, sums: jax.Array) -> jax.Array:
     """From the sums of `batch_to_sum` to one vector per bag, ``[S, nb, D]``; an empty bag gives 0."""
+    combiner = lookup.combiner
     if combiner == "sum":
         return sums
     if combiner == "max":
@@ -38,7 +39,7 @@ def combine(combiner: str, spec: Spec, batch: Batch, sums: jax.Array) -> jax.Arr
     def combined(inputs: tuple[Batch, jax.Array]) -> jax.Array:
         batch, sums = inputs
         if combiner == "max":
-            return _maximum(spec, batch, sums)
+            return _maximum(reads_row(table, batch, lookup), batch, sums)
         return _divided(combiner, batch, sums)
 
     return pooled_over_explicit_axes(combined, (batch, sums), batch)
@@ -58,13 +59,13 @@ def _divided(combiner: str, batch: Batch, sums: jax.Array) -> jax.Array:
     return jnp.where(empty[..., None], 0, sums / divisor[..., None])
 
 
-def _maximum(spec: Spec, batch: Batch, rows: jax.Array) -> jax.Array:
-    """Maximum over the positions of each bag of ``rows[S, cap, D]``, column by column.
+def _maximum(counted: jax.Array, batch: Batch, rows: jax.Array) -> jax.Array:
+    """Maximum of ``rows[S, cap, D]`` over the positions of each bag that are ``counted[S, cap]``, column by column.
 
     The result is the sum of the rows with all but the maximum masked, so that the gradient of a column goes to the
     first position that holds its maximum, by a gather.
     """
-    counted = reads_row(spec, batch)[..., None]
+    counted = counted[..., None]
     keys = _sortable(jax.lax.stop_gradient(rows))
     keys = jnp.where(counted, keys, jnp.iinfo(keys.dtype).min)
     highest = counted & (keys == of_positions(batch, largest(batch, keys)))

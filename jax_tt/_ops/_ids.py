@@ -1,55 +1,62 @@
 """Digits and bounds of ids, in integer arithmetic only."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._ops._batch import Batch, present
-from jax_tt._ops._spec import IGNORED, Spec
+from jax_tt._tables.options import IGNORED, Lookup
+
+if TYPE_CHECKING:
+    from jax_tt._tables.table import Table
 
 
-def digits_in_range(spec: Spec, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
+def digits_in_range(table: Table, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
     """Digits of every id, clamped to the table, and whether the id was in range.
 
     Returns:
         ``d`` arrays ``[S, cap]`` that are safe to index with, and bool ``[S, cap]``.
     """
     if batch.split:
-        return _from_digits(spec, batch.ids)
-    return _from_integers(spec, batch.ids)
+        return _from_digits(table, batch.ids)
+    return _from_integers(table, batch.ids)
 
 
-def reads_row(spec: Spec, batch: Batch) -> jax.Array:
+def reads_row(table: Table, batch: Batch, lookup: Lookup) -> jax.Array:
     """Positions that read a row: present, and of no id for which ``bounds`` reads zeros; bool ``[S, cap]``."""
     here = present(batch)
-    return here & digits_in_range(spec, batch)[1] if spec.bounds in IGNORED else here
+    return here & digits_in_range(table, batch)[1] if lookup.bounds in IGNORED else here
 
 
-def outside(spec: Spec, batch: Batch) -> jax.Array:
+def outside(table: Table, batch: Batch) -> jax.Array:
     """Positions that hold an id out of range, bool ``[S, cap]``."""
-    return present(batch) & ~digits_in_range(spec, batch)[1]
+    return present(batch) & ~digits_in_range(table, batch)[1]
 
 
-def last_digits(spec: Spec) -> list[int]:
+def last_digits(table: Table) -> list[int]:
     """Digits of the last row, ``num_embeddings - 1``, most significant first."""
-    digits, rest = [], spec.num_embeddings - 1
-    for factor in reversed(spec.row_factors):
+    digits, rest = [], table.num_embeddings - 1
+    for factor in reversed(table.radices):
         rest, digit = divmod(rest, factor)
         digits.append(digit)
     return digits[::-1]
 
 
-def _from_integers(spec: Spec, ids: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+def _from_integers(table: Table, ids: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     info = jnp.iinfo(ids.dtype)
     last = min(
-        spec.num_embeddings - 1, int(info.max)
+        table.num_embeddings - 1, int(info.max)
     )  # every value of a narrow type may be a valid id
     low = jnp.zeros((), ids.dtype)
     high = jnp.asarray(np.asarray(last, ids.dtype))
     ok = (ids >= low) & (ids <= high)
     rest = jnp.clip(ids, low, high)
     digits: list[jax.Array] = []
-    for factor in reversed(spec.row_factors):
+    for factor in reversed(table.radices):
         if factor > int(info.max):  # no value of this type reaches the next digit
             digits.append(rest)
             rest = jnp.zeros_like(rest)
@@ -60,13 +67,13 @@ def _from_integers(spec: Spec, ids: jax.Array) -> tuple[list[jax.Array], jax.Arr
     return digits[::-1], ok
 
 
-def _from_digits(spec: Spec, digits: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-    columns = [digits[..., k] for k in range(spec.d)]
+def _from_digits(table: Table, digits: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    columns = [digits[..., k] for k in range(table.d)]
     # Numbers of mixed radix compare as words do; built from the last digit up.
     valid = jnp.ones(digits.shape[:-1], bool)
     above = jnp.zeros(digits.shape[:-1], bool)
     for digit, factor, last in zip(
-        columns[::-1], spec.row_factors[::-1], last_digits(spec)[::-1], strict=True
+        columns[::-1], table.radices[::-1], last_digits(table)[::-1], strict=True
     ):
         valid &= (digit >= 0) & (digit < factor)
         above = (digit > last) | ((digit == last) & above)
@@ -74,6 +81,6 @@ def _from_digits(spec: Spec, digits: jax.Array) -> tuple[list[jax.Array], jax.Ar
     negative = columns[0] < 0
     clamped = [
         jnp.where(ok, digit, jnp.where(negative, 0, last))
-        for digit, last in zip(columns, last_digits(spec), strict=True)
+        for digit, last in zip(columns, last_digits(table), strict=True)
     ]
     return clamped, ok

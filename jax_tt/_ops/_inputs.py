@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +15,25 @@ from jax_tt._arguments import as_array, narrow
 from jax_tt._bags import Bags, as_ids, signed_padding
 from jax_tt._dtypes import x64_enabled
 from jax_tt._ops._batch import Batch, present
-from jax_tt._ops._canonical import table_label
 from jax_tt._ops._explicit import reshape_rows
-from jax_tt._ops._spec import DenseSpec, Spec, TTSpec
 from jax_tt._split_ids import SplitIds, split_on_host
 
-S = TypeVar("S", bound=Spec)
+if TYPE_CHECKING:
+    from jax_tt._tables.table import Table
 
 
-def lookup_batch(spec: Spec, ids: Any) -> tuple[Batch, tuple[int, ...]]:
+def lookup_batch(table: Table, ids: Any) -> tuple[Batch, tuple[int, ...]]:
     """One segment, position and bag per id, and the shape of the ids."""
     if isinstance(ids, Bags):
         raise TypeError(
-            f"{table_label(spec.name)}ids: got Bags; expected integers of any shape, or SplitIds. Bags go to what "
+            f"{table.label}ids: got Bags; expected integers of any shape, or SplitIds. Bags go to what "
             "pools them, such as tt_embed_bag and TTEmbedBag."
         )
-    ids = _table_ids(spec, ids)
+    ids = _table_ids(table, ids)
     shape = ids.shape
     positions = _positions(ids, shape)
     flat = reshape_rows(positions, (math.prod(shape), 1, *positions.shape[len(shape) :]))
-    return Batch(flat, _one_bag(flat.shape[0], 1), None, False, True), shape
+    return Batch(flat, _one_bag(flat.shape[0], 1), None, rectangular=True), shape
 
 
 def one_bag_per_position(batch: Batch) -> Batch:
@@ -46,22 +45,23 @@ def one_bag_per_position(batch: Batch) -> Batch:
         ids=reshape_rows(batch.ids, (count, 1, *batch.ids.shape[2:])),
         offsets=jnp.stack([jnp.zeros_like(inside), inside], 1),
         weights=None,
+        slots=None if batch.slots is None else reshape_rows(batch.slots, (count, 1)),
     )
 
 
-def bag_batch(spec: S, bags: Any, accum: Any) -> tuple[S, Batch, int]:
-    """The spec of this call, the canonical batch of `Bags` or of ``[B, L]`` ids, and the number of bags."""
+def bag_batch(table: Table, bags: Any, accum: Any) -> tuple[Batch, int]:
+    """The canonical batch of `Bags` or of ``[B, L]`` ids, and the number of bags."""
     if not isinstance(bags, Bags):
-        ids = _table_ids(spec, bags, "bags")
+        ids = _table_ids(table, bags, "bags")
         if ids.ndim != 2:
             raise ValueError(
-                f"{table_label(spec.name)}bags: got ids of shape {ids.shape}; expected Bags or ids [B, L]. "
+                f"{table.label}bags: got ids of shape {ids.shape}; expected Bags or ids [B, L]. "
                 "For one id per bag use ids[:, None]; for flat ids use Bags.from_offsets."
             )
         bags = Bags(ids)
-    label = table_label(spec.name)
+    label = table.label
     given = signed_padding(bags.ids) if bags.padded else bags.ids
-    ids = _table_ids(spec, given, "bags.ids")
+    ids = _table_ids(table, given, "bags.ids")
     weights = bags.weights
     if weights is not None:
         weights = as_array(f"{label}bags.weights", weights)
@@ -80,9 +80,13 @@ def bag_batch(spec: S, bags: Any, accum: Any) -> tuple[S, Batch, int]:
             )
         rows, length = ids.shape
         batch = Batch(
-            _positions(ids, ids.shape), _one_bag(rows, length), weights, bags.padded, True
+            _positions(ids, ids.shape),
+            _one_bag(rows, length),
+            weights,
+            padded=bags.padded,
+            rectangular=True,
         )
-        return dataclasses.replace(spec, padded=bags.padded), batch, rows
+        return batch, rows
     offsets = as_array(f"{label}bags.offsets", bags.offsets)
     if ids.ndim != 1 or offsets.ndim != 1 or offsets.shape[0] == 0:
         raise ValueError(
@@ -97,46 +101,41 @@ def bag_batch(spec: S, bags: Any, accum: Any) -> tuple[S, Batch, int]:
         )
     flat = _positions(ids, (1, *ids.shape))
     offsets = jnp.asarray(narrow(offsets))[None]
-    batch = Batch(flat, offsets, None if weights is None else weights[None], False, False)
-    return spec, batch, offsets.shape[1] - 1
+    batch = Batch(flat, offsets, None if weights is None else weights[None])
+    return batch, offsets.shape[1] - 1
 
 
-def _table_ids(spec: Spec, ids: Any, name: str = "ids") -> Any:
-    name = table_label(spec.name) + name
-    _refuse_cut(spec, ids, name)
+def _table_ids(table: Table, ids: Any, name: str = "ids") -> Any:
+    name = table.label + name
+    _refuse_cut(table, ids, name)
     # JAX would cut 64-bit host ids to 32 bits without a word; here they are exact, whatever their size.
     cut = isinstance(ids, np.ndarray) and ids.itemsize == 8 and not x64_enabled()
     if cut and ids.dtype.kind in "iu" and ids.size:
         fits = ids.min() >= -(2**31) and ids.max() < 2**31
-        if not fits and isinstance(spec, TTSpec):
-            ids = split_on_host(ids, spec.num_embeddings, spec.row_factors)
-        elif not fits and spec.num_embeddings < 2**31:
+        if not fits and len(table.radices) > 1:
+            ids = split_on_host(ids, table.num_embeddings, table.radices)
+        elif not fits and table.num_embeddings < 2**31:
             ids = narrow(ids)
     ids = as_ids(ids, name)
-    if isinstance(ids, SplitIds) and ids.digits.shape[-1] != spec.d:
-        raise ValueError(
-            f"{name}: SplitIds with {ids.digits.shape[-1]} digits for a table of {spec.d} cores; split them with "
-            "the TTShape of this table."
-        )
-    if isinstance(ids, SplitIds) and isinstance(spec, DenseSpec):
-        raise ValueError(f"{name}: got SplitIds; a dense table takes integer ids.")
+    if isinstance(ids, SplitIds):
+        table.check_split_ids(name, ids.digits.shape[-1])
     return ids
 
 
-def _refuse_cut(spec: Spec, ids: Any, name: str) -> None:
+def _refuse_cut(table: Table, ids: Any, name: str) -> None:
     """Raises for ids that may have been cut to 32 bits on their way into a traced function."""
     if not isinstance(ids, Tracer) or x64_enabled():
         return
-    held = {"int32": 2**31, "uint32": 2**32}.get(str(ids.dtype), spec.num_embeddings)
-    if spec.num_embeddings <= held:
+    held = {"int32": 2**31, "uint32": 2**32}.get(str(ids.dtype), table.num_embeddings)
+    if table.num_embeddings <= held:
         return
     ways = ["turn on jax_enable_x64"]
-    if isinstance(spec, TTSpec):
+    if len(table.radices) > 1:
         ways.append("split the ids on the host, TTShape.split_ids(ids), and pass the SplitIds")
-    if spec.num_embeddings <= 2**32:
+    if table.num_embeddings <= 2**32:
         ways.append("pass uint32 ids, which hold all rows of this table")
     raise ValueError(
-        f"{name}: got traced {ids.dtype} ids for a table of {spec.num_embeddings} rows. Without jax_enable_x64 JAX "
+        f"{name}: got traced {ids.dtype} ids for a table of {table.num_embeddings} rows. Without jax_enable_x64 JAX "
         "cuts 64-bit ids to 32 bits when it traces a function, so these may name other rows than the caller's; "
         f"{'; or '.join(ways)}."
     )

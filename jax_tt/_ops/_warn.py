@@ -12,41 +12,39 @@ from jax_tt import _reports
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._explicit import over_explicit_axes
 from jax_tt._ops._ids import outside
-from jax_tt._ops._spec import Spec
+from jax_tt._tables.table import Table
 
 
-def warn_out_of_range(spec: Spec, batch: Batch) -> None:
-    """Has the host report the ids of a batch that are out of range, if any are, where ``spec`` asks for that.
+def warn_out_of_range(table: Table, batch: Batch) -> None:
+    """Has the host report the ids of a batch that are out of range, if any are.
 
     A program that calls the host is dispatched more slowly, and `jax.export` cannot serialise it.
     """
-    if spec.bounds != "warn":
-        return
-    tell = partial(_tell, spec, batch.split)
+    tell = partial(_tell, table, batch.split)
 
     def warn(batch: Batch) -> tuple[()]:
         ids = batch.ids if batch.split else batch.ids[..., None]
-        found = _first(outside(spec, batch).reshape(-1), ids.reshape(-1, ids.shape[-1]))
+        found = _first(outside(table, batch).reshape(-1), ids.reshape(-1, ids.shape[-1]))
         lax.cond(found[0] > 0, partial(jax.debug.callback, tell), lambda *_: None, *found)
         return ()
 
     over_explicit_axes(warn, batch, batch, lambda axis: ())
 
 
-def _tell(spec: Spec, split: bool, count: Any, position: Any, first: Any) -> None:
+def _tell(table: Table, split: bool, count: Any, position: Any, first: Any) -> None:
     if count:
-        rows = spec.num_embeddings
-        words = _digits_in_words(spec, first) if split else f"id {first[0]}"
-        _reports.report(spec.name or "", rows, int(count), words, int(position))
+        rows = table.num_embeddings
+        words = _digits_in_words(table, first) if split else f"id {first[0]}"
+        _reports.report(table.name or "", rows, int(count), words, int(position))
 
 
-def _digits_in_words(spec: Spec, digits: Any) -> str:
+def _digits_in_words(table: Table, digits: Any) -> str:
     if digits[0] < 0:
         return "a negative id"
-    if all(digit == factor for digit, factor in zip(digits, spec.row_factors, strict=True)):
-        return f"an id beyond {spec.num_embeddings}"
+    if all(digit == factor for digit, factor in zip(digits, table.radices, strict=True)):
+        return f"an id beyond {table.num_embeddings}"
     row = 0
-    for digit, factor in zip(digits, spec.row_factors, strict=True):
+    for digit, factor in zip(digits, table.radices, strict=True):
         row = row * factor + int(digit)
     return f"id {row}"
 

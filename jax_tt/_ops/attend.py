@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt import _reference
 from jax_tt._arguments import as_array, as_dtype
 from jax_tt._dtypes import widest
-from jax_tt._ops._canonical import tt_table
+from jax_tt._precision import resolve_precision
+from jax_tt._tables.table import State, Table, named
+from jax_tt._tables.tensor_train import TTTable
 
 
 def tt_attend(
@@ -42,16 +43,29 @@ def tt_attend(
     >>> jax_tt.tt_attend(cores, jax.numpy.ones((5, 8)), 1000).shape
     (5, 1000)
     """
-    spec, cores = tt_table(cores, num_embeddings, precision=precision)
+    table, cores = TTTable.of(cores, num_embeddings)
+    state = named(table, cores)
+    return attend(table, state, query, dtype, precision)
+
+
+def attend(
+    table: Table,
+    state: State,
+    query: Any,
+    dtype: Any = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> jax.Array:
+    """`tt_attend` for any table."""
+    precision = resolve_precision(precision)
     query = as_array("query", query)
-    if query.ndim == 0 or query.shape[-1] != spec.features:
+    if query.ndim == 0 or query.shape[-1] != table.features:
         raise ValueError(
-            f"query: got shape {query.shape}; expected [..., {spec.features}], the table's features last."
+            f"query: got shape {query.shape}; expected [..., {table.features}], the table's features last."
         )
     if not jnp.issubdtype(query.dtype, jnp.floating):
         raise ValueError(f"query: got dtype {query.dtype}; expected floats.")
     query = jnp.asarray(query)
-    flat = query.reshape(math.prod(query.shape[:-1]), spec.features)
-    scores = _reference.attend(cores, flat, spec.num_embeddings, spec.precision)
-    result_type = as_dtype("dtype", dtype, widest(query.dtype, cores[0].dtype))
-    return scores.reshape(*query.shape[:-1], spec.num_embeddings).astype(result_type)
+    flat = query.reshape(math.prod(query.shape[:-1]), table.features)
+    scores = table.attend(state, flat, precision)
+    scores = scores.reshape(*query.shape[:-1], table.num_embeddings)
+    return scores.astype(as_dtype("dtype", dtype, widest(query.dtype, table.storage(state))))

@@ -4,13 +4,10 @@ from typing import Any
 
 import jax
 
-from jax_tt._arguments import as_dtype
 from jax_tt._bags import Bags
-from jax_tt._dtypes import accumulator
-from jax_tt._ops._canonical import check_combiner, dense_table
-from jax_tt._ops._combine import batch_to_sum, combine
-from jax_tt._ops._dispatch import pooled_sum
-from jax_tt._ops._inputs import bag_batch
+from jax_tt._ops.calls import pooled_rows
+from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.options import Lookup, StepInputs
 
 
 def embed_bag(
@@ -40,10 +37,6 @@ def embed_bag(
     >>> jax_tt.embed_bag(table, bags, method="reference").tolist()
     [[4.0, 6.0], [0.0, 0.0]]
     """
-    check_combiner(combiner)
-    spec, table = dense_table(table, bounds, name)
-    spec, batch, count = bag_batch(spec, bags, accumulator(table.dtype))
-    result_type = as_dtype("dtype", dtype, table.dtype)
-    sums = pooled_sum(spec, (table,), batch_to_sum(combiner, spec, batch), method, axis_name)
-    result = combine(combiner, spec, batch, sums)
-    return result.reshape(count, spec.features).astype(result_type)
+    lookup = Lookup(combiner, bounds, dtype, None, method, axis_name)
+    dense, rows = DenseTable.of(table, name=name)
+    return pooled_rows(dense, {"embedding": rows}, bags, lookup, StepInputs())[0]

@@ -5,13 +5,11 @@ from typing import Any
 
 import jax
 
-from jax_tt._arguments import as_dtype
 from jax_tt._bags import Bags
-from jax_tt._dtypes import accumulator
-from jax_tt._ops._canonical import check_combiner, tt_table
-from jax_tt._ops._combine import batch_to_sum, combine
-from jax_tt._ops._dispatch import pooled_sum
-from jax_tt._ops._inputs import bag_batch
+from jax_tt._ops.calls import pooled_rows
+from jax_tt._tables.options import Lookup, StepInputs
+from jax_tt._tables.table import named
+from jax_tt._tables.tensor_train import TTTable
 
 
 def tt_embed_bag(
@@ -51,10 +49,7 @@ def tt_embed_bag(
     >>> jax_tt.tt_embed_bag(cores, bags, combiner="mean", method="reference").shape
     (3, 8)
     """
-    check_combiner(combiner)
-    spec, cores = tt_table(cores, num_embeddings, bounds, name, precision)
-    spec, batch, count = bag_batch(spec, bags, accumulator(cores[0].dtype))
-    result_type = as_dtype("dtype", dtype, cores[0].dtype)
-    sums = pooled_sum(spec, cores, batch_to_sum(combiner, spec, batch), method, axis_name)
-    result = combine(combiner, spec, batch, sums)
-    return result.reshape(count, spec.features).astype(result_type)
+    lookup = Lookup(combiner, bounds, dtype, precision, method, axis_name)
+    table, cores = TTTable.of(cores, num_embeddings, name=name)
+    state = named(table, cores)
+    return pooled_rows(table, state, bags, lookup, StepInputs())[0]

@@ -4,16 +4,11 @@ from typing import Any
 
 import jax
 
-from jax_tt._arguments import as_dtype
 from jax_tt._bags import Bags
-from jax_tt._dtypes import accumulator
-from jax_tt._ops._canonical import check_combiner
-from jax_tt._ops._combine import batch_to_sum, combine
-from jax_tt._ops._explicit import reshape_rows
-from jax_tt._ops._fused_call import call_fused
-from jax_tt._ops._inputs import bag_batch, lookup_batch
-from jax_tt._ops._spec import Spec
-from jax_tt._ops._table import FusedTable, dense_fused, tt_fused
+from jax_tt._ops.calls import lookup_rows, pooled_rows
+from jax_tt._tables.fused import FusedTable, dense_fused, tt_fused
+from jax_tt._tables.hoisted import hoisted
+from jax_tt._tables.options import Lookup, StepInputs, Update
 from jax_tt.optimizers import Optimizer
 
 
@@ -72,21 +67,12 @@ def fused_tt_embed_bag(
     >>> float(table.step), float(table.sentinel)
     (1.0, 1.0)
     """
-    spec, table = tt_fused(table, optimizer, num_embeddings, bounds, name, precision)
-    return _embed_bag(
-        spec,
-        table,
-        bags,
-        optimizer,
-        combiner,
-        dtype,
-        method=method,
-        axis_name=axis_name,
-        grad_scale=grad_scale,
-        skip_nonfinite=skip_nonfinite,
-        stochastic_rounding=stochastic_rounding,
-        key=key,
-    )
+    lookup = Lookup(combiner, bounds, dtype, precision, method, axis_name)
+    rule, values = hoisted(optimizer)
+    update = Update(rule, skip_nonfinite, stochastic_rounding)
+    inputs = StepInputs(grad_scale, key, values)
+    described, state = tt_fused(table, update, num_embeddings, name)
+    return pooled_rows(described, state, bags, lookup, inputs)[0]
 
 
 def fused_tt_lookup(
@@ -125,22 +111,12 @@ def fused_tt_lookup(
     >>> jax_tt.fused_tt_lookup(table, ids, rule, method="reference").shape
     (2, 8)
     """
-    spec, table = tt_fused(table, optimizer, num_embeddings, bounds, name, precision)
-    batch, shape = lookup_batch(spec, ids)
-    result_type = as_dtype("dtype", dtype, table.cores[0].dtype)
-    sums = call_fused(
-        spec,
-        table,
-        batch,
-        optimizer,
-        method=method,
-        axis_name=axis_name,
-        grad_scale=grad_scale,
-        skip_nonfinite=skip_nonfinite,
-        stochastic_rounding=stochastic_rounding,
-        key=key,
-    )
-    return reshape_rows(sums, (*shape, spec.features)).astype(result_type)
+    lookup = Lookup("sum", bounds, dtype, precision, method, axis_name)
+    rule, values = hoisted(optimizer)
+    update = Update(rule, skip_nonfinite, stochastic_rounding)
+    inputs = StepInputs(grad_scale, key, values)
+    described, state = tt_fused(table, update, num_embeddings, name)
+    return lookup_rows(described, state, ids, lookup, inputs)[0]
 
 
 def fused_embed_bag(
@@ -179,36 +155,9 @@ def fused_embed_bag(
     >>> jax.grad(loss)(table).cores[0].ravel().tolist()
     [0.0, -1.0, 0.0, -0.5]
     """
-    spec, table = dense_fused(table, optimizer, bounds, name)
-    return _embed_bag(
-        spec,
-        table,
-        bags,
-        optimizer,
-        combiner,
-        dtype,
-        method=method,
-        axis_name=axis_name,
-        grad_scale=grad_scale,
-        skip_nonfinite=skip_nonfinite,
-        stochastic_rounding=stochastic_rounding,
-        key=key,
-    )
-
-
-def _embed_bag(
-    spec: Spec,
-    table: FusedTable,
-    bags: Any,
-    optimizer: Optimizer,
-    combiner: str,
-    dtype: Any,
-    **options: Any,
-) -> jax.Array:
-    check_combiner(combiner)
-    storage = table.cores[0].dtype
-    result_type = as_dtype("dtype", dtype, storage)
-    spec, batch, count = bag_batch(spec, bags, accumulator(storage))
-    sums = call_fused(spec, table, batch_to_sum(combiner, spec, batch), optimizer, **options)
-    result = combine(combiner, spec, batch, sums)
-    return result.reshape(count, spec.features).astype(result_type)
+    lookup = Lookup(combiner, bounds, dtype, None, method, axis_name)
+    rule, values = hoisted(optimizer)
+    update = Update(rule, skip_nonfinite, stochastic_rounding)
+    inputs = StepInputs(grad_scale, key, values)
+    described, state = dense_fused(table, update, name)
+    return pooled_rows(described, state, bags, lookup, inputs)[0]

@@ -5,11 +5,10 @@ from typing import Any
 
 import jax
 
-from jax_tt._arguments import as_dtype
-from jax_tt._ops._canonical import tt_table
-from jax_tt._ops._dispatch import pooled_sum
-from jax_tt._ops._explicit import reshape_rows
-from jax_tt._ops._inputs import lookup_batch
+from jax_tt._ops.calls import lookup_rows
+from jax_tt._tables.options import Lookup, StepInputs
+from jax_tt._tables.table import named
+from jax_tt._tables.tensor_train import TTTable
 
 
 def tt_lookup(
@@ -53,8 +52,7 @@ def tt_lookup(
     >>> jax_tt.tt_lookup(cores, jax.numpy.array([[1, 2, 999]]), method="reference").shape
     (1, 3, 8)
     """
-    spec, cores = tt_table(cores, num_embeddings, bounds, name, precision)
-    batch, shape = lookup_batch(spec, ids)
-    result_type = as_dtype("dtype", dtype, cores[0].dtype)
-    sums = pooled_sum(spec, cores, batch, method, axis_name)
-    return reshape_rows(sums, (*shape, spec.features)).astype(result_type)
+    lookup = Lookup("sum", bounds, dtype, precision, method, axis_name)
+    table, cores = TTTable.of(cores, num_embeddings, name=name)
+    state = named(table, cores)
+    return lookup_rows(table, state, ids, lookup, StepInputs())[0]

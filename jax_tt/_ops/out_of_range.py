@@ -14,10 +14,11 @@ from jax_tt._bags import Bags
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._ids import outside
 from jax_tt._ops._inputs import bag_batch, lookup_batch
-from jax_tt._ops._spec import TTSpec
 from jax_tt._ops._vma import varying_axes
 from jax_tt._shape import TTShape
 from jax_tt._split_ids import SplitIds
+from jax_tt._tables.table import Table
+from jax_tt._tables.tensor_train import TTTable
 
 _MOST = 2**31 - 1
 
@@ -40,32 +41,29 @@ def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.A
     >>> int(jax_tt.count_out_of_range(jax_tt.Bags.from_ragged([[1, 12], [-3]]), 10))
     2
     """
-    return jnp.sum(outside(*_batch(ids_or_bags, num_embeddings)), dtype=jnp.int32)
+    table = _table(ids_or_bags, num_embeddings)
+    return jnp.sum(outside(table, _batch(table, ids_or_bags)), dtype=jnp.int32)
 
 
-def add_out_of_range(
-    total: jax.Array,
-    ids_or_bags: Any,
-    num_embeddings: int | TTShape,
-    axis_name: Any,
-    name: str,
-) -> jax.Array:
+def add_out_of_range(total: jax.Array, ids_or_bags: Any, table: Table, axis_name: Any) -> jax.Array:
     """``total`` plus the ids out of range, or the largest int32; the same number on all devices.
 
     Args:
         total: int32 scalar. Under ``vmap`` the ids of all examples are added to it, unless it is mapped itself.
-        ids_or_bags, num_embeddings: as in `count_out_of_range`.
+        ids_or_bags: as in `count_out_of_range`.
+        table: its sizes decide.
         axis_name: mesh axes that the ids are split over, where JAX does not know.
-        name: that of the table, for errors.
     """
-    spec, batch = _batch(ids_or_bags, num_embeddings, name)
-    return _add(dataclasses.replace(spec, name=None), batch, total, axis_name)
+    sizes = _sizes(table.num_embeddings, table.radices, table.name)
+    batch = _batch(sizes, ids_or_bags)
+    # Without the name, layers of the same sizes share one program.
+    return _add(dataclasses.replace(sizes, name=None), batch, total, axis_name)
 
 
 @partial(jax.jit, static_argnums=(0, 3), inline=True)
-def _add(spec: TTSpec, batch: Batch, total: jax.Array, axis_name: Any) -> jax.Array:
+def _add(table: TTTable, batch: Batch, total: jax.Array, axis_name: Any) -> jax.Array:
     total = total.astype(jnp.int32)  # an average of models has a mean of counts
-    count = _count(total, outside(spec, batch))
+    count = _count(total, outside(table, batch))
     axes = varying_axes(count) - varying_axes(total)
     if axes:
         count = lax.psum(count, tuple(axes))
@@ -88,31 +86,32 @@ def _count_mapped(size: int, mapped: list[bool], total: Any, mask: Any) -> tuple
     return _count(total, mask if of_mask else jnp.broadcast_to(mask, (size, *mask.shape))), True
 
 
-def _batch(
-    ids_or_bags: Any, num_embeddings: int | TTShape, name: str | None = None
-) -> tuple[TTSpec, Batch]:
+def _table(ids_or_bags: Any, num_embeddings: int | TTShape) -> TTTable:
     given = ids_or_bags.ids if isinstance(ids_or_bags, Bags) else ids_or_bags
     if isinstance(num_embeddings, TTShape):
-        rows, factors = num_embeddings.num_embeddings, num_embeddings.row_factors
-    elif isinstance(given, SplitIds):
+        return _sizes(num_embeddings.num_embeddings, num_embeddings.row_factors)
+    if isinstance(given, SplitIds):
         raise TypeError(
             f"num_embeddings: got {num_embeddings!r} for SplitIds; expected the TTShape that they were split with, "
             "which says how many rows each digit counts."
         )
-    else:
-        rows = as_positive("num_embeddings", num_embeddings)
-        if rows >= 2**63:
-            raise ValueError(f"num_embeddings: got {rows}; expected less than 2**63.")
-        # Any factors will do: ids that 32 bits do not hold are split by them.
-        factors = (-(-rows // 2**60), 2**30, 2**30)
-    ones = (1,) * len(factors)
-    spec = TTSpec(factors, ones, (1, *ones), rows, "clip", False, name)
+    rows = as_positive("num_embeddings", num_embeddings)
+    if rows >= 2**63:
+        raise ValueError(f"num_embeddings: got {rows}; expected less than 2**63.")
+    # Any factors will do: ids that 32 bits do not hold are split by them.
+    return _sizes(rows, (-(-rows // 2**60), 2**30, 2**30))
+
+
+def _sizes(rows: int, radices: tuple[int, ...], name: str | None = None) -> TTTable:
+    """A table that ids are compared with and that has no columns."""
+    ones = (1,) * len(radices)
+    return TTTable(rows, radices, ones, (1, *ones), name=name)
+
+
+def _batch(table: Table, ids_or_bags: Any) -> Batch:
     if isinstance(ids_or_bags, Bags):
-        bags = dataclasses.replace(ids_or_bags, weights=None)
-        spec, batch, _ = bag_batch(spec, bags, jnp.float32)
-    else:
-        batch, _ = lookup_batch(spec, ids_or_bags)
-    return spec, batch
+        return bag_batch(table, ids_or_bags, jnp.float32)[0]
+    return lookup_batch(table, ids_or_bags)[0]
 
 
 def _is_bound(axis_name: Any) -> bool:

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from jax_tt import _reference
 from jax_tt._arguments import as_dtype
 from jax_tt._method import resolve_method
-from jax_tt._ops._canonical import tt_table
+from jax_tt._tables.table import named
+from jax_tt._tables.tensor_train import TTTable
 
 
 def tt_to_dense(
@@ -35,7 +35,6 @@ def tt_to_dense(
     (1000, 8)
     """
     resolve_method(method)
-    spec, cores = tt_table(cores, num_embeddings)
-    return _reference.to_dense(cores, spec.num_embeddings).astype(
-        as_dtype("dtype", dtype, cores[0].dtype)
-    )
+    table, cores = TTTable.of(cores, num_embeddings)
+    state = named(table, cores)
+    return table.to_dense(state).astype(as_dtype("dtype", dtype, cores[0].dtype))

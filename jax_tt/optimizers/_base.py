@@ -83,7 +83,7 @@ class Optimizer(abc.ABC):
 
 def at_step(value: Scalar, step: jax.Array) -> jax.Array:
     """A hyper-parameter at ``step`` as a float32 scalar."""
-    if callable(value) and not _is_array(value):
+    if callable(value) and not is_array(value):
         value = value(step)
     scalar = jnp.asarray(value, jnp.float32)
     if scalar.shape != ():
@@ -106,7 +106,7 @@ def one_minus_power(base: Scalar, exponent: jax.Array, step: jax.Array) -> jax.A
 def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> None:
     """Checks a hyper-parameter: numbers by value, arrays by shape; schedules are checked when they are called."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    array = _is_array(value)
+    array = is_array(value)
     if not (number or array or callable(value)):
         raise TypeError(
             f"{name}: got {value!r}; expected a number, a scalar array or a schedule of the step."
@@ -118,6 +118,6 @@ def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> N
         raise ValueError(f"{name}: got {value}; expected a finite number of at least {low}{limit}.")
 
 
-def _is_array(value: Any) -> bool:
+def is_array(value: Any) -> bool:
     """Variables of NNX count: they hold arrays, though they can be called."""
     return isinstance(value, jax.Array | np.ndarray) or hasattr(value, "__jax_array__")

@@ -59,7 +59,7 @@ class Case:
 # How an error may call an argument beside its own name; numpy and JAX report some themselves.
 ALIASES = {
     "bags": ("ids", "offsets", "weights"),
-    "ids_or_bags": ("ids", "bags", "offsets", "weights"),
+    "ids_or_bags": ("ids", "bags", "offsets", "weights", "num_embeddings"),
     "num_embeddings": ("rows",),
     "dtype": ("data type", "type"),
     "learning_rate": ("optimizer",),

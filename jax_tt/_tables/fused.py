@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jax_tt._arguments import as_array
-from jax_tt._ops._canonical import dense_table, table_label, tt_table
-from jax_tt._ops._spec import DenseSpec, TTSpec
+from jax_tt._tables.checks import table_label
+from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.options import Update
+from jax_tt._tables.table import SCALARS, Table, named, slot_shape
+from jax_tt._tables.tensor_train import TTTable
 from jax_tt.optimizers import Optimizer
 
 
@@ -37,10 +39,6 @@ class FusedTable(NamedTuple):
     used: Any
 
 
-# Fields beside cores and slots.
-SCALARS = ("step", "sentinel", "used")
-
-
 def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimizer) -> FusedTable:
     """A table with fresh optimizer state.
 
@@ -57,79 +55,65 @@ def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimize
     >>> [slot.shape for slots in table.slots for slot in slots]
     [(10, 8), (10, 32), (10, 8)]
     """
-    check_optimizer(optimizer)
-    parts: tuple[jax.Array, ...]
+    update = Update(optimizer)
+    table: Table
     if isinstance(cores, tuple | list) and len(cores) != 1:
-        _, parts = tt_table(cores, None)
+        table, params = TTTable.of(cores, update=update)
     else:
         alone = isinstance(cores, tuple | list)
         argument = "cores[0]" if alone else "cores"
-        _, table = dense_table(cores[0] if alone else cores, argument=argument)
-        parts = (table,)
-    slots = tuple(
-        tuple(
-            jnp.full(slot_shape(core.shape, slot.rowwise), slot.init, jnp.float32)
-            for slot in optimizer.slots
-        )
-        for core in parts
-    )
-    step, sentinel, used = (jnp.full((), value, jnp.float32) for value in (0, 1, 1))
-    return FusedTable(parts, slots, step, sentinel, used)
+        given = cores[0] if alone else cores
+        table, array = DenseTable.of(given, update=update, argument=argument)
+        params = (array,)
+    state = named(table, params)
+    return fused_table(table, state | table.init_rest(state))
 
 
-def slot_shape(core_shape: Sequence[int], rowwise: bool) -> tuple[int, ...]:
-    """Shape of an optimizer slot: one entry per row, or per entry of each row."""
-    rows = core_shape[0]
-    return (rows,) if rowwise else (rows, math.prod(core_shape[1:]))
+def fused_table(table: Table, state: Mapping[str, Any]) -> FusedTable:
+    """The state of a fused table as users of the fused ops hold it."""
+    return FusedTable(table.params(state), table.slots(state), *(state[name] for name in SCALARS))
 
 
-def check_optimizer(optimizer: Any) -> None:
-    """Raises where ``optimizer`` is not one of the fused rules."""
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(
-            f"optimizer: got {type(optimizer).__name__}; expected a rule of jax_tt.optimizers such as Adagrad(0.05). "
-            "For optax, use the op without 'fused' and pass its gradients to optax."
-        )
+def fused_state(table: Table, given: FusedTable) -> dict[str, Any]:
+    """The arrays of a `FusedTable` by name."""
+    state = named(table, given.cores) | {name: getattr(given, name) for name in SCALARS}
+    for names, slots in zip(table.slot_names(), given.slots, strict=True):
+        state |= dict(zip(names, slots, strict=True))
+    return state
 
 
 def tt_fused(
-    table: Any,
-    optimizer: Any,
-    num_embeddings: int | None,
-    bounds: str,
-    name: str | None,
-    precision: Any = None,
-) -> tuple[TTSpec, FusedTable]:
-    """Checks a fused tensor-train table; its description, and the table as JAX arrays."""
-    _check_types(table, optimizer, name)
-    spec, cores = tt_table(table.cores, num_embeddings, bounds, name, precision)
-    return spec, _with_state(table._replace(cores=cores), optimizer, name)
+    given: Any, update: Update, num_embeddings: int | None = None, name: str | None = None
+) -> tuple[TTTable, dict[str, jax.Array]]:
+    """Checks a fused tensor-train table; its description and its state."""
+    _check_types(given, name)
+    table, cores = TTTable.of(given.cores, num_embeddings, update, name)
+    return table, _state(table, given, cores)
 
 
 def dense_fused(
-    table: Any, optimizer: Any, bounds: str, name: str | None
-) -> tuple[DenseSpec, FusedTable]:
+    given: Any, update: Update, name: str | None = None
+) -> tuple[DenseTable, dict[str, jax.Array]]:
     """`tt_fused` for one dense table."""
-    _check_types(table, optimizer, name)
-    if len(table.cores) != 1:
+    _check_types(given, name)
+    if len(given.cores) != 1:
         raise ValueError(
-            f"{table_label(name)}table.cores: got {len(table.cores)} arrays; expected one dense table [N, D]. "
+            f"{table_label(name)}table.cores: got {len(given.cores)} arrays; expected one dense table [N, D]. "
             "Tensor-train tables go to fused_tt_embed_bag."
         )
-    spec, weights = dense_table(table.cores[0], bounds, name, "table.cores[0]")
-    return spec, _with_state(table._replace(cores=(weights,)), optimizer, name)
+    table, rows = DenseTable.of(given.cores[0], update, name, "table.cores[0]")
+    return table, _state(table, given, (rows,))
 
 
-def _check_types(table: Any, optimizer: Any, name: str | None) -> None:
+def _check_types(given: Any, name: str | None) -> None:
     label = table_label(name)
-    check_optimizer(optimizer)
-    if not isinstance(table, FusedTable):
+    if not isinstance(given, FusedTable):
         raise TypeError(
-            f"{label}table: got {type(table).__name__}; expected a FusedTable, made with "
+            f"{label}table: got {type(given).__name__}; expected a FusedTable, made with "
             "jax_tt.init_fused_table(cores, optimizer)."
         )
-    slots = table.slots if isinstance(table.slots, tuple | list) else (None,)
-    for what, parts in (("cores", [table.cores]), ("slots", slots)):
+    slots = given.slots if isinstance(given.slots, tuple | list) else (None,)
+    for what, parts in (("cores", [given.cores]), ("slots", slots)):
         if not all(isinstance(part, tuple | list) for part in parts):
             raise TypeError(
                 f"{label}table.{what}: expected a tuple of arrays per table (cores) or per core (slots); make the "
@@ -137,9 +121,11 @@ def _check_types(table: Any, optimizer: Any, name: str | None) -> None:
             )
 
 
-def _with_state(table: FusedTable, optimizer: Optimizer, name: str | None) -> FusedTable:
-    """The table with its state as JAX arrays, checked against its cores and against the rule."""
-    label = f"{table_label(name)}table"
+def _state(table: Table, given: FusedTable, params: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
+    """The arrays by name, checked against the parameters and against the rule."""
+    assert table.update is not None
+    label = f"{table.label}table"
+    rule = table.update.optimizer
 
     def state(part: str, value: Any) -> jax.Array:
         array = jnp.asarray(as_array(f"{label}.{part}", value))
@@ -151,17 +137,16 @@ def _with_state(table: FusedTable, optimizer: Optimizer, name: str | None) -> Fu
 
     slots = tuple(
         tuple(state(f"slots[{k}][{j}]", slot) for j, slot in enumerate(part))
-        for k, part in enumerate(table.slots)
+        for k, part in enumerate(given.slots)
     )
-    scalars = {part: state(part, getattr(table, part)) for part in SCALARS}
+    scalars = {part: state(part, getattr(given, part)) for part in SCALARS}
     wanted = tuple(
-        tuple(slot_shape(core.shape, slot.rowwise) for slot in optimizer.slots)
-        for core in table.cores
+        tuple(slot_shape(param.shape, slot.rowwise) for slot in rule.slots) for param in params
     )
-    given = tuple(tuple(slot.shape for slot in part) for part in slots)
-    if given != wanted:
+    shapes = tuple(tuple(slot.shape for slot in part) for part in slots)
+    if shapes != wanted:
         raise ValueError(
-            f"{label}.slots: got shapes {given}; {type(optimizer).__name__} expects {wanted}. "
+            f"{label}.slots: got shapes {shapes}; {type(rule).__name__} expects {wanted}. "
             "Make the table with jax_tt.init_fused_table(cores, optimizer) for this optimizer."
         )
     for part, value in scalars.items():
@@ -170,4 +155,4 @@ def _with_state(table: FusedTable, optimizer: Optimizer, name: str | None) -> Fu
                 f"{label}.{part}: got shape {value.shape}; expected a scalar. A table with leading dimensions cannot "
                 "go through a fused op; use one table per call."
             )
-    return FusedTable(table.cores, slots, **scalars)
+    return fused_state(table, FusedTable(params, slots, **scalars))

@@ -1,0 +1,358 @@
+"""`Cached`: a tensor-train table that reads hot rows from a cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jax_tt import _native
+from jax_tt._cache import backend
+from jax_tt._cache.config import RowCache
+from jax_tt._cache.counting import count_batch
+from jax_tt._cache.directory import CacheDirectory, init_directory
+from jax_tt._cache.keys import hits_of, keys_of, misses_of
+from jax_tt._dtypes import accumulator
+from jax_tt._ops import _backend
+from jax_tt._ops._batch import Batch, present
+from jax_tt._ops._explicit import over_explicit_axes
+from jax_tt._ops._vma import vary_over, varying_axes
+from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.native import zeros_like
+from jax_tt._tables.options import Lookup, StepInputs, Wanted
+from jax_tt._tables.table import State, Table
+from jax_tt._tables.wrapper import Wrapper
+
+DIRECTORY = tuple(f"cache_{field}" for field in CacheDirectory._fields)
+ROWS = "cache_rows"
+COLLECTION = "row_cache"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cached(Wrapper):
+    """A tensor-train table with a `RowCache`.
+
+    Its state is that of the table, the cached rows and their optimizer state (``cache_rows``, ``cache_slot_*``,
+    ``cache_step`` and so on), and the directory.
+    """
+
+    cache: RowCache
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cache, RowCache):
+            raise TypeError(
+                f"cache: got {self.cache!r}; expected None or a RowCache, e.g. cache=jax_tt.RowCache(capacity=10_000)."
+            )
+        self.cache.layout(self.num_embeddings)
+        self.cache.key_dtype(self.num_embeddings)
+
+    @property
+    def cached(self) -> Cached:
+        return self
+
+    @property
+    def trains_rows(self) -> bool:
+        """Whether the gradient of a hit goes to its row; otherwise rows are copies."""
+        return self.cache.gradients == "rows"
+
+    @cached_property
+    def rows_table(self) -> DenseTable:
+        """The cached rows as a table of slots."""
+        sets, ways, _, _ = self.cache.layout(self.num_embeddings)
+        return DenseTable(
+            sets * ways,
+            self.features,
+            update=self.update if self.trains_rows else None,
+            name=self.name,
+        )
+
+    @property
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        shapes = dict(self.table.param_shapes)
+        if self.trains_rows:
+            shapes[ROWS] = self.rows_table.param_shapes["embedding"]
+        return shapes
+
+    @property
+    def buffers(self) -> dict[str, str]:
+        names = DIRECTORY if self.trains_rows else (*DIRECTORY, ROWS)
+        return {**self.table.buffers, **dict.fromkeys(names, COLLECTION)}
+
+    def constant_names(self) -> tuple[str, ...]:
+        return () if self.trains_rows else (ROWS,)
+
+    def trained_names(self) -> tuple[str, ...]:
+        return tuple(name for unit in self.units() for name in unit)
+
+    def units(self) -> tuple[tuple[str, ...], ...]:
+        rows = tuple(map(outer_name, self.rows_table.trained_names()))
+        return (self.table.trained_names(), rows) if self.trains_rows else self.table.units()
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        return {**self.table.init_rest(params), **self.init_cache(self.table.storage(params))}
+
+    def init_cache(self, storage: Any) -> dict[str, jax.Array]:
+        """An empty cache of a table whose parameters are of this type."""
+        sets, ways, buckets, room = self.cache.layout(self.num_embeddings)
+        key_dtype = self.cache.key_dtype(self.num_embeddings)
+        directory = init_directory(sets, ways, buckets, room, key_dtype)
+        table = self.rows_table
+        shape = (table.num_embeddings, table.features)
+        rows = {"embedding": jnp.zeros(shape, self.cache.dtype or storage)}
+        return named_directory(directory) | outer(rows | table.init_rest(rows))
+
+    def attended_names(self) -> tuple[str, ...]:
+        return *self.table.attended_names(), ROWS
+
+    def method(self, lookup: Lookup, state: State) -> str:
+        storage = self.storage(state)
+        return _backend.choose(lookup.method, accumulator(state[ROWS].dtype, storage))
+
+    def differentiates_itself(self, lookup: Lookup) -> bool:
+        return self.trains_rows and super().differentiates_itself(lookup)
+
+    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
+        """Finds the slots of a batch and, in training, counts it."""
+        directory = jax.lax.stop_gradient(directory_of(state))
+
+        def found(inputs: tuple[Batch, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            batch, tags = inputs
+            keys = keys_of(self, batch, lookup.bounds, tags.dtype)
+            return keys, backend.probe(tags, keys.reshape(-1), lookup.method).reshape(keys.shape)
+
+        def counted(inputs: tuple[CacheDirectory, jax.Array, jax.Array]) -> CacheDirectory:
+            return count_batch(*inputs, self.cache.scoring, lookup.method, lookup.axis_name)
+
+        keys, slots = over_explicit_axes(
+            found, (batch, directory.tags), batch, lambda axis: (P(axis, None), P(axis, None))
+        )
+        if lookup.train:
+            whole = jax.tree.map(lambda _: P(), directory)
+            directory = over_explicit_axes(
+                counted, (directory, keys, slots), batch, lambda axis: whole
+            )
+        return {**state, **named_directory(directory)}, dataclasses.replace(batch, slots=slots)
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        """Sums of hits and misses, and for the backward pass the misses, where they went, and residuals of both."""
+        batches = hits_of(batch), misses_of(self.table, batch)
+        if self.trains_rows:
+            return self.divided_forward(self._states(state), batches, lookup)
+        # The backward pass is that of the table alone and plans anew.
+        lookup = dataclasses.replace(lookup, wanted=Wanted())
+        sums, _ = self.divided_forward(self._states(state), batches, lookup)
+        return sums, sums
+
+    def divided_forward(
+        self, states: tuple[State, State], batches: tuple[Batch, Batch], lookup: Lookup
+    ) -> tuple[jax.Array, Any]:
+        """`forward` of a batch that is divided into hits and misses, with the states of table and rows.
+
+        On the CPU one op does all of it: in a bag it adds the hits in the order of their positions, then the misses in
+        that order. Elsewhere, and where rows and cores are summed in different types, the sums of the two are added.
+        """
+        axes = varying_axes(*states, *batches)
+        states, batches = vary_over((states, batches), axes)
+
+        def native(platform: str, of_tables: Any, of_rows: Any, hits: Batch, misses: Batch) -> Any:
+            if platform == "cpu" and self._sums_alike(of_tables, of_rows):
+                result = self._on_cpu(of_tables, of_rows, hits, misses, lookup)
+            else:
+                result = self._composed(
+                    partial(_native_forward, platform), of_tables, of_rows, (hits, misses), lookup
+                )
+            return vary_over(result, axes)
+
+        def reference(of_tables: Any, of_rows: Any, hits: Batch, misses: Batch) -> Any:
+            sums, residuals = self._composed(
+                Table.forward, of_tables, of_rows, (hits, misses), lookup
+            )
+            if lookup.method != "reference":
+                platform = _backend.native_platforms()[0]
+                arrays = (of_tables, of_rows, hits, misses)
+                _, saved = jax.eval_shape(partial(native, platform), *arrays)
+                residuals = (*residuals[:2], zeros_like(saved[2]))
+            return vary_over((sums, residuals), axes)
+
+        return _backend.run(lookup.method, native, reference, *states, *batches)
+
+    def backward(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        return self._cotangents(state, batch, residuals, g, lookup, ((), ()))
+
+    def step(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        return self._cotangents(state, batch, residuals, g, lookup, values)
+
+    def weights_gradient(
+        self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
+    ) -> jax.Array:
+        if self.trains_rows:
+            return super().weights_gradient(state, batch, g, lookup)
+        of_table, _ = self._states(state)
+        return _weights_gradient(self.table, of_table, batch, g, lookup)
+
+    def step_values(self, state: State, inputs: StepInputs) -> Any:
+        of_table, of_rows = self._states(state)
+        return self.table.step_values(of_table, inputs), self.rows_table.step_values(
+            of_rows, inputs
+        )
+
+    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
+        """Scores cached rows by their own values; the gradient of copies goes to the cores."""
+        scores = self.table.attend(state, query, precision)
+        tags = directory_of(state).tags
+        there = jnp.where(tags >= 0, tags, self.num_embeddings).reshape(-1)
+        own = jnp.einsum("bd,sd->bs", query, state[ROWS], precision=jax.lax.Precision.HIGHEST)
+        if not self.trains_rows:
+            copied = scores.at[..., there].get(mode="fill", fill_value=0)
+            own = copied + jax.lax.stop_gradient(own - copied)
+        return scores.at[..., there].set(own.astype(scores.dtype), mode="drop")
+
+    def _states(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Of the table and of the rows, under the names of their own kinds."""
+        table = {name: state[name] for name in self.table.trained_names()}
+        names = self.rows_table.trained_names()
+        return table, {name: state[outer_name(name)] for name in names}
+
+    def _sums_alike(self, of_table: State, of_rows: State) -> bool:
+        dtypes = of_rows["embedding"].dtype, self.table.storage(of_table)
+        return accumulator(dtypes[0]) == accumulator(dtypes[1])
+
+    def _on_cpu(
+        self, of_table: State, of_rows: State, hits: Batch, misses: Batch, lookup: Lookup
+    ) -> tuple[jax.Array, Any]:
+        sentinels = of_table.get("sentinel"), of_rows.get("sentinel")
+        cores, rows = self.table.params(of_table), of_rows["embedding"]
+        sums, packed, place, saved = _native.cache_forward(
+            self.table, cores, rows, misses, hits.ids, lookup, sentinels
+        )
+        return sums, (packed, place, (saved[2:], saved))
+
+    def _composed(
+        self,
+        forward: Any,
+        of_table: State,
+        of_rows: State,
+        batches: tuple[Batch, Batch],
+        lookup: Lookup,
+    ) -> tuple[jax.Array, Any]:
+        """`forward` with one op for the hits and one for the misses, which stay where they are."""
+        hits, misses = batches
+        hit_sum, of_hits = forward(self.rows_table, of_rows, hits, _of_rows(lookup))
+        miss_sum, of_misses = forward(self.table, of_table, misses, lookup)
+        place = None
+        if misses.weights is not None:
+            place = jax.lax.broadcasted_iota(jnp.int32, misses.ids.shape[:2], 1)
+        misses = dataclasses.replace(misses, rectangular=False)
+        return _added(miss_sum, hit_sum), (misses, place, (of_hits, of_misses))
+
+    def _cotangents(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        """Cotangents of the state and of the weights; those of fused parts are their new values."""
+        of_table, of_rows = self._states(state)
+        if not self.trains_rows:
+            batch = dataclasses.replace(batch, slots=None)
+            params = self.table.params(of_table)
+            plan = self.table.plan(params, batch, residuals, lookup)
+            return _cotangents(self.table, of_table, batch, (plan, g), lookup, values[0])
+        packed, place, (of_hits, of_misses) = residuals
+        row_names = {outer_name(name) for name in self.rows_table.trained_names()}
+        of_misses = _cotangents(
+            self.table, of_table, packed, (of_misses, g), _without(lookup, row_names), values[0]
+        )
+        core_names = set(self.table.trained_names())
+        of_hits = _cotangents(
+            self.rows_table,
+            of_rows,
+            hits_of(batch),
+            (of_hits, g),
+            _of_rows(_without(lookup, core_names)),
+            values[1],
+        )
+        (of_table, of_packed), (of_rows, dweights) = of_misses, of_hits
+        if of_packed is not None and dweights is not None and place is not None:
+            missed = jnp.take_along_axis(of_packed, place, axis=1)
+            here = present(misses_of(self.table, batch))
+            dweights = _added(dweights, jnp.where(here, missed, 0))
+        return of_table | outer(of_rows), dweights
+
+
+def directory_of(state: State) -> CacheDirectory:
+    return CacheDirectory(*(state[name] for name in DIRECTORY))
+
+
+def named_directory(directory: CacheDirectory) -> dict[str, Any]:
+    return dict(zip(DIRECTORY, directory, strict=True))
+
+
+def outer(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of the cached rows under the names that it has beside the table."""
+    return {outer_name(name): value for name, value in state.items()}
+
+
+def outer_name(name: str) -> str:
+    """The name of what a table of rows holds, beside the table that it is the cache of."""
+    if name == "embedding":
+        return ROWS
+    return f"cache_{name.removesuffix('_0')}"
+
+
+def _of_rows(lookup: Lookup) -> Lookup:
+    return dataclasses.replace(lookup, bounds="unchecked")
+
+
+def _without(lookup: Lookup, names: set[str]) -> Lookup:
+    wanted = dataclasses.replace(lookup.wanted, names=lookup.wanted.names - names)
+    return dataclasses.replace(lookup, wanted=wanted)
+
+
+def _native_forward(
+    platform: str, table: Any, state: State, batch: Batch, lookup: Lookup
+) -> tuple[jax.Array, Any]:
+    sentinel = state.get("sentinel")
+    return table.native_forward(platform, table.params(state), batch, lookup, sentinel)
+
+
+def _weights_gradient(
+    table: Table, state: State, batch: Batch, g: jax.Array, lookup: Lookup
+) -> jax.Array:
+    return table.weights_gradient(state, dataclasses.replace(batch, slots=None), g, lookup)
+
+
+def _cotangents(
+    table: Table,
+    state: State,
+    batch: Batch,
+    saved: tuple[Any, jax.Array],
+    lookup: Lookup,
+    values: Any,
+) -> tuple[dict[str, Any], jax.Array | None]:
+    """Cotangents of one of the two tables and of the weights of the lookups in it."""
+    residuals, g = saved
+    accum = accumulator(table.storage(state))
+    g = g.astype(accum)  # the sum may be wider, as the other table may be
+    batch = dataclasses.replace(batch, slots=None)
+    if batch.weights is not None:
+        batch = dataclasses.replace(batch, weights=batch.weights.astype(accum))
+    if not lookup.wanted.names:
+        if not lookup.wanted.weights:
+            return {}, None
+        return {}, _weights_gradient(table, state, batch, g, lookup)
+    if table.update is None:
+        return table.backward(state, batch, residuals, g, lookup)
+    return table.step(state, batch, residuals, g, lookup, values)
+
+
+def _added(left: jax.Array, right: jax.Array) -> jax.Array:
+    """Sum in the accumulator type of both: float64 cores may stand beside narrower rows."""
+    wide = accumulator(left.dtype, right.dtype)
+    return left.astype(wide) + right.astype(wide)

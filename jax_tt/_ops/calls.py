@@ -1,0 +1,45 @@
+"""Lookups and bags of any table: checks of the input, preparation, sums, combiners, and the type of the result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jax_tt._dtypes import accumulator
+from jax_tt._ops._batch import Batch
+from jax_tt._ops._combine import batch_to_sum, combine
+from jax_tt._ops._explicit import reshape_rows
+from jax_tt._ops._inputs import bag_batch, lookup_batch
+from jax_tt._ops._rule import pooled_sum, resolved
+from jax_tt._tables.options import Lookup, StepInputs
+from jax_tt._tables.table import State, Table
+
+
+def lookup_rows(
+    table: Table, state: State, ids: Any, lookup: Lookup, inputs: StepInputs
+) -> tuple[jax.Array, State]:
+    """Rows ``[*ids.shape, D]`` of integers of any shape, or of `SplitIds`, and the state after the call."""
+    batch, shape = lookup_batch(table, ids)
+    sums, state = _sums(table, state, batch, lookup, inputs)
+    result_type = lookup.dtype or table.storage(state)
+    return reshape_rows(sums, (*shape, table.features)).astype(result_type), state
+
+
+def pooled_rows(
+    table: Table, state: State, bags: Any, lookup: Lookup, inputs: StepInputs
+) -> tuple[jax.Array, State]:
+    """One vector per bag, ``[B, D]``, of `Bags` or of integers ``[B, L]``, and the state after the call."""
+    storage = table.storage(state)
+    batch, count = bag_batch(table, bags, accumulator(storage))
+    sums, state = _sums(table, state, batch_to_sum(lookup.combiner, table, batch), lookup, inputs)
+    result = combine(lookup, table, batch, sums)
+    return result.reshape(count, table.features).astype(lookup.dtype or storage), state
+
+
+def _sums(
+    table: Table, state: State, batch: Batch, lookup: Lookup, inputs: StepInputs
+) -> tuple[jax.Array, State]:
+    lookup = resolved(table, state, lookup)
+    state, batch = table.prepare(state, batch, lookup)
+    return pooled_sum(table, state, batch, lookup, inputs), state

@@ -1,0 +1,46 @@
+"""Checks of the arrays that users pass as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+STORAGE = ("float32", "bfloat16", "float16", "float64")
+MAX_COLUMNS = 2**31 - 1
+
+
+def refuse_tables(given: Any, argument: str, arrays: str) -> None:
+    """Raises for a `FusedTable` or a `CachedTable` where its arrays belong."""
+    kind = type(given).__name__
+    if kind not in ("FusedTable", "CachedTable"):
+        return
+    ops = "fused_*" if kind == "FusedTable" else "cached_*"
+    raise TypeError(
+        f"{argument}: got a {kind}; expected its arrays, table{arrays}. The table itself goes to the {ops} ops, which "
+        "also train it."
+    )
+
+
+def table_label(name: str | None) -> str:
+    """What messages about a table begin with."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name: got {name!r} of type {type(name).__name__}; expected a string.")
+    return "" if name is None else f"{name}: "
+
+
+def check_storage(label: str, what: str, dtypes: set[str]) -> None:
+    """Raises for parameters of different types, or of one that no table stores."""
+    if len(dtypes) != 1 or not dtypes <= set(STORAGE):
+        raise ValueError(
+            f"{label}{what}: got dtype {', '.join(sorted(dtypes))}; expected one of {', '.join(STORAGE)}"
+            + (" for all of them." if len(dtypes) > 1 else ".")
+        )
+
+
+def check_param_dtype(param_dtype: Any) -> None:
+    """Raises for a type that no table stores."""
+    name = jnp.dtype(param_dtype).name
+    if name not in STORAGE:
+        choices = ", ".join(map(repr, STORAGE))
+        raise ValueError(f"param_dtype: got {name}; expected one of {choices}.")

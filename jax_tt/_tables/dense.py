@@ -1,0 +1,117 @@
+"""`DenseTable`: rows as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt import _native
+from jax_tt._arguments import as_array
+from jax_tt._dtypes import accumulator
+from jax_tt._ops._batch import Batch
+from jax_tt._tables.checks import (
+    MAX_COLUMNS,
+    check_param_dtype,
+    check_storage,
+    refuse_tables,
+    table_label,
+)
+from jax_tt._tables.native import NativeTable
+from jax_tt._tables.options import Lookup, Update
+from jax_tt._tables.table import Params, Slots, State
+
+# That of flax's Embed: rows of about unit length.
+default_embedding_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseTable(NativeTable):
+    """A dense table, one parameter ``embedding[num_embeddings, features]``."""
+
+    num_embeddings: int
+    features: int
+    param_dtype: Any = jnp.float32
+    update: Update | None = None
+    name: str | None = None
+    embedding_init: Callable[..., Any] = default_embedding_init
+
+    def __post_init__(self) -> None:
+        check_param_dtype(self.param_dtype)
+
+    @classmethod
+    def of(
+        cls,
+        table: Any,
+        update: Update | None = None,
+        name: str | None = None,
+        argument: str = "table",
+    ) -> tuple[DenseTable, jax.Array]:
+        """Checks an array, passed as ``argument``; its description, and the array as one of JAX."""
+        label = table_label(name)
+        refuse_tables(table, f"{label}{argument}", ".cores[0]")
+        table = as_array(f"{label}{argument}", table)
+        shape = tuple(table.shape)
+        if len(shape) != 2 or 0 in shape or shape[1] > MAX_COLUMNS:
+            raise ValueError(
+                f"{label}{argument}: got shape {shape}; expected [num_embeddings, features], none 0, and fewer than "
+                "2**31 features."
+            )
+        check_storage(label, argument, {str(table.dtype)})
+        return cls(*shape, param_dtype=table.dtype, update=update, name=name), jnp.asarray(table)
+
+    @property
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"embedding": (self.num_embeddings, self.features)}
+
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        shape = (self.num_embeddings, self.features)
+        return {"embedding": self.embedding_init(key, shape, self.param_dtype)}
+
+    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        del precision
+        (table,), (ids,) = params, digits
+        return gathered(table, ids)
+
+    def to_dense(self, state: State) -> jax.Array:
+        (table,) = self.params(state)
+        return table.astype(accumulator(table.dtype))
+
+    def native_forward(
+        self, platform: str, params: Params, batch: Batch, lookup: Lookup, sentinel: Any
+    ) -> tuple[jax.Array, Params]:
+        return _native.dense_forward(platform, self, params[0], batch, lookup, sentinel)
+
+    def native_backward(
+        self, platform: str, params: Params, batch: Batch, residuals: Any, g: Any, lookup: Lookup
+    ) -> tuple[Params, jax.Array | None]:
+        del residuals
+        grad, dweights = _native.dense_backward(platform, self, params[0], batch, g, lookup)
+        return (grad,), dweights
+
+    def native_update(
+        self,
+        platform: str,
+        arrays: tuple[Params, Slots],
+        batch: Batch,
+        residuals: Any,
+        g: jax.Array,
+        lookup: Lookup,
+        values: dict[str, jax.Array],
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        (table,), (slots,) = arrays
+        tables, applied, dweights = _native.dense_update(
+            platform, self, (table, *slots), batch, (residuals, g), lookup, values
+        )
+        return tables[:1], (tables[1:],), applied, dweights
+
+
+def gathered(param: jax.Array, digits: jax.Array) -> jax.Array:
+    """Slices of a parameter in its accumulator type."""
+    # Up-cast before the gather: its transpose then sums duplicate gradients in the accumulator type.
+    wide = param.astype(accumulator(param.dtype))
+    # A table may have more rows than the type of its ids has numbers; the size would be added to negative ones.
+    return wide.at[digits].get(mode="promise_in_bounds", wrap_negative_indices=False)

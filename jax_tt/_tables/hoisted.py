@@ -1,0 +1,41 @@
+"""Takes hyper-parameters that are no part of a program out of a rule."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jax_tt._tables.options import check_optimizer
+from jax_tt.optimizers._base import Optimizer, is_array
+
+
+@dataclasses.dataclass(frozen=True)
+class _TakenOut:
+    """Stands in a rule, which is part of a program, for a value that is not."""
+
+    name: str
+
+    def __call__(self, step: Any) -> Any:
+        raise ValueError(
+            f"{self.name}: is a variable of the layer that this rule belongs to, and only its calls read it; make "
+            "another rule for other uses."
+        )
+
+
+def hoisted(
+    optimizer: Any, found: Callable[[Any], bool] = is_array
+) -> tuple[Optimizer, dict[str, Any]]:
+    """A rule without the hyper-parameters that are arrays, and those by name.
+
+    Args:
+        optimizer: a rule of `jax_tt.optimizers`.
+        found: which values are taken out.
+
+    Raises:
+        TypeError: ``optimizer`` is no such rule.
+    """
+    check_optimizer(optimizer)
+    names = optimizer.hyperparameter_names()
+    values = {name: value for name in names if found(value := getattr(optimizer, name))}
+    return optimizer.with_hyperparameters({name: _TakenOut(name) for name in values}), values

@@ -1,0 +1,106 @@
+"""Kinds that have native ops beside their reference."""
+
+from __future__ import annotations
+
+import abc
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._ops import _backend
+from jax_tt._ops._batch import Batch
+from jax_tt._ops._vma import vary_over, varying_axes
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import Params, Slots, State, Table, named
+
+
+class NativeTable(Table):
+    """A kind with native ops, which are chosen by ``method`` and by the platform that a program is lowered for."""
+
+    @abc.abstractmethod
+    def native_forward(
+        self, platform: str, params: Params, batch: Batch, lookup: Lookup, sentinel: Any
+    ) -> tuple[jax.Array, Params]:
+        """`Table.forward` on one platform; ``sentinel`` is None where the table is not fused."""
+
+    @abc.abstractmethod
+    def native_backward(
+        self, platform: str, params: Params, batch: Batch, residuals: Any, g: Any, lookup: Lookup
+    ) -> tuple[Params, jax.Array | None]:
+        """`Table.param_gradients` on one platform."""
+
+    @abc.abstractmethod
+    def native_update(
+        self,
+        platform: str,
+        arrays: tuple[Params, Slots],
+        batch: Batch,
+        residuals: Any,
+        g: jax.Array,
+        lookup: Lookup,
+        values: dict[str, jax.Array],
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        """`Table.stepped_params` on one platform."""
+
+    def method(self, lookup: Lookup, state: State) -> str:
+        return _backend.choose(lookup.method, self.storage(state))
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        """`Table.forward`; a sentinel that moved is an error on CPU natively, and NaN elsewhere."""
+        if lookup.method == "reference":
+            return super().forward(state, batch, lookup)
+        params, sentinel = self.params(state), state.get("sentinel")
+        axes = varying_axes(params, batch)
+        params, batch, sentinel = vary_over((params, batch, sentinel), axes)
+
+        def native(platform: str, params: Params, batch: Batch, sentinel: Any) -> Any:
+            return vary_over(self.native_forward(platform, params, batch, lookup, sentinel), axes)
+
+        def reference(params: Params, batch: Batch, sentinel: Any) -> Any:
+            state = named(self, params)
+            if sentinel is not None:
+                state["sentinel"] = sentinel
+            out, _ = Table.forward(self, state, batch, lookup)
+            platform = _backend.native_platforms()[0]
+            _, saved = jax.eval_shape(partial(native, platform), params, batch, sentinel)
+            return vary_over((out, zeros_like(saved)), axes)
+
+        return _backend.run(lookup.method, native, reference, params, batch, sentinel)
+
+    def param_gradients(
+        self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[Params, jax.Array | None]:
+        axes = varying_axes(params, batch, g)
+
+        def reference(params: Params, batch: Batch, residuals: Any, g: jax.Array) -> Any:
+            return vary_over(Table.param_gradients(self, params, batch, residuals, g, lookup), axes)
+
+        def native(
+            platform: str, params: Params, batch: Batch, residuals: Any, g: jax.Array
+        ) -> Any:
+            return vary_over(
+                self.native_backward(platform, params, batch, residuals, g, lookup), axes
+            )
+
+        return _backend.run(lookup.method, native, reference, params, batch, residuals, g)
+
+    def stepped_params(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        def reference(state: State, batch: Batch, residuals: Any, g: Any, values: Any) -> Any:
+            return Table.stepped_params(self, state, batch, residuals, g, lookup, values)
+
+        def native(
+            platform: str, state: State, batch: Batch, residuals: Any, g: Any, values: Any
+        ) -> Any:
+            arrays = self.params(state), self.slots(state)
+            return self.native_update(platform, arrays, batch, residuals, g, lookup, values)
+
+        return _backend.run(lookup.method, native, reference, state, batch, residuals, g, values)
+
+
+def zeros_like(saved: Any) -> Any:
+    """In place of residuals, which the reference has none of: all branches must return the same arrays."""
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), saved)

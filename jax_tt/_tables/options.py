@@ -1,0 +1,124 @@
+"""Options of a lookup and of an update, checked where they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._arguments import as_dtype, one_of
+from jax_tt._method import resolve_method
+from jax_tt._precision import resolve_precision
+from jax_tt.optimizers import Optimizer
+
+BOUNDS = ("error", "warn", "clip", "zero", "unchecked")
+# Ids out of range that contribute nothing, train nothing and touch nothing.
+IGNORED = ("warn", "zero")
+_BOUNDS_HINT = (
+    ". 'error' stops at ids out of range, 'warn' and 'zero' read zeros for them, with a warning and without, 'clip' "
+    "moves them to the nearest row"
+)
+COMBINERS = ("sum", "mean", "mean_count", "sqrtn", "max")
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Which cotangents a loss asks for; static, so that it can travel among the residuals.
+
+    Attributes:
+        names: of arrays of the table's state.
+        weights: those of the per-sample weights.
+    """
+
+    names: frozenset[str] = frozenset()
+    weights: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """Options of a call, as `jax_tt.tt_embed_bag` describes them.
+
+    Attributes:
+        train: whether the call belongs to training: a row cache counts it then.
+        wanted: cotangents that the loss asks for, set by the differentiation rule.
+    """
+
+    combiner: str = "sum"
+    bounds: str = "error"
+    dtype: Any = None
+    precision: Any = None
+    method: str = "auto"
+    axis_name: Any = None
+    train: bool = True
+    wanted: Wanted = Wanted()
+
+    def __post_init__(self) -> None:
+        one_of("combiner", self.combiner, COMBINERS)
+        one_of("bounds", self.bounds, BOUNDS, _BOUNDS_HINT)
+        resolve_method(self.method)
+        resolve_precision(self.precision)
+        if self.dtype is not None:
+            # By name: numpy's float64 equals None.
+            object.__setattr__(self, "dtype", as_dtype("dtype", self.dtype, None).name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """How the backward pass of a fused table steps it.
+
+    Attributes:
+        optimizer: a rule of `jax_tt.optimizers`.
+        skip_nonfinite: leave the table as it is when any summed gradient is not finite.
+        stochastic_rounding: round 16-bit parameters stochastically instead of to nearest.
+    """
+
+    optimizer: Optimizer
+    skip_nonfinite: bool = False
+    stochastic_rounding: bool = True
+
+    def __post_init__(self) -> None:
+        check_optimizer(self.optimizer)
+
+    def rounds_stochastically(self, storage: Any) -> bool:
+        """Whether parameters of type ``storage`` are rounded by chance."""
+        return self.stochastic_rounding and jnp.dtype(storage).itemsize == 2
+
+
+class StepInputs(NamedTuple):
+    """What a call says of the update in its backward pass.
+
+    Attributes:
+        grad_scale: loss scale that the gradients are divided by, or None.
+        key: typed key of stochastic rounding, or None.
+        hyperparameters: fields of the optimizer for this call, by name.
+    """
+
+    grad_scale: Any = None
+    key: Any = None
+    hyperparameters: Mapping[str, Any] | None = None
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises where ``optimizer`` is not one of the fused rules."""
+    if isinstance(optimizer, Optimizer):
+        return
+    if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
+        raise TypeError(
+            f"optimizer: got the class {optimizer.__name__}; expected an instance of it, e.g. "
+            f"optimizer=jax_tt.optimizers.{optimizer.__name__}(learning_rate=0.05)."
+        )
+    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
+        raise TypeError(
+            f"optimizer: got an optax transformation ({type(optimizer).__name__}); a fused table is updated inside the "
+            "backward pass, by a rule of jax_tt.optimizers, e.g. optimizer="
+            "jax_tt.optimizers.Adagrad(learning_rate=0.05). To use optax for the table, build the layer with "
+            "optimizer=None, or call the op without 'fused', and give the gradients to optax."
+        )
+    raise TypeError(
+        f"optimizer: got {optimizer!r}; expected a rule of jax_tt.optimizers, e.g. "
+        "jax_tt.optimizers.Adagrad(learning_rate=0.05)."
+    )

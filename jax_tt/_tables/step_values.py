@@ -1,0 +1,47 @@
+"""The numbers of an update: hyper-parameters, the inverse loss scale, and the seed of stochastic rounding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._arguments import as_scalar
+from jax_tt._tables.options import StepInputs, Update
+
+
+def step_values(
+    update: Update, step: jax.Array, storage: Any, inputs: StepInputs
+) -> dict[str, jax.Array]:
+    """``hyper[H]``, ``inv_scale`` and ``seed[2]`` of the update at ``step``, for parameters of type ``storage``."""
+    # The step decides schedules and rounding; as a constant it gets no cotangent from them.
+    step = jax.lax.stop_gradient(step)
+    rule = update.optimizer
+    if inputs.hyperparameters is not None:
+        rule = rule.with_hyperparameters(inputs.hyperparameters)
+    return {
+        "hyper": jax.lax.stop_gradient(rule.hyperparameters(step)),
+        "inv_scale": _inverse(inputs.grad_scale),
+        "seed": _seed(inputs.key, step, update.rounds_stochastically(storage)),
+    }
+
+
+def _inverse(grad_scale: Any) -> jax.Array:
+    if grad_scale is None:
+        return jnp.ones((), jnp.float32)
+    scale = as_scalar("grad_scale", grad_scale)
+    return 1 / jax.lax.stop_gradient(jnp.asarray(scale, jnp.float32))
+
+
+def _seed(key: jax.Array | None, step: jax.Array, stochastic: bool) -> jax.Array:
+    """Two words that depend on the key and the step alone; zeros where nothing is rounded by them."""
+    if key is None:
+        key = jax.random.key(0, impl="threefry2x32")
+    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not typed or key.shape != ():
+        got = getattr(key, "dtype", type(key).__name__)
+        raise TypeError(f"key: got {got}; expected one typed key, jax.random.key(seed).")
+    if not stochastic:
+        return jnp.zeros(2, jnp.uint32)
+    return jax.random.bits(jax.random.fold_in(key, step.astype(jnp.uint32)), (2,), jnp.uint32)

@@ -1,0 +1,285 @@
+"""`Table`: what every kind of table is, with defaults in pure JAX."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tt import _reference, _sentinel
+from jax_tt._ops._batch import Batch, of_positions, present
+from jax_tt._ops._ids import digits_in_range
+from jax_tt._ops._inputs import one_bag_per_position
+from jax_tt._ops._refuse import once
+from jax_tt._ops._vma import vary_over, varying_axes
+from jax_tt._tables.options import Lookup, StepInputs, Update, Wanted
+from jax_tt._tables.step_values import step_values
+
+# Arrays of a table by name; the names are those of a checkpoint.
+State = Mapping[str, Any]
+Params = tuple[Any, ...]
+Slots = tuple[tuple[Any, ...], ...]
+
+# What a fused table holds beside parameters and slots.
+SCALARS = ("step", "sentinel", "used")
+
+
+class Table(abc.ABC):
+    """A table without its arrays: sizes, options of its update, and the functions of its state.
+
+    A kind is a frozen dataclass with the fields below and the abstract methods, all in plain JAX. The parameters of
+    the default methods are indexed by the digits of a row in mixed radix, one parameter for each digit.
+
+    Attributes:
+        num_embeddings: number of rows, N.
+        features: number of columns, D.
+        update: how a fused table is stepped in the backward pass; None where gradients are ordinary ones.
+        name: for messages.
+    """
+
+    num_embeddings: int
+    features: int
+    update: Update | None
+    name: str | None
+
+    @property
+    @abc.abstractmethod
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters by name; the first axis counts what is updated as one row."""
+
+    @abc.abstractmethod
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        """Fresh parameters by name; an initialiser may box them."""
+
+    @abc.abstractmethod
+    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        """Rows ``[..., D]`` in the accumulator type, from digits ``[...]`` that are in range."""
+
+    @property
+    def radices(self) -> tuple[int, ...]:
+        """Radices of the digits of a row, the last digit fastest."""
+        return (self.num_embeddings,)
+
+    @property
+    def label(self) -> str:
+        """What messages about the table begin with."""
+        return "" if self.name is None else f"{self.name}: "
+
+    # State
+
+    @property
+    def buffers(self) -> dict[str, str]:
+        """Arrays that no gradient reaches, by name, and the linen collection of each."""
+        return {}
+
+    @property
+    def innermost(self) -> Table:
+        """The table without what is wrapped around it."""
+        return self
+
+    @property
+    def cached(self) -> Any:
+        """The table with a row cache, of what is wrapped around it; None where it has none."""
+        return None
+
+    def renamed(self, name: str | None) -> Self:
+        """The same with another name."""
+        table: Any = self
+        return dataclasses.replace(table, name=name)
+
+    def param_names(self) -> tuple[str, ...]:
+        return tuple(self.param_shapes)
+
+    def slot_names(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the optimizer's state, one tuple for each parameter."""
+        slots = () if self.update is None else self.update.optimizer.slots
+        return tuple(
+            tuple(f"slot_{slot.name}_{k}" for slot in slots) for k in range(len(self.param_shapes))
+        )
+
+    def trained_names(self) -> tuple[str, ...]:
+        """What a loss is differentiated with respect to: the parameters, or all of a fused table."""
+        if self.update is None:
+            return self.param_names()
+        slots = (name for names in self.slot_names() for name in names)
+        return *self.param_names(), *slots, *SCALARS
+
+    def units(self) -> tuple[tuple[str, ...], ...]:
+        """Parts of a fused table that are differentiated as a whole or not at all."""
+        return (self.trained_names(),)
+
+    def constant_names(self) -> tuple[str, ...]:
+        """What a lookup reads beside `trained_names`, without a gradient."""
+        return ()
+
+    def params(self, state: State) -> Params:
+        return tuple(state[name] for name in self.param_names())
+
+    def slots(self, state: State) -> Slots:
+        return tuple(tuple(state[name] for name in names) for names in self.slot_names())
+
+    def storage(self, state: State) -> Any:
+        """Type of the parameters."""
+        return state[self.param_names()[0]].dtype
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """A fresh state."""
+        params = self.init_params(key)
+        return {**params, **self.init_rest(params)}
+
+    def init_param(self, name: str, key: jax.Array) -> Any:
+        """One fresh parameter, where every one has a key."""
+        return self.init_params(key)[name]
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """What a fresh state holds beside these parameters: of a fused table the optimizer's state at step 0."""
+        if self.update is None:
+            return {}
+        state = {}
+        for names, param in zip(self.slot_names(), params.values(), strict=True):
+            for name, slot in zip(names, self.update.optimizer.slots, strict=True):
+                shape = slot_shape(param.shape, slot.rowwise)
+                state[name] = jnp.full(shape, slot.init, jnp.float32)
+        scalars = (jnp.full((), value, jnp.float32) for value in (0, 1, 1))
+        return state | dict(zip(SCALARS, scalars, strict=True))
+
+    def check_split_ids(self, name: str, digits: int) -> None:
+        """Raises where `SplitIds` of so many digits are no ids of this table."""
+        if len(self.radices) == 1:
+            raise ValueError(f"{name}: got SplitIds; a dense table takes integer ids.")
+        if digits != len(self.radices):
+            raise ValueError(
+                f"{name}: SplitIds with {digits} digits for a table of {len(self.radices)} cores; split them with the "
+                "TTShape of this table."
+            )
+
+    def maintain(self, state: State) -> dict[str, Any]:
+        """The state after what is due between steps."""
+        return dict(state)
+
+    # Lookups
+
+    def method(self, lookup: Lookup, state: State) -> str:
+        """How a lookup runs, of those that `Lookup.method` names."""
+        if lookup.method == "reference":
+            return lookup.method
+        if lookup.method == "auto":
+            return "reference"
+        raise RuntimeError(
+            f"method={lookup.method!r}: {type(self).__name__} has no native ops; use method='reference'."
+        )
+
+    def differentiates_itself(self, lookup: Lookup) -> bool:
+        """Whether `forward` is plain JAX whose own derivatives are those of the lookup, to any order."""
+        return lookup.method == "reference" and self.update is None
+
+    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
+        """What happens to a batch before the differentiated part: probes, counts, maps of ids."""
+        del lookup
+        return state, batch
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        """Weighted sums ``[S, nb, D]`` in the accumulator type, and what the backward pass reuses."""
+        params, sentinel = self.params(state), state.get("sentinel")
+        return _reference.forward(self, params, batch, lookup, sentinel), ()
+
+    def backward(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        """Gradients of the parameters in their accumulator type, and of the weights where they are wanted."""
+        params = self.params(state)
+        grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
+        return dict(zip(self.param_names(), grads, strict=True)), dweights
+
+    def step(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        """The state after the update with output gradient ``g``, and the gradient of the weights."""
+        batch, g = once((batch, g), state["step"])
+        # Shards of a batch beside a replicated table: sum the gradients over them before the one update.
+        own = {name: state[name] for name in self.trained_names()}
+        axes = varying_axes(batch, g) - varying_axes(own)
+        batch, g = vary_over((batch, g), varying_axes(batch, g))
+        if axes:
+            lookup = dataclasses.replace(lookup, axis_name=tuple(sorted(axes, key=str)))
+        params, slots, applied, dweights = self.stepped_params(
+            state, batch, residuals, g, lookup, values
+        )
+        new = dict(zip(self.param_names(), params, strict=True))
+        for names, arrays in zip(self.slot_names(), slots, strict=True):
+            new |= dict(zip(names, arrays, strict=True))
+        # A sentinel that was moved stays moved: refusing once is not enough. What rounding did to it does not add up.
+        sentinel = state["sentinel"]
+        new["sentinel"] = jnp.where(_sentinel.holds(sentinel), 1, sentinel)
+        # A constant of the program, by which the compiler sees that no table is to be kept.
+        new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
+        new["step"] = state["step"] + applied
+        return new, dweights
+
+    def weights_gradient(
+        self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
+    ) -> jax.Array:
+        """``row(i_j) . g[b(j)]`` for every position, with no gradient of the table computed beside it."""
+        lookup = dataclasses.replace(lookup, wanted=Wanted())
+        rows, _ = self.forward(state, one_bag_per_position(batch), lookup)
+        rows = rows.reshape(batch.num_segments, batch.capacity, rows.shape[-1])
+        of_bag = of_positions(batch, g) if batch.num_bags else jnp.zeros_like(rows)
+        return jnp.where(present(batch), jnp.sum(rows * of_bag, axis=-1), 0)
+
+    def step_values(self, state: State, inputs: StepInputs) -> Any:
+        """The numbers of an update, which are no part of the program."""
+        if self.update is None:
+            return ()
+        return step_values(self.update, state["step"], self.storage(state), inputs)
+
+    def param_gradients(
+        self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[Params, jax.Array | None]:
+        """Gradients of the parameters, of this shard alone, and of the weights."""
+        del residuals
+        return _reference.backward(self, params, batch, g, lookup)
+
+    def stepped_params(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        """New parameters and slots, 1.0 if the step was applied (0.0 if skipped), and the gradient of the weights."""
+        del residuals
+        return _reference.update(self, state, batch, g, lookup, values)
+
+    def touched(self, batch: Batch, lookup: Lookup) -> list[jax.Array]:
+        """Which rows of each parameter a batch reads, whatever their gradient; bool ``[rows]`` each."""
+        return _reference.touched(self, batch, lookup)
+
+    # The whole table
+
+    def to_dense(self, state: State) -> jax.Array:
+        """The table ``[N, D]`` in the accumulator type."""
+        ids = jnp.arange(self.num_embeddings, dtype=jnp.int32)
+        batch = Batch(ids[:, None], None, None, rectangular=True)
+        digits, _ = digits_in_range(self, batch)
+        return self.rows(self.params(state), [d[:, 0] for d in digits], lax.Precision.HIGHEST)
+
+    def attended_names(self) -> tuple[str, ...]:
+        """The arrays that `attend` multiplies with queries."""
+        return self.param_names()
+
+    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
+        """Products of ``query[B, D]`` with every row, ``[B, N]``."""
+        return jnp.einsum("bd,nd->bn", query, self.to_dense(state), precision=precision)
+
+
+def slot_shape(param_shape: Sequence[int], rowwise: bool) -> tuple[int, ...]:
+    """Shape of an optimizer slot: one entry per row, or per entry of each row."""
+    rows = param_shape[0]
+    return (rows,) if rowwise else (rows, math.prod(param_shape[1:]))
+
+
+def named(table: Table, params: Sequence[Any]) -> dict[str, Any]:
+    """Parameters by name."""
+    return dict(zip(table.param_names(), params, strict=True))

@@ -1,0 +1,63 @@
+"""`Ordered`: a table whose rows lie in another order than their ids."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jax_tt._ops._batch import Batch
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import State
+from jax_tt._tables.wrapper import Wrapper
+from jax_tt.order._apply import columns_by_id, mapped_ids
+from jax_tt.order._id_order import IdOrder
+from jax_tt.order._stored import StoredRows, of_layer, on_device
+
+ID_ORDER = "id_order"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ordered(Wrapper):
+    """A table behind an order of ids, which is part of the state.
+
+    Attributes:
+        id_order: `IdOrder` that a fresh state has.
+    """
+
+    id_order: IdOrder | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    @property
+    def buffers(self) -> dict[str, str]:
+        return {**self.table.buffers, ID_ORDER: ID_ORDER}
+
+    @property
+    def radices(self) -> tuple[int, ...]:
+        # Ids are mapped as integers, whatever the digits of the rows.
+        return (self.num_embeddings,)
+
+    def check_split_ids(self, name: str, digits: int) -> None:
+        del digits
+        raise TypeError(
+            f"{name}: got SplitIds for a table with an id_order, which maps integers. Map them on the host first, "
+            "shape.split_ids(order.apply(ids)), and build the layer with id_order=None."
+        )
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        assert self.id_order is not None
+        return {**self.table.init_rest(params), ID_ORDER: on_device(self.id_order.rows)}
+
+    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
+        ids = mapped_ids(self._rows(state), batch.ids, f"{self.label}ids")
+        return self.table.prepare(state, dataclasses.replace(batch, ids=ids), lookup)
+
+    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
+        return columns_by_id(self._rows(state), self.table.attend(state, query, precision))
+
+    def to_dense(self, state: State) -> jax.Array:
+        return self.table.to_dense(state)[self._rows(state).whole()]
+
+    def _rows(self, state: State) -> StoredRows:
+        return of_layer(state[ID_ORDER], self.num_embeddings)

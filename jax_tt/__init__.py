@@ -43,6 +43,8 @@ from jax_tt._files.tables import load_tables as load_tables
 from jax_tt._files.tables import save_tables as save_tables
 from jax_tt._init import init_cores as init_cores
 from jax_tt._ops.attend import tt_attend as tt_attend
+from jax_tt._ops.calls import lookup_rows as lookup_rows
+from jax_tt._ops.calls import pooled_rows as pooled_rows
 from jax_tt._ops.dense_bag import embed_bag as embed_bag
 from jax_tt._ops.embed_bag import tt_embed_bag as tt_embed_bag
 from jax_tt._ops.fused import fused_embed_bag as fused_embed_bag

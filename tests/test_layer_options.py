@@ -87,7 +87,7 @@ SHARED_ERRORS = [
         "optimizer: got the class Adagrad; expected an instance of it, e.g. "
         "optimizer=jax_tt.optimizers.Adagrad(learning_rate=0.05)",
     ),
-    ({"optimizer": "adagrad"}, TypeError, "optimizer: got 'adagrad'; expected None or a rule of"),
+    ({"optimizer": "adagrad"}, TypeError, "optimizer: got 'adagrad'; expected a rule of"),
     (
         {"optimizer": optimizers.SGD(jnp.float32(0.1))},
         TypeError,

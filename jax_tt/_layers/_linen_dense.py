@@ -41,8 +41,7 @@ class DenseLayer(DenseFromPretrained, TableModule):
             self.features,
             self.param_dtype,
             update,
-            self.label,
-            self.embedding_init,
+            embedding_init=self.embedding_init,
         )
         options = self.bounds, self.dtype, None, self.method, self.axis_name
         return table, Lookup(getattr(self, "combiner", "sum"), *options)

@@ -36,7 +36,8 @@ class TableModule(nn.Module):
         raise NotImplementedError
 
     def setup(self) -> None:
-        self.described, self.options = self._describe()
+        table, self.options = self._describe()
+        self.described = table if table.name is not None else table.with_name(self.label)
         self.state = self._declare()
 
     @property
@@ -220,7 +221,7 @@ class TableEmbed(EmbedModule):
     promote_dtype: Callable[..., Any] = dtypes.promote_dtype
 
     def _describe(self) -> tuple[Table, Lookup]:
-        return _named(self.table, self.label), self.lookup
+        return self.table, self.lookup
 
     def _sizes(self) -> str:
         return f"{self.table.num_embeddings}, {self.table.features}"
@@ -250,11 +251,7 @@ class TableEmbedBag(EmbedBagModule):
     lookup: Lookup = Lookup(bounds="warn")
 
     def _describe(self) -> tuple[Table, Lookup]:
-        return _named(self.table, self.label), self.lookup
+        return self.table, self.lookup
 
     def _sizes(self) -> str:
         return f"{self.table.num_embeddings}, {self.table.features}"
-
-
-def _named(table: Table, label: str) -> Table:
-    return table if table.name is not None else table.renamed(label)

@@ -52,7 +52,6 @@ class TTLayer(TTFromPretrained, TableModule):
             param_dtype=self.param_dtype,
             core_init=self.core_init,
             update=update,
-            name=self.label,
         )
         options = self.bounds, self.dtype, self.precision, self.method, self.axis_name
         return table, Lookup(getattr(self, "combiner", "sum"), *options)

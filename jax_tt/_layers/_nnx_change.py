@@ -15,6 +15,7 @@ from jax_tt._init import CoreInit, fresh_init
 from jax_tt._layers import _change
 from jax_tt._layers._nnx_cache import CachedModule
 from jax_tt._layers._nnx_table import variable_type
+from jax_tt._layers._nnx_variables import IdOrderState
 from jax_tt._shape import TTShape
 from jax_tt._tables.table import Table
 from jax_tt._tables.tensor_train import TTTable
@@ -25,6 +26,8 @@ from jax_tt.order._stored import on_device
 
 class ChangingModule(CachedModule):
     """A table that can be brought under another order of ids, and given more ids, between steps."""
+
+    id_order: IdOrderState | None = None
 
     @property
     def tt_shape(self) -> TTShape:

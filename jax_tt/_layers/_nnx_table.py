@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -92,6 +93,15 @@ class TableModule(nnx.Module):
         """The rule that is fused into the backward pass."""
         return None if self.table.update is None else self.table.update.optimizer
 
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer) -> None:
+        if self.table.update is None:
+            raise ValueError(
+                f"optimizer: {self.table.label}has no optimizer state; build the layer with optimizer={optimizer!r}."
+            )
+        update = dataclasses.replace(self.table.update, optimizer=optimizer)
+        self.table = self.table.with_update(update)
+
     @property
     def dtype(self) -> Any:
         """Type of the rows returned."""
@@ -105,7 +115,7 @@ class TableModule(nnx.Module):
     def _named(self, table: Table) -> Table:
         if table.name is not None:
             return table
-        return table.renamed(f"{type(self).__name__}({table.num_embeddings}, {table.features})")
+        return table.with_name(f"{type(self).__name__}({table.num_embeddings}, {table.features})")
 
     def _call(
         self,
@@ -114,7 +124,7 @@ class TableModule(nnx.Module):
         grad_scale: Any,
         hyperparameters: Mapping[str, Any] | None,
     ) -> jax.Array:
-        own = {name: variable[...] for name, variable in self.hyperparameters.items()}
+        own = {name: value.get_value() for name, value in self.hyperparameters.items()}
         step = step_inputs(self.table, grad_scale, hyperparameters, own)
         lookup = in_training(self.lookup, not self.deterministic)
         state = self.state()
@@ -280,5 +290,5 @@ def hoisted_update(
             )
         if isinstance(variable.get_value(), int | float):
             variable.set_value(jnp.asarray(variable.get_value(), jnp.float32))
-        as_scalar(name, variable[...])
+        as_scalar(name, variable.get_value())
     return described_update(rule, skip_nonfinite, stochastic_rounding), found

@@ -86,14 +86,21 @@ def _fwd(call: tuple[Table, Lookup], trained: Any, weights: Any, others: Any) ->
     trained, weights, (batch, rest, values) = _values((trained, weights, others))
     batch = dataclasses.replace(batch, weights=weights)
     lookup = dataclasses.replace(lookup, wanted=wanted)
-    out, residuals = table.forward({**trained, **rest}, batch, lookup)
+
+    def forward(state: State, batch: Batch) -> tuple[jax.Array, Any]:
+        return table.forward(state, batch, lookup)
+
+    out, residuals = first_order(forward, {**trained, **rest}, batch)
     return out, (trained, rest, batch, residuals, values, wanted)
 
 
 def _bwd(call: tuple[Table, Lookup], saved: Any, g: Any) -> tuple[Any, Any, None]:
+    return first_order(partial(_cotangents, call), saved, _instantiate(g))
+
+
+def _cotangents(call: tuple[Table, Lookup], saved: Any, g: jax.Array) -> tuple[Any, Any, None]:
     table, lookup = call
     trained, rest, batch, residuals, values, wanted = saved
-    g = _instantiate(g)
     lookup = dataclasses.replace(lookup, wanted=wanted)
     state = {**trained, **rest}
     if not wanted.names:
@@ -126,8 +133,8 @@ def _check_whole(table: Table, names: frozenset[str]) -> None:
 
 
 def _values(tree: Any) -> Any:
-    """The plain values of a symbolic-zeros argument, which have no derivative but this one."""
-    return first_order(jax.tree.map(lambda leaf: leaf.value, tree, is_leaf=_is_primal))
+    """The plain values of a symbolic-zeros argument."""
+    return jax.tree.map(lambda leaf: leaf.value, tree, is_leaf=_is_primal)
 
 
 def _instantiate(g: Any) -> jax.Array:
@@ -135,7 +142,7 @@ def _instantiate(g: Any) -> jax.Array:
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         aval: Any = g.aval
         return jnp.zeros(aval.shape, aval.dtype)
-    return first_order(g)
+    return g
 
 
 def _is_primal(leaf: Any) -> bool:

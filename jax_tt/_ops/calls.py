@@ -12,12 +12,12 @@ from jax_tt._ops._combine import batch_to_sum, combine
 from jax_tt._ops._explicit import reshape_rows
 from jax_tt._ops._inputs import bag_batch, lookup_batch
 from jax_tt._ops._rule import pooled_sum, resolved
-from jax_tt._tables.options import Lookup, StepInputs
+from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._tables.table import State, Table
 
 
 def lookup_rows(
-    table: Table, state: State, ids: Any, lookup: Lookup, inputs: StepInputs
+    table: Table, state: State, ids: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
     """Rows ``[*ids.shape, D]`` of integers of any shape, or of `SplitIds`, and the state after the call."""
     batch, shape = lookup_batch(table, ids)
@@ -27,7 +27,7 @@ def lookup_rows(
 
 
 def pooled_rows(
-    table: Table, state: State, bags: Any, lookup: Lookup, inputs: StepInputs
+    table: Table, state: State, bags: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
     """One vector per bag, ``[B, D]``, of `Bags` or of integers ``[B, L]``, and the state after the call."""
     storage = table.storage(state)

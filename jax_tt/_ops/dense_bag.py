@@ -7,7 +7,7 @@ import jax
 from jax_tt._bags import Bags
 from jax_tt._ops.calls import pooled_rows
 from jax_tt._tables.dense import DenseTable
-from jax_tt._tables.options import Lookup, StepInputs
+from jax_tt._tables.options import Lookup
 
 
 def embed_bag(
@@ -39,4 +39,4 @@ def embed_bag(
     """
     lookup = Lookup(combiner, bounds, dtype, None, method, axis_name)
     dense, rows = DenseTable.of(table, name=name)
-    return pooled_rows(dense, {"embedding": rows}, bags, lookup, StepInputs())[0]
+    return pooled_rows(dense, {"embedding": rows}, bags, lookup)[0]

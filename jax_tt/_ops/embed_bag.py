@@ -7,7 +7,7 @@ import jax
 
 from jax_tt._bags import Bags
 from jax_tt._ops.calls import pooled_rows
-from jax_tt._tables.options import Lookup, StepInputs
+from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import named
 from jax_tt._tables.tensor_train import TTTable
 
@@ -52,4 +52,4 @@ def tt_embed_bag(
     lookup = Lookup(combiner, bounds, dtype, precision, method, axis_name)
     table, cores = TTTable.of(cores, num_embeddings, name=name)
     state = named(table, cores)
-    return pooled_rows(table, state, bags, lookup, StepInputs())[0]
+    return pooled_rows(table, state, bags, lookup)[0]

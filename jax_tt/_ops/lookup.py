@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jax_tt._ops.calls import lookup_rows
-from jax_tt._tables.options import Lookup, StepInputs
+from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import named
 from jax_tt._tables.tensor_train import TTTable
 
@@ -55,4 +55,4 @@ def tt_lookup(
     lookup = Lookup("sum", bounds, dtype, precision, method, axis_name)
     table, cores = TTTable.of(cores, num_embeddings, name=name)
     state = named(table, cores)
-    return lookup_rows(table, state, ids, lookup, StepInputs())[0]
+    return lookup_rows(table, state, ids, lookup)[0]

@@ -102,6 +102,9 @@ class StepInputs(NamedTuple):
     hyperparameters: Mapping[str, Any] | None = None
 
 
+NO_INPUTS = StepInputs()
+
+
 def check_optimizer(optimizer: Any) -> None:
     """Raises where ``optimizer`` is not one of the fused rules."""
     if isinstance(optimizer, Optimizer):

@@ -88,10 +88,15 @@ class Table(abc.ABC):
         """The table with a row cache, of what is wrapped around it; None where it has none."""
         return None
 
-    def renamed(self, name: str | None) -> Self:
+    def with_name(self, name: str | None) -> Self:
         """The same with another name."""
         table: Any = self
         return dataclasses.replace(table, name=name)
+
+    def with_update(self, update: Update | None) -> Self:
+        """The same with another update, or none."""
+        table: Any = self
+        return dataclasses.replace(table, update=update)
 
     def param_names(self) -> tuple[str, ...]:
         return tuple(self.param_shapes)
@@ -142,7 +147,7 @@ class Table(abc.ABC):
         if self.update is None:
             return {}
         state = {}
-        for names, param in zip(self.slot_names(), params.values(), strict=True):
+        for names, param in zip(self.slot_names(), self.params(params), strict=True):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
                 shape = slot_shape(param.shape, slot.rowwise)
                 state[name] = jnp.full(shape, slot.init, jnp.float32)

@@ -62,8 +62,11 @@ class Wrapper(Table):
     def buffers(self) -> dict[str, str]:
         return self.table.buffers
 
-    def renamed(self, name: str | None) -> Self:
-        return dataclasses.replace(self, table=self.table.renamed(name))
+    def with_name(self, name: str | None) -> Self:
+        return dataclasses.replace(self, table=self.table.with_name(name))
+
+    def with_update(self, update: Update | None) -> Self:
+        return dataclasses.replace(self, table=self.table.with_update(update))
 
     def trained_names(self) -> tuple[str, ...]:
         return self.table.trained_names()

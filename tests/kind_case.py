@@ -1,0 +1,136 @@
+"""What every kind of table must do, as a class of tests: a kind is tested by a subclass that names it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx, serialization
+
+import jax_tt
+import jax_tt.linen
+
+COMBINERS = ("sum", "mean", "mean_count", "sqrtn", "max")
+RULE = jax_tt.optimizers.Adagrad(0.1)
+SGD = jax_tt.optimizers.SGD(0.1)
+
+
+class KindCase:
+    """Tests of one kind; every dense row of it is compared with `embed_bag` on the table written out.
+
+    Subclasses set ``table``; ``methods`` are those that the kind has.
+    """
+
+    table: Any
+    methods: tuple[str, ...] = ("reference", "auto")
+
+    def fused(self, rule: Any) -> Any:
+        """The same kind with a fused update."""
+        return self.table.with_update(jax_tt.Update(rule))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.table.init(jax.random.key(0))
+
+    def bags(self, weighted: bool = True) -> jax_tt.Bags:
+        n = self.table.num_embeddings
+        ids, offsets = jnp.array([1, n - 1, 1, 0, 2, n // 2]), jnp.array([0, 3, 3, 6])
+        weights = jnp.array([0.5, 2.0, -1.0, 3.0, 0.25, 1.0]) if weighted else None
+        return jax_tt.Bags(ids, offsets, weights)
+
+    def pooled(self, params: Any, weights: Any, combiner: str, method: str) -> jax.Array:
+        lookup = jax_tt.Lookup(combiner, method=method)
+        bags = dataclasses.replace(self.bags(), weights=weights)
+        return jax_tt.pooled_rows(self.table, {**self.state, **params}, bags, lookup)[0]
+
+    @pytest.mark.parametrize("method", ["reference", "auto"])
+    def test_lookup_equals_the_dense_table(self, method: str) -> None:
+        state, lookup = self.state, jax_tt.Lookup(bounds="zero", method=method)
+        dense = np.asarray(self.table.to_dense(state))
+        assert dense.shape == (self.table.num_embeddings, self.table.features)
+        ids = np.array([[0, 3], [self.table.num_embeddings - 1, self.table.num_embeddings]])
+        rows, _ = jax_tt.lookup_rows(self.table, state, ids, lookup)
+        want = np.concatenate([dense, np.zeros_like(dense[:1])])[ids]
+        np.testing.assert_allclose(rows, want, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("combiner", COMBINERS)
+    def test_bags_and_their_gradients(self, combiner: str) -> None:
+        weights = None if combiner == "max" else self.bags().weights
+        names = self.table.param_names()
+        params = {name: self.state[name] for name in names}
+
+        def own(params: Any, weights: Any, method: str) -> jax.Array:
+            return jnp.sum(jnp.sin(self.pooled(params, weights, combiner, method)))
+
+        def dense(params: Any, weights: Any) -> jax.Array:
+            rows = self.table.to_dense({**self.state, **params})
+            bags = dataclasses.replace(self.bags(), weights=weights)
+            pooled = jax_tt.embed_bag(rows, bags, combiner=combiner, method="reference")
+            return jnp.sum(jnp.sin(pooled))
+
+        want = jax.value_and_grad(dense, argnums=(0, 1))(params, weights)
+        for method in self.methods:
+            got = jax.value_and_grad(own, argnums=(0, 1))(params, weights, method)
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-5, 1e-6), got, want)
+
+    def test_a_fused_step_is_the_rule_on_the_gradient(self) -> None:
+        params = {name: self.state[name] for name in self.table.param_names()}
+        table = self.fused(SGD)
+        state = {**self.state, **table.init_rest(params)}
+
+        def loss(trained: Any, described: Any, method: str) -> jax.Array:
+            lookup = jax_tt.Lookup(method=method)
+            bags = self.bags()
+            out, _ = jax_tt.pooled_rows(described, {**state, **trained}, bags, lookup)
+            return jnp.sum(jnp.sin(out))
+
+        grads = jax.grad(loss)(params, self.table, "reference")
+        trained = {name: state[name] for name in table.trained_names()}
+        for method in self.methods:
+            new = jax.grad(loss)(trained, table, method)
+            assert float(new["step"]) == 1 and float(new["sentinel"]) == 1
+            for name, grad in grads.items():
+                want = params[name] - 0.1 * grad
+                np.testing.assert_allclose(new[name], want, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("rule", [None, RULE], ids=["optax", "fused"])
+    def test_nnx(self, rule: Any, tmp_path: Any) -> None:
+        table = self.table if rule is None else self.fused(rule)
+        model = jax_tt.TableEmbedBag(table, rngs=nnx.Rngs(0))
+        opt = jax_tt.FusedOptimizer(model, optax.sgd(0.01))
+
+        @nnx.jit
+        def step(model: Any, opt: Any) -> Any:
+            loss, grads = nnx.value_and_grad(lambda m: jnp.sum((m(self.bags()) - 1) ** 2))(model)
+            opt.update(model, grads)
+            return loss
+
+        losses = [float(step(model, opt)) for _ in range(3)]
+        assert losses[2] < losses[0]
+        other = jax_tt.TableEmbedBag(table, rngs=nnx.Rngs(1))
+        nnx.update(other, nnx.state(model))  # what a checkpoint restores
+        np.testing.assert_array_equal(other(self.bags()), model(self.bags()))
+
+    @pytest.mark.parametrize("rule", [None, RULE], ids=["optax", "fused"])
+    def test_linen(self, rule: Any) -> None:
+        table = self.table if rule is None else self.fused(rule)
+        model = jax_tt.linen.TableEmbedBag(table)
+        variables = model.init(jax.random.key(0), self.bags())
+
+        def loss(trained: Any) -> jax.Array:
+            return jnp.sum((model.apply({**variables, **trained}, self.bags()) - 1) ** 2)
+
+        collection = "params" if rule is None else "_overwrite_with_gradient"
+        trained = {collection: variables[collection]}
+        value, grads = jax.value_and_grad(loss)(trained)
+        if rule is None:
+            grads = jax.tree.map(lambda p, g: p - 0.01 * g, trained, grads)
+        assert float(loss(grads)) < float(value)
+        stored = serialization.to_bytes(variables)
+        restored = serialization.from_bytes(variables, stored)
+        jax.tree.map(np.testing.assert_array_equal, restored, variables)

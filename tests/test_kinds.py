@@ -1,0 +1,26 @@
+"""The kinds of the package, in the tests that every kind passes."""
+
+import numpy as np
+
+import jax_tt
+from jax_tt._cache.cached import Cached
+from jax_tt.order._ordered import Ordered
+from tests.kind_case import KindCase
+
+TRAIN = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(50, 8, ranks=4))
+
+
+class TestDense(KindCase):
+    table = jax_tt.DenseTable(50, 8)
+
+
+class TestTensorTrain(KindCase):
+    table = TRAIN
+
+
+class TestOrdered(KindCase):
+    table = Ordered(TRAIN, jax_tt.order.IdOrder(np.arange(50)[::-1]))
+
+
+class TestCached(KindCase):
+    table = Cached(TRAIN, jax_tt.RowCache(10, ways=5))

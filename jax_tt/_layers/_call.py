@@ -53,7 +53,7 @@ def attended(
     """
     names = table.attended_names()
     query, *arrays = promote(query, *(state[name] for name in names))
-    params = dict(zip(names, arrays, strict=True))
+    params: dict[str, Any] = dict(zip(names, arrays, strict=True))
     if table.update is not None:
         rule = type(table.update.optimizer).__name__
         message = (
@@ -61,7 +61,7 @@ def attended(
             "every row and cannot be fused into a lookup. Build the layer with optimizer=None and let optax step it, "
             "or use the scores outside the loss only."
         )
-        params = refuse_gradient(message, params)
+        params = dict(refuse_gradient(message, params))
     return attend(table, {**state, **params}, query, precision=lookup.precision)
 
 

@@ -68,7 +68,7 @@ def _from_integers(table: Table, ids: jax.Array) -> tuple[list[jax.Array], jax.A
 
 
 def _from_digits(table: Table, digits: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-    columns = [digits[..., k] for k in range(table.d)]
+    columns = [digits[..., k] for k in range(len(table.radices))]
     # Numbers of mixed radix compare as words do; built from the last digit up.
     valid = jnp.ones(digits.shape[:-1], bool)
     above = jnp.zeros(digits.shape[:-1], bool)

@@ -146,7 +146,7 @@ class Table(abc.ABC):
         """What a fresh state holds beside these parameters: of a fused table the optimizer's state at step 0."""
         if self.update is None:
             return {}
-        state = {}
+        state: dict[str, jax.Array] = {}
         for names, param in zip(self.slot_names(), self.params(params), strict=True):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
                 shape = slot_shape(param.shape, slot.rowwise)

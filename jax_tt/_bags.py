@@ -350,7 +350,7 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
                 "Make them with TTShape.split_ids."
             )
         return SplitIds(digits)
-    array = id_array(ids, name)
+    array = ids if isinstance(ids, jax.Array) else id_array(ids, name)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         if array.size or not isinstance(array, np.ndarray) or isinstance(ids, np.ndarray):
             raise ValueError(f"{_INT_ERROR} {name}: got dtype {array.dtype}.")

@@ -47,7 +47,8 @@ def variable(name: str) -> str | None:
 def check() -> None:
     """Raises for invalid values of a variable."""
     for name in _CHECKS:
-        variable(name)
+        if name in os.environ:
+            variable(name)
 
 
 def warn_of_misspelt() -> None:

@@ -37,6 +37,7 @@ _NATIVE = {
 }
 
 
+@functools.cache
 def target(platform: str, op: str) -> str:
     """Name of the FFI target of an op, e.g. ``"jax_tt_forward_v1"``."""
     return f"{_NATIVE[platform].prefix}{op}_v1"

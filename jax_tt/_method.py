@@ -1,5 +1,6 @@
 """The implementation that an operation uses: ``method=`` and the ``JAX_TT_METHOD`` variable."""
 
+import os
 from typing import Literal, cast
 
 from jax_tt import _environment
@@ -13,8 +14,8 @@ Method = Literal["auto", "reference", "ffi", "cuda_emulated"]
 def resolve_method(method: str) -> Method:
     """Checks ``method``; ``JAX_TT_METHOD`` replaces ``"auto"``."""
     _environment.check()  # it may have changed since the import, before the native ops read it
-    hint = "; 'reference' is pure JAX and runs everywhere"
-    method = one_of("method", method, METHODS, hint)
-    if method == "auto":
+    if method not in METHODS:
+        one_of("method", method, METHODS, "; 'reference' is pure JAX and runs everywhere")
+    if method == "auto" and "JAX_TT_METHOD" in os.environ:
         method = _environment.variable("JAX_TT_METHOD") or method
     return cast(Method, method)

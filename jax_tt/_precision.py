@@ -1,5 +1,6 @@
 """``precision=``: the precision of matrix products."""
 
+import functools
 from typing import Any
 
 import jax
@@ -37,6 +38,7 @@ def resolve_precision(precision: Any) -> Any:
     return _named(precision, precision)
 
 
+@functools.cache
 def tensor_float32(precision: Any) -> bool:
     """Whether tensor cores may take float32 factors rounded to TF32 (10 bits of mantissa)."""
     if isinstance(precision, lax.Precision):

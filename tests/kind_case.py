@@ -61,7 +61,7 @@ class KindCase:
     @pytest.mark.parametrize("combiner", COMBINERS)
     def test_bags_and_their_gradients(self, combiner: str) -> None:
         weights = None if combiner == "max" else self.bags().weights
-        names = self.table.param_names()
+        names = self.table.param_names
         params = {name: self.state[name] for name in names}
 
         def own(params: Any, weights: Any, method: str) -> jax.Array:
@@ -79,7 +79,7 @@ class KindCase:
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-5, 1e-6), got, want)
 
     def test_a_fused_step_is_the_rule_on_the_gradient(self) -> None:
-        params = {name: self.state[name] for name in self.table.param_names()}
+        params = {name: self.state[name] for name in self.table.param_names}
         table = self.fused(SGD)
         state = {**self.state, **table.init_rest(params)}
 
@@ -90,7 +90,7 @@ class KindCase:
             return jnp.sum(jnp.sin(out))
 
         grads = jax.grad(loss)(params, self.table, "reference")
-        trained = {name: state[name] for name in table.trained_names()}
+        trained = {name: state[name] for name in table.trained_names}
         for method in self.methods:
             new = jax.grad(loss)(trained, table, method)
             assert float(new["step"]) == 1 and float(new["sentinel"]) == 1

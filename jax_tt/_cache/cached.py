@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -60,7 +61,7 @@ class Cached(Wrapper):
         """Whether the gradient of a hit goes to its row; otherwise rows are copies."""
         return self.cache.gradients == "rows"
 
-    @cached_property
+    @functools.cached_property
     def rows_table(self) -> DenseTable:
         """The cached rows as a table of slots."""
         sets, ways, _, _ = self.cache.layout(self.num_embeddings)
@@ -78,20 +79,23 @@ class Cached(Wrapper):
             shapes[ROWS] = self.rows_table.param_shapes["embedding"]
         return shapes
 
-    @property
+    @functools.cached_property
     def buffers(self) -> dict[str, str]:
         names = DIRECTORY if self.trains_rows else (*DIRECTORY, ROWS)
         return {**self.table.buffers, **dict.fromkeys(names, COLLECTION)}
 
+    @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:
         return () if self.trains_rows else (ROWS,)
 
+    @functools.cached_property
     def trained_names(self) -> tuple[str, ...]:
-        return tuple(name for unit in self.units() for name in unit)
+        return tuple(name for unit in self.units for name in unit)
 
+    @functools.cached_property
     def units(self) -> tuple[tuple[str, ...], ...]:
-        rows = tuple(map(outer_name, self.rows_table.trained_names()))
-        return (self.table.trained_names(), rows) if self.trains_rows else self.table.units()
+        rows = tuple(map(outer_name, self.rows_table.trained_names))
+        return (self.table.trained_names, rows) if self.trains_rows else self.table.units
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         return {**self.table.init_rest(params), **self.init_cache(self.table.storage(params))}
@@ -106,8 +110,9 @@ class Cached(Wrapper):
         rows = {"embedding": jnp.zeros(shape, self.cache.dtype or storage)}
         return named_directory(directory) | outer(rows | table.init_rest(rows))
 
+    @functools.cached_property
     def attended_names(self) -> tuple[str, ...]:
-        return *self.table.attended_names(), ROWS
+        return *self.table.attended_names, ROWS
 
     def method(self, lookup: Lookup, state: State) -> str:
         storage = self.storage(state)
@@ -218,8 +223,8 @@ class Cached(Wrapper):
 
     def _states(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
         """Of the table and of the rows, under the names of their own kinds."""
-        table = {name: state[name] for name in self.table.trained_names()}
-        names = self.rows_table.trained_names()
+        table = {name: state[name] for name in self.table.trained_names}
+        names = self.rows_table.trained_names
         return table, {name: state[outer_name(name)] for name in names}
 
     def _sums_alike(self, of_table: State, of_rows: State) -> bool:
@@ -265,11 +270,11 @@ class Cached(Wrapper):
             plan = self.table.plan(params, batch, residuals, lookup)
             return _cotangents(self.table, of_table, batch, (plan, g), lookup, values[0])
         packed, place, (of_hits, of_misses) = residuals
-        row_names = {outer_name(name) for name in self.rows_table.trained_names()}
+        row_names = {outer_name(name) for name in self.rows_table.trained_names}
         of_misses = _cotangents(
             self.table, of_table, packed, (of_misses, g), _without(lookup, row_names), values[0]
         )
-        core_names = set(self.table.trained_names())
+        core_names = set(self.table.trained_names)
         of_hits = _cotangents(
             self.rows_table,
             of_rows,

@@ -151,7 +151,7 @@ def _rows(cached: Cached, state: Mapping[str, Any]) -> Any:
     rows = cached.rows_table
     if rows.update is None:
         return state[ROWS]
-    return fused_table(rows, {name: state[outer_name(name)] for name in rows.trained_names()})
+    return fused_table(rows, {name: state[outer_name(name)] for name in rows.trained_names})
 
 
 def changed_state(

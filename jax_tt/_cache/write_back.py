@@ -85,7 +85,7 @@ class _Problem:
         self.batch = single_rows(ids)
         self.rows = jnp.where((ids >= 0)[:, None], rows, 0)
         # All of a method's choice is the type of the cores, which is that of the rows here.
-        like = dict.fromkeys(table.param_names(), rows)
+        like = dict.fromkeys(table.param_names, rows)
         self.lookup = resolved(table, like, Lookup(bounds="unchecked", method=method))
 
     def read(self, cores: Cores) -> jax.Array:
@@ -107,7 +107,7 @@ class _Problem:
 
     def transposed(self, cores: Cores, plan: Any, error: jax.Array) -> Cores:
         """J^T error."""
-        wanted = Wanted(frozenset(self.table.param_names()))
+        wanted = Wanted(frozenset(self.table.param_names))
         lookup = dataclasses.replace(self.lookup, wanted=wanted)
         return self.table.param_gradients(cores, self.batch, plan, error[:, None], lookup)[0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,12 @@ def step_inputs(
 ) -> StepInputs:
     """What a call says of the update; ``own`` are hyper-parameters that are variables of the layer."""
     if table.update is not None:
-        return StepInputs(grad_scale, None, {**own, **_mapping(hyperparameters)})
+        if hyperparameters is not None and not isinstance(hyperparameters, Mapping):
+            raise TypeError(
+                f"hyperparameters: got {hyperparameters!r}; expected a mapping from names to scalars, e.g. "
+                "{'learning_rate': 0.01}."
+            )
+        return StepInputs(grad_scale, None, {**own, **(hyperparameters or {})})
     if grad_scale is not None:
         raise ValueError(
             "grad_scale: got a loss scale for a layer with optimizer=None; its gradients are ordinary "
@@ -33,17 +39,6 @@ def step_inputs(
     return StepInputs()
 
 
-def _mapping(hyperparameters: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    if hyperparameters is None:
-        return {}
-    if not isinstance(hyperparameters, Mapping):
-        raise TypeError(
-            f"hyperparameters: got {hyperparameters!r}; expected a mapping from names to scalars, e.g. "
-            "{'learning_rate': 0.01}."
-        )
-    return hyperparameters
-
-
 def attended(
     table: Table, state: State, query: jax.Array, lookup: Lookup, promote: Callable[..., Any]
 ) -> jax.Array:
@@ -51,7 +46,7 @@ def attended(
 
     ``promote`` takes queries and parameters to the types that are multiplied.
     """
-    names = table.attended_names()
+    names = table.attended_names
     query, *arrays = promote(query, *(state[name] for name in names))
     params: dict[str, Any] = dict(zip(names, arrays, strict=True))
     if table.update is not None:
@@ -65,9 +60,10 @@ def attended(
     return attend(table, {**state, **params}, query, precision=lookup.precision)
 
 
-def in_training(lookup: Lookup, training: bool) -> Lookup:
-    """The options of a call that belongs to training or does not."""
-    return lookup if lookup.train == training else dataclasses.replace(lookup, train=training)
+@functools.cache
+def for_evaluation(lookup: Lookup) -> Lookup:
+    """The options of a call that does not belong to training."""
+    return dataclasses.replace(lookup, train=False)
 
 
 def check_value(name: str, value: Any, shape: tuple[int, ...]) -> None:

@@ -250,7 +250,7 @@ def _with_state(
     """New cores and, where they are fused, their slots; the step goes on, so that schedules do."""
     fresh = after.train.init_rest(cores)
     values = dict(cores)
-    for name, slots in zip(cores, after.train.slot_names(), strict=True):
+    for name, slots in zip(cores, after.train.slot_names, strict=True):
         for slot in slots:
             old = before.values.get(slot, fresh[slot])
             values[slot] = carry[name](old, fresh[slot]) if name in carry else old
@@ -259,8 +259,8 @@ def _with_state(
 
 def _of_cores(layer: Layer) -> set[str]:
     """Names of what there is once for every core."""
-    slots = (name for names in layer.train.slot_names() for name in names)
-    return {*layer.train.param_names(), *slots}
+    slots = (name for names in layer.train.slot_names for name in names)
+    return {*layer.train.param_names, *slots}
 
 
 def _resized(

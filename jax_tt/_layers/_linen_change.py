@@ -88,7 +88,7 @@ def reorder_table(
 
     def change(table: _change.Layer) -> _Change:
         nonlocal found
-        names = (*table.train.param_names(), ROWS)
+        names = (*table.train.param_names, ROWS)
         table, found = _change.reordered(table, id_order, options)
         return table, dict.fromkeys(names, _change.restarted)
 
@@ -135,7 +135,7 @@ def grow_table(
 
     def change(table: _change.Layer) -> _Change:
         table, carry = _change.grown(table, num_embeddings, key, slice_init, like, layer.method)
-        return table, {table.train.param_names()[0]: _change.extended, ROWS: carry}
+        return table, {table.train.param_names[0]: _change.extended, ROWS: carry}
 
     return _changed(layer, variables, tuple(path), tx, opt_state, change)
 

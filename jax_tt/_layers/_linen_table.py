@@ -14,14 +14,13 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
 from jax_tt._bags import Bags
 from jax_tt._cache.cached import COLLECTION as ROW_CACHE
-from jax_tt._layers._call import attended, check_value, in_training, step_inputs
-from jax_tt._ops.calls import lookup_rows, pooled_rows
-from jax_tt._ops.out_of_range import add_out_of_range
+from jax_tt._layers._call import attended, check_value, for_evaluation, step_inputs
+from jax_tt._ops.calls import OUT_OF_RANGE, lookup_rows, pooled_rows
 from jax_tt._split_ids import SplitIds
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table
 
-OUT_OF_RANGE, COUNT = "out_of_range", "count"
+COUNT = "count"
 
 
 class TableModule(nn.Module):
@@ -109,24 +108,21 @@ class TableModule(nn.Module):
         grad_scale: Any,
         hyperparameters: Mapping[str, Any] | None,
     ) -> jax.Array:
-        self._count_out_of_range(inputs)
         step = step_inputs(self.described, grad_scale, hyperparameters, {})
-        lookup = in_training(self.options, not self.deterministic)
-        result, after = op(self.described, self.state, inputs, lookup, step)
+        lookup = for_evaluation(self.options) if self.deterministic else self.options
+        state = dict(self.state)
+        # Not by `init`, whose result is differentiated as a whole by those who train fused tables.
+        counts = lookup.bounds == "warn" and not self.is_initializing()
+        if counts and self.is_mutable_collection(OUT_OF_RANGE):
+            state[OUT_OF_RANGE] = self.get_variable(OUT_OF_RANGE, COUNT, jnp.zeros((), jnp.int32))
+        result, after = op(self.described, state, inputs, lookup, step)
         if lookup.train:
             for name, collection in self.described.buffers.items():
-                if after[name] is not self.state[name]:
+                if after[name] is not state[name]:
                     self.put_variable(collection, name, after[name])
+        if OUT_OF_RANGE in state:
+            self.put_variable(OUT_OF_RANGE, COUNT, after[OUT_OF_RANGE])
         return result
-
-    def _count_out_of_range(self, ids_or_bags: Any) -> None:
-        # Not by `init`, whose result is differentiated as a whole by those who train fused tables.
-        if self.options.bounds != "warn" or self.is_initializing():
-            return
-        if self.is_mutable_collection(OUT_OF_RANGE):
-            total = self.get_variable(OUT_OF_RANGE, COUNT, jnp.zeros((), jnp.int32))
-            total = add_out_of_range(total, ids_or_bags, self.described, self.options.axis_name)
-            self.put_variable(OUT_OF_RANGE, COUNT, total)
 
 
 class EmbedModule(TableModule):

@@ -29,7 +29,7 @@ class TableVariables:
             for place in self._all
             if place[0] in collections and place[1:-1] == path
         }
-        first = table.param_names()[0]
+        first = table.param_names[0]
         if first not in self._places:
             raise ValueError(
                 f"path: the variables hold no {first} at {'/'.join(path) or 'their top'}; expected the names that lead "

@@ -82,7 +82,7 @@ class ChangingModule(CachedModule):
         old = self.tt_shape
         if opt is not None and self.optimizer is None and old.d != table.shape.d:
             raise ValueError(_change.other_cores("opt", old, table.shape))
-        names = self.table.innermost.param_names()
+        names = self.table.innermost.param_names
         moments = _moments(self, opt, model, dict.fromkeys((*names, ROWS), _change.restarted))
         self._become(table)
         moments()
@@ -130,7 +130,7 @@ class ChangingModule(CachedModule):
             like,
             self.lookup.method,
         )
-        rules = {self.table.param_names()[0]: _change.extended, ROWS: carry}
+        rules = {self.table.param_names[0]: _change.extended, ROWS: carry}
         moments = _moments(self, opt, model, rules)
         self._become(table)
         moments()
@@ -191,10 +191,11 @@ class ChangingModule(CachedModule):
         values = {name: _beside(getattr(self, name, None), value) for name, value in values.items()}
         for name in self.state().keys() - values.keys():
             delattr(self, name)
-        template: nnx.Variable[Any] = getattr(self, self.table.param_names()[0])
+        template: nnx.Variable[Any] = getattr(self, self.table.param_names[0])
         for name, value in values.items():
-            if hasattr(self, name):
-                getattr(self, name).set_value(value)
+            variable = getattr(self, name, None)
+            if variable is not None:
+                variable.set_value(value)
                 continue
             kind = variable_type(after.table, name)
             like = {} if name in after.table.buffers else template.get_metadata()

@@ -16,11 +16,10 @@ from flax.nnx.nn import dtypes
 
 from jax_tt._arguments import as_scalar
 from jax_tt._bags import Bags
-from jax_tt._layers._call import attended, check_value, in_training, step_inputs
+from jax_tt._layers._call import attended, check_value, for_evaluation, step_inputs
 from jax_tt._layers._nnx_variables import CacheState, FusedParam, IdOrderState, OutOfRange
 from jax_tt._layers._options import described_update
-from jax_tt._ops.calls import lookup_rows, pooled_rows
-from jax_tt._ops.out_of_range import add_out_of_range
+from jax_tt._ops.calls import OUT_OF_RANGE, lookup_rows, pooled_rows
 from jax_tt._split_ids import SplitIds
 from jax_tt._tables.hoisted import hoisted
 from jax_tt._tables.options import Lookup, Update
@@ -64,7 +63,7 @@ class TableModule(nnx.Module):
             self.hyperparameters = nnx.Dict(dict(hyperparameters))
         if lookup.bounds == "warn":
             self.out_of_range = OutOfRange(jnp.zeros((), jnp.int32))
-        kind = variable_type(table, table.param_names()[0])
+        kind = variable_type(table, table.param_names[0])
         params = {
             name: kind(value, **metadata)
             for name, value in table.init_params(rngs.params()).items()
@@ -89,6 +88,15 @@ class TableModule(nnx.Module):
         return self.table.features
 
     @property
+    def name(self) -> str | None:
+        """The table's name in error messages."""
+        return self.table.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.table = self.table.with_name(name)
+
+    @property
     def optimizer(self) -> Optimizer | None:
         """The rule that is fused into the backward pass."""
         return None if self.table.update is None else self.table.update.optimizer
@@ -109,7 +117,7 @@ class TableModule(nnx.Module):
 
     def state(self) -> dict[str, jax.Array]:
         """The arrays of the table by name, as the functions of ``table`` take them."""
-        names = (*self.table.trained_names(), *self.table.buffers)
+        names = (*self.table.trained_names, *self.table.buffers)
         return {name: getattr(self, name)[...] for name in names}
 
     def _named(self, table: Table) -> Table:
@@ -126,24 +134,20 @@ class TableModule(nnx.Module):
     ) -> jax.Array:
         own = {name: value.get_value() for name, value in self.hyperparameters.items()}
         step = step_inputs(self.table, grad_scale, hyperparameters, own)
-        lookup = in_training(self.lookup, not self.deterministic)
+        lookup = for_evaluation(self.lookup) if self.deterministic else self.lookup
         state = self.state()
+        if lookup.train and lookup.bounds == "warn":
+            state[OUT_OF_RANGE] = self.out_of_range[...]
         result, after = op(self.table, state, inputs, lookup, step)
         if lookup.train:
-            self._count_out_of_range(inputs)
             for name in self.table.buffers:
                 if after[name] is not state[name]:
                     getattr(self, name)[...] = after[name]
+        if OUT_OF_RANGE in state:
+            # Flax lets nothing change in a transformation of plain JAX that closes over the layer.
+            with contextlib.suppress(TraceContextError):
+                self.out_of_range.set_value(after[OUT_OF_RANGE])
         return result
-
-    def _count_out_of_range(self, ids_or_bags: Any) -> None:
-        if self.lookup.bounds != "warn":
-            return
-        total = self.out_of_range[...]
-        total = add_out_of_range(total, ids_or_bags, self.table, self.lookup.axis_name)
-        # A transformation of plain JAX that closes over the layer takes nothing out of it: flax lets nothing change.
-        with contextlib.suppress(TraceContextError):
-            self.out_of_range.set_value(total)
 
 
 class TableEmbed(TableModule):

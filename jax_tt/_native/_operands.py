@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._dtypes import accumulator
-from jax_tt._native.partition import inside_shard_map, num_blocks
+from jax_tt._native.partition import num_blocks
 from jax_tt._ops._batch import Batch
 from jax_tt._tables.options import Lookup, Update
 
@@ -37,12 +37,8 @@ class Operands:
     accum: Any
     blocks: int
     groups: int
-    capacity: int
+    positions: int
     bags: int
-
-    @property
-    def positions(self) -> int:
-        return self.groups * self.capacity
 
     def gradient(self, g: jax.Array) -> dict[str, jax.Array]:
         """The gradient of the sums, as an operand."""
@@ -85,7 +81,7 @@ def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
         accum=accum,
         blocks=blocks,
         groups=groups,
-        capacity=capacity,
+        positions=groups * capacity,
         bags=bags,
     )
 
@@ -95,10 +91,11 @@ def lookup_attributes(
 ) -> dict[str, Any]:
     # A GPU cannot stop a program, and one shard that stops with an error would leave the others waiting for it: both
     # make NaN, as the reference does.
-    quiet = platform != "cpu" or bool(axes) or inside_shard_map(batch.ids)
+    sharded = axes or jax.sharding.get_abstract_mesh().manual_axes
+    quiet = platform != "cpu" or bool(sharded)
     bounds = "poison" if quiet and lookup.bounds == "error" else lookup.bounds
     return {
-        "split": batch.split,
+        "split": batch.ids.ndim == 3,
         "padded": batch.padded,
         "bounds": np.int64(BOUNDS[bounds]),
         "table": table.name or "",

@@ -12,12 +12,11 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-
-from jax_tt._ops._vma import varying_axes
 
 Arrays = tuple[jax.Array, ...]
 Named = Mapping[str, jax.Array]
@@ -34,14 +33,16 @@ def num_blocks(groups: int) -> int:
     return math.gcd(groups, 2**8 * 3**2 * 5 * 7) if groups else 1
 
 
-def inside_shard_map(*args: jax.Array) -> bool:
-    """Whether each device runs this call on a shard of its own already."""
-    return bool(varying_axes(*args) or jax.sharding.get_abstract_mesh().manual_axes)
-
-
-def is_partitioned(blocks: int, *args: jax.Array) -> bool:
+def is_partitioned(blocks: int) -> bool:
     """Whether XLA may split a call over the devices, the forward pass perhaps otherwise than the backward pass."""
-    return blocks > 1 and jax.device_count() > 1 and not inside_shard_map(*args)
+    # Inside a shard_map each device runs the call on a shard already.
+    inside = jax.sharding.get_abstract_mesh().manual_axes
+    return blocks > 1 and jax.device_count() > 1 and not inside
+
+
+def is_resharded(ids: jax.Array) -> bool:
+    """Whether a plan that travelled through a partitioned program may come back in other parts than it left in."""
+    return jax.device_count() > 1 and is_partitioned(num_blocks(ids.shape[0]))
 
 
 def over_blocks(
@@ -59,6 +60,10 @@ def over_blocks(
         whole: the other arrays.
         blocked_results: names of the results that are blocked.
     """
+    if not is_partitioned(next(iter(blocked.values())).shape[0]) and not any(
+        isinstance(arg, Tracer) for named in (blocked, whole) for arg in named.values()
+    ):
+        return dict(local({**blocked, **whole}, ()))
     names = (*blocked, *whole)
     given = (*blocked.values(), *whole.values())
 
@@ -94,7 +99,7 @@ def _partitioned(
     args: Arrays,
 ) -> dict[str, jax.Array]:
     blocks = args[0].shape[0]
-    if not is_partitioned(blocks, *args):
+    if not is_partitioned(blocks):
         return local(*args, axes=())
     shapes = jax.eval_shape(lambda *args: local(*args, axes=()), *args)
     args_are_blocked = tuple(k < num_blocked for k in range(len(args)))

@@ -22,7 +22,7 @@ from jax_tt._native._operands import (
     update_attributes,
     weights_result,
 )
-from jax_tt._native.partition import Arrays, is_partitioned, num_blocks, over_blocks
+from jax_tt._native.partition import Arrays, is_resharded, over_blocks
 from jax_tt._ops._batch import Batch
 from jax_tt._ops._vma import vary_over, varying_axes
 from jax_tt._precision import tensor_float32
@@ -67,11 +67,7 @@ def _workspace(
     )
 
 
-def _resharded(batch: Batch) -> bool:
-    """Whether a plan that travelled through a partitioned program may come back in other parts than it left in."""
-    return is_partitioned(num_blocks(batch.ids.shape[0]), batch.ids)
-
-
+@functools.lru_cache(maxsize=1024)
 def _table_attributes(table: TTTable) -> dict[str, Any]:
     return {
         "row_factors": np.asarray(table.row_factors, np.int64),
@@ -93,7 +89,7 @@ def batch_attributes(
         | lookup_attributes(platform, table, batch, lookup, axes)
         | {
             "hint": hint,
-            "resharded": _resharded(batch),
+            "resharded": is_resharded(batch.ids),
             "tensor_float32": tensor_float32(lookup.precision),
         }
     )
@@ -212,7 +208,7 @@ def _backward(
             table,
             args["ids"],
             weights=want_weights,
-            resharded=_resharded(batch),
+            resharded=is_resharded(batch.ids),
         ),
         batch_attributes(platform, table, batch, lookup, axes),
     )
@@ -305,7 +301,7 @@ def tt_update(
                 table,
                 args["ids"],
                 weights=want_weights,
-                resharded=_resharded(batch),
+                resharded=is_resharded(batch.ids),
                 skip_nonfinite=table.update.skip_nonfinite,  # pyright: ignore[reportOptionalMemberAccess]
             ),
             batch_attributes(platform, table, batch, lookup, axes) | update,

@@ -34,8 +34,9 @@ def native_module() -> ModuleType | None:
 
 def native_platforms() -> tuple[str, ...]:
     """Platforms that have native ops in this process."""
-    module = native_module()
-    return () if module is None else tuple(p for p in _PLATFORMS if module.available(p))
+    if native_module() is None:
+        return ()
+    return tuple(platform for platform in _PLATFORMS if _ffi.load(platform) is not None)
 
 
 def choose(method: str, storage: Any = jnp.float32) -> str:
@@ -126,7 +127,7 @@ def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], 
     if method == "cuda_emulated":
         return native(method, *args)
     platforms = native_platforms()
-    if symbolic or any(_is_float64(leaf.dtype) for leaf in leaves):
+    if symbolic or any(leaf.dtype == jnp.float64 for leaf in leaves):
         platforms = tuple(p for p in platforms if p != "cuda")
     branches = {platform: partial(native, platform) for platform in platforms}
     default = reference if method == "auto" else None

@@ -13,10 +13,8 @@ from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table
 
 
-def batch_to_sum(combiner: str, table: Table, batch: Batch) -> Batch:
-    """The batch whose sums `combine` takes: for a maximum one bag per position, for all others the batch itself."""
-    if combiner != "max":
-        return batch
+def batch_to_sum(table: Table, batch: Batch) -> Batch:
+    """The batch whose sums `combine` takes for a maximum: one bag per position. For the others it is the batch."""
     if batch.weights is not None:
         raise ValueError(
             f"{table.label}bags.weights: got weights with combiner='max', which takes none. Pass bags "

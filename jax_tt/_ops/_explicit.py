@@ -30,7 +30,7 @@ def over_explicit_axes(
     A gather whose table and ids both carry a sharding type has no type of its own that JAX could derive, so inside the
     explicit axes of a mesh the call is made in automatic mode.
     """
-    mesh = _explicit_mesh(inputs)
+    mesh = explicit_mesh(inputs)
     if mesh is None:
         return call(inputs)
     spec: Any = getattr(jax.typeof(batch.ids).sharding, "spec", P())
@@ -47,7 +47,7 @@ def like_explicit(
     call: Callable[[Inputs], jax.Array], inputs: Inputs, like: jax.Array
 ) -> jax.Array:
     """``call(inputs)``, whose result has the shape of ``like`` and is split as that is."""
-    mesh = _explicit_mesh(inputs)
+    mesh = explicit_mesh(inputs)
     if mesh is None:
         return call(inputs)
     spec: Any = getattr(jax.typeof(like).sharding, "spec", P())
@@ -65,8 +65,10 @@ def reshape_rows(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jax.lax.reshape(array, shape, out_sharding=out)
 
 
-def _explicit_mesh(inputs: Any) -> Any:
+def explicit_mesh(inputs: Any) -> Any:
     """The mesh of the first input that has a sharding type; None where no axis is explicit."""
-    kinds = [getattr(jax.typeof(leaf), "sharding", None) for leaf in jax.tree.leaves(inputs)]
-    meshes = (kind.mesh for kind in kinds if kind is not None)
-    return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
+    for leaf in jax.tree.leaves(inputs):
+        kind: Any = getattr(jax.typeof(leaf), "sharding", None)
+        if kind is not None and AxisType.Explicit in kind.mesh.axis_types:
+            return kind.mesh
+    return None

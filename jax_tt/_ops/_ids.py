@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from jax_tt._tables.table import Table
 
 
-def digits_in_range(table: Table, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
+class Sizes(NamedTuple):
+    """What of a table its ids are compared with."""
+
+    num_embeddings: int
+    radices: tuple[int, ...]
+
+
+def digits_in_range(table: Table | Sizes, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
     """Digits of every id, clamped to the table, and whether the id was in range.
 
     Returns:
@@ -32,12 +39,12 @@ def reads_row(table: Table, batch: Batch, lookup: Lookup) -> jax.Array:
     return here & digits_in_range(table, batch)[1] if lookup.bounds in IGNORED else here
 
 
-def outside(table: Table, batch: Batch) -> jax.Array:
+def outside(table: Table | Sizes, batch: Batch) -> jax.Array:
     """Positions that hold an id out of range, bool ``[S, cap]``."""
     return present(batch) & ~digits_in_range(table, batch)[1]
 
 
-def last_digits(table: Table) -> list[int]:
+def last_digits(table: Table | Sizes) -> list[int]:
     """Digits of the last row, ``num_embeddings - 1``, most significant first."""
     digits, rest = [], table.num_embeddings - 1
     for factor in reversed(table.radices):
@@ -46,7 +53,7 @@ def last_digits(table: Table) -> list[int]:
     return digits[::-1]
 
 
-def _from_integers(table: Table, ids: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+def _from_integers(table: Table | Sizes, ids: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     info = jnp.iinfo(ids.dtype)
     last = min(
         table.num_embeddings - 1, int(info.max)
@@ -67,7 +74,7 @@ def _from_integers(table: Table, ids: jax.Array) -> tuple[list[jax.Array], jax.A
     return digits[::-1], ok
 
 
-def _from_digits(table: Table, digits: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+def _from_digits(table: Table | Sizes, digits: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     columns = [digits[..., k] for k in range(len(table.radices))]
     # Numbers of mixed radix compare as words do; built from the last digit up.
     valid = jnp.ones(digits.shape[:-1], bool)

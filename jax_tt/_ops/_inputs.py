@@ -107,7 +107,8 @@ def bag_batch(table: Table, bags: Any, accum: Any) -> tuple[Batch, int]:
 
 def _table_ids(table: Table, ids: Any, name: str = "ids") -> Any:
     name = table.label + name
-    _refuse_cut(table, ids, name)
+    if isinstance(ids, Tracer):
+        _refuse_cut(table, ids, name)
     # JAX would cut 64-bit host ids to 32 bits without a word; here they are exact, whatever their size.
     cut = isinstance(ids, np.ndarray) and ids.itemsize == 8 and not x64_enabled()
     if cut and ids.dtype.kind in "iu" and ids.size:
@@ -124,7 +125,7 @@ def _table_ids(table: Table, ids: Any, name: str = "ids") -> Any:
 
 def _refuse_cut(table: Table, ids: Any, name: str) -> None:
     """Raises for ids that may have been cut to 32 bits on their way into a traced function."""
-    if not isinstance(ids, Tracer) or x64_enabled():
+    if x64_enabled():
         return
     held = {"int32": 2**31, "uint32": 2**32}.get(str(ids.dtype), table.num_embeddings)
     if table.num_embeddings <= held:

@@ -12,14 +12,14 @@ table; nothing reads it after the update, so a donated table is updated in place
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jax_tt._ops._batch import Batch
-from jax_tt._ops._explicit import pooled_over_explicit_axes
+from jax_tt._ops._explicit import explicit_mesh, pooled_over_explicit_axes
 from jax_tt._ops._reverse_only import first_order, reverse_only
 from jax_tt._ops._vma import sum_gradients, vary_over, varying_axes
 from jax_tt._ops._warn import warn_out_of_range
@@ -30,11 +30,12 @@ from jax_tt._tables.table import State, Table
 
 def resolved(table: Table, state: State, lookup: Lookup) -> Lookup:
     """The options with their method and precision fixed, as a program and its backward pass must have them."""
-    return dataclasses.replace(
-        lookup,
-        method=table.method(lookup, state),
-        precision=resolve_precision(lookup.precision),
-    )
+    return _with(lookup, table.method(lookup, state), resolve_precision(lookup.precision))
+
+
+@functools.lru_cache(maxsize=1024)
+def _with(lookup: Lookup, method: str, precision: Any) -> Lookup:
+    return dataclasses.replace(lookup, method=method, precision=precision)
 
 
 def pooled_sum(
@@ -48,8 +49,8 @@ def pooled_sum(
         warn_out_of_range(table, batch)
         lookup = dataclasses.replace(lookup, bounds="zero")
     values = table.step_values(state, inputs)
-    trained = {name: state[name] for name in table.trained_names()}
-    rest = {name: state[name] for name in table.constant_names()}
+    trained = {name: state[name] for name in table.trained_names}
+    rest = {name: state[name] for name in table.constant_names}
     axes = varying_axes(batch) if table.update else varying_axes(trained, rest, batch)
     batch, rest = vary_over((batch, rest), axes)
     if table.update is None and axes:
@@ -66,10 +67,13 @@ def pooled_sum(
         batch = dataclasses.replace(batch, weights=None)
         return _sum((table, lookup), trained, weights, (batch, rest, values))
 
-    return pooled_over_explicit_axes(pooled, (trained, rest, batch, values), batch)
+    operands = (trained, rest, batch, values)
+    if explicit_mesh(operands) is None:
+        return pooled(operands)
+    return pooled_over_explicit_axes(pooled, operands, batch)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sum(call: tuple[Table, Lookup], trained: Any, weights: Any, others: Any) -> jax.Array:
     table, lookup = call
     batch, rest, _ = others
@@ -95,7 +99,7 @@ def _fwd(call: tuple[Table, Lookup], trained: Any, weights: Any, others: Any) ->
 
 
 def _bwd(call: tuple[Table, Lookup], saved: Any, g: Any) -> tuple[Any, Any, None]:
-    return first_order(partial(_cotangents, call), saved, _instantiate(g))
+    return first_order(functools.partial(_cotangents, call), saved, _instantiate(g))
 
 
 def _cotangents(call: tuple[Table, Lookup], saved: Any, g: jax.Array) -> tuple[Any, Any, None]:
@@ -122,7 +126,7 @@ _sum.defvjp(_fwd, _bwd, symbolic_zeros=True)
 
 
 def _check_whole(table: Table, names: frozenset[str]) -> None:
-    for unit in table.units():
+    for unit in table.units:
         missing = [name for name in unit if name not in names]
         if missing and len(missing) < len(unit):
             raise ValueError(

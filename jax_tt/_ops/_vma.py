@@ -7,10 +7,13 @@ import jax
 from jax import lax
 
 Tree = TypeVar("Tree")
+_NONE: frozenset[Any] = frozenset()
 
 
 def varying_axes(*trees: Any) -> frozenset[Any]:
     """Axes that any leaf varies over; empty outside such a ``shard_map``."""
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return _NONE
     return frozenset().union(*(_axes(leaf) for leaf in jax.tree.leaves(trees)))
 
 
@@ -23,6 +26,8 @@ def _axes(leaf: Any) -> frozenset[Any]:
 
 def vary_over(tree: Tree, axes: frozenset[Any]) -> Tree:
     """Marks every leaf as varying over ``axes``; the transpose sums its gradient over the new ones."""
+    if not axes:
+        return tree
 
     def mark(leaf: Any) -> Any:
         missing = tuple(sorted(axes - _axes(leaf), key=str))

@@ -12,8 +12,12 @@ from jax_tt._ops._combine import batch_to_sum, combine
 from jax_tt._ops._explicit import reshape_rows
 from jax_tt._ops._inputs import bag_batch, lookup_batch
 from jax_tt._ops._rule import pooled_sum, resolved
+from jax_tt._ops.out_of_range import add_out_of_range
 from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._tables.table import State, Table
+
+# In a state: how many ids were out of range so far, which a call adds its own to.
+OUT_OF_RANGE = "out_of_range"
 
 
 def lookup_rows(
@@ -32,7 +36,8 @@ def pooled_rows(
     """One vector per bag, ``[B, D]``, of `Bags` or of integers ``[B, L]``, and the state after the call."""
     storage = table.storage(state)
     batch, count = bag_batch(table, bags, accumulator(storage))
-    sums, state = _sums(table, state, batch_to_sum(lookup.combiner, table, batch), lookup, inputs)
+    summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
+    sums, state = _sums(table, state, summed, lookup, inputs)
     result = combine(lookup, table, batch, sums)
     return result.reshape(count, table.features).astype(lookup.dtype or storage), state
 
@@ -41,5 +46,8 @@ def _sums(
     table: Table, state: State, batch: Batch, lookup: Lookup, inputs: StepInputs
 ) -> tuple[jax.Array, State]:
     lookup = resolved(table, state, lookup)
+    if OUT_OF_RANGE in state:
+        total = add_out_of_range(state[OUT_OF_RANGE], batch, table, lookup.axis_name)
+        state = {**state, OUT_OF_RANGE: total}
     state, batch = table.prepare(state, batch, lookup)
     return pooled_sum(table, state, batch, lookup, inputs), state

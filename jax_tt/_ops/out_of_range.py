@@ -1,6 +1,5 @@
 """How many ids of a batch fall outside a table."""
 
-import dataclasses
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ from jax.custom_batching import custom_vmap
 from jax_tt._arguments import as_positive
 from jax_tt._bags import Bags
 from jax_tt._ops._batch import Batch
-from jax_tt._ops._ids import outside
+from jax_tt._ops._ids import Sizes, outside
 from jax_tt._ops._inputs import bag_batch, lookup_batch
 from jax_tt._ops._vma import varying_axes
 from jax_tt._shape import TTShape
@@ -45,25 +44,22 @@ def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.A
     return jnp.sum(outside(table, _batch(table, ids_or_bags)), dtype=jnp.int32)
 
 
-def add_out_of_range(total: jax.Array, ids_or_bags: Any, table: Table, axis_name: Any) -> jax.Array:
+def add_out_of_range(total: jax.Array, batch: Batch, table: Table, axis_name: Any) -> jax.Array:
     """``total`` plus the ids out of range, or the largest int32; the same number on all devices.
 
     Args:
         total: int32 scalar. Under ``vmap`` the ids of all examples are added to it, unless it is mapped itself.
-        ids_or_bags: as in `count_out_of_range`.
+        batch: ids of the table.
         table: its sizes decide.
         axis_name: mesh axes that the ids are split over, where JAX does not know.
     """
-    sizes = _sizes(table.num_embeddings, table.radices, table.name)
-    batch = _batch(sizes, ids_or_bags)
-    # Without the name, layers of the same sizes share one program.
-    return _add(dataclasses.replace(sizes, name=None), batch, total, axis_name)
+    return _add(Sizes(table.num_embeddings, table.radices), batch, total, axis_name)
 
 
 @partial(jax.jit, static_argnums=(0, 3), inline=True)
-def _add(table: TTTable, batch: Batch, total: jax.Array, axis_name: Any) -> jax.Array:
+def _add(sizes: Sizes, batch: Batch, total: jax.Array, axis_name: Any) -> jax.Array:
     total = total.astype(jnp.int32)  # an average of models has a mean of counts
-    count = _count(total, outside(table, batch))
+    count = _count(total, outside(sizes, batch))
     axes = varying_axes(count) - varying_axes(total)
     if axes:
         count = lax.psum(count, tuple(axes))

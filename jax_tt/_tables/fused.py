@@ -77,7 +77,7 @@ def fused_table(table: Table, state: Mapping[str, Any]) -> FusedTable:
 def fused_state(table: Table, given: FusedTable) -> dict[str, Any]:
     """The arrays of a `FusedTable` by name."""
     state = named(table, given.cores) | {name: getattr(given, name) for name in SCALARS}
-    for names, slots in zip(table.slot_names(), given.slots, strict=True):
+    for names, slots in zip(table.slot_names, given.slots, strict=True):
         state |= dict(zip(names, slots, strict=True))
     return state
 

@@ -18,20 +18,17 @@ def step_values(
     # The step decides schedules and rounding; as a constant it gets no cotangent from them.
     step = jax.lax.stop_gradient(step)
     rule = update.optimizer
-    if inputs.hyperparameters is not None:
+    if inputs.hyperparameters:
         rule = rule.with_hyperparameters(inputs.hyperparameters)
+    inverse = jnp.ones((), jnp.float32)
+    if inputs.grad_scale is not None:
+        scale = jnp.asarray(as_scalar("grad_scale", inputs.grad_scale), jnp.float32)
+        inverse = 1 / jax.lax.stop_gradient(scale)
     return {
         "hyper": jax.lax.stop_gradient(rule.hyperparameters(step)),
-        "inv_scale": _inverse(inputs.grad_scale),
+        "inv_scale": inverse,
         "seed": _seed(inputs.key, step, update.rounds_stochastically(storage)),
     }
-
-
-def _inverse(grad_scale: Any) -> jax.Array:
-    if grad_scale is None:
-        return jnp.ones((), jnp.float32)
-    scale = as_scalar("grad_scale", grad_scale)
-    return 1 / jax.lax.stop_gradient(jnp.asarray(scale, jnp.float32))
 
 
 def _seed(key: jax.Array | None, step: jax.Array, stochastic: bool) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -61,19 +62,19 @@ class Table(abc.ABC):
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
         """Rows ``[..., D]`` in the accumulator type, from digits ``[...]`` that are in range."""
 
-    @property
+    @functools.cached_property
     def radices(self) -> tuple[int, ...]:
         """Radices of the digits of a row, the last digit fastest."""
         return (self.num_embeddings,)
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """What messages about the table begin with."""
         return "" if self.name is None else f"{self.name}: "
 
     # State
 
-    @property
+    @functools.cached_property
     def buffers(self) -> dict[str, str]:
         """Arrays that no gradient reaches, by name, and the linen collection of each."""
         return {}
@@ -98,9 +99,11 @@ class Table(abc.ABC):
         table: Any = self
         return dataclasses.replace(table, update=update)
 
+    @functools.cached_property
     def param_names(self) -> tuple[str, ...]:
         return tuple(self.param_shapes)
 
+    @functools.cached_property
     def slot_names(self) -> tuple[tuple[str, ...], ...]:
         """Names of the optimizer's state, one tuple for each parameter."""
         slots = () if self.update is None else self.update.optimizer.slots
@@ -108,30 +111,33 @@ class Table(abc.ABC):
             tuple(f"slot_{slot.name}_{k}" for slot in slots) for k in range(len(self.param_shapes))
         )
 
+    @functools.cached_property
     def trained_names(self) -> tuple[str, ...]:
         """What a loss is differentiated with respect to: the parameters, or all of a fused table."""
         if self.update is None:
-            return self.param_names()
-        slots = (name for names in self.slot_names() for name in names)
-        return *self.param_names(), *slots, *SCALARS
+            return self.param_names
+        slots = (name for names in self.slot_names for name in names)
+        return *self.param_names, *slots, *SCALARS
 
+    @functools.cached_property
     def units(self) -> tuple[tuple[str, ...], ...]:
         """Parts of a fused table that are differentiated as a whole or not at all."""
-        return (self.trained_names(),)
+        return (self.trained_names,)
 
+    @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:
         """What a lookup reads beside `trained_names`, without a gradient."""
         return ()
 
     def params(self, state: State) -> Params:
-        return tuple(state[name] for name in self.param_names())
+        return tuple(state[name] for name in self.param_names)
 
     def slots(self, state: State) -> Slots:
-        return tuple(tuple(state[name] for name in names) for names in self.slot_names())
+        return tuple(tuple(state[name] for name in names) for names in self.slot_names)
 
     def storage(self, state: State) -> Any:
         """Type of the parameters."""
-        return state[self.param_names()[0]].dtype
+        return state[self.param_names[0]].dtype
 
     def init(self, key: jax.Array) -> dict[str, Any]:
         """A fresh state."""
@@ -147,7 +153,7 @@ class Table(abc.ABC):
         if self.update is None:
             return {}
         state: dict[str, jax.Array] = {}
-        for names, param in zip(self.slot_names(), self.params(params), strict=True):
+        for names, param in zip(self.slot_names, self.params(params), strict=True):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
                 shape = slot_shape(param.shape, slot.rowwise)
                 state[name] = jnp.full(shape, slot.init, jnp.float32)
@@ -200,7 +206,7 @@ class Table(abc.ABC):
         """Gradients of the parameters in their accumulator type, and of the weights where they are wanted."""
         params = self.params(state)
         grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
-        return dict(zip(self.param_names(), grads, strict=True)), dweights
+        return dict(zip(self.param_names, grads, strict=True)), dweights
 
     def step(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
@@ -208,7 +214,7 @@ class Table(abc.ABC):
         """The state after the update with output gradient ``g``, and the gradient of the weights."""
         batch, g = once((batch, g), state["step"])
         # Shards of a batch beside a replicated table: sum the gradients over them before the one update.
-        own = {name: state[name] for name in self.trained_names()}
+        own = {name: state[name] for name in self.trained_names}
         axes = varying_axes(batch, g) - varying_axes(own)
         batch, g = vary_over((batch, g), varying_axes(batch, g))
         if axes:
@@ -216,8 +222,8 @@ class Table(abc.ABC):
         params, slots, applied, dweights = self.stepped_params(
             state, batch, residuals, g, lookup, values
         )
-        new = dict(zip(self.param_names(), params, strict=True))
-        for names, arrays in zip(self.slot_names(), slots, strict=True):
+        new = dict(zip(self.param_names, params, strict=True))
+        for names, arrays in zip(self.slot_names, slots, strict=True):
             new |= dict(zip(names, arrays, strict=True))
         # A sentinel that was moved stays moved: refusing once is not enough. What rounding did to it does not add up.
         sentinel = state["sentinel"]
@@ -270,9 +276,10 @@ class Table(abc.ABC):
         digits, _ = digits_in_range(self, batch)
         return self.rows(self.params(state), [d[:, 0] for d in digits], lax.Precision.HIGHEST)
 
+    @functools.cached_property
     def attended_names(self) -> tuple[str, ...]:
         """The arrays that `attend` multiplies with queries."""
-        return self.param_names()
+        return self.param_names
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
         """Products of ``query[B, D]`` with every row, ``[B, N]``."""
@@ -287,4 +294,4 @@ def slot_shape(param_shape: Sequence[int], rowwise: bool) -> tuple[int, ...]:
 
 def named(table: Table, params: Sequence[Any]) -> dict[str, Any]:
     """Parameters by name."""
-    return dict(zip(table.param_names(), params, strict=True))
+    return dict(zip(table.param_names, params, strict=True))

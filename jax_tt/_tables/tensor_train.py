@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -102,21 +103,21 @@ class TTTable(NativeTable):
     def d(self) -> int:
         return len(self.row_factors)
 
-    @property
+    @functools.cached_property
     def radices(self) -> tuple[int, ...]:
         return self.row_factors
 
-    @property
+    @functools.cached_property
     def features(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return math.prod(self.col_factors)
 
-    @property
+    @functools.cached_property
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         factors = zip(self.row_factors, self.ranks, self.col_factors, self.ranks[1:], strict=False)
         return {f"core_{k}": shape for k, shape in enumerate(factors)}
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
-        names = self.param_names()
+        names = self.param_names
         if isinstance(self.core_init, str):
             cores = init_cores(key, self.shape, self.core_init, self.param_dtype)
             return dict(zip(names, cores, strict=True))
@@ -125,7 +126,7 @@ class TTTable(NativeTable):
 
     def init_param(self, name: str, key: jax.Array) -> Any:
         if isinstance(self.core_init, GivenCores):
-            cores = dict(zip(self.param_names(), self.core_init.cores, strict=True))
+            cores = dict(zip(self.param_names, self.core_init.cores, strict=True))
             return jnp.array(cores[name], self.param_dtype)
         if callable(self.core_init):
             return self.core_init(key, self.param_shapes[name], self.param_dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -58,7 +59,7 @@ class Wrapper(Table):
     def radices(self) -> tuple[int, ...]:
         return self.table.radices
 
-    @property
+    @functools.cached_property
     def buffers(self) -> dict[str, str]:
         return self.table.buffers
 
@@ -68,14 +69,17 @@ class Wrapper(Table):
     def with_update(self, update: Update | None) -> Self:
         return dataclasses.replace(self, table=self.table.with_update(update))
 
+    @functools.cached_property
     def trained_names(self) -> tuple[str, ...]:
-        return self.table.trained_names()
+        return self.table.trained_names
 
+    @functools.cached_property
     def units(self) -> tuple[tuple[str, ...], ...]:
-        return self.table.units()
+        return self.table.units
 
+    @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:
-        return self.table.constant_names()
+        return self.table.constant_names
 
     def storage(self, state: State) -> Any:
         return self.table.storage(state)
@@ -125,8 +129,9 @@ class Wrapper(Table):
     def maintain(self, state: State) -> dict[str, Any]:
         return self.table.maintain(state)
 
+    @functools.cached_property
     def attended_names(self) -> tuple[str, ...]:
-        return self.table.attended_names()
+        return self.table.attended_names
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
         return self.table.attend(state, query, precision)

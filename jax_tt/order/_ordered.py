@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +30,7 @@ class Ordered(Wrapper):
 
     id_order: IdOrder | None = dataclasses.field(default=None, compare=False, repr=False)
 
-    @property
+    @functools.cached_property
     def buffers(self) -> dict[str, str]:
         return {**self.table.buffers, ID_ORDER: ID_ORDER}
 

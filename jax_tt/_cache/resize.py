@@ -7,15 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._cache.cached import ROWS, Cached, directory_of, named_directory, outer_name
 from jax_tt._cache.config import RowCache
 from jax_tt._cache.directory import CacheDirectory, add_to_statistics, init_directory
 from jax_tt._cache.hashing import bucket_of, set_of
+from jax_tt._cache.maintain import written_back
 from jax_tt._cache.reference import rank_within
-from jax_tt._cache.refresh import written_back
 from jax_tt._cache.scores import Scoring, converted
-from jax_tt._cache.table import CachedTable
-from jax_tt._tables.fused import FusedTable
-from jax_tt._tables.tensor_train import TTTable
+from jax_tt._cache.table import CachedTable, changed
+from jax_tt._tables.table import State
 from jax_tt.optimizers import Optimizer
 
 
@@ -61,27 +61,26 @@ def resize_cache(
     >>> table.values.shape, jax_tt.cache_statistics(table.directory)["occupied"]
     ((200, 8), 2)
     """
-    described, _ = TTTable.of(table.cores, num_embeddings)
-    options = {"num_embeddings": num_embeddings, "optimizer": optimizer, "method": method}
-    return resized(table, old, new, described.num_embeddings, **options)[0]
+    return changed(
+        lambda cached, state, method: resized(cached, state, new, method, cached.num_embeddings)[0],
+        table,
+        old,
+        num_embeddings,
+        optimizer,
+        method,
+    )
 
 
 def resized(
-    table: CachedTable,
-    old: RowCache,
-    new: RowCache,
-    rows_to_come: int,
-    *,
-    num_embeddings: int | None,
-    optimizer: Optimizer | None,
-    method: str,
-) -> tuple[CachedTable, jax.Array]:
+    cached: Cached, state: State, new: RowCache, method: str, rows_to_come: int
+) -> tuple[dict[str, Any], jax.Array]:
     """`resize_cache` for a table that will have ``rows_to_come`` rows, and the new slot of every old one."""
-    described, _ = TTTable.of(table.cores, num_embeddings)
-    if table.directory.tags.shape != old.layout(described.num_embeddings)[:2]:
+    old, table = cached.cache, cached.table
+    before = directory_of(state)
+    if before.tags.shape != old.layout(table.num_embeddings)[:2]:
         raise ValueError(
-            f"old: got a RowCache of {old.layout(described.num_embeddings)[:2]} sets and ways for a cache of "
-            f"{table.directory.tags.shape}; expected the one that the table was made for."
+            f"old: got a RowCache of {old.layout(table.num_embeddings)[:2]} sets and ways for a cache of "
+            f"{before.tags.shape}; expected the one that the table was made for."
         )
     if new.gradients != old.gradients:
         raise ValueError(
@@ -89,27 +88,24 @@ def resized(
             "Flush the cache and build the table anew to train its rows in another way."
         )
     layout = new.layout(rows_to_come)
-    directory, slots = placed(
-        table.directory, old.scoring, new.scoring, layout, new.key_dtype(rows_to_come)
-    )
-    tags = table.directory.tags.reshape(-1)
+    directory, slots = placed(before, old.scoring, new.scoring, layout, new.key_dtype(rows_to_come))
+    tags = before.tags.reshape(-1)
     leaves = (tags >= 0) & (slots == directory.slots)
     gone = jnp.sum(leaves)
-    if new.gradients == "rows" and old.write_back is not None:
-        table = written_back(described, table, old, jnp.where(leaves, tags, -1), method)
+    if cached.trains_rows and old.write_back is not None:
+        state = written_back(cached, state, jnp.where(leaves, tags, -1), method)
         directory = add_to_statistics(directory, written_back=gone)
     directory = add_to_statistics(directory, evicted=gone)
-    dtype = new.dtype or table.cores[0].dtype
-    values = moved(slots, table.values, jnp.zeros((directory.slots, described.features), dtype))
-    rows: Any = values
-    if isinstance(table.rows, FusedTable):
-        assert optimizer is not None
-        state = tuple(
-            moved(slots, slot, jnp.full((directory.slots, *slot.shape[1:]), kind.init, slot.dtype))
-            for kind, slot in zip(optimizer.slots, table.rows.slots[0], strict=True)
-        )
-        rows = table.rows._replace(cores=(values,), slots=(state,))
-    return table._replace(rows=rows, directory=directory), slots
+    dtype = new.dtype or table.storage(state)
+    after = {ROWS: moved(slots, state[ROWS], jnp.zeros((directory.slots, table.features), dtype))}
+    update = cached.rows_table.update
+    for name, kind in zip(
+        cached.rows_table.slot_names[0], update.optimizer.slots if update else (), strict=True
+    ):
+        slot = state[outer_name(name)]
+        fresh = jnp.full((directory.slots, *slot.shape[1:]), kind.init, slot.dtype)
+        after[outer_name(name)] = moved(slots, slot, fresh)
+    return {**state, **after, **named_directory(directory)}, slots
 
 
 def moved(slots: jax.Array, values: Any, fresh: Any) -> Any:

@@ -154,18 +154,17 @@ def _rows(cached: Cached, state: Mapping[str, Any]) -> Any:
     return fused_table(rows, {name: state[outer_name(name)] for name in rows.trained_names})
 
 
-def changed_state(
-    change: Any, cached: Cached, state: Mapping[str, Any], method: str
-) -> dict[str, Any]:
-    """The state after `populate_cache` or one of its siblings."""
-    update = cached.update
-    after = change(
-        cached_table(cached, state),
-        cached.cache,
-        num_embeddings=cached.num_embeddings,
-        optimizer=None if update is None else update.optimizer,
-        method=method,
-    )
-    table: Any = after.table
-    own = fused_state(cached.table, table) if update else named(cached.table, table)
-    return {**state, **own, **state_of_cache(cached, after)}
+def changed(
+    change: Any,
+    table: CachedTable,
+    cache: RowCache,
+    num_embeddings: int | None = None,
+    optimizer: Optimizer | None = None,
+    method: str = "auto",
+) -> CachedTable:
+    """The table after ``change(cached, state, method)``, one of `jax_tt._cache.maintain`."""
+    if isinstance(table, CachedTable) and isinstance(table.table, FusedTable) and optimizer is None:
+        raise ValueError("optimizer: got None for a fused table; expected its rule.")
+    update = None if optimizer is None else Update(hoisted(optimizer)[0])
+    cached, state = described(table, cache, update, num_embeddings)
+    return cached_table(cached, change(cached, state, method))

@@ -19,7 +19,6 @@ from jax_tt._algebra.train_rows import TrainRows
 from jax_tt._cache.cached import ROWS, Cached, directory_of, outer_name
 from jax_tt._cache.config import RowCache
 from jax_tt._cache.resize import moved, resized
-from jax_tt._cache.table import CachedTable, changed_state
 from jax_tt._init import CoreInit, fresh_init
 from jax_tt._layers._options import check_id_order, described_tt
 from jax_tt._shape import TTShape
@@ -266,17 +265,11 @@ def _of_cores(layer: Layer) -> set[str]:
 def _resized(
     layer: Layer, cache: RowCache, num_embeddings: int, method: str
 ) -> tuple[Layer, Carry]:
-    slots: Any = None
-
-    def change(table: CachedTable, old: RowCache, **options: Any) -> CachedTable:
-        nonlocal slots
-        table, slots = resized(table, old, cache, num_embeddings, **options)
-        return table
+    cached = layer.table.cached
 
     @jax.jit
     def changed(values: Mapping[str, Any]) -> tuple[dict[str, Any], jax.Array]:
-        new = changed_state(change, layer.table.cached, values, method)
-        return new, slots
+        return resized(cached, values, cache, method, num_embeddings)
 
     values, slots = changed(dict(layer.values))
     return layer.changed(values, cache=cache), partial(moved, slots)

@@ -9,11 +9,10 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from jax_tt._cache import refresh
+from jax_tt._cache import maintain
 from jax_tt._cache.cached import COLLECTION as ROW_CACHE
 from jax_tt._cache.cached import DIRECTORY, directory_of
 from jax_tt._cache.directory import CacheDirectory
-from jax_tt._cache.table import changed_state
 from jax_tt._layers._linen_table import TableModule
 from jax_tt._layers._linen_variables import TableVariables
 from jax_tt._tables.table import Table
@@ -50,7 +49,7 @@ def refresh_caches(
         >>> jax_tt.cache_statistics(directory)["occupied"]
         3
     """
-    return _changed(refresh.refresh_if_due, model, variables, args, kwargs)
+    return _changed(maintain.refreshed_if_due, model, variables, args, kwargs)
 
 
 def populate_caches(
@@ -69,7 +68,7 @@ def populate_caches(
         >>> jax_tt.cache_statistics(jax_tt.linen.cache_directory(variables["row_cache"]))["occupied"]
         3
     """
-    return _changed(refresh.populate_cache, model, variables, args, kwargs)
+    return _changed(maintain.populated, model, variables, args, kwargs)
 
 
 def flush_caches(
@@ -90,7 +89,7 @@ def flush_caches(
         >>> jax_tt.cache_statistics(directory)["written_back"]
         3
     """
-    return _changed(refresh.flush_cache, model, variables, args, kwargs)
+    return _changed(maintain.flushed, model, variables, args, kwargs)
 
 
 def reset_caches(
@@ -109,7 +108,7 @@ def reset_caches(
         >>> jax_tt.cache_statistics(jax_tt.linen.cache_directory(variables["row_cache"]))["calls"]
         0
     """
-    return _changed(refresh.reset_cache, model, variables, args, kwargs)
+    return _changed(maintain.emptied, model, variables, args, kwargs)
 
 
 def cache_directory(variables: Mapping[str, Any]) -> CacheDirectory:
@@ -234,4 +233,4 @@ def _change(
             f"model: {label} is called inside nn.scan or nn.vmap, which stack its variables; expected a layer with a "
             "row cache outside of them."
         )
-    return own.replaced(changed_state(change, table.cached, own.values, method), table)
+    return own.replaced(change(table.cached, own.values, method), table)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from flax import nnx
 
-from jax_tt._cache import refresh
+from jax_tt._cache import maintain
 from jax_tt._cache.cached import Cached, directory_of
 from jax_tt._cache.statistics import cache_statistics
-from jax_tt._cache.table import changed_state
 from jax_tt._layers._nnx_table import TableModule
 
 
@@ -26,19 +24,19 @@ class CachedModule(TableModule):
         Raises:
             ValueError: the layer has no cache.
         """
-        self._change(partial(changed_state, refresh.populate_cache))
+        self._change(maintain.populated)
 
     def refresh(self) -> None:
         """`populate` if ``refresh_every`` batches have been counted since the last time; otherwise nothing."""
-        self._change(partial(changed_state, refresh.refresh_if_due))
+        self._change(maintain.refreshed_if_due)
 
     def flush(self) -> None:
         """Writes what the cached rows learned back into the cores; see `jax_tt.flush_cache`."""
-        self._change(partial(changed_state, refresh.flush_cache))
+        self._change(maintain.flushed)
 
     def reset_cache(self) -> None:
         """Flushes, then forgets all rows, counts and statistics; see `jax_tt.reset_cache`."""
-        self._change(partial(changed_state, refresh.reset_cache))
+        self._change(maintain.emptied)
 
     def cache_statistics(self) -> dict[str, int | float]:
         """Figures of the cache, read on the host; see `jax_tt.cache_statistics`."""

@@ -14,7 +14,7 @@ Method = Literal["auto", "reference", "ffi", "cuda_emulated"]
 def resolve_method(method: str) -> Method:
     """Checks ``method``; ``JAX_TT_METHOD`` replaces ``"auto"``."""
     _environment.check()  # it may have changed since the import, before the native ops read it
-    if method not in METHODS:
+    if not isinstance(method, str) or method not in METHODS:
         one_of("method", method, METHODS, "; 'reference' is pure JAX and runs everywhere")
     if method == "auto" and "JAX_TT_METHOD" in os.environ:
         method = _environment.variable("JAX_TT_METHOD") or method

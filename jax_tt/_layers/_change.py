@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -46,9 +46,7 @@ class Layer:
 
     @property
     def train(self) -> TTTable:
-        found = self.table.innermost
-        assert isinstance(found, TTTable)
-        return found
+        return cast(TTTable, self.table.innermost)
 
     @property
     def shape(self) -> TTShape:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import nnx
@@ -204,9 +204,7 @@ class ChangingModule(CachedModule):
 
 
 def _tensor_train(table: Table) -> TTTable:
-    train = table.innermost
-    assert isinstance(train, TTTable)
-    return train
+    return cast(TTTable, table.innermost)
 
 
 def _beside(variable: nnx.Variable[Any] | None, value: jax.Array) -> jax.Array:

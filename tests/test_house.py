@@ -1,0 +1,43 @@
+"""Rules that keep the sources easy to read."""
+
+import ast
+import re
+from pathlib import Path
+
+import jax_tt
+import jax_tt.linen
+import jax_tt.nnx
+from scripts.count_calls import eager_fused_forward
+
+PACKAGE = Path(jax_tt.__file__).parent
+SOURCES = {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = (jax_tt, jax_tt.nnx, jax_tt.linen, jax_tt.order, jax_tt.optimizers)
+# Names that users call, and the constructors of what they build.
+PUBLIC = {name for module in MODULES for name in dir(module)} | {"__init__", "from_pretrained"}
+
+
+def test_functions_below_the_public_ones_take_at_most_eight_arguments():
+    found = [
+        f"{path}: {node.name}"
+        for path, text in SOURCES.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef) and node.name not in PUBLIC
+        if len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]) > 8
+    ]
+    assert not found
+
+
+def test_kinds_are_told_apart_in_their_folder_alone():
+    kind = re.compile(r"isinstance\([^()]*\b(DenseTable|TTTable|Cached|Ordered|Wrapper)\b")
+    found = [path for path, text in SOURCES.items() if kind.search(text)]
+    assert not [path for path in found if path.parts[0] != "_tables"]
+
+
+def test_files_are_small():
+    assert max(text.count("\n") for text in SOURCES.values()) <= 600
+
+
+def test_an_eager_fused_forward_pass_is_short():
+    calls = eager_fused_forward()
+    assert len(calls.functions) <= 60
+    assert calls.depth <= 16

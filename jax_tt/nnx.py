@@ -1,14 +1,14 @@
 """Layers for Flax NNX, which are also available as `jax_tt.TTEmbed` and so on."""
 
-from jax_tt._layers._nnx_cache import refresh_caches as refresh_caches
-from jax_tt._layers._nnx_dense import Embed as Embed
-from jax_tt._layers._nnx_dense import EmbedBag as EmbedBag
-from jax_tt._layers._nnx_fused import FusedOptimizer as FusedOptimizer
-from jax_tt._layers._nnx_table import TableEmbed as TableEmbed
-from jax_tt._layers._nnx_table import TableEmbedBag as TableEmbedBag
-from jax_tt._layers._nnx_tt import TTEmbed as TTEmbed
-from jax_tt._layers._nnx_tt import TTEmbedBag as TTEmbedBag
-from jax_tt._layers._nnx_variables import CacheState as CacheState
-from jax_tt._layers._nnx_variables import FusedParam as FusedParam
-from jax_tt._layers._nnx_variables import IdOrderState as IdOrderState
-from jax_tt._layers._nnx_variables import OutOfRange as OutOfRange
+from jax_tt._flax._nnx_cache import refresh_caches as refresh_caches
+from jax_tt._flax._nnx_dense import Embed as Embed
+from jax_tt._flax._nnx_dense import EmbedBag as EmbedBag
+from jax_tt._flax._nnx_fused import FusedOptimizer as FusedOptimizer
+from jax_tt._flax._nnx_table import TableEmbed as TableEmbed
+from jax_tt._flax._nnx_table import TableEmbedBag as TableEmbedBag
+from jax_tt._flax._nnx_tt import TTEmbed as TTEmbed
+from jax_tt._flax._nnx_tt import TTEmbedBag as TTEmbedBag
+from jax_tt._flax._nnx_variables import CacheState as CacheState
+from jax_tt._flax._nnx_variables import FusedParam as FusedParam
+from jax_tt._flax._nnx_variables import IdOrderState as IdOrderState
+from jax_tt._flax._nnx_variables import OutOfRange as OutOfRange

@@ -79,7 +79,7 @@ def _mappings() -> int:
 
 
 def native_available(platform: str = "cpu") -> bool:
-    from jax_tt._ops._backend import native_module
+    from jax_tt._lookup._backend import native_module
 
     module = native_module()
     return module is not None and module.available(platform)

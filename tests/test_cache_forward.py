@@ -14,7 +14,7 @@ import pytest
 
 import jax_tt
 from jax_tt._cache.cached import Cached
-from jax_tt._ops._batch import Batch
+from jax_tt._lookup._batch import Batch
 from jax_tt._tables.options import Lookup, Update, Wanted
 from jax_tt._tables.table import named
 from jax_tt._tables.tensor_train import TTTable

@@ -9,8 +9,8 @@ import pytest
 from jax.test_util import check_grads
 
 import jax_tt
-from jax_tt import _reference
-from jax_tt._ops import _backend
+from jax_tt._lookup import _backend
+from jax_tt._tables import reference
 from jax_tt._tables.tensor_train import TTTable
 from tests.helpers import COMBINERS, SHAPES, WEIGHTABLE, assert_close, make_case, skip_unless_stored
 
@@ -84,12 +84,12 @@ def recorder(monkeypatch):
     def forward(self, platform, params, batch, lookup, sentinel):
         assert platform == "cpu"
         calls.append(("forward", lookup.wanted))
-        return _reference.forward(self, params, batch, lookup, sentinel), ()
+        return reference.forward(self, params, batch, lookup, sentinel), ()
 
     def backward(self, platform, params, batch, residuals, g, lookup):
         assert platform == "cpu"
         calls.append(("backward", lookup.wanted))
-        return _reference.backward(self, params, batch, g, lookup)
+        return reference.backward(self, params, batch, g, lookup)
 
     monkeypatch.setattr(TTTable, "native_forward", forward)
     monkeypatch.setattr(TTTable, "native_backward", backward)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._ops import _backend
+from jax_tt._lookup import _backend
 from tests.helpers import SHAPES, make_case
 
 

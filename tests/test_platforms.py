@@ -12,8 +12,8 @@ import pytest
 
 import jax_tt
 from jax_tt import _ffi, optimizers
+from jax_tt._lookup import _backend
 from jax_tt._native import tt
-from jax_tt._ops import _backend
 from tests.conftest import native_available
 from tests.helpers import SHAPES, assert_close, make_case
 

@@ -8,8 +8,8 @@ import jax
 
 from jax_tt._cache import reference
 from jax_tt._cache.directory import CacheDirectory
-from jax_tt._ops import _backend
-from jax_tt._ops._vma import vary_over, varying_axes
+from jax_tt._lookup import _backend
+from jax_tt._lookup._vma import vary_over, varying_axes
 
 
 def probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:

@@ -19,10 +19,10 @@ from jax_tt._cache.counting import count_batch
 from jax_tt._cache.directory import CacheDirectory, init_directory
 from jax_tt._cache.keys import hits_of, keys_of, misses_of
 from jax_tt._dtypes import accumulator
-from jax_tt._ops import _backend
-from jax_tt._ops._batch import Batch, present
-from jax_tt._ops._explicit import over_explicit_axes
-from jax_tt._ops._vma import vary_over, varying_axes
+from jax_tt._lookup import _backend
+from jax_tt._lookup._batch import Batch, present
+from jax_tt._lookup._explicit import over_explicit_axes
+from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._tables.dense import DenseTable
 from jax_tt._tables.native import zeros_like
 from jax_tt._tables.options import Lookup, StepInputs, Wanted

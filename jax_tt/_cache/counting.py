@@ -11,7 +11,7 @@ from jax import lax
 from jax_tt._cache import backend
 from jax_tt._cache.directory import CacheDirectory, add_to_statistics
 from jax_tt._cache.scores import Scoring, counted, stamp
-from jax_tt._ops._vma import varying_axes
+from jax_tt._lookup._vma import varying_axes
 
 
 def count_batch(

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._ops._batch import Batch, is_padding, present
-from jax_tt._ops._ids import digits_in_range
+from jax_tt._lookup._batch import Batch, is_padding, present
+from jax_tt._lookup._ids import digits_in_range
 from jax_tt._tables.table import Table
 
 

@@ -10,7 +10,7 @@ from jax_tt._cache.cached import directory_of
 from jax_tt._cache.config import RowCache
 from jax_tt._cache.directory import CacheDirectory
 from jax_tt._cache.table import CachedTable, described
-from jax_tt._ops.calls import lookup_rows, pooled_rows
+from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._tables.hoisted import hoisted
 from jax_tt._tables.options import Lookup, StepInputs, Update
 from jax_tt.optimizers import Optimizer

@@ -12,7 +12,7 @@ from jax_tt._cache.cached import ROWS, Cached, directory_of, named_directory, ou
 from jax_tt._cache.directory import add_to_statistics, init_directory
 from jax_tt._cache.scores import aged
 from jax_tt._cache.write_back import single_rows, write_back
-from jax_tt._ops._rule import resolved
+from jax_tt._lookup.rule import resolved
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State, named
 

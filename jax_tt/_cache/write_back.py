@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax_tt._cache.config import WriteBack
 from jax_tt._cache.metric import Metric, table_metric
 from jax_tt._dtypes import accumulator
-from jax_tt._ops._batch import Batch
-from jax_tt._ops._rounding import round_to
-from jax_tt._ops._rule import resolved
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._rounding import round_to
+from jax_tt._lookup.rule import resolved
 from jax_tt._tables.options import Lookup, Wanted
 from jax_tt._tables.table import named
 from jax_tt._tables.tensor_train import TTTable

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._dtypes import accumulator
+from jax_tt._lookup._batch import Batch
 from jax_tt._native.partition import num_blocks
-from jax_tt._ops._batch import Batch
 from jax_tt._tables.options import Lookup, Update
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._lookup._batch import Batch
 from jax_tt._native._call import Named, native_call, numbered, types_of
 from jax_tt._native._operands import make_operands, sentinel_operand
 from jax_tt._native.partition import Arrays, over_blocks
 from jax_tt._native.tt import batch_attributes, blocked_sizes
-from jax_tt._ops._batch import Batch
 from jax_tt._tables.options import Lookup
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tt._lookup._batch import Batch
 from jax_tt._native._call import Named, native, native_call, numbered, types_of
 from jax_tt._native._operands import (
     lookup_attributes,
@@ -19,7 +20,6 @@ from jax_tt._native._operands import (
     weights_result,
 )
 from jax_tt._native.partition import Arrays, over_blocks
-from jax_tt._ops._batch import Batch
 from jax_tt._tables.options import Lookup
 
 if TYPE_CHECKING:

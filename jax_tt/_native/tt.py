@@ -12,6 +12,8 @@ import numpy as np
 from jax import lax
 
 from jax_tt import _ffi
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._native._call import Named, native, native_call, numbered, types_of
 from jax_tt._native._operands import (
     Operands,
@@ -23,8 +25,6 @@ from jax_tt._native._operands import (
     weights_result,
 )
 from jax_tt._native.partition import Arrays, is_resharded, over_blocks
-from jax_tt._ops._batch import Batch
-from jax_tt._ops._vma import vary_over, varying_axes
 from jax_tt._precision import tensor_float32
 from jax_tt._tables.options import Lookup
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax_tt import _native
 from jax_tt._arguments import as_array
 from jax_tt._dtypes import accumulator
-from jax_tt._ops._batch import Batch
+from jax_tt._lookup._batch import Batch
 from jax_tt._tables.checks import (
     MAX_COLUMNS,
     check_param_dtype,

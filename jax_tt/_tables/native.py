@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._ops import _backend
-from jax_tt._ops._batch import Batch
-from jax_tt._ops._vma import vary_over, varying_axes
+from jax_tt._lookup import _backend
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Params, Slots, State, Table, named
 

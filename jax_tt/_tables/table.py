@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt import _reference, _sentinel
-from jax_tt._ops._batch import Batch, of_positions, present
-from jax_tt._ops._ids import digits_in_range
-from jax_tt._ops._inputs import one_bag_per_position
-from jax_tt._ops._refuse import once
-from jax_tt._ops._vma import vary_over, varying_axes
+from jax_tt import _sentinel
+from jax_tt._lookup._batch import Batch, of_positions, present
+from jax_tt._lookup._ids import digits_in_range
+from jax_tt._lookup._inputs import one_bag_per_position
+from jax_tt._lookup._refuse import once
+from jax_tt._lookup._vma import vary_over, varying_axes
+from jax_tt._tables import reference
 from jax_tt._tables.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._tables.step_values import step_values
 
@@ -198,7 +199,7 @@ class Table(abc.ABC):
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         """Weighted sums ``[S, nb, D]`` in the accumulator type, and what the backward pass reuses."""
         params, sentinel = self.params(state), state.get("sentinel")
-        return _reference.forward(self, params, batch, lookup, sentinel), ()
+        return reference.forward(self, params, batch, lookup, sentinel), ()
 
     def backward(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
@@ -254,18 +255,18 @@ class Table(abc.ABC):
     ) -> tuple[Params, jax.Array | None]:
         """Gradients of the parameters, of this shard alone, and of the weights."""
         del residuals
-        return _reference.backward(self, params, batch, g, lookup)
+        return reference.backward(self, params, batch, g, lookup)
 
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
         """New parameters and slots, 1.0 if the step was applied (0.0 if skipped), and the gradient of the weights."""
         del residuals
-        return _reference.update(self, state, batch, g, lookup, values)
+        return reference.update(self, state, batch, g, lookup, values)
 
     def touched(self, batch: Batch, lookup: Lookup) -> list[jax.Array]:
         """Which rows of each parameter a batch reads, whatever their gradient; bool ``[rows]`` each."""
-        return _reference.touched(self, batch, lookup)
+        return reference.touched(self, batch, lookup)
 
     # The whole table
 

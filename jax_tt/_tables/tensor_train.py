@@ -16,9 +16,9 @@ from jax_tt import _native
 from jax_tt._arguments import as_array, as_int
 from jax_tt._dtypes import accumulator
 from jax_tt._init import CoreInit, GivenCores, init_cores
-from jax_tt._ops import _backend
-from jax_tt._ops._batch import Batch
-from jax_tt._ops._vma import vary_over, varying_axes
+from jax_tt._lookup import _backend
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._shape import TTShape
 from jax_tt._tables.checks import (
     MAX_COLUMNS,

@@ -12,7 +12,7 @@ import numpy as np
 from jax_tt._arguments import narrow
 from jax_tt._bags import Bags, as_ids, id_array, signed_padding
 from jax_tt._dtypes import x64_enabled
-from jax_tt._ops._explicit import like_explicit
+from jax_tt._lookup._explicit import like_explicit
 from jax_tt._split_ids import SplitIds
 from jax_tt.order._stored import LAST_PACKED, StoredRows
 

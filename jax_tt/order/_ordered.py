@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jax_tt._ops._batch import Batch
+from jax_tt._lookup._batch import Batch
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State
 from jax_tt._tables.wrapper import Wrapper

@@ -1,0 +1,236 @@
+"""What is done between steps with the row caches of a linen model, wherever in it they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from jax_tt._cache import maintain
+from jax_tt._cache.cached import COLLECTION as ROW_CACHE
+from jax_tt._cache.cached import DIRECTORY, directory_of
+from jax_tt._cache.directory import CacheDirectory
+from jax_tt._flax._linen_table import TableModule
+from jax_tt._flax._linen_variables import TableVariables
+from jax_tt._tables.table import Table
+
+
+def refresh_caches(
+    model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
+) -> dict[str, Any]:
+    """Populates every row cache of a model whose ``refresh_every`` is due; the others stay as they are.
+
+    Call it after each optimizer step, in the same ``jit``. The layers are found by tracing ``model.apply``, which
+    computes nothing, so that ``nn.compact`` and ``setup`` serve alike.
+
+    Args:
+        model: the model, or a layer that is one by itself.
+        variables: all its collections, ``row_cache`` among them.
+        args, kwargs: what ``model.apply`` is called with in the step, such as the batch, ``rngs`` or ``method``.
+
+    Returns:
+        The variables, with the same structure.
+
+    Raises:
+        ValueError: on these inputs the model calls no layer with a row cache, or the variables lack its variables.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
+        >>> layer = jax_tt.linen.TTEmbed(1000, 16, cache=jax_tt.RowCache(50, refresh_every=2))
+        >>> ids = jnp.array([1, 2, 3])
+        >>> variables = layer.init(jax.random.key(0), ids)
+        >>> for step in range(2):
+        ...     _, counted = layer.apply(variables, ids, mutable=["row_cache"])
+        ...     variables = jax_tt.linen.refresh_caches(layer, {**variables, **counted}, ids)
+        >>> directory = jax_tt.linen.cache_directory(variables["row_cache"])
+        >>> jax_tt.cache_statistics(directory)["occupied"]
+        3
+    """
+    return _changed(maintain.refreshed_if_due, model, variables, args, kwargs)
+
+
+def populate_caches(
+    model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
+) -> dict[str, Any]:
+    """Populates every row cache of a model, due or not; see `jax_tt.populate_cache`.
+
+    Args, Returns, Raises: as in `refresh_caches`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
+        >>> layer = jax_tt.linen.TTEmbed(1000, 16, cache=jax_tt.RowCache(50))
+        >>> ids = jnp.array([1, 2, 3])
+        >>> _, variables = layer.apply(layer.init(jax.random.key(0), ids), ids, mutable=True)
+        >>> variables = jax_tt.linen.populate_caches(layer, variables, ids)
+        >>> jax_tt.cache_statistics(jax_tt.linen.cache_directory(variables["row_cache"]))["occupied"]
+        3
+    """
+    return _changed(maintain.populated, model, variables, args, kwargs)
+
+
+def flush_caches(
+    model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
+) -> dict[str, Any]:
+    """Writes what the cached rows of a model learned back into the cores; see `jax_tt.flush_cache`.
+
+    Args, Returns, Raises: as in `refresh_caches`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
+        >>> layer = jax_tt.linen.TTEmbed(1000, 16, cache=jax_tt.RowCache(50))
+        >>> ids = jnp.array([1, 2, 3])
+        >>> _, variables = layer.apply(layer.init(jax.random.key(0), ids), ids, mutable=True)
+        >>> variables = jax_tt.linen.populate_caches(layer, variables, ids)
+        >>> variables = jax_tt.linen.flush_caches(layer, variables, ids)
+        >>> directory = jax_tt.linen.cache_directory(variables["row_cache"])
+        >>> jax_tt.cache_statistics(directory)["written_back"]
+        3
+    """
+    return _changed(maintain.flushed, model, variables, args, kwargs)
+
+
+def reset_caches(
+    model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
+) -> dict[str, Any]:
+    """Flushes the row caches of a model, then forgets all rows, counts and statistics; see `jax_tt.reset_cache`.
+
+    Args, Returns, Raises: as in `refresh_caches`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
+        >>> layer = jax_tt.linen.TTEmbed(1000, 16, cache=jax_tt.RowCache(50))
+        >>> ids = jnp.array([1, 2, 3])
+        >>> _, variables = layer.apply(layer.init(jax.random.key(0), ids), ids, mutable=True)
+        >>> variables = jax_tt.linen.reset_caches(layer, variables, ids)
+        >>> jax_tt.cache_statistics(jax_tt.linen.cache_directory(variables["row_cache"]))["calls"]
+        0
+    """
+    return _changed(maintain.emptied, model, variables, args, kwargs)
+
+
+def cache_directory(variables: Mapping[str, Any]) -> CacheDirectory:
+    """The directory of one layer, for `jax_tt.cache_statistics`.
+
+    Args:
+        variables: what the collection ``row_cache`` holds for that layer.
+
+    Raises:
+        ValueError: these are no variables of a layer with a row cache.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt
+        >>> from jax_tt.linen import TTEmbed, cache_directory
+        >>> layer = TTEmbed(1000, 16, cache=jax_tt.RowCache(50, ways=5))
+        >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
+        >>> rows, counted = layer.apply(variables, jnp.array([1, 2, 2]), mutable=["row_cache"])
+        >>> jax_tt.cache_statistics(cache_directory(counted["row_cache"]))["requested"]
+        3
+    """
+    missing = [name for name in DIRECTORY if name not in variables]
+    if not missing:
+        return directory_of(variables)
+    found = ", ".join(cache_directories({ROW_CACHE: variables})) or "none"
+    raise ValueError(
+        f"variables: hold {', '.join(map(repr, sorted(variables))) or 'nothing'} but not {missing[0]!r}; expected what "
+        "the collection 'row_cache' holds for one layer that was built with cache=jax_tt.RowCache(...), e.g. "
+        f"variables['row_cache']['items']. Layers with a row cache in these variables: {found}."
+    )
+
+
+def cache_directories(variables: Mapping[str, Any]) -> dict[str, CacheDirectory]:
+    """The directories of all layers of a model that have a row cache, by the path of the layer.
+
+    Args:
+        variables: the variables of the model, the collection ``row_cache`` among them.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
+        >>> from flax import linen as nn
+        >>> class Model(nn.Module):
+        ...     @nn.compact
+        ...     def __call__(self, ids):
+        ...         cache = jax_tt.RowCache(50, ways=5)
+        ...         return jax_tt.linen.TTEmbed(1000, 16, cache=cache, name="items")(ids)
+        >>> variables = Model().init(jax.random.key(0), jnp.array([1]))
+        >>> directories = jax_tt.linen.cache_directories(variables)
+        >>> {path: jax_tt.cache_statistics(found)["calls"] for path, found in directories.items()}
+        {'items': 0}
+    """
+
+    def below(part: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, CacheDirectory]:
+        if DIRECTORY[0] in part:
+            return {"/".join(path): cache_directory(part)}
+        inner = [
+            below(value, (*path, name))
+            for name, value in part.items()
+            if isinstance(value, Mapping)
+        ]
+        return {name: found for part in inner for name, found in part.items()}
+
+    return below(variables.get(ROW_CACHE, {}), ())
+
+
+def _changed(
+    change: Callable[..., Any],
+    model: nn.Module,
+    variables: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, Any]:
+    layers = _layers_of(model, variables, args, kwargs)
+    if not layers:
+        raise ValueError(
+            f"model: {type(model).__name__} calls no layer with a row cache on these inputs; expected one that was "
+            "built with cache=jax_tt.RowCache(capacity=...)."
+        )
+    changed = dict(variables)
+    for path, (table, method) in layers.items():
+        changed = _change(change, changed, path, table, method)
+    return changed
+
+
+def _layers_of(
+    model: nn.Module, variables: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[tuple[str, ...], tuple[Table, str]]:
+    """The tables with a cache that a call of the model reaches, by path, with the ``method`` of their layers."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model: got {type(model).__name__}; expected a flax.linen module, e.g. "
+            "jax_tt.linen.refresh_caches(model, variables, ids). jax_tt.refresh_caches takes NNX models."
+        )
+    found: dict[tuple[str, ...], tuple[Table, str]] = {}
+
+    def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        layer: Any = context.module
+        if isinstance(layer, TableModule) and layer.described.cached is not None:
+            found[layer.path] = layer.described, layer.options.method
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        jax.eval_shape(partial(model.apply, variables, *args, **{**kwargs, "mutable": True}))
+    return found
+
+
+def _change(
+    change: Callable[..., Any],
+    variables: Mapping[str, Any],
+    path: tuple[str, ...],
+    table: Table,
+    method: str,
+) -> dict[str, Any]:
+    own = TableVariables(variables, path, table)
+    label = "/".join(path) or "the model"
+    if DIRECTORY[0] not in own.values:
+        raise ValueError(
+            f"variables: hold no row cache of {label}; expected all collections of the model, e.g. "
+            '{**state.params, "row_cache": row_cache}.'
+        )
+    if own.values[DIRECTORY[0]].ndim != 2:
+        raise ValueError(
+            f"model: {label} is called inside nn.scan or nn.vmap, which stack its variables; expected a layer with a "
+            "row cache outside of them."
+        )
+    return own.replaced(change(table.cached, own.values, method), table)

@@ -1,0 +1,253 @@
+"""The linen layers of any table: the variables of its state, and its calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.linen import dtypes
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
+
+from jax_tt._bags import Bags
+from jax_tt._cache.cached import COLLECTION as ROW_CACHE
+from jax_tt._flax._call import attended, check_value, for_evaluation, step_inputs
+from jax_tt._lookup.calls import OUT_OF_RANGE, lookup_rows, pooled_rows
+from jax_tt._split_ids import SplitIds
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import Table
+
+COUNT = "count"
+
+
+class TableModule(nn.Module):
+    """The state of a table in variables, and what its calls have in common.
+
+    Parameters are in the collection ``params``, or, with an ``optimizer``, together with its state in
+    ``_overwrite_with_gradient``. The other arrays are in the collections that the table names.
+    """
+
+    def _describe(self) -> tuple[Table, Lookup]:
+        """The description of the table and the options of the calls, from the attributes of the layer."""
+        raise NotImplementedError
+
+    def setup(self) -> None:
+        table, self.options = self._describe()
+        self.described = table if table.name is not None else table.with_name(self.label)
+        self.state = self._declare()
+
+    @property
+    def label(self) -> str:
+        """The table's name in error messages: its path in the model."""
+        return "/".join(self.path) or f"{type(self).__name__}({self._sizes()})"
+
+    def _sizes(self) -> str:
+        return f"{self.num_embeddings}, {self.features}"
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether this call leaves the counts of a row cache alone."""
+        return self.is_initializing() or not self.is_mutable_collection(ROW_CACHE)
+
+    def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
+        """An initialiser that boxes what another returns."""
+        return init
+
+    def _declare(self) -> dict[str, jax.Array]:
+        """The arrays of the table by name; initialisers may return boxed values."""
+        table = self.described
+        boxed = {
+            name: self._trained(name, self._box(functools.partial(table.init_param, name)))
+            for name in table.innermost.param_shapes
+        }
+        params = {name: nn.meta.unbox(value) for name, value in boxed.items()}
+        for name, param in params.items():
+            check_value(name, param, table.param_shapes[name])
+        fresh = functools.cache(lambda: table.init_rest(params))
+        rest = {}
+        for name in jax.eval_shape(fresh.__wrapped__):
+            if name in table.buffers:
+                collection = table.buffers[name]
+                rest[name] = self.variable(collection, name, lambda name=name: fresh()[name]).value
+                continue
+
+            def init(key: jax.Array, name: str = name) -> Any:
+                del key
+                value = fresh()[name]
+                # Optimizer state shaped like a parameter is laid out like it.
+                twins = (box for key, box in boxed.items() if params[key].shape == value.shape)
+                return nn.meta.replace_boxed(next(twins, value), value)
+
+            rest[name] = nn.meta.unbox(self._trained(name, init))
+        return params | rest
+
+    def _trained(self, name: str, init: Callable[[jax.Array], Any]) -> Any:
+        """Value, boxed if its initialiser boxes it, of a parameter or of what TrainState overwrites."""
+        if self.described.update is None:
+            return self.param(name, init, unbox=False)
+        # Where the collection is mutable, flax looks for the key that would make the variable, and says so.
+        can_make = self.is_mutable_collection(OVERWRITE_WITH_GRADIENT)
+        if not can_make and not self.has_variable(OVERWRITE_WITH_GRADIENT, name):
+            raise ValueError(
+                f"{self.label}: the variables hold no {name} of this fused table in the collection "
+                f"{OVERWRITE_WITH_GRADIENT}. Give apply, and the params of a TrainState, the whole dictionary that "
+                "init returned, not variables['params']."
+            )
+        variable = self.variable(
+            OVERWRITE_WITH_GRADIENT, name, lambda: init(self.make_rng("params")), unbox=False
+        )
+        return variable.value
+
+    def _call(
+        self,
+        op: Callable[..., Any],
+        inputs: Any,
+        grad_scale: Any,
+        hyperparameters: Mapping[str, Any] | None,
+    ) -> jax.Array:
+        step = step_inputs(self.described, grad_scale, hyperparameters, {})
+        lookup = for_evaluation(self.options) if self.deterministic else self.options
+        state = dict(self.state)
+        # Not by `init`, whose result is differentiated as a whole by those who train fused tables.
+        counts = lookup.bounds == "warn" and not self.is_initializing()
+        if counts and self.is_mutable_collection(OUT_OF_RANGE):
+            state[OUT_OF_RANGE] = self.get_variable(OUT_OF_RANGE, COUNT, jnp.zeros((), jnp.int32))
+        result, after = op(self.described, state, inputs, lookup, step)
+        if lookup.train:
+            for name, collection in self.described.buffers.items():
+                if after[name] is not state[name]:
+                    self.put_variable(collection, name, after[name])
+        if OUT_OF_RANGE in state:
+            self.put_variable(OUT_OF_RANGE, COUNT, after[OUT_OF_RANGE])
+        return result
+
+
+class EmbedModule(TableModule):
+    """One row for every id, and scores of queries against all rows."""
+
+    def __call__(
+        self,
+        inputs: jax.Array | SplitIds,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
+        """Looks ids up.
+
+        Args:
+            inputs: integers of any shape, or `SplitIds` (which an ``id_order`` does not take).
+            grad_scale: fused only; the factor the loss is multiplied with, divided out of the
+                table's gradient inside the op.
+            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
+                e.g. ``{"learning_rate": rate}``.
+
+        Returns:
+            ``[*inputs.shape, features]``.
+
+        Raises:
+            ValueError: ``inputs`` are not integers.
+        """
+        result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
+        (result,) = self.promote_dtype(result, dtype=self.dtype, inexact=False)
+        return result
+
+    def attend(self, query: jax.Array) -> jax.Array:
+        """Scores queries against every row, without building the table.
+
+        Args:
+            query: floats ``[..., features]``.
+
+        Returns:
+            ``[..., num_embeddings]``, the inner products with all rows.
+
+        Raises:
+            ValueError: the last dimension of ``query`` is not ``features``.
+            TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
+        """
+
+        def promote(*arrays: jax.Array) -> Any:
+            return self.promote_dtype(*arrays, dtype=self.dtype)
+
+        return attended(self.described, self.state, query, self.options, promote)
+
+
+class EmbedBagModule(TableModule):
+    """One pooled vector for every bag of ids."""
+
+    def __call__(
+        self,
+        bags: Bags | jax.Array,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
+        """Pools the rows of every bag.
+
+        Args:
+            bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
+            grad_scale, hyperparameters: as in `TTEmbed`.
+
+        Returns:
+            ``[B, features]``; an empty bag is 0.
+        """
+        return self._call(pooled_rows, bags, grad_scale, hyperparameters)
+
+
+class TableEmbed(EmbedModule):
+    """Rows of a table of any kind, as `TTEmbed` and `Embed` give those of theirs.
+
+    Attributes:
+        table: the kind and its sizes.
+        lookup: options of the calls.
+        promote_dtype: as in `TTEmbed`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt
+        >>> layer = jax_tt.linen.TableEmbed(jax_tt.DenseTable(1000, 16))
+        >>> variables = layer.init(jax.random.key(0), jnp.array([1]))
+        >>> layer.apply(variables, jnp.array([1, 999])).shape
+        (2, 16)
+    """
+
+    table: Table
+    lookup: Lookup = Lookup(bounds="warn")
+    promote_dtype: Callable[..., Any] = dtypes.promote_dtype
+
+    def _describe(self) -> tuple[Table, Lookup]:
+        return self.table, self.lookup
+
+    def _sizes(self) -> str:
+        return f"{self.table.num_embeddings}, {self.table.features}"
+
+    @property
+    def dtype(self) -> Any:
+        return self.lookup.dtype
+
+
+class TableEmbedBag(EmbedBagModule):
+    """Pooled rows of a table of any kind, as `TTEmbedBag` and `EmbedBag` give those of theirs.
+
+    Attributes:
+        table: the kind and its sizes.
+        lookup: options of the calls.
+
+    Example:
+        >>> import jax, jax_tt
+        >>> layer = jax_tt.linen.TableEmbedBag(jax_tt.DenseTable(1000, 16), jax_tt.Lookup("mean"))
+        >>> bags = jax_tt.Bags.from_ragged([[17, 4], [], [999]])
+        >>> variables = layer.init(jax.random.key(0), bags)
+        >>> layer.apply(variables, bags).shape
+        (3, 16)
+    """
+
+    table: Table
+    lookup: Lookup = Lookup(bounds="warn")
+
+    def _describe(self) -> tuple[Table, Lookup]:
+        return self.table, self.lookup
+
+    def _sizes(self) -> str:
+        return f"{self.table.num_embeddings}, {self.table.features}"

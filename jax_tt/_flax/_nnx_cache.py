@@ -1,0 +1,90 @@
+"""The NNX half of the row cache: what is done with it between steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax import nnx
+
+from jax_tt._cache import maintain
+from jax_tt._cache.cached import Cached, directory_of
+from jax_tt._cache.statistics import cache_statistics
+from jax_tt._flax._nnx_table import TableModule
+
+
+class CachedModule(TableModule):
+    """A layer that may have a row cache."""
+
+    def populate(self) -> None:
+        """Lets hot rows that were counted trade places with cold cached ones; see `jax_tt.populate_cache`.
+
+        Call it between steps, under ``jit`` or not, never inside a loss. `FusedOptimizer.update` and
+        `refresh_caches` do so by themselves where the cache has a ``refresh_every``.
+
+        Raises:
+            ValueError: the layer has no cache.
+        """
+        self._change(maintain.populated)
+
+    def refresh(self) -> None:
+        """`populate` if ``refresh_every`` batches have been counted since the last time; otherwise nothing."""
+        self._change(maintain.refreshed_if_due)
+
+    def flush(self) -> None:
+        """Writes what the cached rows learned back into the cores; see `jax_tt.flush_cache`."""
+        self._change(maintain.flushed)
+
+    def reset_cache(self) -> None:
+        """Flushes, then forgets all rows, counts and statistics; see `jax_tt.reset_cache`."""
+        self._change(maintain.emptied)
+
+    def cache_statistics(self) -> dict[str, int | float]:
+        """Figures of the cache, read on the host; see `jax_tt.cache_statistics`."""
+        self._cached()
+        return cache_statistics(directory_of(self.state()))
+
+    def _change(self, change: Any) -> None:
+        after = change(self._cached(), self.state(), self.lookup.method)
+        for name, value in after.items():
+            getattr(self, name)[...] = value
+
+    def _cached(self) -> Cached:
+        found = self.table.cached
+        if found is None:
+            raise ValueError(
+                f"{self.table.label}has no row cache; build it with cache=jax_tt.RowCache(capacity=...)."
+            )
+        return found
+
+
+def refresh_caches(model: Any) -> None:
+    """Refreshes every row cache of a model whose ``refresh_every`` is due.
+
+    Call it after each optimizer step, in the same ``jit``. `FusedOptimizer.update` does so by itself.
+
+    Args:
+        model: an NNX module; for linen there is `jax_tt.linen.refresh_caches`.
+
+    Raises:
+        TypeError: ``model`` is no NNX module.
+
+    Example:
+        >>> import jax.numpy as jnp, jax_tt
+        >>> from flax import nnx
+        >>> cache = jax_tt.RowCache(50, ways=5, refresh_every=2)
+        >>> layer = jax_tt.TTEmbed(1000, 16, cache=cache, rngs=nnx.Rngs(0))
+        >>> for step in range(2):
+        ...     _ = layer(jnp.array([1, 2, 3]))
+        ...     jax_tt.refresh_caches(layer)
+        >>> layer.cache_statistics()["occupied"]
+        3
+    """
+    modules = [module for _, module in nnx.iter_modules(model)]
+    if not modules:
+        raise TypeError(
+            f"model: got {type(model).__name__}; expected an NNX module. The caches of a linen model are refreshed by "
+            "jax_tt.linen.refresh_caches(model, variables, *inputs)."
+        )
+    for module in modules:
+        if isinstance(module, CachedModule) and module.table.cached is not None:
+            module.refresh()

@@ -1,0 +1,247 @@
+"""The NNX half of reordering and growing a table: its variables, and the state that optax keeps for them."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import jax
+from flax import nnx
+from jax.core import Tracer
+
+from jax_tt._algebra.approximation import TTApproximation
+from jax_tt._cache.cached import ROWS
+from jax_tt._cache.config import RowCache
+from jax_tt._flax import _change
+from jax_tt._flax._nnx_cache import CachedModule
+from jax_tt._flax._nnx_table import variable_type
+from jax_tt._flax._nnx_variables import IdOrderState
+from jax_tt._init import CoreInit, fresh_init
+from jax_tt._shape import TTShape
+from jax_tt._tables.table import Table
+from jax_tt._tables.tensor_train import TTTable
+from jax_tt.order import IdOrder
+from jax_tt.order._ordered import ID_ORDER
+from jax_tt.order._stored import on_device
+
+
+class ChangingModule(CachedModule):
+    """A table that can be brought under another order of ids, and given more ids, between steps."""
+
+    id_order: IdOrderState | None = None
+
+    @property
+    def tt_shape(self) -> TTShape:
+        """Sizes of the tensor train."""
+        return _tensor_train(self.table).shape
+
+    @property
+    def cache(self) -> RowCache | None:
+        """The row cache, or None."""
+        return None if self.table.cached is None else self.table.cached.cache
+
+    def reorder(
+        self,
+        id_order: IdOrder,
+        *,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+        **options: Any,
+    ) -> TTApproximation:
+        """Brings the table under another order of ids in place; every id keeps its row as nearly as the cores allow.
+
+        `tt_reorder` makes the cores. Cached rows enter with what they learned, and the cache is empty afterwards. Slots
+        of a fused optimizer start at the mean of what they were for their core, its step goes on. What was
+        compiled for the layer is compiled again.
+
+        Args:
+            id_order: `IdOrder` of ``num_embeddings`` ids.
+            opt: the optimizer of ``model`` where optax steps this table: its state of the table restarts in the same
+                way, all other state stays.
+            model: what ``opt`` was made for; default this layer.
+            **options: ``ranks``, ``shape``, ``tolerance`` and the others of `tt_reorder` but ``dtype``; factors
+                and ranks that are not given are those of the layer.
+
+        Returns:
+            `TTApproximation` that says how far the rows are from what they were.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit; nothing has been changed then.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.TTEmbed(1000, 8, tt_ranks=4, rngs=nnx.Rngs(0))
+            >>> before = layer(jnp.array([3, 5]))
+            >>> order = jax_tt.order.from_table(layer(jnp.arange(1000)), layer.tt_shape)
+            >>> found = layer.reorder(order, ranks=20)
+            >>> change = jnp.linalg.norm(layer(jnp.array([3, 5])) - before)
+            >>> bool(change < jnp.linalg.norm(before)), layer.tt_shape.ranks
+            (True, (20, 20))
+        """
+        table, found = _change.reordered(self._whole(), id_order, options)
+        old = self.tt_shape
+        if opt is not None and self.optimizer is None and old.d != table.shape.d:
+            raise ValueError(_change.other_cores("opt", old, table.shape))
+        names = self.table.innermost.param_names
+        moments = _moments(self, opt, model, dict.fromkeys((*names, ROWS), _change.restarted))
+        self._become(table)
+        moments()
+        return found
+
+    def grow(
+        self,
+        num_embeddings: int,
+        *,
+        like: Any = None,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+        rngs: nnx.Rngs,
+    ) -> None:
+        """Gives the table more rows in place; the slices of the rows that it had stay as they are, bit for bit.
+
+        The first row factor grows where it must: slices from the layer's ``core_init`` are appended to the first core,
+        with fresh optimizer state. An order of ids goes on with the new ids in the new rows. Cached rows stay cached,
+        and keep their places unless the cache is larger than the table was. See `tt_grow` for the rows that the
+        factors had to spare.
+
+        Args:
+            num_embeddings: number of ids to come, at least those there are.
+            like: ints, one id or one for every new id, of ids that the new ones start near.
+            opt, model: as in `reorder`; state of the appended slices starts afresh, all other stays.
+            rngs: random number generators; new slices take one key of ``params``.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit; nothing has been changed then.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.TTEmbed(1000, 8, tt_ranks=4, rngs=nnx.Rngs(0))
+            >>> before = layer(jnp.arange(1000))
+            >>> layer.grow(1200, rngs=nnx.Rngs(1))
+            >>> bool(jnp.allclose(layer(jnp.arange(1000)), before)), layer(jnp.array([1199])).shape
+            (True, (1, 8))
+        """
+        table, carry = _change.grown(
+            self._whole(),
+            num_embeddings,
+            rngs.params(),
+            self._slice_init(),
+            like,
+            self.lookup.method,
+        )
+        rules = {self.table.param_names[0]: _change.extended, ROWS: carry}
+        moments = _moments(self, opt, model, rules)
+        self._become(table)
+        moments()
+
+    def resize_cache(
+        self,
+        cache: RowCache,
+        *,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+    ) -> None:
+        """Gives the layer a row cache of another capacity, other ways, another policy or other counters, in place.
+
+        The hottest rows stay, bit for bit, with their optimizer state; see `jax_tt.resize_cache`. A checkpoint is
+        restored into a layer with the cache that it was written with, which is then resized.
+
+        Args:
+            cache: the `RowCache` to have; of the same ``gradients``.
+            opt, model: as in `reorder`; state of the rows that stay goes with them.
+
+        Raises:
+            ValueError, TypeError: an argument does not fit; nothing has been changed then.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.TTEmbed(1000, 8, cache=jax_tt.RowCache(50, ways=5), rngs=nnx.Rngs(0))
+            >>> _ = layer(jnp.array([1, 2, 3]))
+            >>> layer.populate()
+            >>> layer.resize_cache(jax_tt.RowCache(100, ways=5))
+            >>> layer.cache_rows.shape, layer.cache_statistics()["occupied"]
+            ((100, 8), 3)
+        """
+        table, carry = _change.with_cache(self._whole(), cache, self.lookup.method)
+        moments = _moments(self, opt, model, {ROWS: carry})
+        self._become(table)
+        moments()
+
+    def _whole(self) -> _change.Layer:
+        values = self.state()
+        if any(isinstance(value, Tracer) for value in values.values()):
+            raise TypeError(
+                "layer: its variables are traced; it is reordered or grows between steps, outside of jit."
+            )
+        rows = values.pop(ID_ORDER, None)
+        return _change.Layer(self.table, values, None if rows is None else IdOrder(rows))
+
+    def _slice_init(self) -> CoreInit:
+        init = fresh_init(_tensor_train(self.table).core_init)
+        # A variable takes the value out of what `nnx.with_partitioning` returns.
+        return (lambda *args: nnx.Param(init(*args))[...]) if callable(init) else init
+
+    def _become(self, after: _change.Layer) -> None:
+        values = dict(after.values)
+        if after.id_order is not None:
+            values[ID_ORDER] = on_device(after.id_order.rows)
+        # First what may fail: an axis of another length may not divide among its devices.
+        values = {name: _beside(getattr(self, name, None), value) for name, value in values.items()}
+        for name in self.state().keys() - values.keys():
+            delattr(self, name)
+        template: nnx.Variable[Any] = getattr(self, self.table.param_names[0])
+        for name, value in values.items():
+            variable = getattr(self, name, None)
+            if variable is not None:
+                variable.set_value(value)
+                continue
+            kind = variable_type(after.table, name)
+            like = {} if name in after.table.buffers else template.get_metadata()
+            setattr(self, name, nnx.data(kind(value, **like)))
+        self.table = after.table
+
+
+def _tensor_train(table: Table) -> TTTable:
+    return cast(TTTable, table.innermost)
+
+
+def _beside(variable: nnx.Variable[Any] | None, value: jax.Array) -> jax.Array:
+    """The value where the variable lies."""
+    if variable is None or not variable[...].committed:
+        return value
+    return jax.device_put(value, variable[...].sharding)
+
+
+def _moments(
+    layer: nnx.Module,
+    opt: nnx.Optimizer[Any] | None,
+    model: nnx.Module | None,
+    rules: dict[str, _change.Carry],
+) -> Any:
+    """What brings the state of optax after the layer, once it has changed; checks come before."""
+    if opt is None:
+        return lambda: None
+    model = layer if model is None else model
+    found = [path for path, module in nnx.iter_modules(model) if module is layer]
+    if not found:
+        raise ValueError(
+            "model: got a module that does not hold this layer; expected the one that opt was made for."
+        )
+
+    def params() -> Any:
+        return nnx.as_pure(nnx.state(model, opt.wrt, graph=opt.graph))
+
+    state = nnx.as_pure(opt.opt_state)
+    _change.check_state("opt", opt.tx, state, params(), "model")
+
+    def carry(path: Any) -> _change.Carry | None:
+        *names, name = [getattr(key, "key", None) for key in path]
+        return rules.get(str(name)) if tuple(names) == found[0] else None
+
+    def apply() -> None:
+        after = _change.carried(opt.tx, state, params(), carry)
+        nnx.update(opt.opt_state, nnx.state(after, graph=opt.graph))
+
+    return apply

@@ -1,0 +1,298 @@
+"""The NNX layers of any table: the variables of its state, and its calls."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.errors import TraceContextError
+from flax.nnx.nn import dtypes
+
+from jax_tt._arguments import as_scalar
+from jax_tt._bags import Bags
+from jax_tt._flax._call import attended, check_value, for_evaluation, step_inputs
+from jax_tt._flax._nnx_variables import CacheState, FusedParam, IdOrderState, OutOfRange
+from jax_tt._flax._options import described_update
+from jax_tt._lookup.calls import OUT_OF_RANGE, lookup_rows, pooled_rows
+from jax_tt._split_ids import SplitIds
+from jax_tt._tables.hoisted import hoisted
+from jax_tt._tables.options import Lookup, Update
+from jax_tt._tables.table import Table
+from jax_tt.optimizers import Optimizer
+
+# Variables of arrays that no gradient reaches, by the collection that linen keeps them in.
+_BUFFERS: dict[str, type[nnx.Variable[Any]]] = {"row_cache": CacheState, "id_order": IdOrderState}
+
+
+_DEFAULT = Lookup(bounds="warn")
+
+
+class TableModule(nnx.Module):
+    """The state of a table in variables, and what its calls have in common.
+
+    Args:
+        table: the description of the table; without a name it is called after the layer and its sizes.
+        lookup: options of the calls.
+        rngs: random number generators; the parameters take one key of ``params``.
+        metadata: of the variables of the parameters, and of optimizer state of the same shape.
+        hyperparameters: variables of scalars that take the place of fields of the optimizer.
+    """
+
+    hyperparameters: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(
+        self,
+        table: Table,
+        lookup: Lookup = _DEFAULT,
+        *,
+        rngs: nnx.Rngs,
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+        hyperparameters: Mapping[str, nnx.Variable[Any]] = MappingProxyType({}),
+    ) -> None:
+        self.table = self._named(table)
+        self.lookup = lookup
+        # Set by `model.eval()` and `model.train()`, as dropout's: an evaluation counts nothing.
+        self.deterministic = False
+        if hyperparameters:
+            self.hyperparameters = nnx.Dict(dict(hyperparameters))
+        if lookup.bounds == "warn":
+            self.out_of_range = OutOfRange(jnp.zeros((), jnp.int32))
+        kind = variable_type(table, table.param_names[0])
+        params = {
+            name: kind(value, **metadata)
+            for name, value in table.init_params(rngs.params()).items()
+        }
+        for name, param in params.items():
+            check_value(name, param, table.param_shapes[name])
+            setattr(self, name, param)
+        self.param_dtype = next(iter(params.values())).dtype
+        rest = table.init_rest({name: param[...] for name, param in params.items()})
+        for name, value in rest.items():
+            # Optimizer state shaped like a parameter is laid out like it.
+            twin = next((param for param in params.values() if param.shape == value.shape), None)
+            like = {} if twin is None or name in table.buffers else twin.get_metadata()
+            setattr(self, name, variable_type(table, name)(value, **like))
+
+    @property
+    def num_embeddings(self) -> int:
+        return self.table.num_embeddings
+
+    @property
+    def features(self) -> int:
+        return self.table.features
+
+    @property
+    def name(self) -> str | None:
+        """The table's name in error messages."""
+        return self.table.name
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self.table = self.table.with_name(name)
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The rule that is fused into the backward pass."""
+        return None if self.table.update is None else self.table.update.optimizer
+
+    @optimizer.setter
+    def optimizer(self, optimizer: Optimizer) -> None:
+        if self.table.update is None:
+            raise ValueError(
+                f"optimizer: {self.table.label}has no optimizer state; build the layer with optimizer={optimizer!r}."
+            )
+        update = dataclasses.replace(self.table.update, optimizer=optimizer)
+        self.table = self.table.with_update(update)
+
+    @property
+    def dtype(self) -> Any:
+        """Type of the rows returned."""
+        return self.lookup.dtype or self.param_dtype
+
+    def state(self) -> dict[str, jax.Array]:
+        """The arrays of the table by name, as the functions of ``table`` take them."""
+        names = (*self.table.trained_names, *self.table.buffers)
+        return {name: getattr(self, name)[...] for name in names}
+
+    def _named(self, table: Table) -> Table:
+        if table.name is not None:
+            return table
+        return table.with_name(f"{type(self).__name__}({table.num_embeddings}, {table.features})")
+
+    def _call(
+        self,
+        op: Callable[..., Any],
+        inputs: Any,
+        grad_scale: Any,
+        hyperparameters: Mapping[str, Any] | None,
+    ) -> jax.Array:
+        own = {name: value.get_value() for name, value in self.hyperparameters.items()}
+        step = step_inputs(self.table, grad_scale, hyperparameters, own)
+        lookup = for_evaluation(self.lookup) if self.deterministic else self.lookup
+        state = self.state()
+        if lookup.train and lookup.bounds == "warn":
+            state[OUT_OF_RANGE] = self.out_of_range[...]
+        result, after = op(self.table, state, inputs, lookup, step)
+        if lookup.train:
+            for name in self.table.buffers:
+                if after[name] is not state[name]:
+                    getattr(self, name)[...] = after[name]
+        if OUT_OF_RANGE in state:
+            # Flax lets nothing change in a transformation of plain JAX that closes over the layer.
+            with contextlib.suppress(TraceContextError):
+                self.out_of_range.set_value(after[OUT_OF_RANGE])
+        return result
+
+
+class TableEmbed(TableModule):
+    """Rows of a table of any kind, as `TTEmbed` and `Embed` give those of theirs.
+
+    Args:
+        table: the kind and its sizes.
+        lookup: options of the calls.
+        promote_dtype: as in `TTEmbed`.
+        options: ``rngs``, ``metadata`` of the parameters' variables, and ``hyperparameters``, variables of scalars that
+            take the place of fields of the optimizer.
+
+    Example:
+        >>> import jax.numpy as jnp, jax_tt
+        >>> from flax import nnx
+        >>> layer = jax_tt.TableEmbed(jax_tt.DenseTable(1000, 16), rngs=nnx.Rngs(0))
+        >>> layer(jnp.array([1, 999])).shape
+        (2, 16)
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        lookup: Lookup = _DEFAULT,
+        *,
+        promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
+        **options: Any,
+    ) -> None:
+        super().__init__(table, lookup, **options)
+        self.promote_dtype = promote_dtype
+
+    def __call__(
+        self,
+        inputs: jax.Array | SplitIds,
+        out_sharding: Any = None,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
+        """Looks ids up.
+
+        Args:
+            inputs: integers of any shape, or `SplitIds` (which an ``id_order`` does not take).
+            out_sharding: sharding of the result under a mesh with explicit axes.
+            grad_scale: fused only; the factor the loss is multiplied with, divided out of the
+                table's gradient inside the op.
+            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
+                e.g. ``{"learning_rate": rate}``.
+
+        Returns:
+            ``[*inputs.shape, features]``.
+
+        Raises:
+            ValueError: ``inputs`` are not integers.
+        """
+        result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
+        if out_sharding is not None:
+            result = jax.sharding.reshard(result, out_sharding)
+        (result,) = self.promote_dtype((result,), dtype=self.dtype, inexact=False)
+        return result
+
+    def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Scores queries against every row, without building the table.
+
+        Args:
+            query: floats ``[..., features]``.
+            out_sharding: sharding of the result under a mesh with explicit axes.
+
+        Returns:
+            ``[..., num_embeddings]``, the inner products with all rows.
+
+        Raises:
+            ValueError: the last dimension of ``query`` is not ``features``.
+            TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
+        """
+
+        def promote(*arrays: jax.Array) -> Any:
+            return self.promote_dtype(arrays, dtype=self.dtype)
+
+        def scores(state: Any, query: jax.Array) -> jax.Array:
+            return attended(self.table, state, query, self.lookup, promote)
+
+        if out_sharding is not None:
+            scores = jax.sharding.auto_axes(out_sharding=out_sharding)(scores)
+        return scores(self.state(), query)
+
+
+class TableEmbedBag(TableModule):
+    """Pooled rows of a table of any kind, as `TTEmbedBag` and `EmbedBag` give those of theirs.
+
+    Args:
+        table: the kind and its sizes.
+        lookup: options of the calls.
+        rngs, metadata, hyperparameters: as in `TableEmbed`.
+
+    Example:
+        >>> import jax_tt
+        >>> from flax import nnx
+        >>> layer = jax_tt.TableEmbedBag(
+        ...     jax_tt.DenseTable(1000, 16), jax_tt.Lookup("mean"), rngs=nnx.Rngs(0)
+        ... )
+        >>> layer(jax_tt.Bags.from_ragged([[17, 4], [], [999]])).shape
+        (3, 16)
+    """
+
+    def __call__(
+        self,
+        bags: Bags | jax.Array,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> jax.Array:
+        """Pools the rows of every bag.
+
+        Args:
+            bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
+            grad_scale, hyperparameters: as in `TTEmbed`.
+
+        Returns:
+            ``[B, features]``; an empty bag is 0.
+        """
+        return self._call(pooled_rows, bags, grad_scale, hyperparameters)
+
+
+def variable_type(table: Table, name: str) -> type[nnx.Variable[Any]]:
+    """What an array of a table's state is kept in."""
+    if name in table.buffers:
+        return _BUFFERS.get(table.buffers[name], nnx.Variable)
+    return nnx.Param if table.update is None else FusedParam
+
+
+def hoisted_update(
+    optimizer: Any, skip_nonfinite: bool, stochastic_rounding: bool
+) -> tuple[Update | None, dict[str, nnx.Variable[Any]]]:
+    """The update of a layer without the variables in its rule, and those by name."""
+    if optimizer is None:
+        return None, {}
+    rule, found = hoisted(optimizer, lambda value: isinstance(value, nnx.Variable))
+    for name, variable in found.items():
+        if isinstance(variable, nnx.Param):
+            raise TypeError(
+                f"{name}: got a {type(variable).__name__}, which would be trained; expected an nnx.Variable, e.g. "
+                f"{name}=nnx.Variable(jnp.float32(0.05))."
+            )
+        if isinstance(variable.get_value(), int | float):
+            variable.set_value(jnp.asarray(variable.get_value(), jnp.float32))
+        as_scalar(name, variable.get_value())
+    return described_update(rule, skip_nonfinite, stochastic_rounding), found

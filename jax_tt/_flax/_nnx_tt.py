@@ -1,0 +1,218 @@
+"""NNX layers whose table is a tensor train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx.nn import dtypes
+
+from jax_tt._cache.config import RowCache
+from jax_tt._flax._nnx_change import ChangingModule
+from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag, hoisted_update
+from jax_tt._flax._options import described_tt, table_shape
+from jax_tt._flax._pretrained import TTFromPretrained
+from jax_tt._init import CoreInit
+from jax_tt._tables.options import Lookup
+from jax_tt.optimizers import Optimizer
+from jax_tt.order import IdOrder
+
+
+class TTLayer(TTFromPretrained, ChangingModule):
+    """What `TTEmbed` and `TTEmbedBag` share beside their calls."""
+
+    @property
+    def cores(self) -> tuple[jax.Array, ...]:
+        """The cores ``[p_k, r_k, q_k, r_{k+1}]``, as the functional ops take them."""
+        return self.table.innermost.params(self.state())
+
+
+class TTEmbed(TTLayer, TableEmbed):
+    """Embedding table held as a tensor train; a drop-in for ``nnx.Embed``.
+
+    A table of ``num_embeddings`` rows and ``features`` columns is stored as ``d`` small cores,
+    parameters ``core_0`` to ``core_{d-1}`` of shape ``[p_k, r_k, q_k, r_{k+1}]``, and never built.
+
+    Args:
+        num_embeddings: number of rows, N.
+        features: number of columns, D.
+        tt_ranks: one integer, or the ``d - 1`` ranks between the cores.  The table approximates
+            better and costs more with higher ranks; ranks above the useful maximum are clipped.
+        row_factors: ``d`` integers (2 to 5 of them) with a product of at least N, or None to have
+            them suggested.
+        col_factors: ``d`` integers with a product of exactly D, or None.
+        bounds: what an id outside ``[0, N)`` does.  ``"warn"`` reads zeros and trains nothing; such
+            ids are counted in training, in the variable `OutOfRange`, and reported once, as an
+            `OutOfRangeWarning`.  ``"zero"`` does the same without a word, and ``"clip"`` reads the
+            nearest row.  ``"error"`` raises on CPU (NaN rows elsewhere), at the price of the
+            model: under ``nnx.jit``, or with donated buffers, none of its parameters can be read
+            after the error.  ``"unchecked"`` promises that there is no such id.  Negative ids are
+            out of range, they do not wrap around.
+        dtype: type of the rows returned (default: that of the cores).  Rows are computed in
+            float32 or better and cast once.
+        param_dtype: type the cores are stored in.
+        precision: of the products of float32 cores on a GPU, as in ``nnx.Linear``, whose None means
+            `jax.default_matmul_precision`; full where that is not set.
+        core_init: ``"approx-normal"``, ``"approx-uniform"``, ``"normal"`` or ``"uniform"``, each
+            giving *table entries* of variance ``1 / (3 N)``; or an initialiser
+            ``(key, core_shape, dtype) -> core`` called for every core, which may be wrapped in
+            ``nnx.with_partitioning``.
+        promote_dtype: as in ``nnx.Embed``; called with ``(rows,)`` by ``__call__`` and with
+            ``(query, *cores)`` by ``attend``.
+        optimizer: None for ordinary parameters that optax steps, or a rule of
+            ``jax_tt.optimizers`` to have the update fused into the backward pass; step the model
+            with `FusedOptimizer` then.  A field that is an ``nnx.Variable`` of a scalar becomes a variable
+            of the layer, ``hyperparameters[name]``, which may be set between steps.
+        cache: a `RowCache` for hot rows, or None.  Calls count what they are asked for until
+            ``model.eval()``; `FusedOptimizer.update` or `refresh_caches` refresh it when due.
+        id_order: an `IdOrder` from ids to rows of the table, or None where ids are rows.  It is kept in
+            a variable of its own, `IdOrderState`, 2 to 4 bytes an id; callers see ids only.
+        skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
+        stochastic_rounding: fused 16-bit cores only; round updates stochastically.
+        axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with
+            ``check_vma=False``.
+        method: ``"auto"``, ``"reference"`` (pure JAX) or ``"ffi"`` (native).
+        name: the table's name in error messages (default: class and sizes).
+        rngs: random number generators; the cores take one key of ``params``.
+        core_metadata: metadata for the core variables, e.g. ``{"out_sharding": (...)}`` with four
+            axis names.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    Example:
+        >>> import jax.numpy as jnp, jax_tt
+        >>> from flax import nnx
+        >>> layer = jax_tt.TTEmbed(50_000, 64, tt_ranks=8, rngs=nnx.Rngs(0))
+        >>> layer(jnp.array([[1, 2, 3], [4, 5, 49_999]])).shape
+        (2, 3, 64)
+        >>> layer.attend(jnp.ones((2, 64))).shape
+        (2, 50000)
+        >>> layer.tt_shape.d, layer.tt_shape.ranks
+        (3, (8, 8))
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        tt_ranks: int | Sequence[int] = 32,
+        row_factors: Sequence[int] | None = None,
+        col_factors: Sequence[int] | None = None,
+        bounds: str = "warn",
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        precision: jax.lax.PrecisionLike = None,
+        core_init: CoreInit = "approx-normal",
+        promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
+        optimizer: Optimizer | None = None,
+        cache: RowCache | None = None,
+        id_order: IdOrder | None = None,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = True,
+        axis_name: Any = None,
+        method: str = "auto",
+        name: str | None = None,
+        rngs: nnx.Rngs,
+        core_metadata: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
+        table = described_tt(
+            table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors),
+            cache,
+            id_order,
+            param_dtype=param_dtype,
+            core_init=core_init,
+            update=update,
+            name=name,
+        )
+        super().__init__(
+            table,
+            Lookup("sum", bounds, dtype, precision, method, axis_name),
+            rngs=rngs,
+            metadata=core_metadata,
+            hyperparameters=variables,
+            promote_dtype=promote_dtype,
+        )
+
+
+class TTEmbedBag(TTLayer, TableEmbedBag):
+    """Pooled embeddings: one vector per bag of ids, from a table held as a tensor train.
+
+    Args:
+        num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
+            precision, core_init, optimizer, cache, id_order, skip_nonfinite, stochastic_rounding, axis_name,
+            method, name, rngs, core_metadata: as in `TTEmbed`.
+        combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
+            ``"sqrtn"`` by the root of the number, or of the sum of squared weights; ``"mean_count"``
+            by the number of ids, weights or not; ``"max"`` is the maximum of each column and takes no
+            weights.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    Example:
+        >>> import jax_tt
+        >>> from flax import nnx
+        >>> layer = jax_tt.TTEmbedBag(1_000_000, 64, tt_ranks=8, combiner="mean", rngs=nnx.Rngs(0))
+        >>> bags = jax_tt.Bags.from_ragged([[17, 4], [], [999_999]])
+        >>> layer(bags).shape
+        (3, 64)
+
+        A step that updates the table in the backward pass:
+
+        >>> import optax
+        >>> adagrad = jax_tt.optimizers.Adagrad(learning_rate=0.05)
+        >>> layer = jax_tt.TTEmbedBag(1_000_000, 64, tt_ranks=8, optimizer=adagrad, rngs=nnx.Rngs(0))
+        >>> opt = jax_tt.FusedOptimizer(layer, optax.adam(1e-3))
+        >>> grads = nnx.grad(lambda layer: layer(bags).sum())(layer)
+        >>> _ = opt.update(layer, grads)
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        tt_ranks: int | Sequence[int] = 32,
+        row_factors: Sequence[int] | None = None,
+        col_factors: Sequence[int] | None = None,
+        combiner: str = "sum",
+        bounds: str = "warn",
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        precision: jax.lax.PrecisionLike = None,
+        core_init: CoreInit = "approx-normal",
+        optimizer: Optimizer | None = None,
+        cache: RowCache | None = None,
+        id_order: IdOrder | None = None,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = True,
+        axis_name: Any = None,
+        method: str = "auto",
+        name: str | None = None,
+        rngs: nnx.Rngs,
+        core_metadata: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
+        table = described_tt(
+            table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors),
+            cache,
+            id_order,
+            param_dtype=param_dtype,
+            core_init=core_init,
+            update=update,
+            name=name,
+        )
+        super().__init__(
+            table,
+            Lookup(combiner, bounds, dtype, precision, method, axis_name),
+            rngs=rngs,
+            metadata=core_metadata,
+            hyperparameters=variables,
+        )

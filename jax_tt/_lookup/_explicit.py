@@ -1,0 +1,74 @@
+"""Meshes with explicit axes: the ops run as on automatic ones, and their result is typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._lookup._batch import Batch
+
+Inputs = TypeVar("Inputs")
+Result = TypeVar("Result")
+
+
+def pooled_over_explicit_axes(
+    call: Callable[[Inputs], jax.Array], inputs: Inputs, batch: Batch
+) -> jax.Array:
+    """``call(inputs)``, sums ``[S, nb, D]`` that are split as the segments of the batch are."""
+    return over_explicit_axes(call, inputs, batch, lambda axis: P(axis, None, None))
+
+
+def over_explicit_axes(
+    call: Callable[[Inputs], Result], inputs: Inputs, batch: Batch, specs: Callable[[Any], Any]
+) -> Result:
+    """``call(inputs)``, whose results are split as ``specs(axis)`` says, ``axis`` being that of the batch's segments.
+
+    A gather whose table and ids both carry a sharding type has no type of its own that JAX could derive, so inside the
+    explicit axes of a mesh the call is made in automatic mode.
+    """
+    mesh = explicit_mesh(inputs)
+    if mesh is None:
+        return call(inputs)
+    spec: Any = getattr(jax.typeof(batch.ids).sharding, "spec", P())
+    out = jax.tree.map(
+        lambda p: NamedSharding(mesh, p),
+        specs(spec[0] if len(spec) else None),
+        is_leaf=lambda p: isinstance(p, P),
+    )
+    automatic: Any = jax.sharding.auto_axes(call, out_sharding=out)
+    return automatic(inputs)
+
+
+def like_explicit(
+    call: Callable[[Inputs], jax.Array], inputs: Inputs, like: jax.Array
+) -> jax.Array:
+    """``call(inputs)``, whose result has the shape of ``like`` and is split as that is."""
+    mesh = explicit_mesh(inputs)
+    if mesh is None:
+        return call(inputs)
+    spec: Any = getattr(jax.typeof(like).sharding, "spec", P())
+    automatic: Any = jax.sharding.auto_axes(call, out_sharding=NamedSharding(mesh, spec))
+    return automatic(inputs)
+
+
+def reshape_rows(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """``array.reshape(shape)`` that keeps the sharding of the first dimension where axes are explicit."""
+    kind: Any = getattr(jax.typeof(array), "sharding", None)
+    if kind is None or AxisType.Explicit not in kind.mesh.axis_types:
+        return array.reshape(shape)
+    first = kind.spec[0] if len(kind.spec) else None
+    out = NamedSharding(kind.mesh, P(first, *[None] * (len(shape) - 1)))
+    return jax.lax.reshape(array, shape, out_sharding=out)
+
+
+def explicit_mesh(inputs: Any) -> Any:
+    """The mesh of the first input that has a sharding type; None where no axis is explicit."""
+    for leaf in jax.tree.leaves(inputs):
+        kind: Any = getattr(jax.typeof(leaf), "sharding", None)
+        if kind is not None and AxisType.Explicit in kind.mesh.axis_types:
+            return kind.mesh
+    return None

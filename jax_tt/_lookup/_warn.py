@@ -1,0 +1,69 @@
+"""Reports of ids out of range from the reference, which has no native op to make them."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from jax_tt import _reports
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._explicit import over_explicit_axes
+from jax_tt._lookup._ids import outside
+from jax_tt._tables.table import Table
+
+
+def warn_out_of_range(table: Table, batch: Batch) -> None:
+    """Has the host report the ids of a batch that are out of range, if any are.
+
+    A program that calls the host is dispatched more slowly, and `jax.export` cannot serialise it.
+    """
+    tell = partial(_tell, table, batch.split)
+
+    def warn(batch: Batch) -> tuple[()]:
+        ids = batch.ids if batch.split else batch.ids[..., None]
+        found = _first(outside(table, batch).reshape(-1), ids.reshape(-1, ids.shape[-1]))
+        lax.cond(found[0] > 0, partial(jax.debug.callback, tell), lambda *_: None, *found)
+        return ()
+
+    over_explicit_axes(warn, batch, batch, lambda axis: ())
+
+
+def _tell(table: Table, split: bool, count: Any, position: Any, first: Any) -> None:
+    if count:
+        rows = table.num_embeddings
+        words = _digits_in_words(table, first) if split else f"id {first[0]}"
+        _reports.report(table.name or "", rows, int(count), words, int(position))
+
+
+def _digits_in_words(table: Table, digits: Any) -> str:
+    if digits[0] < 0:
+        return "a negative id"
+    if all(digit == factor for digit, factor in zip(digits, table.radices, strict=True)):
+        return f"an id beyond {table.num_embeddings}"
+    row = 0
+    for digit, factor in zip(digits, table.radices, strict=True):
+        row = row * factor + int(digit)
+    return f"id {row}"
+
+
+@custom_vmap
+def _first(mask: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """How many of ``mask[n]`` are set, the first that is, and its ``ids[n, words]``."""
+    if mask.size == 0:
+        none = jnp.zeros((), jnp.int32)
+        return none, none, jnp.zeros(ids.shape[1:], ids.dtype)
+    position = jnp.argmax(mask)
+    return jnp.sum(mask, dtype=jnp.int32), position, ids[position]
+
+
+@_first.def_vmap
+def _first_mapped(size: int, mapped: list[bool], mask: Any, ids: Any) -> tuple[Any, Any]:
+    mask, ids = (
+        array if whole else jnp.broadcast_to(array, (size, *array.shape))
+        for array, whole in zip((mask, ids), mapped, strict=True)
+    )
+    found = _first(mask.reshape(-1), ids.reshape(-1, ids.shape[-1]))
+    return found, (False, False, False)

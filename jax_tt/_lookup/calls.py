@@ -1,0 +1,53 @@
+"""Lookups and bags of any table: checks of the input, preparation, sums, combiners, and the type of the result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from jax_tt._dtypes import accumulator
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._combine import batch_to_sum, combine
+from jax_tt._lookup._explicit import reshape_rows
+from jax_tt._lookup._inputs import bag_batch, lookup_batch
+from jax_tt._lookup.out_of_range import add_out_of_range
+from jax_tt._lookup.rule import pooled_sum, resolved
+from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
+from jax_tt._tables.table import State, Table
+
+# In a state: how many ids were out of range so far, which a call adds its own to.
+OUT_OF_RANGE = "out_of_range"
+
+
+def lookup_rows(
+    table: Table, state: State, ids: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
+) -> tuple[jax.Array, State]:
+    """Rows ``[*ids.shape, D]`` of integers of any shape, or of `SplitIds`, and the state after the call."""
+    batch, shape = lookup_batch(table, ids)
+    sums, state = _sums(table, state, batch, lookup, inputs)
+    result_type = lookup.dtype or table.storage(state)
+    return reshape_rows(sums, (*shape, table.features)).astype(result_type), state
+
+
+def pooled_rows(
+    table: Table, state: State, bags: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
+) -> tuple[jax.Array, State]:
+    """One vector per bag, ``[B, D]``, of `Bags` or of integers ``[B, L]``, and the state after the call."""
+    storage = table.storage(state)
+    batch, count = bag_batch(table, bags, accumulator(storage))
+    summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
+    sums, state = _sums(table, state, summed, lookup, inputs)
+    result = combine(lookup, table, batch, sums)
+    return result.reshape(count, table.features).astype(lookup.dtype or storage), state
+
+
+def _sums(
+    table: Table, state: State, batch: Batch, lookup: Lookup, inputs: StepInputs
+) -> tuple[jax.Array, State]:
+    lookup = resolved(table, state, lookup)
+    if OUT_OF_RANGE in state:
+        total = add_out_of_range(state[OUT_OF_RANGE], batch, table, lookup.axis_name)
+        state = {**state, OUT_OF_RANGE: total}
+    state, batch = table.prepare(state, batch, lookup)
+    return pooled_sum(table, state, batch, lookup, inputs), state

@@ -1,0 +1,58 @@
+"""`tt_lookup`: rows of a tensor-train table."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from jax_tt._lookup.calls import lookup_rows
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import named
+from jax_tt._tables.tensor_train import TTTable
+
+
+def tt_lookup(
+    cores: Sequence[jax.Array],
+    ids: Any,
+    *,
+    num_embeddings: int | None = None,
+    bounds: str = "error",
+    dtype: Any = None,
+    method: str = "auto",
+    axis_name: Any = None,
+    name: str | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> jax.Array:
+    """Rows of a tensor-train table, one per id.
+
+    Args:
+        cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
+        ids: integers of any shape, or `SplitIds`.
+        num_embeddings: number of valid rows; default all that the cores address.
+        bounds: what an id outside ``[0, num_embeddings)`` does: ``"error"`` raises on CPU (NaN from the
+            reference), ``"clip"`` reads the nearest row, ``"zero"`` reads zeros, ``"warn"`` does so with an
+            `OutOfRangeWarning`, ``"unchecked"`` is the caller's promise that there is none.
+        dtype: type of the result; default that of the cores. Sums are in float32 or better.
+        method: ``"auto"``, ``"reference"`` (pure JAX) or ``"ffi"`` (native).
+        axis_name: mesh axes to sum the cores' gradients over, inside a ``shard_map`` with ``check_vma=False``; with
+            ``check_vma=True`` JAX does it unasked.
+        name: name of the table in error messages.
+        precision: of float32 products on a GPU: by default `jax.default_matmul_precision`, and full where that is not
+            set. The native CPU kernels are always exact to float32, or float64 for float64 cores.
+
+    Returns:
+        ``[*ids.shape, D]``.
+
+    Raises:
+        ValueError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax_tt
+    >>> shape = jax_tt.TTShape.suggest(1000, 8, ranks=4)
+    >>> cores = jax_tt.init_cores(jax.random.key(0), shape)
+    >>> jax_tt.tt_lookup(cores, jax.numpy.array([[1, 2, 999]]), method="reference").shape
+    (1, 3, 8)
+    """
+    lookup = Lookup("sum", bounds, dtype, precision, method, axis_name)
+    table, cores = TTTable.of(cores, num_embeddings, name=name)
+    state = named(table, cores)
+    return lookup_rows(table, state, ids, lookup)[0]

@@ -1,0 +1,119 @@
+"""How many ids of a batch fall outside a table."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from jax_tt._arguments import as_positive
+from jax_tt._bags import Bags
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._ids import Sizes, outside
+from jax_tt._lookup._inputs import bag_batch, lookup_batch
+from jax_tt._lookup._vma import varying_axes
+from jax_tt._shape import TTShape
+from jax_tt._split_ids import SplitIds
+from jax_tt._tables.table import Table
+from jax_tt._tables.tensor_train import TTTable
+
+_MOST = 2**31 - 1
+
+
+def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.Array:
+    """Number of ids outside ``[0, num_embeddings)``; padding and unused capacity do not count.
+
+    Args:
+        ids_or_bags: integers of any shape, `SplitIds` or `Bags`.
+        num_embeddings: rows of the table, or its `TTShape`, which split ids need.
+
+    Returns:
+        int32 scalar. Works under ``jit``, so a host can look at it now and then; under ``vmap``, one per example.
+
+    Raises:
+        TypeError: split ids with a number of rows.
+        ValueError: an argument does not fit, or traced 32-bit ids for more rows than they can name.
+
+    >>> import jax_tt
+    >>> int(jax_tt.count_out_of_range(jax_tt.Bags.from_ragged([[1, 12], [-3]]), 10))
+    2
+    """
+    table = _table(ids_or_bags, num_embeddings)
+    return jnp.sum(outside(table, _batch(table, ids_or_bags)), dtype=jnp.int32)
+
+
+def add_out_of_range(total: jax.Array, batch: Batch, table: Table, axis_name: Any) -> jax.Array:
+    """``total`` plus the ids out of range, or the largest int32; the same number on all devices.
+
+    Args:
+        total: int32 scalar. Under ``vmap`` the ids of all examples are added to it, unless it is mapped itself.
+        batch: ids of the table.
+        table: its sizes decide.
+        axis_name: mesh axes that the ids are split over, where JAX does not know.
+    """
+    return _add(Sizes(table.num_embeddings, table.radices), batch, total, axis_name)
+
+
+@partial(jax.jit, static_argnums=(0, 3), inline=True)
+def _add(sizes: Sizes, batch: Batch, total: jax.Array, axis_name: Any) -> jax.Array:
+    total = total.astype(jnp.int32)  # an average of models has a mean of counts
+    count = _count(total, outside(sizes, batch))
+    axes = varying_axes(count) - varying_axes(total)
+    if axes:
+        count = lax.psum(count, tuple(axes))
+    elif axis_name is not None and _is_bound(axis_name):
+        count = lax.psum(count, axis_name)
+    return total + jnp.minimum(count, _MOST - total)
+
+
+@custom_vmap
+def _count(total: jax.Array, mask: jax.Array) -> jax.Array:
+    """How many of ``mask[*total.shape, ...]`` are set, one count per element of ``total``."""
+    return jnp.sum(mask, axis=tuple(range(total.ndim, mask.ndim)), dtype=jnp.int32)
+
+
+@_count.def_vmap
+def _count_mapped(size: int, mapped: list[bool], total: Any, mask: Any) -> tuple[Any, bool]:
+    of_total, of_mask = mapped
+    if not of_total:  # one total for all examples
+        return _count(total, jnp.moveaxis(mask, 0, -1)), False
+    return _count(total, mask if of_mask else jnp.broadcast_to(mask, (size, *mask.shape))), True
+
+
+def _table(ids_or_bags: Any, num_embeddings: int | TTShape) -> TTTable:
+    given = ids_or_bags.ids if isinstance(ids_or_bags, Bags) else ids_or_bags
+    if isinstance(num_embeddings, TTShape):
+        return _sizes(num_embeddings.num_embeddings, num_embeddings.row_factors)
+    if isinstance(given, SplitIds):
+        raise TypeError(
+            f"num_embeddings: got {num_embeddings!r} for SplitIds; expected the TTShape that they were split with, "
+            "which says how many rows each digit counts."
+        )
+    rows = as_positive("num_embeddings", num_embeddings)
+    if rows >= 2**63:
+        raise ValueError(f"num_embeddings: got {rows}; expected less than 2**63.")
+    # Any factors will do: ids that 32 bits do not hold are split by them.
+    return _sizes(rows, (-(-rows // 2**60), 2**30, 2**30))
+
+
+def _sizes(rows: int, radices: tuple[int, ...], name: str | None = None) -> TTTable:
+    """A table that ids are compared with and that has no columns."""
+    ones = (1,) * len(radices)
+    return TTTable(rows, radices, ones, (1, *ones), name=name)
+
+
+def _batch(table: Table, ids_or_bags: Any) -> Batch:
+    if isinstance(ids_or_bags, Bags):
+        return bag_batch(table, ids_or_bags, jnp.float32)[0]
+    return lookup_batch(table, ids_or_bags)[0]
+
+
+def _is_bound(axis_name: Any) -> bool:
+    """Whether this is the inside of a ``shard_map`` over these axes."""
+    try:
+        lax.axis_size(axis_name)
+    except NameError:
+        return False
+    return True

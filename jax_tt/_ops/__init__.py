@@ -1,1 +1,0 @@
-"""One op per file; the public names are re-exported by `jax_tt`."""

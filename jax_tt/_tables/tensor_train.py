@@ -112,7 +112,7 @@ class TTTable(NativeTable):
         return math.prod(self.col_factors)
 
     @functools.cached_property
-    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         factors = zip(self.row_factors, self.ranks, self.col_factors, self.ranks[1:], strict=False)
         return {f"core_{k}": shape for k, shape in enumerate(factors)}
 

@@ -55,7 +55,7 @@ class Wrapper(Table):
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         return self.table.param_shapes
 
-    @property
+    @functools.cached_property
     def radices(self) -> tuple[int, ...]:
         return self.table.radices
 

@@ -34,7 +34,7 @@ class Ordered(Wrapper):
     def buffers(self) -> dict[str, str]:
         return {**self.table.buffers, ID_ORDER: ID_ORDER}
 
-    @property
+    @functools.cached_property
     def radices(self) -> tuple[int, ...]:
         # Ids are mapped as integers, whatever the digits of the rows.
         return (self.num_embeddings,)

@@ -205,7 +205,9 @@ def _layers_of(
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         layer: Any = context.module
-        if isinstance(layer, TableModule) and layer.described.cached is not None:
+        # Flax has `setup` and what it calls intercepted, too.
+        called = isinstance(layer, TableModule) and context.method_name in ("__call__", "attend")
+        if called and layer.described.cached is not None:
             found[layer.path] = layer.described, layer.options.method
         return call(*args, **kwargs)
 

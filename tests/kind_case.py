@@ -48,6 +48,16 @@ class KindCase:
         bags = dataclasses.replace(self.bags(), weights=weights)
         return jax_tt.pooled_rows(self.table, {**self.state, **params}, bags, lookup)[0]
 
+    def test_a_state_of_another_table_is_refused(self) -> None:
+        state = self.state
+        name = self.table.param_names[0]
+        short = {**state, name: state[name][:-1]}
+        lookup = jax_tt.Lookup(bounds="zero")
+        with pytest.raises(ValueError, match=f"{name}: got .*; expected"):
+            jax_tt.pooled_rows(self.table, short, self.bags(), lookup)
+        with pytest.raises(ValueError, match="state: has no"):
+            jax_tt.lookup_rows(self.table, {}, jnp.array([1]), lookup)
+
     @pytest.mark.parametrize("method", ["reference", "auto"])
     def test_lookup_equals_the_dense_table(self, method: str) -> None:
         state, lookup = self.state, jax_tt.Lookup(bounds="zero", method=method)
@@ -77,6 +87,9 @@ class KindCase:
         for method in self.methods:
             got = jax.value_and_grad(own, argnums=(0, 1))(params, weights, method)
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-5, 1e-6), got, want)
+            if weights is not None:
+                alone = jax.grad(own, argnums=1)(params, weights, method)
+                np.testing.assert_allclose(alone, want[1][1], 2e-5, 1e-6)
 
     def test_a_fused_step_is_the_rule_on_the_gradient(self) -> None:
         params = {name: self.state[name] for name in self.table.param_names}

@@ -4,6 +4,7 @@ import numpy as np
 
 import jax_tt
 from jax_tt._cache.cached import Cached
+from jax_tt._cache.maintain import populated
 from jax_tt.order._ordered import Ordered
 from tests.kind_case import KindCase
 
@@ -24,3 +25,11 @@ class TestOrdered(KindCase):
 
 class TestCached(KindCase):
     table = Cached(TRAIN, jax_tt.RowCache(10, ways=5))
+
+    @property
+    def state(self):
+        """With rows that are not those of the cores."""
+        state, ids = super().state, np.array([1, 2, 49])
+        _, state = jax_tt.lookup_rows(self.table, state, ids, jax_tt.Lookup())
+        state = populated(self.table, state, "auto")
+        return {**state, "cache_rows": state["cache_rows"] + 0.5}

@@ -29,9 +29,9 @@ def cuda(monkeypatch):
     """A process that has native ops for CPU and CUDA."""
     load = _ffi.load
     monkeypatch.setattr(_ffi, "load", lambda p: load("cuda_emulated" if p == "cuda" else p))
-    tt._sizes.cache_clear()
+    tt._plan_sizes.cache_clear()
     yield
-    tt._sizes.cache_clear()
+    tt._plan_sizes.cache_clear()
 
 
 def _step(op, method):

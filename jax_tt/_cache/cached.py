@@ -110,6 +110,23 @@ class Cached(Wrapper):
         rows = {"embedding": jnp.zeros(shape, self.cache.dtype or storage)}
         return named_directory(directory) | outer(rows | table.init_rest(rows))
 
+    def check(self, state: State) -> None:
+        of_table, of_rows = self._states(state)
+        self.table.check(of_table)
+        self.rows_table.check(of_rows)
+
+    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
+        """Populates the cache where `RowCache.refresh_every` batches have been counted."""
+        from jax_tt._cache.maintain import refreshed_if_due  # which reads this module
+
+        return refreshed_if_due(self, state, method)
+
+    def to_dense(self, state: State) -> jax.Array:
+        dense = self.table.to_dense(state)
+        tags = directory_of(state).tags.reshape(-1)
+        there = jnp.where(tags >= 0, tags, self.num_embeddings)
+        return dense.at[there].set(state[ROWS].astype(dense.dtype), mode="drop")
+
     @functools.cached_property
     def attended_names(self) -> tuple[str, ...]:
         return *self.table.attended_names, ROWS
@@ -200,9 +217,9 @@ class Cached(Wrapper):
         self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
     ) -> jax.Array:
         if self.trains_rows:
-            return super().weights_gradient(state, batch, g, lookup)
+            return Table.weights_gradient(self, state, batch, g, lookup)
         of_table, _ = self._states(state)
-        return _weights_gradient(self.table, of_table, batch, g, lookup)
+        return _part_weights_gradient(self.table, of_table, batch, g, lookup)
 
     def step_values(self, state: State, inputs: StepInputs) -> Any:
         of_table, of_rows = self._states(state)
@@ -223,9 +240,9 @@ class Cached(Wrapper):
 
     def _states(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
         """Of the table and of the rows, under the names of their own kinds."""
-        table = {name: state[name] for name in self.table.trained_names}
-        names = self.rows_table.trained_names
-        return table, {name: state[outer_name(name)] for name in names}
+        table = {name: state[name] for name in self.table.trained_names if name in state}
+        names = {name: outer_name(name) for name in self.rows_table.trained_names}
+        return table, {name: state[own] for name, own in names.items() if own in state}
 
     def _sums_alike(self, of_table: State, of_rows: State) -> bool:
         dtypes = of_rows["embedding"].dtype, self.table.storage(of_table)
@@ -268,14 +285,14 @@ class Cached(Wrapper):
             batch = dataclasses.replace(batch, slots=None)
             params = self.table.params(of_table)
             plan = self.table.plan(params, batch, residuals, lookup)
-            return _cotangents(self.table, of_table, batch, (plan, g), lookup, values[0])
+            return _part_cotangents(self.table, of_table, batch, (plan, g), lookup, values[0])
         packed, place, (of_hits, of_misses) = residuals
         row_names = {outer_name(name) for name in self.rows_table.trained_names}
-        of_misses = _cotangents(
+        of_misses = _part_cotangents(
             self.table, of_table, packed, (of_misses, g), _without(lookup, row_names), values[0]
         )
         core_names = set(self.table.trained_names)
-        of_hits = _cotangents(
+        of_hits = _part_cotangents(
             self.rows_table,
             of_rows,
             hits_of(batch),
@@ -327,13 +344,13 @@ def _native_forward(
     return table.native_forward(platform, table.params(state), batch, lookup, sentinel)
 
 
-def _weights_gradient(
+def _part_weights_gradient(
     table: Table, state: State, batch: Batch, g: jax.Array, lookup: Lookup
 ) -> jax.Array:
     return table.weights_gradient(state, dataclasses.replace(batch, slots=None), g, lookup)
 
 
-def _cotangents(
+def _part_cotangents(
     table: Table,
     state: State,
     batch: Batch,
@@ -351,7 +368,7 @@ def _cotangents(
     if not lookup.wanted.names:
         if not lookup.wanted.weights:
             return {}, None
-        return {}, _weights_gradient(table, state, batch, g, lookup)
+        return {}, _part_weights_gradient(table, state, batch, g, lookup)
     if table.update is None:
         return table.backward(state, batch, residuals, g, lookup)
     return table.step(state, batch, residuals, g, lookup, values)

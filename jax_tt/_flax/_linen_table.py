@@ -68,7 +68,9 @@ class TableModule(nn.Module):
             check_value(name, param, table.param_shapes[name])
         fresh = functools.cache(lambda: table.init_rest(params))
         rest = {}
-        for name in jax.eval_shape(fresh.__wrapped__):
+        for name in (*table.trained_names, *table.buffers):
+            if name in params:
+                continue
             if name in table.buffers:
                 collection = table.buffers[name]
                 rest[name] = self.variable(collection, name, lambda name=name: fresh()[name]).value

@@ -28,7 +28,8 @@ class CachedModule(TableModule):
 
     def refresh(self) -> None:
         """`populate` if ``refresh_every`` batches have been counted since the last time; otherwise nothing."""
-        self._change(maintain.refreshed_if_due)
+        self._cached()
+        self.maintain()
 
     def flush(self) -> None:
         """Writes what the cached rows learned back into the cores; see `jax_tt.flush_cache`."""
@@ -86,5 +87,5 @@ def refresh_caches(model: Any) -> None:
             "jax_tt.linen.refresh_caches(model, variables, *inputs)."
         )
     for module in modules:
-        if isinstance(module, CachedModule) and module.table.cached is not None:
-            module.refresh()
+        if isinstance(module, TableModule):
+            module.maintain()

@@ -33,6 +33,35 @@ _BUFFERS: dict[str, type[nnx.Variable[Any]]] = {"row_cache": CacheState, "id_ord
 _DEFAULT = Lookup(bounds="warn")
 
 
+class _LookupOption:
+    """An attribute of a layer that is a field of its `Lookup`."""
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.name = name
+
+    def __get__(self, layer: Any, owner: Any = None) -> Any:
+        return self if layer is None else getattr(layer.lookup, self.name)
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        layer.lookup = dataclasses.replace(layer.lookup, **{self.name: value})
+
+
+class _UpdateOption(_LookupOption):
+    """An attribute of a layer that is a field of the `Update` of its table."""
+
+    def __get__(self, layer: Any, owner: Any = None) -> Any:
+        return self if layer is None else getattr(layer.table.update, self.name, None)
+
+    def __set__(self, layer: Any, value: Any) -> None:
+        update = layer.table.update
+        if update is None:
+            raise ValueError(
+                f"{self.name}: {layer.table.label}has no fused update; build the layer with an optimizer."
+            )
+        update = dataclasses.replace(update, **{self.name: value})
+        layer.table = layer.table.with_update(update)
+
+
 class TableModule(nnx.Module):
     """The state of a table in variables, and what its calls have in common.
 
@@ -55,7 +84,8 @@ class TableModule(nnx.Module):
         metadata: Mapping[str, Any] = MappingProxyType({}),
         hyperparameters: Mapping[str, nnx.Variable[Any]] = MappingProxyType({}),
     ) -> None:
-        self.table = self._named(table)
+        table = self._named(table)
+        self.table = table.without_values()
         self.lookup = lookup
         # Set by `model.eval()` and `model.train()`, as dropout's: an evaluation counts nothing.
         self.deterministic = False
@@ -107,13 +137,30 @@ class TableModule(nnx.Module):
             raise ValueError(
                 f"optimizer: {self.table.label}has no optimizer state; build the layer with optimizer={optimizer!r}."
             )
-        update = dataclasses.replace(self.table.update, optimizer=optimizer)
+        old = self.table.update
+        update = described_update(optimizer, old.skip_nonfinite, old.stochastic_rounding)
         self.table = self.table.with_update(update)
+
+    bounds = _LookupOption()
+    method = _LookupOption()
+    axis_name = _LookupOption()
+    precision = _LookupOption()
+    combiner = _LookupOption()
+    skip_nonfinite = _UpdateOption()
+    stochastic_rounding = _UpdateOption()
 
     @property
     def dtype(self) -> Any:
         """Type of the rows returned."""
-        return self.lookup.dtype or self.param_dtype
+        return jnp.dtype(self.lookup.dtype or self.param_dtype)
+
+    def maintain(self) -> None:
+        """What the table does between steps: a row cache is populated where it is due."""
+        state = self.state()
+        after = self.table.maintain(state, self.lookup.method)
+        for name, value in after.items():
+            if value is not state[name]:
+                getattr(self, name)[...] = value
 
     def state(self) -> dict[str, jax.Array]:
         """The arrays of the table by name, as the functions of ``table`` take them."""

@@ -24,6 +24,7 @@ def lookup_rows(
     table: Table, state: State, ids: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
     """Rows ``[*ids.shape, D]`` of integers of any shape, or of `SplitIds`, and the state after the call."""
+    table.check(state)
     batch, shape = lookup_batch(table, ids)
     sums, state = _sums(table, state, batch, lookup, inputs)
     result_type = lookup.dtype or table.storage(state)
@@ -34,6 +35,7 @@ def pooled_rows(
     table: Table, state: State, bags: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
     """One vector per bag, ``[B, D]``, of `Bags` or of integers ``[B, L]``, and the state after the call."""
+    table.check(state)
     storage = table.storage(state)
     batch, count = bag_batch(table, bags, accumulator(storage))
     summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch

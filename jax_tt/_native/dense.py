@@ -149,5 +149,5 @@ def _gather(shard: jax.Array, axes: Any) -> jax.Array:
     """
     blocks = shard.shape[0]
     whole = jnp.zeros((blocks * lax.axis_size(axes), *shard.shape[1:]), shard.dtype)
-    start = (lax.axis_index(axes) * blocks, *(0 for _ in shard.shape[1:]))
-    return lax.psum(lax.dynamic_update_slice(whole, shard, start), axes)
+    start = lax.axis_index(axes) * blocks
+    return lax.psum(lax.dynamic_update_slice_in_dim(whole, shard, start, 0), axes)

@@ -38,21 +38,15 @@ _STRIDE = 64
 
 
 @functools.cache
-def _sizes(platform: str, table: TTTable, positions: int, hint: int) -> tuple[int, int]:
-    """int32 elements of the plan of ``positions`` ids, and elements that the forward pass saves per id.
+def _plan_sizes(platform: str, *sizes: Any) -> tuple[int, int]:
+    """int32 elements of the plan of a number of ids, and elements that the forward pass saves per id.
 
-    One program may hold the op for several platforms, and what it passes on to the backward pass then has one size:
-    the larger. A handler takes a plan with room to spare, and leaves saved products that it has no use for alone.
+    Of one program for several platforms, the larger: what it passes on to the backward pass has one size. A handler
+    takes a plan with room to spare, and leaves saved products that it has no use for alone.
     """
     together = ("cpu", "cuda") if platform in ("cpu", "cuda") else (platform,)
-    sizes = [
-        module.plan_size(
-            table.row_factors, table.col_factors, table.ranks, table.num_embeddings, positions, hint
-        )
-        for module in map(_ffi.load, together)
-        if module is not None
-    ]
-    return max(plan for plan, _ in sizes), max(saved for _, saved in sizes)
+    found = [module.plan_size(*sizes) for module in map(_ffi.load, together) if module is not None]
+    return max(plan for plan, _ in found), max(saved for _, saved in found)
 
 
 def _workspace(
@@ -67,16 +61,6 @@ def _workspace(
     )
 
 
-@functools.lru_cache(maxsize=1024)
-def _table_attributes(table: TTTable) -> dict[str, Any]:
-    return {
-        "row_factors": np.asarray(table.row_factors, np.int64),
-        "col_factors": np.asarray(table.col_factors, np.int64),
-        "ranks": np.asarray(table.ranks, np.int64),
-        "num_embeddings": np.int64(table.num_embeddings),
-    }
-
-
 def batch_attributes(
     platform: str, table: TTTable, batch: Batch, lookup: Lookup, axes: Any
 ) -> dict[str, Any]:
@@ -85,7 +69,7 @@ def batch_attributes(
     positions = math.prod(batch.ids.shape[:2])
     hint = np.int64(positions if isinstance(positions, int) else 0)
     return (
-        _table_attributes(table)
+        table.native_attributes
         | lookup_attributes(platform, table, batch, lookup, axes)
         | {
             "hint": hint,
@@ -97,12 +81,13 @@ def batch_attributes(
 
 def blocked_sizes(platform: str, operands: Operands, table: TTTable) -> tuple[int, int]:
     """Per block: elements of the plan and of the saved products."""
+    sizes = table.row_factors, table.col_factors, table.ranks, table.num_embeddings
     per_block = operands.positions // operands.blocks
     if not isinstance(per_block, int):
         # Plans grow with the number of ids and not faster, so that those of the strides are enough together.
-        plan, _ = _sizes(platform, table, _STRIDE, _STRIDE)
+        plan, _ = _plan_sizes(platform, *sizes, _STRIDE, _STRIDE)
         return (per_block // _STRIDE + 1) * plan, 0
-    plan, saved = _sizes(platform, table, per_block, operands.positions)
+    plan, saved = _plan_sizes(platform, *sizes, per_block, operands.positions)
     # Products are kept for the 4-byte arithmetic only; the sizes of the plan assume it.
     return plan, per_block * saved if operands.accum == jnp.float32 else 0
 
@@ -280,7 +265,7 @@ def tt_update(
             | {name: args[name] for name in tables},
             applied | types_of(tables),
             _workspace(platform, "apply", table, None),
-            _table_attributes(table) | update,
+            table.native_attributes | update,
         )
         return {"dweights": results["dweights"], **found}
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt import _native
-from jax_tt._arguments import as_array
+from jax_tt._arguments import as_array, as_positive
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
 from jax_tt._tables.checks import (
@@ -21,7 +21,7 @@ from jax_tt._tables.checks import (
     table_label,
 )
 from jax_tt._tables.native import NativeTable
-from jax_tt._tables.options import Lookup, Update
+from jax_tt._tables.options import Lookup, Update, check_update
 from jax_tt._tables.table import Params, Slots, State
 
 # That of flax's Embed: rows of about unit length.
@@ -41,6 +41,13 @@ class DenseTable(NativeTable):
 
     def __post_init__(self) -> None:
         check_param_dtype(self.param_dtype)
+        check_update(self.update)
+        as_positive("num_embeddings", self.num_embeddings)
+        as_positive("features", self.features)
+
+    def without_values(self) -> DenseTable:
+        # An initialiser may hold the table that it returns.
+        return dataclasses.replace(self, embedding_init=default_embedding_init)
 
     @classmethod
     def of(

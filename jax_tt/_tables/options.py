@@ -61,6 +61,8 @@ class Lookup:
         one_of("bounds", self.bounds, BOUNDS, _BOUNDS_HINT)
         resolve_method(self.method)
         resolve_precision(self.precision)
+        if isinstance(self.axis_name, list):
+            object.__setattr__(self, "axis_name", tuple(self.axis_name))
         if self.dtype is not None:
             # By name: numpy's float64 equals None.
             object.__setattr__(self, "dtype", as_dtype("dtype", self.dtype, None).name)
@@ -82,9 +84,11 @@ class Update:
 
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
+        for name in ("skip_nonfinite", "stochastic_rounding"):
+            object.__setattr__(self, name, bool(getattr(self, name)))
 
     def rounds_stochastically(self, storage: Any) -> bool:
-        """Whether parameters of type ``storage`` are rounded by chance."""
+        """Whether parameters of type ``storage`` are rounded stochastically."""
         return self.stochastic_rounding and jnp.dtype(storage).itemsize == 2
 
 
@@ -125,3 +129,12 @@ def check_optimizer(optimizer: Any) -> None:
         f"optimizer: got {optimizer!r}; expected a rule of jax_tt.optimizers, e.g. "
         "jax_tt.optimizers.Adagrad(learning_rate=0.05)."
     )
+
+
+def check_update(update: Any) -> None:
+    """Raises where ``update`` is no `Update`."""
+    if update is not None and not isinstance(update, Update):
+        raise TypeError(
+            f"update: got {update!r}; expected None or a jax_tt.Update, e.g. "
+            "jax_tt.Update(jax_tt.optimizers.Adagrad(0.05))."
+        )

@@ -20,6 +20,7 @@ from jax_tt._lookup._inputs import one_bag_per_position
 from jax_tt._lookup._refuse import once
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._tables import reference
+from jax_tt._tables.checks import STORAGE, check_storage
 from jax_tt._tables.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._tables.step_values import step_values
 
@@ -30,6 +31,7 @@ Slots = tuple[tuple[Any, ...], ...]
 
 # What a fused table holds beside parameters and slots.
 SCALARS = ("step", "sentinel", "used")
+_STORAGE = set(STORAGE)
 
 
 class Table(abc.ABC):
@@ -121,6 +123,17 @@ class Table(abc.ABC):
         return *self.param_names, *slots, *SCALARS
 
     @functools.cached_property
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of `trained_names`."""
+        shapes: dict[str, tuple[int, ...]] = dict(self.param_shapes)
+        if self.update is None:
+            return shapes
+        for names, shape in zip(self.slot_names, tuple(shapes.values()), strict=True):
+            for name, slot in zip(names, self.update.optimizer.slots, strict=True):
+                shapes[name] = slot_shape(shape, slot.rowwise)
+        return shapes | dict.fromkeys(SCALARS, ())
+
+    @functools.cached_property
     def units(self) -> tuple[tuple[str, ...], ...]:
         """Parts of a fused table that are differentiated as a whole or not at all."""
         return (self.trained_names,)
@@ -171,9 +184,35 @@ class Table(abc.ABC):
                 "TTShape of this table."
             )
 
-    def maintain(self, state: State) -> dict[str, Any]:
-        """The state after what is due between steps."""
+    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
+        """The state between two steps, with what a kind does to it there, run by ``method``."""
+        del method
         return dict(state)
+
+    def without_values(self) -> Self:
+        """The same without arrays that only a fresh state is made of."""
+        return self
+
+    def check(self, state: State) -> None:
+        """Raises where arrays are missing from a state, or are not those of this table."""
+        missing = [name for name in self.trained_names if name not in state]
+        if missing:
+            raise ValueError(
+                f"{self.label}state: has no {', '.join(missing)}; expected what Table.init returns, with the arrays "
+                f"{', '.join(self.trained_names)}."
+            )
+        shapes = self.param_shapes
+        dtypes = {state[name].dtype.name for name in shapes}
+        if len(dtypes) != 1 or not dtypes <= _STORAGE:
+            check_storage(self.label, "parameters", dtypes)
+        for name, shape in self.trained_shapes.items():
+            array = state[name]
+            if array.shape != shape or (name not in shapes and array.dtype != jnp.float32):
+                dtype = array.dtype if name in shapes else "float32"
+                raise ValueError(
+                    f"{self.label}{name}: got {array.dtype} of shape {array.shape}; expected {dtype} of shape {shape}, "
+                    "as this table and its optimizer have."
+                )
 
     # Lookups
 
@@ -272,7 +311,7 @@ class Table(abc.ABC):
 
     def to_dense(self, state: State) -> jax.Array:
         """The table ``[N, D]`` in the accumulator type."""
-        ids = jnp.arange(self.num_embeddings, dtype=jnp.int32)
+        ids = jnp.arange(self.num_embeddings)
         batch = Batch(ids[:, None], None, None, rectangular=True)
         digits, _ = digits_in_range(self, batch)
         return self.rows(self.params(state), [d[:, 0] for d in digits], lax.Precision.HIGHEST)

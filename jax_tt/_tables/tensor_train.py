@@ -10,12 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_tt import _native
 from jax_tt._arguments import as_array, as_int
 from jax_tt._dtypes import accumulator
-from jax_tt._init import CoreInit, GivenCores, init_cores
+from jax_tt._init import CoreInit, GivenCores, fresh_init, init_cores
 from jax_tt._lookup import _backend
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._vma import vary_over, varying_axes
@@ -29,7 +30,7 @@ from jax_tt._tables.checks import (
 )
 from jax_tt._tables.dense import gathered
 from jax_tt._tables.native import NativeTable, zeros_like
-from jax_tt._tables.options import Lookup, Update
+from jax_tt._tables.options import Lookup, Update, check_update
 from jax_tt._tables.table import Params, Slots, State
 
 
@@ -51,6 +52,12 @@ class TTTable(NativeTable):
 
     def __post_init__(self) -> None:
         check_param_dtype(self.param_dtype)
+        check_update(self.update)
+        for name in ("row_factors", "col_factors", "ranks"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    def without_values(self) -> TTTable:
+        return dataclasses.replace(self, core_init=fresh_init(self.core_init))
 
     @classmethod
     def of(
@@ -104,6 +111,16 @@ class TTTable(NativeTable):
         return len(self.row_factors)
 
     @functools.cached_property
+    def native_attributes(self) -> dict[str, Any]:
+        """Its sizes as the native ops take them."""
+        return {
+            "row_factors": np.asarray(self.row_factors, np.int64),
+            "col_factors": np.asarray(self.col_factors, np.int64),
+            "ranks": np.asarray(self.ranks, np.int64),
+            "num_embeddings": np.int64(self.num_embeddings),
+        }
+
+    @functools.cached_property
     def radices(self) -> tuple[int, ...]:
         return self.row_factors
 
@@ -121,7 +138,8 @@ class TTTable(NativeTable):
         if isinstance(self.core_init, str):
             cores = init_cores(key, self.shape, self.core_init, self.param_dtype)
             return dict(zip(names, cores, strict=True))
-        keys = jax.random.split(key, self.d)
+        given = isinstance(self.core_init, GivenCores)  # nothing random is made
+        keys = (key,) * self.d if given else jax.random.split(key, self.d)
         return {name: self.init_param(name, key) for name, key in zip(names, keys, strict=True)}
 
     def init_param(self, name: str, key: jax.Array) -> Any:

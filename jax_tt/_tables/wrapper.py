@@ -126,8 +126,14 @@ class Wrapper(Table):
     ) -> jax.Array:
         return self.table.weights_gradient(state, batch, g, lookup)
 
-    def maintain(self, state: State) -> dict[str, Any]:
-        return self.table.maintain(state)
+    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
+        return {**state, **self.table.maintain(state, method)}
+
+    def check(self, state: State) -> None:
+        self.table.check(state)
+
+    def without_values(self) -> Self:
+        return dataclasses.replace(self, table=self.table.without_values())
 
     @functools.cached_property
     def attended_names(self) -> tuple[str, ...]:

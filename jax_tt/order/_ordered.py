@@ -46,6 +46,9 @@ class Ordered(Wrapper):
             "shape.split_ids(order.apply(ids)), and build the layer with id_order=None."
         )
 
+    def without_values(self) -> Ordered:
+        return dataclasses.replace(self, table=self.table.without_values(), id_order=None)
+
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         assert self.id_order is not None
         return {**self.table.init_rest(params), ID_ORDER: on_device(self.id_order.rows)}

@@ -94,7 +94,7 @@ class KindCase:
     def test_a_fused_step_is_the_rule_on_the_gradient(self) -> None:
         params = {name: self.state[name] for name in self.table.param_names}
         table = self.fused(SGD)
-        state = {**self.state, **table.init_rest(params)}
+        state = {**table.init_rest(params), **self.state}
 
         def loss(trained: Any, described: Any, method: str) -> jax.Array:
             lookup = jax_tt.Lookup(method=method)

@@ -23,7 +23,27 @@ OUT_OF_RANGE = "out_of_range"
 def lookup_rows(
     table: Table, state: State, ids: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
-    """Rows ``[*ids.shape, D]`` of integers of any shape, or of `SplitIds`, and the state after the call."""
+    """Rows of a table of any kind, one per id.
+
+    Args:
+        table: the kind and its sizes.
+        state: its arrays by name, as `Table.init` returns them.
+        ids: integers of any shape, or `SplitIds`.
+        lookup: options of the call.
+        inputs: of the update of a fused table.
+
+    Returns:
+        ``[*ids.shape, D]``, and the state after the call, which differs from ``state`` where a call counts, as that of a
+        table with a row cache does. Differentiable in ``state``; the cotangent of a fused table's arrays is their new
+        value.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> table = jax_tt.DenseTable(1000, 16)
+    >>> state = table.init(jax.random.key(0))
+    >>> rows, state = jax_tt.lookup_rows(table, state, jnp.array([1, 999]), jax_tt.Lookup())
+    >>> rows.shape
+    (2, 16)
+    """
     table.check(state)
     batch, shape = lookup_batch(table, ids)
     sums, state = _sums(table, state, batch, lookup, inputs)
@@ -34,7 +54,23 @@ def lookup_rows(
 def pooled_rows(
     table: Table, state: State, bags: Any, lookup: Lookup, inputs: StepInputs = NO_INPUTS
 ) -> tuple[jax.Array, State]:
-    """One vector per bag, ``[B, D]``, of `Bags` or of integers ``[B, L]``, and the state after the call."""
+    """Pooled rows of a table of any kind, one vector per bag.
+
+    Args:
+        table, state, lookup, inputs: as in `lookup_rows`.
+        bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
+
+    Returns:
+        ``[B, D]`` and the state after the call. Differentiable in ``state`` and in ``bags.weights``.
+
+    >>> import jax, jax_tt
+    >>> table = jax_tt.DenseTable(1000, 16)
+    >>> state = table.init(jax.random.key(0))
+    >>> bags = jax_tt.Bags.from_ragged([[17, 4], [], [999]])
+    >>> pooled, state = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup("mean"))
+    >>> pooled.shape
+    (3, 16)
+    """
     table.check(state)
     storage = table.storage(state)
     batch, count = bag_batch(table, bags, accumulator(storage))

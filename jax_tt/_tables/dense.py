@@ -30,7 +30,19 @@ default_embedding_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "no
 
 @dataclasses.dataclass(frozen=True)
 class DenseTable(NativeTable):
-    """A dense table, one parameter ``embedding[num_embeddings, features]``."""
+    """A dense table, one parameter ``embedding[num_embeddings, features]``.
+
+    Attributes:
+        num_embeddings, features: its sizes.
+        param_dtype: type of the parameter.
+        update: how a fused table is stepped, or None.
+        name: for messages.
+        embedding_init: initialiser ``(key, shape, dtype) -> table``.
+
+    >>> import jax, jax_tt
+    >>> jax_tt.DenseTable(1000, 16).init(jax.random.key(0))["embedding"].shape
+    (1000, 16)
+    """
 
     num_embeddings: int
     features: int

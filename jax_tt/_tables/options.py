@@ -45,6 +45,10 @@ class Lookup:
     Attributes:
         train: whether the call belongs to training: a row cache counts it then.
         wanted: cotangents that the loss asks for, set by the differentiation rule.
+
+    >>> import jax_tt
+    >>> jax_tt.Lookup("mean", bounds="clip").combiner
+    'mean'
     """
 
     combiner: str = "sum"
@@ -76,6 +80,11 @@ class Update:
         optimizer: a rule of `jax_tt.optimizers`.
         skip_nonfinite: leave the table as it is when any summed gradient is not finite.
         stochastic_rounding: round 16-bit parameters stochastically instead of to nearest.
+
+    >>> import jax, jax_tt
+    >>> update = jax_tt.Update(jax_tt.optimizers.SGD(0.1))
+    >>> sorted(jax_tt.DenseTable(1000, 16, update=update).init(jax.random.key(0)))
+    ['embedding', 'sentinel', 'step', 'used']
     """
 
     optimizer: Optimizer
@@ -99,6 +108,10 @@ class StepInputs(NamedTuple):
         grad_scale: loss scale that the gradients are divided by, or None.
         key: typed key of stochastic rounding, or None.
         hyperparameters: fields of the optimizer for this call, by name.
+
+    >>> import jax_tt
+    >>> jax_tt.StepInputs(hyperparameters={"learning_rate": 0.01}).grad_scale is None
+    True
     """
 
     grad_scale: Any = None

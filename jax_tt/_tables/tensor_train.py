@@ -39,6 +39,11 @@ class TTTable(NativeTable):
     """A tensor-train table, parameters ``core_k[p_k, r_k, q_k, r_{k+1}]``.
 
     ``ranks`` has ``d + 1`` entries, the outer ones 1.
+
+    >>> import jax_tt
+    >>> table = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 8, ranks=4))
+    >>> table.param_shapes["core_1"]
+    (10, 4, 2, 4)
     """
 
     num_embeddings: int

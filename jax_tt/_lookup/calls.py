@@ -33,9 +33,8 @@ def lookup_rows(
         inputs: of the update of a fused table.
 
     Returns:
-        ``[*ids.shape, D]``, and the state after the call, which differs from ``state`` where a call counts, as that of a
-        table with a row cache does. Differentiable in ``state``; the cotangent of a fused table's arrays is their new
-        value.
+        ``[*ids.shape, D]`` and the state after the call, which differs from ``state`` where a call counts, as that of a
+        row cache does. Differentiable in ``state``; the cotangent of a fused table's arrays is their new value.
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table = jax_tt.DenseTable(1000, 16)

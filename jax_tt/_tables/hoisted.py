@@ -38,4 +38,6 @@ def hoisted(
     check_optimizer(optimizer)
     names = optimizer.hyperparameter_names()
     values = {name: value for name in names if found(value := getattr(optimizer, name))}
+    if not values:
+        return optimizer, {}
     return optimizer.with_hyperparameters({name: _TakenOut(name) for name in values}), values

@@ -39,6 +39,13 @@ def test_numpy_tables_under_jit(method, as_list):
     assert float(new.step) == 1 and float(new.sentinel) == 1
 
 
+def test_axis_names_are_hashable():
+    with pytest.raises(TypeError, match="axis_name: got a ndarray"):
+        jax_tt.embed_bag(TABLE, IDS, axis_name=np.ones(2))
+    with pytest.raises(TypeError, match="axis_name"):
+        jax_tt.tt_lookup(CORES, IDS, axis_name=["data", {}])
+
+
 @pytest.mark.parametrize("value", [3.5, np.float32(2), "x", True, None, np.ones(2), [3]])
 def test_sizes_are_exact_integers(value):
     calls = [

@@ -67,6 +67,7 @@ class Lookup:
         resolve_precision(self.precision)
         if isinstance(self.axis_name, list):
             object.__setattr__(self, "axis_name", tuple(self.axis_name))
+        check_axis_name(self.axis_name)
         if self.dtype is not None:
             # By name: numpy's float64 equals None.
             object.__setattr__(self, "dtype", as_dtype("dtype", self.dtype, None).name)
@@ -120,6 +121,17 @@ class StepInputs(NamedTuple):
 
 
 NO_INPUTS = StepInputs()
+
+
+def check_axis_name(axis_name: Any) -> None:
+    """Raises where ``axis_name`` cannot name axes of a mesh: names are hashable, as in `jax.lax.psum`."""
+    try:
+        hash(axis_name)
+    except TypeError:
+        raise TypeError(
+            f"axis_name: got a {type(axis_name).__name__}; expected the name of a mesh axis or a tuple of names, e.g. "
+            "axis_name='data'."
+        ) from None
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -19,15 +19,16 @@ NATIVE_OPTIONS = JAX_TT_CUDA=$(CUDA) JAX_TT_EMULATION=$(EMULATION)
 PIP_OPTIONS = $(foreach option,$(NATIVE_OPTIONS),--config-settings=cmake.define.$(option))
 
 # Tests use all cores, but at most 8: each worker holds a JAX of its own.
-PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8
+# A worker begins with the files of its half of the list, whose programs are compiled once, and then takes from others.
+PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8 --dist=worksteal
 DATA ?= ../shared/data
 
-.PHONY: help demo test fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
+.PHONY: help demo test test-rest test-all fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
   emulated cuda-coverage gpu-check check-wheel wheels sdist retrieval-quick clean
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
-	@echo "make test     run the test suite"
+	@echo "make test     run the quick tier of the tests (10 minutes on 2 cores); test-all runs every test"
 	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"
 	@echo "make cuda     compile the CUDA kernels (no GPU needed); cuda-all for every architecture"
 	@echo "make gpu-check  on a machine with a GPU: build, tests, compute-sanitizer, benchmarks, in ten minutes"
@@ -37,7 +38,13 @@ demo: $(VENV)/.with-examples
 	$(PY) -m examples.dlrm.main
 
 test: $(VENV)/.with-test
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest $(PYTEST_ARGS) --tier=quick
+
+# What the quick tier leaves out, with all of XLA's optimizations, and again what depends on them.
+test-rest: $(VENV)/.with-test
+	JAX_TT_TEST_OPTIMIZED=1 $(PY) -m pytest $(PYTEST_ARGS) --tier=rest
+
+test-all: test test-rest
 
 dev: $(VENV)/.with-dev
 
@@ -75,8 +82,10 @@ retrieval-quick: $(VENV)/.with-examples
 	$(PY) -m examples.retrieval.main --data $(DATA) --quick --fresh --workdir build/retrieval
 
 # A developer's loop on the native module: compiles only what changed, in a build folder that stays.
-native: $(VENV)/.with-dev
+native:
+	@test -e $(VENV)/.with-dev || $(MAKE) --no-print-directory dev
 	$(PIP) install --no-deps --no-build-isolation --config-settings=build-dir=build/native $(PIP_OPTIONS) --editable .
+	@touch $(VENV)/.installed && touch $(VENV)/.with-*
 
 # The same for a Python of your own that has jax and nanobind and imports the checkout through PYTHONPATH:
 # the module is copied beside the sources. make native-with NATIVE_PYTHON=/path/to/python

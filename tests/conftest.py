@@ -13,6 +13,8 @@ import hypothesis
 import jax
 import pytest
 
+from tests.tiers import TIERS, optimized_last, select
+
 # All of these must be set before any backend starts, hence at import.
 jax.config.update("jax_num_cpu_devices", 4)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -27,6 +29,11 @@ if _gpu and "JAX_PLATFORMS" not in os.environ:
 # passes, and with JAX_TT_TEST_OPTIMIZED=1, or beside a GPU, all tests do.
 THRIFTY = not _gpu and os.environ.get("JAX_TT_TEST_OPTIMIZED", "0") == "0"
 jax.config.update("jax_disable_most_optimizations", THRIFTY)
+if THRIFTY:
+    # XLA's emitters of fusions, and the parallel compilation of parts of a program, take three quarters of the time
+    # that it takes to compile the reference.
+    flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
 # Test processes share a GPU, so that none may take the most of its memory at once.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -62,6 +69,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:.*Such ids contribute nothing")
     # Without the native module the suite runs on the reference and need not say so in every test.
     config.addinivalue_line("filterwarnings", "ignore:jax_tt. the native module is not available")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        choices=TIERS,
+        default="all",
+        help="quick: what `make test` runs; rest: what it leaves out; all (the default)",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    here = [item for item in items if _gpu or item.get_closest_marker("gpu") is None]
+    chosen, left = select(here, config.getoption("--tier"))
+    config.hook.pytest_deselected(items=[*left, *(item for item in items if item not in set(here))])
+    items[:] = optimized_last(chosen)
 
 
 def pytest_runtest_logfinish() -> None:

@@ -28,6 +28,7 @@ def test_every_case_is_registered():
     assert {name for name, case in cases.items() if case.gpu} == set(GPU.split())
 
 
+@pytest.mark.full
 def test_gpu_cases_run_without_a_gpu_when_quick(tmp_path, monkeypatch):
     monkeypatch.setattr(run.machine, "gpu_name", lambda: None)
     with pytest.raises(SystemExit, match="JAX sees no GPU here"):
@@ -50,6 +51,7 @@ def test_results_that_nothing_wrote_are_found():
         lazy.check("lazy")
 
 
+@pytest.mark.full
 def test_quick_run_writes_what_it_prints(tmp_path, capsys):
     out = tmp_path / "quick.json"
     assert run.main(["--quick", "--only", "headline", "--out", str(out)]) == 0

@@ -175,7 +175,7 @@ print(size, before, memory("VmHWM"))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_step_of_11_million_rows_takes_no_memory_beside_the_table():
     done = subprocess.run(
         [sys.executable, "-c", _STEP_OF_11M_ROWS], capture_output=True, text=True, timeout=900

@@ -4,7 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from scripts import cuda_coverage, kernel_resources
+import pytest
+
+from scripts import cuda_coverage, kernel_resources, mutants
 from scripts.kernel_resources import Kernel, Multiprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,3 +128,9 @@ def test_a_source_with_all_lines_executed_is_not_rounded_up():
     assert cuda_coverage.share(1999, 2000) == "99.9 %"
     assert cuda_coverage.share(2000, 2000) == "100.0 %"
     assert cuda_coverage.share(0, 0) == "no code"
+
+
+@pytest.mark.parametrize("mutant", mutants.MUTANTS.values(), ids=mutants.MUTANTS)
+def test_a_mutant_has_its_place_and_tests_to_notice_it(mutant):
+    assert (ROOT / mutant.file).read_text().count(mutant.old) == 1
+    assert all((ROOT / f"tests/test_{name}.py").exists() for name in mutant.tests.split())

@@ -233,7 +233,7 @@ def test_environment_variables_at_import():
 
 
 def test_misspelt_environment_variables(monkeypatch):
-    for name in ("JAX_TT_DATA", "JAX_TT_FUZZ_CALLS", "JAX_TT_CUDA", "JAX_TT_TEST_OPTIMIZED"):
+    for name in ("JAX_TT_DATA", "JAX_TT_CUDA", "JAX_TT_TEST_OPTIMIZED"):
         monkeypatch.setenv(name, "1")
     _environment.warn_of_misspelt()  # others' variables are none of its business
     monkeypatch.setenv("JAX_TT_NUM_THREAD", "1")

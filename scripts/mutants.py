@@ -1,0 +1,196 @@
+"""Plants defects in kernels, optimizers and wrappers, one at a time, and expects the quick tier of the tests to fail.
+
+python -m scripts.mutants            all of them: about half an hour
+python -m scripts.mutants --list     names and places
+python -m scripts.mutants adam clip  some of them
+
+The defects are planted in the files of the checkout and removed again. Of the quick tier only the files that name what
+was changed are run: if these fail, so does `make test`.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A defect: `old`, which occurs once in the file, becomes `new`, and these files of tests must notice."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+    @property
+    def native(self) -> bool:
+        return self.file.startswith("ffi/")
+
+    @contextlib.contextmanager
+    def planted(self) -> Iterator[None]:
+        path = ROOT / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(
+                f"{self.file}: {self.old!r} occurs {text.count(self.old)} times, not once"
+            )
+        path.write_text(text.replace(self.old, self.new))
+        try:
+            yield
+        finally:
+            path.write_text(text)
+
+
+MUTANTS = {
+    "adagrad": Mutant(
+        "ffi/core/optimizers/adagrad.h", "(SquareRoot(s) + eps)", "SquareRoot(s + eps)", "fused"
+    ),
+    "adam": Mutant("ffi/core/optimizers/adam.h", "(m / correction1)", "(m / correction2)", "fused"),
+    "rounding": Mutant(
+        "ffi/core/stochastic.h", "0x9e3779b97f4a7c15u + column;", "0x9e3779b97f4a7c15u;", "fused"
+    ),
+    "hotter": Mutant(
+        "ffi/core/cache.h", "touched > row_touched)", "touched >= row_touched)", "cache_model"
+    ),
+    "weights of single rows": Mutant(
+        "ffi/cpu/dense.cc",
+        "if (end - begin == 1 && problem_.weights == nullptr) return",
+        "if (end - begin == 1) return",
+        "conformance kinds",
+    ),
+    "weights of single TT rows": Mutant(
+        "ffi/cpu/tt_backward.cc",
+        "if (end - begin == 1 && problem_.weights == nullptr) {",
+        "if (end - begin == 1) {",
+        "conformance kinds",
+    ),
+    "poison": Mutant(
+        "ffi/cpu/pool_bags.h", "if (poisoned) std", "if (poisoned && bag < 0) std", "bad_ids"
+    ),
+    "clip": Mutant(
+        "ffi/cpu/plan.cc",
+        "id = id < 0 ? 0 : num_embeddings - 1;",
+        "id = num_embeddings - 1;",
+        "arguments bags",
+    ),
+    "ghosts": Mutant(
+        "ffi/cpu/cache_bucket.h",
+        "(scores[place] == beyond.score) & (tags[place] < beyond.tag));\n      tags[place] = stays",
+        "(scores[place] == beyond.score));\n      tags[place] = stays",
+        "cache_model",
+    ),
+    "nonfinite": Mutant(
+        "ffi/cpu/row_update.h", "return probe == C{0};", "return probe == probe;", "fused"
+    ),
+    "spans": Mutant(
+        "ffi/cuda/tt_bags.cu",
+        "row_begin[row + 1] <= begin + kSpan;",
+        "row_begin[row + 1] <= begin + kSpan + 1;",
+        "cuda_tt cuda_fast",
+    ),
+    "joined spans": Mutant(
+        "ffi/cuda/tt_bags.cu",
+        "for (int64_t s = span + 1; s <= own.last_span; ++s)",
+        "for (int64_t s = span + 1; s < own.last_span; ++s)",
+        "cuda_tt cuda_fast",
+    ),
+    "tiles": Mutant(
+        "ffi/cuda/dense_sum.h",
+        "next <= tile + 2; ++next)",
+        "next <= tile + 1; ++next)",
+        "dense_segments",
+    ),
+    "gathered gradients": Mutant(
+        "jax_tt/_lookup/_vma.py", "return (lax.psum(g, axis_name),)", "return (g,)", "shard"
+    ),
+    "touched": Mutant(
+        "jax_tt/_tables/reference.py",
+        "touched = [lax.psum(rows.astype(jnp.int32), lookup.axis_name) > 0 for rows in touched]",
+        "pass",
+        "fused_shard",
+    ),
+    "bias correction": Mutant(
+        "jax_tt/optimizers/adam.py", "jnp.float32) + 1", "jnp.float32) + 2", "fused"
+    ),
+    "empty bags": Mutant(
+        "jax_tt/_lookup/_combine.py",
+        "safe = jnp.where(empty, 1, size)",
+        "safe = size",
+        "conformance bags",
+    ),
+    "unused tables": Mutant(
+        "jax_tt/_flax/_next_values.py",
+        "if skip is True:\n            continue",
+        "",
+        "unused_tables",
+    ),
+    "order of columns": Mutant(
+        "jax_tt/order/_ordered.py",
+        "return columns_by_id(self._rows(state), self.table.attend(state, query, precision))",
+        "return self.table.attend(state, query, precision)",
+        "order_layers",
+    ),
+    "weights of misses": Mutant(
+        "jax_tt/_cache/cached.py", "jnp.where(here, missed, 0)", "missed", "cache_lookup"
+    ),
+    "copies": Mutant(
+        "jax_tt/_cache/cached.py",
+        "own = copied + jax.lax.stop_gradient(own - copied)",
+        "pass",
+        "cache_lookup cache_layers",
+    ),
+}
+
+
+def caught(mutant: Mutant) -> bool:
+    """Whether the tests fail with the defect in place. A defect that does not compile ends the program."""
+    with mutant.planted():
+        if mutant.native:
+            _build()
+        files = [f"tests/test_{name}.py" for name in mutant.tests.split()]
+        options = ["--tier=quick", "--exitfirst", "--quiet", "--numprocesses=auto"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, capture_output=True
+        )
+        return done.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+def _build() -> None:
+    done = subprocess.run(["make", "native"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="all by default")
+    parser.add_argument("--list", action="store_true")
+    arguments = parser.parse_args()
+    chosen = {name: MUTANTS[name] for name in arguments.names or MUTANTS}
+    if arguments.list:
+        for name, mutant in chosen.items():
+            print(f"{name}: {mutant.file}: {mutant.old} -> {mutant.new}")
+        return
+    survivors = []
+    for name, mutant in chosen.items():
+        found = caught(mutant)
+        print(f"{'caught' if found else 'SURVIVED'}: {name} ({mutant.file})", flush=True)
+        if not found:
+            survivors.append(name)
+    if any(mutant.native for mutant in chosen.values()):
+        _build()
+    sys.exit(f"not caught: {', '.join(survivors)}" if survivors else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-import jax
+from jax_tt._tables.options import Update
+from jax_tt._tables.table import State, Table
 
-from jax_tt._lookup._batch import Batch
-from jax_tt._tables.options import Lookup, StepInputs, Update
-from jax_tt._tables.table import Params, State, Table
+
+class _OfTable:
+    """What a wrapper has, attribute or method, is that of the table that it holds."""
+
+    def __set_name__(self, owner: Any, name: str) -> None:
+        self.name = name
+
+    def __get__(self, wrapper: Any, owner: Any = None) -> Any:
+        return self if wrapper is None else getattr(wrapper.table, self.name)
+
+
+def _of_table() -> Any:
+    return _OfTable()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,45 +32,39 @@ class Wrapper(Table):
 
     table: Any
 
-    @property
-    def num_embeddings(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.table.num_embeddings
+    num_embeddings = _of_table()
+    features = _of_table()
+    param_dtype = _of_table()
+    update = _of_table()
+    name = _of_table()
+    innermost = _of_table()  # pyright: ignore[reportIncompatibleMethodOverride]
+    cached = _of_table()  # pyright: ignore[reportIncompatibleMethodOverride]
 
-    @property
-    def features(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.table.features
+    param_shapes = _of_table()  # pyright: ignore[reportIncompatibleMethodOverride]
+    radices = _of_table()
+    buffers = _of_table()
+    trained_names = _of_table()
+    units = _of_table()
+    constant_names = _of_table()
+    attended_names = _of_table()
 
-    @property
-    def param_dtype(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.table.param_dtype
+    storage = _of_table()
+    init_param = _of_table()
+    init_params = _of_table()
+    init_rest = _of_table()
+    check = _of_table()
 
-    @property
-    def update(self) -> Update | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.table.update
-
-    @property
-    def name(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.table.name
-
-    @property
-    def innermost(self) -> Table:
-        return self.table.innermost
-
-    @property
-    def cached(self) -> Any:
-        return self.table.cached
-
-    @property
-    def param_shapes(self) -> dict[str, tuple[int, ...]]:
-        return self.table.param_shapes
-
-    @functools.cached_property
-    def radices(self) -> tuple[int, ...]:
-        return self.table.radices
-
-    @functools.cached_property
-    def buffers(self) -> dict[str, str]:
-        return self.table.buffers
+    rows = _of_table()
+    method = _of_table()
+    differentiates_itself = _of_table()
+    prepare = _of_table()
+    forward = _of_table()
+    backward = _of_table()
+    step = _of_table()
+    step_values = _of_table()
+    weights_gradient = _of_table()
+    attend = _of_table()
+    to_dense = _of_table()
 
     def with_name(self, name: str | None) -> Self:
         return dataclasses.replace(self, table=self.table.with_name(name))
@@ -69,78 +72,8 @@ class Wrapper(Table):
     def with_update(self, update: Update | None) -> Self:
         return dataclasses.replace(self, table=self.table.with_update(update))
 
-    @functools.cached_property
-    def trained_names(self) -> tuple[str, ...]:
-        return self.table.trained_names
-
-    @functools.cached_property
-    def units(self) -> tuple[tuple[str, ...], ...]:
-        return self.table.units
-
-    @functools.cached_property
-    def constant_names(self) -> tuple[str, ...]:
-        return self.table.constant_names
-
-    def storage(self, state: State) -> Any:
-        return self.table.storage(state)
-
-    def init_param(self, name: str, key: jax.Array) -> Any:
-        return self.table.init_param(name, key)
-
-    def init_params(self, key: jax.Array) -> dict[str, Any]:
-        return self.table.init_params(key)
-
-    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-        return self.table.init_rest(params)
-
-    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
-        return self.table.rows(params, digits, precision)
-
-    def method(self, lookup: Lookup, state: State) -> str:
-        return self.table.method(lookup, state)
-
-    def differentiates_itself(self, lookup: Lookup) -> bool:
-        return self.table.differentiates_itself(lookup)
-
-    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
-        return self.table.prepare(state, batch, lookup)
-
-    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
-        return self.table.forward(state, batch, lookup)
-
-    def backward(
-        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
-    ) -> tuple[dict[str, Any], jax.Array | None]:
-        return self.table.backward(state, batch, residuals, g, lookup)
-
-    def step(
-        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
-    ) -> tuple[dict[str, Any], jax.Array | None]:
-        return self.table.step(state, batch, residuals, g, lookup, values)
-
-    def step_values(self, state: State, inputs: StepInputs) -> Any:
-        return self.table.step_values(state, inputs)
-
-    def weights_gradient(
-        self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
-    ) -> jax.Array:
-        return self.table.weights_gradient(state, batch, g, lookup)
-
-    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
-        return {**state, **self.table.maintain(state, method)}
-
-    def check(self, state: State) -> None:
-        self.table.check(state)
-
     def without_values(self) -> Self:
         return dataclasses.replace(self, table=self.table.without_values())
 
-    @functools.cached_property
-    def attended_names(self) -> tuple[str, ...]:
-        return self.table.attended_names
-
-    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        return self.table.attend(state, query, precision)
-
-    def to_dense(self, state: State) -> jax.Array:
-        return self.table.to_dense(state)
+    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
+        return {**state, **self.table.maintain(state, method)}

@@ -1,4 +1,4 @@
-"""The native ops, with the signatures of their twins in `jax_tt._tables.reference` and the platform to run on.
+"""The native ops. Those of a kind of table are its methods, with the signatures in `jax_tt._tables.native`.
 
 `tt`, `dense`, `cache` and `cache_forward` call the FFI targets; `partition` makes those calls split over the devices of
 a sharded batch and fold into `jax.vmap`.

@@ -36,13 +36,14 @@ def _workspace(platform: str, op: str, table: DenseTable, ids: jax.Array) -> int
 
 
 def dense_forward(
-    platform: str,
     table: DenseTable,
-    rows: jax.Array,
+    platform: str,
+    params: Arrays,
     batch: Batch,
     lookup: Lookup,
     sentinel: jax.Array | None,
 ) -> tuple[jax.Array, Arrays]:
+    (rows,) = params
     operands = make_operands(table, rows.dtype, batch)
 
     def local(args: Named, axes: Any) -> Named:
@@ -63,13 +64,16 @@ def dense_forward(
 
 
 def dense_backward(
-    platform: str,
     table: DenseTable,
-    rows: jax.Array,
+    platform: str,
+    params: Arrays,
     batch: Batch,
+    residuals: Arrays,
     g: jax.Array,
     lookup: Lookup,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[Arrays, jax.Array | None]:
+    del residuals
+    (rows,) = params
     operands = make_operands(table, rows.dtype, batch)
 
     def local(args: Named, axes: Any) -> Named:
@@ -88,28 +92,25 @@ def dense_backward(
 
     blocked = operands.arrays | operands.gradient(g)
     found = over_blocks(local, blocked, {"rows": rows}, ["dweights"])
-    return found["drows"], weights_result(batch, found["dweights"], lookup)
+    return (found["drows"],), weights_result(batch, found["dweights"], lookup)
 
 
 def dense_update(
-    platform: str,
     table: DenseTable,
-    tables: Arrays,
+    platform: str,
+    arrays: tuple[Arrays, tuple[Arrays, ...]],
     batch: Batch,
-    saved: tuple[Arrays, jax.Array],
+    residuals: Arrays,
+    g: jax.Array,
     lookup: Lookup,
     values: Named,
-) -> tuple[Arrays, jax.Array, jax.Array | None]:
-    """Rows and slots after the step, whether it was applied, and the gradient of the weights.
-
-    ``tables`` are the rows and their slots, ``saved`` the residuals of the forward pass and the gradient of its sums.
-    """
-    (out,), g = saved
+) -> tuple[Arrays, tuple[Arrays, ...], jax.Array, jax.Array | None]:
+    ((rows,), (slots,)), (out,) = arrays, residuals
     assert table.update is not None
-    operands = make_operands(table, tables[0].dtype, batch)
+    operands = make_operands(table, rows.dtype, batch)
     blocked = {"out": out} | operands.arrays | operands.gradient(g)
-    named = numbered("table", tables)
-    update = update_attributes(table.update, tables[0].dtype)
+    named = numbered("table", (rows, *slots))
+    update = update_attributes(table.update, rows.dtype)
 
     def local(args: Named, axes: Any) -> Named:
         axes = lookup.axis_name or axes
@@ -138,7 +139,8 @@ def dense_update(
 
     found = over_blocks(local, blocked, step_operands(values) | named, ["dweights"])
     dweights = weights_result(batch, found["dweights"], lookup)
-    return tuple(found[name] for name in named), found["applied"], dweights
+    rows, *new_slots = (found[name] for name in named)
+    return (rows,), (tuple(new_slots),), found["applied"], dweights
 
 
 def _gather(shard: jax.Array, axes: Any) -> jax.Array:

@@ -121,8 +121,8 @@ def tt_plan(
 
 
 def tt_forward(
-    platform: str,
     table: TTTable,
+    platform: str,
     cores: Cores,
     batch: Batch,
     lookup: Lookup,
@@ -201,15 +201,14 @@ def _backward(
 
 
 def tt_backward(
-    platform: str,
     table: TTTable,
+    platform: str,
     cores: Cores,
     batch: Batch,
-    saved: tuple[Arrays, jax.Array],
+    residuals: Arrays,
+    g: jax.Array,
     lookup: Lookup,
 ) -> tuple[Cores, jax.Array | None]:
-    """Gradients of cores and weights; ``saved`` are the residuals of the forward pass and the gradient of its sums."""
-    residuals, g = saved
     operands = make_operands(table, cores[0].dtype, batch)
     named = numbered("core", cores)
 
@@ -225,19 +224,16 @@ def tt_backward(
 
 
 def tt_update(
-    platform: str,
     table: TTTable,
+    platform: str,
     arrays: tuple[Cores, tuple[Arrays, ...]],
     batch: Batch,
-    saved: tuple[Arrays, jax.Array],
+    residuals: Arrays,
+    g: jax.Array,
     lookup: Lookup,
     values: Named,
 ) -> tuple[Cores, tuple[Arrays, ...], jax.Array, jax.Array | None]:
-    """Cores and slots after the step, whether it was applied, and the gradient of the weights.
-
-    ``arrays`` are the cores and their slots, ``saved`` as in `tt_backward`.
-    """
-    (cores, slots), (residuals, g) = arrays, saved
+    cores, slots = arrays
     assert table.update is not None
     operands = make_operands(table, cores[0].dtype, batch)
     of_batch = _residual_operands(operands, residuals, g)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax_tt import _native
 from jax_tt._arguments import as_array, as_positive
 from jax_tt._dtypes import accumulator
-from jax_tt._lookup._batch import Batch
 from jax_tt._tables.checks import (
     MAX_COLUMNS,
     check_param_dtype,
@@ -21,8 +20,8 @@ from jax_tt._tables.checks import (
     table_label,
 )
 from jax_tt._tables.native import NativeTable
-from jax_tt._tables.options import Lookup, Update, check_update
-from jax_tt._tables.table import Params, Slots, State
+from jax_tt._tables.options import Update, check_update
+from jax_tt._tables.table import Params, State
 
 # That of flax's Embed: rows of about unit length.
 default_embedding_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
@@ -99,33 +98,9 @@ class DenseTable(NativeTable):
         (table,) = self.params(state)
         return table.astype(accumulator(table.dtype))
 
-    def native_forward(
-        self, platform: str, params: Params, batch: Batch, lookup: Lookup, sentinel: Any
-    ) -> tuple[jax.Array, Params]:
-        return _native.dense_forward(platform, self, params[0], batch, lookup, sentinel)
-
-    def native_backward(
-        self, platform: str, params: Params, batch: Batch, residuals: Any, g: Any, lookup: Lookup
-    ) -> tuple[Params, jax.Array | None]:
-        del residuals
-        grad, dweights = _native.dense_backward(platform, self, params[0], batch, g, lookup)
-        return (grad,), dweights
-
-    def native_update(
-        self,
-        platform: str,
-        arrays: tuple[Params, Slots],
-        batch: Batch,
-        residuals: Any,
-        g: jax.Array,
-        lookup: Lookup,
-        values: dict[str, jax.Array],
-    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        (table,), (slots,) = arrays
-        tables, applied, dweights = _native.dense_update(
-            platform, self, (table, *slots), batch, (residuals, g), lookup, values
-        )
-        return tables[:1], (tables[1:],), applied, dweights
+    native_forward = _native.dense_forward
+    native_backward = _native.dense_backward
+    native_update = _native.dense_update
 
 
 def gathered(param: jax.Array, digits: jax.Array) -> jax.Array:

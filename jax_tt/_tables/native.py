@@ -21,13 +21,13 @@ class NativeTable(Table):
 
     @abc.abstractmethod
     def native_forward(
-        self, platform: str, params: Params, batch: Batch, lookup: Lookup, sentinel: Any
+        self, platform: str, params: Params, batch: Batch, lookup: Lookup, sentinel: Any, /
     ) -> tuple[jax.Array, Params]:
         """`Table.forward` on one platform; ``sentinel`` is None where the table is not fused."""
 
     @abc.abstractmethod
     def native_backward(
-        self, platform: str, params: Params, batch: Batch, residuals: Any, g: Any, lookup: Lookup
+        self, platform: str, params: Params, batch: Batch, residuals: Any, g: Any, lookup: Lookup, /
     ) -> tuple[Params, jax.Array | None]:
         """`Table.param_gradients` on one platform."""
 
@@ -41,8 +41,9 @@ class NativeTable(Table):
         g: jax.Array,
         lookup: Lookup,
         values: dict[str, jax.Array],
+        /,
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        """`Table.stepped_params` on one platform."""
+        """`Table.stepped_params` on one platform; ``arrays`` are the parameters and their slots."""
 
     def method(self, lookup: Lookup, state: State) -> str:
         return _backend.choose(lookup.method, self.storage(state))

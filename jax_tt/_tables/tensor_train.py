@@ -31,7 +31,7 @@ from jax_tt._tables.checks import (
 from jax_tt._tables.dense import gathered
 from jax_tt._tables.native import NativeTable, zeros_like
 from jax_tt._tables.options import Lookup, Update, check_update
-from jax_tt._tables.table import Params, Slots, State
+from jax_tt._tables.table import Params, State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,27 +220,9 @@ class TTTable(NativeTable):
 
         return _backend.run(lookup.method, native, reference, params, batch, out)
 
-    def native_forward(
-        self, platform: str, params: Params, batch: Batch, lookup: Lookup, sentinel: Any
-    ) -> tuple[jax.Array, Params]:
-        return _native.tt_forward(platform, self, params, batch, lookup, sentinel)
-
-    def native_backward(
-        self, platform: str, params: Params, batch: Batch, residuals: Any, g: Any, lookup: Lookup
-    ) -> tuple[Params, jax.Array | None]:
-        return _native.tt_backward(platform, self, params, batch, (residuals, g), lookup)
-
-    def native_update(
-        self,
-        platform: str,
-        arrays: tuple[Params, Slots],
-        batch: Batch,
-        residuals: Any,
-        g: jax.Array,
-        lookup: Lookup,
-        values: dict[str, jax.Array],
-    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        return _native.tt_update(platform, self, arrays, batch, (residuals, g), lookup, values)
+    native_forward = _native.tt_forward
+    native_backward = _native.tt_backward
+    native_update = _native.tt_update
 
 
 def _ranks(label: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:

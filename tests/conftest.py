@@ -103,10 +103,9 @@ def _mappings() -> int:
 
 
 def native_available(platform: str = "cpu") -> bool:
-    from jax_tt._lookup._backend import native_module
+    from jax_tt import _native
 
-    module = native_module()
-    return module is not None and module.available(platform)
+    return _native.available(platform)
 
 
 def why_skipped(way: str) -> str | None:

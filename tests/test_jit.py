@@ -76,7 +76,7 @@ def test_environment_replaces_auto(monkeypatch):
 
 def test_without_the_native_module(monkeypatch):
     monkeypatch.delenv("JAX_TT_METHOD", raising=False)
-    monkeypatch.setattr(_backend, "native_module", lambda: None)
+    monkeypatch.setattr(_backend, "native_platforms", lambda: ())
     _backend._warn_once.cache_clear()
     with pytest.warns(RuntimeWarning, match="native module is not available"):
         assert _backend.choose("auto") == "reference"

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jax_tt import _native
 from jax_tt._cache import reference
 from jax_tt._cache.directory import CacheDirectory
 from jax_tt._lookup import _backend
@@ -19,7 +20,7 @@ def probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:
     axes = varying_axes(tags, keys)
 
     def native(platform: str, tags: jax.Array, keys: jax.Array) -> jax.Array:
-        return vary_over(_native().cache_probe(tags, keys, platform=platform), axes)
+        return vary_over(_native.cache_probe(tags, keys, platform=platform), axes)
 
     return _backend.run(_backend.choose(method), native, reference.probe, tags, keys)
 
@@ -35,7 +36,7 @@ def observe(
     """Counts a batch; `jax_tt._cache.reference.observe`."""
 
     def native(platform: str, *inputs: Any) -> Any:
-        return _native().cache_observe(*inputs, policy, platform=platform)
+        return _native.cache_observe(*inputs, policy=policy, platform=platform)
 
     def plain(directory: CacheDirectory, keys: Any, slots: Any, stamp: Any) -> Any:
         return reference.observe(directory, keys, slots, stamp, policy)
@@ -47,12 +48,6 @@ def populate(directory: CacheDirectory, method: str) -> tuple[CacheDirectory, ja
     """Lets hot ghosts in; `jax_tt._cache.reference.populate`."""
 
     def native(platform: str, directory: CacheDirectory) -> Any:
-        return _native().cache_populate(directory, platform=platform)
+        return _native.cache_populate(directory, platform=platform)
 
     return _backend.run(_backend.choose(method), native, reference.populate, directory)
-
-
-def _native() -> Any:
-    from jax_tt import _native
-
-    return _native

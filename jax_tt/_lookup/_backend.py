@@ -9,7 +9,6 @@ import functools
 import warnings
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -22,20 +21,8 @@ from jax_tt._method import resolve_method
 _PLATFORMS = ("cpu", "cuda")
 
 
-@functools.cache
-def native_module() -> ModuleType | None:
-    """`jax_tt._native`, or None where it is not built."""
-    try:
-        from jax_tt import _native
-    except ImportError:
-        return None
-    return _native
-
-
 def native_platforms() -> tuple[str, ...]:
     """Platforms that have native ops in this process."""
-    if native_module() is None:
-        return ()
     return tuple(platform for platform in _PLATFORMS if _ffi.load(platform) is not None)
 
 
@@ -55,8 +42,7 @@ def choose(method: str, storage: Any = jnp.float32) -> str:
     if method == "reference":
         return method
     if method == "cuda_emulated":
-        module = native_module()
-        if module is None or not module.available(method):
+        if _ffi.load(method) is None:
             raise RuntimeError(
                 "method='cuda_emulated': the CUDA kernels were not built for the processor, which is done for tests "
                 "only: pip install . -C cmake.define.JAX_TT_EMULATION=ON." + _reason(method)

@@ -23,6 +23,7 @@ from jax_tt._lookup import _backend
 from jax_tt._lookup._batch import Batch, present
 from jax_tt._lookup._explicit import over_explicit_axes
 from jax_tt._lookup._vma import vary_over, varying_axes
+from jax_tt._tables.change import Change, Growth, Orders
 from jax_tt._tables.dense import DenseTable
 from jax_tt._tables.native import zeros_like
 from jax_tt._tables.options import Lookup, StepInputs, Wanted
@@ -120,6 +121,21 @@ class Cached(Wrapper):
         from jax_tt._cache.maintain import refreshed_if_due  # which reads this module
 
         return refreshed_if_due(self, state, method)
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        from jax_tt._cache import change  # which reads this module
+
+        return change.grown(self, state, growth)
+
+    def reordered(self, state: State, orders: Orders) -> Change:
+        from jax_tt._cache import change  # which reads this module
+
+        return change.reordered(self, state, orders)
+
+    def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
+        from jax_tt._cache import change  # which reads this module
+
+        return change.with_cache(self, state, cache, method)
 
     def to_dense(self, state: State) -> jax.Array:
         dense = self.table.to_dense(state)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import optax
 from flax import linen as nn
 
 from jax_tt._algebra.approximation import TTApproximation
-from jax_tt._cache.cached import ROWS
 from jax_tt._cache.config import RowCache
 from jax_tt._flax import _change
 from jax_tt._flax._linen_tt import TTLayer
 from jax_tt._flax._linen_variables import PARAMS, TableVariables
 from jax_tt._init import fresh_init
+from jax_tt._tables.change import Carry, Change, Growth
+from jax_tt._tables.table import State, Table
+from jax_tt._tables.tensor_train import TTTable
 from jax_tt.order import IdOrder
-from jax_tt.order._ordered import ID_ORDER
-from jax_tt.order._stored import on_device
-
-# The table afterwards, and by variable name what becomes of the state that optax has for it.
-_Change = tuple[_change.Layer, Mapping[str, _change.Carry]]
 
 
 class ChangedTable(NamedTuple):
@@ -84,16 +81,11 @@ def reorder_table(
         >>> bool(jnp.allclose(row, layer.apply(variables, jnp.array([7])), atol=1e-6))
         True
     """
-    found = None
 
-    def change(table: _change.Layer) -> _Change:
-        nonlocal found
-        names = (*table.train.param_names, ROWS)
-        table, found = _change.reordered(table, id_order, options)
-        return table, dict.fromkeys(names, _change.restarted)
+    def change(table: Table, state: State) -> Change:
+        return _change.reordered(table, state, id_order, options)
 
-    changed = _changed(layer, variables, tuple(path), tx, opt_state, change)
-    return changed._replace(found=found)
+    return _changed(layer, variables, tuple(path), tx, opt_state, change)
 
 
 def grow_table(
@@ -133,9 +125,9 @@ def grow_table(
     init = fresh_init(layer.core_init)
     slice_init = (lambda *args: nn.meta.unbox(init(*args))) if callable(init) else init
 
-    def change(table: _change.Layer) -> _Change:
-        table, carry = _change.grown(table, num_embeddings, key, slice_init, like, layer.method)
-        return table, {table.train.param_names[0]: _change.extended, ROWS: carry}
+    def change(table: Table, state: State) -> Change:
+        growth = Growth(num_embeddings, key, slice_init, like, layer.method)
+        return _change.grown(table, state, growth)
 
     return _changed(layer, variables, tuple(path), tx, opt_state, change)
 
@@ -170,9 +162,8 @@ def resize_cache(
         ((100, 8), 100)
     """
 
-    def change(table: _change.Layer) -> _Change:
-        table, carry = _change.with_cache(table, cache, layer.method)
-        return table, {ROWS: carry}
+    def change(table: Table, state: State) -> Change:
+        return table.with_cache(state, cache, layer.method)
 
     return _changed(layer, variables, tuple(path), tx, opt_state, change)
 
@@ -183,38 +174,32 @@ def _changed(
     path: tuple[str, ...],
     tx: Any,
     opt_state: Any,
-    change: Callable[[_change.Layer], _Change],
+    change: Callable[[Table, State], Change],
 ) -> ChangedTable:
     if (tx is None) != (opt_state is None):
         raise ValueError("tx, opt_state: got one of them; expected both or neither.")
     if tx is not None:
         _change.check_state("opt_state", tx, opt_state, variables[PARAMS], "variables['params']")
-    described = layer._describe()[0]
-    own = TableVariables(variables, path, described)
-    values = dict(own.values)
-    rows = values.pop(ID_ORDER, None)
-    before = _change.Layer(described, values, None if rows is None else IdOrder(rows))
-    after, rules = change(before)
-    if tx is not None and layer.optimizer is None and after.shape.d != before.shape.d:
-        raise ValueError(_change.other_cores("opt_state", before.shape, after.shape))
-    values = dict(after.values)
-    if after.id_order is not None:
-        values[ID_ORDER] = on_device(after.id_order.rows)
-    new = own.replaced(values, after.table)
+    before = layer._describe()[0]
+    own = TableVariables(variables, path, before)
+    after, state, carry, found = change(before, own.values)
+    if tx is not None and layer.optimizer is None:
+        _change.check_cores("opt_state", before, after)
+    new = own.replaced(state, after)
     if tx is not None:
-        opt_state = _change.carried(tx, opt_state, new[PARAMS], _rule_at(path, rules))
+        opt_state = _change.carried(tx, opt_state, new[PARAMS], _rule_at(path, carry))
+    train = cast(TTTable, after.innermost)
     changed = layer.clone(
-        **after.shape.layer_arguments(),
+        **train.shape.layer_arguments(),
         id_order=after.id_order,
-        cache=after.cache,
-        # Cores that were given are those of the table before the change.
-        core_init=fresh_init(layer.core_init),
+        cache=None if after.cached is None else after.cached.cache,
+        core_init=train.core_init,
     )
-    return ChangedTable(changed, new, opt_state, None)
+    return ChangedTable(changed, new, opt_state, found)
 
 
-def _rule_at(path: tuple[str, ...], rules: Mapping[str, _change.Carry]) -> Any:
-    def rule(keys: Any) -> _change.Carry | None:
+def _rule_at(path: tuple[str, ...], rules: Mapping[str, Carry]) -> Any:
+    def rule(keys: Any) -> Carry | None:
         names = tuple(key.key for key in keys if isinstance(key, jax.tree_util.DictKey))
         return rules.get(names[-1]) if names[:-1] == path else None
 

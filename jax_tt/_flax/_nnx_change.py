@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
@@ -9,7 +10,6 @@ from flax import nnx
 from jax.core import Tracer
 
 from jax_tt._algebra.approximation import TTApproximation
-from jax_tt._cache.cached import ROWS
 from jax_tt._cache.config import RowCache
 from jax_tt._flax import _change
 from jax_tt._flax._nnx_cache import CachedModule
@@ -17,11 +17,10 @@ from jax_tt._flax._nnx_table import variable_type
 from jax_tt._flax._nnx_variables import IdOrderState
 from jax_tt._init import CoreInit, fresh_init
 from jax_tt._shape import TTShape
+from jax_tt._tables.change import Carry, Change, Growth
 from jax_tt._tables.table import Table
 from jax_tt._tables.tensor_train import TTTable
 from jax_tt.order import IdOrder
-from jax_tt.order._ordered import ID_ORDER
-from jax_tt.order._stored import on_device
 
 
 class ChangingModule(CachedModule):
@@ -78,15 +77,9 @@ class ChangingModule(CachedModule):
             >>> bool(change < jnp.linalg.norm(before)), layer.tt_shape.ranks
             (True, (20, 20))
         """
-        table, found = _change.reordered(self._whole(), id_order, options)
-        old = self.tt_shape
-        if opt is not None and self.optimizer is None and old.d != table.shape.d:
-            raise ValueError(_change.other_cores("opt", old, table.shape))
-        names = self.table.innermost.param_names
-        moments = _moments(self, opt, model, dict.fromkeys((*names, ROWS), _change.restarted))
-        self._become(table)
-        moments()
-        return found
+        change = _change.reordered(self.table, self._whole(), id_order, options)
+        self._become(change, opt, model)
+        return change.found
 
     def grow(
         self,
@@ -122,18 +115,10 @@ class ChangingModule(CachedModule):
             >>> bool(jnp.allclose(layer(jnp.arange(1000)), before)), layer(jnp.array([1199])).shape
             (True, (1, 8))
         """
-        table, carry = _change.grown(
-            self._whole(),
-            num_embeddings,
-            rngs.params(),
-            self._slice_init(),
-            like,
-            self.lookup.method,
-        )
-        rules = {self.table.param_names[0]: _change.extended, ROWS: carry}
-        moments = _moments(self, opt, model, rules)
-        self._become(table)
-        moments()
+        state = self._whole()
+        method = self.lookup.method
+        growth = Growth(num_embeddings, rngs.params(), self._slice_init(), like, method)
+        self._become(_change.grown(self.table, state, growth), opt, model)
 
     def resize_cache(
         self,
@@ -164,31 +149,33 @@ class ChangingModule(CachedModule):
             >>> layer.cache_rows.shape, layer.cache_statistics()["occupied"]
             ((100, 8), 3)
         """
-        table, carry = _change.with_cache(self._whole(), cache, self.lookup.method)
-        moments = _moments(self, opt, model, {ROWS: carry})
-        self._become(table)
-        moments()
+        change = self.table.with_cache(self._whole(), cache, self.lookup.method)
+        self._become(change, opt, model)
 
-    def _whole(self) -> _change.Layer:
+    def _whole(self) -> dict[str, jax.Array]:
         values = self.state()
         if any(isinstance(value, Tracer) for value in values.values()):
             raise TypeError(
                 "layer: its variables are traced; it is reordered or grows between steps, outside of jit."
             )
-        rows = values.pop(ID_ORDER, None)
-        return _change.Layer(self.table, values, None if rows is None else IdOrder(rows))
+        return values
 
     def _slice_init(self) -> CoreInit:
         init = fresh_init(_tensor_train(self.table).core_init)
         # A variable takes the value out of what `nnx.with_partitioning` returns.
         return (lambda *args: nnx.Param(init(*args))[...]) if callable(init) else init
 
-    def _become(self, after: _change.Layer) -> None:
-        values = dict(after.values)
-        if after.id_order is not None:
-            values[ID_ORDER] = on_device(after.id_order.rows)
+    def _become(
+        self, change: Change, opt: nnx.Optimizer[Any] | None, model: nnx.Module | None
+    ) -> None:
+        """What the change says, and the state of optax after it."""
+        if opt is not None and self.optimizer is None:
+            _change.check_cores("opt", self.table, change.table)
+        moments = _moments(self, opt, model, change.carry)
         # First what may fail: an axis of another length may not divide among its devices.
-        values = {name: _beside(getattr(self, name, None), value) for name, value in values.items()}
+        values = {
+            name: _beside(getattr(self, name, None), value) for name, value in change.state.items()
+        }
         for name in self.state().keys() - values.keys():
             delattr(self, name)
         template: nnx.Variable[Any] = getattr(self, self.table.param_names[0])
@@ -197,10 +184,11 @@ class ChangingModule(CachedModule):
             if variable is not None:
                 variable.set_value(value)
                 continue
-            kind = variable_type(after.table, name)
-            like = {} if name in after.table.buffers else template.get_metadata()
+            kind = variable_type(change.table, name)
+            like = {} if name in change.table.buffers else template.get_metadata()
             setattr(self, name, nnx.data(kind(value, **like)))
-        self.table = after.table
+        self.table = change.table.without_values()
+        moments()
 
 
 def _tensor_train(table: Table) -> TTTable:
@@ -218,7 +206,7 @@ def _moments(
     layer: nnx.Module,
     opt: nnx.Optimizer[Any] | None,
     model: nnx.Module | None,
-    rules: dict[str, _change.Carry],
+    rules: Mapping[str, Carry],
 ) -> Any:
     """What brings the state of optax after the layer, once it has changed; checks come before."""
     if opt is None:
@@ -236,7 +224,7 @@ def _moments(
     state = nnx.as_pure(opt.opt_state)
     _change.check_state("opt", opt.tx, state, params(), "model")
 
-    def carry(path: Any) -> _change.Carry | None:
+    def carry(path: Any) -> Carry | None:
         *names, name = [getattr(key, "key", None) for key in path]
         return rules.get(str(name)) if tuple(names) == found[0] else None
 

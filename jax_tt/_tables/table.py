@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,14 @@ from jax_tt._lookup._inputs import one_bag_per_position
 from jax_tt._lookup._refuse import once
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._tables import reference
+from jax_tt._tables.change import Change, Growth, Orders
 from jax_tt._tables.checks import STORAGE, check_storage
 from jax_tt._tables.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._tables.step_values import step_values
+
+if TYPE_CHECKING:
+    from jax_tt._cache.config import RowCache
+    from jax_tt.order._id_order import IdOrder
 
 # Arrays of a table by name; the names are those of a checkpoint.
 State = Mapping[str, Any]
@@ -90,6 +95,11 @@ class Table(abc.ABC):
     @property
     def cached(self) -> Any:
         """The table with a row cache, of what is wrapped around it; None where it has none."""
+        return None
+
+    @property
+    def id_order(self) -> IdOrder | None:
+        """The order of ids that a fresh state has."""
         return None
 
     def with_name(self, name: str | None) -> Self:
@@ -192,6 +202,25 @@ class Table(abc.ABC):
     def without_values(self) -> Self:
         """The same without arrays that only a fresh state is made of."""
         return self
+
+    # Changes between steps, on the host
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        """The table with more rows; those that it had stay as they are."""
+        del state, growth
+        raise TypeError(f"{self.label}a {type(self).__name__} cannot be given more rows.")
+
+    def reordered(self, state: State, orders: Orders) -> Change:
+        """The table with every id's row as it is in another order of ids."""
+        del state, orders
+        raise TypeError(f"{self.label}a {type(self).__name__} cannot be reordered.")
+
+    def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
+        """The table with another row cache in place of the one that it has."""
+        del state, cache, method
+        raise ValueError(
+            "cache: the layer has no row cache to resize; build it with cache=jax_tt.RowCache(capacity=...)."
+        )
 
     def check(self, state: State) -> None:
         """Raises where arrays are missing from a state, or are not those of this table."""

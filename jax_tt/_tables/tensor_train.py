@@ -21,6 +21,7 @@ from jax_tt._lookup import _backend
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._shape import TTShape
+from jax_tt._tables.change import Change, Growth, Orders
 from jax_tt._tables.checks import (
     MAX_COLUMNS,
     check_param_dtype,
@@ -104,6 +105,11 @@ class TTTable(NativeTable):
         table = cls(n, row_factors, col_factors, ranks, arrays[0].dtype, update, name)
         # Cores read from a file are numpy arrays, which a traced index cannot index.
         return table, tuple(map(jnp.asarray, arrays))
+
+    def with_shape(self, shape: TTShape) -> TTTable:
+        """The same with other sizes; cores that were given are not those of them."""
+        fields = {"param_dtype": self.param_dtype, "update": self.update, "name": self.name}
+        return self.of_shape(shape, **fields, core_init=fresh_init(self.core_init))
 
     @classmethod
     def of_shape(cls, shape: TTShape, **fields: Any) -> TTTable:
@@ -199,6 +205,16 @@ class TTTable(NativeTable):
             rows *= p
             value = value.reshape(batch, rows, t, columns)
         return value[:, : self.num_embeddings, 0, 0]
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        from jax_tt._algebra import change  # which reads this module
+
+        return change.grown(self, state, growth)
+
+    def reordered(self, state: State, orders: Orders) -> Change:
+        from jax_tt._algebra import change  # which reads this module
+
+        return change.reordered(self, state, orders)
 
     def plan(self, params: Params, batch: Batch, out: jax.Array, lookup: Lookup) -> Params:
         """What the backward pass needs where no forward pass over the whole batch went before.

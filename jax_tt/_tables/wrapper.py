@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from jax_tt._tables.change import Change, Growth
 from jax_tt._tables.options import Update
 from jax_tt._tables.table import State, Table
+
+if TYPE_CHECKING:
+    from jax_tt._cache.config import RowCache
 
 
 class _OfTable:
@@ -38,6 +42,7 @@ class Wrapper(Table):
     update = _of_table()
     name = _of_table()
     innermost = _of_table()  # pyright: ignore[reportIncompatibleMethodOverride]
+    id_order = _of_table()  # pyright: ignore[reportIncompatibleMethodOverride]
     cached = _of_table()  # pyright: ignore[reportIncompatibleMethodOverride]
 
     param_shapes = _of_table()  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -74,6 +79,15 @@ class Wrapper(Table):
 
     def without_values(self) -> Self:
         return dataclasses.replace(self, table=self.table.without_values())
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        return self._around(self.table.grown(state, growth))
+
+    def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
+        return self._around(self.table.with_cache(state, cache, method))
+
+    def _around(self, change: Change) -> Change:
+        return change._replace(table=dataclasses.replace(self, table=change.table))
 
     def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
         return {**state, **self.table.maintain(state, method)}

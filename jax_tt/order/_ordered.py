@@ -5,17 +5,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from jax_tt._lookup._batch import Batch
+from jax_tt._tables.change import Change, Growth, Orders
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State
 from jax_tt._tables.wrapper import Wrapper
 from jax_tt.order._apply import columns_by_id, mapped_ids
 from jax_tt.order._id_order import IdOrder
 from jax_tt.order._stored import StoredRows, of_layer, on_device
+
+if TYPE_CHECKING:
+    from jax_tt._cache.config import RowCache
 
 ID_ORDER = "id_order"
 
@@ -63,5 +68,30 @@ class Ordered(Wrapper):
     def to_dense(self, state: State) -> jax.Array:
         return self.table.to_dense(state)[self._rows(state).whole()]
 
+    def grown(self, state: State, growth: Growth) -> Change:
+        order = IdOrder(state[ID_ORDER])
+        if growth.like is not None:
+            growth = growth._replace(like=order.apply(np.asarray(growth.like)))
+        change = self.table.grown(_of_table(state), growth)
+        return under_order(change, order.grow(growth.num_embeddings))
+
+    def reordered(self, state: State, orders: Orders) -> Change:
+        inner = orders._replace(old=IdOrder(state[ID_ORDER]))
+        return under_order(self.table.reordered(_of_table(state), inner), orders.new)
+
+    def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
+        change = self.table.with_cache(_of_table(state), cache, method)
+        return under_order(change, IdOrder(state[ID_ORDER]))
+
     def _rows(self, state: State) -> StoredRows:
         return of_layer(state[ID_ORDER], self.num_embeddings)
+
+
+def under_order(change: Change, id_order: IdOrder) -> Change:
+    """A changed table behind an order of ids."""
+    state = {**change.state, ID_ORDER: on_device(id_order.rows)}
+    return change._replace(table=Ordered(change.table, id_order), state=state)
+
+
+def _of_table(state: State) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name != ID_ORDER}

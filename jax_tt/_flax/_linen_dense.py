@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax.linen import dtypes
 
 from jax_tt._flax._linen_table import EmbedBagModule, EmbedModule, TableModule
-from jax_tt._flax._options import check_sizes, described_update
+from jax_tt._flax._options import described_update
 from jax_tt._flax._pretrained import DenseFromPretrained
 from jax_tt._tables.dense import DenseTable, default_embedding_init
 from jax_tt._tables.options import Lookup
@@ -34,7 +34,6 @@ class DenseLayer(DenseFromPretrained, TableModule):
     method: str = "auto"
 
     def _describe(self) -> tuple[Table, Lookup]:
-        check_sizes(self.num_embeddings, self.features)
         update = described_update(self.optimizer, self.skip_nonfinite, self.stochastic_rounding)
         table = DenseTable(
             self.num_embeddings,

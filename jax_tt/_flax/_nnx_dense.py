@@ -8,17 +8,53 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 
-from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag, hoisted_update
-from jax_tt._flax._options import check_sizes
+from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag, TableModule, hoisted_update
 from jax_tt._flax._pretrained import DenseFromPretrained
 from jax_tt._tables.dense import DenseTable, default_embedding_init
 from jax_tt._tables.options import Lookup
 from jax_tt.optimizers import Optimizer
 
 
-class EmbedBag(DenseFromPretrained, TableEmbedBag):
+class DenseLayer(DenseFromPretrained, TableModule):
+    """What `Embed` and `EmbedBag` share beside their calls."""
+
+    embedding: nnx.Param
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        bounds: str = "warn",
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        promote_dtype: Callable[..., Any] | None = None,
+        embedding_init: Callable[..., Any] = default_embedding_init,
+        optimizer: Optimizer | None = None,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = True,
+        axis_name: Any = None,
+        method: str = "auto",
+        name: str | None = None,
+        rngs: nnx.Rngs,
+        embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
+        table = DenseTable(
+            num_embeddings, features, param_dtype, update, name, embedding_init=embedding_init
+        )
+        super().__init__(
+            table,
+            Lookup("sum", bounds, dtype, None, method, axis_name),
+            rngs=rngs,
+            metadata=embedding_metadata,
+            hyperparameters=variables,
+            **({} if promote_dtype is None else {"promote_dtype": promote_dtype}),
+        )
+
+
+class EmbedBag(DenseLayer, TableEmbedBag):
     """Pooled embeddings from a dense table: ``nnx.Embed`` for bags.
 
     Its parameter is ``embedding[num_embeddings, features]``.  With an ``optimizer`` only the rows
@@ -45,42 +81,14 @@ class EmbedBag(DenseFromPretrained, TableEmbedBag):
         (3, 16)
     """
 
-    embedding: nnx.Param
-
     def __init__(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        combiner: str = "sum",
-        bounds: str = "warn",
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        embedding_init: Callable[..., Any] = default_embedding_init,
-        optimizer: Optimizer | None = None,
-        skip_nonfinite: bool = False,
-        stochastic_rounding: bool = True,
-        axis_name: Any = None,
-        method: str = "auto",
-        name: str | None = None,
-        rngs: nnx.Rngs,
-        embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
+        self, num_embeddings: int, features: int, *, combiner: str = "sum", **options: Any
     ) -> None:
-        check_sizes(num_embeddings, features)
-        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
-        table = DenseTable(
-            num_embeddings, features, param_dtype, update, name, embedding_init=embedding_init
-        )
-        super().__init__(
-            table,
-            Lookup(combiner, bounds, dtype, None, method, axis_name),
-            rngs=rngs,
-            metadata=embedding_metadata,
-            hyperparameters=variables,
-        )
+        super().__init__(num_embeddings, features, **options)
+        self.combiner = combiner
 
 
-class Embed(DenseFromPretrained, TableEmbed):
+class Embed(DenseLayer, TableEmbed):
     """Rows of a dense table: ``nnx.Embed`` with checked ids and an update that may be fused.
 
     Its parameter is ``embedding[num_embeddings, features]``.  With an ``optimizer`` only the rows
@@ -105,38 +113,3 @@ class Embed(DenseFromPretrained, TableEmbed):
         >>> layer(jnp.array([[17, 4], [999, 0]])).shape, layer.attend(jnp.ones((2, 16))).shape
         ((2, 2, 16), (2, 1000))
     """
-
-    embedding: nnx.Param
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        bounds: str = "warn",
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
-        embedding_init: Callable[..., Any] = default_embedding_init,
-        optimizer: Optimizer | None = None,
-        skip_nonfinite: bool = False,
-        stochastic_rounding: bool = True,
-        axis_name: Any = None,
-        method: str = "auto",
-        name: str | None = None,
-        rngs: nnx.Rngs,
-        embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        check_sizes(num_embeddings, features)
-        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
-        table = DenseTable(
-            num_embeddings, features, param_dtype, update, name, embedding_init=embedding_init
-        )
-        super().__init__(
-            table,
-            Lookup("sum", bounds, dtype, None, method, axis_name),
-            rngs=rngs,
-            metadata=embedding_metadata,
-            hyperparameters=variables,
-            promote_dtype=promote_dtype,
-        )

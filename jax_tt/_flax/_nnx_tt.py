@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx.nn import dtypes
 
 from jax_tt._cache.config import RowCache
 from jax_tt._flax._nnx_change import ChangingModule
@@ -24,6 +23,50 @@ from jax_tt.order import IdOrder
 
 class TTLayer(TTFromPretrained, ChangingModule):
     """What `TTEmbed` and `TTEmbedBag` share beside their calls."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        tt_ranks: int | Sequence[int] = 32,
+        row_factors: Sequence[int] | None = None,
+        col_factors: Sequence[int] | None = None,
+        bounds: str = "warn",
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        precision: jax.lax.PrecisionLike = None,
+        core_init: CoreInit = "approx-normal",
+        promote_dtype: Callable[..., Any] | None = None,
+        optimizer: Optimizer | None = None,
+        cache: RowCache | None = None,
+        id_order: IdOrder | None = None,
+        skip_nonfinite: bool = False,
+        stochastic_rounding: bool = True,
+        axis_name: Any = None,
+        method: str = "auto",
+        name: str | None = None,
+        rngs: nnx.Rngs,
+        core_metadata: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
+        table = described_tt(
+            table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors),
+            cache,
+            id_order,
+            param_dtype=param_dtype,
+            core_init=core_init,
+            update=update,
+            name=name,
+        )
+        super().__init__(
+            table,
+            Lookup("sum", bounds, dtype, precision, method, axis_name),
+            rngs=rngs,
+            metadata=core_metadata,
+            hyperparameters=variables,
+            **({} if promote_dtype is None else {"promote_dtype": promote_dtype}),
+        )
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
@@ -61,7 +104,7 @@ class TTEmbed(TTLayer, TableEmbed):
             giving *table entries* of variance ``1 / (3 N)``; or an initialiser
             ``(key, core_shape, dtype) -> core`` called for every core, which may be wrapped in
             ``nnx.with_partitioning``.
-        promote_dtype: as in ``nnx.Embed``; called with ``(rows,)`` by ``__call__`` and with
+        promote_dtype: as in ``nnx.Embed``, whose default it has; called with ``(rows,)`` by ``__call__`` and with
             ``(query, *cores)`` by ``attend``.
         optimizer: None for ordinary parameters that optax steps, or a rule of
             ``jax_tt.optimizers`` to have the update fused into the backward pass; step the model
@@ -95,50 +138,6 @@ class TTEmbed(TTLayer, TableEmbed):
         >>> layer.tt_shape.d, layer.tt_shape.ranks
         (3, (8, 8))
     """
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        tt_ranks: int | Sequence[int] = 32,
-        row_factors: Sequence[int] | None = None,
-        col_factors: Sequence[int] | None = None,
-        bounds: str = "warn",
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        precision: jax.lax.PrecisionLike = None,
-        core_init: CoreInit = "approx-normal",
-        promote_dtype: Callable[..., Any] = dtypes.promote_dtype,
-        optimizer: Optimizer | None = None,
-        cache: RowCache | None = None,
-        id_order: IdOrder | None = None,
-        skip_nonfinite: bool = False,
-        stochastic_rounding: bool = True,
-        axis_name: Any = None,
-        method: str = "auto",
-        name: str | None = None,
-        rngs: nnx.Rngs,
-        core_metadata: Mapping[str, Any] = MappingProxyType({}),
-    ) -> None:
-        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
-        table = described_tt(
-            table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors),
-            cache,
-            id_order,
-            param_dtype=param_dtype,
-            core_init=core_init,
-            update=update,
-            name=name,
-        )
-        super().__init__(
-            table,
-            Lookup("sum", bounds, dtype, precision, method, axis_name),
-            rngs=rngs,
-            metadata=core_metadata,
-            hyperparameters=variables,
-            promote_dtype=promote_dtype,
-        )
 
 
 class TTEmbedBag(TTLayer, TableEmbedBag):
@@ -175,44 +174,7 @@ class TTEmbedBag(TTLayer, TableEmbedBag):
     """
 
     def __init__(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        tt_ranks: int | Sequence[int] = 32,
-        row_factors: Sequence[int] | None = None,
-        col_factors: Sequence[int] | None = None,
-        combiner: str = "sum",
-        bounds: str = "warn",
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        precision: jax.lax.PrecisionLike = None,
-        core_init: CoreInit = "approx-normal",
-        optimizer: Optimizer | None = None,
-        cache: RowCache | None = None,
-        id_order: IdOrder | None = None,
-        skip_nonfinite: bool = False,
-        stochastic_rounding: bool = True,
-        axis_name: Any = None,
-        method: str = "auto",
-        name: str | None = None,
-        rngs: nnx.Rngs,
-        core_metadata: Mapping[str, Any] = MappingProxyType({}),
+        self, num_embeddings: int, features: int, *, combiner: str = "sum", **options: Any
     ) -> None:
-        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
-        table = described_tt(
-            table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors),
-            cache,
-            id_order,
-            param_dtype=param_dtype,
-            core_init=core_init,
-            update=update,
-            name=name,
-        )
-        super().__init__(
-            table,
-            Lookup(combiner, bounds, dtype, precision, method, axis_name),
-            rngs=rngs,
-            metadata=core_metadata,
-            hyperparameters=variables,
-        )
+        super().__init__(num_embeddings, features, **options)
+        self.combiner = combiner

@@ -84,15 +84,6 @@ def _num_cores(ranks: int | tuple[int, ...], *factors: Sequence[int] | None) -> 
     return _DEFAULT_CORES if isinstance(ranks, int) else len(ranks) + 1
 
 
-def check_sizes(num_embeddings: Any, features: Any) -> None:
-    """Refuses sizes of a dense table that are no positive integers (`TTShape` checks its own)."""
-    for name, value in (("num_embeddings", num_embeddings), ("features", features)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise TypeError(f"{name}: got {value!r}; expected an integer >= 1.")
-        if value < 1:
-            raise ValueError(f"{name}: got {value}; expected an integer >= 1.")
-
-
 def described_tt(
     shape: TTShape, cache: RowCache | None, id_order: IdOrder | None, **fields: Any
 ) -> Table:

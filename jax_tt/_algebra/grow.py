@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._algebra.least_squares import solve_slice
-from jax_tt._algebra.operands import table_operand
 from jax_tt._algebra.refine import sampled_equations
 from jax_tt._algebra.train_rows import TrainRows
 from jax_tt._algebra.trains import to_links
@@ -62,7 +61,7 @@ def tt_grow(
     >>> [core.shape[0] for core in grown], bool((grown[0][:10] == cores[0]).all())
     ([12, 10, 10], True)
     """
-    table, arrays = table_operand("cores", cores)
+    table, arrays = TTTable.of(cores, name="cores")
     _check(arrays, shape)
     count = shape.row_factors[0] - table.row_factors[0]
     if not count:
@@ -109,10 +108,9 @@ def _near(
     table: TTTable, cores: Sequence[jax.Array], fresh: jax.Array, like: np.ndarray
 ) -> jax.Array:
     """The appended slices that bring the last rows of the table nearest to the rows ``like``."""
-    p, q, ranks = table.row_factors, table.col_factors, table.ranks[1:-1]
-    wanted = TrainRows(cores, TTShape(table.num_embeddings, table.features, ranks, p, q))[like]
+    wanted = TrainRows(cores, table.shape)[like]
     dense = [np.asarray(core).astype(np.float64) for core in (fresh, *cores[1:])]
-    appended = dataclasses.replace(table, row_factors=(len(fresh), *p[1:]))
+    appended = dataclasses.replace(table, row_factors=(len(fresh), *table.row_factors[1:]))
     equations = sampled_equations(appended, np.arange(len(like)), wanted, np.ones(len(like)))
     for i, matrix, right in equations(to_links(dense), 0):
         ridge = _RIDGE * float(matrix.max()) or 1.0

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._algebra.operands import table_operand, table_pair
+from jax_tt._algebra.operands import table_pair
 from jax_tt._dtypes import accumulator
+from jax_tt._tables.tensor_train import TTTable
 
 
 def tt_inner(a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = None) -> jax.Array:
@@ -68,7 +69,7 @@ def tt_norm(cores: Sequence[Any], num_embeddings: int | None = None) -> jax.Arra
     >>> round(float(jax_tt.tt_norm(cores)) ** 2 / (1000 * 8 / 3000), 3)
     1.0
     """
-    table, cores = table_operand("cores", cores, num_embeddings)
+    table, cores = TTTable.of(cores, num_embeddings, name="cores")
     return _norm(_digits(table.num_embeddings, table.row_factors), cores)
 
 

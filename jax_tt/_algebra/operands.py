@@ -10,19 +10,12 @@ import jax
 from jax_tt._tables.tensor_train import TTTable
 
 
-def table_operand(
-    name: str, cores: Sequence[Any], num_embeddings: int | None = None
-) -> tuple[TTTable, tuple[jax.Array, ...]]:
-    """A table and its cores; ``name`` is what messages call it."""
-    return TTTable.of(cores, num_embeddings, name=name)
-
-
 def table_pair(
     a: Sequence[Any], b: Sequence[Any], num_embeddings: int | None = None
 ) -> tuple[TTTable, tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Two tables of the same factors."""
-    left, a = table_operand("a", a, num_embeddings)
-    right, b = table_operand("b", b, num_embeddings)
+    left, a = TTTable.of(a, num_embeddings, name="a")
+    right, b = TTTable.of(b, num_embeddings, name="b")
     if (left.row_factors, left.col_factors) != (right.row_factors, right.col_factors):
         raise ValueError(
             f"b: has row factors {right.row_factors} and column factors {right.col_factors}; expected those of a, "

@@ -11,7 +11,6 @@ import numpy as np
 
 from jax_tt._algebra.checks import number_of_sweeps, ridge_weight, row_weights
 from jax_tt._algebra.least_squares import Equations, alternate, kron_sum
-from jax_tt._algebra.operands import table_operand
 from jax_tt._algebra.trains import to_cores
 from jax_tt._arguments import as_array
 from jax_tt._tables.tensor_train import TTTable
@@ -58,7 +57,7 @@ def tt_refine(
     >>> error(jax_tt.tt_refine(cores, ids, rows)) < 0.1 * error(cores)
     True
     """
-    table, cores = table_operand("cores", cores)
+    table, cores = TTTable.of(cores, name="cores")
     ids, rows, weights = _samples(table, ids, rows, weights)
     sweeps, ridge = number_of_sweeps(sweeps), ridge_weight(ridge)
     if not len(ids):

@@ -11,9 +11,9 @@ from jax.core import Tracer
 from jax_tt._algebra.approximation import TTApproximation
 from jax_tt._algebra.checks import row_weights
 from jax_tt._algebra.from_dense import tt_from_dense
-from jax_tt._algebra.operands import table_operand
 from jax_tt._algebra.train_rows import TrainRows
 from jax_tt._shape import TTShape
+from jax_tt._tables.tensor_train import TTTable
 from jax_tt.order._id_order import IdOrder
 from jax_tt.order._ordered_rows import OrderedRows
 
@@ -23,17 +23,7 @@ def tt_reorder(
     old_order: IdOrder | None,
     new_order: IdOrder,
     ranks: int | Sequence[int] | None = None,
-    *,
-    shape: TTShape | None = None,
-    tolerance: float | None = None,
-    max_bytes: int | None = None,
-    row_factors: Sequence[int] | None = None,
-    col_factors: Sequence[int] | None = None,
-    weights: Any = None,
-    sweeps: int = 2,
-    dtype: Any = None,
-    seed: int = 0,
-    progress: bool = False,
+    **options: Any,
 ) -> TTApproximation:
     """Cores for a new order of ids, in which every id has nearly the same row as in the old order.
 
@@ -52,9 +42,8 @@ def tt_reorder(
         new_order: the new `IdOrder`; `IdOrder.identity` if ids are to be rows.
         ranks, shape, tolerance, max_bytes, row_factors, col_factors: as in `tt_from_dense`, at most one of the first
             four; factors and ranks that are not given are those of ``cores``.
-        weights: ``[N]`` by id, at least 0, e.g. the number of requests of each id; as in `tt_from_dense`.
-        sweeps, seed, progress: as in `tt_from_dense`.
-        dtype: storage type of the new cores; by default that of the old ones.
+        **options: the others of `tt_from_dense`: ``weights`` by id, e.g. the number of requests of each id, ``sweeps``,
+            ``seed``, ``progress``, and ``dtype`` of the new cores, by default that of the old ones.
 
     Returns:
         `TTApproximation`: the new cores, their shape, and the difference between the new and the old rows.
@@ -80,32 +69,10 @@ def tt_reorder(
                 f"{name}: got a {type(order).__name__}; expected a jax_tt.order.IdOrder, e.g. "
                 "jax_tt.order.from_interactions(pairs, shape)."
             )
-    table, arrays = table_operand("cores", cores, new_order.num_embeddings)
+    table, arrays = TTTable.of(cores, new_order.num_embeddings, name="cores")
     check_cores(arrays)
-    old_shape = TTShape(
-        table.num_embeddings,
-        table.features,
-        table.ranks[1:-1],
-        table.row_factors,
-        table.col_factors,
-    )
-    return reordered_rows(
-        TrainRows(arrays, old_shape),
-        old_shape,
-        old_order,
-        new_order,
-        ranks=ranks,
-        shape=shape,
-        tolerance=tolerance,
-        max_bytes=max_bytes,
-        row_factors=row_factors,
-        col_factors=col_factors,
-        weights=weights,
-        sweeps=sweeps,
-        dtype=dtype,
-        seed=seed,
-        progress=progress,
-    )
+    rows, shape = TrainRows(arrays, table.shape), table.shape
+    return reordered_rows(rows, shape, old_order, new_order, ranks=ranks, **options)
 
 
 def reordered_rows(

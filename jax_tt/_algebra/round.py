@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,7 +12,6 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._algebra.checks import exactly_one, relative_tolerance
-from jax_tt._algebra.operands import table_operand
 from jax_tt._algebra.trains import (
     FixedRanks,
     orthogonal_from_right,
@@ -68,17 +66,11 @@ def tt_round(
     [(10, 1, 2, 4), (10, 4, 2, 4), (10, 4, 2, 1)]
     """
     exactly_one(ranks=ranks, tolerance=tolerance, max_bytes=max_bytes)
-    table, cores = table_operand("cores", cores)
+    table, cores = TTTable.of(cores, name="cores")
     dtype = cores[0].dtype
     if ranks is not None:
-        shape = TTShape(
-            table.num_embeddings,
-            math.prod(table.col_factors),
-            ranks,
-            table.row_factors,
-            table.col_factors,
-        )
-        return _rounded(cores, shape.ranks)
+        n, width, p, q = table.num_embeddings, table.features, table.row_factors, table.col_factors
+        return _rounded(cores, TTShape(n, width, ranks, p, q).ranks)
     links = _on_host(table, cores, tolerance, max_bytes)
     return tuple(
         jnp.asarray(core, dtype) for core in to_cores(links, table.row_factors, table.col_factors)

@@ -11,7 +11,7 @@ from jax_tt._cache.config import RowCache
 from jax_tt._cache.directory import CacheDirectory
 from jax_tt._cache.table import CachedTable, described
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
-from jax_tt._tables.hoisted import hoisted
+from jax_tt._tables.hoisted import fused_update
 from jax_tt._tables.options import Lookup, StepInputs, Update
 from jax_tt.optimizers import Optimizer
 
@@ -114,6 +114,4 @@ def _inputs(optimizer: Any, options: dict[str, Any]) -> tuple[Update | None, Ste
                 f"{', '.join(options)}: of no use without an optimizer, whose update is all that they change."
             )
         return None, StepInputs()
-    rule, values = hoisted(optimizer)
-    inputs = {name: options.pop(name) for name in ("grad_scale", "key") if name in options}
-    return Update(rule, **options), StepInputs(**inputs, hyperparameters=values)
+    return fused_update(optimizer, **options)

@@ -62,20 +62,13 @@ def refresh_if_due(table: CachedTable, cache: RowCache, **options: Any) -> Cache
     return changed(refreshed_if_due, table, cache, **options)
 
 
-def flush_cache(
-    table: CachedTable,
-    cache: RowCache,
-    *,
-    num_embeddings: int | None = None,
-    optimizer: Optimizer | None = None,
-    method: str = "auto",
-) -> CachedTable:
+def flush_cache(table: CachedTable, cache: RowCache, **options: Any) -> CachedTable:
     """Writes what all cached rows learned back into the cores, which then are the whole model, and reads them anew.
 
     What the fit could not take up is lost, and with ``write_back=None`` all of it. No row leaves the cache, and counts
     stay as they are.
 
-    Args, Returns: as `populate_cache`.
+    Args, Returns: as `populate_cache`, whose options these are.
 
     >>> import jax, jax_tt
     >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
@@ -87,21 +80,13 @@ def flush_cache(
     >>> jax_tt.cache_statistics(table.directory)["written_back"]
     2
     """
-    options = num_embeddings, optimizer, method
-    return changed(flushed, table, cache, *options)
+    return changed(flushed, table, cache, **options)
 
 
-def reset_cache(
-    table: CachedTable,
-    cache: RowCache,
-    *,
-    num_embeddings: int | None = None,
-    optimizer: Optimizer | None = None,
-    method: str = "auto",
-) -> CachedTable:
+def reset_cache(table: CachedTable, cache: RowCache, **options: Any) -> CachedTable:
     """Flushes, then forgets every row, count and statistic.
 
-    Args, Returns: as `populate_cache`.
+    Args, Returns: as `populate_cache`, whose options these are.
 
     >>> import jax, jax_tt
     >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
@@ -113,5 +98,4 @@ def reset_cache(
     >>> jax_tt.cache_statistics(table.directory)["occupied"]
     0
     """
-    options = num_embeddings, optimizer, method
-    return changed(emptied, table, cache, *options)
+    return changed(emptied, table, cache, **options)

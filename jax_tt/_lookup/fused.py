@@ -7,8 +7,8 @@ import jax
 from jax_tt._bags import Bags
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._tables.fused import FusedTable, dense_fused, tt_fused
-from jax_tt._tables.hoisted import hoisted
-from jax_tt._tables.options import Lookup, StepInputs, Update
+from jax_tt._tables.hoisted import fused_update
+from jax_tt._tables.options import Lookup
 from jax_tt.optimizers import Optimizer
 
 
@@ -68,9 +68,7 @@ def fused_tt_embed_bag(
     (1.0, 1.0)
     """
     lookup = Lookup(combiner, bounds, dtype, precision, method, axis_name)
-    rule, values = hoisted(optimizer)
-    update = Update(rule, skip_nonfinite, stochastic_rounding)
-    inputs = StepInputs(grad_scale, key, values)
+    update, inputs = fused_update(optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding)
     described, state = tt_fused(table, update, num_embeddings, name)
     return pooled_rows(described, state, bags, lookup, inputs)[0]
 
@@ -112,9 +110,7 @@ def fused_tt_lookup(
     (2, 8)
     """
     lookup = Lookup("sum", bounds, dtype, precision, method, axis_name)
-    rule, values = hoisted(optimizer)
-    update = Update(rule, skip_nonfinite, stochastic_rounding)
-    inputs = StepInputs(grad_scale, key, values)
+    update, inputs = fused_update(optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding)
     described, state = tt_fused(table, update, num_embeddings, name)
     return lookup_rows(described, state, ids, lookup, inputs)[0]
 
@@ -156,8 +152,6 @@ def fused_embed_bag(
     [0.0, -1.0, 0.0, -0.5]
     """
     lookup = Lookup(combiner, bounds, dtype, None, method, axis_name)
-    rule, values = hoisted(optimizer)
-    update = Update(rule, skip_nonfinite, stochastic_rounding)
-    inputs = StepInputs(grad_scale, key, values)
+    update, inputs = fused_update(optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding)
     described, state = dense_fused(table, update, name)
     return pooled_rows(described, state, bags, lookup, inputs)[0]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from jax_tt._tables.options import check_optimizer
+from jax_tt._tables.options import StepInputs, Update, check_optimizer
 from jax_tt.optimizers._base import Optimizer, is_array
 
 
@@ -41,3 +41,15 @@ def hoisted(
     if not values:
         return optimizer, {}
     return optimizer.with_hyperparameters({name: _TakenOut(name) for name in values}), values
+
+
+def fused_update(
+    optimizer: Any,
+    grad_scale: Any = None,
+    key: Any = None,
+    skip_nonfinite: bool = False,
+    stochastic_rounding: bool = True,
+) -> tuple[Update, StepInputs]:
+    """What the functional ops are told of an update: its description, and its numbers."""
+    rule, values = hoisted(optimizer)
+    return Update(rule, skip_nonfinite, stochastic_rounding), StepInputs(grad_scale, key, values)

@@ -137,38 +137,20 @@ class EmbedModule(TableModule):
         grad_scale: Any = None,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> jax.Array:
-        """Looks ids up.
+        """Looks ids up, as the NNX layer does.
 
         Args:
-            inputs: integers of any shape, or `SplitIds` (which an ``id_order`` does not take).
-            grad_scale: fused only; the factor the loss is multiplied with, divided out of the
-                table's gradient inside the op.
-            hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
-                e.g. ``{"learning_rate": rate}``.
+            inputs, grad_scale, hyperparameters: as in `jax_tt.TTEmbed`.
 
         Returns:
             ``[*inputs.shape, features]``.
-
-        Raises:
-            ValueError: ``inputs`` are not integers.
         """
         result = self._call(lookup_rows, inputs, grad_scale, hyperparameters)
         (result,) = self.promote_dtype(result, dtype=self.dtype, inexact=False)
         return result
 
     def attend(self, query: jax.Array) -> jax.Array:
-        """Scores queries against every row, without building the table.
-
-        Args:
-            query: floats ``[..., features]``.
-
-        Returns:
-            ``[..., num_embeddings]``, the inner products with all rows.
-
-        Raises:
-            ValueError: the last dimension of ``query`` is not ``features``.
-            TypeError: the scores of a fused table are part of a loss; its update cannot be fused.
-        """
+        """Scores ``query[..., features]`` against every row, ``[..., num_embeddings]``, as `jax_tt.TTEmbed.attend`."""
 
         def promote(*arrays: jax.Array) -> Any:
             return self.promote_dtype(*arrays, dtype=self.dtype)
@@ -198,7 +180,20 @@ class EmbedBagModule(TableModule):
         return self._call(pooled_rows, bags, grad_scale, hyperparameters)
 
 
-class TableEmbed(EmbedModule):
+class AnyTable(TableModule):
+    """A layer that is given the description of its table."""
+
+    table: Table
+    lookup: Lookup = Lookup(bounds="warn")
+
+    def _describe(self) -> tuple[Table, Lookup]:
+        return self.table, self.lookup
+
+    def _sizes(self) -> str:
+        return f"{self.table.num_embeddings}, {self.table.features}"
+
+
+class TableEmbed(AnyTable, EmbedModule):
     """Rows of a table of any kind, as `TTEmbed` and `Embed` give those of theirs.
 
     Attributes:
@@ -214,22 +209,14 @@ class TableEmbed(EmbedModule):
         (2, 16)
     """
 
-    table: Table
-    lookup: Lookup = Lookup(bounds="warn")
     promote_dtype: Callable[..., Any] = dtypes.promote_dtype
-
-    def _describe(self) -> tuple[Table, Lookup]:
-        return self.table, self.lookup
-
-    def _sizes(self) -> str:
-        return f"{self.table.num_embeddings}, {self.table.features}"
 
     @property
     def dtype(self) -> Any:
         return self.lookup.dtype
 
 
-class TableEmbedBag(EmbedBagModule):
+class TableEmbedBag(AnyTable, EmbedBagModule):
     """Pooled rows of a table of any kind, as `TTEmbedBag` and `EmbedBag` give those of theirs.
 
     Attributes:
@@ -244,12 +231,3 @@ class TableEmbedBag(EmbedBagModule):
         >>> layer.apply(variables, bags).shape
         (3, 16)
     """
-
-    table: Table
-    lookup: Lookup = Lookup(bounds="warn")
-
-    def _describe(self) -> tuple[Table, Lookup]:
-        return self.table, self.lookup
-
-    def _sizes(self) -> str:
-        return f"{self.table.num_embeddings}, {self.table.features}"

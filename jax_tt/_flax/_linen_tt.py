@@ -85,13 +85,8 @@ class TTEmbed(TTLayer, EmbedModule):
     next values, when it is given the whole dictionary of variables as its ``params``.
 
     Attributes:
-        num_embeddings: number of rows, N.
-        features: number of columns, D.
-        tt_ranks: one integer, or the ``d - 1`` ranks between the cores; ranks above the useful
-            maximum are clipped.
-        row_factors: ``d`` integers (2 to 5 of them) with a product of at least N, or None to have
-            them suggested.
-        col_factors: ``d`` integers with a product of exactly D, or None.
+        num_embeddings, features, tt_ranks, row_factors, col_factors, dtype, param_dtype, skip_nonfinite,
+            stochastic_rounding, axis_name, method, precision: as in `jax_tt.TTEmbed`.
         bounds: what an id outside ``[0, N)`` does.  ``"warn"`` reads zeros and trains nothing; such
             ids are reported once, as an `OutOfRangeWarning`, and counted by ``apply`` where the
             collection ``out_of_range`` is mutable.  ``"zero"`` does the same without a word, and
@@ -99,9 +94,6 @@ class TTEmbed(TTLayer, EmbedModule):
             the price of the model where buffers are donated: no parameter can be read after the
             error.  ``"unchecked"`` promises that there is no such id.  Negative ids are out of
             range, they do not wrap around.
-        dtype: type of the rows returned (default: that of the cores).  Rows are computed in
-            float32 or better and cast once.
-        param_dtype: type the cores are stored in.
         core_init: ``"approx-normal"``, ``"approx-uniform"``, ``"normal"`` or ``"uniform"``, each
             giving *table entries* of variance ``1 / (3 N)``; or an initialiser
             ``(key, core_shape, dtype) -> core`` called for every core, which may be boxed, e.g. by
@@ -114,13 +106,6 @@ class TTEmbed(TTLayer, EmbedModule):
             collection ``row_cache`` is mutable; call `refresh_caches` after each step.
         id_order: an `IdOrder` from ids to rows of the table, or None where ids are rows.  It is kept in
             the collection ``id_order``, 2 to 4 bytes an id; callers see ids only.
-        skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
-        stochastic_rounding: fused 16-bit cores only; round updates stochastically.
-        axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with
-            ``check_vma=False``.
-        method: ``"auto"``, ``"reference"`` (pure JAX) or ``"ffi"`` (native).
-        precision: of the products of float32 cores on a GPU, as in ``nn.Dense``, whose None means
-            `jax.default_matmul_precision`; full where that is not set.
         promote_dtype: as in ``nn.Embed``; called with ``rows`` by ``__call__`` and with
             ``query, *cores`` by ``attend``.
 
@@ -152,10 +137,7 @@ class TTEmbedBag(TTLayer, EmbedBagModule):
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
             core_init, core_partitioning, optimizer, cache, id_order, skip_nonfinite,
             stochastic_rounding, axis_name, method, precision: as in `TTEmbed`.
-        combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
-            ``"sqrtn"`` by the root of the number, or of the sum of squared weights; ``"mean_count"``
-            by the number of ids, weights or not; ``"max"`` is the maximum of each column and takes no
-            weights.
+        combiner: ``"sum"``, ``"mean"``, ``"mean_count"``, ``"sqrtn"`` or ``"max"``, as in `jax_tt.TTEmbedBag`.
 
     Raises:
         ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message

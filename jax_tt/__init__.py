@@ -20,6 +20,7 @@ from jax_tt._algebra.residuals import TTResidual as TTResidual
 from jax_tt._algebra.residuals import tt_residuals as tt_residuals
 from jax_tt._algebra.round import tt_round as tt_round
 from jax_tt._bags import Bags as Bags
+from jax_tt._cache.cached import RowCachedTable as RowCachedTable
 from jax_tt._cache.config import RowCache as RowCache
 from jax_tt._cache.config import WriteBack as WriteBack
 from jax_tt._cache.directory import CacheDirectory as CacheDirectory
@@ -68,6 +69,7 @@ from jax_tt._tables.options import StepInputs as StepInputs
 from jax_tt._tables.options import Update as Update
 from jax_tt._tables.table import Table as Table
 from jax_tt._tables.tensor_train import TTTable as TTTable
+from jax_tt.order._ordered import OrderedTable as OrderedTable
 
 __version__ = "0.1.0"
 

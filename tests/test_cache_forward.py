@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._cache.cached import Cached
 from jax_tt._lookup._batch import Batch
 from jax_tt._tables.options import Lookup, Update, Wanted
 from jax_tt._tables.table import named
@@ -37,9 +36,9 @@ class Result(NamedTuple):
 
 @dataclasses.dataclass
 class Call:
-    """The arguments of `Cached.divided_forward`."""
+    """The arguments of `RowCachedTable.divided_forward`."""
 
-    cached: Cached
+    cached: jax_tt.RowCachedTable
     hits: Batch
     misses: Batch
     rows: jax.Array
@@ -106,7 +105,7 @@ def make_call(
     table = dataclasses.replace(TTTable.of_shape(shape), name="table")
     table = dataclasses.replace(table, update=Update(jax_tt.optimizers.SGD(0.1)))
     return Call(
-        Cached(table, jax_tt.RowCache(30, ways=30)),
+        jax_tt.RowCachedTable(table, jax_tt.RowCache(30, ways=30)),
         dataclasses.replace(batch, ids=jnp.asarray(slots)),
         batch,
         jnp.asarray(rng.normal(size=(30, shape.features))).astype(rows),

@@ -3,9 +3,7 @@
 import numpy as np
 
 import jax_tt
-from jax_tt._cache.cached import Cached
 from jax_tt._cache.maintain import populated
-from jax_tt.order._ordered import Ordered
 from tests.kind_case import KindCase
 
 TRAIN = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(50, 8, ranks=4))
@@ -20,11 +18,11 @@ class TestTensorTrain(KindCase):
 
 
 class TestOrdered(KindCase):
-    table = Ordered(TRAIN, jax_tt.order.IdOrder(np.arange(50)[::-1]))
+    table = jax_tt.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(50)[::-1]))
 
 
 class TestCached(KindCase):
-    table = Cached(TRAIN, jax_tt.RowCache(10, ways=5))
+    table = jax_tt.RowCachedTable(TRAIN, jax_tt.RowCache(10, ways=5))
 
     @property
     def state(self):

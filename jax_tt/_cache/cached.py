@@ -1,4 +1,4 @@
-"""`Cached`: a tensor-train table that reads hot rows from a cache."""
+"""`RowCachedTable`: a tensor-train table that reads hot rows from a cache."""
 
 from __future__ import annotations
 
@@ -30,17 +30,28 @@ from jax_tt._tables.options import Lookup, StepInputs, Wanted
 from jax_tt._tables.table import State, Table
 from jax_tt._tables.wrapper import Wrapper
 
-DIRECTORY = tuple(f"cache_{field}" for field in CacheDirectory._fields)
+_PREFIX = "cache_"
+DIRECTORY = tuple(f"{_PREFIX}{field}" for field in CacheDirectory._fields)
 ROWS = "cache_rows"
 COLLECTION = "row_cache"
 
 
 @dataclasses.dataclass(frozen=True)
-class Cached(Wrapper):
-    """A tensor-train table with a `RowCache`.
+class RowCachedTable(Wrapper):
+    """A tensor-train table with a `RowCache`, a table like any other.
 
     Its state is that of the table, the cached rows and their optimizer state (``cache_rows``, ``cache_slot_*``,
-    ``cache_step`` and so on), and the directory.
+    ``cache_step`` and so on), and the directory. `Table.maintain` refreshes the cache where it is due.
+
+    Attributes:
+        table: the `TTTable`.
+        cache: sizes and policy.
+
+    >>> import jax, jax_tt
+    >>> train = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 8, ranks=4))
+    >>> table = jax_tt.RowCachedTable(train, jax_tt.RowCache(50, ways=5))
+    >>> table.init(jax.random.key(0))["cache_rows"].shape
+    (50, 8)
     """
 
     cache: RowCache
@@ -50,11 +61,16 @@ class Cached(Wrapper):
             raise TypeError(
                 f"cache: got {self.cache!r}; expected None or a RowCache, e.g. cache=jax_tt.RowCache(capacity=10_000)."
             )
+        if not self.table.cacheable:
+            raise TypeError(
+                f"table: got a {type(self.table).__name__}; expected a TTTable. An order of ids goes around the cache: "
+                "OrderedTable(RowCachedTable(table, cache), id_order)."
+            )
         self.cache.layout(self.num_embeddings)
         self.cache.key_dtype(self.num_embeddings)
 
     @property
-    def cached(self) -> Cached:
+    def cached(self) -> RowCachedTable:
         return self
 
     @property
@@ -341,7 +357,12 @@ def outer_name(name: str) -> str:
     """The name of what a table of rows holds, beside the table that it is the cache of."""
     if name == "embedding":
         return ROWS
-    return f"cache_{name.removesuffix('_0')}"
+    return f"{_PREFIX}{name.removesuffix('_0')}"
+
+
+def is_of_rows(name: str) -> bool:
+    """Whether what is called so beside a table belongs to its cached rows."""
+    return name.startswith(_PREFIX)
 
 
 def _of_rows(lookup: Lookup) -> Lookup:

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_tt._cache.cached import ROWS, Cached, directory_of, outer_name
+from jax_tt._cache.cached import ROWS, RowCachedTable, directory_of, outer_name
 from jax_tt._cache.config import RowCache
 from jax_tt._cache.resize import moved, resized
 from jax_tt._tables.change import Change, Growth, Orders, restarted
 from jax_tt._tables.table import SCALARS, State
 
 
-def grown(cached: Cached, state: State, growth: Growth) -> Change:
+def grown(cached: RowCachedTable, state: State, growth: Growth) -> Change:
     """The cache is resized where the larger table asks for another layout."""
     cache, carry = cached.cache, {}
     sizes = cached.num_embeddings, growth.num_embeddings
@@ -28,7 +28,7 @@ def grown(cached: Cached, state: State, growth: Growth) -> Change:
     return change._replace(table=table, carry={**change.carry, **carry})
 
 
-def reordered(cached: Cached, state: State, orders: Orders) -> Change:
+def reordered(cached: RowCachedTable, state: State, orders: Orders) -> Change:
     """Cached rows enter the fit as they are, and the cache is empty afterwards."""
     if cached.trains_rows:
         tags = np.asarray(directory_of(state).tags).reshape(-1)
@@ -44,7 +44,7 @@ def reordered(cached: Cached, state: State, orders: Orders) -> Change:
     return change._replace(table=table, state=change.state | empty, carry=carry)
 
 
-def with_cache(cached: Cached, state: State, cache: RowCache, method: str) -> Change:
+def with_cache(cached: RowCachedTable, state: State, cache: RowCache, method: str) -> Change:
     if cache is None:
         raise TypeError(
             "cache: got None; expected a RowCache. flush() writes back what rows learned."
@@ -54,7 +54,7 @@ def with_cache(cached: Cached, state: State, cache: RowCache, method: str) -> Ch
 
 
 def _resized(
-    cached: Cached, state: State, cache: RowCache, num_embeddings: int, method: str
+    cached: RowCachedTable, state: State, cache: RowCache, num_embeddings: int, method: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     @jax.jit
     def changed(state: State) -> tuple[dict[str, Any], jax.Array]:

@@ -1,4 +1,4 @@
-"""What is done with the state of a `Cached` table between steps; all of it works under ``jit``."""
+"""What is done with the state of a `RowCachedTable` table between steps; all of it works under ``jit``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._cache import backend
-from jax_tt._cache.cached import ROWS, Cached, directory_of, named_directory, outer_name
+from jax_tt._cache.cached import ROWS, RowCachedTable, directory_of, named_directory, outer_name
 from jax_tt._cache.directory import add_to_statistics, init_directory
 from jax_tt._cache.scores import aged
 from jax_tt._cache.write_back import single_rows, write_back
@@ -17,7 +17,7 @@ from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State, named
 
 
-def populated(cached: Cached, state: State, method: str) -> dict[str, Any]:
+def populated(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:
     """`jax_tt.populate_cache`."""
     before = directory_of(state)
     directory, evicted, counts = backend.populate(before, method)
@@ -40,7 +40,7 @@ def populated(cached: Cached, state: State, method: str) -> dict[str, Any]:
     return {**_with_rows(cached, state, came.reshape(-1), new), **named_directory(directory)}
 
 
-def refreshed_if_due(cached: Cached, state: State, method: str) -> dict[str, Any]:
+def refreshed_if_due(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:
     """`jax_tt.refresh_if_due`."""
     every = cached.cache.refresh_every
     if every is None:
@@ -51,7 +51,7 @@ def refreshed_if_due(cached: Cached, state: State, method: str) -> dict[str, Any
     return jax.lax.cond(due, lambda state: populated(cached, state, method), dict, dict(state))
 
 
-def flushed(cached: Cached, state: State, method: str) -> dict[str, Any]:
+def flushed(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:
     """`jax_tt.flush_cache`."""
     directory = directory_of(state)
     tags = directory.tags
@@ -63,7 +63,7 @@ def flushed(cached: Cached, state: State, method: str) -> dict[str, Any]:
     return {**state, ROWS: rows, **named_directory(directory)}
 
 
-def emptied(cached: Cached, state: State, method: str) -> dict[str, Any]:
+def emptied(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]:
     """`jax_tt.reset_cache`."""
     state = flushed(cached, state, method)
     directory = directory_of(state)
@@ -75,7 +75,9 @@ def emptied(cached: Cached, state: State, method: str) -> dict[str, Any]:
     return {**state, **named_directory(directory)}
 
 
-def written_back(cached: Cached, state: State, ids: jax.Array, method: str) -> dict[str, Any]:
+def written_back(
+    cached: RowCachedTable, state: State, ids: jax.Array, method: str
+) -> dict[str, Any]:
     """The state with what rows ``ids[slots]`` learned in the cores; negative ids are left out."""
     options = cached.cache.write_back
     assert options is not None
@@ -86,14 +88,16 @@ def written_back(cached: Cached, state: State, ids: jax.Array, method: str) -> d
     return {**state, **named(table, cores)}
 
 
-def _read(cached: Cached, state: State, ids: jax.Array, method: str) -> jax.Array:
+def _read(cached: RowCachedTable, state: State, ids: jax.Array, method: str) -> jax.Array:
     """Rows ``[ids.size, D]`` in the accumulator type; 0 for negative ids."""
     cores = named(cached.table, cached.table.params(state))
     lookup = resolved(cached.table, cores, Lookup(bounds="unchecked", method=method))
     return cached.table.forward(cores, single_rows(ids.reshape(-1)), lookup)[0][:, 0]
 
 
-def _with_rows(cached: Cached, state: State, chosen: jax.Array, new: jax.Array) -> dict[str, Any]:
+def _with_rows(
+    cached: RowCachedTable, state: State, chosen: jax.Array, new: jax.Array
+) -> dict[str, Any]:
     """The chosen rows replaced and, where they are fused, their optimizer state as at the start."""
     rows = jnp.where(chosen[:, None], new.astype(state[ROWS].dtype), state[ROWS])
     changed = {ROWS: rows}

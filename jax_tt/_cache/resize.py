@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._cache.cached import ROWS, Cached, directory_of, named_directory, outer_name
+from jax_tt._cache.cached import ROWS, RowCachedTable, directory_of, named_directory, outer_name
 from jax_tt._cache.config import RowCache
 from jax_tt._cache.directory import CacheDirectory, add_to_statistics, init_directory
 from jax_tt._cache.hashing import bucket_of, set_of
@@ -72,7 +72,7 @@ def resize_cache(
 
 
 def resized(
-    cached: Cached, state: State, new: RowCache, method: str, rows_to_come: int
+    cached: RowCachedTable, state: State, new: RowCache, method: str, rows_to_come: int
 ) -> tuple[dict[str, Any], jax.Array]:
     """`resize_cache` for a table that will have ``rows_to_come`` rows, and the new slot of every old one."""
     old, table = cached.cache, cached.table

@@ -10,7 +10,7 @@ import jax
 
 from jax_tt._cache.cached import (
     ROWS,
-    Cached,
+    RowCachedTable,
     directory_of,
     named_directory,
     outer,
@@ -44,6 +44,8 @@ class CachedTable(NamedTuple):
     table: Any
     rows: Any
     directory: CacheDirectory
+
+    taken_by = "cached_*"
 
     @property
     def cores(self) -> tuple[jax.Array, ...]:
@@ -86,7 +88,7 @@ def init_cached_table(
     described, cores = TTTable.of(table.cores if fused else table, num_embeddings)
     if fused and optimizer is not None:
         described = dataclasses.replace(described, update=Update(hoisted(optimizer)[0]))
-    cached = Cached(described, cache)
+    cached = RowCachedTable(described, cache)
     fresh = cached.init_cache(cores[0].dtype)
     return CachedTable(
         table if fused else tuple(cores),
@@ -101,7 +103,7 @@ def described(
     update: Update | None,
     num_embeddings: int | None = None,
     name: str | None = None,
-) -> tuple[Cached, dict[str, Any]]:
+) -> tuple[RowCachedTable, dict[str, Any]]:
     """Checks a `CachedTable`; its description and its state."""
     if not isinstance(given, CachedTable):
         raise TypeError(
@@ -113,7 +115,7 @@ def described(
         state = named(table, cores)
     else:
         table, state = tt_fused(given.table, update, num_embeddings, name)
-    cached = Cached(table, cache)
+    cached = RowCachedTable(table, cache)
     fused = update is not None and cached.trains_rows
     if isinstance(given.rows, FusedTable) != fused:
         optimizer = None if update is None else update.optimizer
@@ -130,14 +132,14 @@ def described(
     return cached, state | state_of_cache(cached, given)
 
 
-def state_of_cache(cached: Cached, given: CachedTable) -> dict[str, Any]:
+def state_of_cache(cached: RowCachedTable, given: CachedTable) -> dict[str, Any]:
     """The arrays of the cache by name."""
     table, given_rows = cached.rows_table, given.rows
     rows = fused_state(table, given_rows) if table.update else {"embedding": given_rows}
     return named_directory(given.directory) | outer(rows)
 
 
-def cached_table(cached: Cached, state: Mapping[str, Any]) -> CachedTable:
+def cached_table(cached: RowCachedTable, state: Mapping[str, Any]) -> CachedTable:
     """The state as users of the cached ops hold it."""
     table = cached.table
     return CachedTable(
@@ -147,7 +149,7 @@ def cached_table(cached: Cached, state: Mapping[str, Any]) -> CachedTable:
     )
 
 
-def _rows(cached: Cached, state: Mapping[str, Any]) -> Any:
+def _rows(cached: RowCachedTable, state: Mapping[str, Any]) -> Any:
     rows = cached.rows_table
     if rows.update is None:
         return state[ROWS]

@@ -11,11 +11,10 @@ import numpy as np
 import optax
 
 from jax_tt._arguments import as_int
-from jax_tt._flax._options import check_id_order
 from jax_tt._tables.change import Carry, Change, Growth, Orders
 from jax_tt._tables.table import State, Table
 from jax_tt.order import IdOrder
-from jax_tt.order._ordered import ID_ORDER, under_order
+from jax_tt.order._ordered import ID_ORDER, check_id_order, under_order
 
 
 def reordered(table: Table, state: State, id_order: IdOrder, options: Mapping[str, Any]) -> Change:

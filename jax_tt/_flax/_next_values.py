@@ -11,9 +11,10 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt import _sentinel
+from jax_tt._cache.cached import is_of_rows, outer_name
 
 Path = tuple[Any, ...]
-_CACHED = "cache_"
+_USED, _SENTINEL = ((name, outer_name(name)) for name in ("used", "sentinel"))
 
 
 def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -> dict[Path, Any]:
@@ -31,14 +32,12 @@ def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
     Raises:
         ValueError: outside ``jit``, the gradients of a table are not its next values.
     """
-    tables = {_table_of(path): path for path in new if _field(path) == "used"}
-    known = _known(
-        {path: new[path] for path in new if path and _field(path) in ("used", "sentinel")}
-    )
+    tables = {_table_of(path): path for path in new if says_used(path)}
+    known = _known({path: new[path] for path in new if path[-1] in (*_USED, *_SENTINEL)})
     unused = {table: _is_unused(known.get(path, new[path])) for table, path in tables.items()}
     for path, sentinel in known.items():
         skip = unused.get(_table_of(path), False)
-        if _field(path) == "sentinel" and not isinstance(skip, jax.Array):
+        if path[-1] in _SENTINEL and not isinstance(skip, jax.Array):
             _check_sentinel(caller, path, sentinel, skip)
     result = {}
     for path, value in new.items():
@@ -51,11 +50,12 @@ def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
 
 def _table_of(path: Path) -> tuple[Path, bool]:
     """The module of a variable, and whether it belongs to the cached rows of its table."""
-    return path[:-1], str(path[-1]).startswith(_CACHED)
+    return path[:-1], is_of_rows(str(path[-1]))
 
 
-def _field(path: Path) -> str:
-    return str(path[-1]).removeprefix(_CACHED)
+def says_used(path: Path) -> bool:
+    """Whether a variable is the scalar that says whether a loss used its table."""
+    return path[-1] in _USED
 
 
 def _known(values: Mapping[Path, Any]) -> dict[Path, np.ndarray]:

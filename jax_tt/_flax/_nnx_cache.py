@@ -7,7 +7,7 @@ from typing import Any
 from flax import nnx
 
 from jax_tt._cache import maintain
-from jax_tt._cache.cached import Cached, directory_of
+from jax_tt._cache.cached import RowCachedTable, directory_of
 from jax_tt._cache.statistics import cache_statistics
 from jax_tt._flax._nnx_table import TableModule
 
@@ -49,7 +49,7 @@ class CachedModule(TableModule):
         for name, value in after.items():
             getattr(self, name)[...] = value
 
-    def _cached(self) -> Cached:
+    def _cached(self) -> RowCachedTable:
         found = self.table.cached
         if found is None:
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any
 import optax
 from flax import nnx
 
-from jax_tt._flax._next_values import next_values
+from jax_tt._flax._next_values import next_values, says_used
 from jax_tt._flax._nnx_cache import refresh_caches
 from jax_tt._flax._nnx_variables import FusedParam
 
@@ -91,7 +91,7 @@ class FusedOptimizer(nnx.Optimizer):
         new = next_values("FusedOptimizer.update", old, new)
         updates = super().update(model, grads, **kwargs)
         # `used` is 1 already.
-        written = {path: value for path, value in new.items() if not str(path[-1]).endswith("used")}
+        written = {path: value for path, value in new.items() if not says_used(path)}
         nnx.update(model, nnx.from_flat_state(written))
         refresh_caches(model)
         return updates

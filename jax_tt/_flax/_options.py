@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._cache.cached import Cached
+from jax_tt._cache.cached import RowCachedTable
 from jax_tt._cache.config import RowCache
 from jax_tt._shape import TTShape
 from jax_tt._tables.options import Update
@@ -16,7 +16,7 @@ from jax_tt._tables.table import Table
 from jax_tt._tables.tensor_train import TTTable
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
-from jax_tt.order._ordered import Ordered
+from jax_tt.order._ordered import OrderedTable
 
 _DEFAULT_CORES = 3
 
@@ -96,9 +96,8 @@ def described_tt(
     """
     table: Table = TTTable.of_shape(shape, **fields)
     if cache is not None:
-        table = Cached(table, cache)
-    check_id_order(id_order, shape.num_embeddings)
-    return table if id_order is None else Ordered(table, id_order)
+        table = RowCachedTable(table, cache)
+    return table if id_order is None else OrderedTable(table, id_order)
 
 
 def described_update(
@@ -110,22 +109,6 @@ def described_update(
     update = Update(optimizer, skip_nonfinite, stochastic_rounding)
     _check_static(optimizer)
     return update
-
-
-def check_id_order(id_order: Any, num_embeddings: int) -> None:
-    """Refuses what is no `IdOrder`, or one of another number of ids."""
-    if id_order is None:
-        return
-    if not isinstance(id_order, IdOrder):
-        raise TypeError(
-            f"id_order: got a {type(id_order).__name__}; expected None or a jax_tt.order.IdOrder, e.g. "
-            "jax_tt.order.from_counts(counts)."
-        )
-    if id_order.num_embeddings != num_embeddings:
-        raise ValueError(
-            f"id_order: got an order of {id_order.num_embeddings} ids for a table of {num_embeddings} rows; make it "
-            "with the layer's tt_shape."
-        )
 
 
 def _check_static(optimizer: Optimizer) -> None:

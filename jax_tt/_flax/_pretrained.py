@@ -19,11 +19,11 @@ from jax_tt._files.arrays import open_arrays
 from jax_tt._files.dense import read_table
 from jax_tt._files.stored import FileError
 from jax_tt._files.tables import StoredTable, loaded_table, table_shapes
-from jax_tt._flax._options import check_id_order
 from jax_tt._init import CoreInit, GivenCores
 from jax_tt._tables.checks import refuse_tables
 from jax_tt._tables.tensor_train import TTTable
 from jax_tt.order import IdOrder
+from jax_tt.order._ordered import check_id_order
 from jax_tt.order._ordered_rows import OrderedRows
 
 

@@ -12,14 +12,12 @@ MAX_COLUMNS = 2**31 - 1
 
 def refuse_tables(given: Any, argument: str, arrays: str) -> None:
     """Raises for a `FusedTable` or a `CachedTable` where its arrays belong."""
-    kind = type(given).__name__
-    if kind not in ("FusedTable", "CachedTable"):
-        return
-    ops = "fused_*" if kind == "FusedTable" else "cached_*"
-    raise TypeError(
-        f"{argument}: got a {kind}; expected its arrays, table{arrays}. The table itself goes to the {ops} ops, which "
-        "also train it."
-    )
+    ops = getattr(type(given), "taken_by", None)
+    if ops is not None:
+        raise TypeError(
+            f"{argument}: got a {type(given).__name__}; expected its arrays, table{arrays}. The table itself goes to "
+            f"the {ops} ops, which also train it."
+        )
 
 
 def table_label(name: str | None) -> str:

@@ -38,6 +38,8 @@ class FusedTable(NamedTuple):
     sentinel: Any
     used: Any
 
+    taken_by = "fused_*"
+
 
 def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimizer) -> FusedTable:
     """A table with fresh optimizer state.

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -50,12 +50,14 @@ class Table(abc.ABC):
         features: number of columns, D.
         update: how a fused table is stepped in the backward pass; None where gradients are ordinary ones.
         name: for messages.
+        cacheable: whether a row cache can be put in front of it.
     """
 
     num_embeddings: int
     features: int
     update: Update | None
     name: str | None
+    cacheable: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod

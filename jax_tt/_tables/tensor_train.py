@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,7 @@ class TTTable(NativeTable):
     update: Update | None = None
     name: str | None = None
     core_init: CoreInit | GivenCores = "approx-normal"
+    cacheable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_param_dtype(self.param_dtype)

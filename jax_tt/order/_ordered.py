@@ -1,4 +1,4 @@
-"""`Ordered`: a table whose rows lie in another order than their ids."""
+"""`OrderedTable`: a table whose rows lie in another order than their ids."""
 
 from __future__ import annotations
 
@@ -26,14 +26,26 @@ ID_ORDER = "id_order"
 
 
 @dataclasses.dataclass(frozen=True)
-class Ordered(Wrapper):
+class OrderedTable(Wrapper):
     """A table behind an order of ids, which is part of the state.
 
     Attributes:
-        id_order: `IdOrder` that a fresh state has.
+        table: the table, with a row cache or without.
+        id_order: `IdOrder` that a fresh state has; None where no fresh state is made.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> order = jax_tt.order.from_counts([1, 5, 3])
+    >>> table = jax_tt.OrderedTable(jax_tt.DenseTable(3, 8), order)
+    >>> state = table.init(jax.random.key(0))
+    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([0]), jax_tt.Lookup())
+    >>> bool((rows[0] == state["embedding"][2]).all())
+    True
     """
 
     id_order: IdOrder | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_id_order(self.id_order, self.num_embeddings)
 
     @functools.cached_property
     def buffers(self) -> dict[str, str]:
@@ -51,11 +63,14 @@ class Ordered(Wrapper):
             "shape.split_ids(order.apply(ids)), and build the layer with id_order=None."
         )
 
-    def without_values(self) -> Ordered:
+    def without_values(self) -> OrderedTable:
         return dataclasses.replace(self, table=self.table.without_values(), id_order=None)
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-        assert self.id_order is not None
+        if self.id_order is None:
+            raise ValueError(
+                f"{self.label}id_order: got None; expected the order of a fresh state."
+            )
         return {**self.table.init_rest(params), ID_ORDER: on_device(self.id_order.rows)}
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
@@ -87,10 +102,26 @@ class Ordered(Wrapper):
         return of_layer(state[ID_ORDER], self.num_embeddings)
 
 
+def check_id_order(id_order: Any, num_embeddings: int) -> None:
+    """Refuses what is no `IdOrder`, or one of another number of ids."""
+    if id_order is None:
+        return
+    if not isinstance(id_order, IdOrder):
+        raise TypeError(
+            f"id_order: got a {type(id_order).__name__}; expected None or a jax_tt.order.IdOrder, e.g. "
+            "jax_tt.order.from_counts(counts)."
+        )
+    if id_order.num_embeddings != num_embeddings:
+        raise ValueError(
+            f"id_order: got an order of {id_order.num_embeddings} ids for a table of {num_embeddings} rows; make it "
+            "with the layer's tt_shape."
+        )
+
+
 def under_order(change: Change, id_order: IdOrder) -> Change:
     """A changed table behind an order of ids."""
     state = {**change.state, ID_ORDER: on_device(id_order.rows)}
-    return change._replace(table=Ordered(change.table, id_order), state=state)
+    return change._replace(table=OrderedTable(change.table, id_order), state=state)
 
 
 def _of_table(state: State) -> dict[str, Any]:

@@ -190,7 +190,7 @@ def test_low_rank_is_a_product():
     assert rows.shape == (50, 3) and basis.shape == (3, 12)
     ids = np.array([0, 49, 7, 7])
     np.testing.assert_allclose(table(jnp.asarray(ids)), (rows @ basis)[ids], rtol=1e-5, atol=1e-6)
-    assert tables.lookup(table, jnp.zeros(0, jnp.int32)).shape == (0, 12)
+    assert table(jnp.zeros(0, jnp.int32)).shape == (0, 12)
 
 
 def test_hashing_shares_the_row_of_the_hash():
@@ -231,7 +231,7 @@ def test_a_sum_of_tts_starts_at_the_sum_of_its_terms(dtype):
         cores = [np.asarray(core, np.float64) for core in term.approximation.cores]
         rows = np.einsum("piqr,srjt->psqj", *cores).reshape(-1, 24)
         expected += rows[term.id_order.rows]
-    found = tables.lookup(table, jnp.arange(500))
+    found = table(jnp.arange(500))
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
@@ -239,7 +239,7 @@ def test_a_sum_of_tts_starts_at_the_sum_of_its_terms(dtype):
     )
     assert len(table.arrays()) == 2 * len(terms)
     assert {array.dtype for array in table.arrays()} == {jnp.dtype(dtype)}
-    assert tables.lookup(table, jnp.zeros(0, jnp.int32)).shape == (0, 24)
+    assert table(jnp.zeros(0, jnp.int32)).shape == (0, 24)
 
 
 # Starts and steps
@@ -253,7 +253,7 @@ def test_tables_start_from_rows(kind):
     mixed = jax_tt.order.IdOrder(rng.permutation(100))
     ratio = None if kind == "dense" else 2.0
     table = make(kind, 100, 6, ratio, order=lambda shape: mixed, start=rows[mixed.rows])
-    found = tables.lookup(table, jnp.arange(100))
+    found = table(jnp.arange(100))
     np.testing.assert_allclose(found, rows[mixed.rows], rtol=1e-4, atol=1e-4)
 
 
@@ -267,7 +267,7 @@ def test_a_sum_of_tts_needs_rows_to_start_from():
 def test_initial_rows_have_the_same_length():
     for kind in COMPRESSED:
         table = make(kind, 3000, 64, 4.0)
-        rows = tables.lookup(table, jnp.arange(3000))
+        rows = table(jnp.arange(3000))
         assert 0.4 < float(jnp.std(rows)) < 0.6, kind
 
 
@@ -285,7 +285,7 @@ def test_steps_change_tables_of_two_bytes_a_number(kind):
     @nnx.jit
     def step(table, optimizer):
         def loss(table):
-            return jnp.mean((tables.lookup(table, jnp.arange(96)) - rows) ** 2)
+            return jnp.mean((table(jnp.arange(96)) - rows) ** 2)
 
         value, grads = nnx.value_and_grad(loss)(table)
         optimizer.update(table, grads)

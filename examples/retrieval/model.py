@@ -13,7 +13,7 @@ from flax import nnx
 import jax_tt
 from examples.retrieval.settings import Variant
 from examples.retrieval.sizes import split_ratio
-from examples.retrieval.tables import arrays, lookup, make_table
+from examples.retrieval.tables import arrays, make_table
 
 
 class MatrixFactorization(nnx.Module):
@@ -72,11 +72,11 @@ class MatrixFactorization(nnx.Module):
 
     def user_rows(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]."""
-        return lookup(self.users, ids)
+        return self.users(ids)
 
     def item_rows(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]. A fused table can be looked up once a step: give all ids of a step in one call."""
-        return lookup(self.items, ids)
+        return self.items(ids)
 
 
 def make_optimizer(model: MatrixFactorization, learning_rate: Any) -> jax_tt.FusedOptimizer:

@@ -40,7 +40,7 @@ class LowRank(nnx.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]."""
-        return self.table(ids[:, None]) @ self.basis[...]
+        return self.table(ids) @ self.basis[...]
 
     def start_from(self, start: np.ndarray) -> None:
         """The nearest product to rows [rows, features], both factors of the same mean square."""
@@ -78,7 +78,7 @@ class Hashing(nnx.Module):
         """ids [n] -> [n, features]."""
         size = self.table.embedding.shape[0]
         row = mix(ids) % jnp.uint32(size)
-        return self.table(row.astype(jnp.int32)[:, None])
+        return self.table(row.astype(jnp.int32))
 
     def arrays(self) -> list[jax.Array]:
         """What is trained."""
@@ -111,7 +111,7 @@ class QuotientRemainder(nnx.Module):
     def __call__(self, ids: jax.Array) -> jax.Array:
         """ids [n] -> [n, features]."""
         quotient, remainder = ids // self.divisor, ids % self.divisor
-        return self.quotient(quotient[:, None]) * self.remainder(remainder[:, None])
+        return self.quotient(quotient) * self.remainder(remainder)
 
     def arrays(self) -> list[jax.Array]:
         """What is trained."""
@@ -128,9 +128,9 @@ def mix(ids: jax.Array) -> jax.Array:
 
 def make_rows(
     rows: int, features: int, init: Any, dtype: str, optimizer: Any, rngs: nnx.Rngs
-) -> jax_tt.EmbedBag:
-    """A table with a row for each id, to be looked up by ids [n, 1]."""
-    return jax_tt.EmbedBag(
+) -> jax_tt.Embed:
+    """A table with a row for each id."""
+    return jax_tt.Embed(
         rows,
         features,
         embedding_init=init,

@@ -1,7 +1,7 @@
 """Kinds of tables, all of `rows` x `features` numbers, all trained the same way.
 
-A compressed kind takes at most a `ratio`-th of the bytes of the dense table. All are looked up by `lookup`, and updated
-in the backward pass if they are given an optimizer.
+A compressed kind takes at most a `ratio`-th of the bytes of the dense table. All take ids [n] to [n, features], and are
+updated in the backward pass if they are given an optimizer.
 """
 
 from collections.abc import Callable
@@ -83,18 +83,11 @@ def make_table(
     return table
 
 
-def lookup(table: Any, ids: jax.Array) -> jax.Array:
-    """ids [n] -> [n, features], of a table of any kind."""
-    return table(ids[:, None]) if isinstance(table, jax_tt.EmbedBag) else table(ids)
-
-
 def arrays(table: Any) -> list[jax.Array]:
     """What is trained of a table of any kind, without the optimizer's slots."""
-    if isinstance(table, jax_tt.TTEmbed):
-        return jax.tree.leaves(table.cores)
-    if isinstance(table, jax_tt.EmbedBag | nnx.Embed):
-        return [table.embedding[...]]
-    return table.arrays()
+    if isinstance(table, jax_tt.TableEmbed):
+        return list(table.table.innermost.params(table.state()))
+    return [table.embedding[...]] if isinstance(table, nnx.Embed) else table.arrays()
 
 
 def scaled_init(shape: jax_tt.TTShape, std: float) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 
 from jax_tt._progress import Progress
@@ -26,12 +29,12 @@ def item_vectors(
     basis = rng.standard_normal((edges.items, width), np.float32) * (scale_i > 0)[:, None]
     for _ in range(iterations):
         basis = _orthonormal(basis)
-        seen = _forward(edges, basis, scale_c, scale_i)
+        seen = _product(edges, basis, scale_i, scale_c)
         progress.step()
-        basis = _backward(edges, seen, scale_c, scale_i)
+        basis = _product((matrix.T for matrix in edges), seen, scale_c, scale_i)
         progress.step()
     basis = _orthonormal(basis)
-    image = _forward(edges, basis, scale_c, scale_i)
+    image = _product(edges, basis, scale_i, scale_c)
     progress.step()
     values, turn = np.linalg.eigh(np.matmul(image.T, image).astype(np.float64))
     kept = slice(None, -min(rank, width) - 1, -1)
@@ -43,28 +46,18 @@ def context_vectors(edges: Edges, vectors: np.ndarray, values: np.ndarray) -> np
     scale_c, scale_i = map(_inverse_root, (edges.context_degrees, edges.item_degrees))
     kept = values > 1e-6 * max(values.max(initial=0), np.finfo(np.float32).tiny)
     inverse = np.where(kept, 1 / np.where(kept, values, 1), 0).astype(np.float32)
-    return _forward(edges, vectors, scale_c, scale_i) * inverse
+    return _product(edges, vectors, scale_i, scale_c) * inverse
 
 
-def _forward(
-    edges: Edges, items: np.ndarray, scale_c: np.ndarray, scale_i: np.ndarray
+def _product(
+    matrices: Iterable[Any], vectors: np.ndarray, scale_in: np.ndarray, scale_out: np.ndarray
 ) -> np.ndarray:
-    scaled = items * scale_i[:, None]
-    result = np.zeros((edges.contexts, items.shape[1]), np.float32)
-    for matrix in edges:
+    """The sum of the matrices times the vectors, scaled before and after."""
+    scaled = vectors * scale_in[:, None]
+    result = np.zeros((len(scale_out), vectors.shape[1]), np.float32)
+    for matrix in matrices:
         result += matrix @ scaled
-    result *= scale_c[:, None]
-    return result
-
-
-def _backward(
-    edges: Edges, contexts: np.ndarray, scale_c: np.ndarray, scale_i: np.ndarray
-) -> np.ndarray:
-    scaled = contexts * scale_c[:, None]
-    result = np.zeros((edges.items, contexts.shape[1]), np.float32)
-    for matrix in edges:
-        result += matrix.T @ scaled
-    result *= scale_i[:, None]
+    result *= scale_out[:, None]
     return result
 
 

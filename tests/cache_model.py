@@ -108,8 +108,20 @@ class Model:
             found.append(s * self.sizes.ways + self.slots[s].index(key) if held else -1)
         return found
 
+    def halve(self) -> None:
+        """Halves all scores as often as half-lives have ended; no row that was counted is left with nothing."""
+        ended, _ = self.half_lives()
+        for count in self._counts():
+            count.score = max(count.score // 2**ended, 1)
+        self.unaged %= (self.scoring.half_life or 0) * self.sizes.sets * self.sizes.ways
+
+    def halve_late(self) -> None:
+        if self.scoring.half_life and self.half_lives()[0] > 4:
+            self.halve()
+
     def observe(self, keys: list[int]) -> None:
         self.clock += 1
+        self.halve_late()
         asked = Counter(key for key in keys if key >= 0)
         missed = {row: n for row, n in asked.items() if row not in self.rows}
         self.requests.update(asked)
@@ -139,10 +151,10 @@ class Model:
             self.ghosts[s][b] = self._with_room(self.ghosts[s][b])
 
     def half_lives(self) -> tuple[int, int]:
-        """Half-lives to make up for, four at most, and how many 1024ths of the next one have passed."""
+        """Half-lives to make up for, and how many 1024ths of the next one have passed."""
         half_life = (self.scoring.half_life or 0) * self.sizes.sets * self.sizes.ways
         ended, begun = divmod(self.unaged, half_life)
-        return min(ended, 4), begun * 1024 // half_life
+        return ended, begun * 1024 // half_life
 
     def worth(self) -> int:
         """What LFU adds for one request: twice as much a half-life later, in a straight line between."""
@@ -180,9 +192,7 @@ class Model:
         self.totals["conflict_unique_misses"] += len(outside)
         self.totals["conflict_misses"] += sum(count.recent for count in outside)
         if self.scoring.half_life:
-            for count in self._counts():
-                count.score = max(count.score // 2 ** self.half_lives()[0], 1)
-            self.unaged %= self.scoring.half_life * self.sizes.sets * self.sizes.ways
+            self.halve()
         self.refreshed = self.clock
         return left
 
@@ -227,6 +237,7 @@ class Model:
 
     def resize(self, sizes: Sizes, scoring: Scoring) -> None:
         """Other places, and perhaps another policy, for which a half-life begins."""
+        self.halve_late()
         buckets = [bucket for of_set in self.ghosts for bucket in of_set]
         ghosts = {row: count for bucket in buckets for row, count in bucket.items()}
         rows, worth = self.rows, self.worth()

@@ -223,6 +223,39 @@ def test_a_report_names_table_position_value_and_count(kind, method):
 
 
 @speaking
+@pytest.mark.parametrize(
+    ("dtype", "given", "written"),
+    [("int32", -1, -1), ("uint32", 2**32 - 1, 2**32 - 1), ("uint32", 2**32 - 2, 2**32 - 2)],
+)
+def test_a_cached_table_reports_an_id_as_it_was_written(dtype, given, written, method):
+    """Native lookups of misses mark hits by all bits set, and so must tell an id that has them from a hit."""
+    shape = jax_tt.TTShape(N, D, 3, FACTORS["row_factors"], FACTORS["col_factors"])
+    cache = jax_tt.RowCache(8, ways=2)
+    table = jax_tt.init_cached_table(jax_tt.init_cores(jax.random.key(0), shape), cache)
+    ids = jnp.asarray(np.array([3, given], dtype))
+    options = {"num_embeddings": N, "bounds": "warn", "method": method}
+    (message,) = said(lambda: jax_tt.cached_tt_lookup(table, ids, cache, **options)[0])
+    assert message.startswith(f"id {written} at position 1 is")
+
+
+@speaking
+@pytest.mark.parametrize("levels", [1, 2])
+def test_under_vmap_a_report_is_of_the_first_example_that_has_such_ids(levels, method):
+    shape = jax_tt.TTShape(N, D, 3, FACTORS["row_factors"], FACTORS["col_factors"])
+    cores = jax_tt.init_cores(jax.random.key(0), shape)
+    ids = jnp.array([[1, 2, 3], [4, -1, N], [N, N, N]])
+
+    def call(ids):
+        return jax_tt.tt_lookup(cores, ids, num_embeddings=N, bounds="warn", method=method)
+
+    for _ in range(levels):
+        call = jax.vmap(call)
+    given = ids if levels == 1 else jnp.stack([jnp.zeros_like(ids), ids])
+    (message,) = said(lambda: jax.jit(call)(given))
+    assert "2 ids of a batch, the first of them id -1 at position 1, are" in message
+
+
+@speaking
 def test_a_table_is_reported_once(method):
     """Another table is reported beside it, and both counters go on."""
     models = [Model("tt", method) for _ in range(2)]

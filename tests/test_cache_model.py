@@ -190,3 +190,21 @@ def test_counts_stop_at_the_end_of_their_range(method):
             one.observe([0] * 48)
         compare(model, subject.directory)
     assert model.rows[0].score == TOP
+
+
+def test_the_age_of_a_request_counts_however_long_nothing_was_populated(method):
+    """The exact sum of what requests are worth by now, with every half-life halving them, over forty half-lives."""
+    sizes, half_life = SIZES["one set"], 64
+    subject = Subject(sizes, Scoring("lfu", half_life), method)
+    span = half_life * sizes.ways
+    rng = np.random.default_rng(0)
+    asked, exact = 0, np.zeros(3)
+    while asked < 40 * span:
+        counts = rng.multinomial(48, [0.5, 0.3, 0.2] if asked // span % 2 else [0.1, 0.3, 0.6])
+        subject.observe(np.repeat(np.arange(3), counts).tolist())
+        # A straight line between powers of two, as scores have it.
+        worth = (1 + asked % span / span) * 2.0 ** (asked // span)
+        exact, asked = exact + counts * worth, asked + 48
+        tags, scores = (np.asarray(x)[0] for x in subject.directory[3:5])
+        found = np.array([scores[tags == row][0] for row in range(3)], float)
+        np.testing.assert_allclose(found / found.sum(), exact / exact.sum(), atol=2e-3)

@@ -357,6 +357,32 @@ def test_state_of_any_transformation(tx):
     tx.update(grown.variables["params"], grown.opt_state, grown.variables["params"])
 
 
+@pytest.mark.parametrize("change", ["reorder", "grow"])
+def test_no_second_state_is_allocated(change):
+    """Moments of the tables are most of what is in memory, and a fresh state of all of them would double that."""
+    adam, allocated = optax.adam(0.01), []
+
+    def init(params):
+        state = adam.init(params)
+        moments = [state[0].mu, state[0].nu]
+        allocated.extend(x for x in jax.tree.leaves(moments) if not isinstance(x, jax.core.Tracer))
+        return state
+
+    model = Tower()
+    tx = optax.GradientTransformation(init, adam.update)
+    opt = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    first = len(allocated)
+    users = opt.opt_state[0].mu["users"]["core_0"][...]
+    if change == "reorder":
+        model.items.reorder(NEW, ranks=5, opt=opt, model=model)
+    else:
+        model.items.grow(80, rngs=nnx.Rngs(0), opt=opt, model=model)
+    assert first and len(allocated) == first
+    assert opt.opt_state[0].mu["users"]["core_0"][...] is users
+    shapes = [core.shape for core in model.items.cores]
+    assert [opt.opt_state[0].nu["items"][f"core_{k}"].shape for k in range(3)] == shapes
+
+
 def test_what_layers_refuse():
     model, opt = trained("optax", steps=1)
     layer = model.items

@@ -1,5 +1,8 @@
 """`tt_grow`, `TTShape.grow` and `IdOrder.grow`: rows stay, bit for bit, and new ones are as asked for."""
 
+import tracemalloc
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,6 +68,29 @@ def test_new_rows_near_old_ones():
         dense_table(jax_tt.tt_grow(CORES, SHAPE.grow(80), KEY), 80)[60:] - table[7]
     )
     assert np.linalg.norm(dense_table(one, 80)[60:] - table[7]) < 0.9 * far
+
+
+def test_rows_to_be_near_are_not_held_in_memory():
+    """The fit is that of least squares over all new rows, and takes a fraction of what those rows would."""
+    shape = jax_tt.TTShape(60_000, 32, 8, (5, 12_000), (4, 8))
+    cores = jax_tt.init_cores(jax.random.key(2), shape)
+    count = 114_000  # of ten more slices, the last of them in part
+    like = np.random.default_rng(0).integers(0, 60_000, count)
+    grow = partial(jax_tt.tt_grow, cores, shape.grow(60_000 + count), KEY)
+    fresh = grow()
+    tracemalloc.start()
+    first = np.asarray(grow(like=like)[0], np.float64)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < count * 32 * 4 / 2
+    wanted = np.asarray(jax_tt.tt_lookup(cores, like, method="reference"), np.float64)
+    tails = np.asarray(cores[1], np.float64)[..., 0].transpose(1, 0, 2)  # [r, p, q]
+    for i in range(10):
+        rows = wanted[i * 12_000 : (i + 1) * 12_000].reshape(-1, 4, 8).transpose(1, 0, 2)
+        own = tails[:, : rows.shape[1]].reshape(8, -1)
+        best = np.linalg.lstsq(own.T, rows.reshape(4, -1).T, rcond=None)[0]
+        np.testing.assert_allclose(first[5 + i, 0], best.T, rtol=1e-4, atol=1e-6)
+    assert not np.allclose(fresh[0][5:], first[5:])
 
 
 @pytest.mark.parametrize("num_embeddings", [58, 60])

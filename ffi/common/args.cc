@@ -109,7 +109,7 @@ Status ReadStepArgs(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, c
   if (kind < 0 || kind >= kNumOptimizers) return InvalidArgument("unknown optimizer " + std::to_string(kind));
   step->kind = static_cast<int>(kind);
   JAX_TT_RETURN_IF_ERROR(Data(hyper, "hyper-parameters", step->traits().hyperparameters, &step->hyper));
-  JAX_TT_RETURN_IF_ERROR(Data(scale, "gradient scale", 1, &step->scale));
+  JAX_TT_RETURN_IF_ERROR(Data(scale, "gradient scale", 2, &step->scale));
   return Data(seed, "seed", 2, &step->seed);
 }
 

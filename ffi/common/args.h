@@ -45,7 +45,7 @@ struct StepArgs {
   bool skip_nonfinite = false;
   bool stochastic_rounding = false;
   const float* hyper = nullptr;    // [traits().hyperparameters]
-  const float* scale = nullptr;    // [1], multiplies every gradient
+  const float* scale = nullptr;    // [2]: multiplies every gradient; 0 where the step may not be taken
   const uint32_t* seed = nullptr;  // [2]
 
   const OptimizerTraits& traits() const { return kOptimizers[kind]; }

@@ -46,7 +46,8 @@ Status ReadStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const
   step->skip_nonfinite = args.skip_nonfinite;
   step->stochastic_rounding = args.stochastic_rounding;
   step->hyper = args.hyper;
-  step->gradient_scale = *args.scale;
+  step->gradient_scale = args.scale[0];
+  step->allowed = args.scale[1] != 0.0f;
   step->seed[0] = args.seed[0];
   step->seed[1] = args.seed[1];
   return {};

@@ -67,6 +67,7 @@ class RowGradients {
     });
   }
 
+  int32_t out_of_range() const { return layout_.header(plan_)[PlanLayout::kOutOfRange]; }
   C* scratch(int worker) const { return value_[static_cast<size_t>(worker)]; }
   const Kernels<C>& kernels() const { return kernels_; }
 
@@ -146,6 +147,8 @@ Status DenseUpdate(const DenseProblem<T>& problem, const Pool& pool, const RowTa
   using C = typename DenseProblem<T>::C;
   RowGradients<T> rows(problem, pool, out_gradient);
   if (Status status = rows.Prepare(); !status.ok()) return status;
+  const bool poisoned = problem.lookups.bounds == Bounds::kPoison && rows.out_of_range() != 0;
+  const bool steps = step.allowed && !poisoned;
   std::atomic<bool> finite{true};
   Phases phases;
   if (weight_gradient != nullptr) rows.AddWeightPhase(phases, weight_gradient);
@@ -155,10 +158,11 @@ Status DenseUpdate(const DenseProblem<T>& problem, const Pool& pool, const RowTa
         finite.store(false, std::memory_order_relaxed);
     });
   rows.AddPhase(phases, [&](int64_t row, const C* sum, int worker) {
-    if (finite.load(std::memory_order_relaxed)) table.Update(row, sum, step, rows.kernels(), rows.scratch(worker));
+    if (steps && finite.load(std::memory_order_relaxed))
+      table.Update(row, sum, step, rows.kernels(), rows.scratch(worker));
   });
   pool.Run(phases);
-  *applied = finite.load() ? 1.0f : 0.0f;
+  *applied = finite.load() && !poisoned ? 1.0f : 0.0f;
   return {};
 }
 

@@ -32,7 +32,8 @@ template <typename T>
 Status DenseBackward(const DenseProblem<T>& problem, const Pool& pool, const typename DenseProblem<T>::C* out_gradient,
                      typename DenseProblem<T>::C* gradient, typename DenseProblem<T>::C* weight_gradient);
 
-// Backward pass and optimizer step of the rows that were read, in place.  *applied: 1, or 0 when the step was skipped.
+// Backward pass and optimizer step of the rows that were read, in place.  *applied: 1, or 0
+// where the batch is poisoned or a gradient not finite, whether the step was allowed or not.
 template <typename T>
 Status DenseUpdate(const DenseProblem<T>& problem, const Pool& pool, const RowTable<T>& table,
                    const typename DenseProblem<T>::C* out_gradient, const OptimizerStep& step,

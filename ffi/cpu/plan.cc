@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "ffi/common/reports.h"
@@ -55,11 +56,13 @@ int64_t ReadId(const Lookups& lookups, const TTShape* shape, int64_t position) {
   return kNegative;
 }
 
-// An id that the caller wrote as -1 is the least number beside a cache, where -1 marks what is cached.
+// An id that the caller wrote with all bits set has only the highest one beside a cache, where all bits mark what is
+// cached.
 template <typename Int>
 std::string IdText(Int id, bool padded) {
-  const bool moved = padded && id < 0 && id == std::numeric_limits<Int>::min();
-  return "id " + (moved ? "-1" : std::to_string(id));
+  using Signed = std::make_signed_t<Int>;
+  const bool moved = padded && static_cast<Signed>(id) == std::numeric_limits<Signed>::min();
+  return "id " + std::to_string(moved ? static_cast<Int>(-1) : id);
 }
 
 // The first digit of an id beyond the last row is as large as it takes; all digits of one that is larger still are

@@ -19,6 +19,7 @@ struct OptimizerStep {
   int kind = 0;                      // index into kOptimizers
   const float* hyper = nullptr;      // [kOptimizers[kind].hyperparameters]
   float gradient_scale = 1;          // multiplies every gradient
+  bool allowed = true;               // otherwise nothing is changed, and only *applied says what would have been done
   bool skip_nonfinite = false;       // the whole update, when any gradient is not finite
   bool stochastic_rounding = false;  // of 16-bit storage
   uint32_t seed[2] = {};

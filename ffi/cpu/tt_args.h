@@ -19,6 +19,7 @@ Status ReadTTProblem(const ffi::Dictionary& attrs, const BatchArgs& batch, const
   JAX_TT_RETURN_IF_ERROR(ReadHint(attrs, lookups->size(), &hint));
   problem->contraction = ChooseContraction(shape, hint);
   problem->layout = MakeLayout(shape, problem->contraction, lookups->size());
+  problem->poison = lookups->bounds == Bounds::kPoison;
   const bool saves = sizeof(typename TTProblem<T>::C) == sizeof(float);
   *saved_size = saves ? lookups->size() * SavedPerPosition(shape, problem->contraction, hint) : 0;
   return {};

@@ -236,7 +236,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCpu, UpdateImpl,
                                   .Arg<ffi::AnyBuffer>()  // saved, or empty
                                   .Arg<ffi::AnyBuffer>()  // out gradient [G.., B, D]
                                   .Arg<ffi::AnyBuffer>()  // hyper-parameters f32
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 []
+                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 [2]
                                   .Arg<ffi::AnyBuffer>()  // seed u32 [2]
                                   .RemainingArgs()        // cores, then slots core by core
                                   .Ret<ffi::AnyBuffer>()  // applied f32 []
@@ -249,7 +249,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTApplyCpu, ApplyImpl,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()  // touched s32 [sum of row factors]
                                   .Arg<ffi::AnyBuffer>()  // hyper-parameters f32
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 []
+                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 [2]
                                   .Arg<ffi::AnyBuffer>()  // seed u32 [2]
                                   .RemainingArgs()        // core gradients, cores, then slots core by core
                                   .Ret<ffi::AnyBuffer>()  // applied f32 []

@@ -30,7 +30,10 @@ struct TTProblem {
   const C* weights = nullptr;        // [n], or null for ones
   const int32_t* offsets = nullptr;  // [groups, bags + 1]
   int64_t groups = 0, capacity = 0, bags = 0;
+  bool poison = false;  // Bounds::kPoison
 
+  // Whether an id out of range made NaN of its bag, so that the gradients say nothing.
+  bool poisoned() const { return poison && layout.header(plan)[PlanLayout::kOutOfRange] != 0; }
   int64_t num_chunks() const { return layout.header(plan)[PlanLayout::kChunks]; }
   int64_t out_size() const { return groups * bags * shape.dim(); }
   int64_t num_rows() const { return layout.header(plan)[PlanLayout::kRows]; }

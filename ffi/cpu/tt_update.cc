@@ -51,7 +51,7 @@ Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& core
         finite.store(false, std::memory_order_relaxed);
     });
   add_phase(phases, [&](int core, int64_t slice, int worker) {
-    if (finite.load(std::memory_order_relaxed))
+    if (step.allowed && finite.load(std::memory_order_relaxed))
       cores.table[core].Update(slice, gradient(core, slice), step, GetKernels<C>(),
                                scratch[static_cast<size_t>(worker)]);
   });
@@ -63,8 +63,10 @@ Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& core
 template <typename T>
 Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<T>& cores,
                 const typename TTProblem<T>::C* out_gradient, const typename TTProblem<T>::C* saved,
-                const OptimizerStep& step, typename TTProblem<T>::C* weight_gradient, float* applied) {
+                const OptimizerStep& given, typename TTProblem<T>::C* weight_gradient, float* applied) {
   using C = typename TTProblem<T>::C;
+  OptimizerStep step = given;
+  step.allowed &= !problem.poisoned();
   Workspace workspace;
   CoreGradients<C> gradients;
   if (!step.skip_nonfinite && problem.num_chunks() <= 1) {
@@ -73,9 +75,10 @@ Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<
     for (C*& buffer : scratch) workspace.Request(&buffer, MaxSlice(problem.shape));
     if (Status status = workspace.Allocate(); !status.ok()) return status;
     gradients.consume = [&](int core, int64_t slice, const C* gradient, int worker) {
+      if (!step.allowed) return;
       cores.table[core].Update(slice, gradient, step, GetKernels<C>(), scratch[static_cast<size_t>(worker)]);
     };
-    *applied = 1.0f;
+    *applied = problem.poisoned() ? 0.0f : 1.0f;
     return TTBackward(problem, pool, out_gradient, saved, gradients, weight_gradient);
   }
   for (int k = 0; k < problem.shape.d; ++k) {
@@ -85,7 +88,9 @@ Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<
   if (Status status = workspace.Allocate(); !status.ok()) return status;
   if (Status status = TTBackward(problem, pool, out_gradient, saved, gradients, weight_gradient); !status.ok())
     return status;
-  return TTApply(problem.shape, pool, cores, gradients, step, applied);
+  if (Status status = TTApply(problem.shape, pool, cores, gradients, step, applied); !status.ok()) return status;
+  if (problem.poisoned()) *applied = 0.0f;
+  return {};
 }
 
 #define JAX_TT_INSTANTIATE(T, C)                                                                       \

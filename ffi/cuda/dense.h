@@ -42,7 +42,7 @@ struct DenseStep {
   bool skip_nonfinite = false;
   bool stochastic_rounding = false;
   const float* hyper = nullptr;    // [hyper-parameters of the optimizer]
-  const float* scale = nullptr;    // [1], multiplies every gradient
+  const float* scale = nullptr;    // [2]: multiplies every gradient; 0 where the step may not be taken
   const uint32_t* seed = nullptr;  // [2]
 };
 

@@ -147,7 +147,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseUpdateCuda, UpdateImpl,
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty
                                   .Arg<ffi::AnyBuffer>()  // out gradient [G.., B, D]
                                   .Arg<ffi::AnyBuffer>()  // hyper-parameters f32
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 []
+                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 [2]
                                   .Arg<ffi::AnyBuffer>()  // seed u32 [2]
                                   .Arg<ffi::AnyBuffer>()  // table [N, D]
                                   .RemainingArgs()        // slots

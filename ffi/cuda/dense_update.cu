@@ -34,7 +34,7 @@ struct StepSink {
 
   template <int V, typename Sum>
   __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner, const Sum& sum) const {
-    if (step.skip_nonfinite && flags[kNonFinite] != 0) return;
+    if (step.scale[1] == 0.0f || (step.skip_nonfinite && flags[kNonFinite] != 0)) return;
     const Rule rule(step.hyper);
     const float scale = *step.scale;
     const RowRounding rounding(step.seed, /*table=*/0, row, step.stochastic_rounding);

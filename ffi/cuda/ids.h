@@ -27,12 +27,12 @@ __device__ __forceinline__ int64_t ResolveId(Int id, bool padded, Bounds bounds,
   return row < 0 ? 0 : num_embeddings - 1;
 }
 
-// An id as the caller wrote it: beside a cache -1 is the least number, because there it marks what is cached.
+// An id as the caller wrote it: beside a cache one with all bits set has only the highest one, because there all bits
+// mark what is cached.
 template <typename Int>
 __device__ __forceinline__ int64_t WrittenId(Int id, bool padded) {
-  constexpr bool kSigned = static_cast<Int>(-1) < static_cast<Int>(0);
-  constexpr Int kLeast = kSigned ? static_cast<Int>(Int{1} << (8 * sizeof(Int) - 1)) : Int{0};
-  return kSigned && padded && id == kLeast ? -1 : static_cast<int64_t>(id);
+  constexpr Int kHighest = static_cast<Int>(Int{1} << (8 * sizeof(Int) - 1));
+  return static_cast<int64_t>(padded && id == kHighest ? static_cast<Int>(-1) : id);
 }
 
 __device__ __forceinline__ int64_t WrittenWholeId(IdType type, const void* ids, int64_t i, bool padded) {

@@ -24,9 +24,11 @@ struct TableRows {
 // The numbers of one step, which only the device can read.
 struct StepNumbers {
   const float* hyper = nullptr;
-  const float* scale = nullptr;  // multiplies every gradient
+  const float* scale = nullptr;  // [2]: multiplies every gradient; 0 where the step may not be taken
   const uint32_t* seed = nullptr;
   bool stochastic_rounding = false;
+
+  __device__ bool allowed() const { return scale[1] != 0.0f; }
 };
 
 // One row's step.  Row-wise rules are given the mean square of the scaled gradient by StartRow, called once per row.

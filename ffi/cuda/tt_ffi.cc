@@ -233,7 +233,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCuda, UpdateImpl,
                                   .Arg<ffi::AnyBuffer>()  // saved
                                   .Arg<ffi::AnyBuffer>()  // out gradient
                                   .Arg<ffi::AnyBuffer>()  // hyper-parameters
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale
+                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 [2]
                                   .Arg<ffi::AnyBuffer>()  // seed
                                   .RemainingArgs()        // cores, then slots core by core
                                   .Ret<ffi::AnyBuffer>()  // applied
@@ -247,7 +247,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTApplyCuda, ApplyImpl,
                                   .Ctx<StreamContext>()
                                   .Arg<ffi::AnyBuffer>()  // touched
                                   .Arg<ffi::AnyBuffer>()  // hyper-parameters
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale
+                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 [2]
                                   .Arg<ffi::AnyBuffer>()  // seed
                                   .RemainingArgs()        // core gradients, cores, then slots core by core
                                   .Ret<ffi::AnyBuffer>()  // applied

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
                      float* applied) {
   const bool stop = signs.any();
   if (blockIdx.x == 0 && threadIdx.x == 0) *applied = stop ? 0.0f : 1.0f;
-  if (stop || static_cast<int64_t>(blockIdx.x) >= args.blocks()) return;
+  if (stop || !numbers.allowed() || static_cast<int64_t>(blockIdx.x) >= args.blocks()) return;
   const SliceSum sum(args);
   if (!sum.exists()) return;
   const float scale = *numbers.scale;
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kThreads)
                const __grid_constant__ StopSigns signs, int64_t slices, float* applied) {
   const bool stop = signs.any();
   if (blockIdx.x == 0 && threadIdx.x == 0) *applied = stop ? 0.0f : 1.0f;
-  if (stop) return;
+  if (stop || !numbers.allowed()) return;
   const float scale = *numbers.scale;
   for (int64_t index = blockIdx.x; index < slices; index += gridDim.x) {
     if (!gradients.touched[index]) continue;

@@ -43,13 +43,13 @@ Status SumParts(cudaStream_t stream, const TTShape& shape, const CudaPlan& layou
                 const RowChunk& chunk, const CoreShares& shares, const CoreGradients& gradients);
 
 // The same, and every slice takes its step at once: for a batch of one chunk.  *applied: 1, or 0 when the plan is that
-// of a batch that must not be trained on.
+// of a batch that must not be trained on; whether the step was allowed changes nothing of it.
 template <typename T>
 Status SumPartsAndStep(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
                        const CoreShares& shares, const CoreTables<T>& tables, const TTStep& step, float* applied);
 
 // The step of the slices that were touched.  *stop (workspace): set where a gradient is not finite, if that is to stop
-// the whole step.  *applied: 1, or 0 when it was stopped.
+// the whole step.  *applied as above.
 template <typename T>
 Status ApplyStep(cudaStream_t stream, const TTShape& shape, const PlanRef& plan, const CoreTables<T>& tables,
                  const CoreGradients& gradients, const TTStep& step, int32_t* stop, float* applied);

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,15 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._algebra.least_squares import solve_slice
-from jax_tt._algebra.refine import sampled_equations
-from jax_tt._algebra.train_rows import TrainRows
-from jax_tt._algebra.trains import to_links
+from jax_tt._algebra.rows import blocks
 from jax_tt._arguments import as_array
 from jax_tt._init import CoreInit, init_slices
 from jax_tt._shape import TTShape
 from jax_tt._tables.tensor_train import TTTable
 
 _RIDGE = 1e-9  # of the largest entry of the normal matrix
+_BLOCK = 1 << 18  # numbers computed at a time, 2 MiB of float64
 
 
 def tt_grow(
@@ -44,8 +43,8 @@ def tt_grow(
         init: as in `init_cores`: a name, with which entries of new rows have the variance ``1 / (3 N)`` of a fresh
             table, or a callable, which creates the appended slices.
         like: ints, one row or one for every new row: the new rows start close to these rows. The appended slices are
-            fitted to them by least squares, for which the new rows are held in memory in float64. New rows that are
-            unused rows of the factors are excluded.
+            fitted to them by least squares, in float64 on the host, some rows at a time. New rows that are unused rows
+            of the factors are excluded.
 
     Returns:
         ``d`` cores; those that do not change are the same arrays.
@@ -107,12 +106,36 @@ def _rows_like(like: Any, shape: TTShape, old_rows: int) -> np.ndarray:
 def _near(
     table: TTTable, cores: Sequence[jax.Array], fresh: jax.Array, like: np.ndarray
 ) -> jax.Array:
-    """The appended slices that bring the last rows of the table nearest to the rows ``like``."""
-    wanted = TrainRows(cores, table.shape)[like]
-    dense = [np.asarray(core).astype(np.float64) for core in (fresh, *cores[1:])]
-    appended = dataclasses.replace(table, row_factors=(len(fresh), *table.row_factors[1:]))
-    equations = sampled_equations(appended, np.arange(len(like)), wanted, np.ones(len(like)))
-    for i, matrix, right in equations(to_links(dense), 0):
-        ridge = _RIDGE * float(matrix.max()) or 1.0
-        dense[0][i] = solve_slice(matrix, right, dense[0][i], ridge)
-    return jnp.asarray(dense[0], fresh.dtype)
+    """The appended slices that bring the last rows of the table nearest to the rows ``like``.
+
+    A row of slice i is ``slice_i[a, r] tail[r, c]``, so that ``A = sum tail tail^T`` and ``B = sum tail wanted^T`` over
+    its rows are all that a slice is solved from.
+    """
+    first, *rest = (np.asarray(core) for core in cores)
+    tails = math.prod(table.row_factors[1:])
+    rank = rest[0].shape[1]
+    each = rank * math.prod(table.col_factors[1:]) + table.features
+    near = np.asarray(fresh).astype(np.float64)
+    for i in range(-(-len(like) // tails)):
+        rows = like[i * tails : (i + 1) * tails]
+        matrix, right = np.zeros((rank, rank)), np.zeros((rank, near.shape[2]))
+        for block in blocks(len(rows), _BLOCK // each):
+            some = np.asarray(block)
+            tail = _tails(rest, some)
+            heads, of_like = np.divmod(rows[some], tails)
+            wanted = first[heads, 0].astype(np.float64) @ _tails(rest, of_like)
+            matrix += np.matmul(tail, tail.transpose(0, 2, 1)).sum(0)
+            right += np.matmul(tail, wanted.transpose(0, 2, 1)).sum(0)
+        near[i] = solve_slice(matrix, right, near[i], _RIDGE * float(matrix.max()) or 1.0)
+    return jnp.asarray(near, fresh.dtype)
+
+
+def _tails(cores: Sequence[np.ndarray], numbers: np.ndarray) -> np.ndarray:
+    """What all cores but the first make of rows, float64 ``[n, r, q_2 ... q_d]``."""
+    digits = np.unravel_index(numbers, [core.shape[0] for core in cores])
+    found = np.ones((len(numbers), 1, 1))
+    for core, digit in zip(reversed(cores), reversed(digits), strict=True):
+        own = core[digit].astype(np.float64)
+        n, rank, columns, inner = own.shape
+        found = np.matmul(own.reshape(n, rank * columns, inner), found).reshape(n, rank, -1)
+    return found

@@ -270,6 +270,10 @@ class RowCachedTable(Wrapper):
             own = copied + jax.lax.stop_gradient(own - copied)
         return scores.at[..., there].set(own.astype(scores.dtype), mode="drop")
 
+    @property
+    def _skips_nonfinite(self) -> bool:
+        return self.update is not None and self.update.skip_nonfinite
+
     def _states(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
         """Of the table and of the rows, under the names of their own kinds."""
         table = {name: state[name] for name in self.table.trained_names if name in state}
@@ -317,22 +321,33 @@ class RowCachedTable(Wrapper):
             batch = dataclasses.replace(batch, slots=None)
             params = self.table.params(of_table)
             plan = self.table.plan(params, batch, residuals, lookup)
-            return _part_cotangents(self.table, of_table, batch, (plan, g), lookup, values[0])
+            new, _, dweights = _part_cotangents(
+                self.table, of_table, batch, (plan, g), lookup, values[0]
+            )
+            return new, dweights
         packed, place, (of_hits, of_misses) = residuals
         row_names = {outer_name(name) for name in self.rows_table.trained_names}
-        of_misses = _part_cotangents(
-            self.table, of_table, packed, (of_misses, g), _without(lookup, row_names), values[0]
+        for_cores = _without(lookup, row_names)
+        for_rows = _of_rows(_without(lookup, set(self.table.trained_names)))
+
+        def of_hit_rows(of_rows: State, lookup: Lookup, allowed: jax.Array | None) -> Any:
+            return _part_cotangents(
+                self.rows_table, of_rows, hits_of(batch), (of_hits, g), lookup, values[1], allowed
+            )
+
+        # Cores and rows are stepped both or neither. The rows, which no id is out of range of, follow the cores; where
+        # their gradients may keep a step from being taken, too, they are asked before.
+        allowed = None
+        if self._skips_nonfinite and for_cores.wanted.names and for_rows.wanted.names:
+            wanted = dataclasses.replace(for_rows.wanted, weights=False)
+            ask = dataclasses.replace(for_rows, wanted=wanted)
+            # Goes on with what comes back, which is the same: the rows before would have to be copied.
+            of_rows, allowed, _ = of_hit_rows(of_rows, ask, jnp.zeros((), jnp.float32))
+        of_table, applied, of_packed = _part_cotangents(
+            self.table, of_table, packed, (of_misses, g), for_cores, values[0], allowed
         )
-        core_names = set(self.table.trained_names)
-        of_hits = _part_cotangents(
-            self.rows_table,
-            of_rows,
-            hits_of(batch),
-            (of_hits, g),
-            _of_rows(_without(lookup, core_names)),
-            values[1],
-        )
-        (of_table, of_packed), (of_rows, dweights) = of_misses, of_hits
+        applied = applied if allowed is None else allowed * applied
+        of_rows, _, dweights = of_hit_rows(of_rows, for_rows, applied)
         if of_packed is not None and dweights is not None and place is not None:
             missed = jnp.take_along_axis(of_packed, place, axis=1)
             here = present(misses_of(self.table, batch))
@@ -394,8 +409,12 @@ def _part_cotangents(
     saved: tuple[Any, jax.Array],
     lookup: Lookup,
     values: Any,
-) -> tuple[dict[str, Any], jax.Array | None]:
-    """Cotangents of one of the two tables and of the weights of the lookups in it."""
+    allowed: jax.Array | None = None,
+) -> tuple[dict[str, Any], Any, jax.Array | None]:
+    """Cotangents of one of the two tables and of the weights of the lookups in it.
+
+    Between them what `Table.step_if` says, or None where there is no step.
+    """
     residuals, g = saved
     accum = accumulator(table.storage(state))
     g = g.astype(accum)  # the sum may be wider, as the other table may be
@@ -404,11 +423,12 @@ def _part_cotangents(
         batch = dataclasses.replace(batch, weights=batch.weights.astype(accum))
     if not lookup.wanted.names:
         if not lookup.wanted.weights:
-            return {}, None
-        return {}, _part_weights_gradient(table, state, batch, g, lookup)
+            return {}, None, None
+        return {}, None, _part_weights_gradient(table, state, batch, g, lookup)
     if table.update is None:
-        return table.backward(state, batch, residuals, g, lookup)
-    return table.step(state, batch, residuals, g, lookup, values)
+        grads, dweights = table.backward(state, batch, residuals, g, lookup)
+        return grads, None, dweights
+    return table.step_if(allowed, state, batch, residuals, g, lookup, values)
 
 
 def _added(left: jax.Array, right: jax.Array) -> jax.Array:

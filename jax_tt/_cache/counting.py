@@ -10,7 +10,7 @@ from jax import lax
 
 from jax_tt._cache import backend
 from jax_tt._cache.directory import CacheDirectory, add_to_statistics
-from jax_tt._cache.scores import Scoring, counted, stamp
+from jax_tt._cache.scores import Scoring, caught_up, counted, stamp
 from jax_tt._lookup._vma import varying_axes
 
 
@@ -30,6 +30,7 @@ def count_batch(
     keys, slots = keys.reshape(-1), slots.reshape(-1)
     if axes:
         keys, slots = (_of_all_shards(part, axes) for part in (keys, slots))
+    directory = caught_up(directory, scoring)
     directory = directory._replace(clock=directory.clock + 1)
     now = stamp(directory, scoring)
     directory, counts = backend.observe(directory, keys, slots, now, scoring.policy, method)

@@ -12,6 +12,9 @@ from jax_tt._lookup._batch import Batch, is_padding, present
 from jax_tt._lookup._ids import digits_in_range
 from jax_tt._tables.table import Table
 
+# The one of a uint32.
+_HIGHEST_BIT = 2**31
+
 
 def keys_of(table: Table, batch: Batch, bounds: str, dtype: Any) -> jax.Array:
     """Row of every position ``[S, cap]``; -1 where there is none: padding, outside every bag, or out of range."""
@@ -40,20 +43,16 @@ def misses_of(table: Table, batch: Batch) -> Batch:
     """The misses as a batch of the table, in the shape of the whole; hits are padding."""
     hit = batch.slots >= 0
     ids = batch.ids
-    if (
-        not batch.padded
-        and table.num_embeddings >= int(jnp.iinfo(ids.dtype).max)
-        and _unsigned(ids)
-    ):
-        ids = ids.astype(jnp.int64)  # all bits set is a row of this table, and no mark
+    if not batch.padded and table.num_embeddings > _HIGHEST_BIT and _unsigned(ids):
+        ids = ids.astype(jnp.int64)  # what stands for all bits set is a row of this table
         batch = dataclasses.replace(batch, ids=ids)
     mark = jnp.asarray(jnp.iinfo(ids.dtype).max if _unsigned(ids) else -1, ids.dtype)
     if not batch.padded:
-        # The mark of padding was an id out of range like any other; another one takes its place,
-        # which messages of the native op know.
+        # The mark of padding was an id out of range like any other; one that has only its highest bit set takes its
+        # place, which messages of the native op know.
         stray = is_padding(batch)
-        info = jnp.iinfo(ids.dtype)
-        other = jnp.asarray(info.max - 1 if _unsigned(ids) else info.min, ids.dtype)
+        other = _HIGHEST_BIT if _unsigned(ids) else jnp.iinfo(ids.dtype).min
+        other = jnp.asarray(other, ids.dtype)
         ids = jnp.where(stray[..., None] if batch.split else stray, other, ids)
     ids = jnp.where(hit[..., None] if batch.split else hit, mark, ids)
     return dataclasses.replace(batch, ids=ids, slots=None, padded=True)

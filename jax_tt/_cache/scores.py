@@ -1,7 +1,8 @@
 """What the scores of a directory mean: what a request adds to them, and how they age.
 
 Scores are compared as integers, and where they are equal the later last request decides. Ageing changes all scores of a
-directory alike, when the cache is populated, so that it never changes which of two rows is the hotter one.
+directory alike, when the cache is populated or where that was long ago, so that it never changes which of two rows is
+the hotter one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from jax_tt._cache.directory import CacheDirectory
 
 _INT_MAX = 2**31 - 1
 
-# LFU with a half-life: what a request adds at the start of a half-life, and how many half-lives one populate makes up.
+# LFU with a half-life: what a request adds at the start of a half-life, and how many half-lives may pass before scores
+# are halved at the latest, which they are when the cache is populated.
 UNIT = 2**10
 MOST_HALVINGS = 4
 # LRU: the requests in a row's last step that break ties, in the low bits of its score.
@@ -39,8 +41,8 @@ class Scoring(NamedTuple):
 def stamp(directory: CacheDirectory, scoring: Scoring) -> jax.Array:
     """What scores take from a batch, int32: LFU adds it for every request, LRU to the requests of the batch.
 
-    Under LFU with a half-life it grows from `UNIT` to twice that in the course of a half-life, after which `aged`
-    halves all scores. Under LRU it is the steps since the cache was last populated.
+    Under LFU with a half-life it doubles in the course of every half-life that scores have not been halved for, from
+    `UNIT` on. Under LRU it is the steps since the cache was last populated.
     """
     if scoring.policy == "lru":
         steps = directory.clock - directory.refreshed
@@ -61,6 +63,23 @@ def counted(directory: CacheDirectory, requests: jax.Array) -> CacheDirectory:
     return directory._replace(unaged=unaged)
 
 
+def caught_up(directory: CacheDirectory, scoring: Scoring) -> CacheDirectory:
+    """The directory before a batch: scores are halved where so many half-lives passed that they would outgrow int32."""
+    if scoring.half_life is None:
+        return directory
+    half_life = _requests(directory, scoring.half_life)
+    late = directory.unaged // half_life > MOST_HALVINGS
+    names = ("scores", "ghost_scores", "unaged")
+
+    def halve(scores: jax.Array, ghost_scores: jax.Array, unaged: jax.Array) -> Any:
+        halvings = unaged // half_life
+        return _halved(scores, halvings), _halved(ghost_scores, halvings), unaged % half_life
+
+    values = (getattr(directory, name) for name in names)
+    values = jax.lax.cond(late, halve, lambda *same: same, *values)
+    return directory._replace(**dict(zip(names, values, strict=True)))
+
+
 def aged(directory: CacheDirectory, scoring: Scoring) -> CacheDirectory:
     """The directory once it has been populated: scores are those of a request now, and ``refreshed`` is ``clock``."""
 
@@ -70,10 +89,7 @@ def aged(directory: CacheDirectory, scoring: Scoring) -> CacheDirectory:
             return jnp.where(tags >= 0, jnp.maximum(scores, steps - _INT_MAX) - steps, 0)
         if scoring.half_life is None:
             return scores
-        half_life = _requests(directory, scoring.half_life)
-        # Never 0: a ghost without a score is none.
-        halved = scores >> _halvings(directory, half_life)
-        return jnp.maximum(halved, jnp.minimum(scores, 1))
+        return _halved(scores, _halvings(directory, _requests(directory, scoring.half_life)))
 
     unaged = directory.unaged
     if scoring.half_life is not None:
@@ -88,6 +104,7 @@ def aged(directory: CacheDirectory, scoring: Scoring) -> CacheDirectory:
 
 def converted(directory: CacheDirectory, old: Scoring, new: Scoring) -> CacheDirectory:
     """The directory with the scores of another policy, as if now a half-life began."""
+    directory = caught_up(directory, old)
     now = stamp(directory, old)
     unit = 1 if new.half_life is None else UNIT
 
@@ -123,5 +140,10 @@ def _requests(directory: CacheDirectory, half_life: int) -> int:
 
 
 def _halvings(directory: CacheDirectory, half_life: int) -> jax.Array:
-    """Half-lives that scores have not been halved for, as far as one populate makes up for them."""
-    return jnp.clip(directory.unaged // half_life, 0, MOST_HALVINGS)
+    """Half-lives that scores have not been halved for."""
+    return jnp.maximum(directory.unaged // half_life, 0)
+
+
+def _halved(scores: jax.Array, halvings: jax.Array) -> jax.Array:
+    # Never 0: a ghost without a score is none.
+    return jnp.maximum(scores >> jnp.minimum(halvings, 31), jnp.minimum(scores, 1))

@@ -92,7 +92,20 @@ def carried(
         transform_non_params=lambda _: keep,
         is_leaf=masked,
     )
-    return jax.tree.map(lambda rule, old, new: rule(old, new), by_leaf, state, tx.init(params))
+    by_leaf = jax.tree.leaves(by_leaf)
+    leaves, structure = jax.tree.flatten(state)
+    changing = [i for i, rule in enumerate(by_leaf) if rule is not keep]
+
+    # Compiled, so that of the fresh state nothing is allocated but what rules take from it.
+    @jax.jit
+    def changed(old: list[Any], params: Any) -> list[Any]:
+        fresh = jax.tree.leaves(tx.init(params))
+        return [by_leaf[i](leaf, fresh[i]) for i, leaf in zip(changing, old, strict=True)]
+
+    new = changed([leaves[i] for i in changing], params)
+    for i, leaf in zip(changing, new, strict=True):
+        leaves[i] = leaf
+    return structure.unflatten(leaves)
 
 
 def _check_like(like: Any, count: int, num_embeddings: int) -> None:

@@ -49,21 +49,28 @@ def _digits_in_words(table: Table, digits: Any) -> str:
     return f"id {row}"
 
 
-@custom_vmap
 def _first(mask: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """How many of ``mask[n]`` are set, the first that is, and its ``ids[n, words]``."""
     if mask.size == 0:
         none = jnp.zeros((), jnp.int32)
         return none, none, jnp.zeros(ids.shape[1:], ids.dtype)
     position = jnp.argmax(mask)
-    return jnp.sum(mask, dtype=jnp.int32), position, ids[position]
+    return _of_one_example(jnp.sum(mask, dtype=jnp.int32), position, ids[position])
 
 
-@_first.def_vmap
-def _first_mapped(size: int, mapped: list[bool], mask: Any, ids: Any) -> tuple[Any, Any]:
-    mask, ids = (
-        array if whole else jnp.broadcast_to(array, (size, *array.shape))
-        for array, whole in zip((mask, ids), mapped, strict=True)
+@custom_vmap
+def _of_one_example(
+    count: jax.Array, position: jax.Array, first: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What is given; under ``vmap`` that of the first example with a count, as native ops report one by one."""
+    return count, position, first
+
+
+@_of_one_example.def_vmap
+def _of_mapped_examples(size: int, mapped: list[bool], *found: Any) -> tuple[Any, Any]:
+    del size
+    example = jnp.argmax(found[0] > 0) if mapped[0] else 0
+    chosen = (
+        array[example] if whole else array for array, whole in zip(found, mapped, strict=True)
     )
-    found = _first(mask.reshape(-1), ids.reshape(-1, ids.shape[-1]))
-    return found, (False, False, False)
+    return _of_one_example(*chosen), (False, False, False)

@@ -110,6 +110,17 @@ def update_attributes(update: Update, storage: Any) -> dict[str, Any]:
     }
 
 
+def shard_of(batch: Batch, args: Mapping[str, jax.Array]) -> Batch:
+    """The part of a batch whose blocks these are."""
+    ids, offsets = args["ids"], args["offsets"]
+    return dataclasses.replace(
+        batch,
+        ids=ids.reshape(-1, batch.capacity, *ids.shape[2:]),
+        offsets=offsets.reshape(-1, offsets.shape[-1]),
+        weights=None,
+    )
+
+
 def weights_result(batch: Batch, dweights: jax.Array, lookup: Lookup) -> jax.Array | None:
     return dweights.reshape(batch.ids.shape[:2]) if lookup.wanted.weights else None
 
@@ -121,4 +132,5 @@ def sentinel_operand(sentinel: jax.Array | None) -> jax.Array:
 
 def step_operands(values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """The numbers of an update in the order of the targets."""
-    return {name: values[name] for name in ("hyper", "inv_scale", "seed")}
+    scale = jnp.stack([values["inv_scale"], values["allowed"]])
+    return {"hyper": values["hyper"], "scale": scale, "seed": values["seed"]}

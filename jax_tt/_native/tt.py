@@ -20,12 +20,14 @@ from jax_tt._native._operands import (
     lookup_attributes,
     make_operands,
     sentinel_operand,
+    shard_of,
     step_operands,
     update_attributes,
     weights_result,
 )
 from jax_tt._native.partition import Arrays, is_resharded, over_blocks
 from jax_tt._precision import tensor_float32
+from jax_tt._tables import reference
 from jax_tt._tables.options import Lookup
 
 if TYPE_CHECKING:
@@ -252,17 +254,22 @@ def tt_update(
         results = _backward(platform, table, operands, batch, lookup, {**own, **marked}, axes)
         results = vary_over(results, shard_axes)
         grads = lax.psum({name: results[name] for name in ("touched", *named)}, axes)
+        # Only the backward pass knows the ids, and only of its own shard.
+        refused = reference.poisoned(table, shard_of(batch, args), lookup, axes)
+        scale = args["scale"].at[1].set(jnp.where(refused, 0, args["scale"][1]))
         found = native_call(
             platform,
             "apply",
             {"touched": grads["touched"]}
             | {name: args[name] for name in step}
+            | {"scale": scale}
             | {f"d{name}": grads[name] for name in named}
             | {name: args[name] for name in tables},
             applied | types_of(tables),
             _workspace(platform, "apply", table, None),
             table.native_attributes | update,
         )
+        found["applied"] = jnp.where(refused, 0, found["applied"])
         return {"dweights": results["dweights"], **found}
 
     def local(args: Named, axes: Any) -> Named:

@@ -73,10 +73,9 @@ def restarted(old: Any, fresh: Any) -> Any:
     step, which would make the first steps several times too long. State that starts at the parameters, as `z` of
     `optax.contrib.schedule_free` does, is made of the new ones.
     """
-    if (fresh != fresh.reshape(-1)[0]).any():
-        return fresh
     mean = jnp.mean(jnp.asarray(old), dtype=jnp.float32)
-    return jnp.full_like(fresh, mean.astype(fresh.dtype))
+    of_parameters = jnp.any(fresh != fresh.reshape(-1)[0])
+    return jnp.where(of_parameters, fresh, mean.astype(fresh.dtype))
 
 
 def extended(old: Any, fresh: Any) -> Any:

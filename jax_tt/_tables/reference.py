@@ -16,7 +16,7 @@ from jax import lax
 from jax_tt import _sentinel
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch, pool, present
-from jax_tt._lookup._ids import digits_in_range
+from jax_tt._lookup._ids import digits_in_range, outside
 from jax_tt._lookup._rounding import round_to
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._tables.options import IGNORED, Lookup
@@ -83,8 +83,8 @@ def update(
     Gradients are summed over ``lookup.axis_name`` first.
 
     Returns:
-        New parameters and slots, 1.0 if the step was applied (0.0 if skipped), and the gradient of the weights,
-        which is that of the rows before the step.
+        New parameters and slots, 1.0, or 0.0 where the batch itself keeps the step from being taken, whether
+        ``values["allowed"]`` or not, and the gradient of the weights, which is that of the rows before the step.
     """
     assert table.update is not None
     params, slots = table.params(state), table.slots(state)
@@ -94,9 +94,9 @@ def update(
         grads = lax.psum(grads, lookup.axis_name)
         touched = [lax.psum(rows.astype(jnp.int32), lookup.axis_name) > 0 for rows in touched]
     grads = tuple(grad * values["inv_scale"].astype(grad.dtype) for grad in grads)
-    applied = jnp.ones((), bool)
+    applied = ~poisoned(table, batch, lookup, lookup.axis_name)
     if table.update.skip_nonfinite:
-        applied = jnp.all(jnp.stack([jnp.all(jnp.isfinite(grad)) for grad in grads]))
+        applied &= jnp.all(jnp.stack([jnp.all(jnp.isfinite(grad)) for grad in grads]))
     key = jax.random.wrap_key_data(values["seed"], impl="threefry2x32")
     stochastic = table.update.rounds_stochastically(params[0].dtype)
     new_params, new_slots = [], []
@@ -109,7 +109,7 @@ def update(
             old, grad.reshape(flat.shape), slot, values["hyper"]
         )
         new = round_to(new, param.dtype, jax.random.fold_in(key, k) if stochastic else None)
-        keep = rows_touched & applied
+        keep = rows_touched & applied & (values["allowed"] != 0)
         new_params.append(jnp.where(keep[:, None], new, flat).reshape(param.shape))
         new_slots.append(
             tuple(
@@ -118,6 +118,14 @@ def update(
             )
         )
     return tuple(new_params), tuple(new_slots), applied.astype(jnp.float32), dweights
+
+
+def poisoned(table: Table, batch: Batch, lookup: Lookup, axes: Any) -> jax.Array:
+    """Whether any shard has an id that made NaN of its bag: no gradient of such a batch says anything."""
+    if lookup.bounds != "error":
+        return jnp.zeros((), bool)
+    found = jnp.any(outside(table, batch))
+    return lax.psum(found.astype(jnp.int32), axes) > 0 if axes else found
 
 
 def touched(table: Table, batch: Batch, lookup: Lookup) -> list[jax.Array]:

@@ -283,6 +283,25 @@ class Table(abc.ABC):
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[dict[str, Any], jax.Array | None]:
         """The state after the update with output gradient ``g``, and the gradient of the weights."""
+        new, _, dweights = self.step_if(None, state, batch, residuals, g, lookup, values)
+        return new, dweights
+
+    def step_if(
+        self,
+        allowed: jax.Array | None,
+        state: State,
+        batch: Batch,
+        residuals: Any,
+        g: jax.Array,
+        lookup: Lookup,
+        values: Any,
+    ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
+        """`step` that changes nothing where ``allowed`` is 0, and between its results whether the batch allows it, too.
+
+        That is 1.0, or 0.0 for gradients that are not finite, where those are skipped, and for ids that ``bounds``
+        refuses.
+        """
+        allowed = jnp.ones((), jnp.float32) if allowed is None else allowed
         batch, g = once((batch, g), state["step"])
         # Shards of a batch beside a replicated table: sum the gradients over them before the one update.
         own = {name: state[name] for name in self.trained_names}
@@ -291,7 +310,7 @@ class Table(abc.ABC):
         if axes:
             lookup = dataclasses.replace(lookup, axis_name=tuple(sorted(axes, key=str)))
         params, slots, applied, dweights = self.stepped_params(
-            state, batch, residuals, g, lookup, values
+            state, batch, residuals, g, lookup, {**values, "allowed": allowed}
         )
         new = dict(zip(self.param_names, params, strict=True))
         for names, arrays in zip(self.slot_names, slots, strict=True):
@@ -301,8 +320,8 @@ class Table(abc.ABC):
         new["sentinel"] = jnp.where(_sentinel.holds(sentinel), 1, sentinel)
         # A constant of the program, by which the compiler sees that no table is to be kept.
         new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
-        new["step"] = state["step"] + applied
-        return new, dweights
+        new["step"] = state["step"] + allowed * applied
+        return new, applied, dweights
 
     def weights_gradient(
         self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
@@ -330,7 +349,10 @@ class Table(abc.ABC):
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        """New parameters and slots, 1.0 if the step was applied (0.0 if skipped), and the gradient of the weights."""
+        """New parameters and slots, whether the batch allows the step, and the gradient of the weights.
+
+        ``values`` are `step_values`, and ``allowed``: 0 where nothing may change.
+        """
         del residuals
         return reference.update(self, state, batch, g, lookup, values)
 

@@ -144,7 +144,7 @@ def _slots(rule: int, tables: list[np.ndarray]) -> list[np.ndarray]:
 
 
 def _step(rule: int) -> list[np.ndarray]:
-    return [np.full(HYPERS[rule], 0.5, np.float32), np.float32(1), np.zeros(2, np.uint32)]
+    return [np.full(HYPERS[rule], 0.5, np.float32), np.ones(2, np.float32), np.zeros(2, np.uint32)]
 
 
 def build_plan(rng: np.random.Generator) -> Call:

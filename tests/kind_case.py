@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -33,9 +34,9 @@ class KindCase:
         """The same kind with a fused update."""
         return self.table.with_update(jax_tt.Update(rule))
 
-    @property
+    @functools.cached_property
     def state(self) -> dict[str, Any]:
-        return self.table.init(jax.random.key(0))
+        return jax.jit(self.table.init)(jax.random.key(0))
 
     def bags(self, weighted: bool = True) -> jax_tt.Bags:
         n = self.table.num_embeddings
@@ -83,12 +84,14 @@ class KindCase:
             pooled = jax_tt.embed_bag(rows, bags, combiner=combiner, method="reference")
             return jnp.sum(jnp.sin(pooled))
 
-        want = jax.value_and_grad(dense, argnums=(0, 1))(params, weights)
+        want = jax.jit(jax.value_and_grad(dense, argnums=(0, 1)))(params, weights)
+        step = jax.jit(jax.value_and_grad(own, argnums=(0, 1)), static_argnums=2)
+        of_weights = jax.jit(jax.grad(own, argnums=1), static_argnums=2)
         for method in self.methods:
-            got = jax.value_and_grad(own, argnums=(0, 1))(params, weights, method)
+            got = step(params, weights, method)
             jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 2e-5, 1e-6), got, want)
             if weights is not None:
-                alone = jax.grad(own, argnums=1)(params, weights, method)
+                alone = of_weights(params, weights, method)
                 np.testing.assert_allclose(alone, want[1][1], 2e-5, 1e-6)
 
     def test_a_fused_step_is_the_rule_on_the_gradient(self) -> None:
@@ -96,16 +99,18 @@ class KindCase:
         table = self.fused(SGD)
         state = {**table.init_rest(params), **self.state}
 
-        def loss(trained: Any, described: Any, method: str) -> jax.Array:
+        @functools.partial(jax.jit, static_argnums=(1, 2))
+        @jax.grad
+        def step(trained: Any, described: Any, method: str) -> jax.Array:
             lookup = jax_tt.Lookup(method=method)
             bags = self.bags()
             out, _ = jax_tt.pooled_rows(described, {**state, **trained}, bags, lookup)
             return jnp.sum(jnp.sin(out))
 
-        grads = jax.grad(loss)(params, self.table, "reference")
+        grads = step(params, self.table, "reference")
         trained = {name: state[name] for name in table.trained_names}
         for method in self.methods:
-            new = jax.grad(loss)(trained, table, method)
+            new = step(trained, table, method)
             assert float(new["step"]) == 1 and float(new["sentinel"]) == 1
             for name, grad in grads.items():
                 want = params[name] - 0.1 * grad
@@ -135,6 +140,7 @@ class KindCase:
         model = jax_tt.linen.TableEmbedBag(table)
         variables = model.init(jax.random.key(0), self.bags())
 
+        @jax.jit
         def loss(trained: Any) -> jax.Array:
             return jnp.sum((model.apply({**variables, **trained}, self.bags()) - 1) ** 2)
 

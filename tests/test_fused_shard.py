@@ -122,8 +122,8 @@ def test_forward_and_backward_split_differently(ids, out, fused, method):
 
 @pytest.mark.parametrize("position", [0, 2, 4])
 @pytest.mark.parametrize("kind", ["tt", "dense"])
-def test_bad_id_on_one_shard_makes_nan(kind, position, method):
-    """An error of one device would leave the others waiting for it."""
+def test_bad_id_on_one_shard_refuses_the_step(kind, position, method):
+    """An error of one device would leave the others waiting for it: the bag becomes NaN, and the table stays."""
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
     step, (table, ids, weights, scale) = problem(kind)
     ids = ids.at[3, position].set(1000)
@@ -135,9 +135,5 @@ def test_bad_id_on_one_shard_makes_nan(kind, position, method):
     new, dweights = jax.jit(lambda *args: step(*args, method=method))(*args)
     bags = np.isnan(dweights).any(axis=1)
     assert bags[3] and bags.sum() == 1
-    if kind == "dense" and method == "cuda_emulated":
-        # Every device has the ids of all, so that all of them leave the step out.
-        for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(table), strict=True):
-            np.testing.assert_array_equal(a, b)
-    else:
-        assert any(bool(jnp.isnan(leaf).any()) for leaf in jax.tree.leaves(new.cores))
+    for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(table), strict=True):
+        np.testing.assert_array_equal(a, b)

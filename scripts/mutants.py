@@ -155,12 +155,14 @@ def caught(mutant: Mutant) -> bool:
     with mutant.planted():
         if mutant.native:
             _build()
-        files = [f"tests/test_{name}.py" for name in mutant.tests.split()]
-        options = ["--tier=quick", "--exitfirst", "--quiet", "--numprocesses=auto"]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *files], cwd=ROOT, capture_output=True
-        )
-        return done.returncode == pytest.ExitCode.TESTS_FAILED
+        return _tests(mutant.tests.split()) == pytest.ExitCode.TESTS_FAILED
+
+
+def _tests(names: list[str]) -> int:
+    files = [f"tests/test_{name}.py" for name in names]
+    options = ["--tier=quick", "--exitfirst", "--quiet", "--numprocesses=auto"]
+    command = [sys.executable, "-m", "pytest", *options, *files]
+    return subprocess.run(command, cwd=ROOT, capture_output=True).returncode
 
 
 def _build() -> None:
@@ -173,22 +175,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help="all by default")
+    parser.add_argument("names", nargs="*", help=f"all by default: {', '.join(MUTANTS)}")
     parser.add_argument("--list", action="store_true")
     arguments = parser.parse_args()
+    if unknown := set(arguments.names) - set(MUTANTS):
+        parser.error(f"names: got {', '.join(unknown)}; expected some of {', '.join(MUTANTS)}")
     chosen = {name: MUTANTS[name] for name in arguments.names or MUTANTS}
     if arguments.list:
         for name, mutant in chosen.items():
             print(f"{name}: {mutant.file}: {mutant.old} -> {mutant.new}")
         return
+    if _tests(sorted({name for mutant in chosen.values() for name in mutant.tests.split()})):
+        sys.exit("The tests fail without a defect, or cannot be run: nothing is planted.")
     survivors = []
-    for name, mutant in chosen.items():
-        found = caught(mutant)
-        print(f"{'caught' if found else 'SURVIVED'}: {name} ({mutant.file})", flush=True)
-        if not found:
-            survivors.append(name)
-    if any(mutant.native for mutant in chosen.values()):
-        _build()
+    try:
+        for name, mutant in chosen.items():
+            found = caught(mutant)
+            print(f"{'caught' if found else 'SURVIVED'}: {name} ({mutant.file})", flush=True)
+            if not found:
+                survivors.append(name)
+    finally:
+        if any(mutant.native for mutant in chosen.values()):
+            _build()
     sys.exit(f"not caught: {', '.join(survivors)}" if survivors else 0)
 
 

@@ -82,9 +82,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    here = [item for item in items if _gpu or item.get_closest_marker("gpu") is None]
-    chosen, left = select(here, config.getoption("--tier"))
-    config.hook.pytest_deselected(items=[*left, *(item for item in items if item not in set(here))])
+    tier = config.getoption("--tier")
+    no_gpu = not _gpu and tier != "all"
+    for_gpu = [item for item in items if no_gpu and item.get_closest_marker("gpu")]
+    others = [item for item in items if not (no_gpu and item.get_closest_marker("gpu"))]
+    chosen, left = select(others, tier)
+    config.hook.pytest_deselected(items=[*left, *for_gpu])
     items[:] = optimized_last(chosen)
 
 

@@ -1,6 +1,9 @@
 """The kinds of the package, in the tests that every kind passes."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jax_tt
 from jax_tt._cache.maintain import populated
@@ -31,3 +34,31 @@ class TestCached(KindCase):
         _, state = jax_tt.lookup_rows(self.table, state, ids, jax_tt.Lookup())
         state = populated(self.table, state, "auto")
         return {**state, "cache_rows": state["cache_rows"] + 0.5}
+
+
+def test_wrappers_refuse_what_they_cannot_wrap():
+    order = jax_tt.order.IdOrder(np.arange(60)[::-1])
+    dense = jax_tt.DenseTable(60, 8)
+    for make in (
+        lambda table: jax_tt.OrderedTable(table, order),
+        lambda table: jax_tt.RowCachedTable(table, jax_tt.RowCache(8)),
+    ):
+        with pytest.raises(TypeError, match=r"table: got 'dense'; expected a jax_tt\.Table"):
+            make("dense")
+    with pytest.raises(TypeError, match="table: got one that has an order of ids"):
+        jax_tt.OrderedTable(jax_tt.OrderedTable(dense, order), order)
+    state = jax_tt.OrderedTable(dense, order).init(jax.random.key(0))
+    del state["id_order"]
+    with pytest.raises(ValueError, match="state: has no id_order"):
+        lookup = jax_tt.Lookup(bounds="zero")
+        jax_tt.lookup_rows(jax_tt.OrderedTable(dense, order), state, jnp.array([1]), lookup)
+
+
+def test_tables_of_two_orders_are_two_tables():
+    orders = [
+        jax_tt.order.IdOrder(rows) for rows in (np.arange(60)[::-1], np.roll(np.arange(60), 1))
+    ]
+    one, other = (jax_tt.OrderedTable(jax_tt.DenseTable(60, 8), order) for order in orders)
+    assert one != other
+    init = jax.jit(lambda table, key: table.init(key)["id_order"], static_argnums=0)
+    assert (init(one, jax.random.key(0)) != init(other, jax.random.key(0))).any()

@@ -57,6 +57,7 @@ class RowCachedTable(Wrapper):
     cache: RowCache
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.cache, RowCache):
             raise TypeError(
                 f"cache: got {self.cache!r}; expected None or a RowCache, e.g. cache=jax_tt.RowCache(capacity=10_000)."
@@ -128,6 +129,7 @@ class RowCachedTable(Wrapper):
         return named_directory(directory) | outer(rows | table.init_rest(rows))
 
     def check(self, state: State) -> None:
+        self.require(state, (*self.trained_names, *self.constant_names, *DIRECTORY))
         of_table, of_rows = self._states(state)
         self.table.check(of_table)
         self.rows_table.check(of_rows)

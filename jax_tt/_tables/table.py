@@ -226,12 +226,7 @@ class Table(abc.ABC):
 
     def check(self, state: State) -> None:
         """Raises where arrays are missing from a state, or are not those of this table."""
-        missing = [name for name in self.trained_names if name not in state]
-        if missing:
-            raise ValueError(
-                f"{self.label}state: has no {', '.join(missing)}; expected what Table.init returns, with the arrays "
-                f"{', '.join(self.trained_names)}."
-            )
+        self.require(state, self.trained_names)
         shapes = self.param_shapes
         dtypes = {state[name].dtype.name for name in shapes}
         if len(dtypes) != 1 or not dtypes <= _STORAGE:
@@ -244,6 +239,15 @@ class Table(abc.ABC):
                     f"{self.label}{name}: got {array.dtype} of shape {array.shape}; expected {dtype} of shape {shape}, "
                     "as this table and its optimizer have."
                 )
+
+    def require(self, state: State, names: Sequence[str]) -> None:
+        """Raises where arrays of these names are missing from a state."""
+        missing = [name for name in names if name not in state]
+        if missing:
+            raise ValueError(
+                f"{self.label}state: has no {', '.join(missing)}; expected what Table.init returns, with the arrays "
+                f"{', '.join(names)}."
+            )
 
     # Lookups
 

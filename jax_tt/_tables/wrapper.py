@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from jax_tt._tables.change import Change, Growth
 from jax_tt._tables.options import Update
 from jax_tt._tables.table import State, Table
-
-if TYPE_CHECKING:
-    from jax_tt._cache.config import RowCache
 
 
 class _OfTable:
@@ -24,6 +20,7 @@ class _OfTable:
 
 
 def _of_table() -> Any:
+    # Not annotated where it is used, which would make it a field of the dataclass.
     return _OfTable()
 
 
@@ -35,6 +32,12 @@ class Wrapper(Table):
     """
 
     table: Any
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.table, Table):
+            raise TypeError(
+                f"table: got {self.table!r}; expected a jax_tt.Table, e.g. jax_tt.DenseTable(1000, 16)."
+            )
 
     num_embeddings = _of_table()
     features = _of_table()
@@ -79,15 +82,6 @@ class Wrapper(Table):
 
     def without_values(self) -> Self:
         return dataclasses.replace(self, table=self.table.without_values())
-
-    def grown(self, state: State, growth: Growth) -> Change:
-        return self._around(self.table.grown(state, growth))
-
-    def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
-        return self._around(self.table.with_cache(state, cache, method))
-
-    def _around(self, change: Change) -> Change:
-        return change._replace(table=dataclasses.replace(self, table=change.table))
 
     def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
         return {**state, **self.table.maintain(state, method)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._arguments import narrow
-from jax_tt._bags import Bags, as_ids, id_array, signed_padding
+from jax_tt._bags import as_ids, id_array
 from jax_tt._dtypes import x64_enabled
 from jax_tt._lookup._explicit import like_explicit
 from jax_tt._split_ids import SplitIds
@@ -49,14 +48,6 @@ def mapped_ids(rows: StoredRows, ids: Any, name: str = "ids") -> jax.Array:
         return jnp.where(inside == ids, rows.at(inside).astype(ids.dtype), ids)
 
     return like_explicit(look_up, (rows, array), array)
-
-
-def mapped_bags(rows: StoredRows, bags: Any, name: str = "bags") -> Any:
-    """`mapped_ids` of `Bags`, or of ids ``[B, L]``."""
-    if not isinstance(bags, Bags):
-        return mapped_ids(rows, bags, name)
-    ids = signed_padding(bags.ids) if bags.padded else bags.ids
-    return dataclasses.replace(bags, ids=mapped_ids(rows, ids, f"{name}.ids"))
 
 
 def columns_by_id(rows: StoredRows, scores: jax.Array) -> jax.Array:

@@ -42,9 +42,15 @@ class OrderedTable(Wrapper):
     True
     """
 
-    id_order: IdOrder | None = dataclasses.field(default=None, compare=False, repr=False)
+    id_order: IdOrder | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if ID_ORDER in self.table.buffers:
+            raise TypeError(
+                "table: got one that has an order of ids; expected one without. Compose the two orders: "
+                "IdOrder(inner.rows[outer.rows])."
+            )
         check_id_order(self.id_order, self.num_embeddings)
 
     @functools.cached_property
@@ -62,6 +68,10 @@ class OrderedTable(Wrapper):
             f"{name}: got SplitIds for a table with an id_order, which maps integers. Map them on the host first, "
             "shape.split_ids(order.apply(ids)), and build the layer with id_order=None."
         )
+
+    def check(self, state: State) -> None:
+        self.require(state, (ID_ORDER,))
+        self.table.check(state)
 
     def without_values(self) -> OrderedTable:
         return dataclasses.replace(self, table=self.table.without_values(), id_order=None)

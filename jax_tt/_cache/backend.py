@@ -1,4 +1,4 @@
-"""The cache's ops on the reference or on a native module, chosen as those of the tables are."""
+"""The cache's ops, on the reference or on a native module; chosen in the same way as the ops of tables."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from jax_tt._lookup._vma import vary_over, varying_axes
 
 
 def probe(tags: jax.Array, keys: jax.Array, method: str) -> jax.Array:
-    """Slot of every key; `jax_tt._cache.reference.probe`."""
+    """Slot of every key; see `jax_tt._cache.reference.probe`."""
 
-    # A native call does not know that the slots of different shards are different.
+    # JAX does not know that the result of a native call varies over mesh axes.
     axes = varying_axes(tags, keys)
 
     def native(platform: str, tags: jax.Array, keys: jax.Array) -> jax.Array:
@@ -33,7 +33,7 @@ def observe(
     policy: str,
     method: str,
 ) -> tuple[CacheDirectory, jax.Array]:
-    """Counts a batch; `jax_tt._cache.reference.observe`."""
+    """Counts a batch; see `jax_tt._cache.reference.observe`."""
 
     def native(platform: str, *inputs: Any) -> Any:
         return _native.cache_observe(*inputs, policy=policy, platform=platform)
@@ -45,7 +45,7 @@ def observe(
 
 
 def populate(directory: CacheDirectory, method: str) -> tuple[CacheDirectory, jax.Array, jax.Array]:
-    """Lets hot ghosts in; `jax_tt._cache.reference.populate`."""
+    """Inserts hot ghosts; see `jax_tt._cache.reference.populate`."""
 
     def native(platform: str, directory: CacheDirectory) -> Any:
         return _native.cache_populate(directory, platform=platform)

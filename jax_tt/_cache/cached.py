@@ -38,10 +38,10 @@ COLLECTION = "row_cache"
 
 @dataclasses.dataclass(frozen=True)
 class RowCachedTable(Wrapper):
-    """A tensor-train table with a `RowCache`, a table like any other.
+    """A tensor-train table with a `RowCache`. It is itself a `Table`.
 
     Its state is that of the table, the cached rows and their optimizer state (``cache_rows``, ``cache_slot_*``,
-    ``cache_step`` and so on), and the directory. `Table.maintain` refreshes the cache where it is due.
+    ``cache_step`` and so on), and the directory. `Table.maintain` refreshes the cache when it is due.
 
     Attributes:
         table: the `TTTable`.
@@ -76,12 +76,12 @@ class RowCachedTable(Wrapper):
 
     @property
     def trains_rows(self) -> bool:
-        """Whether the gradient of a hit goes to its row; otherwise rows are copies."""
+        """Whether gradients of hits go to the cached rows; otherwise the rows are copies."""
         return self.cache.gradients == "rows"
 
     @functools.cached_property
     def rows_table(self) -> DenseTable:
-        """The cached rows as a table of slots."""
+        """The cached rows as a dense table, one row per slot."""
         sets, ways, _, _ = self.cache.layout(self.num_embeddings)
         return DenseTable(
             sets * ways,
@@ -119,7 +119,7 @@ class RowCachedTable(Wrapper):
         return {**self.table.init_rest(params), **self.init_cache(self.table.storage(params))}
 
     def init_cache(self, storage: Any) -> dict[str, jax.Array]:
-        """An empty cache of a table whose parameters are of this type."""
+        """An empty cache for a table with parameters of dtype ``storage``."""
         sets, ways, buckets, room = self.cache.layout(self.num_embeddings)
         key_dtype = self.cache.key_dtype(self.num_embeddings)
         directory = init_directory(sets, ways, buckets, room, key_dtype)
@@ -135,23 +135,23 @@ class RowCachedTable(Wrapper):
         self.rows_table.check(of_rows)
 
     def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
-        """Populates the cache where `RowCache.refresh_every` batches have been counted."""
-        from jax_tt._cache.maintain import refreshed_if_due  # which reads this module
+        """Populates the cache once `RowCache.refresh_every` batches have been counted."""
+        from jax_tt._cache.maintain import refreshed_if_due  # circular import
 
         return refreshed_if_due(self, state, method)
 
     def grown(self, state: State, growth: Growth) -> Change:
-        from jax_tt._cache import change  # which reads this module
+        from jax_tt._cache import change  # circular import
 
         return change.grown(self, state, growth)
 
     def reordered(self, state: State, orders: Orders) -> Change:
-        from jax_tt._cache import change  # which reads this module
+        from jax_tt._cache import change  # circular import
 
         return change.reordered(self, state, orders)
 
     def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
-        from jax_tt._cache import change  # which reads this module
+        from jax_tt._cache import change  # circular import
 
         return change.with_cache(self, state, cache, method)
 
@@ -195,11 +195,11 @@ class RowCachedTable(Wrapper):
         return {**state, **named_directory(directory)}, dataclasses.replace(batch, slots=slots)
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
-        """Sums of hits and misses, and for the backward pass the misses, where they went, and residuals of both."""
+        """Sums over hits and misses; for the backward pass the misses, their positions, and residuals of both."""
         batches = hits_of(batch), misses_of(self.table, batch)
         if self.trains_rows:
             return self.divided_forward(self._states(state), batches, lookup)
-        # The backward pass is that of the table alone and plans anew.
+        # The backward pass is that of the table alone and makes its own plan.
         lookup = dataclasses.replace(lookup, wanted=Wanted())
         sums, _ = self.divided_forward(self._states(state), batches, lookup)
         return sums, sums
@@ -207,10 +207,10 @@ class RowCachedTable(Wrapper):
     def divided_forward(
         self, states: tuple[State, State], batches: tuple[Batch, Batch], lookup: Lookup
     ) -> tuple[jax.Array, Any]:
-        """`forward` of a batch that is divided into hits and misses, with the states of table and rows.
+        """`forward` of a batch split into hits and misses, with the states of the table and of the rows.
 
-        On the CPU one op does all of it: in a bag it adds the hits in the order of their positions, then the misses in
-        that order. Elsewhere, and where rows and cores are summed in different types, the sums of the two are added.
+        On the CPU, one op adds the hits of a bag in the order of their positions, then its misses. Elsewhere, and if
+        rows and cores have different accumulator types, hits and misses are summed separately and then added.
         """
         axes = varying_axes(*states, *batches)
         states, batches = vary_over((states, batches), axes)
@@ -262,7 +262,7 @@ class RowCachedTable(Wrapper):
         )
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        """Scores cached rows by their own values; the gradient of copies goes to the cores."""
+        """Scores cached rows by their cached values; the gradient of copies goes to the cores."""
         scores = self.table.attend(state, query, precision)
         tags = directory_of(state).tags
         there = jnp.where(tags >= 0, tags, self.num_embeddings).reshape(-1)
@@ -277,7 +277,7 @@ class RowCachedTable(Wrapper):
         return self.update is not None and self.update.skip_nonfinite
 
     def _states(self, state: State) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Of the table and of the rows, under the names of their own kinds."""
+        """The states of the table and of the rows table, each under its own names."""
         table = {name: state[name] for name in self.table.trained_names if name in state}
         names = {name: outer_name(name) for name in self.rows_table.trained_names}
         return table, {name: state[own] for name, own in names.items() if own in state}
@@ -304,7 +304,7 @@ class RowCachedTable(Wrapper):
         batches: tuple[Batch, Batch],
         lookup: Lookup,
     ) -> tuple[jax.Array, Any]:
-        """`forward` with one op for the hits and one for the misses, which stay where they are."""
+        """`forward` with one op for the hits and one for the misses, which keep their positions."""
         hits, misses = batches
         hit_sum, of_hits = forward(self.rows_table, of_rows, hits, _of_rows(lookup))
         miss_sum, of_misses = forward(self.table, of_table, misses, lookup)
@@ -317,7 +317,7 @@ class RowCachedTable(Wrapper):
     def _cotangents(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[dict[str, Any], jax.Array | None]:
-        """Cotangents of the state and of the weights; those of fused parts are their new values."""
+        """Cotangents of the state and of the weights; for fused parts, these are the new values."""
         of_table, of_rows = self._states(state)
         if not self.trains_rows:
             batch = dataclasses.replace(batch, slots=None)
@@ -337,13 +337,13 @@ class RowCachedTable(Wrapper):
                 self.rows_table, of_rows, hits_of(batch), (of_hits, g), lookup, values[1], allowed
             )
 
-        # Cores and rows are stepped both or neither. The rows, which no id is out of range of, follow the cores; where
-        # their gradients may keep a step from being taken, too, they are asked before.
+        # Cores and rows are updated together or not at all. Only ids of the cores can be out of range, so the rows are
+        # updated last; if nonfinite gradients of the rows also cancel the step, a call with allowed=0 checks them first.
         allowed = None
         if self._skips_nonfinite and for_cores.wanted.names and for_rows.wanted.names:
             wanted = dataclasses.replace(for_rows.wanted, weights=False)
             ask = dataclasses.replace(for_rows, wanted=wanted)
-            # Goes on with what comes back, which is the same: the rows before would have to be copied.
+            # Uses the returned rows, which are unchanged: keeping the original ones would cost a copy.
             of_rows, allowed, _ = of_hit_rows(of_rows, ask, jnp.zeros((), jnp.float32))
         of_table, applied, of_packed = _part_cotangents(
             self.table, of_table, packed, (of_misses, g), for_cores, values[0], allowed
@@ -366,19 +366,19 @@ def named_directory(directory: CacheDirectory) -> dict[str, Any]:
 
 
 def outer(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of the cached rows under the names that it has beside the table."""
+    """The state of the rows table under its names in the combined state."""
     return {outer_name(name): value for name, value in state.items()}
 
 
 def outer_name(name: str) -> str:
-    """The name of what a table of rows holds, beside the table that it is the cache of."""
+    """The name in the combined state of an array of the rows table."""
     if name == "embedding":
         return ROWS
     return f"{_PREFIX}{name.removesuffix('_0')}"
 
 
 def is_of_rows(name: str) -> bool:
-    """Whether what is called so beside a table belongs to its cached rows."""
+    """Whether this is a name of the cache in the combined state."""
     return name.startswith(_PREFIX)
 
 
@@ -413,13 +413,13 @@ def _part_cotangents(
     values: Any,
     allowed: jax.Array | None = None,
 ) -> tuple[dict[str, Any], Any, jax.Array | None]:
-    """Cotangents of one of the two tables and of the weights of the lookups in it.
+    """Cotangents of one of the two tables, and of the weights of its lookups.
 
-    Between them what `Table.step_if` says, or None where there is no step.
+    The second result is that of `Table.step_if`, or None without a step.
     """
     residuals, g = saved
     accum = accumulator(table.storage(state))
-    g = g.astype(accum)  # the sum may be wider, as the other table may be
+    g = g.astype(accum)  # the sum is wider if the other table is
     batch = dataclasses.replace(batch, slots=None)
     if batch.weights is not None:
         batch = dataclasses.replace(batch, weights=batch.weights.astype(accum))
@@ -434,6 +434,6 @@ def _part_cotangents(
 
 
 def _added(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Sum in the accumulator type of both: float64 cores may stand beside narrower rows."""
+    """Sum in the accumulator type of both: cores may be float64 and rows narrower."""
     wide = accumulator(left.dtype, right.dtype)
     return left.astype(wide) + right.astype(wide)

@@ -17,7 +17,7 @@ from jax_tt._tables.table import SCALARS, State
 
 
 def grown(cached: RowCachedTable, state: State, growth: Growth) -> Change:
-    """The cache is resized where the larger table asks for another layout."""
+    """Resizes the cache if the larger table needs another layout."""
     cache, carry = cached.cache, {}
     sizes = cached.num_embeddings, growth.num_embeddings
     now, then = ((cache.layout(n), cache.key_dtype(n)) for n in sizes)
@@ -29,7 +29,7 @@ def grown(cached: RowCachedTable, state: State, growth: Growth) -> Change:
 
 
 def reordered(cached: RowCachedTable, state: State, orders: Orders) -> Change:
-    """Cached rows enter the fit as they are, and the cache is empty afterwards."""
+    """Fits the cores to the cached values of cached rows; the cache is empty afterwards."""
     if cached.trains_rows:
         tags = np.asarray(directory_of(state).tags).reshape(-1)
         orders = orders._replace(own=(tags, np.asarray(state[ROWS])))

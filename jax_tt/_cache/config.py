@@ -1,4 +1,4 @@
-"""`RowCache`: what a layer's `cache` argument says."""
+"""`RowCache`: the value of a layer's `cache` argument."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax_tt.optimizers import Optimizer
 
 GRADIENTS = ("rows", "cores")
 
-_ROOM = 16  # ghosts of a bucket: one batch looks through one bucket per distinct miss
+_ROOM = 16  # ghosts per bucket; a batch searches one bucket per distinct miss
 _MAX_SLOTS = 2**31 - 1
 
 
@@ -28,20 +28,20 @@ def _check_positive(name: str, value: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class WriteBack:
-    """How rows that leave the cache are put back into the cores.
+    """How evicted rows are written back into the cores.
 
-    What a row learned, its cached value v less the row w that the cores give, is fitted by a change of the cores:
-    ``min_delta |v - w(cores + delta)|^2 + ridge * s * |delta|^2``. The size of the change is measured by what it does
-    to the whole table, so that the ridge protects all other rows; s is the size of ``J J^T`` along ``v - w`` in that
-    measure, J being the derivative of the leaving rows. Gauss-Newton steps, each solved by conjugate gradients,
-    `chunk` rows at a time; a step is halved until the sum falls, and not taken where it does not. A row that is not
-    finite is dropped.
+    What a row learned, its cached value v minus its value w in the cores, is fitted by a change of the cores:
+    ``min_delta |v - w(cores + delta)|^2 + ridge * s * |delta|^2``. The norm of delta measures the change of the whole
+    table, so that the ridge protects all other rows; s is the size of ``J J^T`` along ``v - w`` in this norm, where J
+    is the derivative of the evicted rows. The fit takes Gauss-Newton steps, each solved by conjugate gradients, on
+    `chunk` rows at a time; a step is halved until the loss decreases, and skipped if it does not. Rows that are not
+    finite are dropped.
 
     Args:
-        ridge: weight of the change of all other rows. 0 fits the leaving rows as well as the cores can; 1 leaves about
-            three tenths of what they learned, for a quarter of the damage that 0.1 does to the others.
+        ridge: weight of the change of all other rows. 0 fits the evicted rows as well as the cores can; 1 loses about
+            three tenths of what they learned, but changes the other rows only a quarter as much as 0.1.
         steps: Gauss-Newton steps per chunk.
-        iterations: conjugate-gradient iterations per step, at most.
+        iterations: maximum of conjugate-gradient iterations per step.
         chunk: rows fitted together.
 
     >>> import jax_tt
@@ -67,26 +67,26 @@ class WriteBack:
 class RowCache:
     """A set-associative cache of uncompressed rows in front of a tensor-train table.
 
-    Rows are *counted* by every training call of the layer: that costs little and changes no row. The cache is
-    *populated* when hot rows that were counted trade places with cold cached ones: by `refresh_caches` (which
-    `FusedOptimizer.update` calls) every ``refresh_every`` training steps, or by the layer's ``populate()``.
+    Every training call of the layer *counts* its rows; this is cheap and changes no row. *Populating* the cache
+    replaces cold cached rows by hot rows that were counted. `refresh_caches` (which `FusedOptimizer.update` calls)
+    does this every ``refresh_every`` training steps, and so does the layer's ``populate()``.
 
     Args:
-        capacity: rows to hold, rounded up to whole sets.
-        ways: rows of a set. A row's set follows from its id; more ways mean fewer conflicts.
-        policy: ``"lfu"`` keeps the rows asked for most often, ``"lru"`` those asked for last and, of rows asked for in
-            the same step, those with most requests in it. A row touched in the current step never leaves, and one
-            leaves only for a hotter one.
-        half_life: requests after which a request counts half, for each slot of the cache: 64 with a capacity of 1,000
-            is 64,000 requests. None counts all requests alike, which suits favourites that never change.
-            ``policy="lfu"`` only.
-        counters: rows outside the cache to keep counts of, 16 bytes each, rounded up to whole buckets; default 16 for
-            every slot, but not more than the table has rows.
+        capacity: number of cached rows, rounded up to whole sets.
+        ways: rows per set. The set of a row depends on its id only; more ways mean fewer conflicts.
+        policy: ``"lfu"`` keeps the most frequently requested rows, ``"lru"`` the most recently requested ones and,
+            within one step, those with most requests. A row touched in the current step is never evicted, and a row
+            is evicted only for a hotter one.
+        half_life: requests per slot of the cache after which a request counts half: 64 with a capacity of 1,000 is
+            64,000 requests. None gives all requests the same weight, which suits ids whose popularity does not
+            change. ``policy="lfu"`` only.
+        counters: uncached rows to keep counts of, 16 bytes each, rounded up to whole buckets; default 16 per slot,
+            but not more than the table has rows.
         refresh_every: training steps between two refreshes, or None to call ``populate()`` yourself.
-        gradients: ``"rows"``: a cached row is a parameter of its own, trained like one row of a dense table, and what
-            it learned is written back into the cores when it leaves. ``"cores"``: the cache is a copy, gradients
-            always reach the cores, and a cached row is as old as the last refresh.
-        write_back: `WriteBack`, or None to drop what leaving rows have learned; ``gradients="rows"`` only.
+        gradients: ``"rows"``: a cached row is a separate parameter, trained like a row of a dense table, and is
+            written back into the cores when it is evicted. ``"cores"``: the cache is a copy from the last refresh,
+            and all gradients go to the cores.
+        write_back: `WriteBack`, or None to drop what evicted rows have learned; ``gradients="rows"`` only.
         dtype: type of the rows; default that of the cores.
 
     Raises:
@@ -121,7 +121,7 @@ class RowCache:
                 "leaving rows have learned."
             )
         if self.dtype is not None:
-            # By name: numpy's float64 equals None, and programs of equal caches would be taken for one another.
+            # A name, since np.dtype("float64") == None, and jit reuses programs for equal caches.
             name = as_dtype("RowCache.dtype", self.dtype, None).name
             object.__setattr__(self, "dtype", name)
 
@@ -136,27 +136,26 @@ class RowCache:
         optimizer: Optimizer | None = None,
         **options: Any,
     ) -> RowCache:
-        """The cache of the largest capacity that fits into a budget, with the counters that it needs.
+        """The largest cache that fits into a memory budget, with the counters that it needs.
 
         A slot takes the row (``features`` of ``dtype``), its optimizer state and 12 bytes of directory; a counter takes
-        16 (16 and 20 for ids beyond 31 bits). LFU must tell the coldest cached row from all that are not cached:
-        with c counters, a count may be too small by one in c of the requests that miss, and this is to be at most
-        a quarter of what the sample asked for the coldest row that fits. LRU needs to know only those that came last: 4
-        counters for a slot, the least that either has. No more than there are distinct ids are counted, and no
-        more than a third of the budget goes to counters beyond the least.
+        16 bytes (16 and 20 for ids beyond 31 bits). LFU must distinguish the coldest cached row from uncached rows:
+        with c counters, a count may be too small by 1/c of all misses. Enough counters are chosen to make this at most
+        a quarter of the requests for the coldest cached row in the sample. LRU needs only the latest misses: 4 counters
+        per slot, which is also the minimum for LFU. There are at most as many counters as distinct ids, and counters
+        above the minimum take at most a third of the budget.
 
         Args:
-            ids: a sample of the requests, some hundred times as many as the cache has rows; negative ones are left
-                out.
+            ids: a sample of requested ids, a hundred times as many as the cache has rows; negative ids are ignored.
             budget_bytes: memory for rows, their optimizer state and the directory.
             features: columns of the table.
             dtype: type of the rows.
-            optimizer: the fused optimizer; None also where the cache holds copies (``gradients="cores"``). What
-                optax keeps is not counted.
+            optimizer: the fused optimizer; None for optax, whose state is not counted, and if the cache holds copies
+                (``gradients="cores"``).
             **options: of `RowCache`.
 
         Returns:
-            `RowCache`. Its capacity is never more than the distinct ids of the sample.
+            `RowCache` with a capacity of at most the number of distinct ids in the sample.
 
         Raises:
             ValueError: the sample is empty, or the budget too small for one row.
@@ -179,7 +178,7 @@ class RowCache:
         return Scoring(self.policy, self.half_life if self.policy == "lfu" else None)
 
     def layout(self, num_embeddings: int) -> tuple[int, int, int, int]:
-        """Sets, ways, buckets of ghosts and ghosts of a bucket, for a table of this many rows."""
+        """Sets, ways, ghost buckets, and ghosts per bucket, for a table of this many rows."""
         capacity = min(self.capacity, num_embeddings)
         ways = min(self.ways, capacity)
         sets = -(-capacity // ways)
@@ -194,7 +193,7 @@ class RowCache:
         return sets, ways, sets * max(1, -(-counters // (sets * room))), room
 
     def key_dtype(self, num_embeddings: int) -> Any:
-        """Type that ids are kept in."""
+        """Type of the stored ids."""
         if num_embeddings <= 2**31 - 1:
             return jnp.int32
         if not x64_enabled():

@@ -1,4 +1,4 @@
-"""Counts the requests of one batch in the directory, the same on every device."""
+"""Counts the requests of one batch in the directory, identically on every device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def count_batch(
     method: str,
     axis_name: Any = None,
 ) -> CacheDirectory:
-    """The directory one step later; keys and slots as `probe` takes and gives them, of any shape.
+    """The directory after one more batch; keys and slots are those of `probe`, of any shape.
 
     Inside a ``shard_map`` the keys of all shards are counted, so that replicas of the directory stay equal.
     """
@@ -45,7 +45,7 @@ def count_batch(
 
 
 def _of_all_shards(part: jax.Array, axes: Any) -> jax.Array:
-    """All shards one behind the other. As a sum, so that JAX knows the result to be the same on all of them."""
+    """The concatenated shards, computed as a psum because JAX knows its result to be replicated."""
     shards = lax.psum(1, axes)
     whole = jnp.zeros((shards, *part.shape), part.dtype).at[lax.axis_index(axes)].set(part)
     return lax.psum(whole, axes).reshape(-1)

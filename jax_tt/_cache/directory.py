@@ -1,4 +1,4 @@
-"""`CacheDirectory`: which rows are cached, how hot they are, and how hot the others were lately."""
+"""`CacheDirectory`: which rows are cached, and how often cached and other rows were requested."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ COUNTERS = (
 
 
 class CacheDirectory(NamedTuple):
-    """State of the policy. Everything about a row lies in the set that its id hashes to.
+    """State of the cache policy. All state of a row is stored in the set that its id hashes to.
 
-    A row is *cached* (it has a slot) or, if it was asked for lately, a *ghost* (it is only counted). An empty place
-    holds -1 as its id and zeros elsewhere.
+    A row is *cached* (it has a slot) or, if it was requested recently, a *ghost* (it is only counted). Empty entries
+    have id -1 and zeros elsewhere.
 
     Attributes:
         tags: ids of the cached rows, int32 or int64 ``[sets, ways]``; slot ``s * ways + w`` is way w of set s.
-        scores: int32 ``[sets, ways]``. LFU: requests counted, or 1024 for each that is of now where they age. LRU: 1024
-            for every step from ``refreshed`` to the last request, and the requests in that step, at most 1023.
+        scores: int32 ``[sets, ways]``. LFU: the number of requests; with a half-life, 1024 for each current one. LRU:
+            1024 for every step from ``refreshed`` to the last request, plus the requests in that step, at most 1023.
         touched: int32 ``[sets, ways]``, step of the last request.
-        ghost_tags, ghost_scores, ghost_touched: the same for ghosts, ``[buckets, room]``; every set has an equal
-            number of buckets, one behind the other, and an id is counted in one of them.
+        ghost_tags, ghost_scores, ghost_touched: the same for ghosts, ``[buckets, room]``; every set has the same
+            number of consecutive buckets, and an id is counted in one of them.
         ghost_recent: int32 ``[buckets, room]``, requests in the step ``ghost_touched``.
         clock: int32 scalar, number of batches counted so far.
         refreshed: int32 scalar, ``clock`` when the cache was last populated.
@@ -65,13 +65,13 @@ class CacheDirectory(NamedTuple):
 
     @property
     def slots(self) -> int:
-        """Places for rows: sets times ways."""
+        """Number of slots: sets times ways."""
         return self.tags.shape[0] * self.tags.shape[1]
 
 
 def init_directory(sets: int, ways: int, buckets: int, room: int, key_dtype: Any) -> CacheDirectory:
     """An empty directory; ``buckets`` is a multiple of ``sets``."""
-    # Separate buffers: a donated state may not hold one array twice.
+    # Separate buffers: a donated state must not contain one array twice.
     return CacheDirectory(
         tags=jnp.full((sets, ways), -1, key_dtype),
         scores=jnp.zeros((sets, ways), jnp.int32),
@@ -88,7 +88,7 @@ def init_directory(sets: int, ways: int, buckets: int, room: int, key_dtype: Any
 
 
 def add_to_statistics(directory: CacheDirectory, **counts: jax.Array | int) -> CacheDirectory:
-    """Adds to 64-bit totals, which 32-bit JAX keeps as two words."""
+    """Adds to the 64-bit totals, which are stored as two words in case 64-bit types are disabled."""
     low, high = directory.totals[:, 0], directory.totals[:, 1]
     more = jnp.stack([jnp.asarray(counts.get(name, 0)).astype(jnp.uint32) for name in COUNTERS])
     total = low + more

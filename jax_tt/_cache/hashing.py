@@ -1,4 +1,4 @@
-"""Where in the cache the state of an id lies."""
+"""Hashing of ids to sets and ghost buckets."""
 
 import jax
 import jax.numpy as jnp
@@ -10,18 +10,18 @@ def set_of(keys: jax.Array, sets: int) -> jax.Array:
 
 
 def bucket_of(keys: jax.Array, sets: int, buckets: int) -> jax.Array:
-    """Bucket of ghosts of each id, int32: one of the ``buckets / sets`` that belong to its set."""
+    """Ghost bucket of each id, int32: one of the ``buckets / sets`` of its set."""
     return set_of(keys, sets) * (buckets // sets) + bucket_within_set(keys, sets, buckets)
 
 
 def bucket_within_set(keys: jax.Array, sets: int, buckets: int) -> jax.Array:
-    """Which of its set's buckets each id belongs to, int32."""
+    """Index of each id's bucket within its set, int32."""
     own = jnp.uint32(buckets // sets)
     return (_hash(keys) // jnp.uint32(sets) % own).astype(jnp.int32)
 
 
 def _hash(keys: jax.Array) -> jax.Array:
-    """The murmur3 finaliser of the two 32-bit words of each id; an id below 2^32 hashes alike in either width."""
+    """The murmur3 finaliser of the two 32-bit words of each id; int32 and int64 hash alike for ids below 2^32."""
     low = keys.astype(jnp.uint32)
     if keys.dtype.itemsize == 8:
         low = low ^ _mix((keys >> 32).astype(jnp.uint32))

@@ -1,4 +1,4 @@
-"""Ids of a batch as the cache knows them, and the batch divided into hits and misses."""
+"""Cache keys of a batch, and the batch split into hits and misses."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from jax_tt._lookup._batch import Batch, is_padding, present
 from jax_tt._lookup._ids import digits_in_range
 from jax_tt._tables.table import Table
 
-# The one of a uint32.
-_HIGHEST_BIT = 2**31
+_HIGHEST_BIT = 2**31  # of a uint32
 
 
 def keys_of(table: Table, batch: Batch, bounds: str, dtype: Any) -> jax.Array:
-    """Row of every position ``[S, cap]``; -1 where there is none: padding, outside every bag, or out of range."""
+    """Row of every position ``[S, cap]``; -1 for padding, positions outside every bag, and ids out of range."""
     here = present(batch)
     if batch.split:
         digits, ok = digits_in_range(table, batch)
@@ -35,21 +34,21 @@ def keys_of(table: Table, batch: Batch, bounds: str, dtype: Any) -> jax.Array:
 
 
 def hits_of(batch: Batch) -> Batch:
-    """The hits as a batch of slots of the cached rows, in the shape of the whole; misses are padding."""
+    """The hits as a batch of slots, in the shape of the full batch; misses are padding."""
     return dataclasses.replace(batch, ids=batch.slots, slots=None, padded=True)
 
 
 def misses_of(table: Table, batch: Batch) -> Batch:
-    """The misses as a batch of the table, in the shape of the whole; hits are padding."""
+    """The misses as a batch of the table, in the shape of the full batch; hits are padding."""
     hit = batch.slots >= 0
     ids = batch.ids
     if not batch.padded and table.num_embeddings > _HIGHEST_BIT and _unsigned(ids):
-        ids = ids.astype(jnp.int64)  # what stands for all bits set is a row of this table
+        ids = ids.astype(jnp.int64)  # the uint32 padding mark is a valid row of this table
         batch = dataclasses.replace(batch, ids=ids)
     mark = jnp.asarray(jnp.iinfo(ids.dtype).max if _unsigned(ids) else -1, ids.dtype)
     if not batch.padded:
-        # The mark of padding was an id out of range like any other; one that has only its highest bit set takes its
-        # place, which messages of the native op know.
+        # The padding mark was an id out of range. It is replaced by an id with only the highest bit set, which error
+        # messages of the native op account for.
         stray = is_padding(batch)
         other = _HIGHEST_BIT if _unsigned(ids) else jnp.iinfo(ids.dtype).min
         other = jnp.asarray(other, ids.dtype)

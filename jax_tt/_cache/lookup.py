@@ -40,10 +40,10 @@ def cached_tt_embed_bag(
     Args:
         table: `CachedTable`.
         bags: `Bags`, or integer ids ``[B, L]``.
-        cache: the `RowCache` that the table was made for.
+        cache: the `RowCache` that the table was created with.
         combiner, num_embeddings, bounds, dtype, method, axis_name, name, precision: as in `tt_embed_bag`.
-        count: count the batch in the directory (training), or leave it alone (inference).
-        optimizer: the rule of a fused table.
+        count: whether to count the batch in the directory (training) or not (inference).
+        optimizer: the optimizer of a fused table.
         **update: ``grad_scale``, ``skip_nonfinite``, ``stochastic_rounding``, ``key`` of `fused_tt_embed_bag`.
 
     Returns:
@@ -107,7 +107,7 @@ def cached_tt_lookup(
 
 
 def _inputs(optimizer: Any, options: dict[str, Any]) -> tuple[Update | None, StepInputs]:
-    """From the options of an update to its description and to its numbers."""
+    """Splits the options of an update into its static description and its arrays."""
     if optimizer is None:
         if options:
             raise TypeError(

@@ -1,4 +1,4 @@
-"""What is done with the state of a `RowCachedTable` table between steps; all of it works under ``jit``."""
+"""Maintenance of the state of a `RowCachedTable` between steps; everything works under ``jit``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def refreshed_if_due(cached: RowCachedTable, state: State, method: str) -> dict[
     if every is None:
         return dict(state)
     directory = directory_of(state)
-    # Not clock % refresh_every: a step may count several batches, or an evaluation none.
+    # Not clock % refresh_every: a step may count several batches or none.
     due = directory.clock - directory.refreshed >= every
     return jax.lax.cond(due, lambda state: populated(cached, state, method), dict, dict(state))
 
@@ -58,7 +58,7 @@ def flushed(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]
     if cached.trains_rows and cached.cache.write_back is not None:
         state = written_back(cached, state, tags.reshape(-1), method)
         directory = add_to_statistics(directory, written_back=jnp.sum(tags >= 0))
-    # Fused rows go on being trained: their optimizer state is as good as before.
+    # Rows stay cached and continue to train, so fused rows keep their optimizer state.
     rows = _read(cached, state, tags, method).astype(state[ROWS].dtype)
     return {**state, ROWS: rows, **named_directory(directory)}
 
@@ -78,7 +78,7 @@ def emptied(cached: RowCachedTable, state: State, method: str) -> dict[str, Any]
 def written_back(
     cached: RowCachedTable, state: State, ids: jax.Array, method: str
 ) -> dict[str, Any]:
-    """The state with what rows ``ids[slots]`` learned in the cores; negative ids are left out."""
+    """The state with rows ``ids[slots]`` written back into the cores; negative ids are skipped."""
     options = cached.cache.write_back
     assert options is not None
     table = cached.table
@@ -98,7 +98,7 @@ def _read(cached: RowCachedTable, state: State, ids: jax.Array, method: str) -> 
 def _with_rows(
     cached: RowCachedTable, state: State, chosen: jax.Array, new: jax.Array
 ) -> dict[str, Any]:
-    """The chosen rows replaced and, where they are fused, their optimizer state as at the start."""
+    """Replaces the chosen rows and, if they are fused, resets their optimizer state."""
     rows = jnp.where(chosen[:, None], new.astype(state[ROWS].dtype), state[ROWS])
     changed = {ROWS: rows}
     update = cached.rows_table.update

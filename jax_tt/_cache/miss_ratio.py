@@ -10,7 +10,7 @@ import numpy as np
 from jax_tt._arguments import one_of
 
 POLICIES = ("lru", "ideal")
-_POINTS = 64  # of a curve whose sizes were not given
+_POINTS = 64  # default number of sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,8 @@ class MissRatioCurve:
         policy: ``"lru"`` or ``"ideal"``.
         sizes: rows of the cache, int64 ``[n]``, ascending.
         miss_ratios: float64 ``[n]``.
-        requests: ids of the stream.
-        distinct: different ids among them; with a sample, an estimate.
+        requests: number of ids in the stream.
+        distinct: number of distinct ids; an estimate if only a sample is followed.
 
     >>> import jax_tt
     >>> curve = jax_tt.miss_ratio_curve([7, 7, 7, 8], [1, 2], policy="ideal")
@@ -37,11 +37,11 @@ class MissRatioCurve:
     distinct: int
 
     def plot(self, ax: Any = None, **style: Any) -> Any:
-        """Draws the curve with matplotlib, over the logarithm of the size.
+        """Plots the curve with matplotlib, with a logarithmic size axis.
 
         Args:
-            ax: axes to draw on; default those of the current figure.
-            **style: of ``ax.plot``.
+            ax: axes to plot on; default those of the current figure.
+            **style: arguments of ``ax.plot``.
 
         Returns:
             The axes.
@@ -62,18 +62,18 @@ class MissRatioCurve:
 def miss_ratio_curve(
     ids: Any, sizes: Any = None, policy: str = "lru", *, sample: float = 1.0
 ) -> MissRatioCurve:
-    """Miss ratio of caches of many sizes on a stream of ids, computed at once.
+    """Miss ratio of caches of many sizes on a stream of ids, computed in one pass.
 
-    ``"lru"`` is exact for a fully associative cache that starts empty and lets every id in at once: the stack
-    distance of each request is counted in O(log n). ``"ideal"`` is what the best fixed set of rows reaches, those asked
-    for most often in the stream, and so a bound for LFU on a stream whose favourites stay the same.
+    ``"lru"`` is exact for a fully associative cache that starts empty and inserts every missed id immediately: the
+    stack distance of each request is counted in O(log n). ``"ideal"`` is the miss ratio of the best fixed set of rows,
+    the most requested ones of the stream, and so a bound for LFU if the distribution of ids does not change.
 
     Args:
-        ids: integers of any shape, in the order of the requests; negative ones (padding) are left out.
-        sizes: rows of the caches; default 64 sizes up to the number of distinct ids, evenly spaced by ratio.
+        ids: integers of any shape, in the order of the requests; negative ones (padding) are ignored.
+        sizes: rows of the caches; default 64 sizes up to the number of distinct ids, geometrically spaced.
         policy: ``"lru"`` or ``"ideal"``.
-        sample: share of the *ids* to follow, chosen by their hash; distances are scaled up (SHARDS). For long
-            streams: at 0.01, sizes of at least some thousand rows come out within a point or so.
+        sample: fraction of the *ids* to follow, chosen by their hash; distances are scaled up (SHARDS). For long
+            streams: at 0.01, results for sizes above some thousand rows are accurate to about a percentage point.
 
     Returns:
         `MissRatioCurve`.
@@ -91,17 +91,17 @@ def miss_ratio_curve(
         raise ValueError(f"sample: got {sample!r}; expected a number above 0, at most 1.")
     requests = ids.size
     if sample < 1:
-        # 53 bits of the hash against the share, as exact as the float is.
+        # 53 bits of the hash, the precision of the float.
         ids = ids[(_hash(ids) >> np.uint64(11)) < np.uint64(round(sample * 2**53))]
     counts = np.unique(ids, return_counts=True)[1]
     distinct = counts.size if sample == 1 else round(counts.size / sample)
     sizes = _sizes(sizes, distinct)
-    # hit_at[k]: requests that are hits from size k + 1 on.
+    # hit_at[k]: requests that hit in caches of size k + 1 and larger, but in no smaller one.
     hit_at = np.bincount(_stack_distances(ids)) if policy == "lru" else np.sort(counts)[::-1]
     hits = np.concatenate([[0], np.cumsum(hit_at)])[
         np.minimum(np.floor(sizes * sample).astype(np.int64), hit_at.size)
     ]
-    # A hash that drew too few or too many hot ids is made up for as if they were all hits.
+    # If the sample contains too few or too many requests, the difference is assumed to be hits.
     expected = requests * sample
     hits = np.clip(hits + (expected - ids.size), 0, expected)
     ratios = 1 - hits / expected if requests else np.ones(sizes.size)
@@ -131,10 +131,10 @@ def _sizes(sizes: Any, distinct: int) -> np.ndarray:
 
 
 def _stack_distances(ids: np.ndarray) -> np.ndarray:
-    """For every request but the first of its id, how many other ids were asked for since the last one.
+    """For every repeated request, the number of distinct other ids since the previous request of its id.
 
-    With p the place of the last request of the id of request t, these are the requests between p and t that are the
-    first of their id after p: ``#{j < t: last[j] < p} - (p + 1)``, since all of 0..p have theirs before p.
+    Let p be the position of the request before t of the same id. The number is that of the requests between p and t
+    that are the first of their id after p: ``#{j < t: last[j] < p} - (p + 1)``, since ``last[j] < p`` for j = 0..p.
     """
     n = ids.size
     kind = np.int32 if n < 2**31 else np.int64
@@ -143,7 +143,7 @@ def _stack_distances(ids: np.ndarray) -> np.ndarray:
     last = np.full(n, -1, kind)
     last[order[1:][again]] = order[:-1][again]
     repeat = last >= 0
-    # Ranks of `last`, a permutation: first requests, which have none, come before all others.
+    # Ranks of `last`, a permutation: first requests (last = -1) come before all others.
     has_next = np.zeros(n, bool)
     has_next[last[repeat]] = True
     rank = np.cumsum(~repeat, dtype=kind) - 1
@@ -154,27 +154,27 @@ def _stack_distances(ids: np.ndarray) -> np.ndarray:
 
 
 def _smaller_before(rank: np.ndarray) -> np.ndarray:
-    """For each element of a permutation, how many smaller ones stand before it.
+    """For each element of a permutation, the number of smaller elements before it.
 
-    Two elements differ first in one of their bits. Bit by bit from the top, elements equal above it lie together in
-    their old order, at the places that their values will fill; one with the bit set counts those without it before it.
+    This is a radix sort from the highest bit. Elements that agree in all higher bits form a group, in their original
+    order; an element with the bit set counts the elements without it that are before it in its group.
     """
     n, kind = rank.size, rank.dtype.type
     position = np.arange(n, dtype=kind)
     values, smaller = rank.copy(), np.zeros_like(rank)
     other_values, other_smaller = np.empty_like(rank), np.empty_like(rank)
-    # Arithmetic in place instead of masks: three times as fast.
+    # In-place arithmetic is three times as fast as masks.
     for bit in reversed(range(max(n - 1, 0).bit_length())):
         to = values >> (bit + 1)
-        to <<= bit + 1  # where the group starts
+        to <<= bit + 1  # start of the group
         high = values >> bit
         high &= 1
         highs = np.cumsum(high, dtype=kind)
         highs -= high
-        highs -= highs[to]  # of the group, before each element
+        highs -= highs[to]  # before each element in its group
         lows = position - to
         lows -= highs
-        # Lows keep their order from the start of the group on, highs theirs from half a group on.
+        # A stable partition: lows to the start of the group, highs to its second half.
         to += lows
         highs -= lows
         highs += kind(1 << bit)
@@ -189,7 +189,7 @@ def _smaller_before(rank: np.ndarray) -> np.ndarray:
 
 
 def _hash(ids: np.ndarray) -> np.ndarray:
-    """The splitmix64 finaliser, which no row's place in the cache depends on."""
+    """The splitmix64 finaliser; not the hash that determines the set of a row."""
     word = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,7 +1,6 @@
-"""The cache's policy in plain JAX: look up, count, choose who stays.
+"""The cache policy in plain JAX: lookup, counting and replacement.
 
-The native ops compute the same integers. What a batch does to a set depends on which ids it holds and how often, never
-on their order.
+The native ops compute the same integers. The effect of a batch depends on its ids and their counts, not on their order.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _INT_MAX = 2**31 - 1
 
 
 def probe(tags: jax.Array, keys: jax.Array) -> jax.Array:
-    """Slot of every key, int32 ``[n]``; -1 where it is not cached or negative."""
+    """Slot of every key, int32 ``[n]``; -1 for keys that are negative or not cached."""
     sets, ways = tags.shape
     home = set_of(keys, sets)
     same = tags[home] == keys[:, None]
@@ -30,23 +29,23 @@ def observe(
 ) -> tuple[CacheDirectory, jax.Array]:
     """Counts one batch.
 
-    A request for a cached row changes its score and marks it as touched now: LFU adds ``stamp``, LRU makes the score
-    ``stamp`` plus the requests of this batch, at most 1023. A request for another row makes or feeds a ghost in the
-    same way. Where a bucket has more ghosts than room, LFU ages it as Misra and Gries do: the score of the first
-    ghost beyond the room, by descending score, is taken from all of them, and ghosts that have nothing left are
-    forgotten. A ghost's score is therefore never above what its requests added and, as long as `populate` moves no row
-    into or out of the bucket, below it by at most 1 / (room + 1) of what all requests of the bucket added.
-    LRU forgets the ghosts of lowest score, of equals the larger id.
+    A request for a cached row changes its score and marks it as touched now: LFU adds ``stamp``, LRU sets the score to
+    ``stamp`` plus the requests of this batch, at most 1023. A request for another row inserts or updates a ghost in
+    the same way. If a bucket has more ghosts than room, LFU ages it as in Misra-Gries: the ghosts are sorted by
+    descending score, the score of the first one beyond the room is subtracted from all of them, and ghosts at zero are
+    dropped. A ghost's score is therefore never above the sum that its requests added and, as long as `populate` moves
+    no row into or out of the bucket, below it by at most 1 / (room + 1) of the sum over all requests of the bucket.
+    LRU drops the ghosts with the lowest scores and, at equal scores, the larger ids.
 
     Args:
         directory: state before; ``clock`` is already that of this batch.
-        keys: ids ``[n]``, negative where there is nothing to count.
+        keys: ids ``[n]``; negative ones are not counted.
         slots: `probe` of the keys.
         stamp: int32 scalar, `jax_tt._cache.scores.stamp`.
         policy: ``"lfu"`` or ``"lru"``.
 
     Returns:
-        The state, and int32 ``[4]``: requests, distinct ids, misses, distinct ids among them.
+        The state, and int32 ``[4]``: requests, distinct ids, misses, distinct missed ids.
     """
     now = directory.clock
     sets = directory.tags.shape[0]
@@ -78,7 +77,7 @@ def observe(
     ghost_touched = feed(directory.ghost_touched, jnp.broadcast_to(now, count.shape))
     ghost_recent = feed(directory.ghost_recent, count)
 
-    # Ghosts and newcomers of a bucket, side by side.
+    # Existing and new ghosts, concatenated.
     fresh = (count > 0) & ~known
     all_tags = jnp.concatenate([tags, jnp.where(fresh, news, -1)])
     all_scores = jnp.concatenate(
@@ -124,20 +123,20 @@ def observe(
 
 
 def populate(directory: CacheDirectory) -> tuple[CacheDirectory, jax.Array, jax.Array]:
-    """Lets hot ghosts trade places with cold rows.
+    """Swaps hot ghosts with cold cached rows.
 
-    In every set the ghosts, hottest first (score, then last request, then smaller id), meet the slots, coldest first
-    (empty ones, then by score, last request, way); slots touched in this step do not take part. A ghost takes the
-    slot it meets if that is empty or colder, by score and then by last request, and leaves its own place empty. The
-    first ghost that is not hotter ends it.
+    In every set, the ghosts, hottest first (score, then last request, then smaller id), are paired with the slots,
+    coldest first (empty ones, then by score, last request, way); slots touched in this step are left out. A ghost
+    takes its slot if this is empty or colder, by score and then by last request, and its own entry becomes empty. The
+    exchange ends at the first ghost that is not hotter.
 
-    Then the rows that left, in the order in which they were met, become ghosts of the bucket that counts them: in its
-    first empty place or, where there is none, in that of its last ghost by score and then by larger id, if they
-    come before it. A row that finds no place is forgotten.
+    The evicted rows, in the same order, then become ghosts of their buckets. A row takes the first empty entry or, if
+    there is none, replaces the last ghost by score and then by larger id if it precedes this ghost in that order;
+    otherwise it is dropped.
 
     Returns:
-        The state; the id that left each slot ``[sets, ways]``, -1 where none did; and int32 ``[4]``: rows
-        inserted, rows evicted, ghosts of this step that found no place, and their requests.
+        The state; the id evicted from each slot ``[sets, ways]``, or -1; and int32 ``[4]``: rows
+        inserted, rows evicted, ghosts touched in this step that were not inserted, and their requests.
     """
     sets, ways = directory.tags.shape
     now = directory.clock
@@ -188,7 +187,7 @@ def populate(directory: CacheDirectory) -> tuple[CacheDirectory, jax.Array, jax.
     left = jnp.where(wins, old_tag, -1)
     after = _with_ghosts(after, left, old_score, old_seen, ghosts)
     evicted = trade(jnp.full_like(directory.tags, -1), slot, old_tag)
-    # A row that has just become a ghost was not touched in this step.
+    # Evicted rows are not among them: they were not touched in this step.
     outside = (after.ghost_tags >= 0) & (after.ghost_touched == now)
     counts = jnp.stack(
         [
@@ -208,7 +207,7 @@ def _with_ghosts(
     touched: jax.Array,
     shape: tuple[int, int],
 ) -> CacheDirectory:
-    """The directory, its ghosts ``[sets, -1]``, with rows ``[sets, n]`` that left their slots among them."""
+    """Adds evicted rows ``[sets, n]`` to the ghosts, which are ``[sets, -1]`` here."""
     sets, buckets, room = directory.tags.shape[0], *shape
     row = jnp.arange(sets)
 
@@ -245,13 +244,13 @@ def _reshape_ghosts(directory: CacheDirectory, shape: tuple[int, ...]) -> CacheD
 def _scored(scores: jax.Array, count: jax.Array, stamp: jax.Array, policy: str) -> jax.Array:
     if policy == "lru":
         return stamp + jnp.minimum(count, MOST_COUNTED)
-    # A stamp is at least 1; where the product would leave int32, so does the sum.
+    # Saturates instead of overflowing; a stamp is at least 1.
     many = count > (_INT_MAX - jnp.maximum(scores, 0)) // stamp
     return jnp.where(many, _INT_MAX, scores + count * stamp)
 
 
 def _unique(keys: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The distinct chosen keys in ascending order and how often each occurs, 0 from the last one on; ``[n]`` each."""
+    """The distinct chosen keys in ascending order and their counts, padded with counts of 0; ``[n]`` each."""
     n = keys.shape[0]
     ordered = jnp.sort(jnp.where(chosen, keys, jnp.iinfo(keys.dtype).max))
     head = jnp.concatenate([jnp.ones_like(ordered[:1], bool), ordered[1:] != ordered[:-1]])
@@ -262,7 +261,7 @@ def _unique(keys: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def rank_within(groups: jax.Array, num_groups: int, *order: jax.Array) -> jax.Array:
-    """Place of each element in its group by ``order``, the first array deciding first; int32."""
+    """Rank of each element in its group by the arrays ``order``, the first one being the primary key; int32."""
     by = jnp.lexsort((*reversed(order), groups))
     sizes = jax.ops.segment_sum(jnp.ones_like(groups), groups, num_groups + 1)
     starts = jnp.cumsum(sizes) - sizes

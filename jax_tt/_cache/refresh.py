@@ -1,4 +1,4 @@
-"""Populating, flushing and resetting a `CachedTable`; all of it works under ``jit``."""
+"""Populating, flushing and resetting a `CachedTable`; everything works under ``jit``."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def populate_cache(
     optimizer: Optimizer | None = None,
     method: str = "auto",
 ) -> CachedTable:
-    """Lets hot rows that were counted trade places with cold cached ones.
+    """Replaces cold cached rows by hot rows that were counted.
 
-    With ``gradients="rows"`` what the leaving rows learned is written back into the cores, and rows that come in are
-    read from them; rows that stay keep their values bit for bit. With ``gradients="cores"`` every row is read anew.
+    With ``gradients="rows"``, evicted rows are written back into the cores, inserted rows are read from the cores, and
+    the others keep their values bit for bit. With ``gradients="cores"``, all rows are read again.
 
     Args:
-        table: the table; outside of a loss, since its cores may change.
-        cache: the `RowCache` it was made for.
+        table: the table; not inside a loss, since its cores may change.
+        cache: the `RowCache` it was created with.
         num_embeddings: rows of the table; default all that the cores address.
-        optimizer: the rule of a fused table, whose state of new rows starts afresh.
+        optimizer: the optimizer of a fused table; its state of inserted rows is reset.
         method: as in the ops.
 
     Returns:
@@ -47,7 +47,7 @@ def populate_cache(
 
 
 def refresh_if_due(table: CachedTable, cache: RowCache, **options: Any) -> CachedTable:
-    """`populate_cache` where it was ``cache.refresh_every`` counted batches ago; otherwise the table as it is.
+    """`populate_cache` if the last was ``cache.refresh_every`` counted batches ago; otherwise the unchanged table.
 
     >>> import jax, jax_tt
     >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
@@ -63,12 +63,12 @@ def refresh_if_due(table: CachedTable, cache: RowCache, **options: Any) -> Cache
 
 
 def flush_cache(table: CachedTable, cache: RowCache, **options: Any) -> CachedTable:
-    """Writes what all cached rows learned back into the cores, which then are the whole model, and reads them anew.
+    """Writes all cached rows back into the cores, which then are the whole model, and reads the rows again.
 
-    What the fit could not take up is lost, and with ``write_back=None`` all of it. No row leaves the cache, and counts
-    stay as they are.
+    What the fit does not capture is lost; with ``write_back=None``, that is everything the rows learned. No row is
+    evicted, and counts do not change.
 
-    Args, Returns: as `populate_cache`, whose options these are.
+    Args, Returns: as in `populate_cache`.
 
     >>> import jax, jax_tt
     >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))
@@ -84,9 +84,9 @@ def flush_cache(table: CachedTable, cache: RowCache, **options: Any) -> CachedTa
 
 
 def reset_cache(table: CachedTable, cache: RowCache, **options: Any) -> CachedTable:
-    """Flushes, then forgets every row, count and statistic.
+    """Flushes the cache, then clears its rows, counts and statistics.
 
-    Args, Returns: as `populate_cache`, whose options these are.
+    Args, Returns: as in `populate_cache`.
 
     >>> import jax, jax_tt
     >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))

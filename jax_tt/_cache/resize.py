@@ -1,4 +1,4 @@
-"""A cache of another capacity, shape or policy, with the rows and the counts of the one before."""
+"""Changes the capacity, shape or policy of a cache and keeps its rows and counts."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def resize_cache(
     optimizer: Optimizer | None = None,
     method: str = "auto",
 ) -> CachedTable:
-    """Gives a table a cache of another capacity, other ways, another policy or other counters.
+    """Changes the capacity, ways, policy or counters of the cache of a table.
 
-    A set keeps its hottest rows: they keep their values and their optimizer state bit for bit, and, where the sets or
-    ways change, may lie in another slot afterwards. What the others learned is written back into the cores, as
-    ``old.write_back`` says, and they become ghosts. Ghosts keep their scores, as far as they have room. Where a cache
-    grows, its new places are filled when it is next populated; since the set of a row follows from the number of sets,
-    single rows may leave then, too, unless the number of sets is a multiple of what it was. Under another policy the
-    rows that are cached keep the step of their last request, and what the old policy did not count starts afresh.
+    A set keeps its hottest rows, with their values and optimizer state bit for bit; if sets or ways change, rows may
+    move to other slots. The other rows are written back into the cores according to ``old.write_back`` and become
+    ghosts. Ghosts keep their scores as far as there is room. If the cache grows, new slots are filled when it is next
+    populated; some rows may be evicted even then, since the set of a row depends on the number of sets, unless the new
+    number is a multiple of the old one. Under another policy, cached rows keep the step of their last request, and
+    counts that the old policy did not keep start at zero.
 
     Args:
-        table: the table; outside of a loss, since its cores may change.
-        old: the `RowCache` it was made for.
-        new: the `RowCache` to have; of the same ``gradients``.
+        table: the table; not inside a loss, since its cores may change.
+        old: the `RowCache` it was created with.
+        new: the new `RowCache`, with the same ``gradients``.
         num_embeddings: rows of the table; default all that the cores address.
-        optimizer: the rule of a fused table.
+        optimizer: the optimizer of a fused table.
         method: as in the ops.
 
     Returns:
@@ -74,7 +74,7 @@ def resize_cache(
 def resized(
     cached: RowCachedTable, state: State, new: RowCache, method: str, rows_to_come: int
 ) -> tuple[dict[str, Any], jax.Array]:
-    """`resize_cache` for a table that will have ``rows_to_come`` rows, and the new slot of every old one."""
+    """`resize_cache` for a table that will have ``rows_to_come`` rows; also returns the new slot of every old slot."""
     old, table = cached.cache, cached.table
     before = directory_of(state)
     if before.tags.shape != old.layout(table.num_embeddings)[:2]:
@@ -109,7 +109,7 @@ def resized(
 
 
 def moved(slots: jax.Array, values: Any, fresh: Any) -> Any:
-    """The values of rows that stay, in their new slots; ``fresh`` in the others. What has no slots stays as it is."""
+    """Values of kept rows in their new slots, and ``fresh`` elsewhere; arrays without slots are returned unchanged."""
     if values.shape[:1] != slots.shape:
         return values
     return jnp.asarray(fresh).at[slots].set(jnp.asarray(values).astype(fresh.dtype), mode="drop")
@@ -122,7 +122,7 @@ def placed(
     layout: tuple[int, int, int, int],
     key_dtype: Any,
 ) -> tuple[CacheDirectory, jax.Array]:
-    """The directory in its new shape, and the new slot of every old one; that behind the last where its row leaves."""
+    """The directory in its new shape, and the new slot of every old one; one past the last slot for evicted rows."""
     sets, ways, buckets, room = layout
     same_slots = directory.tags.shape == (sets, ways)
     if old != new or not same_slots:

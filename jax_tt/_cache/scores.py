@@ -1,8 +1,7 @@
-"""What the scores of a directory mean: what a request adds to them, and how they age.
+"""Scores of a directory: what a request adds to them, and how they age.
 
-Scores are compared as integers, and where they are equal the later last request decides. Ageing changes all scores of a
-directory alike, when the cache is populated or where that was long ago, so that it never changes which of two rows is
-the hotter one.
+Scores are compared as integers, and ties are broken by the later last request. Ageing changes all scores of a directory
+alike, when the cache is populated or at the latest before an overflow, and so never reverses the order of two rows.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from jax_tt._cache.directory import CacheDirectory
 
 _INT_MAX = 2**31 - 1
 
-# LFU with a half-life: what a request adds at the start of a half-life, and how many half-lives may pass before scores
-# are halved at the latest, which they are when the cache is populated.
+# LFU with a half-life: what a request adds at the start of a half-life, and the half-lives after which scores are
+# halved even if the cache is not populated.
 UNIT = 2**10
 MOST_HALVINGS = 4
-# LRU: the requests in a row's last step that break ties, in the low bits of its score.
+# LRU: the low bits of a score are the requests in the row's last step, to break ties.
 COUNT_BITS = 10
 MOST_COUNTED = 2**COUNT_BITS - 1
 _MOST_STEPS = _INT_MAX >> COUNT_BITS
@@ -31,7 +30,7 @@ class Scoring(NamedTuple):
 
     Attributes:
         policy: ``"lfu"`` or ``"lru"``.
-        half_life: requests for each slot after which a request counts half; None: it always counts the same.
+        half_life: requests per slot after which a request counts half; None: requests do not age.
     """
 
     policy: str
@@ -39,10 +38,10 @@ class Scoring(NamedTuple):
 
 
 def stamp(directory: CacheDirectory, scoring: Scoring) -> jax.Array:
-    """What scores take from a batch, int32: LFU adds it for every request, LRU to the requests of the batch.
+    """The weight of a batch in scores, int32: LFU adds it for every request, LRU once to the requests of the batch.
 
-    Under LFU with a half-life it doubles in the course of every half-life that scores have not been halved for, from
-    `UNIT` on. Under LRU it is the steps since the cache was last populated.
+    Under LFU with a half-life, it starts at `UNIT` and doubles with every half-life since scores were last halved.
+    Under LRU, it is the number of steps since the cache was last populated.
     """
     if scoring.policy == "lru":
         steps = directory.clock - directory.refreshed
@@ -57,14 +56,14 @@ def stamp(directory: CacheDirectory, scoring: Scoring) -> jax.Array:
 
 
 def counted(directory: CacheDirectory, requests: jax.Array) -> CacheDirectory:
-    """The directory with so many more requests in its scores."""
+    """The directory with ``requests`` added to ``unaged``."""
     room = _INT_MAX - requests
     unaged = jnp.where(directory.unaged > room, _INT_MAX, directory.unaged + requests)
     return directory._replace(unaged=unaged)
 
 
 def caught_up(directory: CacheDirectory, scoring: Scoring) -> CacheDirectory:
-    """The directory before a batch: scores are halved where so many half-lives passed that they would outgrow int32."""
+    """The directory before a batch: scores are halved after so many half-lives that they could overflow int32."""
     if scoring.half_life is None:
         return directory
     half_life = _requests(directory, scoring.half_life)
@@ -81,7 +80,7 @@ def caught_up(directory: CacheDirectory, scoring: Scoring) -> CacheDirectory:
 
 
 def aged(directory: CacheDirectory, scoring: Scoring) -> CacheDirectory:
-    """The directory once it has been populated: scores are those of a request now, and ``refreshed`` is ``clock``."""
+    """The directory after populating: scores are aged up to now, and ``refreshed`` is ``clock``."""
 
     def age(tags: jax.Array, scores: jax.Array) -> jax.Array:
         if scoring.policy == "lru":
@@ -103,7 +102,7 @@ def aged(directory: CacheDirectory, scoring: Scoring) -> CacheDirectory:
 
 
 def converted(directory: CacheDirectory, old: Scoring, new: Scoring) -> CacheDirectory:
-    """The directory with the scores of another policy, as if now a half-life began."""
+    """The directory with its scores converted to another policy; a half-life starts now."""
     directory = caught_up(directory, old)
     now = stamp(directory, old)
     unit = 1 if new.half_life is None else UNIT
@@ -140,10 +139,10 @@ def _requests(directory: CacheDirectory, half_life: int) -> int:
 
 
 def _halvings(directory: CacheDirectory, half_life: int) -> jax.Array:
-    """Half-lives that scores have not been halved for."""
+    """Half-lives since scores were last halved."""
     return jnp.maximum(directory.unaged // half_life, 0)
 
 
 def _halved(scores: jax.Array, halvings: jax.Array) -> jax.Array:
-    # Never 0: a ghost without a score is none.
+    # Positive scores stay positive: a ghost at zero would be dropped.
     return jnp.maximum(scores >> jnp.minimum(halvings, 31), jnp.minimum(scores, 1))

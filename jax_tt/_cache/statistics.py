@@ -1,4 +1,4 @@
-"""Figures of a cache, read on the host."""
+"""Cache statistics, read on the host."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from jax_tt._cache.directory import COUNTERS, CacheDirectory
 
 
 def cache_statistics(directory: CacheDirectory) -> dict[str, int | float]:
-    """Totals since the directory was made or reset. Waits for the device; nothing else does.
+    """Totals since the directory was created or reset. Blocks until the device is done.
 
     Returns:
         ``calls``: batches counted; ``requested``: ids in them; ``unique``: distinct ids, batch by batch;
         ``misses`` and ``unique_misses``: those that were not cached; ``conflict_unique_misses`` and
-        ``conflict_misses``: those of them that found no place at a refresh in the same step; ``refreshes``,
-        ``inserted``, ``evicted``, ``written_back``: what populating did; ``hit_rate``: share of requests that were
-        hits; ``occupied`` and ``occupancy``: slots in use, and their share.
+        ``conflict_misses``: those of them that a refresh in the same step could not insert; ``refreshes``,
+        ``inserted``, ``evicted``, ``written_back``: refreshes, and rows changed by them; ``hit_rate``: fraction of
+        requests that were hits; ``occupied`` and ``occupancy``: number and fraction of slots in use.
 
     >>> import jax, jax_tt
     >>> cores = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(10_000, 8, ranks=4))

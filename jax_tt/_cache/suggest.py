@@ -1,4 +1,4 @@
-"""Size of a row cache from a sample of ids and a budget of memory."""
+"""Size of a row cache from a sample of ids and a memory budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax_tt._arguments import as_dtype, as_int
 from jax_tt._cache.miss_ratio import stream
 from jax_tt.optimizers import Optimizer
 
-_CAUTION = 4  # the coldest cached row has this many times the requests by which a count may be off
+_CAUTION = 4  # requests of the coldest cached row relative to the largest error of a count
 
 
 def suggest_sizes(
@@ -48,14 +48,14 @@ def suggest_sizes(
         )
     best = int(capacity[fits[-1]])
     if best > ways:
-        best -= best % ways  # whole sets, so that rounding up does not pass the budget
+        best -= best % ways  # whole sets, since rounding up would exceed the budget
     return best, int(counters[best - 1])
 
 
 def entry_bytes(
     largest_id: int, features: int, dtype: Any, optimizer: Optimizer | None
 ) -> tuple[int, int]:
-    """Bytes of a slot with its row and the row's optimizer state, which is float32, and of a counter."""
+    """Bytes of a slot, with its row and the float32 optimizer state of the row, and of a counter."""
     counter = 20 if largest_id > 2**31 - 1 else 16
     state = sum(4 if kind.rowwise else 4 * features for kind in optimizer.slots) if optimizer else 0
     return features * jnp.dtype(dtype).itemsize + state + counter - 4, counter

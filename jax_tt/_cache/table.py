@@ -1,4 +1,4 @@
-"""`CachedTable`: cores, the rows cached in front of them, and the directory that says which those are."""
+"""`CachedTable`: cores, cached rows, and the directory of the cache."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CachedTable(NamedTuple):
 
     Attributes:
         table: cores ``[p_k, r_k, q_k, r_{k+1}]``, or a `FusedTable` of them.
-        rows: cached rows ``[slots, D]``, or a `FusedTable` of them where they are trained by the fused optimizer.
+        rows: cached rows ``[slots, D]``, or a `FusedTable` of them if they are trained by the fused optimizer.
         directory: `CacheDirectory`.
 
     >>> import jax, jax_tt
@@ -70,7 +70,7 @@ def init_cached_table(
         table: cores of a tensor-train table, or a `FusedTable` of them.
         cache: sizes and policy.
         num_embeddings: rows of the table; default all that the cores address.
-        optimizer: rule of the fused table.
+        optimizer: the optimizer of a fused table.
 
     Returns:
         `CachedTable`.
@@ -104,7 +104,7 @@ def described(
     num_embeddings: int | None = None,
     name: str | None = None,
 ) -> tuple[RowCachedTable, dict[str, Any]]:
-    """Checks a `CachedTable`; its description and its state."""
+    """Checks a `CachedTable` and returns its description and state."""
     if not isinstance(given, CachedTable):
         raise TypeError(
             f"table: got {type(given).__name__}; expected a CachedTable, made with "
@@ -140,7 +140,7 @@ def state_of_cache(cached: RowCachedTable, given: CachedTable) -> dict[str, Any]
 
 
 def cached_table(cached: RowCachedTable, state: Mapping[str, Any]) -> CachedTable:
-    """The state as users of the cached ops hold it."""
+    """The state as a `CachedTable`."""
     table = cached.table
     return CachedTable(
         table.params(state) if table.update is None else fused_table(table, state),

@@ -1,4 +1,4 @@
-"""Puts what rows learned in the cache back into the cores."""
+"""Writes cached rows back into the cores."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from jax_tt._tables.tensor_train import TTTable
 
 Cores = tuple[jax.Array, ...]
 
-_HALVINGS = 6  # of a step that makes things worse, before it is given up
-_CONVERGED = 1e-6  # of the first squared slope
+_HALVINGS = 6  # of a step that increases the loss, before it is skipped
+_CONVERGED = 1e-6  # squared gradient relative to the initial one
 
 
 def write_back(
@@ -33,21 +33,21 @@ def write_back(
     key: jax.Array,
     method: str,
 ) -> Cores:
-    """Cores whose rows ``ids`` are as near to ``rows`` as the fit of `WriteBack` brings them.
+    """Cores whose rows ``ids`` are fitted to ``rows`` as described in `WriteBack`.
 
     Args:
         table: the table.
         cores: its cores, of any storage type.
-        ids: ``[n]``, negative where there is nothing to write.
-        rows: ``[n, D]``; one that is not finite is not written.
+        ids: ``[n]``; negative ones are skipped.
+        rows: ``[n, D]``; rows that are not finite are skipped.
         options: the fit.
-        key: decides how 16-bit cores are rounded.
+        key: for the stochastic rounding of 16-bit cores.
         method: as in the ops.
     """
     chunk = min(options.chunk, ids.shape[0])
     wide = tuple(core.astype(accumulator(core.dtype)) for core in cores)
     rows = rows.astype(wide[0].dtype)
-    # One such row would make every entry of every core NaN.
+    # A single row that is not finite would make all cores NaN.
     ids = jnp.where(jnp.all(jnp.isfinite(rows), axis=1), ids, -1)
     first = jnp.argsort(ids < 0, stable=True)
     first = jnp.concatenate([first, jnp.full(chunk, ids.shape[0], first.dtype)])
@@ -66,25 +66,25 @@ def write_back(
     _, wide = jax.lax.while_loop(more, fit, (jnp.zeros((), jnp.int32), wide))
     keys = jax.random.split(key, len(cores))
     rounded = (round_to(new, core.dtype, k) for new, core, k in zip(wide, cores, keys, strict=True))
-    # A core that took no part keeps its bits: nothing is rounded where nothing was written.
+    # If nothing was written, the cores are not rounded again either.
     return tuple(jnp.where(total > 0, new, core) for new, core in zip(rounded, cores, strict=True))
 
 
 def single_rows(ids: jax.Array) -> Batch:
-    """A batch of one bag per id, negative ids being padding."""
+    """A batch of one bag per id; negative ids are padding."""
     n = ids.shape[0]
     offsets = jnp.broadcast_to(jnp.array([0, 1], jnp.int32), (n, 2))
     return Batch(jnp.maximum(ids, -1)[:, None], offsets, None, padded=True, rectangular=True)
 
 
 class _Problem:
-    """The rows of one chunk: what is missing of them, and the derivatives of what the cores give."""
+    """The least-squares problem of one chunk of rows: its residual and products with its Jacobian."""
 
     def __init__(self, table: TTTable, ids: jax.Array, rows: jax.Array, method: str) -> None:
         self.table = table
         self.batch = single_rows(ids)
         self.rows = jnp.where((ids >= 0)[:, None], rows, 0)
-        # All of a method's choice is the type of the cores, which is that of the rows here.
+        # The choice of method depends only on the type of the cores, here that of the rows.
         like = dict.fromkeys(table.param_names, rows)
         self.lookup = resolved(table, like, Lookup(bounds="unchecked", method=method))
 
@@ -96,7 +96,7 @@ class _Problem:
         return self.rows - self.read(cores)
 
     def plan(self, cores: Cores) -> Any:
-        """What all transposed products at these cores share."""
+        """The plan that all transposed products at these cores share."""
         out = self.read(cores)[:, None]
         return self.table.plan(cores, self.batch, out, self.lookup)
 
@@ -113,14 +113,14 @@ class _Problem:
 
 
 def _fitted(problem: _Problem, cores: Cores, options: WriteBack) -> Cores:
-    """Gauss-Newton steps on ``|missing|^2 + ridge |change|^2``, the change being that from ``cores``.
+    """Gauss-Newton steps on ``|missing|^2 + ridge |change|^2``, where ``change`` is relative to ``cores``.
 
-    All changes are in the coordinates of the metric, in which their size is that of the change of the whole table.
+    Changes are in whitened coordinates (`Metric`), where their norm is that of the change of the whole table.
     """
     metric = table_metric(cores)
     error = problem.missing(cores)
     slope = metric.to_whitened(problem.transposed(cores, problem.plan(cores), error))
-    # The size of J J^T along what is to be fitted makes the ridge mean the same for every table.
+    # The scale of J J^T along the error makes the ridge independent of the scale of the table.
     ridge = options.ridge * _ratio(_square(slope), _square(error))
 
     def moved(change: Cores) -> Cores:
@@ -142,7 +142,7 @@ def _fitted(problem: _Problem, cores: Cores, options: WriteBack) -> Cores:
 
         size = jnp.ones((), before.dtype)
         size, after = jax.lax.while_loop(worse, halve, (size, loss(_add(change, 1, direction))))
-        better = after < before  # false for NaN: the cores then stay as they are
+        better = after < before  # false for NaN, which leaves the cores unchanged
         kept = jax.tree.map(lambda x, d: jnp.where(better, x + size * d, x), change, direction)
         return kept, jnp.where(better, after, before)
 
@@ -154,7 +154,7 @@ def _fitted(problem: _Problem, cores: Cores, options: WriteBack) -> Cores:
 def _gauss_newton(
     problem: _Problem, cores: Cores, change: Cores, metric: Metric, ridge: Any, iterations: int
 ) -> Cores:
-    """What to add to ``change`` for the best linear fit at ``cores``: conjugate gradients on its normal equations."""
+    """Gauss-Newton step from ``change`` at ``cores``, by conjugate gradients on the normal equations."""
     plan = problem.plan(cores)
 
     def slope_of(error: jax.Array, change: Cores) -> Cores:
@@ -192,5 +192,5 @@ def _square(tree: Any) -> jax.Array:
 
 
 def _ratio(above: jax.Array, below: jax.Array) -> jax.Array:
-    """0 where there is nothing left to divide."""
+    """The quotient, or 0 if ``below`` is 0."""
     return jnp.where(below > 0, above / jnp.where(below > 0, below, 1), 0)

@@ -338,7 +338,7 @@ class RowCachedTable(Wrapper):
             )
 
         # Cores and rows are updated together or not at all. Only ids of the cores can be out of range, so the rows are
-        # updated last; if nonfinite gradients of the rows also cancel the step, a call with allowed=0 checks them first.
+        # updated last; if nonfinite gradients of the rows also cancel the step, a call with allowed=0 checks them.
         allowed = None
         if self._skips_nonfinite and for_cores.wanted.names and for_rows.wanted.names:
             wanted = dataclasses.replace(for_rows.wanted, weights=False)

@@ -1,4 +1,4 @@
-"""The NNX and linen layers: constructors of tables, variables of their states, and optimizers."""
+"""The NNX and linen layers: table construction, variables of the table state, and optimizers."""
 
 from jax_tt._requires import require
 

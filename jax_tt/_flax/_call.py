@@ -1,4 +1,4 @@
-"""What a call of a layer does, whichever flavour it is."""
+"""Calls of a layer: code shared by NNX and linen."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jax_tt._tables.table import State, Table
 def step_inputs(
     table: Table, grad_scale: Any, hyperparameters: Mapping[str, Any] | None, own: Mapping[str, Any]
 ) -> StepInputs:
-    """What a call says of the update; ``own`` are hyper-parameters that are variables of the layer."""
+    """The update inputs of a call; ``own`` are hyper-parameters that are variables of the layer."""
     if table.update is not None:
         if hyperparameters is not None and not isinstance(hyperparameters, Mapping):
             raise TypeError(
@@ -44,7 +44,7 @@ def attended(
 ) -> jax.Array:
     """Scores of queries against every row; the parameters of a fused table are constants here.
 
-    ``promote`` takes queries and parameters to the types that are multiplied.
+    ``promote`` casts queries and parameters to a common type.
     """
     names = table.attended_names
     query, *arrays = promote(query, *(state[name] for name in names))
@@ -62,12 +62,12 @@ def attended(
 
 @functools.cache
 def for_evaluation(lookup: Lookup) -> Lookup:
-    """The options of a call that does not belong to training."""
+    """The options of a call outside training."""
     return dataclasses.replace(lookup, train=False)
 
 
 def check_value(name: str, value: Any, shape: tuple[int, ...]) -> None:
-    """Refuses what an initialiser made when it is no float array of the wanted shape."""
+    """Raises if an initialiser did not return floats of the expected shape."""
     if tuple(value.shape) != shape or not jax.numpy.issubdtype(value.dtype, jax.numpy.floating):
         raise ValueError(
             f"{name}: its initialiser returned {value.dtype}{list(value.shape)}; expected floats of shape "

@@ -1,4 +1,4 @@
-"""Changes of the table of a layer, and what becomes of the state that optax keeps for it, whichever flavour it is."""
+"""Changes of the table of a layer and of its optax state: code shared by NNX and linen."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def grown(table: Table, state: State, growth: Growth) -> Change:
 
 
 def check_cores(name: str, old: Table, new: Table) -> None:
-    """Refuses a change to another number of cores, where state of optax cannot follow."""
+    """Raises for a change of the number of cores, which optax state cannot follow."""
     before, after = len(old.innermost.param_shapes), len(new.innermost.param_shapes)
     if before != after:
         raise ValueError(
@@ -55,7 +55,7 @@ def check_cores(name: str, old: Table, new: Table) -> None:
 def check_state(
     name: str, tx: optax.GradientTransformation, state: Any, params: Any, whose: str
 ) -> None:
-    """Refuses state of optax that is not that of these parameters."""
+    """Raises if the optax state does not belong to these parameters."""
     want = jax.eval_shape(tx.init, params)
     if jax.tree.map(jnp.shape, want) != jax.tree.map(jnp.shape, state):
         raise ValueError(
@@ -66,13 +66,13 @@ def check_state(
 def carried(
     tx: optax.GradientTransformation, state: Any, params: Any, carry: Callable[[Any], Carry | None]
 ) -> Any:
-    """State of optax after cores of its parameters have changed.
+    """The optax state after cores among its parameters have changed.
 
     Args:
         tx: the transformation.
-        state: its state so far.
-        params: the parameters by now, with the structure that ``state`` was made for.
-        carry: key path of a parameter -> what its state becomes, or None for one that has not changed.
+        state: its state before the change.
+        params: the parameters after the change, with the structure that ``state`` was made for.
+        carry: maps the key path of a parameter to the rule for its state, or to None if the parameter has not changed.
     """
 
     def keep(old: Any, fresh: Any) -> Any:
@@ -83,7 +83,7 @@ def carried(
         return isinstance(node, optax.MaskedNode)
 
     rules = jax.tree_util.tree_map_with_path(lambda path, _: carry(path) or keep, params)
-    # A transformation of some parameters only, as in `optax.multi_transform`, has such nodes for the others.
+    # Transformations of some of the parameters, as in `optax.multi_transform`, have masked nodes for the others.
     by_leaf = optax.tree_utils.tree_map_params(
         tx,
         lambda old, rule: old if masked(old) else rule,
@@ -96,7 +96,7 @@ def carried(
     leaves, structure = jax.tree.flatten(state)
     changing = [i for i, rule in enumerate(by_leaf) if rule is not keep]
 
-    # Compiled, so that of the fresh state nothing is allocated but what rules take from it.
+    # Compiled, so that only the parts of the fresh state that rules use are allocated.
     @jax.jit
     def changed(old: list[Any], params: Any) -> list[Any]:
         fresh = jax.tree.leaves(tx.init(params))
@@ -109,7 +109,7 @@ def carried(
 
 
 def _check_like(like: Any, count: int, num_embeddings: int) -> None:
-    """Refuses what are no ids that the new ids could start near."""
+    """Raises unless ``like`` holds existing ids, one or as many as there are new ids."""
     ids = np.asarray(like)
     if ids.dtype.kind not in "iu" or ids.shape not in ((), (count,)):
         raise ValueError(

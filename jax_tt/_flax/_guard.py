@@ -1,4 +1,4 @@
-"""Refuses a true gradient where a fused table can only take its next value."""
+"""Raises if the ordinary gradient of a fused table is computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 def refuse_gradient(message: str, tree: Any) -> Any:
     """Returns ``tree``; a backward pass that reaches it raises ``TypeError(message)``.
 
-    Values that are only looked at (metrics, evaluation) pass: no cotangent arrives here then.
+    Values that are not differentiated (metrics, evaluation) are allowed.
     """
     del message
     return tree

@@ -1,4 +1,4 @@
-"""What is done between steps with the row caches of a linen model, wherever in it they are."""
+"""Maintenance between steps of the row caches anywhere in a linen model."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from jax_tt._tables.table import Table
 def refresh_caches(
     model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    """Populates every row cache of a model whose ``refresh_every`` is due; the others stay as they are.
+    """Populates every row cache of a model whose ``refresh_every`` is due.
 
-    Call it after each optimizer step, in the same ``jit``. The layers are found by tracing ``model.apply``, which
-    computes nothing, so that ``nn.compact`` and ``setup`` serve alike.
+    Call it after each optimizer step, in the same ``jit``. The layers are found by tracing ``model.apply`` abstractly,
+    so both ``nn.compact`` and ``setup`` are supported.
 
     Args:
-        model: the model, or a layer that is one by itself.
-        variables: all its collections, ``row_cache`` among them.
-        args, kwargs: what ``model.apply`` is called with in the step, such as the batch, ``rngs`` or ``method``.
+        model: the model, or a single layer.
+        variables: all its collections, including ``row_cache``.
+        args, kwargs: the arguments of ``model.apply`` in the step, such as the batch, ``rngs`` or ``method``.
 
     Returns:
         The variables, with the same structure.
 
     Raises:
-        ValueError: on these inputs the model calls no layer with a row cache, or the variables lack its variables.
+        ValueError: the model calls no layer with a row cache on these inputs, or ``variables`` lack its variables.
 
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
@@ -74,7 +74,7 @@ def populate_caches(
 def flush_caches(
     model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    """Writes what the cached rows of a model learned back into the cores; see `jax_tt.flush_cache`.
+    """Writes the cached rows of a model back into the cores; see `jax_tt.flush_cache`.
 
     Args, Returns, Raises: as in `refresh_caches`.
 
@@ -95,7 +95,7 @@ def flush_caches(
 def reset_caches(
     model: nn.Module, variables: Mapping[str, Any], *args: Any, **kwargs: Any
 ) -> dict[str, Any]:
-    """Flushes the row caches of a model, then forgets all rows, counts and statistics; see `jax_tt.reset_cache`.
+    """Flushes the row caches of a model, then clears rows, counts and statistics; see `jax_tt.reset_cache`.
 
     Args, Returns, Raises: as in `refresh_caches`.
 
@@ -115,10 +115,10 @@ def cache_directory(variables: Mapping[str, Any]) -> CacheDirectory:
     """The directory of one layer, for `jax_tt.cache_statistics`.
 
     Args:
-        variables: what the collection ``row_cache`` holds for that layer.
+        variables: the collection ``row_cache`` of that layer.
 
     Raises:
-        ValueError: these are no variables of a layer with a row cache.
+        ValueError: these are not the variables of a layer with a row cache.
 
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt
@@ -144,7 +144,7 @@ def cache_directories(variables: Mapping[str, Any]) -> dict[str, CacheDirectory]
     """The directories of all layers of a model that have a row cache, by the path of the layer.
 
     Args:
-        variables: the variables of the model, the collection ``row_cache`` among them.
+        variables: the variables of the model, including the collection ``row_cache``.
 
     Example:
         >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
@@ -195,7 +195,7 @@ def _changed(
 def _layers_of(
     model: nn.Module, variables: Mapping[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[tuple[str, ...], tuple[Table, str]]:
-    """The tables with a cache that a call of the model reaches, by path, with the ``method`` of their layers."""
+    """The cached tables that a call of the model uses, by path, with the ``method`` of their layers."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model: got {type(model).__name__}; expected a flax.linen module, e.g. "
@@ -205,7 +205,7 @@ def _layers_of(
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         layer: Any = context.module
-        # Flax has `setup` and what it calls intercepted, too.
+        # Flax also intercepts `setup` and the methods it calls.
         called = isinstance(layer, TableModule) and context.method_name in ("__call__", "attend")
         if called and layer.described.cached is not None:
             found[layer.path] = layer.described, layer.options.method

@@ -1,4 +1,4 @@
-"""The linen half of reordering and growing a table: its collections, and the state that optax keeps for them."""
+"""Reordering and growing a table in linen: its collections and their optax state."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ChangedTable(NamedTuple):
     """A layer after `reorder_table`, `grow_table` or `resize_cache`.
 
     Attributes:
-        layer: the module with its new sizes, order and cache; inside a model, give these to the layer there:
+        layer: the module with its new sizes, order and cache; a model must build its layer with these:
             ``layer.num_embeddings``, ``layer.row_factors``, and so on.
         variables: all variables of the model.
-        opt_state: state of optax for ``variables["params"]``, or None where none was given.
-        found: `TTApproximation` of a table that was reordered; None of the others.
+        opt_state: the optax state of ``variables["params"]``, or None if none was given.
+        found: `TTApproximation` from `reorder_table`; otherwise None.
 
     >>> import jax, jax.numpy as jnp, jax_tt.linen
     >>> layer = jax_tt.linen.TTEmbed(1000, 8, tt_ranks=4)
@@ -55,15 +55,15 @@ def reorder_table(
     opt_state: Any = None,
     **options: Any,
 ) -> ChangedTable:
-    """A table under another order of ids, as `jax_tt.TTEmbed.reorder`, without changing the variables given.
+    """Changes the order of ids of a table as `jax_tt.TTEmbed.reorder` does, but returns new variables.
 
     Args:
         layer: the `TTEmbed` or `TTEmbedBag`.
-        variables: of the model, all collections.
+        variables: all collections of the model.
         id_order: `IdOrder` of ``num_embeddings`` ids.
-        path: names that lead to the layer in the collections; none where it is the model.
-        tx, opt_state: of ``variables["params"]``, where optax steps this table.
-        **options: ``ranks``, ``shape``, ``tolerance`` and the others of `tt_reorder` but ``dtype``.
+        path: path of the layer in the collections; empty if the layer is the model.
+        tx, opt_state: the transformation and state of ``variables["params"]``, if optax updates this table.
+        **options: ``ranks``, ``shape``, ``tolerance`` and the other arguments of `tt_reorder` except ``dtype``.
 
     Returns:
         `ChangedTable`.
@@ -99,13 +99,13 @@ def grow_table(
     tx: optax.GradientTransformation | None = None,
     opt_state: Any = None,
 ) -> ChangedTable:
-    """A table with more rows, as `jax_tt.TTEmbed.grow`, without changing the variables given.
+    """Adds rows to a table as `jax_tt.TTEmbed.grow` does, but returns new variables.
 
     Args:
         layer, variables, path, tx, opt_state: as in `reorder_table`.
-        num_embeddings: number of ids to come, at least those there are.
-        key: of the appended slices.
-        like: ints, one id or one for every new id, of ids that the new ones start near.
+        num_embeddings: the new number of ids, at least the present one.
+        key: for the initialisation of appended slices.
+        like: one id, or one for every new id; the new rows start near the rows of these ids.
 
     Returns:
         `ChangedTable`.
@@ -141,11 +141,11 @@ def resize_cache(
     tx: optax.GradientTransformation | None = None,
     opt_state: Any = None,
 ) -> ChangedTable:
-    """A table with another row cache, as `jax_tt.TTEmbed.resize_cache`, without changing the variables given.
+    """Changes the row cache of a table as `jax_tt.TTEmbed.resize_cache` does, but returns new variables.
 
     Args:
         layer, variables, path, tx, opt_state: as in `reorder_table`.
-        cache: the `RowCache` to have; of the same ``gradients``.
+        cache: the new `RowCache`, with the same ``gradients``.
 
     Returns:
         `ChangedTable`.

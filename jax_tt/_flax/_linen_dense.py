@@ -19,7 +19,7 @@ from jax_tt.optimizers import Optimizer
 
 
 class DenseLayer(DenseFromPretrained, TableModule):
-    """What `Embed` and `EmbedBag` share beside their calls."""
+    """Attributes shared by `Embed` and `EmbedBag`."""
 
     num_embeddings: int
     features: int
@@ -86,7 +86,7 @@ class EmbedBag(DenseLayer, EmbedBagModule):
 
 
 class Embed(DenseLayer, EmbedModule):
-    """Rows of a dense table: ``nn.Embed`` with checked ids and an update that may be fused.
+    """Rows of a dense table: ``nn.Embed`` with checked ids and an optional fused update.
 
     Its variable is ``embedding[num_embeddings, features]``, in ``params`` or, with an
     ``optimizer``, in ``_overwrite_with_gradient`` (see `TTEmbed`): only the rows of a batch are

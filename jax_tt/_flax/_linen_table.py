@@ -1,4 +1,4 @@
-"""The linen layers of any table: the variables of its state, and its calls."""
+"""Linen layers of any table: the variables of its state, and its calls."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ COUNT = "count"
 
 
 class TableModule(nn.Module):
-    """The state of a table in variables, and what its calls have in common.
+    """The state of a table in variables, and the common part of its calls.
 
-    Parameters are in the collection ``params``, or, with an ``optimizer``, together with its state in
-    ``_overwrite_with_gradient``. The other arrays are in the collections that the table names.
+    Parameters are in the collection ``params`` or, with an ``optimizer``, together with its state in
+    ``_overwrite_with_gradient``. The other arrays are in the collections in ``Table.buffers``.
     """
 
     def _describe(self) -> tuple[Table, Lookup]:
@@ -49,11 +49,11 @@ class TableModule(nn.Module):
 
     @property
     def deterministic(self) -> bool:
-        """Whether this call leaves the counts of a row cache alone."""
+        """Whether this call does not change the counts of a row cache."""
         return self.is_initializing() or not self.is_mutable_collection(ROW_CACHE)
 
     def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
-        """An initialiser that boxes what another returns."""
+        """Wraps an initialiser so that it returns boxed values."""
         return init
 
     def _declare(self) -> dict[str, jax.Array]:
@@ -79,7 +79,7 @@ class TableModule(nn.Module):
             def init(key: jax.Array, name: str = name) -> Any:
                 del key
                 value = fresh()[name]
-                # Optimizer state shaped like a parameter is laid out like it.
+                # Optimizer state of the same shape as a parameter is partitioned like it.
                 twins = (box for key, box in boxed.items() if params[key].shape == value.shape)
                 return nn.meta.replace_boxed(next(twins, value), value)
 
@@ -87,10 +87,10 @@ class TableModule(nn.Module):
         return params | rest
 
     def _trained(self, name: str, init: Callable[[jax.Array], Any]) -> Any:
-        """Value, boxed if its initialiser boxes it, of a parameter or of what TrainState overwrites."""
+        """Value of a parameter or fused variable; boxed if its initialiser returns a box."""
         if self.described.update is None:
             return self.param(name, init, unbox=False)
-        # Where the collection is mutable, flax looks for the key that would make the variable, and says so.
+        # If the collection is mutable, flax reports a missing variable itself.
         can_make = self.is_mutable_collection(OVERWRITE_WITH_GRADIENT)
         if not can_make and not self.has_variable(OVERWRITE_WITH_GRADIENT, name):
             raise ValueError(
@@ -113,7 +113,7 @@ class TableModule(nn.Module):
         step = step_inputs(self.described, grad_scale, hyperparameters, {})
         lookup = for_evaluation(self.options) if self.deterministic else self.options
         state = dict(self.state)
-        # Not by `init`, whose result is differentiated as a whole by those who train fused tables.
+        # Not in `init`: with fused tables, its whole result is differentiated, and a count is an integer.
         counts = lookup.bounds == "warn" and not self.is_initializing()
         if counts and self.is_mutable_collection(OUT_OF_RANGE):
             state[OUT_OF_RANGE] = self.get_variable(OUT_OF_RANGE, COUNT, jnp.zeros((), jnp.int32))
@@ -128,7 +128,7 @@ class TableModule(nn.Module):
 
 
 class EmbedModule(TableModule):
-    """One row for every id, and scores of queries against all rows."""
+    """A layer that looks up one row per id and scores queries against all rows."""
 
     def __call__(
         self,
@@ -137,7 +137,7 @@ class EmbedModule(TableModule):
         grad_scale: Any = None,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> jax.Array:
-        """Looks ids up, as the NNX layer does.
+        """Looks up ids.
 
         Args:
             inputs, grad_scale, hyperparameters: as in `jax_tt.TTEmbed`.
@@ -159,7 +159,7 @@ class EmbedModule(TableModule):
 
 
 class EmbedBagModule(TableModule):
-    """One pooled vector for every bag of ids."""
+    """A layer that returns one pooled vector per bag of ids."""
 
     def __call__(
         self,
@@ -181,7 +181,7 @@ class EmbedBagModule(TableModule):
 
 
 class AnyTable(TableModule):
-    """A layer that is given the description of its table."""
+    """A layer constructed from the description of its table."""
 
     table: Table
     lookup: Lookup = Lookup(bounds="warn")
@@ -194,7 +194,7 @@ class AnyTable(TableModule):
 
 
 class TableEmbed(AnyTable, EmbedModule):
-    """Rows of a table of any kind, as `TTEmbed` and `Embed` give those of theirs.
+    """Rows of any `Table`; `TTEmbed` and `Embed` are special cases.
 
     Attributes:
         table: the kind and its sizes.
@@ -217,7 +217,7 @@ class TableEmbed(AnyTable, EmbedModule):
 
 
 class TableEmbedBag(AnyTable, EmbedBagModule):
-    """Pooled rows of a table of any kind, as `TTEmbedBag` and `EmbedBag` give those of theirs.
+    """Pooled rows of any `Table`; `TTEmbedBag` and `EmbedBag` are special cases.
 
     Attributes:
         table: the kind and its sizes.

@@ -1,4 +1,4 @@
-"""The linen half of the overwrite-with-gradient contract: a `TrainState`."""
+"""Overwrite with gradient in linen: a `TrainState`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _COLLECTIONS = {"params", OVERWRITE_WITH_GRADIENT}
 
 
 class TrainState(train_state.TrainState):
-    """Flax's `TrainState` for models that hold fused tables: a table that a loss does not use stays as it is.
+    """Flax's `TrainState` for models with fused tables: a table that the loss does not use is left unchanged.
 
-    Flax's own overwrites it with the zeros that `jax.grad` returns for it, which the next forward pass refuses. What
-    `jax.grad` returns must reach `apply_gradients` unchanged; see `jax_tt.FusedOptimizer`.
+    Flax's own overwrites such a table with the zeros that `jax.grad` returns for it, and the next forward pass raises.
+    The result of `jax.grad` must be passed to `apply_gradients` unchanged; see `jax_tt.FusedOptimizer`.
 
     Example:
         >>> import flax.linen as nn, jax, jax.numpy as jnp, optax
@@ -41,10 +41,10 @@ class TrainState(train_state.TrainState):
     """
 
     def apply_gradients(self, *, grads: Any, **kwargs: Any) -> Self:
-        """Overwrites the fused tables that the loss used and steps the other parameters with ``tx``.
+        """Overwrites the fused tables that the loss used and updates the other parameters with ``tx``.
 
         Args:
-            grads: what `jax.grad` or `jax.value_and_grad` returned for ``params``, unchanged.
+            grads: the result of `jax.grad` or `jax.value_and_grad` for ``params``, unchanged.
             **kwargs: fields to replace.
 
         Raises:
@@ -60,11 +60,11 @@ class TrainState(train_state.TrainState):
         """A state at step 0.
 
         Args:
-            apply_fn: ``model.apply``, which is given ``params`` as they are.
-            params: the collections ``params`` and ``_overwrite_with_gradient`` of what ``model.init`` returned. An
-                empty ``params`` may be missing.
+            apply_fn: ``model.apply``.
+            params: the collections ``params`` and ``_overwrite_with_gradient`` from ``model.init``. An empty
+                ``params`` may be missing.
             tx: the optax transformation of the collection ``params``.
-            **kwargs: fields of a subclass, which hold other collections.
+            **kwargs: fields of a subclass, e.g. for other collections.
 
         Raises:
             ValueError: ``params`` holds something else.

@@ -22,7 +22,7 @@ from jax_tt.order import IdOrder
 
 
 class TTLayer(TTFromPretrained, TableModule):
-    """What `TTEmbed` and `TTEmbedBag` share beside their calls."""
+    """Attributes shared by `TTEmbed` and `TTEmbedBag`."""
 
     num_embeddings: int
     features: int
@@ -76,36 +76,35 @@ class TTLayer(TTFromPretrained, TableModule):
 
 
 class TTEmbed(TTLayer, EmbedModule):
-    """Embedding table held as a tensor train; a drop-in for ``nn.Embed``.
+    """Embedding table stored as a tensor train; a drop-in for ``nn.Embed``.
 
     A table of ``num_embeddings`` rows and ``features`` columns is stored as ``d`` small cores of
-    shape ``[p_k, r_k, q_k, r_{k+1}]``, variables ``core_0`` to ``core_{d-1}``, and never built.
-    They are in the collection ``params``, or, with an ``optimizer``, together with its state in
-    ``_overwrite_with_gradient``: `TrainState` overwrites that collection with its "gradients", which are the
-    next values, when it is given the whole dictionary of variables as its ``params``.
+    shape ``[p_k, r_k, q_k, r_{k+1}]``, variables ``core_0`` to ``core_{d-1}``; the dense table is never built.
+    They are in the collection ``params`` or, with an ``optimizer``, together with its state in
+    ``_overwrite_with_gradient``: given the whole dictionary of variables as its ``params``, `TrainState` overwrites
+    that collection with its "gradients", which are the next values.
 
     Attributes:
         num_embeddings, features, tt_ranks, row_factors, col_factors, dtype, param_dtype, skip_nonfinite,
             stochastic_rounding, axis_name, method, precision: as in `jax_tt.TTEmbed`.
-        bounds: what an id outside ``[0, N)`` does.  ``"warn"`` reads zeros and trains nothing; such
-            ids are reported once, as an `OutOfRangeWarning`, and counted by ``apply`` where the
-            collection ``out_of_range`` is mutable.  ``"zero"`` does the same without a word, and
-            ``"clip"`` reads the nearest row.  ``"error"`` raises on CPU (NaN rows elsewhere), at
-            the price of the model where buffers are donated: no parameter can be read after the
-            error.  ``"unchecked"`` promises that there is no such id.  Negative ids are out of
-            range, they do not wrap around.
+        bounds: treatment of ids outside ``[0, N)``.  ``"warn"`` reads zeros and trains nothing; such
+            ids are reported once, as an `OutOfRangeWarning`, and counted by ``apply`` if the
+            collection ``out_of_range`` is mutable.  ``"zero"`` does the same silently, and
+            ``"clip"`` reads the nearest row.  ``"error"`` raises on CPU (NaN rows elsewhere); if
+            buffers are donated, no parameter can be read after the error.  ``"unchecked"`` assumes
+            that there are no such ids.  Negative ids are out of range; they do not wrap around.
         core_init: ``"approx-normal"``, ``"approx-uniform"``, ``"normal"`` or ``"uniform"``, each
             giving *table entries* of variance ``1 / (3 N)``; or an initialiser
             ``(key, core_shape, dtype) -> core`` called for every core, which may be boxed, e.g. by
             ``nn.with_partitioning``.
-        core_partitioning: boxes the initialiser of every core, named ones too, e.g.
+        core_partitioning: wraps the initialiser of every core, also one given by name, e.g.
             ``functools.partial(nn.with_partitioning, names=(None, None, "model", None))``.
-        optimizer: None for ordinary parameters that optax steps, or a rule of
-            ``jax_tt.optimizers`` to have the update fused into the backward pass.
-        cache: a `RowCache` for hot rows, or None.  ``apply`` counts what it is asked for where the
-            collection ``row_cache`` is mutable; call `refresh_caches` after each step.
-        id_order: an `IdOrder` from ids to rows of the table, or None where ids are rows.  It is kept in
-            the collection ``id_order``, 2 to 4 bytes an id; callers see ids only.
+        optimizer: None for ordinary parameters updated by optax, or an optimizer of
+            ``jax_tt.optimizers`` to fuse the update into the backward pass.
+        cache: a `RowCache` for hot rows, or None.  ``apply`` counts ids if the collection
+            ``row_cache`` is mutable; call `refresh_caches` after each step.
+        id_order: an `IdOrder` from ids to rows of the table, or None if ids are rows.  It is stored in
+            the collection ``id_order``, 2 to 4 bytes per id.
         promote_dtype: as in ``nn.Embed``; called with ``rows`` by ``__call__`` and with
             ``query, *cores`` by ``attend``.
 
@@ -131,7 +130,7 @@ class TTEmbed(TTLayer, EmbedModule):
 
 
 class TTEmbedBag(TTLayer, EmbedBagModule):
-    """Pooled embeddings: one vector per bag of ids, from a table held as a tensor train.
+    """Pooled embeddings: one vector per bag of ids, from a table stored as a tensor train.
 
     Attributes:
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,

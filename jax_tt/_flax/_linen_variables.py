@@ -15,7 +15,7 @@ PARAMS = "params"
 
 
 class TableVariables:
-    """The arrays of a table by name; boxes are taken off and put on again.
+    """The arrays of a table by name, unboxed; `replaced` boxes them again.
 
     Raises:
         ValueError: the variables hold no tensor-train table at ``path``.
@@ -41,7 +41,7 @@ class TableVariables:
         self._first = self._places[first]
 
     def replaced(self, values: Mapping[str, Any], table: Table) -> dict[str, Any]:
-        """All variables of the model with these in place of the table's, whose description is now ``table``."""
+        """All variables of the model with the state ``values`` of ``table`` in place of that of the old table."""
         own = set(self._places.values())
         kept = {place: value for place, value in self._all.items() if place not in own}
         for name, value in values.items():

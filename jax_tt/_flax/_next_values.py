@@ -1,4 +1,4 @@
-"""What overwrites fused tables: their next values, or nothing where a loss did not use them."""
+"""The next values that overwrite fused tables; tables that the loss did not use keep theirs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _USED, _SENTINEL = ((name, outer_name(name)) for name in ("used", "sentinel"))
 def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -> dict[Path, Any]:
     """The variables to write, by path: those of ``new`` in all tables that the loss used.
 
-    In a traced program the choice between old and new is part of it. The compiler drops the choice where it can see
-    that ``used`` is a constant, which is everywhere but behind a ``cond`` or in a program that was given the gradients:
-    a reader of the old table would force a copy of it in front of the update that is done in place.
+    A traced program selects between old and new. The compiler removes the selection if ``used`` is a constant, that is,
+    except behind a ``cond`` or if the gradients are inputs of the program. This matters because reading the old table
+    would force a copy of it before the in-place update.
 
     Args:
-        caller: for messages.
-        old: variables of the model, of fused tables among others.
-        new: their "gradients"; what belongs to no fused table is returned as it is.
+        caller: for error messages.
+        old: variables of the model, including those of fused tables.
+        new: their "gradients"; those that belong to no fused table are returned unchanged.
 
     Raises:
         ValueError: outside ``jit``, the gradients of a table are not its next values.
@@ -54,12 +54,12 @@ def _table_of(path: Path) -> tuple[Path, bool]:
 
 
 def says_used(path: Path) -> bool:
-    """Whether a variable is the scalar that says whether a loss used its table."""
+    """Whether this is the ``used`` flag of a table."""
     return path[-1] in _USED
 
 
 def _known(values: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
-    """Those that can be read on the host now, in one transfer."""
+    """The values that can be read on the host now, in one transfer."""
     return jax.device_get(
         {
             path: value
@@ -70,7 +70,7 @@ def _known(values: Mapping[Path, Any]) -> dict[Path, np.ndarray]:
 
 
 def _is_unused(used: Any) -> Any:
-    """A bool, or an array: a traced one, or one that tells the layers of a stack of tables apart."""
+    """A bool, or an array if it is traced or differs between the layers of a stack of tables."""
     unused = used == 0
     if isinstance(unused, jax.Array):
         return unused
@@ -79,7 +79,7 @@ def _is_unused(used: Any) -> Any:
 
 def _either(unused: Any, old: Any, new: Any) -> Any:
     def choose(old: Any, new: Any) -> jax.Array:
-        # Layers of a stack come first. One that was stacked along its last axis is kept, or not, as a whole.
+        # Assumes that tables are stacked along the leading axes; otherwise the choice is for the whole stack.
         mask = jnp.asarray(unused if new.shape[: unused.ndim] == unused.shape else unused.all())
         if mask.ndim:
             mask = jnp.broadcast_to(jnp.expand_dims(mask, range(mask.ndim, new.ndim)), new.shape)

@@ -1,1 +1,1 @@
-"""Lookups of any table: from what users pass to sums, their differentiation rule, and the public functions."""
+"""Lookups in any table: canonical batches, pooled sums and their differentiation rule, and the public functions."""

@@ -1,6 +1,6 @@
 """Chooses between the reference and the native ops.
 
-A missing native module, or one that cannot be loaded, means the reference.
+The reference is the fallback if the native module is missing or cannot be loaded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def native_platforms() -> tuple[str, ...]:
 
 
 def choose(method: str, storage: Any = jnp.float32) -> str:
-    """``"reference"``, ``"ffi"``, ``"cuda_emulated"``, or ``"auto"`` only where there is something to choose from.
+    """``"reference"``, ``"ffi"``, ``"cuda_emulated"``, or ``"auto"`` if native ops are available.
 
     Args:
         method: as given to an op.
@@ -36,7 +36,7 @@ def choose(method: str, storage: Any = jnp.float32) -> str:
     Raises:
         ValueError: unknown method.
         RuntimeError: a native method without its native module.
-        TypeError: a native method for a type that its kernels do not store.
+        TypeError: a native method for a type that its kernels do not support.
     """
     method = resolve_method(method)
     if method == "reference":
@@ -100,7 +100,7 @@ def _refuse_float64(method: str, storage: Any) -> None:
 
 
 def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], *args: Any) -> Any:
-    """``native(platform, *args)`` or ``reference(*args)``; the platform is that which the program is lowered for."""
+    """``native(platform, *args)`` for the platform that the program is lowered for, or ``reference(*args)``."""
     if method == "reference":
         return reference(*args)
     leaves = jax.tree.leaves(args)

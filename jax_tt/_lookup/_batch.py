@@ -1,4 +1,4 @@
-"""The one canonical input of every op: segments of positions, pooled into bags."""
+"""The canonical input of every op: segments of positions, pooled into bags."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import jax.numpy as jnp
 class Batch:
     """``S`` independent segments of ``cap`` positions, each pooled into ``nb`` bags.
 
-    Ragged bags are one segment of all bags; a rectangular input is one segment with one bag per row; a
-    plain lookup is one segment, one position and one bag per id.
+    Ragged bags are a single segment; a rectangular input has one segment with one bag per row; a plain lookup has one
+    segment with one position and one bag per id.
 
     Attributes:
         ids: int32/uint32/int64 ``[S, cap]``, or int32 digits ``[S, cap, d]``.
         offsets: int32 ``[S, nb + 1]``; bag b of a segment holds positions ``offsets[b]:offsets[b + 1]``.
         weights: ``[S, cap]`` in float32 (float64 beside float64 tables), or None.
-        slots: int32 ``[S, cap]``, the place of every id in a cache, -1 where it has none; None before `Table.prepare`.
-        padded: static; -1 (all bits set, all digits -1) marks padding.
-        rectangular: static; one bag per segment that holds all its positions.
+        slots: int32 ``[S, cap]``, the cache slot of every id, -1 for a miss; None before `Table.prepare`.
+        padded: static; whether -1 (all bits set, all digits -1) marks padding.
+        rectangular: static; whether every segment is a single bag of all its positions.
     """
 
     ids: Any
@@ -83,11 +83,11 @@ def pool(batch: Batch, values: jax.Array) -> jax.Array:
     """Sums ``values[S, cap, ...]`` over the positions of each bag, giving ``[S, nb, ...]``."""
     if batch.rectangular:
         return jnp.sum(values, axis=1, keepdims=True)
-    if batch.num_bags == 0:  # no row to scatter into, which XLA refuses
+    if batch.num_bags == 0:  # XLA rejects a scatter into an empty array
         return values[:, :0]
     segments = jnp.arange(batch.num_segments, dtype=jnp.int32)[:, None]
     bags = jnp.zeros((batch.num_segments, batch.num_bags, *values.shape[2:]), values.dtype)
-    # Positions outside every bag have index nb, which "drop" leaves out.
+    # Positions outside every bag have index nb, which mode="drop" skips.
     return bags.at[segments, bag_index(batch)].add(values, mode="drop")
 
 
@@ -102,9 +102,9 @@ def largest(batch: Batch, values: jax.Array) -> jax.Array:
 
 
 def of_positions(batch: Batch, values: jax.Array) -> jax.Array:
-    """Of ``values[S, nb, D]``, those of every position's bag, to broadcast to ``[S, cap, D]``.
+    """``values[S, nb, D]`` of the bag of every position, broadcastable to ``[S, cap, D]``.
 
-    Positions outside of all bags get those of any bag.
+    Positions outside every bag get the values of an arbitrary bag.
     """
     if batch.rectangular:
         return values

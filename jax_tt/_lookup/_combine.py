@@ -1,4 +1,4 @@
-"""Combiners: what becomes of the rows of a bag."""
+"""Combiners of the rows of a bag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax_tt._tables.table import Table
 
 
 def batch_to_sum(table: Table, batch: Batch) -> Batch:
-    """The batch whose sums `combine` takes for a maximum: one bag per position. For the others it is the batch."""
+    """The batch whose sums `combine` reduces to maxima: one bag per position."""
     if batch.weights is not None:
         raise ValueError(
             f"{table.label}bags.weights: got weights with combiner='max', which takes none. Pass bags "
@@ -24,13 +24,13 @@ def batch_to_sum(table: Table, batch: Batch) -> Batch:
 
 
 def combine(lookup: Lookup, table: Table, batch: Batch, sums: jax.Array) -> jax.Array:
-    """From the sums of `batch_to_sum` to one vector per bag, ``[S, nb, D]``; an empty bag gives 0."""
+    """One vector per bag, ``[S, nb, D]``, from its sums (for ``"max"`` from those of `batch_to_sum`); 0 if empty."""
     combiner = lookup.combiner
     if combiner == "sum":
         return sums
     if combiner == "max":
         sums = reshape_rows(sums, (batch.num_segments, batch.capacity, sums.shape[-1]))
-    # Of nothing `where` makes a constant, and a fused table behind it would get zeros for its new value.
+    # An empty `where` is constant-folded, and a fused table would then get zeros as its new value.
     if not sums.size or not batch.num_bags:
         return pool(batch, sums) if combiner == "max" else sums
 
@@ -51,7 +51,7 @@ def _divided(combiner: str, batch: Batch, sums: jax.Array) -> jax.Array:
         weights = jnp.where(here, batch.weights, 0).astype(sums.dtype)
         size = pool(batch, weights if combiner == "mean" else weights * weights)
     empty = size == 0
-    # The inner `where` keeps 1/0 and the infinite slope of sqrt(0) out of the gradient.
+    # The inner `where` keeps 1/0 and the infinite derivative of sqrt(0) out of the gradient.
     safe = jnp.where(empty, 1, size)
     divisor = jnp.sqrt(safe) if combiner == "sqrtn" else safe
     return jnp.where(empty[..., None], 0, sums / divisor[..., None])
@@ -60,8 +60,8 @@ def _divided(combiner: str, batch: Batch, sums: jax.Array) -> jax.Array:
 def _maximum(counted: jax.Array, batch: Batch, rows: jax.Array) -> jax.Array:
     """Maximum of ``rows[S, cap, D]`` over the positions of each bag that are ``counted[S, cap]``, column by column.
 
-    The result is the sum of the rows with all but the maximum masked, so that the gradient of a column goes to the
-    first position that holds its maximum, by a gather.
+    The result is the sum of the rows with all but the maximum masked, so that the gradient of a column is a gather and
+    goes to the first position of the maximum.
     """
     counted = counted[..., None]
     keys = _sortable(jax.lax.stop_gradient(rows))
@@ -74,7 +74,7 @@ def _maximum(counted: jax.Array, batch: Batch, rows: jax.Array) -> jax.Array:
 
 
 def _sortable(values: jax.Array) -> jax.Array:
-    """Integers in the order of floats, NaN above all and -0 equal to 0: their maximum is the same on every device."""
+    """Integers in the order of the floats, with NaN last and -0 equal to 0: the maximum is the same on all devices."""
     kind = jnp.int64 if values.dtype == jnp.float64 else jnp.int32
     most = jnp.iinfo(kind).max
     bits = jax.lax.bitcast_convert_type(jnp.where(values == 0, 0, values), kind)

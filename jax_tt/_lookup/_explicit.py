@@ -1,4 +1,4 @@
-"""Meshes with explicit axes: the ops run as on automatic ones, and their result is typed by hand."""
+"""Meshes with explicit axes: the ops run in automatic mode, with an explicit output sharding."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Result = TypeVar("Result")
 def pooled_over_explicit_axes(
     call: Callable[[Inputs], jax.Array], inputs: Inputs, batch: Batch
 ) -> jax.Array:
-    """``call(inputs)``, sums ``[S, nb, D]`` that are split as the segments of the batch are."""
+    """``call(inputs)``, sums ``[S, nb, D]`` that are sharded like the segments of the batch."""
     return over_explicit_axes(call, inputs, batch, lambda axis: P(axis, None, None))
 
 
 def over_explicit_axes(
     call: Callable[[Inputs], Result], inputs: Inputs, batch: Batch, specs: Callable[[Any], Any]
 ) -> Result:
-    """``call(inputs)``, whose results are split as ``specs(axis)`` says, ``axis`` being that of the batch's segments.
+    """``call(inputs)`` with results sharded as ``specs(axis)``, where ``axis`` is that of the segments of the batch.
 
-    A gather whose table and ids both carry a sharding type has no type of its own that JAX could derive, so inside the
-    explicit axes of a mesh the call is made in automatic mode.
+    JAX cannot infer the sharding of a gather if both the table and the ids have an explicit one, so the call is made
+    in automatic mode.
     """
     mesh = explicit_mesh(inputs)
     if mesh is None:
@@ -46,7 +46,7 @@ def over_explicit_axes(
 def like_explicit(
     call: Callable[[Inputs], jax.Array], inputs: Inputs, like: jax.Array
 ) -> jax.Array:
-    """``call(inputs)``, whose result has the shape of ``like`` and is split as that is."""
+    """``call(inputs)``, whose result has the shape and the sharding of ``like``."""
     mesh = explicit_mesh(inputs)
     if mesh is None:
         return call(inputs)
@@ -56,7 +56,7 @@ def like_explicit(
 
 
 def reshape_rows(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """``array.reshape(shape)`` that keeps the sharding of the first dimension where axes are explicit."""
+    """``array.reshape(shape)`` that keeps an explicit sharding of the first dimension."""
     kind: Any = getattr(jax.typeof(array), "sharding", None)
     if kind is None or AxisType.Explicit not in kind.mesh.axis_types:
         return array.reshape(shape)
@@ -66,7 +66,7 @@ def reshape_rows(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def explicit_mesh(inputs: Any) -> Any:
-    """The mesh of the first input that has a sharding type; None where no axis is explicit."""
+    """The mesh of the first input with an explicit sharding, or None."""
     for leaf in jax.tree.leaves(inputs):
         kind: Any = getattr(jax.typeof(leaf), "sharding", None)
         if kind is not None and AxisType.Explicit in kind.mesh.axis_types:

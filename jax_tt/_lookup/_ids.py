@@ -1,4 +1,4 @@
-"""Digits and bounds of ids, in integer arithmetic only."""
+"""Digits and bounds of ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Sizes(NamedTuple):
-    """What of a table its ids are compared with."""
+    """The sizes of a table that determine the digits and bounds of ids."""
 
     num_embeddings: int
     radices: tuple[int, ...]
@@ -34,7 +34,7 @@ def digits_in_range(table: Table | Sizes, batch: Batch) -> tuple[list[jax.Array]
 
 
 def reads_row(table: Table, batch: Batch, lookup: Lookup) -> jax.Array:
-    """Positions that read a row: present, and of no id for which ``bounds`` reads zeros; bool ``[S, cap]``."""
+    """Positions that read a row: present, and not an id for which ``bounds`` reads zeros; bool ``[S, cap]``."""
     here = present(batch)
     return here & digits_in_range(table, batch)[1] if lookup.bounds in IGNORED else here
 
@@ -57,7 +57,7 @@ def _from_integers(table: Table | Sizes, ids: jax.Array) -> tuple[list[jax.Array
     info = jnp.iinfo(ids.dtype)
     last = min(
         table.num_embeddings - 1, int(info.max)
-    )  # every value of a narrow type may be a valid id
+    )  # all values of a narrow type may be valid ids
     low = jnp.zeros((), ids.dtype)
     high = jnp.asarray(np.asarray(last, ids.dtype))
     ok = (ids >= low) & (ids <= high)
@@ -76,7 +76,7 @@ def _from_integers(table: Table | Sizes, ids: jax.Array) -> tuple[list[jax.Array
 
 def _from_digits(table: Table | Sizes, digits: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     columns = [digits[..., k] for k in range(len(table.radices))]
-    # Numbers of mixed radix compare as words do; built from the last digit up.
+    # Lexicographic comparison with the last row, from the last digit to the first.
     valid = jnp.ones(digits.shape[:-1], bool)
     above = jnp.zeros(digits.shape[:-1], bool)
     for digit, factor, last in zip(

@@ -1,4 +1,4 @@
-"""From the ids, rectangles and `Bags` that users pass to batches."""
+"""Converts ids, rectangular arrays and `Bags` to batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def lookup_batch(table: Table, ids: Any) -> tuple[Batch, tuple[int, ...]]:
-    """One segment, position and bag per id, and the shape of the ids."""
+    """A batch with one segment, position and bag per id, and the shape of the ids."""
     if isinstance(ids, Bags):
         raise TypeError(
             f"{table.label}ids: got Bags; expected integers of any shape, or SplitIds. Bags go to what "
@@ -109,7 +109,7 @@ def _table_ids(table: Table, ids: Any, name: str = "ids") -> Any:
     name = table.label + name
     if isinstance(ids, Tracer):
         _refuse_cut(table, ids, name)
-    # JAX would cut 64-bit host ids to 32 bits without a word; here they are exact, whatever their size.
+    # JAX would silently truncate 64-bit host ids to 32 bits; here they stay exact.
     cut = isinstance(ids, np.ndarray) and ids.itemsize == 8 and not x64_enabled()
     if cut and ids.dtype.kind in "iu" and ids.size:
         fits = ids.min() >= -(2**31) and ids.max() < 2**31
@@ -124,7 +124,7 @@ def _table_ids(table: Table, ids: Any, name: str = "ids") -> Any:
 
 
 def _refuse_cut(table: Table, ids: Any, name: str) -> None:
-    """Raises for ids that may have been cut to 32 bits on their way into a traced function."""
+    """Raises for ids that may have been truncated to 32 bits when the function was traced."""
     if x64_enabled():
         return
     held = {"int32": 2**31, "uint32": 2**32}.get(str(ids.dtype), table.num_embeddings)
@@ -147,7 +147,7 @@ def _positions(ids: Any, shape: tuple[int, ...]) -> jax.Array:
         return jnp.asarray(ids.digits).reshape(*shape, ids.digits.shape[-1])
     array = jnp.asarray(ids)
     if array.dtype == jnp.uint64:  # not a type of the native ops
-        # Only ids beyond every table change, to one that is out of range all the same.
+        # This changes only ids that are out of range of every table, and they stay out of range.
         array = jnp.minimum(array, jnp.asarray(2**63 - 1, jnp.uint64)).astype(jnp.int64)
     return array.reshape(shape)
 

@@ -1,4 +1,4 @@
-"""Refuses `jax.vmap` where a fused update would be wrong under it."""
+"""Raises under `jax.vmap` if a fused update would be wrong there."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def once(operands: Any, witness: jax.Array) -> Any:
 
     Args:
         operands: the batch and the output cotangent of the update.
-        witness: a small leaf of the table, which has a mapped axis where the table has one.
+        witness: a small leaf of the table, which is mapped if the table is.
     """
     del witness
     return operands

@@ -1,6 +1,6 @@
-"""Refuses derivatives that native and fused ops do not have: those of forward mode, and any beyond the first.
+"""Raises for derivatives that native and fused ops do not have: forward mode, and higher orders.
 
-Both are refused once a derivative is to be computed. One that is dropped, as by `jax.lax.stop_gradient`, never is.
+The error is raised only if the derivative is computed, not if it is dropped, e.g. by `jax.lax.stop_gradient`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _TWICE = (
 
 
 def reverse_only(tree: Any) -> Any:
-    """The differentiable operands of a native or fused op; a forward derivative of them raises."""
-    # Nothing but a tracer has a tangent. One call per leaf, so that a tangent that is zero is known to be.
+    """Identity on the differentiable operands of a native or fused op; forward-mode derivatives of it raise."""
+    # Only tracers have tangents. One call per leaf keeps symbolic zeros of the tangents.
     return jax.tree.map(lambda x: _reverse_only(x) if isinstance(x, Tracer) else x, tree)
 
 
@@ -46,7 +46,7 @@ def _(primals: Any, tangents: Any) -> Any:
 
 
 def first_order(one_pass: Callable[..., Result], *operands: Any) -> Result:
-    """``one_pass(*operands)``, one of the passes that `jax.grad` asked for; any derivative of it raises."""
+    """``one_pass(*operands)``, the forward or backward pass of `jax.grad`; any derivative of it raises."""
     traced = [x for x in jax.tree.leaves(operands) if isinstance(x, Tracer) and _is_float(x)]
     if not traced:
         return one_pass(*operands)
@@ -61,7 +61,7 @@ def _is_float(x: Any) -> bool:
 
 @jax.custom_jvp
 def _witness(operands: list[jax.Array]) -> jax.Array:
-    """A scalar whose tangent is there where one of the operands has one, and raises."""
+    """A scalar with a tangent if any of the operands has one; this tangent raises."""
     return vary_over(jnp.zeros((), jnp.float32), varying_axes(operands))
 
 
@@ -73,7 +73,7 @@ def _(primals: Any, tangents: Any) -> Any:
 
 @jax.custom_jvp
 def _depending(value: jax.Array, witness: jax.Array) -> jax.Array:
-    """``value``, which has a tangent where ``witness`` has one."""
+    """``value``, with a tangent if ``witness`` has one."""
     del witness
     return value
 
@@ -88,7 +88,7 @@ def _(primals: Any, tangents: Any) -> Any:
 
 
 def _mark(name: str, message: str, transpose: Callable[[Primitive, Any], Any]) -> Primitive:
-    """An identity on tangents that raises where it is run or compiled."""
+    """An identity on tangents that raises when it is run or compiled."""
 
     def refuse(*args: Any, **params: Any) -> NoReturn:
         del args, params
@@ -103,6 +103,6 @@ def _mark(name: str, message: str, transpose: Callable[[Primitive, Any], Any]) -
     return mark
 
 
-# Transposing it makes a gradient of it, which there is.
+# Its transpose is the identity, because reverse mode is supported.
 _backwards = _mark("jax_tt_backwards", _FORWARD, lambda mark, cotangent: cotangent)
 _higher = _mark("jax_tt_higher", _TWICE, lambda mark, cotangent: mark.bind(cotangent))

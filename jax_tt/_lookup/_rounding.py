@@ -9,8 +9,8 @@ import jax.numpy as jnp
 def round_to(values: jax.Array, dtype: Any, key: jax.Array | None) -> jax.Array:
     """Casts ``values`` to ``dtype``; with a key, stochastically.
 
-    The result is one of the two neighbours of a value in ``dtype``, each with the probability that makes the mean
-    exact, so that updates far below one unit in the last place are not lost.
+    The result is one of the two neighbours of a value in ``dtype``, with probabilities that make the mean exact, so
+    that updates far below one unit in the last place are not lost.
     """
     nearest = values.astype(dtype)
     if key is None or nearest.dtype == values.dtype:
@@ -19,6 +19,6 @@ def round_to(values: jax.Array, dtype: Any, key: jax.Array | None) -> jax.Array:
     toward = jnp.where(error > 0, jnp.inf, -jnp.inf).astype(dtype)
     other = jnp.nextafter(nearest, toward)
     gap = jnp.abs(other.astype(values.dtype) - nearest.astype(values.dtype))
-    # An exact value has error 0 and never moves; an overflow (gap inf or nan) stays the infinity it is.
+    # An exact value has error 0 and does not move; an overflow (gap inf or nan) stays infinite.
     move = jax.random.uniform(key, values.shape, values.dtype) * gap < jnp.abs(error)
     return jnp.where(move & jnp.isfinite(gap), other, nearest)

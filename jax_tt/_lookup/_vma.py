@@ -1,4 +1,4 @@
-"""Mesh axes that values vary over inside a ``shard_map`` that tracks them (``check_vma=True``)."""
+"""Mesh axes that values vary over inside a ``shard_map`` with ``check_vma=True``."""
 
 from functools import partial
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ _NONE: frozenset[Any] = frozenset()
 
 
 def varying_axes(*trees: Any) -> frozenset[Any]:
-    """Axes that any leaf varies over; empty outside such a ``shard_map``."""
+    """Axes that any leaf varies over; empty outside a ``shard_map``."""
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return _NONE
     return frozenset().union(*(_axes(leaf) for leaf in jax.tree.leaves(trees)))
@@ -19,7 +19,7 @@ def varying_axes(*trees: Any) -> frozenset[Any]:
 
 def _axes(leaf: Any) -> frozenset[Any]:
     kind = jax.typeof(leaf)
-    # Newer JAX keeps the axes in `manual_axis_type`, older ones in `vma`.
+    # Newer JAX versions keep the axes in `manual_axis_type`, older ones in `vma`.
     manual = getattr(kind, "manual_axis_type", None)
     return getattr(kind, "vma", frozenset()) if manual is None else manual.varying
 

@@ -1,4 +1,4 @@
-"""Reports of ids out of range from the reference, which has no native op to make them."""
+"""Reports of out-of-range ids from the reference; native ops make their own."""
 
 from functools import partial
 from typing import Any
@@ -16,9 +16,9 @@ from jax_tt._tables.table import Table
 
 
 def warn_out_of_range(table: Table, batch: Batch) -> None:
-    """Has the host report the ids of a batch that are out of range, if any are.
+    """Reports the out-of-range ids of a batch, if any, through a host callback.
 
-    A program that calls the host is dispatched more slowly, and `jax.export` cannot serialise it.
+    A program with a host callback is dispatched more slowly, and `jax.export` cannot serialise it.
     """
     tell = partial(_tell, table, batch.split)
 
@@ -50,7 +50,7 @@ def _digits_in_words(table: Table, digits: Any) -> str:
 
 
 def _first(mask: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """How many of ``mask[n]`` are set, the first that is, and its ``ids[n, words]``."""
+    """The number of set entries of ``mask[n]``, the position of the first one, and its id in ``ids[n, words]``."""
     if mask.size == 0:
         none = jnp.zeros((), jnp.int32)
         return none, none, jnp.zeros(ids.shape[1:], ids.dtype)
@@ -62,7 +62,7 @@ def _first(mask: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.A
 def _of_one_example(
     count: jax.Array, position: jax.Array, first: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """What is given; under ``vmap`` that of the first example with a count, as native ops report one by one."""
+    """Identity; under ``vmap``, the values of the first example with a count, since native ops report one at a time."""
     return count, position, first
 
 

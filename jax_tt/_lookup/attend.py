@@ -1,4 +1,4 @@
-"""`tt_attend`: queries against every row of a tensor-train table."""
+"""`tt_attend`: inner products of queries with every row of a tensor-train table."""
 
 import math
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ def tt_attend(
         cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
         query: floats ``[..., D]``.
         num_embeddings: rows to score; default all that the cores address.
-        dtype: type of the result; default that of ``query`` and the cores together.
-        precision: of the products, as in `tt_lookup`; XLA makes them.
+        dtype: type of the result; default the wider type of ``query`` and the cores.
+        precision: of the products, as in `tt_lookup`; they are computed by XLA.
 
     Returns:
         ``[..., N]``.

@@ -1,4 +1,4 @@
-"""Lookups and bags of any table: checks of the input, preparation, sums, combiners, and the type of the result."""
+"""Lookups and bags of any table: input checks, preparation, sums, combiners, and the result type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax_tt._lookup.rule import pooled_sum, resolved
 from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._tables.table import State, Table
 
-# In a state: how many ids were out of range so far, which a call adds its own to.
+# In a state: the number of out-of-range ids so far, which calls increment.
 OUT_OF_RANGE = "out_of_range"
 
 
@@ -33,8 +33,8 @@ def lookup_rows(
         inputs: of the update of a fused table.
 
     Returns:
-        ``[*ids.shape, D]`` and the state after the call, which differs from ``state`` where a call counts, as that of a
-        row cache does. Differentiable in ``state``; the cotangent of a fused table's arrays is their new value.
+        ``[*ids.shape, D]`` and the state after the call, which differs from ``state`` only in counts, such as those of
+        a row cache. Differentiable in ``state``; the cotangent of a fused table's arrays is their new value.
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> table = jax_tt.DenseTable(1000, 16)

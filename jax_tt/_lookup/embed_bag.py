@@ -31,9 +31,9 @@ def tt_embed_bag(
         cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
         bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
         combiner: ``"sum"``; ``"mean"`` divides by the sum of the weights, ``"sqrtn"`` by the root of the sum of their
-            squares (the count and its root without weights), ``"mean_count"`` by the count, weights or not. A zero
-            divisor gives 0. ``"max"`` is the maximum of each column and takes no weights; its gradient goes to the
-            first id of the bag that holds the maximum.
+            squares (the count and its root without weights), ``"mean_count"`` always by the count. A zero divisor
+            gives 0. ``"max"`` is the maximum of each column and takes no weights; its gradient goes to the first id of
+            the bag with the maximum.
         num_embeddings, bounds, dtype, method, axis_name, name, precision: as in `tt_lookup`.
 
     Returns:

@@ -34,26 +34,26 @@ def fused_tt_embed_bag(
 
     The cotangent of ``table`` is the **new table**: overwrite the old one with it. Never add, scale, clip, average or
     accumulate it, and use a table in one call per loss: put all features that share it into one batch.
-    Sums, scalings and clips by global norm are refused at the next forward pass (NaN, or an error on CPU); averages and
-    element-wise clips cannot be noticed.
+    Sums, scalings and clips by global norm are detected in the next forward pass (NaN, or an error on CPU); averages
+    and element-wise clips cannot be detected.
 
     Args:
         table: `FusedTable`, from `init_fused_table`.
         bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
-        optimizer: a rule of `jax_tt.optimizers`; the one that the table was made for.
+        optimizer: the optimizer of `jax_tt.optimizers` that the table was created with.
         combiner, num_embeddings, bounds, dtype, method, name, precision: as in `tt_embed_bag`.
         axis_name: mesh axes to sum gradients over before the update, inside a ``shard_map`` with ``check_vma=False``;
-            with ``check_vma=True`` they are found unasked.
+            with ``check_vma=True`` they are found automatically.
         grad_scale: loss scale that the gradients are divided by inside the op.
-        skip_nonfinite: leave table, slots and step as they are when any summed gradient is not finite.
+        skip_nonfinite: leave table, slots and step unchanged if any summed gradient is not finite.
         stochastic_rounding: round 16-bit storage stochastically instead of to nearest.
-        key: typed key of the rounding; default a fixed one. Either way the step is folded in.
+        key: typed key of the rounding; default a fixed one. The step is folded in.
 
     Returns:
         ``[B, D]``. ``bags.weights`` get their true gradient, taken with the rows before the update.
 
     Raises:
-        ValueError, TypeError: an argument does not fit; differentiated with respect to a part of the
+        ValueError, TypeError: an argument does not fit, or the op is differentiated with respect to a part of the
             table, under ``vmap``, or twice.
 
     >>> import jax, jax_tt

@@ -29,16 +29,16 @@ def tt_lookup(
         cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
         ids: integers of any shape, or `SplitIds`.
         num_embeddings: number of valid rows; default all that the cores address.
-        bounds: what an id outside ``[0, num_embeddings)`` does: ``"error"`` raises on CPU (NaN from the
-            reference), ``"clip"`` reads the nearest row, ``"zero"`` reads zeros, ``"warn"`` does so with an
-            `OutOfRangeWarning`, ``"unchecked"`` is the caller's promise that there is none.
+        bounds: treatment of ids outside ``[0, num_embeddings)``: ``"error"`` raises on CPU (NaN from the
+            reference), ``"clip"`` reads the nearest row, ``"zero"`` reads zeros, ``"warn"`` reads zeros with an
+            `OutOfRangeWarning`, ``"unchecked"`` assumes that there are none.
         dtype: type of the result; default that of the cores. Sums are in float32 or better.
         method: ``"auto"``, ``"reference"`` (pure JAX) or ``"ffi"`` (native).
         axis_name: mesh axes to sum the cores' gradients over, inside a ``shard_map`` with ``check_vma=False``; with
-            ``check_vma=True`` JAX does it unasked.
+            ``check_vma=True`` JAX does this itself.
         name: name of the table in error messages.
-        precision: of float32 products on a GPU: by default `jax.default_matmul_precision`, and full where that is not
-            set. The native CPU kernels are always exact to float32, or float64 for float64 cores.
+        precision: of float32 products on a GPU; default `jax.default_matmul_precision`, or full if that is not set.
+            The native CPU kernels always compute in float32, or in float64 for float64 cores.
 
     Returns:
         ``[*ids.shape, D]``.

@@ -1,4 +1,4 @@
-"""How many ids of a batch fall outside a table."""
+"""The number of ids of a batch that are out of range."""
 
 from functools import partial
 from typing import Any
@@ -30,11 +30,11 @@ def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.A
         num_embeddings: rows of the table, or its `TTShape`, which split ids need.
 
     Returns:
-        int32 scalar. Works under ``jit``, so a host can look at it now and then; under ``vmap``, one per example.
+        int32 scalar; under ``vmap``, one per example. Works under ``jit``.
 
     Raises:
         TypeError: split ids with a number of rows.
-        ValueError: an argument does not fit, or traced 32-bit ids for more rows than they can name.
+        ValueError: an argument does not fit, or traced 32-bit ids for more rows than 32 bits can address.
 
     >>> import jax_tt
     >>> int(jax_tt.count_out_of_range(jax_tt.Bags.from_ragged([[1, 12], [-3]]), 10))
@@ -45,20 +45,20 @@ def count_out_of_range(ids_or_bags: Any, num_embeddings: int | TTShape) -> jax.A
 
 
 def add_out_of_range(total: jax.Array, batch: Batch, table: Table, axis_name: Any) -> jax.Array:
-    """``total`` plus the ids out of range, or the largest int32; the same number on all devices.
+    """``total`` plus the number of ids out of range, at most the largest int32; the same on all devices.
 
     Args:
-        total: int32 scalar. Under ``vmap`` the ids of all examples are added to it, unless it is mapped itself.
+        total: int32 scalar. Under ``vmap``, the ids of all examples are added to it unless it is mapped itself.
         batch: ids of the table.
-        table: its sizes decide.
-        axis_name: mesh axes that the ids are split over, where JAX does not know.
+        table: the table that the ids refer to.
+        axis_name: mesh axes that the ids are sharded over, if JAX does not track them.
     """
     return _add(Sizes(table.num_embeddings, table.radices), batch, total, axis_name)
 
 
 @partial(jax.jit, static_argnums=(0, 3), inline=True)
 def _add(sizes: Sizes, batch: Batch, total: jax.Array, axis_name: Any) -> jax.Array:
-    total = total.astype(jnp.int32)  # an average of models has a mean of counts
+    total = total.astype(jnp.int32)  # averaging models makes the count a float
     count = _count(total, outside(sizes, batch))
     axes = varying_axes(count) - varying_axes(total)
     if axes:
@@ -70,7 +70,7 @@ def _add(sizes: Sizes, batch: Batch, total: jax.Array, axis_name: Any) -> jax.Ar
 
 @custom_vmap
 def _count(total: jax.Array, mask: jax.Array) -> jax.Array:
-    """How many of ``mask[*total.shape, ...]`` are set, one count per element of ``total``."""
+    """The number of set entries of ``mask[*total.shape, ...]`` for each element of ``total``."""
     return jnp.sum(mask, axis=tuple(range(total.ndim, mask.ndim)), dtype=jnp.int32)
 
 
@@ -94,12 +94,12 @@ def _table(ids_or_bags: Any, num_embeddings: int | TTShape) -> TTTable:
     rows = as_positive("num_embeddings", num_embeddings)
     if rows >= 2**63:
         raise ValueError(f"num_embeddings: got {rows}; expected less than 2**63.")
-    # Any factors will do: ids that 32 bits do not hold are split by them.
+    # The factors are arbitrary; they are used to split ids that do not fit into 32 bits.
     return _sizes(rows, (-(-rows // 2**60), 2**30, 2**30))
 
 
 def _sizes(rows: int, radices: tuple[int, ...], name: str | None = None) -> TTTable:
-    """A table that ids are compared with and that has no columns."""
+    """A table of these sizes with a single column, to compare ids with."""
     ones = (1,) * len(radices)
     return TTTable(rows, radices, ones, (1, *ones), name=name)
 
@@ -111,7 +111,7 @@ def _batch(table: Table, ids_or_bags: Any) -> Batch:
 
 
 def _is_bound(axis_name: Any) -> bool:
-    """Whether this is the inside of a ``shard_map`` over these axes."""
+    """Whether this runs inside a ``shard_map`` over these axes."""
     try:
         lax.axis_size(axis_name)
     except NameError:

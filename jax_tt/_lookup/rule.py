@@ -1,12 +1,12 @@
-"""The pooled sum behind every op, and its one differentiation rule.
+"""The pooled sum behind every op, and its differentiation rule.
 
 With ``out[b] = sum_j w_j row(i_j)`` over the positions j of bag b,
 
     d param = sum_j w_j (d row(i_j) / d param) . g[b(j)]      d w_j = row(i_j) . g[b(j)]
 
-Only the cotangents that a loss asks for are computed. The backward pass of a fused table runs gradient and optimizer in
-one op and returns, in place of the table's cotangent, its new value: overwrite with gradient. Residuals hold the old
-table; nothing reads it after the update, so a donated table is updated in place.
+Only the cotangents that a loss needs are computed. The backward pass of a fused table runs gradient and optimizer in
+one op and returns the new table in place of its cotangent: overwrite with gradient. Residuals hold the old table;
+nothing reads it after the update, so a donated table is updated in place.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jax_tt._tables.table import State, Table
 
 
 def resolved(table: Table, state: State, lookup: Lookup) -> Lookup:
-    """The options with their method and precision fixed, as a program and its backward pass must have them."""
+    """The options with method and precision fixed, so that forward and backward pass use the same."""
     return _with(lookup, table.method(lookup, state), resolve_precision(lookup.precision))
 
 
@@ -43,7 +43,7 @@ def pooled_sum(
 ) -> jax.Array:
     """Weighted sums ``[S, nb, D]`` in the accumulator type, differentiable in the table and in the weights.
 
-    ``batch`` is a prepared one, and ``lookup`` resolved.
+    ``batch`` must be prepared and ``lookup`` resolved.
     """
     if lookup.method == "reference" and lookup.bounds == "warn":
         warn_out_of_range(table, batch)
@@ -54,7 +54,7 @@ def pooled_sum(
     axes = varying_axes(batch) if table.update else varying_axes(trained, rest, batch)
     batch, rest = vary_over((batch, rest), axes)
     if table.update is None and axes:
-        # Replicated parameters beside a sharded batch: the transpose of the marking sums their gradients.
+        # Replicated parameters with a sharded batch: the transpose of pcast sums their gradients.
         trained = vary_over(trained, axes)
     elif table.update is None and lookup.axis_name is not None:
         trained = sum_gradients(trained, lookup.axis_name)
@@ -142,7 +142,7 @@ def _values(tree: Any) -> Any:
 
 
 def _instantiate(g: Any) -> jax.Array:
-    """An output cotangent as an array, also where it is known to be zero."""
+    """An output cotangent as an array, also if it is a symbolic zero."""
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         aval: Any = g.aval
         return jnp.zeros(aval.shape, aval.dtype)

@@ -18,13 +18,13 @@ def tt_to_dense(
     dtype: Any = None,
     method: str = "auto",
 ) -> jax.Array:
-    """The table that the cores stand for.
+    """The dense table that the cores represent.
 
     Args:
         cores: ``d`` arrays ``[p_k, r_k, q_k, r_{k+1}]``.
         num_embeddings: rows to keep; default all that the cores address.
         dtype: type of the result; default that of the cores.
-        method: checked, but every method is the same matrix product, which XLA does well itself.
+        method: checked for validity only; all methods are the same matrix products in XLA.
 
     Returns:
         ``[N, D]``.

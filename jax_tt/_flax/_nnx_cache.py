@@ -1,4 +1,4 @@
-"""The NNX half of the row cache: what is done with it between steps."""
+"""Maintenance of row caches between steps in NNX."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class CachedModule(TableModule):
     """A layer that may have a row cache."""
 
     def populate(self) -> None:
-        """Lets hot rows that were counted trade places with cold cached ones; see `jax_tt.populate_cache`.
+        """Replaces cold cached rows by hot rows that were counted; see `jax_tt.populate_cache`.
 
-        Call it between steps, under ``jit`` or not, never inside a loss. `FusedOptimizer.update` and
-        `refresh_caches` do so by themselves where the cache has a ``refresh_every``.
+        Call it between steps, under ``jit`` or not, but not inside a loss. `FusedOptimizer.update` and
+        `refresh_caches` do this automatically if the cache has a ``refresh_every``.
 
         Raises:
             ValueError: the layer has no cache.
@@ -27,20 +27,20 @@ class CachedModule(TableModule):
         self._change(maintain.populated)
 
     def refresh(self) -> None:
-        """`populate` if ``refresh_every`` batches have been counted since the last time; otherwise nothing."""
+        """Calls `populate` if ``refresh_every`` batches have been counted since the last time."""
         self._cached()
         self.maintain()
 
     def flush(self) -> None:
-        """Writes what the cached rows learned back into the cores; see `jax_tt.flush_cache`."""
+        """Writes the cached rows back into the cores; see `jax_tt.flush_cache`."""
         self._change(maintain.flushed)
 
     def reset_cache(self) -> None:
-        """Flushes, then forgets all rows, counts and statistics; see `jax_tt.reset_cache`."""
+        """Flushes the cache, then clears its rows, counts and statistics; see `jax_tt.reset_cache`."""
         self._change(maintain.emptied)
 
     def cache_statistics(self) -> dict[str, int | float]:
-        """Figures of the cache, read on the host; see `jax_tt.cache_statistics`."""
+        """Statistics of the cache, read on the host; see `jax_tt.cache_statistics`."""
         self._cached()
         return cache_statistics(directory_of(self.state()))
 
@@ -61,13 +61,13 @@ class CachedModule(TableModule):
 def refresh_caches(model: Any) -> None:
     """Refreshes every row cache of a model whose ``refresh_every`` is due.
 
-    Call it after each optimizer step, in the same ``jit``. `FusedOptimizer.update` does so by itself.
+    Call it after each optimizer step, in the same ``jit``. `FusedOptimizer.update` does this automatically.
 
     Args:
-        model: an NNX module; for linen there is `jax_tt.linen.refresh_caches`.
+        model: an NNX module; for linen use `jax_tt.linen.refresh_caches`.
 
     Raises:
-        TypeError: ``model`` is no NNX module.
+        TypeError: ``model`` is not an NNX module.
 
     Example:
         >>> import jax.numpy as jnp, jax_tt

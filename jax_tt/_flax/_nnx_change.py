@@ -1,4 +1,4 @@
-"""The NNX half of reordering and growing a table: its variables, and the state that optax keeps for them."""
+"""Reordering and growing a table in NNX: its variables and their optax state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jax_tt.order import IdOrder
 
 
 class ChangingModule(CachedModule):
-    """A table that can be brought under another order of ids, and given more ids, between steps."""
+    """A layer whose order of ids, number of ids and row cache can be changed between steps."""
 
     id_order: IdOrderState | None = None
 
@@ -46,25 +46,25 @@ class ChangingModule(CachedModule):
         model: nnx.Module | None = None,
         **options: Any,
     ) -> TTApproximation:
-        """Brings the table under another order of ids in place; every id keeps its row as nearly as the cores allow.
+        """Changes the order of ids in place; every id keeps its row up to the approximation error of the cores.
 
-        `tt_reorder` makes the cores. Cached rows enter with what they learned, and the cache is empty afterwards. Slots
-        of a fused optimizer start at the mean of what they were for their core, its step goes on. What was
-        compiled for the layer is compiled again.
+        The new cores are those of `tt_reorder`, fitted to the cached values of cached rows; the cache is empty
+        afterwards. Slots of a fused optimizer are reset to their mean over each core, and its step count is kept.
+        Functions that were compiled for the layer are compiled again.
 
         Args:
             id_order: `IdOrder` of ``num_embeddings`` ids.
-            opt: the optimizer of ``model`` where optax steps this table: its state of the table restarts in the same
-                way, all other state stays.
-            model: what ``opt`` was made for; default this layer.
-            **options: ``ranks``, ``shape``, ``tolerance`` and the others of `tt_reorder` but ``dtype``; factors
-                and ranks that are not given are those of the layer.
+            opt: the optimizer of ``model`` if optax updates this table; its state of the table is reset in the same
+                way, all other state is kept.
+            model: the model that ``opt`` was created with; default this layer.
+            **options: ``ranks``, ``shape``, ``tolerance`` and the other arguments of `tt_reorder` except ``dtype``;
+                factors and ranks default to those of the layer.
 
         Returns:
-            `TTApproximation` that says how far the rows are from what they were.
+            `TTApproximation`, with the error of the new rows.
 
         Raises:
-            ValueError, TypeError: an argument does not fit; nothing has been changed then.
+            ValueError, TypeError: an argument does not fit. The layer is unchanged then.
 
         Example:
             >>> import jax.numpy as jnp, jax_tt
@@ -90,21 +90,21 @@ class ChangingModule(CachedModule):
         model: nnx.Module | None = None,
         rngs: nnx.Rngs,
     ) -> None:
-        """Gives the table more rows in place; the slices of the rows that it had stay as they are, bit for bit.
+        """Adds rows to the table in place; the slices of existing rows are unchanged, bit for bit.
 
-        The first row factor grows where it must: slices from the layer's ``core_init`` are appended to the first core,
-        with fresh optimizer state. An order of ids goes on with the new ids in the new rows. Cached rows stay cached,
-        and keep their places unless the cache is larger than the table was. See `tt_grow` for the rows that the
-        factors had to spare.
+        If necessary, the first row factor grows: slices from the layer's ``core_init`` are appended to the first core,
+        with fresh optimizer state. An order of ids is continued by the new ids in the new rows. Cached rows stay
+        cached, and keep their slots unless the cache was larger than the table. See `tt_grow` for rows that the
+        factors already covered.
 
         Args:
-            num_embeddings: number of ids to come, at least those there are.
-            like: ints, one id or one for every new id, of ids that the new ones start near.
-            opt, model: as in `reorder`; state of the appended slices starts afresh, all other stays.
+            num_embeddings: the new number of ids, at least the present one.
+            like: one id, or one for every new id; the new rows start near the rows of these ids.
+            opt, model: as in `reorder`; state of the appended slices is initialised, all other state is kept.
             rngs: random number generators; new slices take one key of ``params``.
 
         Raises:
-            ValueError, TypeError: an argument does not fit; nothing has been changed then.
+            ValueError, TypeError: an argument does not fit. The layer is unchanged then.
 
         Example:
             >>> import jax.numpy as jnp, jax_tt
@@ -127,17 +127,17 @@ class ChangingModule(CachedModule):
         opt: nnx.Optimizer[Any] | None = None,
         model: nnx.Module | None = None,
     ) -> None:
-        """Gives the layer a row cache of another capacity, other ways, another policy or other counters, in place.
+        """Changes the capacity, ways, policy or counters of the row cache in place.
 
-        The hottest rows stay, bit for bit, with their optimizer state; see `jax_tt.resize_cache`. A checkpoint is
-        restored into a layer with the cache that it was written with, which is then resized.
+        The hottest rows are kept bit for bit, with their optimizer state; see `jax_tt.resize_cache`. To restore a
+        checkpoint, build the layer with the cache that was saved, and resize it afterwards.
 
         Args:
-            cache: the `RowCache` to have; of the same ``gradients``.
-            opt, model: as in `reorder`; state of the rows that stay goes with them.
+            cache: the new `RowCache`, with the same ``gradients``.
+            opt, model: as in `reorder`; the state of kept rows moves with them.
 
         Raises:
-            ValueError, TypeError: an argument does not fit; nothing has been changed then.
+            ValueError, TypeError: an argument does not fit. The layer is unchanged then.
 
         Example:
             >>> import jax.numpy as jnp, jax_tt
@@ -162,17 +162,17 @@ class ChangingModule(CachedModule):
 
     def _slice_init(self) -> CoreInit:
         init = fresh_init(_tensor_train(self.table).core_init)
-        # A variable takes the value out of what `nnx.with_partitioning` returns.
+        # `nnx.with_partitioning` returns metadata, which a variable unwraps.
         return (lambda *args: nnx.Param(init(*args))[...]) if callable(init) else init
 
     def _become(
         self, change: Change, opt: nnx.Optimizer[Any] | None, model: nnx.Module | None
     ) -> None:
-        """What the change says, and the state of optax after it."""
+        """Applies the change to the variables and to the optax state."""
         if opt is not None and self.optimizer is None:
             _change.check_cores("opt", self.table, change.table)
         moments = _moments(self, opt, model, change.carry)
-        # First what may fail: an axis of another length may not divide among its devices.
+        # This may fail, so it comes first: the new length of an axis may not be divisible by its devices.
         values = {
             name: _beside(getattr(self, name, None), value) for name, value in change.state.items()
         }
@@ -196,7 +196,7 @@ def _tensor_train(table: Table) -> TTTable:
 
 
 def _beside(variable: nnx.Variable[Any] | None, value: jax.Array) -> jax.Array:
-    """The value where the variable lies."""
+    """The value with the sharding of the variable."""
     if variable is None or not variable[...].committed:
         return value
     return jax.device_put(value, variable[...].sharding)
@@ -208,7 +208,7 @@ def _moments(
     model: nnx.Module | None,
     rules: Mapping[str, Carry],
 ) -> Any:
-    """What brings the state of optax after the layer, once it has changed; checks come before."""
+    """Checks the optax state and returns a function that updates it after the layer has changed."""
     if opt is None:
         return lambda: None
     model = layer if model is None else model

@@ -17,7 +17,7 @@ from jax_tt.optimizers import Optimizer
 
 
 class DenseLayer(DenseFromPretrained, TableModule):
-    """What `Embed` and `EmbedBag` share beside their calls."""
+    """The constructor shared by `Embed` and `EmbedBag`."""
 
     embedding: nnx.Param
 
@@ -89,7 +89,7 @@ class EmbedBag(DenseLayer, TableEmbedBag):
 
 
 class Embed(DenseLayer, TableEmbed):
-    """Rows of a dense table: ``nnx.Embed`` with checked ids and an update that may be fused.
+    """Rows of a dense table: ``nnx.Embed`` with checked ids and an optional fused update.
 
     Its parameter is ``embedding[num_embeddings, features]``.  With an ``optimizer`` only the rows
     of a batch are read and written by a step; without one the gradient is as large as the table.

@@ -1,4 +1,4 @@
-"""The NNX half of the overwrite-with-gradient contract: its optimizer."""
+"""Overwrite with gradient in NNX: the optimizer."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jax_tt._flax._nnx_variables import FusedParam
 
 
 class FusedOptimizer(nnx.Optimizer):
-    """``nnx.Optimizer`` for models that hold fused tables.
+    """``nnx.Optimizer`` for models with fused tables.
 
-    Ordinary parameters are stepped by ``tx``; every :class:`FusedParam` is overwritten with its
-    "gradient", which is its next value.  ``tx`` never sees a table, so it allocates no state for
-    one and may clip or accumulate as it likes.
+    Ordinary parameters are updated by ``tx``; every :class:`FusedParam` is overwritten with its
+    "gradient", which is its next value.  ``tx`` does not see the tables, so it allocates no state
+    for them, and may clip or accumulate gradients.
 
-    Whatever changes the gradients *before* they reach :meth:`update` changes the values of the
-    tables with them: do not clip, scale or sum the tree that ``nnx.grad`` returns (put
-    ``optax.clip_by_global_norm`` or ``optax.MultiSteps`` into ``tx`` instead, and pass a loss
-    scale to the layer as ``grad_scale``).  A table must be used exactly once in a loss.  Every
-    fused table carries a sentinel that notices sums and scalings; it cannot notice an average of
-    gradients, which leaves the average of the separately updated tables.
+    Any change of the gradients *before* :meth:`update` changes the values of the tables: do not
+    clip, scale or sum the tree that ``nnx.grad`` returns (put ``optax.clip_by_global_norm`` or
+    ``optax.MultiSteps`` into ``tx`` instead, and pass a loss scale to the layer as
+    ``grad_scale``).  A table must be used at most once in a loss.  Every fused table has a
+    sentinel that detects sums and scalings; it cannot detect an average of gradients, which
+    results in the average of the separately updated tables.
 
     Args:
         model: an NNX module.
@@ -32,7 +32,7 @@ class FusedOptimizer(nnx.Optimizer):
         graph: as in ``nnx.Optimizer``.
 
     Raises:
-        TypeError: ``tx`` is one of ``jax_tt.optimizers``, which belong in a layer.
+        TypeError: ``tx`` is one of ``jax_tt.optimizers``, which are arguments of layers.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax, jax_tt
@@ -70,27 +70,27 @@ class FusedOptimizer(nnx.Optimizer):
         self._params, self._tables = self._names(model)
 
     def update(self, model: Any, grads: Any, /, **kwargs: Any) -> optax.Updates:
-        """Overwrites the fused variables of ``model`` and steps its other parameters.
+        """Overwrites the fused variables of ``model`` and updates its other parameters.
 
         Args:
-            model: the module that the optimizer was made for.
-            grads: what ``nnx.grad`` or ``nnx.value_and_grad`` returned for it, unchanged.  A
-                fused table that the loss did not use, or that the filter of ``nnx.grad`` left out, stays as it is.
+            model: the module that the optimizer was created with.
+            grads: the result of ``nnx.grad`` or ``nnx.value_and_grad`` for it, unchanged.  A fused
+                table that the loss did not use, or that the filter of ``nnx.grad`` left out, is unchanged.
             **kwargs: passed on to ``tx.update``.
 
         Returns:
             The updates that were added to the parameters outside the fused tables.
 
         Raises:
-            ValueError: ``model`` is not the one that the optimizer was made for. Outside ``jit``, the gradients
-                of a fused table are not its next values (see the class's description); inside ``jit`` the
-                next forward pass of the table refuses instead. Nothing has been written then.
+            ValueError: ``model`` is not the one that the optimizer was created with; or, outside ``jit``, the
+                gradients of a fused table are not its next values (see the class). Nothing is written then.
+                Inside ``jit``, the next forward pass of the table fails instead.
         """
         old, new = self._fused(model), self._fused(grads)
         self._check_model(model, new.keys() - old.keys())
         new = next_values("FusedOptimizer.update", old, new)
         updates = super().update(model, grads, **kwargs)
-        # `used` is 1 already.
+        # `used` is already 1.
         written = {path: value for path, value in new.items() if not says_used(path)}
         nnx.update(model, nnx.from_flat_state(written))
         refresh_caches(model)
@@ -101,7 +101,7 @@ class FusedOptimizer(nnx.Optimizer):
         return {path: variable[...] for path, variable in nnx.to_flat_state(state)}
 
     def _names(self, model: Any) -> tuple[frozenset[str], frozenset[str]]:
-        """Parameters that ``tx`` steps, and fused tables."""
+        """Names of the parameters that ``tx`` updates, and of the fused tables."""
         params = nnx.to_flat_state(nnx.state(model, self.wrt, graph=self.graph))
         return (
             frozenset(".".join(map(str, path)) for path, _ in params),
@@ -113,7 +113,7 @@ class FusedOptimizer(nnx.Optimizer):
         )
 
     def _check_model(self, model: Any, foreign: Any) -> None:
-        """Refuses another model than that of the optimizer, or gradients of another, before anything is written."""
+        """Raises if the model or the gradients do not belong to this optimizer, before anything is written."""
         if foreign:
             names = ", ".join(sorted(".".join(map(str, path)) for path in foreign))
             raise ValueError(
@@ -121,7 +121,7 @@ class FusedOptimizer(nnx.Optimizer):
                 "this model."
             )
         params, tables = self._names(model)
-        # A table that came later needs no state of tx.
+        # Fused tables that were added later need no state of tx.
         if params == self._params and self._tables <= tables:
             return
         differences = [

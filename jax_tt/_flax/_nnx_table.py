@@ -1,4 +1,4 @@
-"""The NNX layers of any table: the variables of its state, and its calls."""
+"""NNX layers of any table: the variables of its state, and its calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jax_tt._tables.options import Lookup, Update
 from jax_tt._tables.table import Table
 from jax_tt.optimizers import Optimizer
 
-# Variables of arrays that no gradient reaches, by the collection that linen keeps them in.
+# Variable types of non-trained arrays, by the name of their linen collection.
 _BUFFERS: dict[str, type[nnx.Variable[Any]]] = {"row_cache": CacheState, "id_order": IdOrderState}
 
 
@@ -63,14 +63,14 @@ class _UpdateOption(_LookupOption):
 
 
 class TableModule(nnx.Module):
-    """The state of a table in variables, and what its calls have in common.
+    """The state of a table in variables, and the common part of its calls.
 
     Args:
-        table: the description of the table; without a name it is called after the layer and its sizes.
+        table: the description of the table; its name defaults to the class and sizes of the layer.
         lookup: options of the calls.
         rngs: random number generators; the parameters take one key of ``params``.
         metadata: of the variables of the parameters, and of optimizer state of the same shape.
-        hyperparameters: variables of scalars that take the place of fields of the optimizer.
+        hyperparameters: variables of scalars that replace fields of the optimizer.
     """
 
     hyperparameters: Mapping[str, Any] = MappingProxyType({})
@@ -87,7 +87,7 @@ class TableModule(nnx.Module):
         table = self._named(table)
         self.table = table.without_values()
         self.lookup = lookup
-        # Set by `model.eval()` and `model.train()`, as dropout's: an evaluation counts nothing.
+        # Set by `model.eval()` and `model.train()`, like that of dropout; no ids are counted in evaluation.
         self.deterministic = False
         if hyperparameters:
             self.hyperparameters = nnx.Dict(dict(hyperparameters))
@@ -104,7 +104,7 @@ class TableModule(nnx.Module):
         self.param_dtype = next(iter(params.values())).dtype
         rest = table.init_rest({name: param[...] for name, param in params.items()})
         for name, value in rest.items():
-            # Optimizer state shaped like a parameter is laid out like it.
+            # Optimizer state of the same shape as a parameter is sharded like it.
             twin = next((param for param in params.values() if param.shape == value.shape), None)
             like = {} if twin is None or name in table.buffers else twin.get_metadata()
             setattr(self, name, variable_type(table, name)(value, **like))
@@ -128,7 +128,7 @@ class TableModule(nnx.Module):
 
     @property
     def optimizer(self) -> Optimizer | None:
-        """The rule that is fused into the backward pass."""
+        """The optimizer that is fused into the backward pass."""
         return None if self.table.update is None else self.table.update.optimizer
 
     @optimizer.setter
@@ -155,7 +155,7 @@ class TableModule(nnx.Module):
         return jnp.dtype(self.lookup.dtype or self.param_dtype)
 
     def maintain(self) -> None:
-        """What the table does between steps: a row cache is populated where it is due."""
+        """Populates a row cache if it is due."""
         state = self.state()
         after = self.table.maintain(state, self.lookup.method)
         for name, value in after.items():
@@ -163,7 +163,7 @@ class TableModule(nnx.Module):
                 getattr(self, name)[...] = value
 
     def state(self) -> dict[str, jax.Array]:
-        """The arrays of the table by name, as the functions of ``table`` take them."""
+        """The arrays of the table by name: the state that methods of ``table`` take."""
         names = (*self.table.trained_names, *self.table.buffers)
         return {name: getattr(self, name)[...] for name in names}
 
@@ -191,21 +191,21 @@ class TableModule(nnx.Module):
                 if after[name] is not state[name]:
                     getattr(self, name)[...] = after[name]
         if OUT_OF_RANGE in state:
-            # Flax lets nothing change in a transformation of plain JAX that closes over the layer.
+            # Flax forbids changes in a plain JAX transformation that closes over the layer.
             with contextlib.suppress(TraceContextError):
                 self.out_of_range.set_value(after[OUT_OF_RANGE])
         return result
 
 
 class TableEmbed(TableModule):
-    """Rows of a table of any kind, as `TTEmbed` and `Embed` give those of theirs.
+    """Rows of any `Table`; `TTEmbed` and `Embed` are special cases.
 
     Args:
         table: the kind and its sizes.
         lookup: options of the calls.
         promote_dtype: as in `TTEmbed`.
         options: ``rngs``, ``metadata`` of the parameters' variables, and ``hyperparameters``, variables of scalars that
-            take the place of fields of the optimizer.
+            replace fields of the optimizer.
 
     Example:
         >>> import jax.numpy as jnp, jax_tt
@@ -234,13 +234,13 @@ class TableEmbed(TableModule):
         grad_scale: Any = None,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> jax.Array:
-        """Looks ids up.
+        """Looks up ids.
 
         Args:
-            inputs: integers of any shape, or `SplitIds` (which an ``id_order`` does not take).
+            inputs: integers of any shape, or `SplitIds` (not with an ``id_order``).
             out_sharding: sharding of the result under a mesh with explicit axes.
-            grad_scale: fused only; the factor the loss is multiplied with, divided out of the
-                table's gradient inside the op.
+            grad_scale: fused only; the scale of the loss, by which the op divides the table's
+                gradient.
             hyperparameters: fused only; fields of ``optimizer`` for this call, floats or traced scalars by name,
                 e.g. ``{"learning_rate": rate}``.
 
@@ -283,7 +283,7 @@ class TableEmbed(TableModule):
 
 
 class TableEmbedBag(TableModule):
-    """Pooled rows of a table of any kind, as `TTEmbedBag` and `EmbedBag` give those of theirs.
+    """Pooled rows of any `Table`; `TTEmbedBag` and `EmbedBag` are special cases.
 
     Args:
         table: the kind and its sizes.
@@ -320,7 +320,7 @@ class TableEmbedBag(TableModule):
 
 
 def variable_type(table: Table, name: str) -> type[nnx.Variable[Any]]:
-    """What an array of a table's state is kept in."""
+    """The variable type of an array of a table's state."""
     if name in table.buffers:
         return _BUFFERS.get(table.buffers[name], nnx.Variable)
     return nnx.Param if table.update is None else FusedParam
@@ -329,7 +329,7 @@ def variable_type(table: Table, name: str) -> type[nnx.Variable[Any]]:
 def hoisted_update(
     optimizer: Any, skip_nonfinite: bool, stochastic_rounding: bool
 ) -> tuple[Update | None, dict[str, nnx.Variable[Any]]]:
-    """The update of a layer without the variables in its rule, and those by name."""
+    """The update of a layer, and the variables that were fields of its optimizer, by name."""
     if optimizer is None:
         return None, {}
     rule, found = hoisted(optimizer, lambda value: isinstance(value, nnx.Variable))

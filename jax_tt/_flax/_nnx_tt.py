@@ -22,7 +22,7 @@ from jax_tt.order import IdOrder
 
 
 class TTLayer(TTFromPretrained, ChangingModule):
-    """What `TTEmbed` and `TTEmbedBag` share beside their calls."""
+    """The constructor and properties shared by `TTEmbed` and `TTEmbedBag`."""
 
     def __init__(
         self,
@@ -75,46 +75,45 @@ class TTLayer(TTFromPretrained, ChangingModule):
 
 
 class TTEmbed(TTLayer, TableEmbed):
-    """Embedding table held as a tensor train; a drop-in for ``nnx.Embed``.
+    """Embedding table stored as a tensor train; a drop-in for ``nnx.Embed``.
 
-    A table of ``num_embeddings`` rows and ``features`` columns is stored as ``d`` small cores,
-    parameters ``core_0`` to ``core_{d-1}`` of shape ``[p_k, r_k, q_k, r_{k+1}]``, and never built.
+    A table of ``num_embeddings`` rows and ``features`` columns is stored as ``d`` small cores, parameters ``core_0``
+    to ``core_{d-1}`` of shape ``[p_k, r_k, q_k, r_{k+1}]``; the dense table is never built.
 
     Args:
         num_embeddings: number of rows, N.
         features: number of columns, D.
-        tt_ranks: one integer, or the ``d - 1`` ranks between the cores.  The table approximates
-            better and costs more with higher ranks; ranks above the useful maximum are clipped.
-        row_factors: ``d`` integers (2 to 5 of them) with a product of at least N, or None to have
-            them suggested.
+        tt_ranks: one integer, or the ``d - 1`` ranks between the cores.  Higher ranks give a better
+            approximation at a higher cost; ranks above the useful maximum are clipped.
+        row_factors: ``d`` integers (2 to 5 of them) with a product of at least N, or None for
+            suggested factors.
         col_factors: ``d`` integers with a product of exactly D, or None.
-        bounds: what an id outside ``[0, N)`` does.  ``"warn"`` reads zeros and trains nothing; such
+        bounds: treatment of ids outside ``[0, N)``.  ``"warn"`` reads zeros and trains nothing; such
             ids are counted in training, in the variable `OutOfRange`, and reported once, as an
-            `OutOfRangeWarning`.  ``"zero"`` does the same without a word, and ``"clip"`` reads the
-            nearest row.  ``"error"`` raises on CPU (NaN rows elsewhere), at the price of the
-            model: under ``nnx.jit``, or with donated buffers, none of its parameters can be read
-            after the error.  ``"unchecked"`` promises that there is no such id.  Negative ids are
-            out of range, they do not wrap around.
+            `OutOfRangeWarning`.  ``"zero"`` does the same silently, and ``"clip"`` reads the nearest
+            row.  ``"error"`` raises on CPU (NaN rows elsewhere); under ``nnx.jit``, or with donated
+            buffers, no parameter of the model can be read after the error.  ``"unchecked"`` assumes
+            that there are no such ids.  Negative ids are out of range; they do not wrap around.
         dtype: type of the rows returned (default: that of the cores).  Rows are computed in
             float32 or better and cast once.
-        param_dtype: type the cores are stored in.
-        precision: of the products of float32 cores on a GPU, as in ``nnx.Linear``, whose None means
-            `jax.default_matmul_precision`; full where that is not set.
+        param_dtype: type of the stored cores.
+        precision: of the products of float32 cores on a GPU, as in ``nnx.Linear``.  None means
+            `jax.default_matmul_precision`, or full precision if that is not set.
         core_init: ``"approx-normal"``, ``"approx-uniform"``, ``"normal"`` or ``"uniform"``, each
             giving *table entries* of variance ``1 / (3 N)``; or an initialiser
             ``(key, core_shape, dtype) -> core`` called for every core, which may be wrapped in
             ``nnx.with_partitioning``.
-        promote_dtype: as in ``nnx.Embed``, whose default it has; called with ``(rows,)`` by ``__call__`` and with
+        promote_dtype: as in ``nnx.Embed``, with the same default; called with ``(rows,)`` by ``__call__`` and with
             ``(query, *cores)`` by ``attend``.
-        optimizer: None for ordinary parameters that optax steps, or a rule of
-            ``jax_tt.optimizers`` to have the update fused into the backward pass; step the model
-            with `FusedOptimizer` then.  A field that is an ``nnx.Variable`` of a scalar becomes a variable
-            of the layer, ``hyperparameters[name]``, which may be set between steps.
-        cache: a `RowCache` for hot rows, or None.  Calls count what they are asked for until
-            ``model.eval()``; `FusedOptimizer.update` or `refresh_caches` refresh it when due.
-        id_order: an `IdOrder` from ids to rows of the table, or None where ids are rows.  It is kept in
-            a variable of its own, `IdOrderState`, 2 to 4 bytes an id; callers see ids only.
-        skip_nonfinite: fused only; a step whose gradient is not finite leaves the table as it is.
+        optimizer: None for ordinary parameters updated by optax, or an optimizer of
+            ``jax_tt.optimizers`` to fuse the update into the backward pass; use `FusedOptimizer`
+            then.  A field that is an ``nnx.Variable`` of a scalar becomes a variable of the layer,
+            ``hyperparameters[name]``, which may be set between steps.
+        cache: a `RowCache` for hot rows, or None.  Calls count ids until ``model.eval()``;
+            `FusedOptimizer.update` and `refresh_caches` refresh the cache when it is due.
+        id_order: an `IdOrder` from ids to rows of the table, or None if ids are rows.  It is stored in
+            the variable `IdOrderState`, 2 to 4 bytes per id.
+        skip_nonfinite: fused only; a step whose gradient is not finite leaves the table unchanged.
         stochastic_rounding: fused 16-bit cores only; round updates stochastically.
         axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with
             ``check_vma=False``.
@@ -141,7 +140,7 @@ class TTEmbed(TTLayer, TableEmbed):
 
 
 class TTEmbedBag(TTLayer, TableEmbedBag):
-    """Pooled embeddings: one vector per bag of ids, from a table held as a tensor train.
+    """Pooled embeddings: one vector per bag of ids, from a table stored as a tensor train.
 
     Args:
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
@@ -149,8 +148,7 @@ class TTEmbedBag(TTLayer, TableEmbedBag):
             method, name, rngs, core_metadata: as in `TTEmbed`.
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
             ``"sqrtn"`` by the root of the number, or of the sum of squared weights; ``"mean_count"``
-            by the number of ids, weights or not; ``"max"`` is the maximum of each column and takes no
-            weights.
+            always by the number of ids; ``"max"`` is the maximum of each column and takes no weights.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.

@@ -6,11 +6,10 @@ from flax import nnx
 class FusedParam(nnx.Param):
     """A parameter whose gradient is its next value.
 
-    The layers store a table in variables of this type when they are built with an ``optimizer``.
-    The backward pass of such a table runs the optimizer itself and hands the *new* values back
-    where a gradient is expected, so a step must overwrite the variable instead of adding to it:
-    :class:`FusedOptimizer` does.  It is a subclass of ``nnx.Param``: ``nnx.grad`` covers it with
-    its default filter.
+    Layers with an ``optimizer`` store their table in variables of this type.  The backward pass
+    runs the optimizer itself and returns the *new* values in place of the gradient, so a step must
+    overwrite the variable instead of adding to it, as :class:`FusedOptimizer` does.  It is a
+    subclass of ``nnx.Param``, so the default filter of ``nnx.grad`` includes it.
 
     Example:
         >>> import jax_tt
@@ -24,9 +23,9 @@ class FusedParam(nnx.Param):
 
 
 class OutOfRange(nnx.Variable):
-    """How many ids out of range a layer with ``bounds="warn"`` was given in training, int32; it stops at 2**31 - 1.
+    """The number of out-of-range ids in training of a layer with ``bounds="warn"``, int32, at most 2**31 - 1.
 
-    Calls after ``model.eval()`` do not count, and those of a layer that a plain ``jax.jit`` closes over cannot.
+    Calls after ``model.eval()``, and calls in a plain ``jax.jit`` that closes over the layer, are not counted.
 
     Example:
         >>> import jax.numpy as jnp, jax_tt
@@ -39,7 +38,7 @@ class OutOfRange(nnx.Variable):
 
 
 class CacheState(nnx.Variable):
-    """State of a row cache that no gradient reaches: its directory and, with ``gradients="cores"``, its rows.
+    """State of a row cache without gradients: its directory and, with ``gradients="cores"``, its rows.
 
     Example:
         >>> import jax_tt
@@ -51,10 +50,9 @@ class CacheState(nnx.Variable):
 
 
 class IdOrderState(nnx.Variable):
-    """The row of every id, of a layer with an ``id_order``: saved with the model, neither trained nor changed.
+    """The row of every id of a layer with an ``id_order``: saved with the model, but not trained.
 
-    Beyond 65,536 ids the rows are packed, in as many bits as their number needs. ``IdOrder(layer.id_order[...])`` is
-    the order.
+    Above 65,536 ids, the rows are bit-packed. ``IdOrder(layer.id_order[...])`` is the order.
 
     Example:
         >>> import jax_tt

@@ -1,4 +1,4 @@
-"""Constructor arguments of the layers, checked once for NNX and linen."""
+"""Checks of the constructor arguments that NNX and linen layers share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def table_shape(
     row_factors: Sequence[int] | None,
     col_factors: Sequence[int] | None,
 ) -> TTShape:
-    """The `TTShape` of a layer; factors that are left out are suggested.
+    """The `TTShape` of a layer, with suggestions for missing factors.
 
     The number of cores is that of the given factors or ranks, or 3.
     """
@@ -87,7 +87,7 @@ def _num_cores(ranks: int | tuple[int, ...], *factors: Sequence[int] | None) -> 
 def described_tt(
     shape: TTShape, cache: RowCache | None, id_order: IdOrder | None, **fields: Any
 ) -> Table:
-    """The table of a `TTShape`, behind its row cache and its order of ids.
+    """The table of a `TTShape`, wrapped in its row cache and its order of ids.
 
     Args:
         shape: its sizes.
@@ -103,7 +103,7 @@ def described_tt(
 def described_update(
     optimizer: Optimizer | None, skip_nonfinite: bool, stochastic_rounding: bool
 ) -> Update | None:
-    """The update of a layer, whose rule is part of the program."""
+    """The update of a layer, whose optimizer is static."""
     if optimizer is None:
         return None
     update = Update(optimizer, skip_nonfinite, stochastic_rounding)
@@ -112,7 +112,7 @@ def described_update(
 
 
 def _check_static(optimizer: Optimizer) -> None:
-    """A layer's rule is part of the program, so its hyper-parameters must be hashable."""
+    """Raises unless the hyper-parameters are hashable, since the optimizer of a layer is static."""
     try:
         hash(optimizer)
     except TypeError:

@@ -1,4 +1,4 @@
-"""`from_pretrained`: layers whose table is given, by an array, by cores or by a file."""
+"""`from_pretrained`: layers with the table of an array, of cores or of a file."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class DenseFromPretrained:
     def from_pretrained(
         cls, source: Any, *, table: str | None = None, param_dtype: Any = None, **options: Any
     ) -> Self:
-        """A layer of a given dense table, with no random values made first.
+        """A layer with a given dense table, without a random initialisation.
 
         An NNX layer holds a copy of the table. A linen module returns a copy from ``init`` in place of random values,
         alone or as a submodule of a model.
 
         Args:
-            source: ``[num_embeddings, features]`` of floats: an array of numpy or JAX, or a torch tensor on the CPU; or
+            source: floats ``[num_embeddings, features]``, as a numpy or JAX array or a torch tensor on the CPU; or
                 the path of a ``.npy``, ``.npz``, ``.safetensors``, ``.pt`` or ``.pth`` file or of an orbax checkpoint.
-            table: name of the array in a file that holds several.
+            table: name of the array in a file with several.
             param_dtype: type of the table; default that of the source.
             **options: the other arguments of the layer, except ``num_embeddings``, ``features``, ``embedding_init`` and
                 ``rngs``.
@@ -91,7 +91,7 @@ class TTFromPretrained:
         core_init: CoreInit = "approx-normal",
         **options: Any,
     ) -> Self:
-        """A layer of a given table, with no random values made first.
+        """A layer with a given table, without a random initialisation.
 
         An NNX layer holds a copy of the cores. A linen module returns a copy from ``init`` in place of random values,
         alone or as a submodule of a model.
@@ -100,20 +100,20 @@ class TTFromPretrained:
             source: one of
 
                 - cores ``[p_k, r_k, q_k, r_{k+1}]``, a tuple,
-                - what `tt_from_dense` returned, or a `StoredTable`,
-                - a dense table ``[num_embeddings, features]``: an array of numpy or JAX, or a torch tensor on the CPU.
-                  `tt_from_dense` makes it a tensor train,
-                - the path of a file or checkpoint that holds tensor trains, as `load_tables` reads them, or else a
-                  dense table, ``.npy``, ``.pt`` and ``.pth`` included.
-            table: name of the table in a file that holds several.
-            num_embeddings: number of rows, where the cores address more than there are.
-            id_order: `IdOrder` from ids to rows of the cores. The rows of a dense table are given in the order of the
-                ids. Not beside a file or `StoredTable` that has one itself, which the layer takes.
-            tt_ranks, tolerance, max_bytes: how well a dense table is approximated, one of the three, as ``ranks``,
-                ``tolerance`` and ``max_bytes`` of `tt_from_dense`. Nothing else takes them.
-            row_factors, col_factors: of a dense table, as in `tt_from_dense`.
+                - the result of `tt_from_dense`, or a `StoredTable`,
+                - a dense table ``[num_embeddings, features]``, as a numpy or JAX array or a torch tensor on the CPU,
+                  which is compressed by `tt_from_dense`,
+                - the path of a file or checkpoint with tensor trains, as `load_tables` reads them, or with a dense
+                  table, including ``.npy``, ``.pt`` and ``.pth`` files.
+            table: name of the table in a file with several.
+            num_embeddings: number of rows, if the cores address more.
+            id_order: `IdOrder` from ids to rows of the cores. A dense table is given in the order of ids. Must be None
+                if the file or `StoredTable` has an order, which the layer then uses.
+            tt_ranks, tolerance, max_bytes: for dense tables only; one of the three, as ``ranks``, ``tolerance`` and
+                ``max_bytes`` of `tt_from_dense`.
+            row_factors, col_factors: for dense tables only, as in `tt_from_dense`.
             param_dtype: type of the cores; default that of the source.
-            core_init: of the slices that `grow` appends.
+            core_init: initialiser of the slices that `grow` appends.
             **options: the other arguments of the layer, except ``features`` and ``rngs``.
 
         Returns:
@@ -152,7 +152,7 @@ class TTFromPretrained:
 
 
 def _built(layer: Any, dtype: Any, given: dict[str, Any], options: dict[str, Any]) -> Any:
-    """The layer of the arguments that the source gives, and of the options beside them."""
+    """The layer built from the arguments that the source determines and the other options."""
     twice = [name for name in options if name in given or name == "rngs"]
     if twice:
         raise TypeError(
@@ -183,7 +183,7 @@ def _dense(source: Any, table: str | None) -> Any:
 
 
 def _tensor_train(source: Any, table: str | None, num_embeddings: int | None) -> StoredTable | None:
-    """The tensor train that the source holds; None where it is dense."""
+    """The tensor train of the source, or None if the source is dense."""
     if _is_path(source):
         found = _in_file(source, table)
     else:

@@ -1,7 +1,7 @@
-"""The native ops. Those of a kind of table are its methods, with the signatures in `jax_tt._tables.native`.
+"""The native ops. Table classes use them as methods, with the signatures in `jax_tt._tables.native`.
 
-`tt`, `dense`, `cache` and `cache_forward` call the FFI targets; `partition` makes those calls split over the devices of
-a sharded batch and fold into `jax.vmap`.
+`tt`, `dense`, `cache` and `cache_forward` call the FFI targets; `partition` lets XLA partition these calls over the
+devices of a sharded batch, and adds rules for `jax.vmap`.
 """
 
 from jax_tt import _ffi

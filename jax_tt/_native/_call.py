@@ -1,4 +1,4 @@
-"""One FFI call, written once for every platform."""
+"""FFI calls, for all platforms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Named = Mapping[str, jax.Array]
 
 
 def native(platform: str) -> ModuleType:
-    """The loaded module of a platform that is known to be available."""
+    """The loaded module of a platform, which must be available."""
     module = _ffi.load(platform)
     assert module is not None
     return module
@@ -32,12 +32,12 @@ def native_call(
     """Results of an op by name.
 
     Args:
-        platform: whose target to call.
+        platform: platform of the FFI target.
         op: its name without prefix and version.
         operands: arrays in the order of the target.
-        results: their shapes in the order of the target. A result takes the place of the operand of the same name.
-        workspace: bytes of working memory, which an op on a GPU gets as one more result because it must not
-            allocate any itself; None on a platform whose ops do.
+        results: their shapes in the order of the target. A result is aliased with the operand of the same name.
+        workspace: bytes of working memory, passed as an extra result because ops on a GPU must not allocate; None on
+            platforms whose ops allocate it themselves.
         attributes: static values.
     """
     scratch = () if workspace is None else (jax.ShapeDtypeStruct((workspace,), jnp.uint8),)
@@ -59,7 +59,7 @@ def numbered(name: str, arrays: Iterable[jax.Array]) -> dict[str, jax.Array]:
 
 
 def types_of(arrays: Named, dtype: Any = None) -> dict[str, jax.ShapeDtypeStruct]:
-    """Results like these arrays, or of their shapes and another type."""
+    """Shapes and types of results like these arrays, or of type ``dtype``."""
     return {
         name: jax.ShapeDtypeStruct(array.shape, dtype or array.dtype)
         for name, array in arrays.items()

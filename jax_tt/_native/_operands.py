@@ -1,4 +1,4 @@
-"""What the native TT and dense ops have in common: the batch as the FFI targets take it."""
+"""Operands and attributes shared by the native TT and dense ops."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MAX_POSITIONS = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Operands:
-    """The arrays of a batch dealt into blocks, and their static sizes.
+    """The arrays of a batch split into blocks, and their static sizes.
 
     Attributes:
         arrays: in the order of the targets, all of them blocked: ``ids[blocks, groups / blocks * capacity]``, digits
-            with one more axis; ``offsets[blocks, groups / blocks, bags + 1]``; ``weights`` as ids, ``[blocks, 0]``
-            where there are none.
+            with one more axis; ``offsets[blocks, groups / blocks, bags + 1]``; ``weights`` with the shape of ids, or
+            ``[blocks, 0]`` without weights.
         accum: type of sums and weights.
     """
 
@@ -51,7 +51,7 @@ class Operands:
         return jax.ShapeDtypeStruct(shape, self.accum)
 
     def weights_type(self, ids: jax.Array, want: bool) -> jax.ShapeDtypeStruct:
-        """Gradients of the weights of the blocks of this device; none of them where they are not wanted."""
+        """Gradients of the weights of the blocks of this device; empty unless ``want``."""
         count = self.positions // self.blocks if want else 0
         return jax.ShapeDtypeStruct((ids.shape[0], count), self.accum)
 
@@ -59,7 +59,7 @@ class Operands:
 def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
     groups, capacity = batch.ids.shape[:2]
     bags = batch.offsets.shape[1] - 1
-    # Of a symbolic batch size the handler checks this itself.
+    # For symbolic batch sizes, the handler checks this.
     given = [n for n in (groups * capacity, groups * bags) if isinstance(n, int)]
     if max(given, default=0) > _MAX_POSITIONS:
         raise ValueError(
@@ -89,8 +89,8 @@ def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
 def lookup_attributes(
     platform: str, table: Table, batch: Batch, lookup: Lookup, axes: Any
 ) -> dict[str, Any]:
-    # A GPU cannot stop a program, and one shard that stops with an error would leave the others waiting for it: both
-    # make NaN, as the reference does.
+    # GPU kernels cannot raise errors, and an error in one shard would leave the others waiting for it. Both return NaN
+    # instead, as the reference does.
     sharded = axes or jax.sharding.get_abstract_mesh().manual_axes
     quiet = platform != "cpu" or bool(sharded)
     bounds = "poison" if quiet and lookup.bounds == "error" else lookup.bounds
@@ -111,7 +111,7 @@ def update_attributes(update: Update, storage: Any) -> dict[str, Any]:
 
 
 def shard_of(batch: Batch, args: Mapping[str, jax.Array]) -> Batch:
-    """The part of a batch whose blocks these are."""
+    """The part of a batch in these blocks."""
     ids, offsets = args["ids"], args["offsets"]
     return dataclasses.replace(
         batch,
@@ -126,11 +126,11 @@ def weights_result(batch: Batch, dweights: jax.Array, lookup: Lookup) -> jax.Arr
 
 
 def sentinel_operand(sentinel: jax.Array | None) -> jax.Array:
-    """That of a table without one holds."""
+    """The sentinel; 1, which is valid, for a table without one."""
     return jnp.ones((), jnp.float32) if sentinel is None else sentinel
 
 
 def step_operands(values: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-    """The numbers of an update in the order of the targets."""
+    """The operands of an update step in the order of the targets."""
     scale = jnp.stack([values["inv_scale"], values["allowed"]])
     return {"hyper": values["hyper"], "scale": scale, "seed": values["seed"]}

@@ -1,4 +1,4 @@
-"""The row cache's ops on the native kernels."""
+"""Row cache ops on the native kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax_tt._cache.directory import POLICIES, CacheDirectory
 from jax_tt._native._call import Named, native, native_call, types_of
 from jax_tt._native.partition import num_blocks, over_blocks
 
-# What observe and populate change, in the order in which their targets take it.
+# The arrays that observe and populate change, in the order of their targets.
 _COUNTED = (
     "scores",
     "touched",
@@ -36,7 +36,7 @@ def _workspace(
 
 def cache_probe(tags: jax.Array, keys: jax.Array, *, platform: str) -> jax.Array:
     def local(args: Named, axes: Any) -> Named:
-        del axes  # every device looks its own keys up
+        del axes  # every device looks up its own keys
         return native_call(
             platform,
             "cache_probe",
@@ -60,7 +60,7 @@ def cache_observe(
     *,
     platform: str,
 ) -> tuple[CacheDirectory, jax.Array]:
-    # The whole batch on every device: replicas of the directory must stay identical.
+    # Every device counts the whole batch: replicas of the directory must stay identical.
     @sequential_vmap
     def call(directory: CacheDirectory, keys: jax.Array, slots: jax.Array, stamp: jax.Array) -> Any:
         changed = {name: getattr(directory, name) for name in _COUNTED}

@@ -1,4 +1,4 @@
-"""Bags of rows some of which are cached, in one native op."""
+"""Pooled sums over cached and uncached rows in one native op."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cache_forward(
     lookup: Lookup,
     sentinels: tuple[jax.Array | None, jax.Array | None] = (None, None),
 ) -> tuple[jax.Array, Batch, jax.Array | None, Arrays]:
-    """Sums ``[S, nb, D]`` of hits and misses on the CPU, and what the backward pass of the misses takes.
+    """Sums ``[S, nb, D]`` over hits and misses on the CPU, and the residuals of the misses.
 
     Args:
         table: the table.
@@ -36,13 +36,13 @@ def cache_forward(
         rows: cached rows ``[slots, D]``.
         misses: the batch with its hits marked as padding, as `jax_tt._cache.keys.divide` gives it.
         slots: int32 ``[S, cap]``, -1 for misses.
-        lookup: with gradients wanted, products of the cores are kept for the backward pass.
+        lookup: if gradients are wanted, products of the cores are saved for the backward pass.
         sentinels: of the cores and of the rows.
 
     Returns:
-        The sums; the misses packed to the front of their segments; int32 ``[S, cap]``, where in its segment the miss of
-        a position went, None without weights; plan, saved products and sums in blocks, or nothing where no gradient is
-        wanted.
+        The sums; the misses packed to the front of their segments; the new position of every miss in its segment, int32
+        ``[S, cap]``, or None without weights; plan, saved products and sums in blocks, or an empty tuple if no gradient
+        is wanted.
     """
     operands = make_operands(table, cores[0].dtype, misses)
     plan_size, saved_size = blocked_sizes("cpu", operands, table)

@@ -59,7 +59,7 @@ def dense_forward(
     whole = {"sentinel": sentinel_operand(sentinel), "rows": rows}
     out = over_blocks(local, operands.arrays, whole, ["out"])["out"]
     sums = out.reshape(operands.groups, operands.bags, table.features)
-    # The update takes the forward result only to run after it: with no order between the two, XLA would copy the table.
+    # The forward result only orders the update after the forward pass; otherwise XLA would copy the table.
     return sums, (out,) if lookup.wanted.names else ()
 
 
@@ -116,7 +116,7 @@ def dense_update(
         axes = lookup.axis_name or axes
         blocks = args["ids"].shape[0]
         if axes:
-            # Every replica takes the step of the whole batch: ids and output gradients are far smaller than a table.
+            # Every replica applies the update of the whole batch: ids and output gradients are smaller than a table.
             gathered = {name: _gather(args[name], axes) for name in blocked if name != "out"}
             first = lax.psum(args["out"].reshape(-1)[:1], axes)  # to run after the forward pass
             args = {**args, **gathered, "out": first}
@@ -146,8 +146,8 @@ def dense_update(
 def _gather(shard: jax.Array, axes: Any) -> jax.Array:
     """All shards along the leading axis.
 
-    A sum in which every device contributes its own shard: unlike the result of `jax.lax.all_gather`, that of a sum is
-    known to be the same everywhere, which an update of a replicated table must be.
+    Computed as a psum: JAX knows its result to be replicated, unlike that of `jax.lax.all_gather`, and the update of a
+    replicated table must be replicated.
     """
     blocks = shard.shape[0]
     whole = jnp.zeros((blocks * lax.axis_size(axes), *shard.shape[1:]), shard.dtype)

@@ -1,7 +1,7 @@
-"""Makes an opaque native call split over a sharded batch and batchable by `jax.vmap`.
+"""Partitioning of native calls over a sharded batch, and their batching rule for `jax.vmap`.
 
-A native call takes some arrays whose leading axis counts independent blocks of the batch, and some that are whole.
-XLA cannot look inside, so left alone it would gather a sharded batch onto every device.
+A native call takes blocked arrays, whose leading axis counts independent blocks of the batch, and whole arrays. It is
+opaque to XLA, which would otherwise gather a sharded batch onto every device.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Named = Mapping[str, jax.Array]
 
 
 def num_blocks(groups: int) -> int:
-    """Blocks that ``groups`` groups of ids are dealt into: divisible by any usual number of devices.
+    """Number of blocks for ``groups`` groups of ids: divisible by any usual number of devices.
 
-    What is kept per block must stay small beside the batch, so it is not simply the number of groups. A symbolic number
-    is one block: what it is divisible by is not known.
+    It is not the number of groups because data per block must be small relative to the batch. For a symbolic number of
+    groups, whose divisors are not known, it is 1.
     """
     if not isinstance(groups, int):
         return 1
@@ -34,14 +34,14 @@ def num_blocks(groups: int) -> int:
 
 
 def is_partitioned(blocks: int) -> bool:
-    """Whether XLA may split a call over the devices, the forward pass perhaps otherwise than the backward pass."""
-    # Inside a shard_map each device runs the call on a shard already.
+    """Whether XLA may partition a call over the devices, possibly not in the same way in forward and backward pass."""
+    # Inside a shard_map, each device already runs the call on its shard.
     inside = jax.sharding.get_abstract_mesh().manual_axes
     return blocks > 1 and jax.device_count() > 1 and not inside
 
 
 def is_resharded(ids: jax.Array) -> bool:
-    """Whether a plan that travelled through a partitioned program may come back in other parts than it left in."""
+    """Whether the backward pass may get a plan with another partitioning than that of the forward pass."""
     return jax.device_count() > 1 and is_partitioned(num_blocks(ids.shape[0]))
 
 
@@ -51,11 +51,11 @@ def over_blocks(
     whole: Named,
     blocked_results: Sequence[str],
 ) -> dict[str, jax.Array]:
-    """Calls ``local({**blocked, **whole}, axes=())``, or on each device its share of the blocks.
+    """Calls ``local({**blocked, **whole}, axes=())``, or calls it on each device with its share of the blocks.
 
     Args:
-        local: takes the arrays by name and the mesh axes that the blocks are split over, and sums over those axes
-            whatever it returns whole.
+        local: takes the arrays by name and the mesh axes that the blocks are split over, and sums its results that are
+            not blocked over these axes.
         blocked: arrays with the same leading size, which counts the blocks.
         whole: the other arrays.
         blocked_results: names of the results that are blocked.
@@ -78,7 +78,7 @@ def over_blocks(
 
     @batchable.def_vmap
     def _(axis_size: int, in_batched: Sequence[bool], *args: jax.Array) -> tuple[Any, Any]:
-        # One element at a time: what the forward pass hands to the backward pass belongs to one batch.
+        # One element at a time, since the residuals belong to one batch.
         def one(mapped: Arrays) -> dict[str, jax.Array]:
             rest = iter(mapped)
             return batchable(
@@ -138,7 +138,7 @@ def _partitioned(
 
 
 def _block_axes(sharding: Any, blocks: int) -> tuple[str, ...]:
-    """Mesh axes over which the leading axis is split evenly; none otherwise."""
+    """Mesh axes over which the leading axis is split, or none if this is not even."""
     spec = getattr(sharding, "spec", P())
     first = spec[0] if len(spec) else None
     axes = () if first is None else first if isinstance(first, tuple) else (first,)
@@ -151,7 +151,7 @@ def _sharding_rule(
     results: Sequence[Any],
     blocked_results: Sequence[bool],
 ) -> tuple[str, tuple[str, ...]]:
-    """``"blocks a0, a1 -> blocks r0"`` and its factors other than the blocks, which must be whole everywhere."""
+    """``"blocks a0, a1 -> blocks r0"`` and its factors other than the blocks, which must be replicated."""
     whole: list[str] = []
 
     def axes(array: Any, blocked: bool) -> str:

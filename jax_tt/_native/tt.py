@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Cores = tuple[jax.Array, ...]
 
-# Ids that the plan of a symbolic batch is sized by; `ChunkRows` in ffi/core/plan.cc gives no chunk fewer rows.
+# Ids per unit of the plan size of a symbolic batch; `ChunkRows` in ffi/core/plan.cc gives no chunk fewer rows.
 _STRIDE = 64
 
 
@@ -43,8 +43,8 @@ _STRIDE = 64
 def _plan_sizes(platform: str, *sizes: Any) -> tuple[int, int]:
     """int32 elements of the plan of a number of ids, and elements that the forward pass saves per id.
 
-    Of one program for several platforms, the larger: what it passes on to the backward pass has one size. A handler
-    takes a plan with room to spare, and leaves saved products that it has no use for alone.
+    In a program for several platforms, residuals have the same size on all of them, so these are the maxima. Handlers
+    accept a plan that is larger than needed, and ignore saved products that they do not use.
     """
     together = ("cpu", "cuda") if platform in ("cpu", "cuda") else (platform,)
     found = [module.plan_size(*sizes) for module in map(_ffi.load, together) if module is not None]
@@ -54,7 +54,7 @@ def _plan_sizes(platform: str, *sizes: Any) -> tuple[int, int]:
 def _workspace(
     platform: str, op: str, table: TTTable, ids: jax.Array | None, **asked: bool
 ) -> int | None:
-    """Bytes of working memory for one call; ``asked`` are those of its options that cost some."""
+    """Bytes of working memory for one call; ``asked`` are the options of the op that need memory."""
     if platform == "cpu":
         return None
     count = 0 if ids is None else math.prod(ids.shape[:2])
@@ -66,8 +66,8 @@ def _workspace(
 def batch_attributes(
     platform: str, table: TTTable, batch: Batch, lookup: Lookup, axes: Any
 ) -> dict[str, Any]:
-    # A shard of the batch must choose the contraction that the whole batch was sized for. 0 stands for the number of
-    # ids in the call.
+    # A shard must choose the contraction that the sizes of the whole batch assume. 0 means the number of ids in the
+    # call.
     positions = math.prod(batch.ids.shape[:2])
     hint = np.int64(positions if isinstance(positions, int) else 0)
     return (
@@ -86,11 +86,11 @@ def blocked_sizes(platform: str, operands: Operands, table: TTTable) -> tuple[in
     sizes = table.row_factors, table.col_factors, table.ranks, table.num_embeddings
     per_block = operands.positions // operands.blocks
     if not isinstance(per_block, int):
-        # Plans grow with the number of ids and not faster, so that those of the strides are enough together.
+        # Plans grow at most linearly with the number of ids, so the sum over the strides is sufficient.
         plan, _ = _plan_sizes(platform, *sizes, _STRIDE, _STRIDE)
         return (per_block // _STRIDE + 1) * plan, 0
     plan, saved = _plan_sizes(platform, *sizes, per_block, operands.positions)
-    # Products are kept for the 4-byte arithmetic only; the sizes of the plan assume it.
+    # Products are saved in float32 only; the sizes of the plan assume this.
     return plan, per_block * saved if operands.accum == jnp.float32 else 0
 
 
@@ -108,7 +108,7 @@ def _plan(
 def tt_plan(
     platform: str, table: TTTable, cores: Cores, batch: Batch, out: jax.Array, lookup: Lookup
 ) -> Arrays:
-    """Residuals for a backward pass without a forward pass: nothing saved, and the result that stood in for it."""
+    """Residuals for a backward pass without a native forward pass: no saved products, and the result ``out``."""
     operands = make_operands(table, cores[0].dtype, batch)
     size, _ = blocked_sizes(platform, operands, table)
 
@@ -156,13 +156,13 @@ def tt_forward(
 
     whole = {"sentinel": sentinel_operand(sentinel)} | named
     found = over_blocks(local, operands.arrays, whole, ["out", "plan", "saved"])
-    # The update takes the forward result only to run after it: with no order between the two, XLA would copy the cores.
+    # The forward result only orders the update after the forward pass; otherwise XLA would copy the cores.
     residuals = (found["plan"], found["saved"], found["out"]) if lookup.wanted.names else ()
     return found["out"].reshape(operands.groups, operands.bags, table.features), residuals
 
 
 def _residual_operands(operands: Operands, residuals: Arrays, g: jax.Array) -> dict[str, jax.Array]:
-    """What the backward pass of a batch takes, all of it in blocks."""
+    """The blocked operands of the backward pass."""
     plan, saved, _ = residuals
     return operands.arrays | {"plan": plan, "saved": saved} | operands.gradient(g)
 
@@ -176,7 +176,7 @@ def _backward(
     args: Named,
     axes: Any,
 ) -> dict[str, jax.Array]:
-    """``touched``, ``dweights`` and the gradients ``core_k`` of one shard; ``args`` hold no more than the op takes."""
+    """``touched``, ``dweights`` and the gradients ``core_k`` of one shard; ``args`` are only the operands of the op."""
     want_weights = lookup.wanted.weights
     cores = {name: args[name] for name in table.param_shapes}
     found = native_call(
@@ -247,14 +247,14 @@ def tt_update(
     want_weights = lookup.wanted.weights
 
     def summed(args: Named, axes: Any) -> Named:
-        """Gradients of all shards are summed before the one step that all of them take."""
+        """Sums the gradients of all shards, then applies the same update on each of them."""
         shard_axes = varying_axes(*(args[name] for name in of_batch))
         own = {name: args[name] for name in of_batch}
         marked = vary_over({name: args[name] for name in named}, shard_axes)
         results = _backward(platform, table, operands, batch, lookup, {**own, **marked}, axes)
         results = vary_over(results, shard_axes)
         grads = lax.psum({name: results[name] for name in ("touched", *named)}, axes)
-        # Only the backward pass knows the ids, and only of its own shard.
+        # The op "apply" has no ids, and the backward pass only those of its own shard.
         refused = reference.poisoned(table, shard_of(batch, args), lookup, axes)
         scale = args["scale"].at[1].set(jnp.where(refused, 0, args["scale"][1]))
         found = native_call(

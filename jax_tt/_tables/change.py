@@ -1,4 +1,4 @@
-"""What becomes of a table that is reordered or grows between steps, and of the state that an optimizer keeps for it."""
+"""Changes of a table between steps, such as reordering and growing, and of its optimizer state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jax_tt._tables.table import Table
     from jax_tt.order._id_order import IdOrder
 
-# (optimizer state of one array before, fresh state of that array after) -> its state after
+# (optimizer state of an array before the change, initial state for the new array) -> state after the change
 Carry = Callable[[Any, Any], Any]
 
 
@@ -22,8 +22,8 @@ class Change(NamedTuple):
     Attributes:
         table: its description.
         state: all of its arrays by name.
-        carry: by name of an array, what becomes of the state that optax has for it; that of the others stays.
-        found: `TTApproximation` of a table that was fitted anew.
+        carry: rules for the optax state of arrays, by name; that of the others is kept.
+        found: `TTApproximation` of a table that was fitted again.
     """
 
     table: Table
@@ -36,10 +36,10 @@ class Growth(NamedTuple):
     """How a table grows.
 
     Attributes:
-        num_embeddings: number of ids to come.
-        key, init: of what is appended.
-        like: ids that the new ones start near, one or as many as there are new ones, or None.
-        method: how native ops run.
+        num_embeddings: the new number of ids.
+        key, init: key and initialiser of appended slices.
+        like: ids near whose rows the new rows start, one or as many as there are new ids, or None.
+        method: as in the ops.
     """
 
     num_embeddings: int
@@ -53,10 +53,10 @@ class Orders(NamedTuple):
     """How a table is reordered.
 
     Attributes:
-        new: the order of ids to come.
+        new: the new order of ids.
         options: of `jax_tt.tt_reorder`.
-        old: the order of its ids so far, None where ids are rows.
-        own: numbers of rows, -1 for none, and values ``[n, D]`` that these rows have in place of their own.
+        old: the present order of ids, None if ids are rows.
+        own: row numbers, -1 for none, and values ``[n, D]`` that replace these rows in the fit.
     """
 
     new: IdOrder
@@ -66,12 +66,12 @@ class Orders(NamedTuple):
 
 
 def restarted(old: Any, fresh: Any) -> Any:
-    """State of a core that was fitted anew: everywhere the mean of what it was.
+    """State of a core that was fitted again: the mean of its old state in every entry.
 
-    Entries of the new core have nothing to do with those of the old one, so that first moments, whose mean is nearly 0,
-    are forgotten. The size of the gradients is about what it was. It keeps second moments from starting at 0 at a late
-    step, which would make the first steps several times too long. State that starts at the parameters, as `z` of
-    `optax.contrib.schedule_free` does, is made of the new ones.
+    Entries of the new core do not correspond to those of the old one. First moments, whose mean is nearly 0, are
+    therefore dropped. The gradients have about the same size as before, so the mean is a good start for second moments;
+    starting them at 0 at a late step would make the first steps several times too long. State that is initialised with
+    the parameters, such as `z` of `optax.contrib.schedule_free`, is initialised with the new ones.
     """
     mean = jnp.mean(jnp.asarray(old), dtype=jnp.float32)
     of_parameters = jnp.any(fresh != fresh.reshape(-1)[0])
@@ -79,7 +79,7 @@ def restarted(old: Any, fresh: Any) -> Any:
 
 
 def extended(old: Any, fresh: Any) -> Any:
-    """State of a core with slices appended: theirs is fresh, that of the others is the same bit for bit."""
+    """State of a core with appended slices: initial for these, unchanged bit for bit for the others."""
     if old.shape[1:] != fresh.shape[1:] or not old.ndim:
         return fresh
     return jnp.concatenate([jnp.asarray(old), fresh[old.shape[0] :]])

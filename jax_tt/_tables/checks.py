@@ -11,7 +11,7 @@ MAX_COLUMNS = 2**31 - 1
 
 
 def refuse_tables(given: Any, argument: str, arrays: str) -> None:
-    """Raises for a `FusedTable` or a `CachedTable` where its arrays belong."""
+    """Raises for a `FusedTable` or a `CachedTable` in place of its arrays."""
     ops = getattr(type(given), "taken_by", None)
     if ops is not None:
         raise TypeError(
@@ -21,14 +21,14 @@ def refuse_tables(given: Any, argument: str, arrays: str) -> None:
 
 
 def table_label(name: str | None) -> str:
-    """What messages about a table begin with."""
+    """Prefix of error messages about a table."""
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name: got {name!r} of type {type(name).__name__}; expected a string.")
     return "" if name is None else f"{name}: "
 
 
 def check_storage(label: str, what: str, dtypes: set[str]) -> None:
-    """Raises for parameters of different types, or of one that no table stores."""
+    """Raises for parameters of different types, or of an unsupported one."""
     if len(dtypes) != 1 or not dtypes <= set(STORAGE):
         raise ValueError(
             f"{label}{what}: got dtype {', '.join(sorted(dtypes))}; expected one of {', '.join(STORAGE)}"
@@ -37,7 +37,7 @@ def check_storage(label: str, what: str, dtypes: set[str]) -> None:
 
 
 def check_param_dtype(param_dtype: Any) -> None:
-    """Raises for a type that no table stores."""
+    """Raises for an unsupported type."""
     name = jnp.dtype(param_dtype).name
     if name not in STORAGE:
         choices = ", ".join(map(repr, STORAGE))

@@ -1,4 +1,4 @@
-"""`DenseTable`: rows as they are."""
+"""`DenseTable`: an uncompressed table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jax_tt._tables.native import NativeTable
 from jax_tt._tables.options import Update, check_update
 from jax_tt._tables.table import Params, State
 
-# That of flax's Embed: rows of about unit length.
+# The default of flax's Embed: rows of about unit length.
 default_embedding_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
 
 
@@ -34,8 +34,8 @@ class DenseTable(NativeTable):
     Attributes:
         num_embeddings, features: its sizes.
         param_dtype: type of the parameter.
-        update: how a fused table is stepped, or None.
-        name: for messages.
+        update: `Update` of a fused table, or None.
+        name: for error messages.
         embedding_init: initialiser ``(key, shape, dtype) -> table``.
 
     >>> import jax, jax_tt
@@ -57,7 +57,7 @@ class DenseTable(NativeTable):
         as_positive("features", self.features)
 
     def without_values(self) -> DenseTable:
-        # An initialiser may hold the table that it returns.
+        # An initialiser may keep a reference to the table that it returns.
         return dataclasses.replace(self, embedding_init=default_embedding_init)
 
     @classmethod
@@ -68,7 +68,7 @@ class DenseTable(NativeTable):
         name: str | None = None,
         argument: str = "table",
     ) -> tuple[DenseTable, jax.Array]:
-        """Checks an array, passed as ``argument``; its description, and the array as one of JAX."""
+        """Checks an array, passed as ``argument``; returns its description and the JAX array."""
         label = table_label(name)
         refuse_tables(table, f"{label}{argument}", ".cores[0]")
         table = as_array(f"{label}{argument}", table)
@@ -107,5 +107,5 @@ def gathered(param: jax.Array, digits: jax.Array) -> jax.Array:
     """Slices of a parameter in its accumulator type."""
     # Up-cast before the gather: its transpose then sums duplicate gradients in the accumulator type.
     wide = param.astype(accumulator(param.dtype))
-    # A table may have more rows than the type of its ids has numbers; the size would be added to negative ones.
+    # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
     return wide.at[digits].get(mode="promise_in_bounds", wrap_negative_indices=False)

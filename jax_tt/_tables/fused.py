@@ -18,7 +18,7 @@ from jax_tt.optimizers import Optimizer
 
 
 class FusedTable(NamedTuple):
-    """Parameters of a fused op. Its cotangent is the *new* table: overwrite with it, never add it.
+    """Parameters of a fused op. Its cotangent is the *new* table: overwrite the table with it, do not add it.
 
     Attributes:
         cores: cores ``[p_k, r_k, q_k, r_{k+1}]``, or a dense table ``[N, D]`` alone.
@@ -26,10 +26,10 @@ class FusedTable(NamedTuple):
         step: float32 scalar, the number of updates so far.
         sentinel: float32 scalar that overwriting keeps at 1. Anything that treats the new values as a
             gradient (a second use of the table in one loss, accumulation, scaling, a stock optimizer)
-            moves it, and so does overwriting with the zeros of a loss that did not use the table;
-            the next forward pass refuses.
-        used: float32 scalar, 1. Its cotangent is 0 where the loss did not use the table, whose cotangent is
-            all zeros then: keep the old table.
+            changes it, and so does overwriting with the zeros of a loss that did not use the table;
+            the next forward pass fails then.
+        used: float32 scalar, 1. Its cotangent is 0 if the loss did not use the table, whose cotangent is
+            then all zeros: keep the old table.
     """
 
     cores: tuple[Any, ...]
@@ -46,7 +46,7 @@ def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimize
 
     Args:
         cores: cores of a tensor-train table, or one dense table ``[N, D]``.
-        optimizer: the rule, e.g. ``jax_tt.optimizers.Adagrad(0.05)``.
+        optimizer: the optimizer, e.g. ``jax_tt.optimizers.Adagrad(0.05)``.
 
     Returns:
         `FusedTable` at step 0.
@@ -72,7 +72,7 @@ def init_fused_table(cores: Sequence[jax.Array] | jax.Array, optimizer: Optimize
 
 
 def fused_table(table: Table, state: Mapping[str, Any]) -> FusedTable:
-    """The state of a fused table as users of the fused ops hold it."""
+    """The state of a fused table as a `FusedTable`."""
     return FusedTable(table.params(state), table.slots(state), *(state[name] for name in SCALARS))
 
 
@@ -87,7 +87,7 @@ def fused_state(table: Table, given: FusedTable) -> dict[str, Any]:
 def tt_fused(
     given: Any, update: Update, num_embeddings: int | None = None, name: str | None = None
 ) -> tuple[TTTable, dict[str, jax.Array]]:
-    """Checks a fused tensor-train table; its description and its state."""
+    """Checks a fused tensor-train table and returns its description and state."""
     _check_types(given, name)
     table, cores = TTTable.of(given.cores, num_embeddings, update, name)
     return table, _state(table, given, cores)
@@ -124,7 +124,7 @@ def _check_types(given: Any, name: str | None) -> None:
 
 
 def _state(table: Table, given: FusedTable, params: tuple[jax.Array, ...]) -> dict[str, jax.Array]:
-    """The arrays by name, checked against the parameters and against the rule."""
+    """The arrays by name, checked against the parameters and the optimizer."""
     assert table.update is not None
     label = f"{table.label}table"
     rule = table.update.optimizer

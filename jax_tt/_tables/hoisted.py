@@ -1,4 +1,4 @@
-"""Takes hyper-parameters that are no part of a program out of a rule."""
+"""Takes hyper-parameters that are not static out of an optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jax_tt.optimizers._base import Optimizer, is_array
 
 @dataclasses.dataclass(frozen=True)
 class _TakenOut:
-    """Stands in a rule, which is part of a program, for a value that is not."""
+    """Placeholder in a static optimizer for a value that is not static."""
 
     name: str
 
@@ -26,14 +26,14 @@ class _TakenOut:
 def hoisted(
     optimizer: Any, found: Callable[[Any], bool] = is_array
 ) -> tuple[Optimizer, dict[str, Any]]:
-    """A rule without the hyper-parameters that are arrays, and those by name.
+    """The optimizer without hyper-parameters that are arrays, and these by name.
 
     Args:
-        optimizer: a rule of `jax_tt.optimizers`.
-        found: which values are taken out.
+        optimizer: one of `jax_tt.optimizers`.
+        found: predicate of the values to take out.
 
     Raises:
-        TypeError: ``optimizer`` is no such rule.
+        TypeError: ``optimizer`` is not one of `jax_tt.optimizers`.
     """
     check_optimizer(optimizer)
     names = optimizer.hyperparameter_names()
@@ -50,6 +50,6 @@ def fused_update(
     skip_nonfinite: bool = False,
     stochastic_rounding: bool = True,
 ) -> tuple[Update, StepInputs]:
-    """What the functional ops are told of an update: its description, and its numbers."""
+    """The static description and the arrays of an update, from the options of the functional ops."""
     rule, values = hoisted(optimizer)
     return Update(rule, skip_nonfinite, stochastic_rounding), StepInputs(grad_scale, key, values)

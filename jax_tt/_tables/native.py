@@ -1,4 +1,4 @@
-"""Kinds that have native ops beside their reference."""
+"""Kinds of tables with native ops."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from jax_tt._tables.table import Params, Slots, State, Table, named
 
 
 class NativeTable(Table):
-    """A kind with native ops, which are chosen by ``method`` and by the platform that a program is lowered for."""
+    """A kind with native ops, selected by ``method`` and by the platform that a program is lowered for."""
 
     @abc.abstractmethod
     def native_forward(
         self, platform: str, params: Params, batch: Batch, lookup: Lookup, sentinel: Any, /
     ) -> tuple[jax.Array, Params]:
-        """`Table.forward` on one platform; ``sentinel`` is None where the table is not fused."""
+        """`Table.forward` on one platform; ``sentinel`` is None if the table is not fused."""
 
     @abc.abstractmethod
     def native_backward(
@@ -49,7 +49,7 @@ class NativeTable(Table):
         return _backend.choose(lookup.method, self.storage(state))
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
-        """`Table.forward`; a sentinel that moved is an error on CPU natively, and NaN elsewhere."""
+        """`Table.forward`; an invalid sentinel is an error in native ops on CPU, and gives NaN elsewhere."""
         if lookup.method == "reference":
             return super().forward(state, batch, lookup)
         params, sentinel = self.params(state), state.get("sentinel")
@@ -103,5 +103,5 @@ class NativeTable(Table):
 
 
 def zeros_like(saved: Any) -> Any:
-    """In place of residuals, which the reference has none of: all branches must return the same arrays."""
+    """Placeholder for native residuals in the reference: all branches must return the same types."""
     return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), saved)

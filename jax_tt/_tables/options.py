@@ -1,4 +1,4 @@
-"""Options of a lookup and of an update, checked where they are made."""
+"""Options of a lookup and of an update, checked on construction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jax_tt._precision import resolve_precision
 from jax_tt.optimizers import Optimizer
 
 BOUNDS = ("error", "warn", "clip", "zero", "unchecked")
-# Ids out of range that contribute nothing, train nothing and touch nothing.
+# Modes in which ids out of range contribute nothing and do not count as touched.
 IGNORED = ("warn", "zero")
 _BOUNDS_HINT = (
     ". 'error' stops at ids out of range, 'warn' and 'zero' read zeros for them, with a warning and without, 'clip' "
@@ -27,11 +27,11 @@ COMBINERS = ("sum", "mean", "mean_count", "sqrtn", "max")
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """Which cotangents a loss asks for; static, so that it can travel among the residuals.
+    """The cotangents that a loss needs; static, so that it can be among the residuals.
 
     Attributes:
-        names: of arrays of the table's state.
-        weights: those of the per-sample weights.
+        names: arrays of the table's state.
+        weights: whether those of the per-sample weights are needed.
     """
 
     names: frozenset[str] = frozenset()
@@ -43,8 +43,8 @@ class Lookup:
     """Options of a call, as `jax_tt.tt_embed_bag` describes them.
 
     Attributes:
-        train: whether the call belongs to training: a row cache counts it then.
-        wanted: cotangents that the loss asks for, set by the differentiation rule.
+        train: whether the call is a training call, which a row cache counts.
+        wanted: cotangents that the loss needs, set by the differentiation rule.
 
     >>> import jax_tt
     >>> jax_tt.Lookup("mean", bounds="clip").combiner
@@ -69,17 +69,17 @@ class Lookup:
             object.__setattr__(self, "axis_name", tuple(self.axis_name))
         check_axis_name(self.axis_name)
         if self.dtype is not None:
-            # By name: numpy's float64 equals None.
+            # A name, since np.dtype("float64") == None.
             object.__setattr__(self, "dtype", as_dtype("dtype", self.dtype, None).name)
 
 
 @dataclasses.dataclass(frozen=True)
 class Update:
-    """How the backward pass of a fused table steps it.
+    """How the backward pass of a fused table updates it.
 
     Attributes:
-        optimizer: a rule of `jax_tt.optimizers`.
-        skip_nonfinite: leave the table as it is when any summed gradient is not finite.
+        optimizer: one of `jax_tt.optimizers`.
+        skip_nonfinite: leave the table unchanged if any summed gradient is not finite.
         stochastic_rounding: round 16-bit parameters stochastically instead of to nearest.
 
     >>> import jax, jax_tt
@@ -103,7 +103,7 @@ class Update:
 
 
 class StepInputs(NamedTuple):
-    """What a call says of the update in its backward pass.
+    """Inputs of a call for the update in its backward pass.
 
     Attributes:
         grad_scale: loss scale that the gradients are divided by, or None.
@@ -124,7 +124,7 @@ NO_INPUTS = StepInputs()
 
 
 def check_axis_name(axis_name: Any) -> None:
-    """Raises where ``axis_name`` cannot name axes of a mesh: names are hashable, as in `jax.lax.psum`."""
+    """Raises unless ``axis_name`` is hashable, like the names of mesh axes in `jax.lax.psum`."""
     try:
         hash(axis_name)
     except TypeError:
@@ -135,7 +135,7 @@ def check_axis_name(axis_name: Any) -> None:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raises where ``optimizer`` is not one of the fused rules."""
+    """Raises unless ``optimizer`` is one of `jax_tt.optimizers`."""
     if isinstance(optimizer, Optimizer):
         return
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
@@ -157,7 +157,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def check_update(update: Any) -> None:
-    """Raises where ``update`` is no `Update`."""
+    """Raises unless ``update`` is None or an `Update`."""
     if update is not None and not isinstance(update, Update):
         raise TypeError(
             f"update: got {update!r}; expected None or a jax_tt.Update, e.g. "

@@ -1,4 +1,4 @@
-"""Pure JAX twins of the native ops, for any kind of table: always available, differentiable, the test oracle.
+"""Pure JAX versions of the native ops, for any kind of table: always available, differentiable, the test oracle.
 
 Every function takes the canonical `Batch` and works in the accumulator type (float32, or float64 for float64).
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def rows(table: Table, params: Params, batch: Batch, lookup: Lookup) -> jax.Array:
-    """Row of every position ``[S, cap, D]``: 0 where nothing is present, bounds applied."""
+    """Row of every position ``[S, cap, D]``, with bounds applied; 0 for positions that are not present."""
     digits, ok = digits_in_range(table, batch)
     value = table.rows(params, digits, lookup.precision)
     here = present(batch)
@@ -40,10 +40,10 @@ def rows(table: Table, params: Params, batch: Batch, lookup: Lookup) -> jax.Arra
 def forward(
     table: Table, params: Params, batch: Batch, lookup: Lookup, sentinel: jax.Array | None = None
 ) -> jax.Array:
-    """Weighted sums of rows ``[S, nb, D]``, all NaN beside a sentinel that moved."""
+    """Weighted sums of rows ``[S, nb, D]``, all NaN if the sentinel is invalid."""
     value = rows(table, params, batch, lookup)
     if batch.weights is not None:
-        # A position that is not present may carry any weight, NaN included.
+        # A position that is not present may have any weight, including NaN.
         weights = jnp.where(present(batch), batch.weights, 0).astype(value.dtype)
         value = value * weights[..., None]
     sums = pool(batch, value)
@@ -53,9 +53,9 @@ def forward(
 def backward(
     table: Table, params: Params, batch: Batch, g: jax.Array, lookup: Lookup
 ) -> tuple[Params, jax.Array | None]:
-    """Gradients of `forward` in the accumulator type, of this shard of the batch alone."""
+    """Gradients of `forward` in the accumulator type, for this shard of the batch only."""
     accum = accumulator(params[0].dtype)
-    # Marked as varying, replicated parameters get the gradient of this shard alone.
+    # Marked as varying, replicated parameters get the gradient of this shard only.
     wide = vary_over(tuple(param.astype(accum) for param in params), varying_axes(batch, g))
 
     def pooled(wide: Params, weights: Any) -> jax.Array:
@@ -83,8 +83,8 @@ def update(
     Gradients are summed over ``lookup.axis_name`` first.
 
     Returns:
-        New parameters and slots, 1.0, or 0.0 where the batch itself keeps the step from being taken, whether
-        ``values["allowed"]`` or not, and the gradient of the weights, which is that of the rows before the step.
+        New parameters and slots; 0.0 if the batch itself prevents the step, regardless of ``values["allowed"]``,
+        otherwise 1.0; and the gradient of the weights, computed with the rows before the step.
     """
     assert table.update is not None
     params, slots = table.params(state), table.slots(state)
@@ -121,7 +121,7 @@ def update(
 
 
 def poisoned(table: Table, batch: Batch, lookup: Lookup, axes: Any) -> jax.Array:
-    """Whether any shard has an id that made NaN of its bag: no gradient of such a batch says anything."""
+    """Whether any shard has an id that makes its bag NaN, so that the gradients of the batch are meaningless."""
     if lookup.bounds != "error":
         return jnp.zeros((), bool)
     found = jnp.any(outside(table, batch))
@@ -129,7 +129,7 @@ def poisoned(table: Table, batch: Batch, lookup: Lookup, axes: Any) -> jax.Array
 
 
 def touched(table: Table, batch: Batch, lookup: Lookup) -> list[jax.Array]:
-    """Which rows of each parameter the batch reads, whatever their gradient; bool ``[rows]`` each."""
+    """Whether the batch reads each row of each parameter, regardless of the gradient; bool ``[rows]`` each."""
     digits, ok = digits_in_range(table, batch)
     here = present(batch)
     if lookup.bounds in (*IGNORED, "error"):

@@ -1,4 +1,4 @@
-"""The numbers of an update: hyper-parameters, the inverse loss scale, and the seed of stochastic rounding."""
+"""The arrays of an update: hyper-parameters, the inverse loss scale, and the seed of stochastic rounding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def step_values(
     update: Update, step: jax.Array, storage: Any, inputs: StepInputs
 ) -> dict[str, jax.Array]:
     """``hyper[H]``, ``inv_scale`` and ``seed[2]`` of the update at ``step``, for parameters of type ``storage``."""
-    # The step decides schedules and rounding; as a constant it gets no cotangent from them.
+    # Schedules and rounding depend on the step, but must not give it a cotangent.
     step = jax.lax.stop_gradient(step)
     rule = update.optimizer
     if inputs.hyperparameters:
@@ -32,7 +32,7 @@ def step_values(
 
 
 def _seed(key: jax.Array | None, step: jax.Array, stochastic: bool) -> jax.Array:
-    """Two words that depend on the key and the step alone; zeros where nothing is rounded by them."""
+    """Two words that depend only on the key and the step; zeros without stochastic rounding."""
     if key is None:
         key = jax.random.key(0, impl="threefry2x32")
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)

@@ -1,4 +1,4 @@
-"""`Table`: what every kind of table is, with defaults in pure JAX."""
+"""`Table`: the interface of all kinds of tables, with defaults in pure JAX."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ State = Mapping[str, Any]
 Params = tuple[Any, ...]
 Slots = tuple[tuple[Any, ...], ...]
 
-# What a fused table holds beside parameters and slots.
+# State of a fused table other than parameters and slots.
 SCALARS = ("step", "sentinel", "used")
 _STORAGE = set(STORAGE)
 
 
 class Table(abc.ABC):
-    """A table without its arrays: sizes, options of its update, and the functions of its state.
+    """A table without its arrays: sizes, options of its update, and functions of its state.
 
-    A kind is a frozen dataclass with the fields below and the abstract methods, all in plain JAX. The parameters of
-    the default methods are indexed by the digits of a row in mixed radix, one parameter for each digit.
+    A kind is a frozen dataclass with the fields below and the abstract methods, all in plain JAX. The default methods
+    index the parameters by the digits of a row in mixed radix, one parameter per digit.
 
     Attributes:
         num_embeddings: number of rows, N.
         features: number of columns, D.
-        update: how a fused table is stepped in the backward pass; None where gradients are ordinary ones.
-        name: for messages.
-        cacheable: whether a row cache can be put in front of it.
+        update: `Update` of a fused table; None for ordinary gradients.
+        name: for error messages.
+        cacheable: whether it can have a row cache.
     """
 
     num_embeddings: int
@@ -62,15 +62,15 @@ class Table(abc.ABC):
     @property
     @abc.abstractmethod
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the parameters by name; the first axis counts what is updated as one row."""
+        """Shapes of the parameters by name; the first axis counts the rows of the update."""
 
     @abc.abstractmethod
     def init_params(self, key: jax.Array) -> dict[str, Any]:
-        """Fresh parameters by name; an initialiser may box them."""
+        """Initial parameters by name; an initialiser may box them."""
 
     @abc.abstractmethod
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
-        """Rows ``[..., D]`` in the accumulator type, from digits ``[...]`` that are in range."""
+        """Rows ``[..., D]`` in the accumulator type, for digits ``[...]`` that are in range."""
 
     @functools.cached_property
     def radices(self) -> tuple[int, ...]:
@@ -79,38 +79,38 @@ class Table(abc.ABC):
 
     @functools.cached_property
     def label(self) -> str:
-        """What messages about the table begin with."""
+        """Prefix of error messages about the table."""
         return "" if self.name is None else f"{self.name}: "
 
     # State
 
     @functools.cached_property
     def buffers(self) -> dict[str, str]:
-        """Arrays that no gradient reaches, by name, and the linen collection of each."""
+        """Linen collections of the arrays without gradients, by name."""
         return {}
 
     @property
     def innermost(self) -> Table:
-        """The table without what is wrapped around it."""
+        """The table without wrappers."""
         return self
 
     @property
     def cached(self) -> Any:
-        """The table with a row cache, of what is wrapped around it; None where it has none."""
+        """The `RowCachedTable` among the wrappers, or None."""
         return None
 
     @property
     def id_order(self) -> IdOrder | None:
-        """The order of ids that a fresh state has."""
+        """The order of ids in an initial state."""
         return None
 
     def with_name(self, name: str | None) -> Self:
-        """The same with another name."""
+        """The table with another name."""
         table: Any = self
         return dataclasses.replace(table, name=name)
 
     def with_update(self, update: Update | None) -> Self:
-        """The same with another update, or none."""
+        """The table with another update, or none."""
         table: Any = self
         return dataclasses.replace(table, update=update)
 
@@ -120,7 +120,7 @@ class Table(abc.ABC):
 
     @functools.cached_property
     def slot_names(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the optimizer's state, one tuple for each parameter."""
+        """Names of the optimizer state, one tuple per parameter."""
         slots = () if self.update is None else self.update.optimizer.slots
         return tuple(
             tuple(f"slot_{slot.name}_{k}" for slot in slots) for k in range(len(self.param_shapes))
@@ -128,7 +128,7 @@ class Table(abc.ABC):
 
     @functools.cached_property
     def trained_names(self) -> tuple[str, ...]:
-        """What a loss is differentiated with respect to: the parameters, or all of a fused table."""
+        """Arrays that a loss is differentiated with respect to: the parameters, or the whole state if fused."""
         if self.update is None:
             return self.param_names
         slots = (name for names in self.slot_names for name in names)
@@ -147,12 +147,12 @@ class Table(abc.ABC):
 
     @functools.cached_property
     def units(self) -> tuple[tuple[str, ...], ...]:
-        """Parts of a fused table that are differentiated as a whole or not at all."""
+        """Parts of a fused table that can only be differentiated as a whole."""
         return (self.trained_names,)
 
     @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:
-        """What a lookup reads beside `trained_names`, without a gradient."""
+        """Arrays without a gradient that a lookup reads."""
         return ()
 
     def params(self, state: State) -> Params:
@@ -166,16 +166,16 @@ class Table(abc.ABC):
         return state[self.param_names[0]].dtype
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """A fresh state."""
+        """An initial state."""
         params = self.init_params(key)
         return {**params, **self.init_rest(params)}
 
     def init_param(self, name: str, key: jax.Array) -> Any:
-        """One fresh parameter, where every one has a key."""
+        """One initial parameter, if every parameter has its own key."""
         return self.init_params(key)[name]
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """What a fresh state holds beside these parameters: of a fused table the optimizer's state at step 0."""
+        """The rest of an initial state with these parameters; for a fused table the optimizer state at step 0."""
         if self.update is None:
             return {}
         state: dict[str, jax.Array] = {}
@@ -187,7 +187,7 @@ class Table(abc.ABC):
         return state | dict(zip(SCALARS, scalars, strict=True))
 
     def check_split_ids(self, name: str, digits: int) -> None:
-        """Raises where `SplitIds` of so many digits are no ids of this table."""
+        """Raises unless this table accepts `SplitIds` with ``digits`` digits."""
         if len(self.radices) == 1:
             raise ValueError(f"{name}: got SplitIds; a dense table takes integer ids.")
         if digits != len(self.radices):
@@ -197,35 +197,35 @@ class Table(abc.ABC):
             )
 
     def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
-        """The state between two steps, with what a kind does to it there, run by ``method``."""
+        """The state after the maintenance of this kind between two steps."""
         del method
         return dict(state)
 
     def without_values(self) -> Self:
-        """The same without arrays that only a fresh state is made of."""
+        """The table without arrays that are used only to initialise a state."""
         return self
 
     # Changes between steps, on the host
 
     def grown(self, state: State, growth: Growth) -> Change:
-        """The table with more rows; those that it had stay as they are."""
+        """The table with more rows; existing rows are unchanged."""
         del state, growth
         raise TypeError(f"{self.label}a {type(self).__name__} cannot be given more rows.")
 
     def reordered(self, state: State, orders: Orders) -> Change:
-        """The table with every id's row as it is in another order of ids."""
+        """The table in another order of ids."""
         del state, orders
         raise TypeError(f"{self.label}a {type(self).__name__} cannot be reordered.")
 
     def with_cache(self, state: State, cache: RowCache, method: str) -> Change:
-        """The table with another row cache in place of the one that it has."""
+        """The table with another row cache."""
         del state, cache, method
         raise ValueError(
             "cache: the layer has no row cache to resize; build it with cache=jax_tt.RowCache(capacity=...)."
         )
 
     def check(self, state: State) -> None:
-        """Raises where arrays are missing from a state, or are not those of this table."""
+        """Raises if arrays are missing from a state, or do not belong to this table."""
         self.require(state, self.trained_names)
         shapes = self.param_shapes
         dtypes = {state[name].dtype.name for name in shapes}
@@ -252,7 +252,7 @@ class Table(abc.ABC):
     # Lookups
 
     def method(self, lookup: Lookup, state: State) -> str:
-        """How a lookup runs, of those that `Lookup.method` names."""
+        """The method of a lookup: ``"auto"`` is resolved as far as possible."""
         if lookup.method == "reference":
             return lookup.method
         if lookup.method == "auto":
@@ -262,23 +262,23 @@ class Table(abc.ABC):
         )
 
     def differentiates_itself(self, lookup: Lookup) -> bool:
-        """Whether `forward` is plain JAX whose own derivatives are those of the lookup, to any order."""
+        """Whether JAX can differentiate `forward` itself, to any order."""
         return lookup.method == "reference" and self.update is None
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
-        """What happens to a batch before the differentiated part: probes, counts, maps of ids."""
+        """Preparation of a batch before the differentiated part: cache probes, counts, maps of ids."""
         del lookup
         return state, batch
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
-        """Weighted sums ``[S, nb, D]`` in the accumulator type, and what the backward pass reuses."""
+        """Weighted sums ``[S, nb, D]`` in the accumulator type, and residuals."""
         params, sentinel = self.params(state), state.get("sentinel")
         return reference.forward(self, params, batch, lookup, sentinel), ()
 
     def backward(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
     ) -> tuple[dict[str, Any], jax.Array | None]:
-        """Gradients of the parameters in their accumulator type, and of the weights where they are wanted."""
+        """Gradients of the parameters in their accumulator type, and of the weights if they are wanted."""
         params = self.params(state)
         grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
         return dict(zip(self.param_names, grads, strict=True)), dweights
@@ -300,14 +300,14 @@ class Table(abc.ABC):
         lookup: Lookup,
         values: Any,
     ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
-        """`step` that changes nothing where ``allowed`` is 0, and between its results whether the batch allows it, too.
+        """`step` that changes nothing if ``allowed`` is 0; the second result is whether the batch allows the step.
 
-        That is 1.0, or 0.0 for gradients that are not finite, where those are skipped, and for ids that ``bounds``
-        refuses.
+        It is 0.0 for gradients that are not finite, if these are skipped, and for ids that ``bounds`` does not allow;
+        otherwise 1.0.
         """
         allowed = jnp.ones((), jnp.float32) if allowed is None else allowed
         batch, g = once((batch, g), state["step"])
-        # Shards of a batch beside a replicated table: sum the gradients over them before the one update.
+        # Shards of a batch with a replicated table: sum the gradients before the update.
         own = {name: state[name] for name in self.trained_names}
         axes = varying_axes(batch, g) - varying_axes(own)
         batch, g = vary_over((batch, g), varying_axes(batch, g))
@@ -319,10 +319,10 @@ class Table(abc.ABC):
         new = dict(zip(self.param_names, params, strict=True))
         for names, arrays in zip(self.slot_names, slots, strict=True):
             new |= dict(zip(names, arrays, strict=True))
-        # A sentinel that was moved stays moved: refusing once is not enough. What rounding did to it does not add up.
+        # An invalid sentinel stays invalid, so that all further passes fail; rounding errors are reset to 1.
         sentinel = state["sentinel"]
         new["sentinel"] = jnp.where(_sentinel.holds(sentinel), 1, sentinel)
-        # A constant of the program, by which the compiler sees that no table is to be kept.
+        # A compile-time constant, so that the compiler knows that the old table is not needed.
         new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
         new["step"] = state["step"] + allowed * applied
         return new, applied, dweights
@@ -330,7 +330,7 @@ class Table(abc.ABC):
     def weights_gradient(
         self, state: State, batch: Batch, g: jax.Array, lookup: Lookup
     ) -> jax.Array:
-        """``row(i_j) . g[b(j)]`` for every position, with no gradient of the table computed beside it."""
+        """``row(i_j) . g[b(j)]`` for every position, without computing gradients of the table."""
         lookup = dataclasses.replace(lookup, wanted=Wanted())
         rows, _ = self.forward(state, one_bag_per_position(batch), lookup)
         rows = rows.reshape(batch.num_segments, batch.capacity, rows.shape[-1])
@@ -338,7 +338,7 @@ class Table(abc.ABC):
         return jnp.where(present(batch), jnp.sum(rows * of_bag, axis=-1), 0)
 
     def step_values(self, state: State, inputs: StepInputs) -> Any:
-        """The numbers of an update, which are no part of the program."""
+        """The arrays of an update, such as its hyper-parameters."""
         if self.update is None:
             return ()
         return step_values(self.update, state["step"], self.storage(state), inputs)
@@ -346,7 +346,7 @@ class Table(abc.ABC):
     def param_gradients(
         self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
     ) -> tuple[Params, jax.Array | None]:
-        """Gradients of the parameters, of this shard alone, and of the weights."""
+        """Gradients of the parameters, for this shard only, and of the weights."""
         del residuals
         return reference.backward(self, params, batch, g, lookup)
 
@@ -355,13 +355,13 @@ class Table(abc.ABC):
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
         """New parameters and slots, whether the batch allows the step, and the gradient of the weights.
 
-        ``values`` are `step_values`, and ``allowed``: 0 where nothing may change.
+        ``values`` are `step_values` and ``allowed``, which is 0 if nothing may change.
         """
         del residuals
         return reference.update(self, state, batch, g, lookup, values)
 
     def touched(self, batch: Batch, lookup: Lookup) -> list[jax.Array]:
-        """Which rows of each parameter a batch reads, whatever their gradient; bool ``[rows]`` each."""
+        """Whether a batch reads each row of each parameter, regardless of the gradient; bool ``[rows]`` each."""
         return reference.touched(self, batch, lookup)
 
     # The whole table

@@ -1,4 +1,4 @@
-"""`TTTable`: a table held as a tensor train."""
+"""`TTTable`: a table stored as a tensor train."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from jax_tt._tables.table import Params, State
 class TTTable(NativeTable):
     """A tensor-train table, parameters ``core_k[p_k, r_k, q_k, r_{k+1}]``.
 
-    ``ranks`` has ``d + 1`` entries, the outer ones 1.
+    ``ranks`` has ``d + 1`` entries, of which the first and last are 1.
 
     >>> import jax_tt
     >>> table = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(1000, 8, ranks=4))
@@ -74,7 +74,7 @@ class TTTable(NativeTable):
         update: Update | None = None,
         name: str | None = None,
     ) -> tuple[TTTable, tuple[jax.Array, ...]]:
-        """Checks cores against each other; the table they form, and the cores as JAX arrays."""
+        """Checks that cores fit together; returns their table and the cores as JAX arrays."""
         label = table_label(name)
         refuse_tables(cores, f"{label}cores", ".cores")
         if not isinstance(cores, tuple | list) or not 2 <= len(cores) <= 5:
@@ -108,7 +108,7 @@ class TTTable(NativeTable):
         return table, tuple(map(jnp.asarray, arrays))
 
     def with_shape(self, shape: TTShape) -> TTTable:
-        """The same with other sizes; cores that were given are not those of them."""
+        """The table with other sizes, and without given cores, which do not have these sizes."""
         fields = {"param_dtype": self.param_dtype, "update": self.update, "name": self.name}
         return self.of_shape(shape, **fields, core_init=fresh_init(self.core_init))
 
@@ -124,7 +124,7 @@ class TTTable(NativeTable):
 
     @functools.cached_property
     def native_attributes(self) -> dict[str, Any]:
-        """Its sizes as the native ops take them."""
+        """Its sizes as attributes of the native ops."""
         return {
             "row_factors": np.asarray(self.row_factors, np.int64),
             "col_factors": np.asarray(self.col_factors, np.int64),
@@ -150,7 +150,7 @@ class TTTable(NativeTable):
         if isinstance(self.core_init, str):
             cores = init_cores(key, self.shape, self.core_init, self.param_dtype)
             return dict(zip(names, cores, strict=True))
-        given = isinstance(self.core_init, GivenCores)  # nothing random is made
+        given = isinstance(self.core_init, GivenCores)  # the key is not used
         keys = (key,) * self.d if given else jax.random.split(key, self.d)
         return {name: self.init_param(name, key) for name, key in zip(names, keys, strict=True)}
 
@@ -196,7 +196,7 @@ class TTTable(NativeTable):
         accum = accumulator(params[0].dtype, query.dtype)
         batch, columns = query.shape
         rows = 1
-        # Contract the cores one by one into the query: [B, rows, r, columns] loses a q and gains a p each time.
+        # Contract the cores one by one with the query: each step replaces a factor q of [B, rows, r, columns] by a p.
         value = query.astype(accum).reshape(batch, 1, 1, columns)
         for core in params:
             p, r, q, t = core.shape
@@ -208,19 +208,19 @@ class TTTable(NativeTable):
         return value[:, : self.num_embeddings, 0, 0]
 
     def grown(self, state: State, growth: Growth) -> Change:
-        from jax_tt._algebra import change  # which reads this module
+        from jax_tt._algebra import change  # circular import
 
         return change.grown(self, state, growth)
 
     def reordered(self, state: State, orders: Orders) -> Change:
-        from jax_tt._algebra import change  # which reads this module
+        from jax_tt._algebra import change  # circular import
 
         return change.reordered(self, state, orders)
 
     def plan(self, params: Params, batch: Batch, out: jax.Array, lookup: Lookup) -> Params:
-        """What the backward pass needs where no forward pass over the whole batch went before.
+        """Residuals for a backward pass without a forward pass over the whole batch.
 
-        ``out`` is the result that was computed instead; an update takes it only to run after it.
+        ``out`` is the result that was computed in another way; it only orders the update after it.
         """
         if lookup.method == "reference":
             return ()
@@ -243,7 +243,7 @@ class TTTable(NativeTable):
 
 
 def _ranks(label: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The ranks of cores of these shapes, which must meet."""
+    """The ranks of cores with these shapes, which must match."""
     for k, shape in enumerate(shapes):
         if len(shape) != 4 or 0 in shape:
             raise ValueError(

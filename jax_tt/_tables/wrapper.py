@@ -1,4 +1,4 @@
-"""`Wrapper`: a table in front of a table."""
+"""`Wrapper`: base class of tables that wrap a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jax_tt._tables.table import State, Table
 
 
 class _OfTable:
-    """What a wrapper has, attribute or method, is that of the table that it holds."""
+    """An attribute or method of the wrapped table."""
 
     def __set_name__(self, owner: Any, name: str) -> None:
         self.name = name
@@ -26,9 +26,9 @@ def _of_table() -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Wrapper(Table):
-    """Does everything as the table that it holds; kinds of wrappers override what they change.
+    """Delegates to the wrapped table; subclasses override what they change.
 
-    Its state is that of the table and more.
+    Its state is that of the table and possibly more.
     """
 
     table: Any

@@ -1,4 +1,4 @@
-"""Rows of ids on the device, and columns of scores back in the order of ids."""
+"""Maps ids to rows on the device, and columns of scores back to the order of ids."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from jax_tt.order._stored import LAST_PACKED, StoredRows
 
 
 def type_of_ids(num_embeddings: int) -> Any:
-    """A type for all ids of an order and for padding, which is negative."""
+    """An integer type for all ids of an order and for padding, which is negative."""
     return np.int32 if num_embeddings <= LAST_PACKED else np.int64
 
 
 def mapped_ids(rows: StoredRows, ids: Any, name: str = "ids") -> jax.Array:
-    """Row of every id; what is no id of the table, padding included, stays as it is."""
+    """Row of every id; padding and ids out of range are returned unchanged."""
     if isinstance(ids, SplitIds):
         raise TypeError(
             f"{name}: got SplitIds for a table with an id_order, which maps integers. Map them on the host first, "
@@ -30,7 +30,7 @@ def mapped_ids(rows: StoredRows, ids: Any, name: str = "ids") -> jax.Array:
         )
     array = id_array(ids, name)
     if isinstance(array, np.ndarray) and array.dtype.kind in "iu" and not x64_enabled():
-        # Only ids out of range change, to others out of range: without x64 the table has fewer than 2**31 - 1 rows.
+        # This changes only ids out of range, and they stay so: without x64 the table has fewer than 2**31 - 1 rows.
         ids = narrow(array) if array.itemsize == 8 and array.size else ids
     array = jnp.asarray(as_ids(ids, name))
     last = rows.num_embeddings - 1

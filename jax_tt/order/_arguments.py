@@ -1,4 +1,4 @@
-"""Checks of what orders are made from."""
+"""Checks of the arguments of functions that make orders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax_tt._shape import TTShape
 
 
 def as_counts(name: str, value: Any, num_embeddings: int | None = None) -> np.ndarray:
-    """float64 ``[N]``, finite and at least 0."""
+    """Counts as float64 ``[N]``, checked to be finite and at least 0."""
     counts = np.asarray(as_array(name, value))
     wanted = "[N] with N >= 1" if num_embeddings is None else f"[{num_embeddings}]"
     if counts.ndim != 1 or not counts.size or num_embeddings not in (None, counts.size):
@@ -23,7 +23,7 @@ def as_counts(name: str, value: Any, num_embeddings: int | None = None) -> np.nd
 
 
 def as_shape(value: Any) -> TTShape:
-    """The shape that an order is made for."""
+    """Checks that the argument is a `TTShape`."""
     if not isinstance(value, TTShape):
         raise TypeError(
             f"shape: got {value!r}; expected the TTShape of the table, e.g. layer.tt_shape or "

@@ -1,18 +1,18 @@
-"""Moves points between the parts of a node, whose sizes stay, so that points lie nearer to the means of their parts."""
+"""Moves points between the equal parts of a node to bring them closer to the means of their parts."""
 
 from __future__ import annotations
 
 import numpy as np
 
-_CHUNK = 1 << 22  # distances held at once
+_CHUNK = 1 << 22  # distances in memory at once
 _ROUNDS = 3
 
 
 def rebalanced(points: np.ndarray, size: int) -> np.ndarray:
-    """Places ``[n]`` of the points ``[n, k]``, of which every ``size`` in a row are one part, after the moves.
+    """Permutation ``[n]`` of the points ``[n, k]``, whose parts are runs of ``size`` points.
 
-    Rounds of k-means with parts of fixed sizes, as long as the sum of squared distances falls. Cuts in two, made one
-    after the other, tear groups apart that lie across a cut; seeing all means at once puts them together again.
+    Rounds of k-means with fixed part sizes, as long as the sum of squared distances decreases. Repeated bisection
+    separates groups that lie across a cut; k-means uses all means at once and can join them again.
     """
     count = len(points)
     parts = np.arange(count) // size
@@ -28,10 +28,10 @@ def rebalanced(points: np.ndarray, size: int) -> np.ndarray:
 
 
 def _assigned(points: np.ndarray, means: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Part of every point: the nearest that has room for it.
+    """Part of every point: the nearest one with room.
 
-    Every point asks its nearest part; a part that too many ask takes those who would lose most by going to their second
-    choice; who is refused asks again among the parts that have room.
+    Every point is assigned to its nearest part. If this exceeds the room of a part, it keeps the points for which the
+    second nearest part is worst, and the others are assigned again, to parts that still have room.
     """
     parts = np.empty(len(points), np.int64)
     waiting = np.arange(len(points))
@@ -52,7 +52,7 @@ def _assigned(points: np.ndarray, means: np.ndarray, sizes: np.ndarray) -> np.nd
 def _choices(
     points: np.ndarray, waiting: np.ndarray, means: np.ndarray, parts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest of some parts to every point, and how much farther the second nearest is, squared."""
+    """The nearest of ``parts`` to every point, and the squared distance to the second nearest minus that to it."""
     choice, loss = np.empty(len(waiting), np.int64), np.empty(len(waiting), np.float32)
     open_means = means[parts]
     squares = np.square(open_means).sum(axis=1)
@@ -73,7 +73,7 @@ def _means(points: np.ndarray, parts: np.ndarray, sizes: np.ndarray) -> np.ndarr
 
 
 def _inertia(points: np.ndarray, parts: np.ndarray, sizes: np.ndarray) -> float:
-    """Sum of squared distances to the means, less the sum of squares of the points."""
+    """Sum of squared distances to the means, minus the sum of squares of the points."""
     sums = _sums(points, parts, len(sizes)).astype(np.float64)
     return -float((np.square(sums).sum(axis=1) / sizes).sum())
 

@@ -1,4 +1,4 @@
-"""Interactions in the forms users have them, as sparse matrices that are read one after the other."""
+"""Converts interactions in any of the accepted forms to an iterable of sparse matrices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax_tt._arguments import as_array
 from jax_tt._requires import require
 
 _CHUNK = 1 << 24  # interactions of one sparse matrix
-_KEPT = 1 << 26  # interactions that are kept as sparse matrices; more are read again for every pass
+_KEPT = 1 << 26  # at most as many interactions are kept in memory; more are read again for every pass
 
 # Every call gives pairs (contexts, items), both int64 [n].
 Source = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
@@ -21,9 +21,8 @@ class Edges:
     """Counts of interactions, a sparse matrix ``[contexts, items]`` given as a sum of sparse matrices.
 
     Attributes:
-        contexts: rows, one more than the largest context.
-        context_degrees, item_degrees: float64, interactions of each.
-        passes: how often the source has been read.
+        contexts: number of rows, one more than the largest context.
+        context_degrees, item_degrees: float64, number of interactions of each.
     """
 
     def __init__(self, interactions: Any, num_items: int):
@@ -136,7 +135,7 @@ def _pairs(chunk: Any) -> tuple[np.ndarray, np.ndarray]:
 def _rebatched(
     pairs: Iterator[tuple[np.ndarray, np.ndarray]],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The same pairs in pieces of `_CHUNK`: a product costs time in the number of contexts for every piece."""
+    """The pairs in pieces of `_CHUNK`, since each piece costs time linear in the number of contexts per product."""
     waiting: list[tuple[np.ndarray, np.ndarray]] = []
     held = 0
     for contexts, items in pairs:

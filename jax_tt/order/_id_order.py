@@ -58,7 +58,7 @@ class IdOrder:
 
     @classmethod
     def identity(cls, num_embeddings: int) -> IdOrder:
-        """The order in which every id is its own row, to build a layer before its order is restored from a checkpoint.
+        """The identity, e.g. to build a layer before its order is restored from a checkpoint.
 
         >>> import jax_tt
         >>> jax_tt.order.IdOrder.identity(3).rows
@@ -192,7 +192,7 @@ class IdOrder:
 
 
 def order_of_rows(ids: np.ndarray) -> IdOrder:
-    """The order in which the id of row 0, of row 1, ... are these."""
+    """The order that assigns row k to the id ``ids[k]``."""
     rows = np.empty(len(ids), np.int64)
     rows[ids] = np.arange(len(ids))
     return IdOrder(rows)

@@ -92,14 +92,14 @@ def from_interactions(
 
 
 def unit_rows(points: np.ndarray) -> np.ndarray:
-    """Frequent ids lie far out, in the direction of their contexts: the direction is what counts."""
+    """Points scaled to norm 1: the norm depends on the frequency of an id, and only its direction matters."""
     length = np.linalg.norm(points, axis=1, keepdims=True)
     points /= np.maximum(length, np.finfo(np.float32).tiny)
     return points
 
 
 def _with_frequency(points: np.ndarray, degrees: np.ndarray, reuse: float) -> np.ndarray:
-    """One more coordinate: the rank by frequency, in units of the spread of the points."""
+    """Adds a coordinate: the rank by frequency, in units of the spread of the points."""
     place = np.empty(len(degrees))
     place[np.argsort(-degrees, kind="stable")] = np.linspace(-1, 1, len(degrees))
     spread = math.sqrt(float(points.var(axis=0).sum()))

@@ -1,4 +1,4 @@
-"""`OrderedTable`: a table whose rows lie in another order than their ids."""
+"""`OrderedTable`: a table whose rows are in another order than the ids."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ID_ORDER = "id_order"
 
 @dataclasses.dataclass(frozen=True)
 class OrderedTable(Wrapper):
-    """A table behind an order of ids, which is part of the state.
+    """A table with an order of ids, which is part of the state.
 
     Attributes:
-        table: the table, with a row cache or without.
-        id_order: `IdOrder` that a fresh state has; None where no fresh state is made.
+        table: the table, with or without a row cache.
+        id_order: `IdOrder` of an initial state; may be None if no state is initialised.
 
     >>> import jax, jax.numpy as jnp, jax_tt
     >>> order = jax_tt.order.from_counts([1, 5, 3])
@@ -59,7 +59,7 @@ class OrderedTable(Wrapper):
 
     @functools.cached_property
     def radices(self) -> tuple[int, ...]:
-        # Ids are mapped as integers, whatever the digits of the rows.
+        # Ids are mapped as integers, independent of the digits of the rows.
         return (self.num_embeddings,)
 
     def check_split_ids(self, name: str, digits: int) -> None:
@@ -113,7 +113,7 @@ class OrderedTable(Wrapper):
 
 
 def check_id_order(id_order: Any, num_embeddings: int) -> None:
-    """Refuses what is no `IdOrder`, or one of another number of ids."""
+    """Raises unless the argument is None or an `IdOrder` of this number of ids."""
     if id_order is None:
         return
     if not isinstance(id_order, IdOrder):
@@ -129,7 +129,7 @@ def check_id_order(id_order: Any, num_embeddings: int) -> None:
 
 
 def under_order(change: Change, id_order: IdOrder) -> Change:
-    """A changed table behind an order of ids."""
+    """A changed table with an order of ids."""
     state = {**change.state, ID_ORDER: on_device(id_order.rows)}
     return change._replace(table=OrderedTable(change.table, id_order), state=state)
 

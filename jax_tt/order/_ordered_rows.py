@@ -1,4 +1,4 @@
-"""A dense table seen in another order."""
+"""A view of a dense table in another order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jax_tt.order._id_order import IdOrder
 
 
 class OrderedRows:
-    """A table ``[N, D]`` in another order of its rows, read by slices and never copied as a whole."""
+    """A table ``[N, D]`` with its rows in another order, read by slices and never copied as a whole."""
 
     def __init__(self, table: Any, order: IdOrder):
         if table.shape[0] != order.num_embeddings:

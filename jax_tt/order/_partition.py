@@ -1,4 +1,4 @@
-"""Splits points into the equal parts of a mixed radix, level by level, so that near points share leading digits."""
+"""Divides points into equal parts, level by level, so that nearby points share leading digits of a mixed radix."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ import numpy as np
 from jax_tt._progress import Progress
 from jax_tt.order._balance import rebalanced
 
-_BLOCK = 1 << 22  # numbers of a block of nodes that is worked on at once
-_POWERS = 5  # iterations towards the principal direction
-_SMALLEST_PART = 16  # that is rebalanced: parts of a few points have no means to speak of
-_MEANS = 6  # rounds of two means after the split along the principal direction
+_BLOCK = 1 << 22  # array elements of a block of nodes that is processed at once
+_POWERS = 5  # power iterations for the principal direction
+_SMALLEST_PART = 16  # to rebalance; the means of smaller parts are not meaningful
+_MEANS = 6  # rounds of 2-means after the split along the principal direction
 
 
 def partition(points: np.ndarray, row_factors: Sequence[int], progress: Progress) -> np.ndarray:
-    """The order of points in which near ones share leading digits.
+    """An order of points in which nearby ones share leading digits.
 
-    The points of a node are cut in two, over and over, until every part fills one digit; the part counts
-    of the halves differ by one at most, and only the last part of all may be smaller than the others. A
-    cut goes across the principal direction of the node and is then moved by rounds of two means whose
-    sizes are held; all nodes of a round that are equally large are cut together. The parts of a digit are then
-    rebalanced among each other.
+    The points of a node are bisected repeatedly until every part fills one digit; the part counts of the halves differ
+    by at most one, and only the very last part may be smaller than the others. A cut is perpendicular to the principal
+    direction of the node and is improved by rounds of 2-means with fixed sizes; all nodes of equal size are cut
+    together. The parts of a digit are then rebalanced.
 
     Args:
         points: float32 ``[n, k]`` with ``n <= prod(row_factors)``.
         row_factors: ``p_1, ..., p_d``.
-        progress: told about every round.
+        progress: advanced in every round.
 
     Returns:
         int64 ``[n]``: the point of row 0, of row 1, and so on.
@@ -60,7 +59,7 @@ def partition(points: np.ndarray, row_factors: Sequence[int], progress: Progress
 
 
 def rounds(count: int, row_factors: Sequence[int]) -> int:
-    """How often `partition` reports progress for ``count`` points."""
+    """Number of progress steps of `partition` for ``count`` points."""
     total, most = 0, count
     for level in range(len(row_factors)):
         size = math.prod(row_factors[level + 1 :])
@@ -76,7 +75,7 @@ def _blocks(nodes: np.ndarray, numbers: int) -> Iterator[np.ndarray]:
 
 
 def _cut(points: np.ndarray, left: int) -> np.ndarray:
-    """Places ``[m, n]`` of the points ``[m, n, k]`` of ``m`` nodes, those of the first half before the others."""
+    """Permutations ``[m, n]`` of the points ``[m, n, k]`` of ``m`` nodes, with the first half before the second."""
     length = points.shape[1]
     points = points - points.mean(axis=1, keepdims=True)
     direction = _principal_directions(points)
@@ -85,7 +84,7 @@ def _cut(points: np.ndarray, left: int) -> np.ndarray:
         return places
     for _ in range(_MEANS):
         total = np.take_along_axis(points, places[:, left:, None], axis=1).sum(axis=1)
-        # The points of a node sum to 0, so that the difference of the halves' means lies along this sum.
+        # The points of a node sum to 0, so the difference of the means of the halves is parallel to this sum.
         direction = np.where(np.any(total != 0, axis=1, keepdims=True), total, direction)
         before, places = places, _along(points, direction)
         if np.array_equal(before, places):
@@ -98,14 +97,14 @@ def _along(points: np.ndarray, direction: np.ndarray) -> np.ndarray:
 
 
 def _heights(points: np.ndarray, direction: np.ndarray) -> np.ndarray:
-    # Not matmul: for thousands of small products BLAS would wait for its threads longer than it works.
+    # Not matmul: for thousands of small products, the synchronisation of BLAS threads would dominate.
     return np.einsum("mnk,mk->mn", points, direction)
 
 
 def _principal_directions(points: np.ndarray) -> np.ndarray:
-    """Vectors ``[m, k]`` along which centred points are nearly longest; the largest coordinate of each is positive.
+    """Approximate principal directions ``[m, k]`` of centred points, with a positive largest coordinate.
 
-    A few power iterations, from the axis of largest variance: the rounds of two means need no more than a good start.
+    A few power iterations from the axis of largest variance give a sufficient start for the rounds of 2-means.
     """
     variance = np.einsum("mnk,mnk->mk", points, points)
     direction = (variance == variance.max(axis=1, keepdims=True)).astype(points.dtype)
@@ -113,6 +112,6 @@ def _principal_directions(points: np.ndarray) -> np.ndarray:
         direction = np.einsum("mnk,mn->mk", points, _heights(points, direction))
         largest = np.abs(direction).max(axis=1, keepdims=True)
         direction /= np.where(largest > 0, largest, 1)
-    # The sign gives parts of different nodes that lie on the same side the same digits.
+    # With this sign, parts of different nodes that are on the same side get the same digits.
     largest = np.take_along_axis(direction, np.abs(direction).argmax(1)[:, None], axis=1)
     return direction * np.where(largest < 0, np.float32(-1), np.float32(1))

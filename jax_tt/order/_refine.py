@@ -1,4 +1,4 @@
-"""Moves ids within the blocks of the last digit to the rows of a tensor train that are nearest to them."""
+"""Moves ids within the blocks of the last digit to the nearest rows of a fitted tensor train."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ def refined(
 ) -> np.ndarray:
     """The order ``[n]`` after rounds of fitting and assigning.
 
-    The rows of one prefix are a fixed pattern of ``p_d`` points, deformed by what belongs to the prefix. A round fits
-    the cores to the points as they are ordered, and then gives the ids of every prefix the places in its pattern at the
-    least sum of squared distances (an assignment problem, solved exactly). The second step never raises the error, the
-    first raises it by no more than TT-SVD is off its optimum.
+    The rows of one prefix are a fixed pattern of ``p_d`` points, transformed by the cores of the prefix. A round fits
+    the cores to the points in their current order, and then assigns the ids of every prefix to the rows of its pattern
+    at the least sum of squared distances (an assignment problem, solved exactly). The second step never increases the
+    error, and the first step increases it at most by the suboptimality of TT-SVD.
 
     Args:
         points: float32 ``[n, k]``.
         order: int64 ``[n]``: the point of row 0, of row 1, and so on.
-        shape: of the tensor train: its factors and ranks.
-        rounds: how many.
-        progress: told about every round.
+        shape: factors and ranks of the tensor train.
+        rounds: number of rounds.
+        progress: advanced in every round.
     """
     assign = require(
         "scipy.optimize", "order.from_table(refine=...)", "order"

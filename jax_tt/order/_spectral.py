@@ -18,7 +18,7 @@ def item_vectors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Right singular vectors of ``D_c^-1/2 A D_i^-1/2`` by randomised subspace iteration.
 
-    Halko, Martinsson and Tropp, "Finding structure with randomness", 2011, algorithm 4.4, on the side of the items.
+    Halko, Martinsson and Tropp, "Finding structure with randomness", 2011, algorithm 4.4, applied to the items.
 
     Returns:
         float32 ``[items, r]`` with ``r <= rank``, and the singular values ``[r]``, largest first.
@@ -42,7 +42,7 @@ def item_vectors(
 
 
 def context_vectors(edges: Edges, vectors: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Left singular vectors float32 ``[contexts, r]`` to the right ones; those of vanishing values are 0."""
+    """Left singular vectors float32 ``[contexts, r]`` for the right ones; 0 for vanishing singular values."""
     scale_c, scale_i = map(_inverse_root, (edges.context_degrees, edges.item_degrees))
     kept = values > 1e-6 * max(values.max(initial=0), np.finfo(np.float32).tiny)
     inverse = np.where(kept, 1 / np.where(kept, values, 1), 0).astype(np.float32)
@@ -62,9 +62,9 @@ def _product(
 
 
 def _orthonormal(basis: np.ndarray) -> np.ndarray:
-    """A basis of the same columns, by the inverse root of their Gram matrix; directions that vanish become 0.
+    """Orthonormalises the columns by the inverse root of their Gram matrix; vanishing directions become 0.
 
-    The columns are images of orthonormal ones, so their Gram matrix is well conditioned where it matters.
+    The columns are images of orthonormal ones, so the Gram matrix of the relevant directions is well conditioned.
     """
     values, vectors = np.linalg.eigh(np.matmul(basis.T, basis).astype(np.float64))
     kept = values > 1e-9 * max(values[-1], 0)

@@ -1,4 +1,4 @@
-"""`spectral_rows`: rows of contexts and ids that score interactions without any training."""
+"""`spectral_rows`: rows of contexts and ids that score interactions without training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of an order as stored in layers and files: packed into few bits per id, with random access."""
+"""The rows of an order as stored in layers and files: bit-packed, with random access."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jax.core import Tracer
 
 from jax_tt._dtypes import x64_enabled
 
-# Up to so many ids rows are uint16, then packed; beyond, they and their ids take 64 bits.
+# Rows are uint16 up to LAST_SHORT ids and packed up to LAST_PACKED ids; above, rows and ids take 64 bits.
 LAST_SHORT, LAST_PACKED = 2**16, 2**31 - 1
-# Ids whose rows share words: as many as a word has bits, so that together they fill whole words.
+# Ids whose rows are packed together: as many as a word has bits, so that they fill whole words.
 _BLOCK = 32
 
 
@@ -32,7 +32,7 @@ class StoredRows:
     num_embeddings: int = dataclasses.field(metadata={"static": True})
 
     def at(self, ids: jax.Array) -> jax.Array:
-        """Rows of ids that are all in ``[0, N)``."""
+        """Rows of ids, which must be in ``[0, N)``."""
         if not is_packed(self.array):
             return self.array.at[ids].get(mode="promise_in_bounds")
         bits = self.array.shape[1]
@@ -41,7 +41,7 @@ class StoredRows:
         def words(word: jax.Array) -> jax.Array:
             return self.array.at[block, word].get(mode="promise_in_bounds")
 
-        # The last row of a block has no word behind its own.
+        # The last row of a block ends in the last word.
         return _joined(words(word), words(jnp.minimum(word + 1, bits - 1)), shift, bits)
 
     def whole(self) -> jax.Array:
@@ -50,13 +50,13 @@ class StoredRows:
             return self.array
         bits, columns = self.array.shape[1], self.array.T
 
-        # A loop, which XLA does not repeat for everything that reads its result.
+        # A loop, since XLA does not duplicate it for every consumer of its result.
         def fill(place: jax.Array, by_block: jax.Array) -> jax.Array:
             _, word, shift = places(place, bits)
             rows = _joined(columns[word], columns[jnp.minimum(word + 1, bits - 1)], shift, bits)
             return by_block.at[:, place].set(rows)
 
-        # All of it is overwritten; it varies over the mesh as the words do.
+        # The initial values are all overwritten; made from the words, they vary over the same mesh axes.
         shape = self.array.shape[0], _BLOCK
         any_rows = jnp.broadcast_to(self.array[:, :1].astype(jnp.int32), shape)
         by_block = jax.lax.fori_loop(0, _BLOCK, fill, any_rows)
@@ -68,24 +68,24 @@ def is_packed(array: Any) -> bool:
 
 
 def places(ids: Any, bits: int) -> tuple[Any, Any, Any]:
-    """Block of an id's row, word in the block and bit in the word where it begins; nothing here exceeds the ids."""
+    """Block of an id's row, word in the block, and first bit in the word; no intermediate value exceeds the ids."""
     bit = ids % _BLOCK * bits
     return ids // _BLOCK, bit // 32, bit % 32
 
 
 def _joined(low: jax.Array, high: jax.Array, shift: jax.Array, bits: int) -> jax.Array:
-    """Rows that begin at bit ``shift`` of one word and may end in the next."""
+    """Rows that start at bit ``shift`` of the word ``low`` and may end in the next, ``high``."""
     shift = shift.astype(jnp.uint32)
-    # In two steps, as a shift by 32 is undefined.
+    # Two shifts, because a shift by 32 is undefined.
     row = (low >> shift) | ((high << (31 - shift)) << 1)
     return (row & jnp.uint32(2**bits - 1)).astype(jnp.int32)
 
 
 def of_layer(array: jax.Array, num_embeddings: int) -> StoredRows:
-    """The array in which a layer of this many ids looks up rows.
+    """`StoredRows` of the array of a layer with this many ids.
 
     Raises:
-        ValueError: the layer was given the order of a table of another size.
+        ValueError: the array is the order of a table of another size.
     """
     if array.shape not in ((num_embeddings,), _packed_shape(num_embeddings)):
         raise ValueError(
@@ -107,7 +107,7 @@ def on_device(rows: Any) -> jax.Array:
 
 
 def kept(rows: Any) -> Any:
-    """Rows of an `IdOrder`, traced or not, as layers and files keep them: packed where that saves anything."""
+    """Rows of an `IdOrder`, traced or not, as layers and files store them: packed if that saves memory."""
     return pack(rows) if LAST_SHORT < len(rows) <= LAST_PACKED else rows
 
 
@@ -122,9 +122,9 @@ def kept_bytes(num_embeddings: int) -> int:
 
 
 def pack(rows: Any) -> Any:
-    """Rows in as many bits as their number: uint32 ``[blocks, bits]``, 32 ids a block, lowest bits first.
+    """Packs rows into as few bits as their number allows: uint32 ``[blocks, bits]``, 32 ids per block, low bits first.
 
-    What the last block has left is filled with ones, which no row is.
+    The rest of the last block is filled with ones, which is not a valid row.
     """
     xp: Any = jnp if isinstance(rows, Tracer) else np
     blocks, bits = _packed_shape(len(rows))
@@ -140,10 +140,10 @@ def pack(rows: Any) -> Any:
 
 
 def count_of(array: Any) -> int:
-    """How many ids an array that `kept` made is of; of packed ones only the last block is looked at.
+    """Number of ids in an array from `kept`; if it is packed, only the last block is read.
 
     Raises:
-        ValueError: it has no such shape, or is packed, but not by `pack`.
+        ValueError: the shape is wrong, or the array was not packed by `pack`.
     """
     if not is_packed(array):
         if array.ndim != 1:
@@ -163,15 +163,15 @@ def count_of(array: Any) -> int:
 
 
 def on_host(array: Any) -> np.ndarray:
-    """The rows ``[N]`` of what `kept` made; what is not packed comes back as it is.
+    """The rows ``[N]`` of an array from `kept`; an array that is not packed is returned unchanged.
 
     Raises:
-        ValueError: it is packed, but not by `pack`.
+        ValueError: the array was not packed by `pack`.
     """
     array = np.asarray(array)
     if not is_packed(array):
         return array
-    count = count_of(array)  # refuses what would be large, before it is
+    count = count_of(array)  # raises for invalid shapes before they are unpacked
     return _unpacked(array)[:count]
 
 

@@ -15,7 +15,7 @@ from jax_tt.order._id_order import IdOrder, order_of_rows
 from jax_tt.order._partition import partition, rounds
 from jax_tt.order._refine import refined
 
-_CHUNK = 1 << 20  # rows read at once
+_CHUNK = 1 << 20  # rows per read
 
 
 def from_table(
@@ -81,7 +81,7 @@ def from_table(
 
 
 def _points(table: Any, rank: int, seed: int) -> np.ndarray:
-    """float32 ``[N, min(D, rank)]``, at nearly the distances that the rows have."""
+    """Points float32 ``[N, min(D, rank)]`` whose distances are approximately those of the rows."""
     count, width = table.shape
     turn = None
     if width > rank:
@@ -98,6 +98,6 @@ def _points(table: Any, rank: int, seed: int) -> np.ndarray:
 
 
 def _scaled(points: np.ndarray) -> np.ndarray:
-    """Divides by the largest entry, so that squares stay in range; nothing here depends on the scale."""
+    """Divides by the largest entry to keep squares in range; the order does not depend on the scale."""
     points /= max(points.max(), -points.min()) or np.float32(1)
     return points

@@ -1,4 +1,4 @@
-"""How many threads BLAS has while ids are ordered."""
+"""The number of BLAS threads while ids are ordered."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from jax_tt._requires import require
 
 
 def one_blas_thread(purpose: str) -> AbstractContextManager[object]:
-    """A context in which BLAS has one thread; ``purpose`` is named where threadpoolctl is missing.
+    """A context in which BLAS uses one thread; the error if threadpoolctl is missing names ``purpose``.
 
-    The products are small: more threads gain little, and wait for each other where other programs want the cores. And
-    the same bits come out on any number of cores.
+    The products are small, so more threads gain little, and they wait for each other if other programs use the cores.
+    One thread also gives the same bits on any number of cores.
     """
     return require("threadpoolctl", purpose, "order").threadpool_limits(1, user_api="blas")

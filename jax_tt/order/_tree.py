@@ -52,7 +52,7 @@ def from_tree(categories: Any, shape: TTShape) -> IdOrder:
 def _arranged(
     members: np.ndarray, codes: np.ndarray, depth: int, sizes: Sequence[int]
 ) -> np.ndarray:
-    """Ids, sorted by path and alike above ``depth``, in the order of rows."""
+    """Orders ids, which are sorted by path and have equal labels above ``depth``, by row."""
     if not sizes or depth == codes.shape[1]:
         return members
     if len(members) <= sizes[0]:
@@ -65,7 +65,7 @@ def _arranged(
 
 
 def _packed(runs: Sequence[np.ndarray], size: int) -> list[np.ndarray]:
-    """The runs in blocks of ``size``, of which the last may be smaller."""
+    """Packs the runs into blocks of ``size``; the last block may be smaller."""
     full = [run[i : i + size] for run in runs for i in range(0, len(run) - size + 1, size)]
     rests = [run[len(run) - len(run) % size :] for run in runs if len(run) % size]
     total = sum(map(len, rests))

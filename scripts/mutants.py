@@ -1,11 +1,11 @@
-"""Plants defects in kernels, optimizers and wrappers, one at a time, and expects the quick tier of the tests to fail.
+"""Mutation testing: plants defects, one at a time, and expects the quick tier of the tests to fail.
 
 python -m scripts.mutants            all of them: about half an hour
 python -m scripts.mutants --list     names and places
 python -m scripts.mutants adam clip  some of them
 
-The defects are planted in the files of the checkout and removed again. Of the quick tier only the files that name what
-was changed are run: if these fail, so does `make test`.
+The defects are planted in the files of the checkout and removed again. Only the listed test files of the quick tier
+are run: if they fail, so does `make test`.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """A defect: `old`, which occurs once in the file, becomes `new`, and these files of tests must notice."""
+    """A defect: `old`, which occurs once in the file, is replaced by `new`, and these test files must fail."""
 
     file: str
     old: str
@@ -151,7 +151,7 @@ MUTANTS = {
 
 
 def caught(mutant: Mutant) -> bool:
-    """Whether the tests fail with the defect in place. A defect that does not compile ends the program."""
+    """Whether the tests fail with the defect in place. Exits if the defect does not compile."""
     with mutant.planted():
         if mutant.native:
             _build()

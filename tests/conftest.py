@@ -1,5 +1,4 @@
-"""Settings of the whole suite: four CPU devices, strict promotion, warnings of ours as errors, one fixture per way to
-run an op."""
+"""Settings of the test suite: four CPU devices, strict promotion, warnings as errors, and fixtures of methods."""
 
 import contextlib
 import gc
@@ -23,29 +22,28 @@ _gpu = Path("/dev/nvidiactl").exists() and any(
     "cuda" in plugin.name for plugin in entry_points(group="jax_plugins")
 )
 if _gpu and "JAX_PLATFORMS" not in os.environ:
-    # Beside a GPU the suite still runs on the CPU; what is to run on the GPU asks for it.
+    # With a GPU, the suite still runs on the CPU by default; tests of the GPU select it.
     jax.config.update("jax_platforms", "cpu,cuda")
-# Most of the time of the suite is the compiler's, on programs that run once. Tests marked `optimized` get all of its
-# passes, and with JAX_TT_TEST_OPTIMIZED=1, or beside a GPU, all tests do.
+# Compiling programs that run once takes most of the time of the suite. Only tests marked `optimized` use all compiler
+# passes, unless JAX_TT_TEST_OPTIMIZED=1 is set or there is a GPU.
 THRIFTY = not _gpu and os.environ.get("JAX_TT_TEST_OPTIMIZED", "0") == "0"
 jax.config.update("jax_disable_most_optimizations", THRIFTY)
 if THRIFTY:
-    # XLA's emitters of fusions, and the parallel compilation of parts of a program, take three quarters of the time
-    # that it takes to compile the reference.
+    # XLA's fusion emitters and parallel code generation take three quarters of the compile time of the reference.
     flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
-# Test processes share a GPU, so that none may take the most of its memory at once.
+# Test processes share a GPU, so none of them may preallocate most of its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
 hypothesis.settings.register_profile("dev", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
-# A process may have 65,530 mappings of memory on Linux; the compiler crashes for want of one, and every program that
-# jax keeps has a few.
+# Linux allows 65,530 memory mappings per process, and the compiler crashes beyond that; every program in the caches of
+# JAX has a few.
 MOST_NEW_MAPPINGS = 20_000
 _kept_mappings = 0
-# Whether jax may still keep programs that were compiled without most passes.
+# Whether the caches of JAX may have programs that were compiled without most passes.
 _kept_thrifty = False
 
 
@@ -58,16 +56,16 @@ WAYS = (
 
 
 def pytest_report_header() -> list[str]:
-    """Which implementations the tests run on; those that are skipped say why here, once."""
+    """The implementations that the tests run on, and the reasons for skipped ones."""
     names = ("ffi", "cuda_emulated", "cuda")
     return [f"{name}: {why_skipped(name) or 'runs'}" for name in names]
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "error:::jax_tt")
-    # Ids out of range are what many tests are about; those of the report ask for it.
+    # Many tests use ids out of range; tests of the warning enable it themselves.
     config.addinivalue_line("filterwarnings", "ignore:.*Such ids contribute nothing")
-    # Without the native module the suite runs on the reference and need not say so in every test.
+    # Without the native module, the suite runs on the reference, and need not warn in every test.
     config.addinivalue_line("filterwarnings", "ignore:jax_tt. the native module is not available")
 
 
@@ -92,12 +90,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_logfinish() -> None:
-    """Lets go of all compiled programs where a process of many tests has gathered too many."""
+    """Drops all compiled programs if a process has accumulated too many."""
     global _kept_mappings
     if _mappings() - _kept_mappings > MOST_NEW_MAPPINGS:
         jax.clear_caches()
         gc.collect()
-        _kept_mappings = _mappings()  # others than jax's, such as the stacks of emulated threads
+        _kept_mappings = _mappings()  # not of JAX programs, e.g. the stacks of emulated threads
 
 
 def _mappings() -> int:
@@ -112,7 +110,7 @@ def native_available(platform: str = "cpu") -> bool:
 
 
 def why_skipped(way: str) -> str | None:
-    """Why this machine cannot run the ops this way; None where it can."""
+    """Why this machine cannot run the ops this way, or None if it can."""
     from jax_tt import _ffi
 
     platform = {"ffi": "cpu"}.get(way, way)
@@ -123,20 +121,20 @@ def why_skipped(way: str) -> str | None:
 
 @contextlib.contextmanager
 def running(way: str) -> Iterator[str]:
-    """``method=`` of a way to run the ops; skips the test where the machine has no such way."""
+    """``method=`` of a way to run the ops; skips the test if it is not available."""
     reason = why_skipped(way)
     if reason is not None:
         pytest.skip(reason)
     if way != "cuda":
         yield way
         return
-    # Full products: what XLA computes beside the kernels would otherwise be rounded to TF32.
+    # Full precision: products outside the kernels would otherwise use TF32.
     with jax.default_device(jax.devices("cuda")[0]), jax.default_matmul_precision("highest"):
         yield "ffi"
 
 
 def method_fixture(*ways: Any) -> Any:
-    """A fixture ``method`` that takes these ways in turn, for a module whose tests do not need all of them."""
+    """A fixture ``method`` with only these ways, for a module whose tests do not need all of them."""
 
     @pytest.fixture(name="method", params=ways)
     def fixture(request: pytest.FixtureRequest) -> Iterator[str]:
@@ -146,7 +144,7 @@ def method_fixture(*ways: Any) -> Any:
     return fixture
 
 
-# The tests of the ops run on every implementation that the machine has.
+# The tests of the ops run on every available implementation.
 method = method_fixture(*WAYS)
 
 
@@ -158,7 +156,7 @@ def _optimized(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     if _kept_thrifty:
-        # jax would take them for those of this test, and their last bits may differ.
+        # JAX would reuse them in this test, although their last bits may differ.
         jax.clear_caches()
         _kept_thrifty = False
     jax.config.update("jax_disable_most_optimizations", False)

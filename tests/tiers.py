@@ -1,9 +1,9 @@
-"""Which tests belong to the quick tier, and the order in which workers take tests.
+"""Selects the tests of the quick tier, and orders tests.
 
-`make test` runs the quick tier, `make test-rest` what it leaves out and, with the compiler's optimizations, the tests
-marked `optimized` once more. A test marked `full` is not in the quick tier. Of a test with several parameters the quick
-tier keeps as many combinations as are needed for every pair of values to occur in one of them (pairwise testing): a
-defect that shows only with three certain options is found by the rest.
+`make test` runs the quick tier, `make test-rest` the other tests and, with the compiler's optimizations, the tests
+marked `optimized` again. A test marked `full` is not in the quick tier. For a test with several parameters, the quick
+tier has enough combinations to contain every pair of values (pairwise testing); a defect that needs a combination of
+three values is found by the rest.
 """
 
 import itertools
@@ -40,7 +40,7 @@ def _quick(items: list[pytest.Item]) -> set[str]:
 
 
 def covering(cases: dict[str, set[Pair]]) -> set[str]:
-    """Cases that contain every pair that any case contains, found greedily; the first of equally good ones is taken."""
+    """Cases that together contain all pairs, chosen greedily; ties are broken by order."""
     missing = set().union(*cases.values())
     chosen = {case for case, pairs in cases.items() if not pairs}
     while missing:
@@ -51,7 +51,7 @@ def covering(cases: dict[str, set[Pair]]) -> set[str]:
 
 
 def _pairs(item: pytest.Item) -> set[Pair]:
-    """Pairs of parameters with their values; of a single parameter a pair with itself."""
+    """Pairs of parameters with their values; a single parameter is paired with itself."""
     call = getattr(item, "callspec", None)
     if call is None:
         return set()
@@ -63,12 +63,12 @@ def _pairs(item: pytest.Item) -> set[Pair]:
 
 def _value(value: object) -> str:
     plain = value is None or isinstance(value, str | int | float | type)
-    # Others, such as arrays and tuples of them, need not be comparable; all combinations hold the same object.
+    # Other values, such as arrays, may not be comparable; all combinations have the same object.
     return repr(value) if plain else str(id(value))
 
 
 def optimized_last(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """Tests that are compiled with all optimizations last: the others' programs are dropped once before them."""
+    """Sorts tests compiled with all optimizations last, so that the other programs are dropped only once."""
     return sorted(items, key=_optimized)
 
 

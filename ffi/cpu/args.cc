@@ -10,7 +10,7 @@ namespace jax_tt {
 
 namespace {
 
-// The shortest digits that tell this float from its neighbours.
+// The shortest decimal representation that identifies this float.
 std::string Digits(float value) {
   char digits[32];
   return std::string(digits, std::to_chars(digits, digits + sizeof(digits), value).ptr);

@@ -1,4 +1,4 @@
-// Arguments that several CPU handlers read the same way.
+// Arguments shared by several CPU handlers.
 #ifndef JAX_TT_CPU_ARGS_H_
 #define JAX_TT_CPU_ARGS_H_
 
@@ -10,10 +10,10 @@
 
 namespace jax_tt {
 
-// A table whose sentinel moved was changed by something other than its own update.
+// Fails if the sentinel shows that the table was changed by something other than its own update.
 Status CheckSentinel(const ffi::AnyBuffer& sentinel, std::string_view table);
 
-// A fused update with the numbers of this step.
+// Reads the optimizer and the hyper-parameters of this step.
 Status ReadStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
                 const ffi::AnyBuffer& seed, OptimizerStep* step);
 

@@ -1,4 +1,4 @@
-// A bucket of ghosts: counting requests for those it has, and choosing who of them and of the newcomers has a place.
+// A bucket of ghosts: counts requests for its ghosts, and selects which ghosts and new ids it keeps.
 #ifndef JAX_TT_CPU_CACHE_BUCKET_H_
 #define JAX_TT_CPU_CACHE_BUCKET_H_
 
@@ -13,14 +13,14 @@
 
 namespace jax_tt {
 
-// An id and how often this batch asks for it.
+// An id and its number of requests in this batch.
 template <typename K>
 struct CountedKey {
   int32_t count;
   K key;
 };
 
-// A ghost or newcomer among those of its bucket: who comes first stays.
+// A ghost or new id, in the order in which a bucket keeps them.
 template <typename K>
 struct CacheRival {
   int32_t score;
@@ -29,8 +29,8 @@ struct CacheRival {
   bool operator<(const CacheRival& other) const { return CacheStaysBefore(score, tag, other.score, other.tag); }
 };
 
-// When and how often ghosts were last asked for.  Nobody here reads it, so it is written late: by then its lines, each
-// of them far from the last, have come from memory.
+// Step and number of the last requests for ghosts.  They are not read here, so writes are delayed until their cache
+// lines, which are far apart, have been prefetched.
 class CacheGhostTimes {
  public:
   CacheGhostTimes(int32_t* touched, int32_t* recent) : touched_(touched), recent_(recent) {}
@@ -66,7 +66,7 @@ class CacheGhostTimes {
   Entry waiting_[kWaiting];
 };
 
-// What a worker needs to work on buckets.
+// Buffers of one worker.
 template <typename K>
 struct CacheBucketWork {
   CacheGhostTimes times;
@@ -85,14 +85,14 @@ class CacheBucket {
         tags_(directory.ghost_tags + first_),
         scores_(directory.ghost_scores + first_) {}
 
-  // Asks for what every request reads.
+  // Prefetches the data that every request reads.
   void Prefetch() const {
     constexpr int64_t kBytes = 256;
     PrefetchLines(tags_, std::min(room_ * static_cast<int64_t>(sizeof(K)), kBytes));
     PrefetchLines(scores_, std::min(room_ * static_cast<int64_t>(sizeof(int32_t)), kBytes));
   }
 
-  // Counts the requests for a ghost; false where the id is none.
+  // Counts the requests for a ghost; false if the id is not a ghost.
   bool Feed(const CountedKey<K>& asked, CacheBucketWork<K>* work) const {
     const int64_t place = FindCacheTag(tags_, room_, asked.key);
     if (place == room_) return false;
@@ -101,7 +101,7 @@ class CacheBucket {
     return true;
   }
 
-  // Lets in `count` > 0 distinct ids that are no ghosts, in ascending order.
+  // Inserts `count` > 0 distinct ids that are not ghosts, in ascending order.
   void Admit(const CountedKey<K>* news, int64_t count, CacheBucketWork<K>* work) const {
     int64_t excess = count;
     for (int64_t base = 0; base < room_; base += kMaskPlaces) excess -= __builtin_popcountll(Empty(base));
@@ -134,11 +134,11 @@ class CacheBucket {
   }
 
  private:
-  // How many are left out one after the other; more are found by sorting.
+  // Up to this excess, the first rejected entry is found by repeated scans; above, with a heap.
   static constexpr int64_t kFew = 8;
 
   static constexpr int32_t kMaxScore = std::numeric_limits<int32_t>::max();
-  // After all others.
+  // Ranks after all others.
   static constexpr CacheRival<K> kNobody = {std::numeric_limits<int32_t>::min(), std::numeric_limits<K>::max()};
 
   int64_t Places(int64_t base) const { return std::min(room_ - base, kMaskPlaces); }
@@ -148,7 +148,7 @@ class CacheBucket {
     return {CacheScore(0, asked.count, stamp_, policy_), asked.key};
   }
 
-  // Who has the rank `room` among ghosts and newcomers, which is the last but excess - 1 ...
+  // The entry of rank `room` among ghosts and new ids, found by `excess` scans from the last one.
   CacheRival<K> LastButFew(const CountedKey<K>* news, int64_t count, int64_t excess) const {
     CacheRival<K> last = kNobody;
     for (; excess > 0; --excess) last = LastBefore(last, news, count);
@@ -171,7 +171,7 @@ class CacheBucket {
     return last;
   }
 
-  // ... and the last of the first room + 1: a heap with that one on top.
+  // The same entry, found as the top of a heap of the first room + 1 entries.
   CacheRival<K> Select(const CountedKey<K>* news, int64_t count, CacheRival<K>* rivals) const {
     int64_t size = 0;
     const auto add = [&](const CacheRival<K>& rival) {
@@ -188,7 +188,7 @@ class CacheBucket {
     return rivals[0];
   }
 
-  // Takes `cut` from the scores of up to kMaskPlaces ghosts and forgets those who have nothing left.
+  // Subtracts `cut` from the scores of up to kMaskPlaces ghosts and drops those at zero.
   void Age(int64_t base, int32_t cut) const {
     K* __restrict tags = tags_ + base;
     int32_t* __restrict scores = scores_ + base;
@@ -200,7 +200,7 @@ class CacheBucket {
     }
   }
 
-  // Forgets those of up to kMaskPlaces ghosts who are not before `beyond`.
+  // Drops those of up to kMaskPlaces ghosts that do not rank before `beyond`.
   void Drop(int64_t base, const CacheRival<K>& beyond) const {
     K* __restrict tags = tags_ + base;
     const int32_t* __restrict scores = scores_ + base;

@@ -9,7 +9,7 @@
 namespace jax_tt {
 namespace {
 
-// A plan of fewer misses is made by one thread while others pool the hits.
+// A plan of fewer misses is built by one thread while others pool the hits.
 constexpr int64_t kFewMisses = 2048;
 
 // Returns the number of misses.
@@ -25,7 +25,7 @@ int64_t Pack(const Lookups& batch, const C* weights, const PackedMisses<C>& pack
     int32_t count = 0;
     packed_offsets[0] = 0;
     for (int64_t b = 0; b < batch.bags; ++b) {
-      // Every position is written, and the next one takes its place unless it is a miss: no branch to mispredict.
+      // Branch-free: every position is written, and overwritten by the next one unless it is a miss.
       for (int64_t position = base + offsets[b]; position < base + offsets[b + 1]; ++position) {
         int32_t all = -1;
         for (int64_t w = 0; w < words; ++w) all &= packed.ids[(base + count) * words + w] = id[position * words + w];
@@ -69,12 +69,12 @@ Status CacheForward(const PoolHits& pool_hits, const Lookups& batch, const typen
   pool.Run(phases);
   if (count >= kFewMisses) planned = BuildTTPlan(problem.shape, problem.contraction, misses, pool, plan);
   if (!planned.ok()) {
-    // Once more for the message, which names a position of the batch as the caller knows it.
+    // Builds the plan of the whole batch for its error message, which must name the position in the caller's batch.
     Status named = BuildTTPlan(problem.shape, problem.contraction, batch, pool, plan);
     return named.ok() ? planned : named;
   }
   const int32_t outside = problem.layout.header(plan)[PlanLayout::kOutOfRange];
-  // Not by the plan: a position is one of the batch as the caller knows it.
+  // Reported here and not by the plan, so that positions are those in the caller's batch.
   if (batch.bounds == Bounds::kWarn && outside > 0) ReportOutOfRange(problem.shape, batch, outside);
   if (count == 0) return {};
   return TTForward(problem, pool, /*add=*/true, out, saved);

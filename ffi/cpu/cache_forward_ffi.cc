@@ -1,4 +1,4 @@
-// FFI handler of bags of rows some of which are cached.
+// FFI handler of pooled sums over cached and uncached rows.
 #include <algorithm>
 #include <type_traits>
 #include <vector>
@@ -13,7 +13,7 @@
 namespace jax_tt {
 namespace {
 
-// What a call has beside the table: the cached rows, the batch, and what becomes of it.
+// Arguments of a call other than the table: the cached rows, the batch, and the results.
 struct CachedArgs {
   const ffi::AnyBuffer &slots, &rows, &rows_sentinel, &ids, &offsets, &weights, &sentinel;
   ffi::AnyBuffer &out, &packed_ids, &packed_offsets, &packed_weights, &place, &plan, &saved;
@@ -31,7 +31,7 @@ Status ReadPacked(const CachedArgs& args, const Lookups& lookups, bool weighted,
   return Data(args.place, "place", lookups.size(), &packed->place);
 }
 
-// T and R store the cores and the cached rows.
+// T and R are the storage types of the cores and of the cached rows.
 template <typename T, typename R>
 Status Forward(const CachedArgs& args, const Args& cores, const ffi::Dictionary& attrs, const Pool& pool) {
   using C = typename TTProblem<T>::C;

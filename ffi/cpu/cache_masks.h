@@ -1,7 +1,6 @@
-// Which of up to 64 places hold an id, or none, as the bits of a word.
+// Bit masks of the places, up to 64, that hold a given id or are empty.
 //
-// 128-bit vectors, which every x86-64 processor has: what these words cost does not show beside the memory that they
-// are read from.
+// SSE2, which every x86-64 processor has, is sufficient: reading the tags from memory dominates.
 #ifndef JAX_TT_CPU_CACHE_MASKS_H_
 #define JAX_TT_CPU_CACHE_MASKS_H_
 
@@ -17,7 +16,7 @@ constexpr int64_t kMaskPlaces = 64;
 
 #if defined(__SSE2__)
 
-// One vector: its lanes that hold the key, or are negative.
+// Masks of the lanes of one vector that equal the key, or are negative.
 template <typename K>
 struct CacheTagVector;
 

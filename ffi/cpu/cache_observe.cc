@@ -1,5 +1,5 @@
-// Requests are dealt into parts by where they are counted, a few requests each, and sorted within their part.  Those
-// for one slot or for one bucket of ghosts then lie side by side, in an order that is not the batch's, and no two
+// Requests are distributed into parts of a few requests each by slot or bucket of ghosts, and sorted within each part.
+// Requests for the same slot or bucket are then adjacent, in an order independent of that of the batch, and no two
 // parts share a slot or a bucket.
 #include <algorithm>
 #include <limits>
@@ -12,19 +12,19 @@
 namespace jax_tt {
 namespace {
 
-// Requests of a part where they are spread evenly, and the most parts of slots and of buckets.
+// Average number of requests per part, and the maximum number of parts of slots and of buckets.
 constexpr int64_t kPerPart = 4, kMaxParts = 4096;
 
-// Blocks of the batch that are dealt at once; each has a counter for every part.  Where several threads deal few
-// requests they wait for each other longer than it takes one of them.
+// Blocks of the batch that are distributed in parallel; each has a counter for every part.  For few requests, a single
+// thread is faster than several that wait for each other.
 constexpr int64_t kMinBlock = 16384, kMaxBlocks = 16;
 
-// Requests ahead of those in work that are asked for.
+// Requests to prefetch ahead.
 constexpr int64_t kAhead = 16;
 
 constexpr int32_t kNowhere = std::numeric_limits<int32_t>::max();
 
-// Consecutive places, which slots or buckets are, cut into equal parts.
+// A range of slots or buckets split into equal parts.
 struct Parts {
   int shift = 0;
   int64_t count = 0;
@@ -88,7 +88,7 @@ class Observation {
     phases.AddBlocks(n_, block, [=, this](int64_t i, int64_t end, int) { Deal(i, end, Counters(i / block)); });
     constexpr int64_t kAtOnce = 64;
     phases.AddBlocks(parts_, kAtOnce, [this](int64_t part, int64_t end, int worker) {
-      Worker mine = workers_[static_cast<size_t>(worker)];  // its counts beside no other worker's
+      Worker mine = workers_[static_cast<size_t>(worker)];  // a copy, to avoid false sharing of the counts
       CacheBucketWork<K> work{{directory_.ghost_touched, directory_.ghost_recent}, mine.rivals};
       Prefetch(part, Begin(part), Begin(part) + kAhead);
       for (; part < end; ++part) {
@@ -120,12 +120,12 @@ class Observation {
 
   int32_t* Counters(int64_t block) const { return next_ + block * parts_; }
 
-  // A bucket as it is, a slot as its complement.
+  // `place` is a bucket, or the complement of a slot.
   int64_t PartOf(int32_t place) const {
     return place >= 0 ? place >> buckets_.shift : buckets_.count + (~place >> cached_.shift);
   }
 
-  // Where each request of a block is counted, and how many that makes in each part.
+  // Finds the slot or bucket of each request of a block, and counts the requests of each part.
   void Locate(int64_t i, int64_t end, int32_t* counters) const {
     std::fill_n(counters, parts_, 0);
     for (; i < end; ++i) {
@@ -139,7 +139,7 @@ class Observation {
     }
   }
 
-  // Turns the counters into where each block puts its first request of each part.
+  // Converts the counters to the index of each block's first request in each part.
   void Allot(int64_t blocks) const {
     int32_t next = 0;
     for (int64_t part = 0; part < parts_; ++part) {
@@ -164,7 +164,7 @@ class Observation {
   Request<K>* Begin(int64_t part) const { return requests_ + (part == 0 ? 0 : end_[part - 1]); }
   Request<K>* End(int64_t part) const { return requests_ + end_[part]; }
 
-  // Asks for what requests of the same kind as those of `part` read.
+  // Prefetches the data of requests of the same kind as those of `part`.
   void Prefetch(int64_t part, const Request<K>* next, const Request<K>* end) const {
     if (part < buckets_.count) {
       for (end = std::min<const Request<K>*>(end, End(buckets_.count - 1)); next < end; ++next)
@@ -182,7 +182,7 @@ class Observation {
   void CountMisses(int64_t part, Worker* worker, CacheBucketWork<K>* work) const {
     Request<K>* next = Begin(part);
     Request<K>* const end = End(part);
-    CountedKey<K>* const news = news_ + (next - requests_);  // this part's own, as long as it is
+    CountedKey<K>* const news = news_ + (next - requests_);  // scratch of this part, of the same length
     SortFew(next, end);
     while (next < end) {
       const CacheBucket<K> bucket = Bucket(next->place);
@@ -219,7 +219,7 @@ class Observation {
   const int32_t* const slots_;
   const int64_t n_;
   const Parts buckets_, cached_;
-  const int64_t parts_;  // those of the buckets first
+  const int64_t parts_;  // of buckets, then of slots
   const int64_t blocks_;
   std::vector<Worker> workers_;
   Workspace workspace_;

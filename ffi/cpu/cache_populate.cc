@@ -18,7 +18,7 @@ struct Slot {
   int32_t way;
 };
 
-// What one worker counts and works with.
+// Counts and buffers of one worker.
 template <typename K>
 struct Worker {
   int64_t counts[kCacheCounts] = {};
@@ -51,7 +51,7 @@ class Set {
     CacheSlotRank coldest = Rank(0);
     for (int64_t way = 1; way < ways_; ++way) coldest = std::min(coldest, Rank(way));
     if (!coldest.locked) {
-      // No ghost takes any slot unless it could take the coldest one; an empty slot takes every ghost.
+      // A ghost can take a slot only if it can take the coldest one; an empty slot accepts any ghost.
       const int32_t score = coldest.held ? coldest.score : INT32_MIN;
       const int32_t touched = coldest.held ? coldest.touched : INT32_MIN;
       if (AnyHotter(score, touched)) Trade(score, touched, worker);
@@ -86,7 +86,7 @@ class Set {
     std::partial_sort(slots, slots + pairs, slots + ways_, [](const Slot& a, const Slot& b) {
       return a.rank < b.rank || (!(b.rank < a.rank) && a.way < b.way);
     });
-    int64_t left = 0;  // rows that left, in place of the ghosts that came in
+    int64_t left = 0;  // evicted rows, which overwrite the inserted ghosts
     for (int64_t i = 0; i < pairs && Takes(ghosts[i], slots[i].rank); ++i) {
       const int32_t way = slots[i].way, place = ghosts[i].place;
       const Ghost<K> row = {scores_[way], touched_[way], tags_[way], -1};
@@ -99,11 +99,11 @@ class Set {
       SetGhost(place, -1, 0, 0);
       if (row.tag >= 0) ghosts[left++] = row;
     }
-    // Not before all places of those that came in are free.
+    // Only now, when the entries of all inserted ghosts are empty.
     for (int64_t i = 0; i < left; ++i) Count(ghosts[i]);
   }
 
-  // Makes a row that left a ghost of its bucket, if there is room or a ghost to displace.
+  // Makes an evicted row a ghost of its bucket, if there is room or a lower-ranked ghost.
   void Count(const Ghost<K>& row) const {
     int64_t last = CacheBucketInSet(CacheHash(row.tag), shape_) * shape_.room;
     const int64_t end = last + shape_.room;
@@ -126,7 +126,7 @@ class Set {
     return !slot.locked && (!slot.held || CacheIsHotter(ghost.score, ghost.touched, slot.score, slot.touched));
   }
 
-  // Ghosts of this step that are still outside; a row that has just become one was not touched in this step.
+  // Counts ghosts touched in this step, and their requests; evicted rows were not touched in this step.
   void CountOutside(int64_t* counts) const {
     int32_t outside = 0;
     for (int64_t g = 0; g < room_; ++g)
@@ -158,7 +158,7 @@ Status CachePopulate(const CacheDirectory<K>& directory, const Pool& pool, K* ev
   JAX_TT_RETURN_IF_ERROR(workspace.Allocate());
   Phases phases;
   phases.AddBlocks(directory.shape.sets, kBlock, [&](int64_t set, int64_t end, int worker) {
-    Worker<K> mine = workers[static_cast<size_t>(worker)];  // its counts next to no other worker's
+    Worker<K> mine = workers[static_cast<size_t>(worker)];  // a copy, to avoid false sharing of the counts
     for (; set < end; ++set) Set<K>(directory, set, evicted).Populate(&mine);
     workers[static_cast<size_t>(worker)] = mine;
   });

@@ -7,7 +7,7 @@
 namespace jax_tt {
 namespace {
 
-// Keys whose sets are asked for before the first of them is looked at; their tags stay in the first-level cache.
+// Keys whose sets are prefetched together; their tags fit in the first-level cache.
 constexpr int64_t kBatch = 64;
 constexpr int64_t kBlock = 8 * kBatch;
 

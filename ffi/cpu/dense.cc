@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kBlock = 64;
 
-// The distinct rows of a batch, each with the sum of what its positions are given.
+// The distinct rows of a batch, each with the sum of the gradients of its positions.
 template <typename T>
 class RowGradients {
  public:

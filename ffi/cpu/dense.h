@@ -1,4 +1,4 @@
-// Bags of rows of a dense table: the baseline that every compressed table is held against.
+// Pooled rows of a dense table.
 #ifndef JAX_TT_CPU_DENSE_H_
 #define JAX_TT_CPU_DENSE_H_
 
@@ -32,8 +32,8 @@ template <typename T>
 Status DenseBackward(const DenseProblem<T>& problem, const Pool& pool, const typename DenseProblem<T>::C* out_gradient,
                      typename DenseProblem<T>::C* gradient, typename DenseProblem<T>::C* weight_gradient);
 
-// Backward pass and optimizer step of the rows that were read, in place.  *applied: 1, or 0
-// where the batch is poisoned or a gradient not finite, whether the step was allowed or not.
+// Backward pass and in-place optimizer step of the rows that were read.  *applied: 0 if the batch is poisoned or a
+// gradient is not finite, regardless of whether the step was allowed; otherwise 1.
 template <typename T>
 Status DenseUpdate(const DenseProblem<T>& problem, const Pool& pool, const RowTable<T>& table,
                    const typename DenseProblem<T>::C* out_gradient, const OptimizerStep& step,

@@ -118,7 +118,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseBackwardCpu, BackwardImpl,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseUpdateCpu, UpdateImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // result of the forward pass: only to run after it
+                                  .Arg<ffi::AnyBuffer>()  // result of the forward pass: orders the update after it
                                   .Arg<ffi::AnyBuffer>()  // ids [G.., n / G]
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty

@@ -5,10 +5,10 @@
 namespace jax_tt {
 namespace {
 
-// Digits of at most 12 bits: their counters stay in the first-level cache.
+// The counters of digits of up to 12 bits fit in the first-level cache.
 constexpr int kMaxDigitBits = 12;
 
-// Key and item in one word while keys have 32 bits, which is the common case and halves the traffic.
+// Key and item in one word for keys of up to 32 bits, the common case, to halve the memory traffic.
 struct PackedItem {
   uint64_t word;
   static PackedItem Make(uint64_t key, int32_t item) { return {key << 32 | static_cast<uint32_t>(item)}; }

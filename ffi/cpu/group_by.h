@@ -1,4 +1,4 @@
-// Stable grouping of items by an integer key: the one primitive that every part of a plan is made of.
+// Stable grouping of items by an integer key, the primitive from which plans are built.
 #ifndef JAX_TT_CPU_GROUP_BY_H_
 #define JAX_TT_CPU_GROUP_BY_H_
 
@@ -8,7 +8,7 @@ namespace jax_tt {
 
 class Grouper {
  public:
-  // Words of memory that sorting n items takes.
+  // Words of memory needed to sort n items.
   static int64_t BufferSize(int64_t n) { return 4 * n; }
 
   explicit Grouper(uint64_t* buffer) : buffer_(buffer) {}

@@ -1,4 +1,4 @@
-// Every FFI handler of the CPU module.
+// All FFI handlers of the CPU module.
 #ifndef JAX_TT_CPU_HANDLERS_H_
 #define JAX_TT_CPU_HANDLERS_H_
 

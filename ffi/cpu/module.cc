@@ -1,4 +1,4 @@
-// The Python module: names of the handlers, and the sizes that tracing needs.
+// The Python module: names of the handlers, and sizes needed at trace time.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>

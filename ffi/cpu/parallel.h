@@ -1,9 +1,8 @@
-// Runs a sequence of parallel phases on XLA's own thread pool.
+// Runs a sequence of parallel phases on XLA's thread pool.
 //
-// Each phase is a set of independent tasks; a phase starts when the one before it is complete.  The calling thread
-// works too, and any worker waits only for tasks that another thread is running already, never for one that is still
-// queued: a busy pool costs speed, not progress.  Tasks write disjoint memory, so results do not depend on how many
-// threads there are.
+// Each phase is a set of independent tasks; a phase starts when the previous one is complete.  The calling thread
+// works too, and workers wait only for tasks that are already running in another thread, never for queued ones, so a
+// busy pool cannot cause a deadlock.  Tasks write disjoint memory, so results do not depend on the number of threads.
 #ifndef JAX_TT_CPU_PARALLEL_H_
 #define JAX_TT_CPU_PARALLEL_H_
 
@@ -43,7 +42,7 @@ class Phases {
     const std::shared_ptr<State> state = state_;
     try {
       for (int helper = 1; helper < workers; ++helper) schedule([state, helper] { state->Work(helper); });
-    } catch (...) {  // helpers are welcome, not needed: leaving now would free what those already at work still use
+    } catch (...) {  // helpers are optional, and those already scheduled use the state: continue without the others
     }
     state->Work(0);
   }
@@ -74,7 +73,7 @@ class Phases {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
-// Threads to use out of a pool of `pool_threads`: JAX_TT_NUM_THREADS lowers it.
+// Threads to use out of a pool of `pool_threads`, at most JAX_TT_NUM_THREADS.
 inline int NumWorkers(int64_t pool_threads) {
   static const int64_t limit = [] {
     const char* text = std::getenv("JAX_TT_NUM_THREADS");

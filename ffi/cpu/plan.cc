@@ -28,7 +28,7 @@ int64_t ReadId(const Int* ids, int64_t position, bool padded) {
   return id < 0 ? kNegative : static_cast<int64_t>(id);
 }
 
-// Digits that are not digits of this shape stand for an id past its end, unless the first one is negative.
+// Digits that are invalid for this shape mean an id past its end, unless the first one is negative.
 int64_t ReadDigits(const TTShape& shape, const int32_t* digits) {
   int64_t id = 0;
   bool all_minus_one = true, valid = true;
@@ -56,8 +56,7 @@ int64_t ReadId(const Lookups& lookups, const TTShape* shape, int64_t position) {
   return kNegative;
 }
 
-// An id that the caller wrote with all bits set has only the highest one beside a cache, where all bits mark what is
-// cached.
+// With a cache, all bits set mark a hit, and an id that the caller passed with all bits set has only the highest bit.
 template <typename Int>
 std::string IdText(Int id, bool padded) {
   using Signed = std::make_signed_t<Int>;
@@ -65,8 +64,8 @@ std::string IdText(Int id, bool padded) {
   return "id " + std::to_string(moved ? static_cast<Int>(-1) : id);
 }
 
-// The first digit of an id beyond the last row is as large as it takes; all digits of one that is larger still are
-// factors, and of a negative one -1.
+// The first digit of an id beyond the last row may exceed its factor.  Ids that are too large for this have all digits
+// equal to the factors, and negative ids all digits equal to -1.
 std::string IdText(const TTShape& shape, const int32_t* digits) {
   if (digits[0] < 0) return "a negative id";
   int64_t id = 0;
@@ -78,7 +77,7 @@ std::string IdText(const TTShape& shape, const int32_t* digits) {
   return known ? "id " + std::to_string(id) : "an id beyond " + std::to_string(shape.num_embeddings);
 }
 
-// The id as the caller wrote it, for messages.
+// The id as the caller passed it, for messages.
 std::string IdText(const Lookups& lookups, const TTShape* shape, int64_t position) {
   switch (lookups.type) {
     case IdType::kInt32:
@@ -93,7 +92,7 @@ std::string IdText(const Lookups& lookups, const TTShape* shape, int64_t positio
   return IdText(*shape, static_cast<const int32_t*>(lookups.ids) + position * shape->d);
 }
 
-// The positions that contribute and their ids, and the keys that rows are sorted by.
+// The contributing positions and their ids, and the sort keys of rows.
 struct Scratch {
   int32_t* positions = nullptr;
   int64_t* ids = nullptr;
@@ -109,15 +108,15 @@ struct Scratch {
   }
 };
 
-// What grouping one side takes; the two sides are grouped at the same time.
+// Memory to group one side; the two sides are grouped concurrently.
 struct SideScratch {
   uint64_t *keys = nullptr, *node_keys = nullptr, *sorting = nullptr;
 };
 
 constexpr int64_t kNone = -1;
 
-// Fills positions and ids, bag (-1 where a position contributes nothing) and the counters.  Returns the position of an
-// id that Bounds::kError refuses, or kNone.
+// Fills positions and ids, bag (-1 for positions that contribute nothing) and the counters.  Returns the position of an
+// id that is an error with Bounds::kError, or kNone.
 int64_t CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int32_t* bag, Scratch& scratch,
                    int32_t* header) {
   int64_t out_of_range = 0, count = 0;
@@ -136,7 +135,7 @@ int64_t CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_emb
             bag[position] = PlanLayout::kPoisoned;
             continue;
           }
-          // A table without rows has no nearest row.
+          // An empty table has no nearest row.
           if (lookups.bounds == Bounds::kZero || lookups.bounds == Bounds::kWarn || num_embeddings == 0) continue;
           id = id < 0 ? 0 : num_embeddings - 1;
         }
@@ -160,7 +159,7 @@ Status Refuse(const Lookups& lookups, const TTShape* shape, int64_t num_embeddin
                     " rows; pass ids in [0, num_embeddings), or bounds=\"warn\", bounds=\"clip\" or bounds=\"zero\"");
 }
 
-// Reports the `count` ids that CollectIds found out of range, with the first of them.
+// Reports the number and the first of the out-of-range ids that CollectIds found.
 void PostFirst(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int64_t count) {
   for (int64_t g = 0; g < lookups.groups; ++g) {
     const int64_t base = g * lookups.capacity, end = base + lookups.offsets[g * (lookups.bags + 1) + lookups.bags];
@@ -176,7 +175,7 @@ void PostFirst(const Lookups& lookups, const TTShape* shape, int64_t num_embeddi
   }
 }
 
-// The end of what CollectIds began: the error of Bounds::kError, or the report of Bounds::kWarn.
+// Returns the error of Bounds::kError, or makes the report of Bounds::kWarn, after CollectIds.
 Status Settle(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int64_t refused,
               const int32_t* header) {
   if (refused != kNone) return Refuse(lookups, shape, num_embeddings, refused);
@@ -208,7 +207,7 @@ struct ChainRadix {
   }
 };
 
-// Turns linear ids into keys that sort rows as the plan wants them: primary chain, then secondary chain.
+// Converts linear ids to keys that sort rows by primary chain, then by secondary chain.
 class RowKeys {
  public:
   RowKeys(const TTShape& shape, const Contraction& contraction) : d_(shape.d) {
@@ -238,7 +237,7 @@ class RowKeys {
   std::vector<Divider> factor_;
 };
 
-// Levels depth .. 1 of one side within a chunk of `rows` rows, whose chain keys are in scratch.keys (overwritten).
+// Builds levels depth .. 1 of one side of a chunk of `rows` rows, whose chain keys are in scratch.keys (overwritten).
 void BuildLevels(const TTShape& shape, const Side& side, bool rows_sorted, int64_t rows, const SideScratch& scratch,
                  const PlanLayout& layout, int first_level, int64_t chunk_begin, int32_t* plan, int32_t* counts) {
   const ChainRadix radix(shape, side);
@@ -263,7 +262,7 @@ void BuildLevels(const TTShape& shape, const Side& side, bool rows_sorted, int64
   }
 }
 
-// One side of every chunk.
+// Builds one side of every chunk.
 void BuildSide(const TTShape& shape, const Contraction& contraction, bool primary, int64_t rows,
                const uint64_t* row_keys, const SideScratch& scratch, const PlanLayout& layout, int32_t* plan) {
   const ChainRadix secondary(shape, contraction.secondary);
@@ -282,7 +281,7 @@ void BuildSide(const TTShape& shape, const Contraction& contraction, bool primar
   }
 }
 
-// Sorts positions by key and numbers the rows; leaves their keys in scratch.row_keys.
+// Sorts positions by key and numbers the rows; their keys are in scratch.row_keys.
 int64_t BuildRows(uint64_t range, const PlanLayout& layout, Scratch& scratch, int32_t* plan) {
   const uint64_t* keys = scratch.keys;
   uint64_t* row_keys = scratch.row_keys;
@@ -344,7 +343,7 @@ Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_o
   int32_t counters[PlanLayout::kHeader];
   const int64_t refused = CollectIds(lookups, nullptr, num_embeddings, bag, scratch, counters);
   JAX_TT_RETURN_IF_ERROR(Settle(lookups, nullptr, num_embeddings, refused, counters));
-  std::copy_n(bag, lookups.size(), row_of);  // negative where no row is read
+  std::copy_n(bag, lookups.size(), row_of);  // negative if no row is read
   for (int64_t i = 0; i < scratch.count; ++i) row_of[scratch.positions[i]] = scratch.ids[i];
   return {};
 }
@@ -365,10 +364,10 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
   workspace.Request(&secondary.node_keys, layout.n);
   workspace.Request(&secondary.sorting, Grouper::BufferSize(layout.n));
   if (Status status = workspace.Allocate(); !status.ok()) return status;
-  primary.keys = scratch.keys;  // the rows are sorted by then
+  primary.keys = scratch.keys;  // no longer needed once the rows are sorted
   primary.sorting = scratch.sorting;
 
-  // A plan of fewer ids is made before a helper has woken up.
+  // A plan of fewer ids is finished before a helper thread starts.
   constexpr int64_t kBlock = 2048;
   const RowKeys key(shape, contraction);
   int64_t refused = kNone, rows = 0;
@@ -381,7 +380,7 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
       header[PlanLayout::kFingerprint] = Fingerprint(lookups);
     }
   });
-  // After a refusal the count of ids is 0, and nothing below has anything to do.
+  // After an error, the count of ids is 0, and the following phases do nothing.
   phases.AddBlocks(layout.n, kBlock, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < std::min(end, scratch.count); ++i)
       scratch.keys[i] = key(static_cast<uint64_t>(scratch.ids[i]));

@@ -3,7 +3,7 @@
 namespace jax_tt {
 namespace {
 
-// Whether low <= values[i] < high for all i; without a branch per value, so that it vectorises.
+// Whether low <= values[i] < high for all i; branch-free, so that it is vectorised.
 bool AllWithin(const int32_t* values, int64_t count, int64_t low, int64_t high) {
   if (count > 0 && high <= low) return false;
   const uint32_t offset = static_cast<uint32_t>(static_cast<int32_t>(low)), size = static_cast<uint32_t>(high - low);
@@ -29,7 +29,7 @@ bool SideIsSound(const TTShape& shape, const Side& side, const PlanLayout& layou
     if (!AllWithin(level.slice, nodes, 0, shape.p[side.core[k]]) || !AllWithin(level.child_end, nodes, 0, items + 1) ||
         !AllWithin(level.child, items, 0, items) || !AllWithin(level.node_of_child, items, 0, nodes))
       return false;
-    // A product of one core is read as the slice itself, so no two nodes may share it.
+    // The product of one core is the slice itself, so no two nodes may share it.
     if (k == 1 && !Ascending(level.slice, nodes)) return false;
     items = nodes;
   }
@@ -43,7 +43,7 @@ bool IsSound(const TTShape& shape, const Contraction& contraction, const PlanLay
   const int64_t chunks = header[PlanLayout::kChunks];
   if (valid < 0 || valid > layout.n || rows < 0 || rows > valid || chunks < 0 || chunks > layout.max_chunks())
     return false;
-  // Every bag is below num_bags; those of positions that are listed in `order` are not negative either.
+  // All bags must be below num_bags; those of positions in `order` must also be at least 0.
   if (!AllWithin(layout.order(plan), valid, 0, layout.n) || !AllWithin(layout.row_end(plan), rows, 0, valid + 1) ||
       !AllWithin(layout.bag(plan), layout.n, PlanLayout::kPoisoned, num_bags))
     return false;

@@ -1,4 +1,4 @@
-// Checks a plan before it is followed.
+// Validation of plans.
 #ifndef JAX_TT_CPU_PLAN_CHECK_H_
 #define JAX_TT_CPU_PLAN_CHECK_H_
 
@@ -9,9 +9,8 @@
 
 namespace jax_tt {
 
-// A plan travels through the program as an ordinary array, so what comes back need not be what BuildTTPlan made.
-// Whether every index in it stays inside the table and the batch: one pass over the plan, a few thousandths of the
-// work that it plans.
+// Checks that every index of the plan is inside the table and the batch.  A plan is an ordinary array of the program,
+// which may have changed it since BuildTTPlan.  The pass over the plan costs a few thousandths of the planned work.
 Status CheckPlan(const TTShape& shape, const Contraction& contraction, const PlanLayout& layout, int64_t num_bags,
                  const int32_t* plan);
 

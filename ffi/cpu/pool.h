@@ -1,4 +1,4 @@
-// The threads that an operation may use beside its own.
+// The thread pool of an operation.
 #ifndef JAX_TT_CPU_POOL_H_
 #define JAX_TT_CPU_POOL_H_
 
@@ -8,7 +8,7 @@
 
 namespace jax_tt {
 
-// Hands a closure to the thread pool; as many as `workers`, the caller among them, may run at a time.
+// `schedule` passes a closure to the thread pool; at most `workers` threads, including the caller, run at a time.
 struct Pool {
   int workers = 1;
   std::function<void(std::function<void()>)> schedule;

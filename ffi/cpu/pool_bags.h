@@ -15,9 +15,9 @@
 
 namespace jax_tt {
 
-// Rows ahead of the one in work that are asked for: a row comes from memory in about the time of eight others.
+// Rows to prefetch ahead: reading a row from memory takes about as long as adding eight.
 constexpr int64_t kPrefetchDistance = 8;
-// Bags that one task takes.
+// Bags per task.
 constexpr int64_t kPooledBags = 16;
 
 template <typename T>
@@ -25,8 +25,8 @@ void PrefetchRow(const T* row, int64_t dim) {
   PrefetchLines(row, dim * static_cast<int64_t>(sizeof(T)));
 }
 
-// Fills bags [bag, bag_end) of out [groups * bags, dim], in the order of their positions.  row_of[n] is negative where
-// a position reads no row, kPoisoned where it makes NaN of its bag.  value: scratch of `dim` elements.
+// Fills bags [bag, bag_end) of out [groups * bags, dim], adding rows in the order of their positions.  row_of[n] is
+// negative if a position reads no row, kPoisoned if it makes its bag NaN.  value: scratch of `dim` elements.
 template <typename T, typename Index>
 void PoolBags(const DenseProblem<T>& problem, const Index* row_of, int64_t bag, int64_t bag_end,
               typename DenseProblem<T>::C* value, typename DenseProblem<T>::C* out) {

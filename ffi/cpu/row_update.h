@@ -1,4 +1,4 @@
-// The optimizer step of touched rows: slices of TT cores and rows of dense tables alike.
+// The optimizer step of touched rows, which are slices of TT cores or rows of dense tables.
 #ifndef JAX_TT_CPU_ROW_UPDATE_H_
 #define JAX_TT_CPU_ROW_UPDATE_H_
 
@@ -14,13 +14,13 @@
 
 namespace jax_tt {
 
-// One optimizer with the numbers of this step.
+// An optimizer with the hyper-parameters of this step.
 struct OptimizerStep {
   int kind = 0;                      // index into kOptimizers
   const float* hyper = nullptr;      // [kOptimizers[kind].hyperparameters]
   float gradient_scale = 1;          // multiplies every gradient
-  bool allowed = true;               // otherwise nothing is changed, and only *applied says what would have been done
-  bool skip_nonfinite = false;       // the whole update, when any gradient is not finite
+  bool allowed = true;               // otherwise nothing is changed, but *applied is still computed
+  bool skip_nonfinite = false;       // skips the whole update if any gradient is not finite
   bool stochastic_rounding = false;  // of 16-bit storage
   uint32_t seed[2] = {};
 
@@ -35,7 +35,7 @@ struct RowTable {
   T* values = nullptr;
   float* slots[2] = {};
   int64_t width = 0;
-  uint64_t stream = 0;  // keeps the random numbers of several tables apart
+  uint64_t stream = 0;  // distinguishes the random numbers of several tables
 
   // `scratch` holds `width` elements; only 16-bit storage uses it.
   void Update(int64_t row, const C* gradient, const OptimizerStep& step, const Kernels<C>& kernels, C* scratch) const {
@@ -54,7 +54,7 @@ struct RowTable {
   }
 };
 
-// Whether scale * values are finite, all of them.
+// Whether all of scale * values are finite.
 template <typename C>
 bool AllFinite(const C* values, int64_t n, C scale) {
   // A sum of products with zero is zero unless one of them is infinite or NaN.

@@ -1,4 +1,4 @@
-// A TT table and a batch among the arguments of a handler.
+// Reads a TT table and a batch from the arguments of a handler.
 #ifndef JAX_TT_CPU_TT_ARGS_H_
 #define JAX_TT_CPU_TT_ARGS_H_
 
@@ -9,7 +9,7 @@
 
 namespace jax_tt {
 
-// Everything of a problem but its plan.  *saved_size: elements of the saved products, when there are any.
+// Reads a problem without its plan.  *saved_size: number of elements of the saved products, if any.
 template <typename T>
 Status ReadTTProblem(const ffi::Dictionary& attrs, const BatchArgs& batch, const Args& args, size_t first_core,
                      Lookups* lookups, TTProblem<T>* problem, int64_t* saved_size) {

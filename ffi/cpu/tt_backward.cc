@@ -67,7 +67,7 @@ class Backward {
  private:
   using LaneSum = typename ChainGradient<T>::LaneSum;
 
-  // Rows to node gradients of the primary side's deepest level, and on to the group's slice.
+  // Computes the node gradients of the primary side's deepest level from the rows, and from them that of the slice.
   void Group(const SliceGroup& group, int64_t lane, int worker) {
     const int depth = join_.primary().depth();
     if (depth == 1) {
@@ -107,7 +107,7 @@ class Backward {
     });
   }
 
-  // Sum over the row's positions of weight times their bag's gradient, in the order of the joined block.
+  // Sum over the row's positions of weight times bag gradient, with columns in the order of the joined block.
   const C* RowGradient(int64_t row, int worker) {
     const int64_t dim = problem_.shape.dim();
     const PlanLayout& layout = problem_.layout;

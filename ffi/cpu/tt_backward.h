@@ -11,11 +11,10 @@
 
 namespace jax_tt {
 
-// Where gradients go: into arrays, or slice by slice to a consumer.
+// The destination of gradients: arrays, or a consumer that is called for each slice.
 //
-// A slice's gradient in the arrays is defined only where touched is 1; everything else is left as it was.  A consumer
-// takes each slice's gradient once, when nothing reads that slice of the core any more; it can only be used for a
-// batch of one chunk.
+// In the arrays, only gradients of slices with touched = 1 are written.  A consumer gets the gradient of each slice
+// once, when that slice of the core is no longer read; it can only be used for a batch of one chunk.
 template <typename C>
 struct CoreGradients {
   C* gradient[kMaxCores] = {};       // as the cores

@@ -1,10 +1,10 @@
-// The way back through one side: from the gradients of its deepest products to the gradients of its slices.
+// The backward pass of one side: from the gradients of its deepest products to the gradients of its slices.
 //
 // For a product out = in * slice the two gradients are
 //   d slice = in^T d out     summed over the nodes that share the slice,
 //   d in    = d out slice^T  summed over the children of the node that `in` belongs to.
-// The first sum runs inside one task; the second one is a phase of its own, over lists that the plan holds.  Nothing
-// is added by two threads, so there are no atomics and the order of every sum is fixed.
+// The first sum runs inside one task; the second one is a separate phase, over lists in the plan.  Each sum is computed
+// by a single thread, so there are no atomics and the order of every sum is fixed.
 #ifndef JAX_TT_CPU_TT_CHAIN_GRADIENT_H_
 #define JAX_TT_CPU_TT_CHAIN_GRADIENT_H_
 
@@ -25,7 +25,7 @@ class ChainGradient {
   using C = typename TTProblem<T>::C;
 
   // `deepest` is the deepest level whose node gradients are summed over children here.
-  // With `lanes`, level 1 gets its shares from the lanes of the join and not from its children one by one.
+  // With `lanes`, the gradients of level 1 are summed over the lanes of the join instead of over its children.
   ChainGradient(const TTProblem<T>& problem, const Chain<T>& chain, int deepest, bool lanes, int workers,
                 int64_t tile_nodes, const CoreGradients<C>& gradients)
       : problem_(problem),
@@ -60,8 +60,8 @@ class ChainGradient {
     }
   }
 
-  // Lanes that the join may be cut into for `rows` rows.  Shares of level 1 are added up by lane, a fixed part of the
-  // work, so that the order of every sum is fixed too; lanes take no more memory than one share per row would.
+  // Maximum number of lanes of the join for `rows` rows.  A lane, over which shares of level 1 are summed, is a fixed
+  // part of the work, so the order of every sum is fixed; lanes need no more memory than one share per row.
   int64_t MaxLanes(int64_t rows) const {
     return by_lane_ ? std::clamp(rows / chain_.nodes(1), kMinLanes, kMaxLanes) : rows;
   }
@@ -79,16 +79,16 @@ class ChainGradient {
     return {lane_ + index * chain_.side().product_size(1), begun};
   }
 
-  // Before the join of a chunk is cut into so many lanes.
+  // Must be called before the join of a chunk with this number of lanes.
   void OpenLanes(int64_t lanes) {
     lanes_ = lanes;
     if (by_lane_) std::fill_n(lane_begun_, lanes * chain_.nodes(1), uint8_t{0});
   }
 
-  // Where the children of level k put their shares of its nodes' gradients: [children, product_size(k)].
+  // The shares of the children of level k in the gradients of its nodes: [children, product_size(k)].
   C* child(int k) const { return child_[k]; }
 
-  // The phases of levels deepest .. 1, once the children of the deepest level have put theirs.
+  // Adds the phases of levels deepest .. 1, which run after the children of the deepest level have stored their shares.
   void AddPhases(Phases& phases) {
     for (int k = deepest_; k >= 1; --k) {
       AddSumPhase(k, phases);
@@ -102,7 +102,7 @@ class ChainGradient {
     }
   }
 
-  // Accumulates the gradient of one slice over the tiles of its group, and hands each tile's gradient to its parents.
+  // Accumulates the gradient of one slice over the tiles of its group, and computes each tile's shares for its parents.
   class SliceGradient {
    public:
     SliceGradient(ChainGradient& owner, int k, const SliceGroup& group, int64_t lane, int worker)
@@ -117,7 +117,7 @@ class ChainGradient {
       const Side& side = owner.chain_.side();
       const C* slice = owner.chain_.Oriented(k, group.slice, scratch_.slice);
       owner.kernels_.transpose(rank_, columns_, slice, scratch_.transposed);
-      // On the left an array takes the gradient as it is accumulated: a slice that an earlier chunk touched goes on.
+      // On the left, gradients are accumulated directly in the array, onto those of earlier chunks.
       const bool in_array = side.left && !owner.gradients_.consume;
       target_ = in_array ? owner.Gradient(k, slice_) : scratch_.gradient;
       accumulate_ = in_array && owner.Touched(k, slice_) != 0;
@@ -132,7 +132,7 @@ class ChainGradient {
     SliceGradient(const SliceGradient&) = delete;
     SliceGradient& operator=(const SliceGradient&) = delete;
 
-    // gradient: that of the products of nodes [begin, end), contiguous.
+    // gradient: of the products of nodes [begin, end), contiguous.
     void Add(int64_t begin, int64_t end, const C* gradient) {
       const int64_t rows = (end - begin) * owner_.chain_.side().width[k_ - 1];
       owner_.chain_.GatherParents(k_, begin, end, scratch_.parents);
@@ -164,7 +164,7 @@ class ChainGradient {
     bool accumulate_, stored_;
   };
 
-  // Hands over the gradient of a level-k slice, given in the chain's orientation.
+  // Stores or consumes the gradient of a level-k slice, given in the chain's orientation.
   void Store(int k, int64_t slice, const C* oriented, int worker) {
     const Side& side = chain_.side();
     if (!gradients_.consume) {
@@ -190,7 +190,7 @@ class ChainGradient {
     C* parents = nullptr;
   };
 
-  // Sums what the children put: into the node's gradient, or at level 1 into the slice's.
+  // Sums the shares of the children to the gradient of the node or, at level 1, of the slice.
   void AddSumPhase(int k, Phases& phases) {
     phases.AddBlocks(chain_.nodes(k), 8, [this, k](int64_t node, int64_t end, int worker) {
       const int64_t size = chain_.side().product_size(k);
@@ -228,7 +228,7 @@ class ChainGradient {
   C* child_[kMaxCores + 1] = {};
   C* node_[kMaxCores + 1] = {};
   C* lane_ = nullptr;
-  uint8_t* lane_begun_ = nullptr;  // whether anything stands there
+  uint8_t* lane_begun_ = nullptr;  // whether the sum of a lane has a value
   int64_t lanes_ = 0;
   std::vector<Scratch> scratch_;
 };

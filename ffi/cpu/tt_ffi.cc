@@ -1,4 +1,4 @@
-// FFI handlers of the TT operations: shapes and types are checked here, arithmetic is elsewhere.
+// FFI handlers of the TT operations, which check shapes and types.
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -15,12 +15,12 @@
 namespace jax_tt {
 namespace {
 
-// The problem of one call, and the memory it may take to state it.
+// The problem of one call, and the memory that its plan may need.
 template <typename T>
 struct TTCall {
   TTProblem<T> problem;
-  int64_t saved_size = 0;   // elements of the saved products, when there are any
-  bool saved_valid = true;  // whether those of the forward pass belong to this plan
+  int64_t saved_size = 0;   // elements of the saved products, if any
+  bool saved_valid = true;  // whether the saved products belong to this plan
 
   Status Read(const ffi::Dictionary& attrs, const BatchArgs& batch, const ffi::AnyBuffer& plan, const Args& cores,
               const Pool& pool) {
@@ -228,7 +228,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTBackwardCpu, BackwardImpl,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCpu, UpdateImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // result of the forward pass: only to run after it
+                                  .Arg<ffi::AnyBuffer>()  // result of the forward pass: orders the update after it
                                   .Arg<ffi::AnyBuffer>()  // ids
                                   .Arg<ffi::AnyBuffer>()  // offsets
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty

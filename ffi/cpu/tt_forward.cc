@@ -21,7 +21,7 @@ class Forward {
     join_.RequestBuffers(max_rows, workspace_);
     workspace_.Request(&rows_, max_rows * problem_.shape.dim());
     if (Status status = workspace_.Allocate(); !status.ok()) return status;
-    // A batch without rows has no chunk, but its bags are still to be cleared.
+    // A batch without rows has no chunk, but its bags must still be cleared.
     const int64_t chunks = std::max<int64_t>(problem_.num_chunks(), 1);
     for (int64_t c = 0, begin = 0; c < chunks; ++c) {
       const int64_t end = problem_.num_rows() == 0 ? 0 : problem_.layout.chunk(problem_.plan, c)[0];
@@ -47,7 +47,7 @@ class Forward {
     });
   }
 
-  // Adds the rows of this chunk, [begin, end), to their bags; the first chunk clears them unless they are added to.
+  // Adds the rows of this chunk, [begin, end), to their bags; the first chunk clears them unless `add` is set.
   void AddPoolPhase(int64_t begin, int64_t end, Phases& phases) {
     const int64_t dim = problem_.shape.dim(), num_bags = problem_.groups * problem_.bags;
     phases.AddBlocks(num_bags, 16, [=, this](int64_t bag_begin, int64_t bag_end, int) {

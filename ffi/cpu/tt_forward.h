@@ -8,8 +8,7 @@
 
 namespace jax_tt {
 
-// out: [groups * bags, dim]; `add` adds to what is there.  saved: primary products by node for the backward pass, or
-// null.
+// out: [groups * bags, dim]; overwritten unless `add`.  saved: primary products by node for the backward pass, or null.
 template <typename T>
 Status TTForward(const TTProblem<T>& problem, const Pool& pool, bool add, typename TTProblem<T>::C* out,
                  typename TTProblem<T>::C* saved);

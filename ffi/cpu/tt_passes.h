@@ -1,7 +1,7 @@
-// The join of the two sides: walks the rows of a chunk, slice group by slice group, with the products of both sides.
+// The join of the two sides: iterates over the rows of a chunk, by slice group, with the products of both sides.
 //
-// It is the loop that the forward and the backward pass have in common.  The primary products of one tile of nodes are
-// made (or read back) into the second-level cache and used up by the rows of that tile before the next one.
+// This loop is shared by the forward and the backward pass.  The primary products of one tile of nodes are computed (or
+// read back) and used for all rows of the tile while they are in the second-level cache.
 #ifndef JAX_TT_CPU_TT_PASSES_H_
 #define JAX_TT_CPU_TT_PASSES_H_
 
@@ -53,8 +53,8 @@ class Join {
     }
   }
 
-  // Points both sides at a chunk and adds the phases that make every product but the primary side's deepest.  Rows can
-  // be joined afterwards if `rows` says so.
+  // Opens a chunk on both sides and adds the phases that compute all products except the deepest of the primary side.
+  // `rows`: whether rows will be joined afterwards.
   void Open(int64_t chunk, int64_t begin, bool rows, Phases& phases) {
     primary_.Open(chunk, begin);
     secondary_.Open(chunk, begin);
@@ -79,8 +79,8 @@ class Join {
     });
   }
 
-  // Adds a phase with one task per lane: fn(group, lane, worker) over its groups.  Lanes are cut where they hold about
-  // the same number of nodes.
+  // Adds a phase with one task per lane: fn(group, lane, worker) over its groups.  Lanes have about the same number of
+  // nodes.
   template <typename Fn>
   void AddLanePhase(int64_t lanes, Phases& phases, Fn fn) {
     phases.Add(lanes, [this, lanes, fn](int64_t lane, int worker) {
@@ -103,10 +103,10 @@ class Join {
       fn(node, std::min(node + tile_nodes_, group.end), slice);
   }
 
-  // Primary products of the tile, contiguous from node_begin on.  `saved` keeps them by node, or already has them.
+  // Primary products of the tile, contiguous from node_begin on.  `saved` stores them by node, or already has them.
   const C* Products(int64_t node_begin, int64_t node_end, const C* slice, int worker, C* saved, bool have_saved) {
     const int depth = primary_.depth();
-    if (depth == 1) return primary_.product(1, node_begin);  // one node a tile: its group has no other
+    if (depth == 1) return primary_.product(1, node_begin);  // one node per group, so one per tile
     C* products =
         saved != nullptr ? saved + node_begin * primary_.side().product_size(depth) : product_scratch_[worker];
     if (!have_saved) primary_.Extend(depth, node_begin, node_end, slice, parent_scratch_[worker], kernels_, products);

@@ -1,4 +1,4 @@
-// What the TT passes share: the problem they are given, and the chain products of one chunk of the plan.
+// Data shared by the TT passes: the problem, and the chain products of one chunk of the plan.
 #ifndef JAX_TT_CPU_TT_PROBLEM_H_
 #define JAX_TT_CPU_TT_PROBLEM_H_
 
@@ -32,7 +32,7 @@ struct TTProblem {
   int64_t groups = 0, capacity = 0, bags = 0;
   bool poison = false;  // Bounds::kPoison
 
-  // Whether an id out of range made NaN of its bag, so that the gradients say nothing.
+  // Whether an id out of range makes its bag NaN, so that the gradients are meaningless.
   bool poisoned() const { return poison && layout.header(plan)[PlanLayout::kOutOfRange] != 0; }
   int64_t num_chunks() const { return layout.header(plan)[PlanLayout::kChunks]; }
   int64_t out_size() const { return groups * bags * shape.dim(); }
@@ -46,7 +46,7 @@ struct SliceGroup {
   int64_t slice, begin, end;
 };
 
-// Reads the slice [r_left, q, r_right] of a core as its chain sees it, [r_in, q, r_out].
+// Converts the slice [r_left, q, r_right] of a core to the orientation of its chain, [r_in, q, r_out].
 template <typename T, typename C>
 void OrientSlice(const TTShape& shape, const Side& side, int position, const T* slice, C* out) {
   const int core = side.core[position];
@@ -90,7 +90,7 @@ class Chain {
       if (has_buffer(k)) workspace.Request(&product_[k], max_rows * side_.product_size(k));
   }
 
-  // Points the chain at a chunk of the plan.
+  // Opens a chunk of the plan.
   void Open(int64_t chunk, int64_t begin) {
     const int32_t* counts = problem_->layout.chunk(problem_->plan, chunk) + 1 + first_level_;
     for (int k = 1; k <= side_.depth; ++k) {
@@ -112,14 +112,14 @@ class Chain {
   const std::vector<SliceGroup>& groups(int k) const { return groups_[k]; }
   int64_t child_begin(int k, int64_t node) const { return node == 0 ? 0 : level_[k].child_end[node - 1]; }
 
-  // The product of a node, [width(k), rank(k)]; a level-1 product is the slice itself, read in place where it can be.
+  // The product of a node, [width(k), rank(k)]; a level-1 product is the slice itself, read in place if possible.
   const C* product(int k, int64_t node) const {
     if constexpr (std::is_same_v<T, C>)
       if (in_place(k)) return problem_->slice(side_.core[k], level_[k].slice[node]);
     return product_[k] + node * side_.product_size(k);
   }
 
-  // The slice of a group in the chain's orientation; `scratch` is used when it cannot be read in place.
+  // The slice of a group in the chain's orientation; `scratch` is used if it cannot be read in place.
   const C* Oriented(int k, int64_t slice, C* scratch) const {
     const T* stored = problem_->slice(side_.core[k], slice);
     if constexpr (std::is_same_v<T, C>)
@@ -137,7 +137,7 @@ class Chain {
     }
   }
 
-  // Phases that fill the product buffers of this chunk, level by level.
+  // Adds phases that fill the product buffers of this chunk, level by level.
   void AddProductPhases(const std::vector<C*>& slice_scratch, const std::vector<C*>& parent_scratch, int64_t tile_nodes,
                         const Kernels<C>& kernels, Phases& phases) {
     if (has_buffer(1))
@@ -159,7 +159,7 @@ class Chain {
     }
   }
 
-  // Products of nodes [begin, end) at level k, all of which have this (oriented) slice.
+  // Computes the products of nodes [begin, end) at level k, all of which have this (oriented) slice.
   void Extend(int k, int64_t begin, int64_t end, const C* slice, C* parents, const Kernels<C>& kernels, C* out) const {
     GatherParents(k, begin, end, parents);
     const int64_t rank = side_.rank[k - 1], columns = side_.product_size(k) / side_.width[k - 1];
@@ -181,8 +181,8 @@ class Chain {
   std::vector<SliceGroup> groups_[kMaxCores + 1];
 };
 
-// Nodes of one slice that are multiplied at a time: enough rows to fill the micro-kernels, few enough to stay in the
-// second-level cache.
+// Nodes of one slice per matrix product: enough rows to fill the micro-kernels, few enough to stay in the second-level
+// cache.
 inline int64_t TileNodes(const Side& side) {
   const int64_t bytes = side.product_size(side.depth) * 4;
   const int64_t nodes = (int64_t{192} << 10) / (bytes + 1);

@@ -70,7 +70,7 @@ Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<
   Workspace workspace;
   CoreGradients<C> gradients;
   if (!step.skip_nonfinite && problem.num_chunks() <= 1) {
-    // Every slice's gradient is complete at once and takes its step while it is in the cache.
+    // With one chunk, each slice is updated as soon as its gradient is complete, while this is in the cache.
     std::vector<C*> scratch(static_cast<size_t>(pool.workers));
     for (C*& buffer : scratch) workspace.Request(&buffer, MaxSlice(problem.shape));
     if (Status status = workspace.Allocate(); !status.ok()) return status;

@@ -13,15 +13,15 @@ struct CoreTables {
   RowTable<T> table[kMaxCores];  // row = slice
 };
 
-// Updates the slices that were touched.  *applied: 1, or 0 where the gradients themselves keep the step from being
-// taken, whether it was allowed or not.
+// Updates the touched slices.  *applied: 0 if the gradients prevent the step, regardless of whether it was allowed;
+// otherwise 1.
 template <typename T>
 Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& cores,
                const CoreGradients<typename ComputeType<T>::type>& gradients, const OptimizerStep& step,
                float* applied);
 
-// Backward pass and optimizer step in one.  The problem's cores are the tables that are updated.  A poisoned batch
-// takes no step.
+// Fused backward pass and optimizer step.  The problem's cores are the tables that are updated.  A poisoned batch
+// changes nothing.
 template <typename T>
 Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<T>& cores,
                 const typename TTProblem<T>::C* out_gradient, const typename TTProblem<T>::C* saved,

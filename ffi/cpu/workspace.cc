@@ -11,8 +11,8 @@
 namespace jax_tt {
 namespace {
 
-// Fresh pages cost more than the work that is done in them, so the blocks of finished operations are kept for the
-// next ones, up to this many bytes.
+// Page faults in new memory cost more than the work itself, so blocks of finished operations are kept for reuse, up to
+// this many bytes.
 constexpr int64_t kKeptBytes = int64_t{96} << 20;
 
 struct Block {
@@ -20,22 +20,22 @@ struct Block {
   int64_t size;
 };
 
-// Large blocks come in huge pages where the system offers them: the gradients of shared slices are read in an order
-// that would otherwise miss the address cache at every step.
+// Large blocks use huge pages if available: the gradients of shared slices are read in an order that would otherwise
+// miss the TLB at every step.
 Block Allocate(int64_t size) {
   constexpr int64_t kHugePage = int64_t{2} << 20;
   if (size < 2 * kHugePage) return {std::aligned_alloc(64, static_cast<size_t>(size)), size};
   size = (size + kHugePage - 1) / kHugePage * kHugePage;
   void* memory = std::aligned_alloc(kHugePage, static_cast<size_t>(size));
 #if defined(MADV_HUGEPAGE)
-  if (memory != nullptr) madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);  // a hint: refusal costs nothing
+  if (memory != nullptr) madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);  // only a hint; may fail
 #endif
   return {memory, size};
 }
 
 class BlockCache {
  public:
-  BlockCache() { blocks_.reserve(64); }  // giving a block back must not need memory
+  BlockCache() { blocks_.reserve(64); }  // returning a block must not allocate
 
   Block Take(int64_t size) {
     {
@@ -58,7 +58,7 @@ class BlockCache {
     if (blocks_.size() == blocks_.capacity()) return std::free(block.memory);
     blocks_.push_back(block);
     kept_ += block.size;
-    while (kept_ > kKeptBytes) {  // the oldest go first
+    while (kept_ > kKeptBytes) {  // frees the oldest first
       std::free(blocks_.front().memory);
       kept_ -= blocks_.front().size;
       blocks_.erase(blocks_.begin());

@@ -1,4 +1,4 @@
-// Temporary memory of one operation: all of it in one block, whose size is known before any work starts.
+// Temporary memory of one operation, in a single block whose size is known before any work starts.
 #ifndef JAX_TT_CPU_WORKSPACE_H_
 #define JAX_TT_CPU_WORKSPACE_H_
 
@@ -17,7 +17,7 @@ class Workspace {
   Workspace& operator=(const Workspace&) = delete;
   ~Workspace();
 
-  // Asks for `count` elements; *where is set by Allocate.
+  // Requests `count` elements; *where is set by Allocate.
   template <typename T>
   void Request(T** where, int64_t count) {
     requests_.push_back({reinterpret_cast<void**>(where), size_});

@@ -11,7 +11,7 @@ from jax_tt._arguments import as_array
 from jax_tt._requires import require
 
 _CHUNK = 1 << 24  # interactions of one sparse matrix
-_KEPT = 1 << 26  # at most as many interactions are kept in memory; more are read again for every pass
+_KEPT = 1 << 26  # interactions kept in memory; above this, the source is read again for every pass
 
 # Every call gives pairs (contexts, items), both int64 [n].
 Source = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]

@@ -73,6 +73,7 @@ def test_evaluation_counts_nothing(gradients):
     assert model.items.cache_statistics()["calls"] == 2
 
 
+@pytest.mark.full(but="fused-rows")
 @pytest.mark.optimized
 @both
 @rules

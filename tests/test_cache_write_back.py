@@ -251,6 +251,7 @@ def test_a_row_that_is_not_finite_is_dropped_alone():
 STREAM = [(16, "lfu", 0.1, 0.05), (32, "lru", 0.1, 0.05)]
 
 
+@pytest.mark.full(but="32-lru")
 @pytest.mark.parametrize(("rank", "policy", "most", "most_of_all"), STREAM)
 def test_real_stream(rank, policy, most, most_of_all):
     """A recommender trained on the Video stream with 1 % of the rows cached: the cores keep 90 % or more of what

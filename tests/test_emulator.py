@@ -89,6 +89,7 @@ def run(program, mode):
     )
 
 
+@pytest.mark.full(but="plain")
 def test_right_kernels_pass_in_every_order(program):
     done = run(program, "right")
     assert done.returncode == 0, done.stderr[-6000:]

@@ -186,6 +186,7 @@ def test_recall_over_several_blocks_and_on_some_users(monkeypatch, log):
 # Training
 
 
+@pytest.mark.full(but="softmax-tt_fused")
 @pytest.mark.parametrize("variant", settings.COMPARED)
 @pytest.mark.parametrize("loss", ["softmax", "bpr"])
 def test_learns(log, tmp_path, variant, loss):
@@ -227,6 +228,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
+@pytest.mark.full(but="tt_fused")
 @pytest.mark.parametrize("variant", settings.COMPARED)
 def test_killed_and_restarted_ends_with_the_same_bits(log, tmp_path, variant):
     endless = command(log, tmp_path / "killed", "--epochs", "20", "--worker", variant)
@@ -260,6 +262,7 @@ def test_a_run_continues_under_its_own_settings_only(log, tmp_path):
 # The whole command
 
 
+@pytest.mark.full
 def test_compares_the_variants(log, tmp_path):
     more = ["--quick", "--epochs", "1", "--variants", "dense_fused,tt_optax"]
     result = subprocess.run(

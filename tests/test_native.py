@@ -55,6 +55,7 @@ def one_thread(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray
     return _run(tmp_path_factory.mktemp("one") / "results.npz", JAX_TT_NUM_THREADS="1")
 
 
+@pytest.mark.full
 def test_bitwise_equal_for_any_number_of_threads(one_thread, tmp_path):
     several = _run(tmp_path / "results.npz", JAX_TT_NUM_THREADS="4")
     assert several.keys() == one_thread.keys()

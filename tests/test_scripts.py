@@ -12,6 +12,7 @@ from scripts.kernel_resources import Kernel, Multiprocessor
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.full
 def test_gpu_check_runs_dry(tmp_path):
     command = [sys.executable, "scripts/gpu_check.py", "--dry-run", "--out", str(tmp_path)]
     done = subprocess.run(

@@ -1,7 +1,8 @@
 """Selects the tests of the quick tier, and orders tests.
 
 `make test` runs the quick tier, `make test-rest` the other tests and, with the compiler's optimizations, the tests
-marked `optimized` again. A test marked `full` is not in the quick tier. For a test with several parameters, the quick
+marked `optimized` again. A test marked `full` is not in the quick tier, except for the
+parameters that contain `text` if it is marked `full(but=text)`. For a test with several parameters, the quick
 tier has enough combinations to contain every pair of values (pairwise testing); a defect that needs a combination of
 three values is found by the rest.
 """
@@ -31,11 +32,12 @@ def select(items: list[pytest.Item], tier: str) -> tuple[list[pytest.Item], list
 
 
 def _quick(items: list[pytest.Item]) -> set[str]:
-    candidates = [item for item in items if item.get_closest_marker("full") is None]
     functions: dict[str, dict[str, set[Pair]]] = {}
-    for item in candidates:
-        function = item.nodeid.partition("[")[0]
-        functions.setdefault(function, {})[item.nodeid] = _pairs(item)
+    for item in items:
+        cases = functions.setdefault(item.nodeid.partition("[")[0], {})
+        full = item.get_closest_marker("full")
+        if full is None or ("but" in full.kwargs and full.kwargs["but"] in item.nodeid):
+            cases[item.nodeid] = _pairs(item)
     return {node for cases in functions.values() for node in covering(cases)}
 
 

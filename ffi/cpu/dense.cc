@@ -157,10 +157,10 @@ Status DenseUpdate(const DenseProblem<T>& problem, const Pool& pool, const RowTa
       if (!AllFinite(sum, problem.dim, static_cast<C>(step.gradient_scale)))
         finite.store(false, std::memory_order_relaxed);
     });
-  rows.AddPhase(phases, [&](int64_t row, const C* sum, int worker) {
-    if (steps && finite.load(std::memory_order_relaxed))
-      table.Update(row, sum, step, rows.kernels(), rows.scratch(worker));
-  });
+  if (steps)
+    rows.AddPhase(phases, [&](int64_t row, const C* sum, int worker) {
+      if (finite.load(std::memory_order_relaxed)) table.Update(row, sum, step, rows.kernels(), rows.scratch(worker));
+    });
   pool.Run(phases);
   *applied = finite.load() && !poisoned ? 1.0f : 0.0f;
   return {};

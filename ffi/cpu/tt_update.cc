@@ -50,11 +50,12 @@ Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& core
       if (!AllFinite(gradient(core, slice), shape.slice_size(core), static_cast<C>(step.gradient_scale)))
         finite.store(false, std::memory_order_relaxed);
     });
-  add_phase(phases, [&](int core, int64_t slice, int worker) {
-    if (step.allowed && finite.load(std::memory_order_relaxed))
-      cores.table[core].Update(slice, gradient(core, slice), step, GetKernels<C>(),
-                               scratch[static_cast<size_t>(worker)]);
-  });
+  if (step.allowed)
+    add_phase(phases, [&](int core, int64_t slice, int worker) {
+      if (finite.load(std::memory_order_relaxed))
+        cores.table[core].Update(slice, gradient(core, slice), step, GetKernels<C>(),
+                                 scratch[static_cast<size_t>(worker)]);
+    });
   pool.Run(phases);
   *applied = finite.load() ? 1.0f : 0.0f;
   return {};

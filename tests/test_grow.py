@@ -93,6 +93,23 @@ def test_rows_to_be_near_are_not_held_in_memory():
     assert not np.allclose(fresh[0][5:], first[5:])
 
 
+def test_blocks_of_rows_to_be_near_are_small_at_high_ranks():
+    shape = jax_tt.TTShape(5000, 128, 128, (5, 1000), (64, 2))
+    cores = jax_tt.init_cores(jax.random.key(2), shape)
+    grow = partial(jax_tt.tt_grow, cores, shape.grow(7000), KEY)
+    fresh = grow()
+    like = np.random.default_rng(0).integers(0, 5000, 2000)
+    tracemalloc.start()
+    near = grow(like=like)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # Cores and results of 5 MiB, and what a block of 2 MiB is computed from.
+    assert peak < 16 * 2**20
+    wanted = dense_table(cores, 5000)[like]
+    error, before = (np.linalg.norm(dense_table(c, 7000)[5000:] - wanted) for c in (near, fresh))
+    assert error < 0.9 * before
+
+
 @pytest.mark.parametrize("num_embeddings", [58, 60])
 @pytest.mark.parametrize("like", [7, np.arange(5)])
 def test_slices_to_spare_are_like_no_row(num_embeddings, like):

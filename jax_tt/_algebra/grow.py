@@ -114,7 +114,8 @@ def _near(
     first, *rest = (np.asarray(core) for core in cores)
     tails = math.prod(table.row_factors[1:])
     rank = rest[0].shape[1]
-    each = rank * math.prod(table.col_factors[1:]) + table.features
+    # Of a row: its tail, the slice of the first core that the row which it is to be near has, and that row.
+    each = rank * (table.col_factors[0] + math.prod(table.col_factors[1:])) + table.features
     near = np.asarray(fresh).astype(np.float64)
     for i in range(-(-len(like) // tails)):
         rows = like[i * tails : (i + 1) * tails]
@@ -124,8 +125,8 @@ def _near(
             tail = _tails(rest, some)
             heads, of_like = np.divmod(rows[some], tails)
             wanted = first[heads, 0].astype(np.float64) @ _tails(rest, of_like)
-            matrix += np.matmul(tail, tail.transpose(0, 2, 1)).sum(0)
-            right += np.matmul(tail, wanted.transpose(0, 2, 1)).sum(0)
+            matrix += np.tensordot(tail, tail, ((0, 2), (0, 2)))
+            right += np.tensordot(tail, wanted, ((0, 2), (0, 2)))
         near[i] = solve_slice(matrix, right, near[i], _RIDGE * float(matrix.max()) or 1.0)
     return jnp.asarray(near, fresh.dtype)
 

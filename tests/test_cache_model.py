@@ -12,7 +12,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from jax_tt._cache.scores import Scoring, aged
+from jax_tt._cache.directory import init_directory
+from jax_tt._cache.scores import Scoring, aged, caught_up, counted, stamp
 from tests.cache_model import (
     BATCHES,
     SCORINGS,
@@ -155,6 +156,22 @@ def test_lfu_counts_every_request_while_there_is_room(method):
         counted |= dict(zip(np.ravel(tags).tolist(), np.ravel(scores).tolist(), strict=True))
     counted.pop(-1)
     assert counted == dict(model.requests)
+
+
+@pytest.mark.parametrize("half_life", [10**9, 5 * 10**8])
+def test_requests_age_over_the_longest_half_lives(half_life):
+    """`counted` stops at the largest int32, before five such half-lives have passed."""
+    scoring, start, batch = Scoring("lfu", half_life), 2**24, half_life // 2
+    directory = init_directory(1, 1, 1, 1, np.int32)._replace(scores=np.full((1, 1), start))
+    passed = 0
+    while passed < 6 * half_life:
+        directory = counted(caught_up(directory, scoring), np.int32(batch))
+        passed += batch
+        # Of now: what a request of the start is worth beside one of this batch.
+        ended, begun = divmod(passed, half_life)
+        found = int(directory.scores[0, 0]) / int(stamp(directory, scoring))
+        expected = start / 1024 / (1 + begun / half_life) / 2**ended
+        np.testing.assert_allclose(found, expected, rtol=2e-3)
 
 
 def test_a_row_that_left_is_never_cached_twice(method):

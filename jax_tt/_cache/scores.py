@@ -67,7 +67,9 @@ def caught_up(directory: CacheDirectory, scoring: Scoring) -> CacheDirectory:
     if scoring.half_life is None:
         return directory
     half_life = _requests(directory, scoring.half_life)
-    late = directory.unaged // half_life > MOST_HALVINGS
+    # Of a long half-life no more than these pass before `counted` stops at the largest int32.
+    most = min(MOST_HALVINGS + 1, _INT_MAX // half_life)
+    late = directory.unaged // half_life >= most
     names = ("scores", "ghost_scores", "unaged")
 
     def halve(scores: jax.Array, ghost_scores: jax.Array, unaged: jax.Array) -> Any:

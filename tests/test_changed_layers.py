@@ -383,8 +383,9 @@ def test_no_second_state_is_allocated(change):
     assert [opt.opt_state[0].nu["items"][f"core_{k}"].shape for k in range(3)] == shapes
 
 
-def test_what_layers_refuse():
-    model, opt = trained("optax", steps=1)
+@pytest.mark.parametrize("case", ["optax", "optax-cache"])
+def test_what_layers_refuse(case):
+    model, opt = trained(case, steps=1)
     layer = model.items
     before = values(model)
     with pytest.raises(ValueError, match=r"id_order: got an order of 3 ids for a table of 58"):
@@ -397,6 +398,12 @@ def test_what_layers_refuse():
         layer.reorder(NEW, opt=opt, model=model.users)
     with pytest.raises(ValueError, match="num_embeddings: got 57 for a table of 58"):
         layer.grow(57, rngs=nnx.Rngs(0))
+    for count in (0, -5):
+        with pytest.raises(ValueError, match=f"num_embeddings: got {count}; .* integer >= 1"):
+            layer.grow(count, rngs=nnx.Rngs(0))
+    for count in ("12", None):
+        with pytest.raises(TypeError, match=f"num_embeddings: got {count!r} of type"):
+            layer.grow(count, rngs=nnx.Rngs(0))
     with pytest.raises(
         ValueError, match=r"like: got int64 of shape \(3,\); .*each of the 2 new ids"
     ):

@@ -23,6 +23,7 @@ from jax_tt._lookup import _backend
 from jax_tt._lookup._batch import Batch, present
 from jax_tt._lookup._explicit import over_explicit_axes
 from jax_tt._lookup._vma import vary_over, varying_axes
+from jax_tt._tables import reference
 from jax_tt._tables.change import Change, Growth, Orders
 from jax_tt._tables.dense import DenseTable
 from jax_tt._tables.native import zeros_like
@@ -314,6 +315,13 @@ class RowCachedTable(Wrapper):
         misses = dataclasses.replace(misses, rectangular=False)
         return _added(miss_sum, hit_sum), (misses, place, (of_hits, of_misses))
 
+    def _in_range(self, of_rows: State, batch: Batch, g: jax.Array, lookup: Lookup) -> jax.Array:
+        """1.0, or 0.0 where ``bounds`` refuses an id of any shard of the batch that the rows are stepped for."""
+        axes = self.rows_table.summed_axes(of_rows, hits_of(batch), g, lookup)
+        misses = vary_over(misses_of(self.table, batch), varying_axes(batch, g))
+        bad = reference.poisoned(self.table, misses, lookup, axes)
+        return jnp.where(bad, 0.0, 1.0).astype(jnp.float32)
+
     def _cotangents(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[dict[str, Any], jax.Array | None]:
@@ -349,6 +357,9 @@ class RowCachedTable(Wrapper):
             self.table, of_table, packed, (of_misses, g), for_cores, values[0], allowed
         )
         applied = applied if allowed is None else allowed * applied
+        if self.update is not None and for_rows.wanted.names and not for_cores.wanted.names:
+            # Frozen cores take no step that would find ids out of range, and the rows cannot see such ids.
+            applied = self._in_range(of_rows, batch, g, for_cores)
         of_rows, _, dweights = of_hit_rows(of_rows, for_rows, applied)
         if of_packed is not None and dweights is not None and place is not None:
             missed = jnp.take_along_axis(of_packed, place, axis=1)

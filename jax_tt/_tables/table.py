@@ -300,19 +300,16 @@ class Table(abc.ABC):
         lookup: Lookup,
         values: Any,
     ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
-        """`step` that changes nothing if ``allowed`` is 0; the second result is whether the batch allows the step.
+        """`step` that changes nothing where ``allowed`` is 0, and that also says whether the batch allows the step.
 
-        It is 0.0 for gradients that are not finite, if these are skipped, and for ids that ``bounds`` does not allow;
-        otherwise 1.0.
+        Returns:
+            The new state; 1.0, or 0.0 where gradients are not finite and such steps are skipped, or where ``bounds``
+            refuses an id; and the gradient of the weights. The second does not depend on ``allowed``.
         """
         allowed = jnp.ones((), jnp.float32) if allowed is None else allowed
         batch, g = once((batch, g), state["step"])
-        # Shards of a batch with a replicated table: sum the gradients before the update.
-        own = {name: state[name] for name in self.trained_names}
-        axes = varying_axes(batch, g) - varying_axes(own)
+        lookup = dataclasses.replace(lookup, axis_name=self.summed_axes(state, batch, g, lookup))
         batch, g = vary_over((batch, g), varying_axes(batch, g))
-        if axes:
-            lookup = dataclasses.replace(lookup, axis_name=tuple(sorted(axes, key=str)))
         params, slots, applied, dweights = self.stepped_params(
             state, batch, residuals, g, lookup, {**values, "allowed": allowed}
         )
@@ -326,6 +323,15 @@ class Table(abc.ABC):
         new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
         new["step"] = state["step"] + allowed * applied
         return new, applied, dweights
+
+    def summed_axes(self, state: State, batch: Batch, g: jax.Array, lookup: Lookup) -> Any:
+        """The axes that a step sums gradients over, as `Lookup.axis_name`.
+
+        Where shards of a batch stand beside a replicated table, they are the axes of the shards.
+        """
+        own = {name: state[name] for name in self.trained_names}
+        axes = varying_axes(batch, g) - varying_axes(own)
+        return tuple(sorted(axes, key=str)) if axes else lookup.axis_name
 
     def weights_gradient(
         self, state: State, batch: Batch, g: jax.Array, lookup: Lookup

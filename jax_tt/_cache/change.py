@@ -19,7 +19,7 @@ from jax_tt._tables.table import SCALARS, State
 def grown(cached: RowCachedTable, state: State, growth: Growth) -> Change:
     """Resizes the cache if the larger table needs another layout."""
     # Refused before the layout of a cache is computed for such a number of rows.
-    cached.innermost.shape.grow(growth.num_embeddings)
+    cached.table.shape.grow(growth.num_embeddings)
     cache, carry = cached.cache, {}
     sizes = cached.num_embeddings, growth.num_embeddings
     now, then = ((cache.layout(n), cache.key_dtype(n)) for n in sizes)

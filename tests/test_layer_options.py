@@ -1,5 +1,6 @@
 """Constructor arguments of both flavours: each error names argument, value, expectation and fix."""
 
+import inspect
 import re
 from typing import Any
 
@@ -142,3 +143,14 @@ def test_what_is_left_out_is_suggested(kwargs, d, ranks):
 @FLAVOURS
 def test_schedules_are_hyper_parameters_of_a_layer(build):
     build("TTEmbed", optimizer=optimizers.Adam(optax.cosine_decay_schedule(0.05, 100)))
+
+
+@pytest.mark.parametrize("layer", [jax_tt.TTEmbedBag, jax_tt.EmbedBag])
+def test_layers_of_bags_show_all_arguments(layer):
+    shown = list(inspect.signature(layer.__init__).parameters)[1:]
+    assert shown[:3] == ["num_embeddings", "features", "combiner"]
+    assert {"bounds", "optimizer", "rngs"} <= set(shown)
+    with pytest.raises(TypeError, match="promote_dtype"):
+        layer(100, 8, promote_dtype=None, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="combiner: got 'median'"):
+        layer(100, 8, combiner="median", rngs=None)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag, TableModule, hoisted_update
+from jax_tt._flax._options import bags_of
 from jax_tt._flax._pretrained import DenseFromPretrained
 from jax_tt._tables.dense import DenseTable, default_embedding_init
 from jax_tt._tables.options import Lookup
@@ -81,6 +82,7 @@ class EmbedBag(DenseLayer, TableEmbedBag):
         (3, 16)
     """
 
+    @bags_of(DenseLayer.__init__)
     def __init__(
         self, num_embeddings: int, features: int, *, combiner: str = "sum", **options: Any
     ) -> None:

@@ -13,7 +13,7 @@ from flax import nnx
 from jax_tt._cache.config import RowCache
 from jax_tt._flax._nnx_change import ChangingModule
 from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag, hoisted_update
-from jax_tt._flax._options import described_tt, table_shape
+from jax_tt._flax._options import bags_of, described_tt, table_shape
 from jax_tt._flax._pretrained import TTFromPretrained
 from jax_tt._init import CoreInit
 from jax_tt._tables.options import Lookup
@@ -171,6 +171,7 @@ class TTEmbedBag(TTLayer, TableEmbedBag):
         >>> _ = opt.update(layer, grads)
     """
 
+    @bags_of(TTLayer.__init__)
     def __init__(
         self, num_embeddings: int, features: int, *, combiner: str = "sum", **options: Any
     ) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from jax_tt._arguments import one_of
 from jax_tt._cache.cached import RowCachedTable
 from jax_tt._cache.config import RowCache
 from jax_tt._shape import TTShape
-from jax_tt._tables.options import Update
+from jax_tt._tables.options import COMBINERS, Update
 from jax_tt._tables.table import Table
 from jax_tt._tables.tensor_train import TTTable
 from jax_tt.optimizers import Optimizer
@@ -19,6 +22,32 @@ from jax_tt.order import IdOrder
 from jax_tt.order._ordered import OrderedTable
 
 _DEFAULT_CORES = 3
+
+
+def bags_of(rows: Any) -> Any:
+    """Decorates a constructor of bags that passes ``options`` to a constructor of rows.
+
+    Callers see one list of arguments, ``combiner`` among them, and ``combiner`` is checked before a table is made.
+    """
+    signature = inspect.signature(rows)
+    kept = [p for name, p in signature.parameters.items() if name != "promote_dtype"]
+    combiner = inspect.Parameter(
+        "combiner", inspect.Parameter.KEYWORD_ONLY, default="sum", annotation=str
+    )
+    sizes = sum(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in kept)
+    signature = signature.replace(parameters=[*kept[:sizes], combiner, *kept[sizes:]])
+
+    def decorate(bags: Any) -> Any:
+        @functools.wraps(bags)
+        def constructor(self: Any, *args: Any, **options: Any) -> None:
+            signature.bind(self, *args, **options)
+            one_of("combiner", options.get("combiner", "sum"), COMBINERS)
+            bags(self, *args, **options)
+
+        constructor.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+        return constructor
+
+    return decorate
 
 
 def table_shape(

@@ -28,7 +28,7 @@ DATA ?= ../shared/data
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
-	@echo "make test     run the quick tier of the tests (10 minutes on 2 cores); test-all runs every test"
+	@echo "make test     run the quick tier of the tests; test-rest runs the others, test-all both"
 	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"
 	@echo "make cuda     compile the CUDA kernels (no GPU needed); cuda-all for every architecture"
 	@echo "make gpu-check  on a machine with a GPU: build, tests, compute-sanitizer, benchmarks, in ten minutes"
@@ -40,9 +40,8 @@ demo: $(VENV)/.with-examples
 test: $(VENV)/.with-test
 	$(PY) -m pytest $(PYTEST_ARGS) --tier=quick
 
-# What the quick tier leaves out, with all of XLA's optimizations, and again what depends on them.
 test-rest: $(VENV)/.with-test
-	JAX_TT_TEST_OPTIMIZED=1 $(PY) -m pytest $(PYTEST_ARGS) --tier=rest
+	$(PY) -m pytest $(PYTEST_ARGS) --tier=rest
 
 test-all: test test-rest
 

@@ -1,8 +1,7 @@
 """Selects the tests of the quick tier, and orders tests.
 
-`make test` runs the quick tier, `make test-rest` the other tests and, with the compiler's optimizations, the tests
-marked `optimized` again. A test marked `full` is not in the quick tier, except for the
-parameters that contain `text` if it is marked `full(but=text)`. For a test with several parameters, the quick
+`make test` runs the quick tier, `make test-rest` the other tests. A test marked `full` is not in the quick tier, except
+for the parameters that contain `text` if it is marked `full(but=text)`. For a test with several parameters, the quick
 tier has enough combinations to contain every pair of values (pairwise testing); a defect that needs a combination of
 three values is found by the rest.
 """
@@ -21,13 +20,8 @@ def select(items: list[pytest.Item], tier: str) -> tuple[list[pytest.Item], list
     if tier == "all":
         return items, []
     quick = _quick(items)
-    chosen: list[pytest.Item] = []
-    left: list[pytest.Item] = []
-    for item in items:
-        wanted = (item.nodeid in quick) == (tier == "quick") or (
-            tier == "rest" and _optimized(item)
-        )
-        (chosen if wanted else left).append(item)
+    chosen = [item for item in items if (item.nodeid in quick) == (tier == "quick")]
+    left = [item for item in items if (item.nodeid in quick) != (tier == "quick")]
     return chosen, left
 
 
@@ -71,8 +65,4 @@ def _value(value: object) -> str:
 
 def optimized_last(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """Sorts tests compiled with all optimizations last, so that the other programs are dropped only once."""
-    return sorted(items, key=_optimized)
-
-
-def _optimized(item: pytest.Item) -> bool:
-    return item.get_closest_marker("optimized") is not None
+    return sorted(items, key=lambda item: item.get_closest_marker("optimized") is not None)

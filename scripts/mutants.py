@@ -124,7 +124,7 @@ MUTANTS = {
         "jax_tt/_lookup/_combine.py",
         "safe = jnp.where(empty, 1, size)",
         "safe = size",
-        "conformance bags",
+        "grad",
     ),
     "unused tables": Mutant(
         "jax_tt/_flax/_next_values.py",

@@ -136,3 +136,20 @@ def test_only_weights_on_every_method(case, method):
         ).sum()
     )(padded.weights)
     assert not np.any(np.asarray(alone)[np.asarray(padded.ids) == -1])
+
+
+@pytest.mark.parametrize("combiner", ["mean", "sqrtn"])
+def test_a_bag_whose_weights_sum_to_zero_has_no_gradient(case, combiner, method):
+    bags = jax_tt.Bags(jnp.array([1, 2, 3]), jnp.array([0, 2, 2, 3]), jnp.array([0.0, 0.0, 1.0]))
+
+    @jax.jit
+    def gradients(cores, weights):
+        def loss(cores, weights):
+            given = dataclasses.replace(bags, weights=weights)
+            out = jax_tt.tt_embed_bag(cores, given, combiner=combiner, method=method)
+            return jnp.sum(out[:2])
+
+        return jax.grad(loss, (0, 1))(cores, weights)
+
+    for gradient in jax.tree.leaves(gradients(case.cores, bags.weights)):
+        assert not np.any(gradient)

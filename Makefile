@@ -21,6 +21,8 @@ PIP_OPTIONS = $(foreach option,$(NATIVE_OPTIONS),--config-settings=cmake.define.
 # Tests use all cores, but at most 8: each worker holds a JAX of its own.
 # A worker begins with the files of its half of the list, whose programs are compiled once, and then takes from others.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8 --dist=worksteal
+# Threads of numpy's matrix products would wait for each other in every worker.
+test test-rest: export OPENBLAS_NUM_THREADS := 1
 DATA ?= ../shared/data
 
 .PHONY: help demo test test-rest test-all fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \

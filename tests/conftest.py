@@ -1,6 +1,7 @@
 """Settings of the test suite: four CPU devices, strict promotion, warnings as errors, and fixtures of methods."""
 
 import contextlib
+import functools
 import gc
 import os
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import hypothesis
 import jax
 import pytest
+from jax._src.interpreters import mlir
 
 from tests.tiers import TIERS, optimized_last, select
 
@@ -28,10 +30,17 @@ if _gpu and "JAX_PLATFORMS" not in os.environ:
 # passes, unless JAX_TT_TEST_OPTIMIZED=1 is set or there is a GPU.
 THRIFTY = not _gpu and os.environ.get("JAX_TT_TEST_OPTIMIZED", "0") == "0"
 jax.config.update("jax_disable_most_optimizations", THRIFTY)
+PROGRAMS = Path(__file__).parents[1] / "build" / "test_programs"
 if THRIFTY:
     # XLA's fusion emitters and parallel code generation take three quarters of the compile time of the reference.
     flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
+    # Compiled programs are kept on disk: for the other workers, and for the next run.
+    jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# JAX makes an MLIR context for every program, which takes most of the time of lowering a small one.
+mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 # Test processes share a GPU, so none of them may preallocate most of its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -42,6 +51,9 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 # Linux allows 65,530 memory mappings per process, and the compiler crashes beyond that; every program in the caches of
 # JAX has a few.
 MOST_NEW_MAPPINGS = 20_000
+# Counting them takes 30 ms.
+TESTS_PER_COUNT = 10
+_finished = 0
 _kept_mappings = 0
 # Whether the caches of JAX may have programs that were compiled without most passes.
 _kept_thrifty = False
@@ -91,8 +103,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_logfinish() -> None:
     """Drops all compiled programs if a process has accumulated too many."""
-    global _kept_mappings
-    if _mappings() - _kept_mappings > MOST_NEW_MAPPINGS:
+    global _finished, _kept_mappings
+    mlir.make_ir_context.cache_clear()
+    _finished += 1
+    if _finished % TESTS_PER_COUNT == 0 and _mappings() - _kept_mappings > MOST_NEW_MAPPINGS:
         jax.clear_caches()
         gc.collect()
         _kept_mappings = _mappings()  # not of JAX programs, e.g. the stacks of emulated threads

@@ -26,6 +26,7 @@ from tests.cache_model import (
     drive,
 )
 
+pytestmark = pytest.mark.reference_once
 OPERATIONS = 300
 LFU = SCORINGS["lfu"]
 scorings = pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS.keys())

@@ -33,6 +33,7 @@ from tests.helpers import (
     on_gpu,
 )
 
+pytestmark = pytest.mark.reference_once
 RULES = {
     "sgd": optimizers.SGD(0.1),
     "rowwise": optimizers.RowWiseAdagrad(0.1),

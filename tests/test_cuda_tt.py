@@ -67,7 +67,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.full if c == "chunks" else ()) for c in CASES]
+)
 def test_equals_the_cpu(case, method):
     shape, ids = CASES[case]
     # The CPU kernels are judged in float64 elsewhere; the reference would take minutes here.

@@ -4,6 +4,9 @@
 for the parameters that contain `text` if it is marked `full(but=text)`. For a test with several parameters, the quick
 tier has enough combinations to contain every pair of values (pairwise testing); a defect that needs a combination of
 three values is found by the rest.
+
+Programs of the reference take several times as long to compile as those of native ops. Where the tests of a module are
+marked `reference_once`, the quick tier has one combination of each test with it.
 """
 
 import itertools
@@ -51,6 +54,8 @@ def _pairs(item: pytest.Item) -> set[Pair]:
     call = getattr(item, "callspec", None)
     if call is None:
         return set()
+    if call.params.get("method") == "reference" and item.get_closest_marker("reference_once"):
+        return {(("method", "reference"), ("method", "reference"))}
     values = sorted((name, _value(value)) for name, value in call.params.items())
     if len(values) == 1:
         values *= 2

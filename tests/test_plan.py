@@ -116,7 +116,9 @@ def test_text(trained):
 def test_small_tables_are_dense():
     plan = jax_tt.plan({"days": (7, 4), "one": (1, 1), "items": (10**6, 64)}, 10**6)
     assert [planned.kind for planned in plan.values()] == ["dense", "dense", "tensor train"]
-    assert plan["days"].arguments() == {"num_embeddings": 7, "features": 4}
+    sizes = {"num_embeddings": 7, "features": 4}
+    assert plan["days"].arguments() == {**sizes, "param_dtype": jnp.float32}
+    assert plan["days"].table(name="days") == jax_tt.DenseTable(**sizes, name="days")
     assert plan["days"].error == 0 and not plan["items"].measured
     assert 0.9 * 10**6 < plan.nbytes <= 10**6
     assert "~" in str(plan).splitlines()[3]
@@ -197,6 +199,7 @@ def test_caches_of_hot_rows():
     rows = cache.capacity * (32 * 4 + 12)
     assert plan["hot"].nbytes == plan["hot"].shape.cost().bytes + rows + counters
     layer = jax_tt.TTEmbedBag(**plan["hot"].arguments(), rngs=nnx.Rngs(0))
+    assert layer.table.with_name(None) == plan["hot"].table()
     assert layer.cache == cache
 
 

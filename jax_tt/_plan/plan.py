@@ -157,6 +157,7 @@ def _planned(
     return PlannedTable(
         table.num_embeddings,
         table.features,
+        table.dtype,
         chosen.kind,
         chosen.shape,
         chosen.id_order,

@@ -8,7 +8,10 @@ from typing import Any
 
 from jax_tt._cache.config import RowCache
 from jax_tt._shape import TTShape
+from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.table import Table
 from jax_tt._text import text_table
+from jax_tt._wrapped import described_tt
 from jax_tt.order import IdOrder
 
 _COLUMNS = ("table", "choice", "rows", "columns", "ranks", "cache", "bytes", "ratio", "error")
@@ -21,6 +24,7 @@ class PlannedTable:
 
     Attributes:
         num_embeddings, features: its sizes.
+        dtype: storage type.
         kind: ``"dense"``, ``"tensor train"`` or ``"low rank"``, which is a train of two cores, the first with all rows
             and the second with all columns.
         shape: `TTShape` of the cores; None if dense.
@@ -37,11 +41,14 @@ class PlannedTable:
     >>> planned.kind, planned.measured, planned.nbytes <= 4_000_000
     ('tensor train', False, True)
     >>> sorted(planned.arguments())
-    ['cache', 'col_factors', 'features', 'id_order', 'num_embeddings', 'row_factors', 'tt_ranks']
+    ['cache', 'col_factors', 'features', 'id_order', 'num_embeddings', 'param_dtype', 'row_factors', 'tt_ranks']
+    >>> planned.table(update=jax_tt.Update(jax_tt.optimizers.Adagrad(0.05))).num_embeddings
+    1000000
     """
 
     num_embeddings: int
     features: int
+    dtype: Any
     kind: str
     shape: TTShape | None
     id_order: IdOrder | None
@@ -55,8 +62,21 @@ class PlannedTable:
     def arguments(self) -> dict[str, Any]:
         """Arguments for `TTEmbed` and `TTEmbedBag`, or for `EmbedBag` if dense."""
         if self.shape is None:
-            return {"num_embeddings": self.num_embeddings, "features": self.features}
-        return {**self.shape.layer_arguments(), "cache": self.cache, "id_order": self.id_order}
+            sizes = {"num_embeddings": self.num_embeddings, "features": self.features}
+            return {**sizes, "param_dtype": self.dtype}
+        wrappers = {"cache": self.cache, "id_order": self.id_order}
+        return {**self.shape.layer_arguments(), **wrappers, "param_dtype": self.dtype}
+
+    def table(self, **fields: Any) -> Table:
+        """The table, for `TableEmbedBag` and `pooled_rows`.
+
+        Args:
+            **fields: other fields of `DenseTable` and `TTTable`: ``update``, ``name``.
+        """
+        fields["param_dtype"] = self.dtype
+        if self.shape is None:
+            return DenseTable(self.num_embeddings, self.features, **fields)
+        return described_tt(self.shape, self.cache, self.id_order, **fields)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

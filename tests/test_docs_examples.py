@@ -35,6 +35,7 @@ def promotion():
         yield
 
 
+@pytest.mark.full(but="README")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 @pytest.mark.usefixtures("promotion")
 def test_markdown(page, tmp_path, monkeypatch):

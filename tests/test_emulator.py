@@ -96,6 +96,7 @@ def test_right_kernels_pass_in_every_order(program):
     assert done.stdout == "done\n"
 
 
+@pytest.mark.full(but="plain")
 def test_planted_bugs_are_named_in_every_order(program):
     done = run(program, "planted")
     assert done.returncode == 0, done.stderr[-6000:]
@@ -117,6 +118,7 @@ def test_os_threads_launch_at_once(program):
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
 
 
+@pytest.mark.full
 def test_address_sanitizer_sees_global_memory(sanitized):
     done = run(sanitized, "overflow")
     assert done.returncode != 0

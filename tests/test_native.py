@@ -65,6 +65,7 @@ def test_bitwise_equal_for_any_number_of_threads(one_thread, tmp_path):
         )
 
 
+@pytest.mark.full(but="baseline")
 @pytest.mark.parametrize("isa", ["baseline", "x86_64_v3"])
 def test_instruction_sets_agree(isa, one_thread, tmp_path):
     there = str(one_thread["isa"])

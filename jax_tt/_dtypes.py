@@ -1,11 +1,13 @@
 """Types in which sums are computed."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 
+@functools.cache
 def accumulator(*dtypes: Any) -> Any:
     """Type in which products of these types are accumulated: float32, or float64 if any is float64."""
     # Spelled out because jnp.promote_types refuses under strict dtype promotion.

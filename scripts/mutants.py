@@ -127,7 +127,7 @@ MUTANTS = {
         "grad",
     ),
     "unused tables": Mutant(
-        "jax_tt/_flax/_next_values.py",
+        "jax_tt/_tables/next_values.py",
         "if skip is True:\n            continue",
         "",
         "unused_tables",

@@ -8,11 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_tt._lookup._batch import Batch, is_padding, present
+from jax_tt._lookup._batch import (
+    HIGHEST_BIT,
+    Batch,
+    padding_mark,
+    present,
+    unsigned,
+    with_marks,
+)
 from jax_tt._lookup._ids import digits_in_range
 from jax_tt._tables.table import Table
-
-_HIGHEST_BIT = 2**31  # of a uint32
 
 
 def keys_of(table: Table, batch: Batch, bounds: str, dtype: Any) -> jax.Array:
@@ -41,21 +46,12 @@ def hits_of(batch: Batch) -> Batch:
 def misses_of(table: Table, batch: Batch) -> Batch:
     """The misses as a batch of the table, in the shape of the full batch; hits are padding."""
     hit = batch.slots >= 0
-    ids = batch.ids
-    if not batch.padded and table.num_embeddings > _HIGHEST_BIT and _unsigned(ids):
-        ids = ids.astype(jnp.int64)  # the uint32 padding mark is a valid row of this table
-        batch = dataclasses.replace(batch, ids=ids)
-    mark = jnp.asarray(jnp.iinfo(ids.dtype).max if _unsigned(ids) else -1, ids.dtype)
     if not batch.padded:
-        # The padding mark was an id out of range. It is replaced by an id with only the highest bit set, which error
-        # messages of the native op account for.
-        stray = is_padding(batch)
-        other = _HIGHEST_BIT if _unsigned(ids) else jnp.iinfo(ids.dtype).min
-        other = jnp.asarray(other, ids.dtype)
-        ids = jnp.where(stray[..., None] if batch.split else stray, other, ids)
-    ids = jnp.where(hit[..., None] if batch.split else hit, mark, ids)
-    return dataclasses.replace(batch, ids=ids, slots=None, padded=True)
-
-
-def _unsigned(ids: jax.Array) -> bool:
-    return ids.dtype.kind == "u"
+        if table.num_embeddings > HIGHEST_BIT and unsigned(batch.ids):
+            # The uint32 padding mark is a valid row of this table.
+            batch = dataclasses.replace(batch, ids=batch.ids.astype(jnp.int64))
+        batch = with_marks(batch)
+    ids = jnp.where(
+        hit[..., None] if batch.split else hit, padding_mark(batch.ids.dtype), batch.ids
+    )
+    return dataclasses.replace(batch, ids=ids, slots=None)

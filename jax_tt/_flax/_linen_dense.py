@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax.linen import dtypes
 
+from jax_tt._describe import described_update
 from jax_tt._flax._linen_table import EmbedBagModule, EmbedModule, TableModule
-from jax_tt._flax._options import described_update
 from jax_tt._flax._pretrained import DenseFromPretrained
 from jax_tt._tables.dense import DenseTable, default_embedding_init
 from jax_tt._tables.options import Lookup

@@ -15,7 +15,8 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jax_tt._bags import Bags
 from jax_tt._cache.cached import COLLECTION as ROW_CACHE
 from jax_tt._flax._call import attended, check_value, for_evaluation, step_inputs
-from jax_tt._lookup.calls import OUT_OF_RANGE, lookup_rows, pooled_rows
+from jax_tt._lookup.calls import lookup_rows, pooled_rows
+from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._split_ids import SplitIds
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table

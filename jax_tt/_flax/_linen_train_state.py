@@ -9,7 +9,7 @@ from flax import traverse_util
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from flax.training import train_state
 
-from jax_tt._flax._next_values import next_values
+from jax_tt._tables.next_values import next_values
 
 _COLLECTIONS = {"params", OVERWRITE_WITH_GRADIENT}
 

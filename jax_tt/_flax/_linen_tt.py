@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax.linen import dtypes
 
 from jax_tt._cache.config import RowCache
+from jax_tt._describe import described_update, table_shape
 from jax_tt._flax._linen_table import EmbedBagModule, EmbedModule, TableModule
-from jax_tt._flax._options import described_update, table_shape
 from jax_tt._flax._pretrained import TTFromPretrained
 from jax_tt._init import CoreInit
 from jax_tt._shape import TTShape

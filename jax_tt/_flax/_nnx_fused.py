@@ -7,9 +7,9 @@ from typing import Any
 import optax
 from flax import nnx
 
-from jax_tt._flax._next_values import next_values, says_used
 from jax_tt._flax._nnx_cache import refresh_caches
 from jax_tt._flax._nnx_variables import FusedParam
+from jax_tt._tables.next_values import next_values, says_used
 
 
 class FusedOptimizer(nnx.Optimizer):

@@ -16,10 +16,11 @@ from flax.nnx.nn import dtypes
 
 from jax_tt._arguments import as_scalar
 from jax_tt._bags import Bags
+from jax_tt._describe import described_update
 from jax_tt._flax._call import attended, check_value, for_evaluation, step_inputs
 from jax_tt._flax._nnx_variables import CacheState, FusedParam, IdOrderState, OutOfRange
-from jax_tt._flax._options import described_update
-from jax_tt._lookup.calls import OUT_OF_RANGE, lookup_rows, pooled_rows
+from jax_tt._lookup.calls import lookup_rows, pooled_rows
+from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._split_ids import SplitIds
 from jax_tt._tables.hoisted import hoisted
 from jax_tt._tables.options import Lookup, Update

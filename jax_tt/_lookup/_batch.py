@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+HIGHEST_BIT = 2**31  # of a uint32
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +68,24 @@ def is_padding(batch: Batch) -> jax.Array:
     """Positions that hold the padding mark, bool ``[S, cap]``."""
     if batch.split:
         return jnp.all(batch.ids == -1, axis=-1)
-    return batch.ids == _padding_mark(batch.ids.dtype)
+    return batch.ids == padding_mark(batch.ids.dtype)
+
+
+def with_marks(batch: Batch) -> Batch:
+    """A batch without padding as one in which the mark means padding.
+
+    An id that equals the mark, which is out of range, is replaced by one with only the highest bit set, which error
+    messages of the native ops account for. If the ids are unsigned, the table must have at most `HIGHEST_BIT` rows.
+    """
+    stray = is_padding(batch)
+    other = HIGHEST_BIT if unsigned(batch.ids) else jnp.iinfo(batch.ids.dtype).min
+    other = jnp.asarray(other, batch.ids.dtype)
+    ids = jnp.where(stray[..., None] if batch.split else stray, other, batch.ids)
+    return dataclasses.replace(batch, ids=ids, padded=True)
+
+
+def unsigned(ids: jax.Array) -> bool:
+    return ids.dtype.kind == "u"
 
 
 def present(batch: Batch) -> jax.Array:
@@ -112,6 +131,6 @@ def of_positions(batch: Batch, values: jax.Array) -> jax.Array:
     return jnp.take_along_axis(values, bag[..., None], axis=1)
 
 
-def _padding_mark(dtype: Any) -> Any:
-    info = jnp.iinfo(dtype)
-    return jnp.asarray(info.max if info.min == 0 else -1, dtype)
+def padding_mark(dtype: Any) -> Any:
+    """The id that marks padding: all bits set."""
+    return jnp.asarray(jnp.iinfo(dtype).max if jnp.iinfo(dtype).min == 0 else -1, dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -19,7 +19,14 @@ def pooled_over_explicit_axes(
     call: Callable[[Inputs], jax.Array], inputs: Inputs, batch: Batch
 ) -> jax.Array:
     """``call(inputs)``, sums ``[S, nb, D]`` that are sharded like the segments of the batch."""
-    return over_explicit_axes(call, inputs, batch, lambda axis: P(axis, None, None))
+    return over_explicit_axes(call, inputs, batch, _like_segments)
+
+
+def sums_over_explicit_axes(
+    call: Callable[[Inputs], tuple[jax.Array, ...]], inputs: Inputs, batches: Sequence[Batch]
+) -> tuple[jax.Array, ...]:
+    """`pooled_over_explicit_axes` for the sums of several batches."""
+    return _automatic(call, inputs, lambda: tuple(_like_segments(_axis(b)) for b in batches))
 
 
 def over_explicit_axes(
@@ -30,17 +37,30 @@ def over_explicit_axes(
     JAX cannot infer the sharding of a gather if both the table and the ids have an explicit one, so the call is made
     in automatic mode.
     """
+    return _automatic(call, inputs, lambda: specs(_axis(batch)))
+
+
+def _automatic(
+    call: Callable[[Inputs], Result], inputs: Inputs, specs: Callable[[], Any]
+) -> Result:
     mesh = explicit_mesh(inputs)
     if mesh is None:
         return call(inputs)
-    spec: Any = getattr(jax.typeof(batch.ids).sharding, "spec", P())
     out = jax.tree.map(
-        lambda p: NamedSharding(mesh, p),
-        specs(spec[0] if len(spec) else None),
-        is_leaf=lambda p: isinstance(p, P),
+        lambda p: NamedSharding(mesh, p), specs(), is_leaf=lambda p: isinstance(p, P)
     )
     automatic: Any = jax.sharding.auto_axes(call, out_sharding=out)
     return automatic(inputs)
+
+
+def _axis(batch: Batch) -> Any:
+    """The mesh axis that the segments of a batch are sharded over."""
+    spec: Any = getattr(jax.typeof(batch.ids).sharding, "spec", P())
+    return spec[0] if len(spec) else None
+
+
+def _like_segments(axis: Any) -> P:
+    return P(axis, None, None)
 
 
 def like_explicit(

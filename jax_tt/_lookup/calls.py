@@ -7,17 +7,12 @@ from typing import Any
 import jax
 
 from jax_tt._dtypes import accumulator
-from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._combine import batch_to_sum, combine
 from jax_tt._lookup._explicit import reshape_rows
 from jax_tt._lookup._inputs import bag_batch, lookup_batch
-from jax_tt._lookup.out_of_range import add_out_of_range
-from jax_tt._lookup.rule import pooled_sum, resolved
+from jax_tt._lookup.rule import pooled_sums, prepared
 from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._tables.table import State, Table
-
-# In a state: the number of out-of-range ids so far, which calls increment.
-OUT_OF_RANGE = "out_of_range"
 
 
 def lookup_rows(
@@ -45,7 +40,8 @@ def lookup_rows(
     """
     table.check(state)
     batch, shape = lookup_batch(table, ids)
-    sums, state = _sums(table, state, batch, lookup, inputs)
+    call, state = prepared(table, state, batch, lookup, inputs)
+    (sums,) = pooled_sums((call,))
     result_type = lookup.dtype or table.storage(state)
     return reshape_rows(sums, (*shape, table.features)).astype(result_type), state
 
@@ -74,17 +70,7 @@ def pooled_rows(
     storage = table.storage(state)
     batch, count = bag_batch(table, bags, accumulator(storage))
     summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
-    sums, state = _sums(table, state, summed, lookup, inputs)
+    call, state = prepared(table, state, summed, lookup, inputs)
+    (sums,) = pooled_sums((call,))
     result = combine(lookup, table, batch, sums)
     return result.reshape(count, table.features).astype(lookup.dtype or storage), state
-
-
-def _sums(
-    table: Table, state: State, batch: Batch, lookup: Lookup, inputs: StepInputs
-) -> tuple[jax.Array, State]:
-    lookup = resolved(table, state, lookup)
-    if OUT_OF_RANGE in state:
-        total = add_out_of_range(state[OUT_OF_RANGE], batch, table, lookup.axis_name)
-        state = {**state, OUT_OF_RANGE: total}
-    state, batch = table.prepare(state, batch, lookup)
-    return pooled_sum(table, state, batch, lookup, inputs), state

@@ -1,6 +1,6 @@
-"""The pooled sum behind every op, and its differentiation rule.
+"""The pooled sums behind every op, and their differentiation rule.
 
-With ``out[b] = sum_j w_j row(i_j)`` over the positions j of bag b,
+One rule covers all tables of a call. With ``out[b] = sum_j w_j row(i_j)`` over the positions j of bag b,
 
     d param = sum_j w_j (d row(i_j) / d param) . g[b(j)]      d w_j = row(i_j) . g[b(j)]
 
@@ -13,19 +13,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
+from jax_tt._lookup import _groups
 from jax_tt._lookup._batch import Batch
-from jax_tt._lookup._explicit import explicit_mesh, pooled_over_explicit_axes
+from jax_tt._lookup._explicit import explicit_mesh, sums_over_explicit_axes
+from jax_tt._lookup._groups import Call, Use
 from jax_tt._lookup._reverse_only import first_order, reverse_only
 from jax_tt._lookup._vma import sum_gradients, vary_over, varying_axes
 from jax_tt._lookup._warn import warn_out_of_range
+from jax_tt._lookup.out_of_range import add_out_of_range
 from jax_tt._precision import resolve_precision
 from jax_tt._tables.options import Lookup, StepInputs, Wanted
 from jax_tt._tables.table import State, Table
+
+# In a state: the number of out-of-range ids so far, which calls increment.
+OUT_OF_RANGE = "out_of_range"
 
 
 def resolved(table: Table, state: State, lookup: Lookup) -> Lookup:
@@ -38,18 +44,23 @@ def _with(lookup: Lookup, method: str, precision: Any) -> Lookup:
     return dataclasses.replace(lookup, method=method, precision=precision)
 
 
-def pooled_sum(
+def prepared(
     table: Table, state: State, batch: Batch, lookup: Lookup, inputs: StepInputs
-) -> jax.Array:
-    """Weighted sums ``[S, nb, D]`` in the accumulator type, differentiable in the table and in the weights.
+) -> tuple[Call, State]:
+    """What comes before the differentiated part, and the state after it.
 
-    ``batch`` must be prepared and ``lookup`` resolved.
+    That is the choice of the method, the count of ids out of range, and `Table.prepare`.
     """
+    lookup = resolved(table, state, lookup)
+    if OUT_OF_RANGE in state:
+        total = add_out_of_range(state[OUT_OF_RANGE], batch, table, lookup.axis_name)
+        state = {**state, OUT_OF_RANGE: total}
+    state, batch = table.prepare(state, batch, lookup)
     if lookup.method == "reference" and lookup.bounds == "warn":
         warn_out_of_range(table, batch)
         lookup = dataclasses.replace(lookup, bounds="zero")
     values = table.step_values(state, inputs)
-    trained = {name: state[name] for name in table.trained_names}
+    trained: Any = {name: state[name] for name in table.trained_names}
     rest = {name: state[name] for name in table.constant_names}
     axes = varying_axes(batch) if table.update else varying_axes(trained, rest, batch)
     batch, rest = vary_over((batch, rest), axes)
@@ -58,71 +69,86 @@ def pooled_sum(
         trained = vary_over(trained, axes)
     elif table.update is None and lookup.axis_name is not None:
         trained = sum_gradients(trained, lookup.axis_name)
-
-    def pooled(operands: Any) -> jax.Array:
-        trained, rest, batch, values = operands
-        if table.differentiates_itself(lookup):
-            return table.forward({**trained, **rest}, batch, lookup)[0]
-        trained, weights = reverse_only((trained, batch.weights))
-        batch = dataclasses.replace(batch, weights=None)
-        return _sum((table, lookup), trained, weights, (batch, rest, values))
-
-    operands = (trained, rest, batch, values)
-    if explicit_mesh(operands) is None:
-        return pooled(operands)
-    return pooled_over_explicit_axes(pooled, operands, batch)
+    return Call(Use(table, lookup), {**trained, **rest}, batch, values), state
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sum(call: tuple[Table, Lookup], trained: Any, weights: Any, others: Any) -> jax.Array:
-    table, lookup = call
-    batch, rest, _ = others
-    batch = dataclasses.replace(batch, weights=weights)
-    return table.forward({**trained, **rest}, batch, lookup)[0]
+def pooled_sums(calls: Sequence[Call]) -> tuple[jax.Array, ...]:
+    """Weighted sums ``[S, nb, D]`` of every call in the accumulator type, differentiable in tables and weights.
+
+    One rule covers all tables but those that JAX can differentiate itself.
+    """
+
+    def pooled(calls: Sequence[Call]) -> tuple[jax.Array, ...]:
+        by_rule: dict[int, Call] = {}
+        sums: dict[int, jax.Array] = {}
+        for k, call in enumerate(calls):
+            use, state, batch, _ = call
+            if use.table.differentiates_itself(use.lookup):
+                sums[k] = use.table.forward(state, batch, use.lookup)[0]
+                continue
+            own = {name: state[name] for name in use.table.trained_names}
+            own, weights = reverse_only((own, batch.weights))
+            batch = dataclasses.replace(batch, weights=weights)
+            by_rule[k] = call._replace(state={**state, **own}, batch=batch)
+        if by_rule:
+            sums.update(zip(by_rule, _sums(list(by_rule.values())), strict=True))
+        return tuple(sums[k] for k in range(len(calls)))
+
+    if explicit_mesh(calls) is None:
+        return pooled(calls)
+    return sums_over_explicit_axes(pooled, calls, [call.batch for call in calls])
 
 
-def _fwd(call: tuple[Table, Lookup], trained: Any, weights: Any, others: Any) -> tuple[Any, Any]:
-    table, lookup = call
-    names = frozenset(name for name, leaf in trained.items() if leaf.perturbed)
-    wanted = Wanted(names, weights is not None and weights.perturbed)
+@jax.custom_vjp
+def _sums(calls: Sequence[Call]) -> tuple[jax.Array, ...]:
+    return _groups.forward(calls)[0]
+
+
+def _fwd(calls: Sequence[Call]) -> tuple[Any, Any]:
+    wanted = tuple(map(_wanted, calls))
+    calls = jax.tree.map(lambda leaf: leaf.value, calls, is_leaf=_is_primal)
+    sums, residuals = first_order(_groups.forward, _asking(calls, wanted))
+    return sums, (calls, residuals, wanted)
+
+
+def _bwd(saved: Any, gs: Any) -> tuple[list[Any]]:
+    # Tables whose sums the loss does not use are left alone: a fused one is not stepped.
+    given = [None if isinstance(g, jax.custom_derivatives.SymbolicZero) else g for g in gs]
+    return (first_order(_cotangents, saved, given),)
+
+
+def _cotangents(saved: Any, gs: Sequence[jax.Array | None]) -> list[Any]:
+    calls, residuals, wanted = saved
+    found = _groups.backward(_asking(calls, wanted), residuals, gs)
+    cotangents = []
+    for (use, state, batch, _), (new, dweights) in zip(calls, found, strict=True):
+        if use.table.update is None:
+            new = {name: grad.astype(state[name].dtype) for name, grad in new.items()}
+        if dweights is not None:
+            dweights = dweights.astype(batch.weights.dtype)
+        of_batch = dataclasses.replace(batch, ids=None, offsets=None, weights=dweights, slots=None)
+        cotangents.append(Call(use, {name: new.get(name) for name in state}, of_batch, None))
+    return cotangents
+
+
+_sums.defvjp(_fwd, _bwd, symbolic_zeros=True)
+
+
+def _asking(calls: Sequence[Call], wanted: Sequence[Wanted]) -> list[Call]:
+    """The calls with options that say which cotangents are wanted."""
+    return [
+        call._replace(use=Use(call.use.table, dataclasses.replace(call.use.lookup, wanted=these)))
+        for call, these in zip(calls, wanted, strict=True)
+    ]
+
+
+def _wanted(call: Call) -> Wanted:
+    """The cotangents that the loss needs, from the marks of custom_vjp in place of the arrays."""
+    table, weights = call.use.table, call.batch.weights
+    names = frozenset(name for name in table.trained_names if call.state[name].perturbed)
     if table.update is not None:
         _check_whole(table, names)
-    trained, weights, (batch, rest, values) = _values((trained, weights, others))
-    batch = dataclasses.replace(batch, weights=weights)
-    lookup = dataclasses.replace(lookup, wanted=wanted)
-
-    def forward(state: State, batch: Batch) -> tuple[jax.Array, Any]:
-        return table.forward(state, batch, lookup)
-
-    out, residuals = first_order(forward, {**trained, **rest}, batch)
-    return out, (trained, rest, batch, residuals, values, wanted)
-
-
-def _bwd(call: tuple[Table, Lookup], saved: Any, g: Any) -> tuple[Any, Any, None]:
-    return first_order(functools.partial(_cotangents, call), saved, _instantiate(g))
-
-
-def _cotangents(call: tuple[Table, Lookup], saved: Any, g: jax.Array) -> tuple[Any, Any, None]:
-    table, lookup = call
-    trained, rest, batch, residuals, values, wanted = saved
-    lookup = dataclasses.replace(lookup, wanted=wanted)
-    state = {**trained, **rest}
-    if not wanted.names:
-        if not wanted.weights:
-            return None, None, None
-        dweights = table.weights_gradient(state, batch, g, lookup)
-        return None, dweights.astype(batch.weights.dtype), None
-    if table.update is not None:
-        new, dweights = table.step(state, batch, residuals, g, lookup, values)
-    else:
-        new, dweights = table.backward(state, batch, residuals, g, lookup)
-        new = {name: grad.astype(state[name].dtype) for name, grad in new.items()}
-    if dweights is not None:
-        dweights = dweights.astype(batch.weights.dtype)
-    return {name: new.get(name) for name in trained}, dweights, None
-
-
-_sum.defvjp(_fwd, _bwd, symbolic_zeros=True)
+    return Wanted(names, weights is not None and weights.perturbed)
 
 
 def _check_whole(table: Table, names: frozenset[str]) -> None:
@@ -134,19 +160,6 @@ def _check_whole(table: Table, names: frozenset[str]) -> None:
                 f"{', '.join(missing)} would lose their update. Differentiate with respect to the whole table, or to "
                 "none of it."
             )
-
-
-def _values(tree: Any) -> Any:
-    """The plain values of a symbolic-zeros argument."""
-    return jax.tree.map(lambda leaf: leaf.value, tree, is_leaf=_is_primal)
-
-
-def _instantiate(g: Any) -> jax.Array:
-    """An output cotangent as an array, also if it is a symbolic zero."""
-    if isinstance(g, jax.custom_derivatives.SymbolicZero):
-        aval: Any = g.aval
-        return jnp.zeros(aval.shape, aval.dtype)
-    return g
 
 
 def _is_primal(leaf: Any) -> bool:

@@ -156,6 +156,21 @@ def check_optimizer(optimizer: Any) -> None:
     )
 
 
+def check_static(argument: str, optimizer: Optimizer) -> None:
+    """Raises unless the hyper-parameters are hashable, since the optimizer of a layer or collection is static."""
+    try:
+        hash(optimizer)
+    except TypeError:
+        held = [k for k, v in vars(optimizer).items() if hasattr(v, "shape")]
+        name = held[0] if held else "learning_rate"
+        raise TypeError(
+            f"{argument}: {type(optimizer).__name__} holds an array in {', '.join(held) or 'a field'}; the rule of a "
+            "layer is part of the program and holds floats or schedules of the step. A value that changes between "
+            f"steps goes to the call, hyperparameters={{{name!r}: value}}, or, in NNX only, into a variable, "
+            f"{name}=nnx.Variable(jnp.float32(0.05))."
+        ) from None
+
+
 def check_update(update: Any) -> None:
     """Raises unless ``update`` is None or an `Update`."""
     if update is not None and not isinstance(update, Update):

@@ -1,0 +1,179 @@
+"""Descriptions of tables from the arguments that users know from the layers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._cache.config import RowCache
+from jax_tt._init import CoreInit
+from jax_tt._shape import TTShape
+from jax_tt._tables.dense import DenseTable, default_embedding_init
+from jax_tt._tables.options import Update, check_static
+from jax_tt._tables.table import Table
+from jax_tt._wrapped import described_tt
+from jax_tt.optimizers import Optimizer
+from jax_tt.order import IdOrder
+
+_DEFAULT_CORES = 3
+
+
+def dense_table(
+    num_embeddings: int,
+    features: int,
+    *,
+    param_dtype: Any = jnp.float32,
+    embedding_init: Callable[..., Any] = default_embedding_init,
+    optimizer: Optimizer | None = None,
+    skip_nonfinite: bool = False,
+    stochastic_rounding: bool = True,
+    name: str | None = None,
+) -> Table:
+    """The description of a dense table, e.g. for a `Collection`, from the arguments of `EmbedBag`.
+
+    Args:
+        num_embeddings, features, param_dtype, embedding_init, optimizer, skip_nonfinite, stochastic_rounding, name: as
+            in `EmbedBag`.
+
+    Returns:
+        `DenseTable`.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax_tt
+    >>> table = jax_tt.dense_table(1000, 16, optimizer=jax_tt.optimizers.Adagrad(0.05))
+    >>> table.trained_names
+    ('embedding', 'slot_sum_0', 'step', 'sentinel', 'used')
+    """
+    update = _update(optimizer, skip_nonfinite, stochastic_rounding)
+    return DenseTable(
+        num_embeddings, features, param_dtype, update, name, embedding_init=embedding_init
+    )
+
+
+def tt_table(
+    num_embeddings: int,
+    features: int,
+    *,
+    tt_ranks: int | Sequence[int] = 32,
+    row_factors: Sequence[int] | None = None,
+    col_factors: Sequence[int] | None = None,
+    param_dtype: Any = jnp.float32,
+    core_init: CoreInit = "approx-normal",
+    optimizer: Optimizer | None = None,
+    cache: RowCache | None = None,
+    id_order: IdOrder | None = None,
+    skip_nonfinite: bool = False,
+    stochastic_rounding: bool = True,
+    name: str | None = None,
+) -> Table:
+    """The description of a tensor-train table, e.g. for a `Collection`, from the arguments of `TTEmbedBag`.
+
+    Args:
+        num_embeddings, features, tt_ranks, row_factors, col_factors, param_dtype, core_init, optimizer, cache,
+            id_order, skip_nonfinite, stochastic_rounding, name: as in `TTEmbedBag`.
+
+    Returns:
+        `TTTable`, inside of a `RowCachedTable` and an `OrderedTable` if it has a cache or an order.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax_tt
+    >>> table = jax_tt.tt_table(1000, 16, tt_ranks=4, cache=jax_tt.RowCache(50))
+    >>> list(table.param_shapes)
+    ['core_0', 'core_1', 'core_2', 'cache_rows']
+    """
+    return described_tt(
+        table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors),
+        cache,
+        id_order,
+        param_dtype=param_dtype,
+        core_init=core_init,
+        update=_update(optimizer, skip_nonfinite, stochastic_rounding),
+        name=name,
+    )
+
+
+def table_shape(
+    num_embeddings: int,
+    features: int,
+    tt_ranks: int | Sequence[int],
+    row_factors: Sequence[int] | None,
+    col_factors: Sequence[int] | None,
+) -> TTShape:
+    """The `TTShape` of a layer, with suggestions for missing factors.
+
+    The number of cores is that of the given factors or ranks, or 3.
+    """
+    ranks = _ranks(tt_ranks)
+    d = _num_cores(ranks, row_factors, col_factors)
+    if isinstance(ranks, tuple) and len(ranks) != d - 1:
+        raise ValueError(
+            f"tt_ranks: got {len(ranks)} ranks {ranks} for {d} factors; expected one integer or the "
+            f"{d - 1} inner ranks, e.g. tt_ranks={(32,) * (d - 1)}."
+        )
+    if row_factors is None or col_factors is None:
+        suggested = TTShape.suggest(num_embeddings, features, ranks, d=d)
+        row_factors = suggested.row_factors if row_factors is None else row_factors
+        col_factors = suggested.col_factors if col_factors is None else col_factors
+    return TTShape(num_embeddings, features, ranks, row_factors, col_factors)
+
+
+def _ranks(tt_ranks: Any) -> int | tuple[int, ...]:
+    def rank(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(
+                f"tt_ranks: got {tt_ranks!r}; expected an integer >= 1 or a tuple of them, one per "
+                f"pair of neighbouring cores, e.g. tt_ranks=32 or tt_ranks=(32, 32)."
+            )
+        if value < 1:
+            raise ValueError(f"tt_ranks: got {tt_ranks!r}; expected ranks >= 1, e.g. tt_ranks=32.")
+        return operator.index(value)
+
+    if isinstance(tt_ranks, Sequence | np.ndarray) and not isinstance(tt_ranks, str):
+        if not 1 <= len(tt_ranks) <= 4:
+            raise ValueError(
+                f"tt_ranks: got {len(tt_ranks)} ranks {tuple(tt_ranks)}; expected one integer, or 1 to 4 "
+                f"ranks for 2 to 5 cores, e.g. tt_ranks=(32, 32)."
+            )
+        return tuple(rank(value) for value in tt_ranks)
+    return rank(tt_ranks)
+
+
+def _num_cores(ranks: int | tuple[int, ...], *factors: Sequence[int] | None) -> int:
+    for name, values in zip(("row_factors", "col_factors"), factors, strict=True):
+        if values is None:
+            continue
+        if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+            raise TypeError(
+                f"{name}: got {values!r}; expected a tuple of 2 to 5 integers, e.g. (4, 4, 4), or None."
+            )
+        if not 2 <= len(values) <= 5:
+            raise ValueError(
+                f"{name}: got {len(values)} factors {tuple(values)}; expected 2 to 5, one per core, "
+                f"or None to have them suggested."
+            )
+        return len(values)
+    return _DEFAULT_CORES if isinstance(ranks, int) else len(ranks) + 1
+
+
+def described_update(
+    optimizer: Optimizer | None, skip_nonfinite: bool, stochastic_rounding: bool
+) -> Update | None:
+    """The update of a layer, whose optimizer is static."""
+    update = _update(optimizer, skip_nonfinite, stochastic_rounding)
+    if update is not None:
+        check_static("optimizer", update.optimizer)
+    return update
+
+
+def _update(
+    optimizer: Optimizer | None, skip_nonfinite: bool, stochastic_rounding: bool
+) -> Update | None:
+    return None if optimizer is None else Update(optimizer, skip_nonfinite, stochastic_rounding)

@@ -36,6 +36,12 @@ from jax_tt._cache.resize import resize_cache as resize_cache
 from jax_tt._cache.statistics import cache_statistics as cache_statistics
 from jax_tt._cache.table import CachedTable as CachedTable
 from jax_tt._cache.table import init_cached_table as init_cached_table
+from jax_tt._collection.collection import Collection as Collection
+from jax_tt._collection.feature import Feature as Feature
+from jax_tt._collection.keyed_bags import KeyedBags as KeyedBags
+from jax_tt._collection.lookup import embed_collection as embed_collection
+from jax_tt._describe import dense_table as dense_table
+from jax_tt._describe import tt_table as tt_table
 from jax_tt._export import export_checks as export_checks
 from jax_tt._export import register as register
 from jax_tt._files.stored import FileError as FileError

@@ -1,0 +1,185 @@
+"""`Collection`: the description of many tables and of the features that are looked up in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jax_tt._collection.feature import Feature
+from jax_tt._collection.frozen import Frozen
+from jax_tt._tables.next_values import next_values
+from jax_tt._tables.options import check_static
+from jax_tt._tables.table import Table
+
+# Arrays by table and name.
+States = Mapping[str, Mapping[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collection:
+    """Tables of any kinds and sizes, and the features that are looked up in them in one call.
+
+    It holds no arrays and can be a static argument of ``jit``. Its arrays are a dict of the states of the tables by
+    name, as `init` returns them.
+
+    Attributes:
+        tables: `Table` by name, e.g. of `dense_table` and `tt_table`. A table with an optimizer is updated in the
+            backward pass; the others have ordinary gradients.
+        features: `Feature` by name. Those that share a table are looked up in it together, as one batch.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit, a feature has an unknown table, or a table has no feature.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> rule = jax_tt.optimizers.RowWiseAdagrad(0.05)
+    >>> collection = jax_tt.Collection(
+    ...     {"user": jax_tt.dense_table(1000, 16, optimizer=rule), "ad": jax_tt.dense_table(50, 8)},
+    ...     {"user_id": jax_tt.Feature("user"), "shown": jax_tt.Feature("ad", combiner=None)},
+    ... )
+    >>> state = collection.init(jax.random.key(0))
+    >>> state["ad"]["embedding"].shape
+    (50, 8)
+    """
+
+    tables: Mapping[str, Table]
+    features: Mapping[str, Feature]
+
+    def __post_init__(self) -> None:
+        tables = _checked("tables", self.tables, Table, "jax_tt.dense_table(1000, 16)")
+        features = _checked("features", self.features, Feature, 'jax_tt.Feature("item")')
+        for name, feature in features.items():
+            if feature.table not in tables:
+                raise ValueError(
+                    f"features[{name!r}]: got the table {feature.table!r}, which there is not; expected one of "
+                    f"{listed(tables)}."
+                )
+        unused = tables.keys() - {feature.table for feature in features.values()}
+        if unused:
+            names = [name for name in tables if name in unused]
+            raise ValueError(
+                f"tables: no feature uses {listed(names)}; add one, e.g. features={{..., "
+                f"{names[0]!r}: jax_tt.Feature({names[0]!r})}}, or leave the table out."
+            )
+        for name, table in tables.items():
+            if table.update is not None:
+                check_static(f"tables[{name!r}]: optimizer", table.update.optimizer)
+        named = {name: table.with_name(name) for name, table in tables.items()}
+        object.__setattr__(self, "tables", Frozen(named))
+        object.__setattr__(self, "features", Frozen(features))
+
+    def init(self, key: jax.Array) -> dict[str, dict[str, Any]]:
+        """Initial arrays by table and name, with a key of its own for every table."""
+        keys = jax.random.split(key, len(self.tables))
+        pairs = zip(self.tables.items(), keys, strict=True)
+        return {name: table.init(own) for (name, table), own in pairs}
+
+    def trained(self, state: States) -> dict[str, dict[str, Any]]:
+        """The arrays that a loss is differentiated with respect to.
+
+        >>> import jax, jax_tt
+        >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
+        >>> collection = jax_tt.Collection(tables, features)
+        >>> sorted(collection.trained(collection.init(jax.random.key(0)))["ad"])
+        ['embedding']
+        """
+        return {
+            name: {array: state[name][array] for array in table.trained_names}
+            for name, table in self.tables.items()
+        }
+
+    def replaced(self, state: States, arrays: States) -> dict[str, dict[str, Any]]:
+        """``state`` with ``arrays``, of some or all tables, in place of its own."""
+        return {name: {**own, **arrays.get(name, {})} for name, own in state.items()}
+
+    def overwritten(
+        self, state: States, gradients: States
+    ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+        """The state after a step of the tables with an optimizer, and the gradients of the others.
+
+        Args:
+            state: the arrays before the step.
+            gradients: those of `trained`, as `jax.grad` returns them. Those of a table with an optimizer are its next
+                values, which overwrite it; one that the loss did not use stays as it is.
+
+        Returns:
+            The new state, and the gradients of the tables without an optimizer by table and name, e.g. for optax.
+
+        Raises:
+            ValueError: outside ``jit``, the gradients of a table are not its next values, because they were summed,
+                scaled or clipped.
+
+        >>> import jax, jax_tt
+        >>> table = jax_tt.dense_table(50, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+        >>> collection = jax_tt.Collection({"ad": table}, {"ad": jax_tt.Feature("ad")})
+        >>> state = collection.init(jax.random.key(0))
+        >>> def loss(trained, batch):
+        ...     arrays = collection.replaced(state, trained)
+        ...     return jax_tt.embed_collection(collection, arrays, batch)[0]["ad"].sum()
+        >>> gradients = jax.grad(loss)(collection.trained(state), {"ad": jax.numpy.array([[1, 2]])})
+        >>> state, others = collection.overwritten(state, gradients)
+        >>> float(state["ad"]["step"]), others
+        (1.0, {})
+        """
+        fused = [name for name, table in self.tables.items() if table.update is not None]
+        old = {(name, array): value for name in fused for array, value in state[name].items()}
+        new = {(name, array): value for name in fused for array, value in gradients[name].items()}
+        after: dict[str, dict[str, Any]] = {}
+        for (name, array), value in next_values("Collection.overwritten", old, new).items():
+            after.setdefault(name, {})[array] = value
+        others = {name: dict(own) for name, own in gradients.items() if name not in fused}
+        return self.replaced(state, after), others
+
+    def maintain(self, state: States, method: str = "auto") -> dict[str, dict[str, Any]]:
+        """The state after the maintenance of every table between two steps, such as of row caches that are due."""
+        return {name: table.maintain(state[name], method) for name, table in self.tables.items()}
+
+    @functools.cached_property
+    def features_of(self) -> dict[str, tuple[str, ...]]:
+        """The names of the features of every table."""
+        return {
+            name: tuple(
+                feature for feature, described in self.features.items() if described.table == name
+            )
+            for name in self.tables
+        }
+
+    @functools.cached_property
+    def for_features(self) -> dict[str, Table]:
+        """The table of every feature, named as errors about the input of the feature are to name it."""
+        return {
+            name: self.tables[feature.table].with_name(f"feature {name!r} of {feature.table!r}")
+            for name, feature in self.features.items()
+        }
+
+    @functools.cached_property
+    def for_batches(self) -> dict[str, Table]:
+        """Every table, named as reports about ids of all its features are to name it."""
+        return {
+            name: self.tables[name].with_name(f"{name} (features {', '.join(features)})")
+            for name, features in self.features_of.items()
+        }
+
+
+def _checked(argument: str, given: Any, kind: type, example: str) -> dict[str, Any]:
+    """A mapping from names to values of this type."""
+    if not isinstance(given, Mapping) or not given:
+        raise TypeError(
+            f"{argument}: got {given!r}; expected a mapping from names, e.g. {{'item': {example}}}."
+        )
+    for name, value in given.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{argument}: got the name {name!r}; expected strings.")
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"{argument}[{name!r}]: got {value!r}; expected a jax_tt.{kind.__name__}, e.g. {example}."
+            )
+    return dict(given)
+
+
+def listed(names: Any) -> str:
+    """Names in an error message."""
+    return ", ".join(map(repr, names))

@@ -1,0 +1,40 @@
+"""A mapping that can be a part of a hashable description."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Frozen(Mapping[str, Value]):
+    """A hashable mapping; unlike those of dicts, its comparisons regard the order."""
+
+    def __init__(self, items: Mapping[str, Value]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: str) -> Value:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, Frozen):
+            return NotImplemented
+        return tuple(self.items()) == tuple(other.items())
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(self._items.items()))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return repr(self._items)

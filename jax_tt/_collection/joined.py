@@ -1,0 +1,118 @@
+"""One batch of a table from those of the features that share it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt import _bag_parts
+from jax_tt._lookup._batch import HIGHEST_BIT, Batch, unsigned, with_marks
+from jax_tt._lookup._explicit import reshape_rows
+from jax_tt._tables.table import Table
+
+
+def joined(table: Table, batches: Mapping[str, Batch]) -> Batch:
+    """The bags of all features in their order; that of a single feature is unchanged.
+
+    Args:
+        table: the table, for errors.
+        batches: by feature.
+    """
+    if len(batches) == 1:
+        return next(iter(batches.values()))
+    parts = _of_one_form(table, batches)
+    first = parts[0]
+    if all(part.rectangular and part.capacity == first.capacity for part in parts):
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+    flat = [_flat(part) for part in parts]
+    trees, offsets = [tree for tree, _ in flat], [ends for _, ends in flat]
+    (ids, weights), ends = _bag_parts.join_flat(trees, offsets)
+    return Batch(
+        ids[None],
+        jnp.asarray(ends)[None],
+        None if weights is None else weights[None],
+        padded=first.padded,
+    )
+
+
+def separated(sums: jax.Array, batches: Sequence[Batch]) -> list[jax.Array]:
+    """The sums ``[S, nb, D]`` of every batch from those of the joined one."""
+    if len(batches) == 1:
+        return [sums]
+    shapes = [(batch.num_segments, batch.num_bags) for batch in batches]
+    ends = [0, *itertools.accumulate(segments * bags for segments, bags in shapes)]
+    rows = reshape_rows(sums, (ends[-1], sums.shape[-1]))
+    return [
+        rows[begin:end].reshape(*shape, sums.shape[-1])
+        for begin, end, shape in zip(ends[:-1], ends[1:], shapes, strict=True)
+    ]
+
+
+def _of_one_form(table: Table, batches: Mapping[str, Batch]) -> list[Batch]:
+    """The batches with ids of one type, and with weights and marks of padding in all of them or in none."""
+    _check_split(table, batches)
+    parts = list(batches.values())
+    dtype = _common_type(table, batches)
+    weights = next((part.weights.dtype for part in parts if part.weights is not None), None)
+    padded = any(part.padded for part in parts)
+    result = []
+    for part in parts:
+        own = part.weights
+        if weights is not None and own is None:
+            own = jnp.ones(part.ids.shape[:2], weights)
+        part = dataclasses.replace(part, ids=part.ids.astype(dtype), weights=own)
+        result.append(with_marks(part) if padded and not part.padded else part)
+    return result
+
+
+def _check_split(table: Table, batches: Mapping[str, Batch]) -> None:
+    split = [name for name, batch in batches.items() if batch.split]
+    if split and len(split) < len(batches):
+        other = next(name for name in batches if name not in split)
+        raise ValueError(
+            f"table {table.name}: feature {split[0]!r} has SplitIds and feature {other!r} integers; split the ids of "
+            "all of its features with the TTShape of the table, shape.split_ids(ids), or of none."
+        )
+
+
+def _common_type(table: Table, batches: Mapping[str, Batch]) -> Any:
+    """The type for the ids of all features."""
+    types = {name: batch.ids.dtype for name, batch in batches.items()}
+    found = set(types.values())
+    widest = max(found, key=lambda dtype: dtype.itemsize)
+    mixed = len(found) > 1 and any(dtype.kind == "u" for dtype in found)
+    if mixed:
+        listed = ", ".join(f"{name} {dtype}" for name, dtype in types.items())
+        raise ValueError(
+            f"table {table.name}: ids of types {listed}; cast those of features that share a table to one type."
+        )
+    # The mark of padding would be a valid row.
+    marks = {batch.padded for batch in batches.values()}
+    first = next(iter(batches.values()))
+    if len(marks) > 1 and unsigned(first.ids) and table.num_embeddings > HIGHEST_BIT:
+        listed = ", ".join(name for name, batch in batches.items() if batch.padded)
+        raise ValueError(
+            f"table {table.name}: uint32 ids with padding (of {listed}) and without share a table of more than 2**31 "
+            "rows; make the bags of all of its features with Bags.from_padded, or of none."
+        )
+    return widest
+
+
+def _flat(batch: Batch) -> tuple[tuple[Any, Any], Any]:
+    """Ids and weights ``[n]`` and the offsets of all bags, ``[bags + 1]``."""
+    segments, capacity = batch.ids.shape[:2]
+    ids = batch.ids.reshape(segments * capacity, *batch.ids.shape[2:])
+    weights = None if batch.weights is None else batch.weights.reshape(-1)
+    if batch.rectangular:
+        return (ids, weights), np.arange(segments + 1, dtype=np.int32) * np.int32(capacity)
+    if segments == 1:
+        return (ids, weights), batch.offsets[0]
+    # One bag per position of ragged bags; those of positions past the last bag are empty.
+    ends = jnp.cumsum(batch.offsets[:, -1], dtype=jnp.int32)
+    return (ids, weights), jnp.concatenate([jnp.zeros(1, jnp.int32), ends])

@@ -1,0 +1,175 @@
+"""`embed_collection`: all features of a collection in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from jax_tt._arguments import one_of
+from jax_tt._collection.collection import Collection, States, listed
+from jax_tt._collection.joined import joined, separated
+from jax_tt._collection.keyed_bags import KeyedBags
+from jax_tt._collection.requests import Request, requests_of, values_of
+from jax_tt._collection.wide import WIDE, check_wide
+from jax_tt._dtypes import accumulator
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._inputs import bag_batch
+from jax_tt._lookup.rule import pooled_sums, prepared
+from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
+from jax_tt._tables.table import Table
+
+LAYOUTS = ("features", *WIDE)
+
+
+def embed_collection(
+    collection: Collection,
+    state: States,
+    batch: Any,
+    lookup: Lookup | None = None,
+    inputs: StepInputs = NO_INPUTS,
+    *,
+    layout: str = "features",
+) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """Rows and pooled rows of all features of a collection.
+
+    Features that share a table are looked up as one batch of it, so that a table with an optimizer is used once, and
+    duplicate ids across its features are summed before the one update.
+
+    Args:
+        collection: the tables and features.
+        state: arrays by table and name, as `Collection.init` returns them.
+        batch: all features, either a dict or `KeyedBags`. The value of a feature is `Bags` or ids ``[B, L]``, or, for a
+            sequence, integers of any shape or `Bags`; `SplitIds` where the table takes them.
+        lookup: options of all tables; default ``Lookup()``. Its combiner is not used: features have their own.
+        inputs: of the updates. ``hyperparameters`` are by table and name, ``{"item": {"learning_rate": rate}}``.
+            ``grad_scale`` divides the gradients of tables with an optimizer; those of the others are as JAX gives them.
+        layout: ``"features"`` for a dict; ``"concatenated"`` for one array of all columns, in the order of the
+            features; ``"stacked"`` for one array with an axis of features, which must have the same width. In the last
+            two, every feature has one vector per sample.
+
+    Returns:
+        By feature, ``[B, D]``, or ``[*ids.shape, D]`` for a sequence (``[capacity, D]`` for one of ragged bags, with
+        zeros for positions without an id); or ``[B, total D]`` or ``[B, F, D]``. And the state after the call, which
+        differs from ``state`` only in counts, such as those of a row cache.
+
+        Differentiable in ``state`` and in weights; the cotangents of the arrays of a table with an optimizer are their
+        new values, see `Collection.overwritten`.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; the message names the feature and the table.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> collection = jax_tt.Collection(
+    ...     {"item": jax_tt.tt_table(1000, 16, tt_ranks=4), "ad": jax_tt.dense_table(50, 8)},
+    ...     {"clicked": jax_tt.Feature("item", combiner="mean"), "carted": jax_tt.Feature("item"),
+    ...      "shown": jax_tt.Feature("ad", combiner=None)},
+    ... )
+    >>> state = collection.init(jax.random.key(0))
+    >>> batch = {
+    ...     "clicked": jax_tt.Bags.from_ragged([[3, 1], [999]]),
+    ...     "carted": jnp.array([[1], [2]]),
+    ...     "shown": jnp.array([[4, 5, 6], [7, 8, 9]]),
+    ... }
+    >>> rows, state = jax_tt.embed_collection(collection, state, batch)
+    >>> jax.tree.map(jnp.shape, rows)
+    {'carted': (2, 16), 'clicked': (2, 16), 'shown': (2, 3, 8)}
+    """
+    lookup = Lookup() if lookup is None else lookup
+    by_table = inputs_by_table(collection, inputs)
+    return embed(
+        collection, state, batch, dict.fromkeys(collection.tables, lookup), by_table, layout
+    )
+
+
+def embed(
+    collection: Collection,
+    state: States,
+    batch: Any,
+    lookups: Mapping[str, Lookup],
+    inputs: Mapping[str, StepInputs],
+    layout: str,
+) -> tuple[Any, dict[str, dict[str, Any]]]:
+    """`embed_collection` with options and inputs by table."""
+    one_of("layout", layout, LAYOUTS)
+    _check_state(collection, state)
+    storages = {name: table.storage(state[name]) for name, table in collection.tables.items()}
+    values = values_of(collection, batch)
+    requests = requests_of(collection, values, storages, lookups)
+    if layout in WIDE:
+        counts = {name: request.samples for name, request in requests.items()}
+        check_wide(collection, layout, counts)
+    calls, after = [], {}
+    for name, table in collection.for_batches.items():
+        own = {feature: requests[feature] for feature in collection.features_of[name]}
+        ids = _batch_of(table, storages[name], own, batch)
+        call, changed = prepared(table, state[name], ids, lookups[name], inputs[name])
+        calls.append(call)
+        after[name] = dict(changed)
+    sums = dict(zip(after, pooled_sums(calls), strict=True))
+    rows: dict[str, jax.Array] = {}
+    for name, features in collection.features_of.items():
+        parts = separated(sums[name], [requests[feature].summed for feature in features])
+        for feature, part in zip(features, parts, strict=True):
+            rows[feature] = requests[feature].result(part, lookups[name].dtype or storages[name])
+    rows = {name: rows[name] for name in collection.features}
+    return WIDE[layout](rows) if layout in WIDE else rows, after
+
+
+def _check_state(collection: Collection, state: States) -> None:
+    for name, table in collection.tables.items():
+        if name not in state:
+            raise ValueError(
+                f"state: has no table {name!r}; expected what Collection.init returns, with the tables "
+                f"{listed(collection.tables)}."
+            )
+        table.check(state[name])
+
+
+def inputs_by_table(collection: Collection, inputs: StepInputs) -> dict[str, StepInputs]:
+    """The inputs of the update of every table from those of a call."""
+    given = hyperparameters_by_table(collection, inputs.hyperparameters)
+    return {
+        name: NO_INPUTS
+        if table.update is None
+        else inputs._replace(hyperparameters=given.get(name))
+        for name, table in collection.tables.items()
+    }
+
+
+def hyperparameters_by_table(collection: Collection, given: Any) -> Mapping[str, Mapping[str, Any]]:
+    """Checks hyper-parameters by table and name."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(
+        isinstance(own, Mapping) for own in given.values()
+    ):
+        raise TypeError(
+            f"hyperparameters: got {given!r}; expected a mapping from tables to mappings from names to scalars, e.g. "
+            "{'item': {'learning_rate': 0.01}}."
+        )
+    for name in given:
+        if name not in collection.tables:
+            raise ValueError(
+                f"hyperparameters: got the table {name!r}; expected some of {listed(collection.tables)}."
+            )
+        if collection.tables[name].update is None:
+            raise ValueError(
+                f"hyperparameters[{name!r}]: got some for a table without an optimizer, which optax steps; give them "
+                "to the optax transformation, or describe the table with an optimizer."
+            )
+    return given
+
+
+def _batch_of(table: Table, storage: Any, requests: Mapping[str, Request], batch: Any) -> Batch:
+    """The one batch of a table."""
+    pooled = (request.lookup is not None for request in requests.values())
+    alike = all(pooled) and all(request.summed is request.batch for request in requests.values())
+    if isinstance(batch, KeyedBags) and alike:
+        numbers = [batch.keys.index(feature) for feature in requests]
+        if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+            # Neighbours in the flat arrays are one batch already.
+            whole = batch.between(numbers[0], numbers[-1] + 1)
+            return bag_batch(table, whole, accumulator(storage))[0]
+    return joined(table, {name: request.summed for name, request in requests.items()})

@@ -1,0 +1,126 @@
+"""From what users pass as a batch to one request per feature, with errors that name the feature."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_tt._bags import Bags
+from jax_tt._collection.collection import Collection, listed
+from jax_tt._collection.keyed_bags import KeyedBags
+from jax_tt._dtypes import accumulator
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._combine import batch_to_sum, combine
+from jax_tt._lookup._explicit import reshape_rows
+from jax_tt._lookup._inputs import bag_batch, lookup_batch, one_bag_per_position
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import Table
+
+
+class Request(NamedTuple):
+    """What a feature asks of its table.
+
+    Attributes:
+        table: named as errors are to name it.
+        lookup: options of the call with the combiner of the feature; None for a sequence.
+        batch: the ids.
+        summed: the batch whose sums make the result.
+        shape: of the result without its columns.
+        samples: the number of samples, if the result is one vector for each; None if it is not.
+    """
+
+    table: Table
+    lookup: Lookup | None
+    batch: Batch
+    summed: Batch
+    shape: tuple[int, ...]
+    samples: int | None
+
+    def result(self, sums: jax.Array, dtype: Any) -> jax.Array:
+        """``[*shape, D]`` from the sums of ``summed``."""
+        if self.lookup is not None:
+            sums = combine(self.lookup, self.table, self.batch, sums)
+        return reshape_rows(sums, (*self.shape, self.table.features)).astype(dtype)
+
+
+def values_of(collection: Collection, batch: Any) -> dict[str, Any]:
+    """The input of every feature of a batch, which must have all features of the collection and no others."""
+    features = collection.features
+    if not isinstance(batch, Mapping | KeyedBags):
+        raise TypeError(
+            f"batch: got a {type(batch).__name__}; expected a dict from the features ({listed(features)}) to ids or "
+            "Bags, or KeyedBags of them."
+        )
+    given = list(batch)
+    unknown = [name for name in given if name not in features]
+    if unknown:
+        raise ValueError(
+            f"batch: got the feature {unknown[0]!r}, which the collection does not have; expected "
+            f"{listed(features)}. Of a larger dict pass {{name: batch[name] for name in collection.features}}."
+        )
+    missing = [name for name in features if name not in given]
+    if missing:
+        name = missing[0]
+        raise ValueError(
+            f"batch: has no feature {name!r} (of the table {features[name].table!r}); expected "
+            f"{listed(features)}. A feature without ids has empty bags, e.g. jax_tt.Bags.from_ragged([[], []])."
+        )
+    return {name: batch[name] for name in features}
+
+
+def requests_of(
+    collection: Collection,
+    values: Mapping[str, Any],
+    storages: Mapping[str, Any],
+    lookups: Mapping[str, Lookup],
+) -> dict[str, Request]:
+    """The request of every feature, in the order of the collection.
+
+    Args:
+        collection: the tables and features.
+        values: of `values_of`.
+        storages: types of the parameters by table.
+        lookups: options by table.
+    """
+    requests = {}
+    for name, feature in collection.features.items():
+        table, value = collection.for_features[name], values[name]
+        accum = accumulator(storages[feature.table])
+        if feature.combiner is not None:
+            lookup = _combined(lookups[feature.table], feature.combiner)
+            requests[name] = _bags(table, value, accum, lookup)
+        elif isinstance(value, Bags):
+            requests[name] = _sequence_of_bags(table, value, accum)
+        else:
+            batch, shape = lookup_batch(table, value)
+            count = shape[0] if len(shape) == 1 else None
+            requests[name] = Request(table, None, batch, batch, shape, count)
+    return requests
+
+
+def _bags(table: Table, value: Any, accum: Any, lookup: Lookup) -> Request:
+    batch, count = bag_batch(table, value, accum)
+    summed = batch_to_sum(table, batch) if lookup.combiner == "max" else batch
+    return Request(table, lookup, batch, summed, (count,), count)
+
+
+def _sequence_of_bags(table: Table, bags: Bags, accum: Any) -> Request:
+    """One row for every position of `Bags`; padding and positions of no bag read zeros."""
+    if bags.weights is not None:
+        raise ValueError(
+            f"{table.label}bags.weights: got weights for a sequence (combiner=None), whose rows are not combined; "
+            "multiply its rows by them, or give the feature a combiner."
+        )
+    batch, _ = bag_batch(table, bags, accum)
+    alone = one_bag_per_position(batch)
+    shape = batch.ids.shape[:2] if batch.rectangular else (batch.capacity,)
+    return Request(table, None, alone, alone, shape, None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _combined(lookup: Lookup, combiner: str) -> Lookup:
+    return dataclasses.replace(lookup, combiner=combiner)

@@ -92,6 +92,7 @@ _LAYERS = (
     "TTEmbedBag",
     "Embed",
     "EmbedBag",
+    "EmbedCollection",
     "TableEmbed",
     "TableEmbedBag",
     "FusedParam",

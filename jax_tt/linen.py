@@ -10,6 +10,7 @@ from jax_tt._flax._linen_change import ChangedTable as ChangedTable
 from jax_tt._flax._linen_change import grow_table as grow_table
 from jax_tt._flax._linen_change import reorder_table as reorder_table
 from jax_tt._flax._linen_change import resize_cache as resize_cache
+from jax_tt._flax._linen_collection import EmbedCollection as EmbedCollection
 from jax_tt._flax._linen_dense import Embed as Embed
 from jax_tt._flax._linen_dense import EmbedBag as EmbedBag
 from jax_tt._flax._linen_table import TableEmbed as TableEmbed

@@ -1,6 +1,7 @@
 """Layers for Flax NNX, which are also available as `jax_tt.TTEmbed` and so on."""
 
 from jax_tt._flax._nnx_cache import refresh_caches as refresh_caches
+from jax_tt._flax._nnx_collection import EmbedCollection as EmbedCollection
 from jax_tt._flax._nnx_dense import Embed as Embed
 from jax_tt._flax._nnx_dense import EmbedBag as EmbedBag
 from jax_tt._flax._nnx_fused import FusedOptimizer as FusedOptimizer

@@ -9,6 +9,7 @@ import jax
 
 from jax_tt._arguments import one_of
 from jax_tt._collection.collection import Collection, States, listed
+from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.requests import Request, requests_of, values_of
@@ -42,7 +43,7 @@ def embed_collection(
         state: arrays by table and name, as `Collection.init` returns them.
         batch: all features, either a dict or `KeyedBags`. The value of a feature is `Bags` or ids ``[B, L]``, or, for a
             sequence, integers of any shape or `Bags`; `SplitIds` where the table takes them.
-        lookup: options of all tables; default ``Lookup()``. Its combiner is not used: features have their own.
+        lookup: options of all tables; default ``Lookup()``. Its combiner must be the default: features have their own.
         inputs: of the updates. ``hyperparameters`` are by table and name, ``{"item": {"learning_rate": rate}}``.
             ``grad_scale`` divides the gradients of tables with an optimizer; those of the others are as JAX gives them.
         layout: ``"features"`` for a dict; ``"concatenated"`` for one array of all columns, in the order of the
@@ -77,7 +78,11 @@ def embed_collection(
     {'carted': (2, 16), 'clicked': (2, 16), 'shown': (2, 3, 8)}
     """
     lookup = Lookup() if lookup is None else lookup
-    by_table = inputs_by_table(collection, inputs)
+    check_lookup(lookup)
+    arguments = step_arguments(collection, inputs.grad_scale, inputs.hyperparameters)
+    by_table = {
+        name: StepInputs(scale, inputs.key, own) for name, (scale, own) in arguments.items()
+    }
     return embed(
         collection, state, batch, dict.fromkeys(collection.tables, lookup), by_table, layout
     )
@@ -125,41 +130,6 @@ def _check_state(collection: Collection, state: States) -> None:
                 f"{listed(collection.tables)}."
             )
         table.check(state[name])
-
-
-def inputs_by_table(collection: Collection, inputs: StepInputs) -> dict[str, StepInputs]:
-    """The inputs of the update of every table from those of a call."""
-    given = hyperparameters_by_table(collection, inputs.hyperparameters)
-    return {
-        name: NO_INPUTS
-        if table.update is None
-        else inputs._replace(hyperparameters=given.get(name))
-        for name, table in collection.tables.items()
-    }
-
-
-def hyperparameters_by_table(collection: Collection, given: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Checks hyper-parameters by table and name."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping) or not all(
-        isinstance(own, Mapping) for own in given.values()
-    ):
-        raise TypeError(
-            f"hyperparameters: got {given!r}; expected a mapping from tables to mappings from names to scalars, e.g. "
-            "{'item': {'learning_rate': 0.01}}."
-        )
-    for name in given:
-        if name not in collection.tables:
-            raise ValueError(
-                f"hyperparameters: got the table {name!r}; expected some of {listed(collection.tables)}."
-            )
-        if collection.tables[name].update is None:
-            raise ValueError(
-                f"hyperparameters[{name!r}]: got some for a table without an optimizer, which optax steps; give them "
-                "to the optax transformation, or describe the table with an optimizer."
-            )
-    return given
 
 
 def _batch_of(table: Table, storage: Any, requests: Mapping[str, Request], batch: Any) -> Batch:

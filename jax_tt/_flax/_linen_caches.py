@@ -206,7 +206,7 @@ def _layers_of(
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
         layer: Any = context.module
         # Flax also intercepts `setup` and the methods it calls.
-        called = isinstance(layer, TableModule) and context.method_name in ("__call__", "attend")
+        called = isinstance(layer, TableModule) and context.method_name in ("before_call", "attend")
         if called and layer.described.cached is not None:
             found[layer.path] = layer.described, layer.options.method
         return call(*args, **kwargs)

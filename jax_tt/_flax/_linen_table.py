@@ -18,8 +18,8 @@ from jax_tt._flax._call import attended, check_value, for_evaluation, step_input
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._split_ids import SplitIds
-from jax_tt._tables.options import Lookup
-from jax_tt._tables.table import Table
+from jax_tt._tables.options import Lookup, StepInputs
+from jax_tt._tables.table import State, Table
 
 COUNT = "count"
 
@@ -104,13 +104,10 @@ class TableModule(nn.Module):
         )
         return variable.value
 
-    def _call(
-        self,
-        op: Callable[..., Any],
-        inputs: Any,
-        grad_scale: Any,
-        hyperparameters: Mapping[str, Any] | None,
-    ) -> jax.Array:
+    def before_call(
+        self, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], Lookup, StepInputs]:
+        """The state, the options and the inputs of the update for a call."""
         step = step_inputs(self.described, grad_scale, hyperparameters, {})
         lookup = for_evaluation(self.options) if self.deterministic else self.options
         state = dict(self.state)
@@ -118,13 +115,27 @@ class TableModule(nn.Module):
         counts = lookup.bounds == "warn" and not self.is_initializing()
         if counts and self.is_mutable_collection(OUT_OF_RANGE):
             state[OUT_OF_RANGE] = self.get_variable(OUT_OF_RANGE, COUNT, jnp.zeros((), jnp.int32))
-        result, after = op(self.described, state, inputs, lookup, step)
+        return state, lookup, step
+
+    def after_call(self, before: State, after: State, lookup: Lookup) -> None:
+        """Sets the variables that a call has changed, such as counts."""
         if lookup.train:
             for name, collection in self.described.buffers.items():
-                if after[name] is not state[name]:
+                if after[name] is not before[name]:
                     self.put_variable(collection, name, after[name])
-        if OUT_OF_RANGE in state:
+        if OUT_OF_RANGE in before:
             self.put_variable(OUT_OF_RANGE, COUNT, after[OUT_OF_RANGE])
+
+    def _call(
+        self,
+        op: Callable[..., Any],
+        inputs: Any,
+        grad_scale: Any,
+        hyperparameters: Mapping[str, Any] | None,
+    ) -> jax.Array:
+        state, lookup, step = self.before_call(grad_scale, hyperparameters)
+        result, after = op(self.described, state, inputs, lookup, step)
+        self.after_call(state, after, lookup)
         return result
 
 

@@ -161,7 +161,8 @@ class ChangingModule(CachedModule):
         return values
 
     def _slice_init(self) -> CoreInit:
-        init = fresh_init(_tensor_train(self.table).core_init)
+        own: Any = getattr(self.table.innermost, "core_init", None)  # other kinds have no cores
+        init = fresh_init(own)
         # `nnx.with_partitioning` returns metadata, which a variable unwraps.
         return (lambda *args: nnx.Param(init(*args))[...]) if callable(init) else init
 

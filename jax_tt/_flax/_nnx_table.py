@@ -23,8 +23,8 @@ from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._split_ids import SplitIds
 from jax_tt._tables.hoisted import hoisted
-from jax_tt._tables.options import Lookup, Update
-from jax_tt._tables.table import Table
+from jax_tt._tables.options import Lookup, StepInputs, Update
+from jax_tt._tables.table import State, Table
 from jax_tt.optimizers import Optimizer
 
 # Variable types of non-trained arrays, by the name of their linen collection.
@@ -173,6 +173,29 @@ class TableModule(nnx.Module):
             return table
         return table.with_name(f"{type(self).__name__}({table.num_embeddings}, {table.features})")
 
+    def before_call(
+        self, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], Lookup, StepInputs]:
+        """The state, the options and the inputs of the update for a call."""
+        own = {name: value.get_value() for name, value in self.hyperparameters.items()}
+        step = step_inputs(self.table, grad_scale, hyperparameters, own)
+        lookup = for_evaluation(self.lookup) if self.deterministic else self.lookup
+        state = self.state()
+        if lookup.train and lookup.bounds == "warn":
+            state[OUT_OF_RANGE] = self.out_of_range[...]
+        return state, lookup, step
+
+    def after_call(self, before: State, after: State, lookup: Lookup) -> None:
+        """Sets the variables that a call has changed, such as counts."""
+        if lookup.train:
+            for name in self.table.buffers:
+                if after[name] is not before[name]:
+                    getattr(self, name)[...] = after[name]
+        if OUT_OF_RANGE in before:
+            # Flax forbids changes in a plain JAX transformation that closes over the layer.
+            with contextlib.suppress(TraceContextError):
+                self.out_of_range.set_value(after[OUT_OF_RANGE])
+
     def _call(
         self,
         op: Callable[..., Any],
@@ -180,21 +203,9 @@ class TableModule(nnx.Module):
         grad_scale: Any,
         hyperparameters: Mapping[str, Any] | None,
     ) -> jax.Array:
-        own = {name: value.get_value() for name, value in self.hyperparameters.items()}
-        step = step_inputs(self.table, grad_scale, hyperparameters, own)
-        lookup = for_evaluation(self.lookup) if self.deterministic else self.lookup
-        state = self.state()
-        if lookup.train and lookup.bounds == "warn":
-            state[OUT_OF_RANGE] = self.out_of_range[...]
+        state, lookup, step = self.before_call(grad_scale, hyperparameters)
         result, after = op(self.table, state, inputs, lookup, step)
-        if lookup.train:
-            for name in self.table.buffers:
-                if after[name] is not state[name]:
-                    getattr(self, name)[...] = after[name]
-        if OUT_OF_RANGE in state:
-            # Flax forbids changes in a plain JAX transformation that closes over the layer.
-            with contextlib.suppress(TraceContextError):
-                self.out_of_range.set_value(after[OUT_OF_RANGE])
+        self.after_call(state, after, lookup)
         return result
 
 

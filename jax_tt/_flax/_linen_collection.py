@@ -1,0 +1,111 @@
+"""`EmbedCollection` for linen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from jax_tt._collection.collection import Collection
+from jax_tt._collection.feature import Feature
+from jax_tt._collection.inputs import check_lookup, step_arguments
+from jax_tt._collection.lookup import embed
+from jax_tt._flax._linen_table import TableEmbed
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import Table
+
+
+class EmbedCollection(nn.Module):
+    """Many tables of any kinds, looked up by feature in one call; see `jax_tt.EmbedCollection`.
+
+    Every table is a submodule of the name that it has in ``tables``. Its variables have the names and are in the
+    collections that they have in a layer of that table alone, so that either can read the checkpoints of the other.
+
+    Attributes:
+        tables: `Table` by name, e.g. of `dense_table` and `tt_table`.
+        features: `Feature` by name.
+        lookup: options of the calls.
+
+    Raises:
+        ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message names it and the fix.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt.linen
+        >>> embed = jax_tt.linen.EmbedCollection(
+        ...     {"user": jax_tt.dense_table(1000, 16), "ad": jax_tt.dense_table(50, 8)},
+        ...     {"user_id": jax_tt.Feature("user"), "shown": jax_tt.Feature("ad")},
+        ... )
+        >>> batch = {"user_id": jnp.array([[7], [8]]), "shown": jnp.array([[4, 5], [6, 7]])}
+        >>> variables = embed.init(jax.random.key(0), batch)
+        >>> embed.apply(variables, batch, method="concatenated").shape
+        (2, 24)
+        >>> sorted(variables["params"])
+        ['ad', 'user']
+    """
+
+    tables: Mapping[str, Table]
+    features: Mapping[str, Feature]
+    lookup: Lookup = Lookup(bounds="warn")
+
+    def setup(self) -> None:
+        check_lookup(self.lookup)
+        self.collection = Collection(self.tables, self.features)
+        self.parts = {
+            name: TableEmbed(table, self.lookup, name=name)
+            for name, table in self.collection.tables.items()
+        }
+
+    def __call__(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> dict[str, jax.Array]:
+        """Looks up all features.
+
+        Args:
+            batch, grad_scale, hyperparameters: as in `jax_tt.EmbedCollection`.
+
+        Returns:
+            By feature, ``[B, D]``; ``[*ids.shape, D]`` for a sequence, and ``[capacity, D]`` for one of ragged bags.
+        """
+        return self._call(batch, "features", grad_scale, hyperparameters)
+
+    def concatenated(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> jax.Array:
+        """All columns of all features side by side, ``[B, total D]``, in the order of the features."""
+        return self._call(batch, "concatenated", grad_scale, hyperparameters)
+
+    def stacked(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> jax.Array:
+        """`concatenated` with an axis of features, which must have the same width: ``[B, F, D]``."""
+        return self._call(batch, "stacked", grad_scale, hyperparameters)
+
+    def attend(self, table: str, query: jax.Array) -> jax.Array:
+        """Scores ``query[..., D]`` against every row of a table, as `jax_tt.TTEmbed.attend`."""
+        if table not in self.parts:
+            raise ValueError(f"table: got {table!r}; expected one of {', '.join(self.parts)}.")
+        return self.parts[table].attend(query)
+
+    def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:
+        arguments = step_arguments(self.collection, grad_scale, hyperparameters)
+        before, lookups, inputs = {}, {}, {}
+        for name, of_table in arguments.items():
+            before[name], lookups[name], inputs[name] = self.parts[name].before_call(*of_table)
+        result, after = embed(self.collection, before, batch, lookups, inputs, layout)
+        for name, state in before.items():
+            self.parts[name].after_call(state, after[name], lookups[name])
+        return result

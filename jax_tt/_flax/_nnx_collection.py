@@ -1,0 +1,171 @@
+"""`EmbedCollection` for NNX."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jax_tt._collection.collection import Collection
+from jax_tt._collection.feature import Feature
+from jax_tt._collection.inputs import check_lookup, step_arguments
+from jax_tt._collection.lookup import embed
+from jax_tt._flax._nnx_change import ChangingModule
+from jax_tt._flax._nnx_table import TableEmbed, hoisted_update
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import Table
+
+_DEFAULT = Lookup(bounds="warn")
+
+
+class CollectedTable(TableEmbed, ChangingModule):
+    """A table of an `EmbedCollection`: its variables, and what can be done with it between steps."""
+
+
+class EmbedCollection(nnx.Module):
+    """Many tables of any kinds, looked up by feature in one call.
+
+    The variables of a table are in ``tables[name]``, under the names that they have in a layer of that table alone
+    (`EmbedBag`, `TTEmbedBag`), so that either can read the checkpoints of the other. ``tables[name]`` also has the
+    methods for row caches, for growth and for an order of ids, and ``attend``; its attributes ``bounds``, ``method``,
+    ``precision`` and ``axis_name`` may be set for this table alone.
+
+    Args:
+        tables: `Table` by name, e.g. of `dense_table` and `tt_table`. Those with an optimizer are updated in the
+            backward pass, as `FusedOptimizer` describes; the parameters of the others have ordinary gradients.
+        features: `Feature` by name. Those that share a table are looked up in it as one batch.
+        lookup: options of the calls.
+        rngs: random number generators; every table takes one key of ``params``, in the order of ``tables``.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    Example:
+        >>> import jax.numpy as jnp, jax_tt
+        >>> from flax import nnx
+        >>> rule = jax_tt.optimizers.RowWiseAdagrad(0.05)
+        >>> embed = jax_tt.EmbedCollection(
+        ...     {"user": jax_tt.dense_table(1000, 16, optimizer=rule), "ad": jax_tt.dense_table(50, 16)},
+        ...     {"user_id": jax_tt.Feature("user"), "friends": jax_tt.Feature("user", combiner="mean"),
+        ...      "shown": jax_tt.Feature("ad")},
+        ...     rngs=nnx.Rngs(0),
+        ... )
+        >>> batch = {
+        ...     "user_id": jnp.array([[7], [8]]),
+        ...     "friends": jax_tt.Bags.from_ragged([[1, 2, 3], []]),
+        ...     "shown": jnp.array([[4, 5], [6, 7]]),
+        ... }
+        >>> embed(batch)["friends"].shape, embed.concatenated(batch).shape, embed.stacked(batch).shape
+        ((2, 16), (2, 48), (2, 3, 16))
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, Table],
+        features: Mapping[str, Feature],
+        lookup: Lookup = _DEFAULT,
+        *,
+        rngs: nnx.Rngs,
+    ) -> None:
+        check_lookup(lookup)
+        # Variables among the hyper-parameters of a rule become variables of the table.
+        hoisted = {name: _without_variables(table) for name, table in dict(tables).items()}
+        described = Collection({name: table for name, (table, _) in hoisted.items()}, features)
+        self.features = described.features
+        self.tables: dict[str, CollectedTable] = nnx.data(
+            {
+                name: CollectedTable(table, lookup, rngs=rngs, hyperparameters=hoisted[name][1])
+                for name, table in described.tables.items()
+            }
+        )
+
+    @property
+    def collection(self) -> Collection:
+        """The description of the tables, as they are now, and of the features."""
+        tables = tuple((name, self.tables[name].table) for name in self.tables)
+        return _collection(tables, self.features)
+
+    def __call__(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> dict[str, jax.Array]:
+        """Looks up all features.
+
+        Args:
+            batch: a dict of all features, or `KeyedBags`. The value of a feature is `Bags` or ids ``[B, L]``, or, for
+                a sequence, integers of any shape or `Bags`; `SplitIds` where the table takes them.
+            grad_scale: the scale of the loss, by which tables with an optimizer divide their gradients.
+            hyperparameters: fields of the optimizers for this call, by table and name, e.g.
+                ``{"user": {"learning_rate": rate}}``.
+
+        Returns:
+            By feature, ``[B, D]``; ``[*ids.shape, D]`` for a sequence, and ``[capacity, D]`` for one of ragged bags.
+
+        Raises:
+            ValueError, TypeError: the batch does not fit; the message names the feature and the table.
+        """
+        return self._call(batch, "features", grad_scale, hyperparameters)
+
+    def concatenated(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> jax.Array:
+        """All columns of all features side by side, in the order of the features.
+
+        Args:
+            batch, grad_scale, hyperparameters: as in ``__call__``; every feature has one vector per sample.
+
+        Returns:
+            ``[B, total D]``.
+        """
+        return self._call(batch, "concatenated", grad_scale, hyperparameters)
+
+    def stacked(
+        self,
+        batch: Any,
+        *,
+        grad_scale: Any = None,
+        hyperparameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> jax.Array:
+        """`concatenated` with an axis of features, which must have the same width.
+
+        Returns:
+            ``[B, F, D]``.
+        """
+        return self._call(batch, "stacked", grad_scale, hyperparameters)
+
+    def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:
+        collection = self.collection
+        arguments = step_arguments(collection, grad_scale, hyperparameters)
+        before, lookups, inputs = {}, {}, {}
+        for name, of_table in arguments.items():
+            before[name], lookups[name], inputs[name] = self.tables[name].before_call(*of_table)
+        result, after = embed(collection, before, batch, lookups, inputs, layout)
+        for name, state in before.items():
+            self.tables[name].after_call(state, after[name], lookups[name])
+        return result
+
+
+def _without_variables(table: Any) -> tuple[Any, dict[str, nnx.Variable[Any]]]:
+    """The table with a static optimizer, and the variables that were fields of it."""
+    update = getattr(table, "update", None)
+    if update is None:
+        return table, {}
+    update, found = hoisted_update(
+        update.optimizer, update.skip_nonfinite, update.stochastic_rounding
+    )
+    return table.with_update(update), found
+
+
+@functools.lru_cache(maxsize=64)
+def _collection(tables: tuple[tuple[str, Table], ...], features: Any) -> Collection:
+    return Collection(dict(tables), features)

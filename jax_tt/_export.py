@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import jax
 import jax.export
 
@@ -9,6 +11,7 @@ from jax_tt import _ffi
 from jax_tt._bags import Bags
 from jax_tt._cache.directory import CacheDirectory
 from jax_tt._cache.table import CachedTable
+from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._split_ids import SplitIds
 from jax_tt._tables.fused import FusedTable
 
@@ -65,6 +68,13 @@ jax.export.register_pytree_node_serialization(
     serialize_auxdata=lambda static: bytes(static),  # padded
     deserialize_auxdata=lambda stored: tuple(map(bool, stored)),
     from_children=lambda aux_data, children: Bags(*children, *aux_data),
+)
+jax.export.register_pytree_node_serialization(
+    KeyedBags,
+    serialized_name="jax_tt.KeyedBags",
+    serialize_auxdata=lambda static: json.dumps(static).encode(),  # keys, batch_sizes
+    deserialize_auxdata=lambda stored: tuple(map(tuple, json.loads(stored))),
+    from_children=lambda aux_data, children: KeyedBags(*children, *aux_data),
 )
 jax.export.register_pytree_node_serialization(
     SplitIds,

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from jax_tt import _bag_parts
 from jax_tt._lookup._batch import HIGHEST_BIT, Batch, unsigned, with_marks
-from jax_tt._lookup._explicit import reshape_rows
+from jax_tt._lookup._explicit import over_explicit_axes, sums_over_explicit_axes
 from jax_tt._tables.table import Table
 
 
@@ -27,6 +28,28 @@ def joined(table: Table, batches: Mapping[str, Batch]) -> Batch:
     if len(batches) == 1:
         return next(iter(batches.values()))
     parts = _of_one_form(table, batches)
+    # With an explicit sharding, the joined batch is replicated: shards of it would be no shards of the features.
+    return over_explicit_axes(_join, parts, parts[0], lambda axis: P())
+
+
+def separated(sums: jax.Array, batches: Sequence[Batch]) -> Sequence[jax.Array]:
+    """The sums ``[S, nb, D]`` of every batch from those of the joined one."""
+    if len(batches) == 1:
+        return [sums]
+
+    def split(sums: jax.Array) -> tuple[jax.Array, ...]:
+        rows = sums.reshape(-1, sums.shape[-1])
+        shapes = [(batch.num_segments, batch.num_bags) for batch in batches]
+        ends = [0, *itertools.accumulate(segments * bags for segments, bags in shapes)]
+        return tuple(
+            rows[begin:end].reshape(*shape, sums.shape[-1])
+            for begin, end, shape in zip(ends[:-1], ends[1:], shapes, strict=True)
+        )
+
+    return sums_over_explicit_axes(split, sums, batches)
+
+
+def _join(parts: Sequence[Batch]) -> Batch:
     first = parts[0]
     if all(part.rectangular and part.capacity == first.capacity for part in parts):
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
@@ -39,19 +62,6 @@ def joined(table: Table, batches: Mapping[str, Batch]) -> Batch:
         None if weights is None else weights[None],
         padded=first.padded,
     )
-
-
-def separated(sums: jax.Array, batches: Sequence[Batch]) -> list[jax.Array]:
-    """The sums ``[S, nb, D]`` of every batch from those of the joined one."""
-    if len(batches) == 1:
-        return [sums]
-    shapes = [(batch.num_segments, batch.num_bags) for batch in batches]
-    ends = [0, *itertools.accumulate(segments * bags for segments, bags in shapes)]
-    rows = reshape_rows(sums, (ends[-1], sums.shape[-1]))
-    return [
-        rows[begin:end].reshape(*shape, sums.shape[-1])
-        for begin, end, shape in zip(ends[:-1], ends[1:], shapes, strict=True)
-    ]
 
 
 def _of_one_form(table: Table, batches: Mapping[str, Batch]) -> list[Batch]:

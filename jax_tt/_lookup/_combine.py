@@ -44,11 +44,13 @@ def combine(lookup: Lookup, table: Table, batch: Batch, sums: jax.Array) -> jax.
 
 
 def _divided(combiner: str, batch: Batch, sums: jax.Array) -> jax.Array:
-    here = present(batch)
-    if batch.weights is None or combiner == "mean_count":
-        size = pool(batch, here.astype(sums.dtype))
+    counted = batch.weights is None or combiner == "mean_count"
+    if counted and not (batch.rectangular or batch.padded):
+        size = (batch.offsets[:, 1:] - batch.offsets[:, :-1]).astype(sums.dtype)
+    elif counted:
+        size = pool(batch, present(batch).astype(sums.dtype))
     else:
-        weights = jnp.where(here, batch.weights, 0).astype(sums.dtype)
+        weights = jnp.where(present(batch), batch.weights, 0).astype(sums.dtype)
         size = pool(batch, weights if combiner == "mean" else weights * weights)
     empty = size == 0
     # The inner `where` keeps 1/0 and the infinite derivative of sqrt(0) out of the gradient.

@@ -1,0 +1,348 @@
+"""Collections: all features in one call give what the tables give one by one, bit for bit."""
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import Bags, Feature, KeyedBags, Lookup, optimizers
+from jax_tt._lookup import _groups
+from tests.conftest import method_fixture, native_available
+
+# What is specific to a collection is done before the ops: one native implementation is enough.
+method = method_fixture("reference", "ffi")
+
+RNG = np.random.default_rng(0)
+ORDER = jax_tt.order.IdOrder(RNG.permutation(60))
+TABLES = {
+    "dense": jax_tt.dense_table(50, 6, optimizer=optimizers.RowWiseAdagrad(0.1)),
+    "train": jax_tt.tt_table(60, 8, tt_ranks=3),
+    "cached": jax_tt.tt_table(
+        60, 8, tt_ranks=3, optimizer=optimizers.Adagrad(0.1), cache=jax_tt.RowCache(8, ways=4)
+    ),
+    "ordered": jax_tt.tt_table(60, 4, tt_ranks=3, optimizer=optimizers.Adam(0.1), id_order=ORDER),
+    "plain": jax_tt.dense_table(40, 6),
+}
+MIXED = jax_tt.Collection(
+    TABLES,
+    {
+        "weighted": Feature("dense", combiner="mean"),
+        "rectangle": Feature("train"),
+        "padded": Feature("cached", combiner="sqrtn"),
+        "sequence": Feature("ordered", combiner=None),
+        "largest": Feature("plain", combiner="max"),
+    },
+)
+BATCH = {
+    "weighted": Bags.from_ragged([[1, 2, 1], [], [49]], [[1.0, 2.0, 0.5], [], [3.0]]),
+    "rectangle": RNG.integers(0, 60, (4, 3)).astype(np.int32),
+    "padded": Bags.from_padded([[1, 2, -1], [3, 3, 59]]),
+    "sequence": np.array([[3, 4], [5, 3]], np.int32),
+    "largest": Bags.from_ragged([[1, 39], [5], []]),
+}
+
+
+def loss_of(rows: Any) -> jax.Array:
+    return sum(jnp.sum(jnp.sin(rows[name]) * (k + 1)) for k, name in enumerate(sorted(rows)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+@functools.partial(jax.value_and_grad, argnums=1, has_aux=True)
+def step(collection: Any, trained: Any, state: Any, batch: Any, lookup: Lookup) -> Any:
+    """The loss of a collection, its rows and state, and the cotangents of the trained arrays."""
+    arrays = collection.replaced(state, trained)
+    rows, after = jax_tt.embed_collection(collection, arrays, batch, lookup)
+    return loss_of(rows), (rows, after)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+@functools.partial(jax.value_and_grad, argnums=1, has_aux=True)
+def one_by_one(collection: Any, trained: Any, state: Any, batch: Any, lookup: Lookup) -> Any:
+    """`step` with one call per feature."""
+    rows, after = {}, {}
+    for name, feature in collection.features.items():
+        table = collection.tables[feature.table]
+        own = {**state[feature.table], **trained[feature.table]}
+        if feature.combiner is None:
+            found = jax_tt.lookup_rows(table, own, batch[name], lookup)
+        else:
+            options = Lookup(feature.combiner, lookup.bounds, method=lookup.method)
+            found = jax_tt.pooled_rows(table, own, batch[name], options)
+        rows[name], after[feature.table] = found
+    return loss_of(rows), (rows, after)
+
+
+def assert_same(got: Any, want: Any) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def assert_close(got: Any, want: Any) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-5, 1e-6), got, want)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Any:
+    return jax.jit(MIXED.init)(jax.random.key(0))
+
+
+def test_a_mixed_collection_equals_its_tables(mixed, method):
+    """Rows, counts of the cache, gradients and fused updates."""
+    lookup = Lookup(bounds="zero", method=method)
+    trained = MIXED.trained(mixed)
+    got = step(MIXED, trained, mixed, BATCH, lookup)
+    assert_same(got, one_by_one(MIXED, trained, mixed, BATCH, lookup))
+    (_, (_, after)), gradients = got
+    new, others = MIXED.overwritten(after, gradients)
+    assert sorted(others) == ["plain", "train"]
+    assert [float(new[name]["step"]) for name in ("dense", "cached", "ordered")] == [1, 1, 1]
+    assert int(MIXED.maintain(new)["cached"]["cache_clock"]) == 1
+
+
+def test_tables_that_a_loss_does_not_use_stay(mixed, method):
+    @jax.jit
+    @jax.grad
+    def part(trained):
+        arrays = MIXED.replaced(mixed, trained)
+        lookup = Lookup(bounds="zero", method=method)
+        return jnp.sum(jax_tt.embed_collection(MIXED, arrays, BATCH, lookup)[0]["weighted"])
+
+    gradients = part(MIXED.trained(mixed))
+    used = {name: float(own["used"]) for name, own in gradients.items() if "used" in own}
+    assert used == {"dense": 1, "cached": 0, "ordered": 0}
+    new, _ = MIXED.overwritten(mixed, gradients)
+    assert_same(new["cached"], mixed["cached"])
+    assert not np.array_equal(new["dense"]["embedding"], mixed["dense"]["embedding"])
+
+
+def test_one_rule_for_all_tables(mixed):
+    def rows(trained, batch):
+        arrays = MIXED.replaced(mixed, trained)
+        return jax_tt.embed_collection(MIXED, arrays, batch, Lookup(method="reference"))[0]
+
+    # JAX differentiates tables without an optimizer itself in the reference; one rule covers the others.
+    text = str(jax.make_jaxpr(rows)(MIXED.trained(mixed), BATCH))
+    assert text.count("custom_vjp_call[") == 1
+
+
+PAIR = jax_tt.Collection(
+    {"first": jax_tt.dense_table(9, 3), "second": jax_tt.tt_table(12, 4, tt_ranks=2)},
+    {"a": Feature("first"), "b": Feature("second")},
+)
+OF_PAIR = {"a": np.array([[1, 2], [2, 8]]), "b": np.array([[0, 11], [3, 3]])}
+
+
+def test_higher_derivatives_of_the_reference():
+    state = PAIR.init(jax.random.key(0))
+
+    def loss(trained):
+        rows, _ = jax_tt.embed_collection(PAIR, trained, OF_PAIR, Lookup(method="reference"))
+        return loss_of(rows)
+
+    def along(trained):
+        return sum(jnp.sum(g) for g in jax.tree.leaves(jax.grad(loss)(trained)))
+
+    second = jax.jit(jax.grad(along))(state)
+    assert all(np.isfinite(g).all() and g.any() for g in jax.tree.leaves(second))
+
+
+def test_an_op_for_several_tables_takes_them_from_the_rule(monkeypatch):
+    """The seam for ops that handle many tables: nothing but `groups_of` knows of them."""
+    seen = []
+
+    class Both:
+        def forward(self, calls):
+            seen.append([call.use.table.name for call in calls])
+            found = [
+                call.use.table.forward(call.state, call.batch, call.use.lookup) for call in calls
+            ]
+            sums, residuals = zip(*found, strict=True)
+            return sums, residuals
+
+        def backward(self, calls, residuals, gs):
+            return [
+                call.use.table.backward(call.state, call.batch, saved, g, call.use.lookup)
+                for call, saved, g in zip(calls, residuals, gs, strict=True)
+            ]
+
+    state, lookup = PAIR.init(jax.random.key(0)), Lookup(method="ffi")
+    want = step.__wrapped__(PAIR, PAIR.trained(state), state, OF_PAIR, lookup)
+    monkeypatch.setattr(_groups, "groups_of", lambda uses: ((Both(), (1, 0)),))
+    assert_same(step.__wrapped__(PAIR, PAIR.trained(state), state, OF_PAIR, lookup), want)
+    assert seen == [["second (features b)", "first (features a)"]]
+
+
+# Features of every form, with numbers of bags of their own, that share a table.
+FORMS = {
+    "ragged": Bags.from_ragged([[3, 1, 3], [], [29]], [[0.5, 1.0, 2.0], [], [1.5]], capacity=7),
+    "rectangle": np.array([[1, 2], [3, 3]], np.int32),
+    "empty": Bags.from_ragged([]),
+    "counted": Bags.from_ragged([[4, 4, 0], [1]]),
+    "padded": Bags.from_padded([[5, -1], [-1, -1], [6, 1]]),
+    "largest": Bags.from_ragged([[3, 7], [], [0]], capacity=4),
+    "rows": np.array([[0, 3, 2]], np.int32),
+    "positions": Bags.from_ragged([[8], [9, 3]], capacity=5),
+}
+COMBINERS = {"counted": "mean", "padded": "mean", "largest": "max", "rows": None, "positions": None}
+
+
+def sharing(table: Any, names: Any = tuple(FORMS)) -> jax_tt.Collection:
+    features = {name: Feature("one", combiner=COMBINERS.get(name, "sum")) for name in names}
+    return jax_tt.Collection({"one": table}, features)
+
+
+@pytest.mark.parametrize("kind", ["dense", "train"])
+def test_features_of_every_form_share_a_table(kind, method):
+    """Each of them reads what it reads alone, and their gradients add up."""
+    table = {"dense": jax_tt.dense_table(30, 4), "train": jax_tt.tt_table(30, 4, tt_ranks=3)}[kind]
+    collection = sharing(table)
+    state, lookup = collection.init(jax.random.key(1)), Lookup(bounds="zero", method=method)
+    (_, (rows, _)), gradients = step(collection, state, state, FORMS, lookup)
+    want = jax.tree.map(jnp.zeros_like, gradients)
+    for name in FORMS:
+        alone = sharing(table, [name])
+        (_, (own, _)), more = step(alone, state, state, {name: FORMS[name]}, lookup)
+        assert own[name].shape == rows[name].shape
+        assert_close(rows[name], own[name])
+        factor = sorted(FORMS).index(name) + 1.0  # of the feature in the loss
+        want = jax.tree.map(lambda w, g, f=factor: w + f * g, want, more)
+    assert_close(gradients, want)
+    assert rows["empty"].shape == (0, 4) and rows["positions"].shape == (5, 4)
+    assert rows["rows"].shape == (1, 3, 4) and not np.any(rows["positions"][3:])
+
+
+@pytest.mark.parametrize("rule", [optimizers.Adagrad(0.1), optimizers.Adam(0.1)])
+def test_features_that_share_a_fused_table_are_one_batch(rule, method):
+    """The table is used once in the loss, and duplicates across features are summed before the one update."""
+    names = ("ragged", "rectangle", "empty")
+    collection = sharing(jax_tt.dense_table(30, 4, optimizer=rule), names)
+    state, lookup = collection.init(jax.random.key(1)), Lookup(method=method)
+    parts = [FORMS["ragged"], Bags(FORMS["rectangle"]), FORMS["empty"]]
+
+    @jax.jit
+    @functools.partial(jax.grad, has_aux=True)
+    def by_hand(trained):
+        pooled, _ = jax_tt.pooled_rows(
+            collection.tables["one"], trained, Bags.concatenate(parts), lookup
+        )
+        rows = dict(zip(names, Bags.split(pooled, parts), strict=True))
+        return loss_of(rows), rows
+
+    (_, (rows, _)), gradients = step(collection, state, state, {n: FORMS[n] for n in names}, lookup)
+    assert_same((gradients["one"], rows), by_hand(state["one"]))
+    assert float(gradients["one"]["step"]) == float(gradients["one"]["sentinel"]) == 1
+
+
+@pytest.mark.parametrize("form", ["array", "weights", "padding"])
+def test_rectangles_that_share_a_table(form, method):
+    first, second = np.array([[1, 2], [3, 3]], np.int32), np.array([[4, 1], [-1, 0]], np.int32)
+    ones = jnp.array([[0.5, 1.0], [2.0, 3.0]])
+    batch = {
+        "array": {"a": first, "b": second},
+        "weights": {"a": Bags(first, weights=ones), "b": second},
+        "padding": {"a": first * np.array([1, -1], np.int32), "b": Bags.from_padded(second)},
+    }[form]
+    collection = jax_tt.Collection(
+        {"one": jax_tt.dense_table(30, 4)}, {"a": Feature("one"), "b": Feature("one")}
+    )
+    state, lookup = collection.init(jax.random.key(1)), Lookup(bounds="clip", method=method)
+    (_, (rows, _)), _ = step(collection, state, state, batch, lookup)
+    for name, bags in batch.items():
+        want = jax_tt.embed_bag(state["one"]["embedding"], bags, bounds="clip", method=method)
+        assert_same(rows[name], want)
+
+
+KEYED = ("ragged", "largest", "rectangle", "empty", "positions")
+
+
+@pytest.mark.parametrize("neighbours", [True, False])
+def test_keyed_bags_equal_a_dict(neighbours, method):
+    """Also where features that share a table do not lie side by side."""
+    collection = jax_tt.Collection(
+        {
+            "one": jax_tt.dense_table(30, 4, optimizer=optimizers.Adagrad(0.1)),
+            "two": jax_tt.dense_table(30, 3),
+        },
+        {
+            "ragged": Feature("one"),
+            "rectangle": Feature("one", combiner="mean_count"),
+            "largest": Feature("two", combiner="max"),
+            "empty": Feature("two"),
+            "positions": Feature("two", combiner=None),
+        },
+    )
+    order = sorted(KEYED, key=list(collection.features).index) if neighbours else KEYED
+    batch = {name: FORMS[name] for name in order}
+    keyed = KeyedBags.from_bags(batch, capacity=20)
+    # Features without weights have weights 1 in KeyedBags that have any, which a maximum and rows do not take.
+    keyed = KeyedBags(keyed.ids, keyed.offsets, None, keyed.keys, keyed.batch_sizes)
+    batch["ragged"] = Bags(FORMS["ragged"].ids, FORMS["ragged"].offsets)
+    state, lookup = collection.init(jax.random.key(1)), Lookup(method=method)
+    trained = collection.trained(state)
+    (_, (got, _)), new = step(collection, trained, state, keyed, lookup)
+    (_, (want, _)), want_new = step(collection, trained, state, batch, lookup)
+    count = FORMS["positions"].offsets[-1]
+    assert got["positions"].shape == (20, 3) and not np.any(got["positions"][count:])
+    assert_same(got.pop("positions")[:count], want.pop("positions")[:count])
+    assert_same(got, want)
+    assert_close(new, want_new)
+
+
+def test_concatenated_and_stacked(mixed):
+    batch = {
+        name: jax_tt.Bags.from_ragged([[1], [2, 3]])
+        for name in MIXED.features
+        if name != "sequence"
+    } | {"sequence": np.array([4, 5], np.int32)}  # one id per sample
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def look_up(batch, layout):
+        return jax_tt.embed_collection(MIXED, mixed, batch, layout=layout)[0]
+
+    rows = look_up(batch, "features")
+    assert list(rows) == sorted(MIXED.features)  # a dict from jit
+    wide = look_up(batch, "concatenated")
+    assert_same(wide, jnp.concatenate([rows[name] for name in MIXED.features], axis=1))
+    pair = {"a": OF_PAIR["a"], "b": OF_PAIR["a"]}
+    collection = jax_tt.Collection(
+        {"first": jax_tt.dense_table(9, 3)}, {"b": Feature("first"), "a": Feature("first")}
+    )
+    state = collection.init(jax.random.key(0))
+    rows, _ = jax_tt.embed_collection(collection, state, pair)
+    stacked, _ = jax_tt.embed_collection(collection, state, pair, layout="stacked")
+    assert_same(stacked, jnp.stack([rows["b"], rows["a"]], axis=1))
+
+
+@pytest.mark.optimized
+def test_tables_are_updated_in_place():
+    if not native_available():
+        pytest.skip("the reference updates no table in place")
+    tables = {
+        name: jax_tt.dense_table(5003, 16, optimizer=optimizers.Adagrad(0.1)) for name in "abc"
+    }
+    features = {name: Feature(name) for name in "abc"} | {"again": Feature("a")}
+    collection = jax_tt.Collection(tables, features)
+    state = jax.jit(collection.init)(jax.random.key(0))
+    batch = {name: jnp.array([[1, 2], [2, 5002]], jnp.int32) for name in features}
+
+    def train(state, batch):
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            rows, after = jax_tt.embed_collection(collection, arrays, batch)
+            return loss_of(rows), after
+
+        gradients, after = jax.grad(loss, has_aux=True)(collection.trained(state))
+        return collection.overwritten(after, gradients)[0]
+
+    compiled = jax.jit(train, donate_argnums=0).lower(state, batch).compile()
+    large = jax.tree.leaves({name: state[name]["embedding"] for name in "abc"})
+    places = [leaf.unsafe_buffer_pointer() for leaf in large]
+    for _ in range(2):
+        state = compiled(state, batch)
+    assert [state[name]["embedding"].unsafe_buffer_pointer() for name in "abc"] == places
+    assert not re.findall(r"= f32\[5003,16\][^ ]* copy[^ ]*\(", compiled.as_text())

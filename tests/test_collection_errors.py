@@ -1,0 +1,229 @@
+"""What is wrong with a collection or with its batch is said with the names of the feature and of the table."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import Bags, Collection, Feature, KeyedBags, Lookup, StepInputs, optimizers
+from tests.conftest import native_available
+
+DENSE = jax_tt.dense_table(10, 4, optimizer=optimizers.SGD(0.1))
+TRAIN = jax_tt.tt_table(20, 6, tt_ranks=2)
+COLLECTION = Collection(
+    {"user": DENSE, "item": TRAIN},
+    {
+        "user_id": Feature("user"),
+        "clicked": Feature("item", combiner="mean"),
+        "shown": Feature("item", combiner=None),
+    },
+)
+IDS = np.array([[1, 2], [3, 4]])
+BATCH = {"user_id": IDS, "clicked": IDS, "shown": IDS}
+
+
+@pytest.fixture(scope="module")
+def state():
+    return jax.jit(COLLECTION.init)(jax.random.key(0))
+
+
+def look_up(state, batch=BATCH, lookup=None, **options):
+    lookup = Lookup(method="reference") if lookup is None else lookup
+    return jax_tt.embed_collection(COLLECTION, state, batch, lookup, **options)
+
+
+DESCRIPTIONS = {
+    "no tables": ({}, {"a": Feature("t")}, TypeError, "tables: got {}; expected a mapping"),
+    "a class": (
+        {"t": jax_tt.DenseTable},
+        {},
+        TypeError,
+        r"tables\['t'\]: got .*expected a jax_tt.Table",
+    ),
+    "a layer's arguments": (
+        {"t": (10, 4)},
+        {},
+        TypeError,
+        r"e\.g\. jax_tt\.dense_table\(1000, 16\)",
+    ),
+    "a name": ({1: DENSE}, {}, TypeError, "tables: got the name 1; expected strings"),
+    "no features": ({"t": DENSE}, {}, TypeError, "features: got {}; expected a mapping"),
+    "a string": (
+        {"t": DENSE},
+        {"a": "t"},
+        TypeError,
+        r"features\['a'\]: got 't'.*Feature\(\"item\"\)",
+    ),
+    "unknown": (
+        {"t": DENSE},
+        {"a": Feature("u")},
+        ValueError,
+        r"features\['a'\]: got the table 'u'.*'t'",
+    ),
+    "unused": (
+        {"t": DENSE, "u": TRAIN},
+        {"a": Feature("t")},
+        ValueError,
+        "no feature uses 'u'; add one",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DESCRIPTIONS)
+def test_descriptions(case):
+    tables, features, error, message = DESCRIPTIONS[case]
+    with pytest.raises(error, match=message):
+        Collection(tables, features)
+
+
+def test_features():
+    with pytest.raises(ValueError, match=r"combiner: got 'avg'.*or None for a sequence"):
+        Feature("item", combiner="avg")
+    with pytest.raises(TypeError, match=r"table: got DenseTable.*the name of a table"):
+        Feature(DENSE)  # pyright: ignore[reportArgumentType]
+    rate = jnp.float32(0.1)
+    rule = optimizers.SGD(rate)
+    with pytest.raises(TypeError, match=r"tables\['t'\]: optimizer: SGD holds an array"):
+        Collection({"t": jax_tt.dense_table(10, 4, optimizer=rule)}, {"t": Feature("t")})
+
+
+def test_a_description_is_hashable_and_compares_by_value():
+    again = Collection(dict(COLLECTION.tables), dict(COLLECTION.features))
+    assert again == COLLECTION and hash(again) == hash(COLLECTION)
+    features = dict(reversed(list(COLLECTION.features.items())))
+    assert Collection(COLLECTION.tables, features) != COLLECTION  # another order of columns
+    assert "user_id" in repr(COLLECTION)
+
+
+BATCHES = {
+    "no dict": (IDS, TypeError, "batch: got a ndarray; expected a dict from the features"),
+    "unknown": (
+        {**BATCH, "label": IDS},
+        ValueError,
+        "batch: got the feature 'label', which .*{name: batch",
+    ),
+    "missing": (
+        {"user_id": IDS, "shown": IDS},
+        ValueError,
+        r"no feature 'clicked' \(of the table 'item'\)",
+    ),
+    "missing in KeyedBags": (
+        KeyedBags.from_bags({"user_id": IDS, "shown": IDS}),
+        ValueError,
+        "no feature 'clicked'",
+    ),
+    "one axis": (
+        {**BATCH, "clicked": IDS[0]},
+        ValueError,
+        r"feature 'clicked' of 'item': bags: got ids of shape \(2,\)",
+    ),
+    "floats": (
+        {**BATCH, "clicked": IDS * 1.0},
+        ValueError,
+        "feature 'clicked' of 'item': bags: got dtype float",
+    ),
+    "offsets": (
+        {**BATCH, "user_id": Bags(np.arange(3), np.zeros(0, np.int32))},
+        ValueError,
+        "feature 'user_id' of 'user': bags: got ids",
+    ),
+    "weights": (
+        {**BATCH, "clicked": Bags(IDS, weights=jnp.ones(3))},
+        ValueError,
+        r"feature 'clicked' of 'item': bags.weights: got shape \(3,\)",
+    ),
+    "weights of a sequence": (
+        {**BATCH, "shown": Bags(IDS, weights=jnp.ones((2, 2)))},
+        ValueError,
+        "feature 'shown' of 'item': bags.weights: got weights for a sequence",
+    ),
+    "split ids of a dense table": (
+        {**BATCH, "user_id": Bags(TRAIN.shape.split_ids(IDS))},
+        ValueError,
+        "feature 'user_id' of 'user': bags.ids: got SplitIds; a dense table",
+    ),
+    "split ids and integers": (
+        {**BATCH, "shown": TRAIN.shape.split_ids(IDS)},
+        ValueError,
+        "table item .*: feature 'shown' has SplitIds and feature 'clicked' integers",
+    ),
+    "types": (
+        {**BATCH, "shown": IDS.astype(np.uint32)},
+        ValueError,
+        "table item .*: ids of types clicked int32, shown uint32",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_batches(case, state):
+    batch, error, message = BATCHES[case]
+    with pytest.raises(error, match=message):
+        look_up(state, batch)
+
+
+def test_split_ids_of_all_features_of_a_table(state):
+    split = TRAIN.shape.split_ids(IDS)
+    rows, _ = look_up(state, {**BATCH, "clicked": Bags(split), "shown": split})
+    want, _ = look_up(state)
+    jax.tree.map(np.testing.assert_array_equal, rows, want)
+
+
+def test_layouts(state):
+    for batch, layout, message in (
+        (BATCH, "wide", "layout: got 'wide'; expected one of 'features'"),
+        (BATCH, "concatenated", "feature 'shown' of 'item' is a sequence"),
+        (
+            {**BATCH, "shown": IDS[0, :1]},
+            "concatenated",
+            "'shown' of 'item' has 1 samples and feature 'user_id' has 2",
+        ),
+        (
+            {**BATCH, "shown": IDS[0]},
+            "stacked",
+            "'clicked' of 'item' has 6 columns and feature 'user_id' has 4",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            look_up(state, batch, layout=layout)
+
+
+def test_states_and_options(state):
+    with pytest.raises(ValueError, match=r"state: has no table 'item'; .* 'user', 'item'"):
+        look_up({"user": state["user"]})
+    short = {**state["user"], "embedding": state["user"]["embedding"][:5]}
+    with pytest.raises(ValueError, match=r"user: embedding: got float32 of shape \(5, 4\)"):
+        look_up({**state, "user": short})
+    with pytest.raises(ValueError, match="lookup: got combiner='mean'; every feature has its own"):
+        look_up(state, lookup=Lookup("mean"))
+    for given, error, message in (
+        ({"learning_rate": 0.1}, TypeError, "hyperparameters: got .*from tables to mappings"),
+        ({"ad": {}}, ValueError, "hyperparameters: got the table 'ad'; .* 'user', 'item'"),
+        ({"item": {"learning_rate": 1.0}}, ValueError, r"hyperparameters\['item'\]: .* optax"),
+    ):
+        with pytest.raises(error, match=message):
+            look_up(state, inputs=StepInputs(hyperparameters=given))
+    alone = Collection({"item": TRAIN}, {"clicked": Feature("item")})
+    with pytest.raises(ValueError, match=r"grad_scale: .* a collection without optimizers"):
+        jax_tt.embed_collection(alone, state, {"clicked": IDS}, inputs=StepInputs(2.0))
+
+
+@pytest.mark.skipif(not native_available(), reason="the reference reads NaN")
+def test_ids_out_of_range_are_reported_with_the_features(state):
+    bad = {**BATCH, "shown": np.array([[1, 20], [3, 4]])}
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"item \(features clicked, shown\)"):
+        jax.block_until_ready(look_up(state, bad, Lookup(method="ffi")))
+
+
+def test_hyperparameters_and_the_scale_of_the_loss_by_table(state):
+    def loss(trained, inputs):
+        arrays = COLLECTION.replaced(state, trained)
+        rows, _ = look_up(arrays, inputs=inputs)
+        return jnp.sum(rows["user_id"] ** 2)
+
+    step = jax.jit(jax.grad(loss))
+    trained = COLLECTION.trained(state)
+    inputs = StepInputs(4.0, None, {"user": {"learning_rate": 0.4}})
+    got, want = step(trained, inputs), step(trained, StepInputs())
+    np.testing.assert_allclose(got["user"]["embedding"], want["user"]["embedding"], rtol=1e-6)

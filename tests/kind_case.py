@@ -116,6 +116,43 @@ class KindCase:
                 want = params[name] - 0.1 * grad
                 np.testing.assert_allclose(new[name], want, rtol=1e-5, atol=1e-6)
 
+    @pytest.mark.parametrize("rule", [None, SGD], ids=["ordinary", "fused"])
+    def test_in_a_collection(self, rule: Any) -> None:
+        """Two features that share the table, beside a table of another kind, are one batch of it."""
+        table = self.table if rule is None else self.fused(rule)
+        other = jax_tt.DenseTable(9, 4)
+        features = {"a": jax_tt.Feature("own"), "b": jax_tt.Feature("other")}
+        collection = jax_tt.Collection(
+            {"own": table, "other": other}, {**features, "c": jax_tt.Feature("own")}
+        )
+        bags, more = self.bags(), jnp.array([[3, 1], [1, 0]], jnp.int32)
+        batch = {"a": bags, "b": jnp.array([[1, 8]]), "c": more}
+        params = {name: self.state[name] for name in table.param_names}
+        own = {**table.init_rest(params), **self.state}
+        state = {"own": own, "other": other.init(jax.random.key(1))}
+
+        @jax.jit
+        @functools.partial(jax.grad, has_aux=True)
+        def together(trained: Any) -> Any:
+            arrays = collection.replaced(state, trained)
+            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+            return jnp.sum(jnp.sin(rows["a"])) + jnp.sum(rows["c"] ** 2), rows
+
+        @jax.jit
+        @functools.partial(jax.grad, has_aux=True)
+        def alone(trained: Any) -> Any:
+            parts = [bags, jax_tt.Bags(more)]
+            joined, lookup = jax_tt.Bags.concatenate(parts), jax_tt.Lookup()
+            pooled, _ = jax_tt.pooled_rows(table, {**own, **trained}, joined, lookup)
+            a, c = jax_tt.Bags.split(pooled, parts)
+            return jnp.sum(jnp.sin(a)) + jnp.sum(c**2), {"a": a, "c": c}
+
+        trained = collection.trained(state)
+        gradients, rows = together(trained)
+        want, want_rows = alone(trained["own"])
+        assert rows.pop("b").shape == (1, 4)
+        jax.tree.map(np.testing.assert_array_equal, (gradients["own"], rows), (want, want_rows))
+
     @pytest.mark.parametrize("rule", [None, RULE], ids=["optax", "fused"])
     def test_nnx(self, rule: Any, tmp_path: Any) -> None:
         table = self.table if rule is None else self.fused(rule)

@@ -71,13 +71,12 @@ class EmbedCollection(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         check_lookup(lookup)
-        # Variables among the hyper-parameters of a rule become variables of the table.
-        hoisted = {name: _without_variables(table) for name, table in dict(tables).items()}
-        described = Collection({name: table for name, (table, _) in hoisted.items()}, features)
+        static, variables = _hoisted(tables)
+        described = Collection(static, features)
         self.features = described.features
         self.tables: dict[str, CollectedTable] = nnx.data(
             {
-                name: CollectedTable(table, lookup, rngs=rngs, hyperparameters=hoisted[name][1])
+                name: CollectedTable(table, lookup, rngs=rngs, hyperparameters=variables[name])
                 for name, table in described.tables.items()
             }
         )
@@ -155,15 +154,20 @@ class EmbedCollection(nnx.Module):
         return result
 
 
-def _without_variables(table: Any) -> tuple[Any, dict[str, nnx.Variable[Any]]]:
-    """The table with a static optimizer, and the variables that were fields of it."""
-    update = getattr(table, "update", None)
-    if update is None:
-        return table, {}
-    update, found = hoisted_update(
-        update.optimizer, update.skip_nonfinite, update.stochastic_rounding
-    )
-    return table.with_update(update), found
+def _hoisted(tables: Any) -> tuple[Any, dict[str, dict[str, nnx.Variable[Any]]]]:
+    """The tables with static optimizers, and the variables that were fields of these, by table and name."""
+    if not isinstance(tables, Mapping):
+        return tables, {}  # which `Collection` refuses
+    static = dict(tables)
+    variables: dict[str, dict[str, nnx.Variable[Any]]] = {name: {} for name in tables}
+    for name, table in tables.items():
+        old = getattr(table, "update", None)
+        if old is not None:
+            update, variables[name] = hoisted_update(
+                old.optimizer, old.skip_nonfinite, old.stochastic_rounding
+            )
+            static[name] = table.with_update(update)
+    return static, variables
 
 
 @functools.lru_cache(maxsize=64)

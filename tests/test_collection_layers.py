@@ -1,0 +1,238 @@
+"""`EmbedCollection` for NNX and linen: fused and optax tables learn together; single layers read its checkpoints."""
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx, serialization
+
+import jax_tt
+import jax_tt.linen
+from jax_tt import Bags, Feature, KeyedBags, Lookup, optimizers
+
+RULE = optimizers.RowWiseAdagrad(0.1)
+CACHE = jax_tt.RowCache(8, ways=4, refresh_every=2)
+TABLES = {
+    "items": jax_tt.dense_table(50, 6, optimizer=RULE),  # also the name of a method of dicts
+    "words": jax_tt.tt_table(60, 8, tt_ranks=3),
+    "users": jax_tt.tt_table(60, 8, tt_ranks=3, optimizer=optimizers.Adagrad(0.1), cache=CACHE),
+}
+FEATURES = {
+    "clicked": Feature("items", combiner="mean"),
+    "largest": Feature("items", combiner="max"),
+    "title": Feature("words"),
+    "user": Feature("users", combiner=None),
+}
+BATCH = {
+    "clicked": Bags.from_ragged([[1, 2], [60]], capacity=4),  # an id out of range
+    "largest": np.array([[1, 2, 3], [3, 4, 4]], np.int32),
+    "title": np.array([[1, 2], [3, 9]], np.int32),
+    "user": np.array([7, 9], np.int32),
+}
+
+
+class Model(nnx.Module):
+    def __init__(self) -> None:
+        self.rate = nnx.Variable(jnp.float32(0.1))
+        rule = optimizers.RowWiseAdagrad(self.rate)
+        tables = {**TABLES, "items": jax_tt.dense_table(50, 6, optimizer=rule)}
+        self.embed = jax_tt.EmbedCollection(tables, FEATURES, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(28, 1, rngs=nnx.Rngs(1))
+
+    def __call__(self, batch: Any) -> jax.Array:
+        return self.head(self.embed.concatenated(batch))
+
+
+@nnx.jit
+def step(model: Any, opt: Any, batch: Any) -> jax.Array:
+    loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(batch) - 1) ** 2))(model)
+    opt.update(model, grads)
+    return loss
+
+
+look_up = nnx.jit(lambda embed, batch: embed(batch))
+
+
+@pytest.fixture(scope="module")
+def trained() -> Any:
+    """A model after four steps, and its losses."""
+    model = Model()
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.05))
+    losses = [float(step(model, opt, BATCH)) for _ in range(4)]
+    return model, opt, losses
+
+
+def test_nnx_trains_all_tables(trained):
+    model, _, losses = trained
+    assert losses[3] < losses[0] / 4
+    tables = model.embed.tables
+    assert [float(tables[name].step[...]) for name in ("items", "users")] == [4, 4]
+    assert int(tables["items"].out_of_range[...]) == 4
+    statistics = tables["users"].cache_statistics()
+    assert (statistics["calls"], statistics["refreshes"]) == (4, 2)
+    assert model.embed.collection.tables["words"].name == "words"
+
+
+def test_a_rate_that_changes_between_steps():
+    model = Model()
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.0))
+    model.rate[...] = 0.0
+    before = np.array(model.embed.tables["items"].embedding[...])
+    step(model, opt, BATCH)
+    np.testing.assert_array_equal(model.embed.tables["items"].embedding[...], before)
+    assert "learning_rate" in model.embed.tables["items"].hyperparameters
+
+
+def test_single_layers_read_the_tables(trained):
+    """And a collection reads those of single layers."""
+    model, _, _ = trained
+    rows = look_up(model.embed, BATCH)
+    layer = jax_tt.TTEmbedBag(60, 8, tt_ranks=3, rngs=nnx.Rngs(5))
+    nnx.update(layer, nnx.state(model.embed)["tables"]["words"])
+    np.testing.assert_array_equal(layer(BATCH["title"]), rows["title"])
+    cached = jax_tt.TTEmbed(
+        60, 8, tt_ranks=3, optimizer=optimizers.Adagrad(0.1), cache=CACHE, rngs=nnx.Rngs(5)
+    )
+    nnx.update(cached, nnx.state(model.embed.tables["users"]))
+    np.testing.assert_array_equal(cached(BATCH["user"]), rows["user"])
+    other = jax_tt.EmbedCollection(TABLES, FEATURES, rngs=nnx.Rngs(6))
+    nnx.update(other.tables["users"], nnx.state(cached))
+    np.testing.assert_array_equal(look_up(other, BATCH)["user"], rows["user"])
+
+
+def test_evaluation_counts_nothing(trained):
+    model = nnx.clone(trained[0])
+    model.eval()
+    before = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(model.embed)))
+    rows = look_up(model.embed, BATCH)
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(model.embed)), before)
+    assert rows["user"].shape == (2, 8)
+
+
+def test_keyed_bags_and_layouts(trained):
+    embed = trained[0].embed
+    batch = {**BATCH, "user": BATCH["user"][:, None]}
+    rows = look_up(embed, KeyedBags.from_bags(batch, capacity=16))
+    for name, want in look_up(embed, BATCH).items():
+        np.testing.assert_array_equal(rows[name][:2], want)
+    with pytest.raises(ValueError, match="'title' of 'words' has 8 columns"):
+        embed.stacked(BATCH)
+
+
+def test_changes_of_a_table_between_steps(trained):
+    """A table that grew is described anew, and the caches of a model are refreshed."""
+    model, opt, _ = nnx.clone(trained)
+    rows = look_up(model.embed, BATCH)
+    model.embed.tables["words"].grow(90, rngs=nnx.Rngs(2), opt=opt, model=model)
+    assert model.embed.collection.tables["words"].num_embeddings == 90
+    after = look_up(model.embed, {**BATCH, "title": np.array([[1, 2], [3, 89]], np.int32)})
+    np.testing.assert_allclose(after["title"][0], rows["title"][0], rtol=1e-6)
+    model.embed.tables["users"].populate()
+    assert model.embed.tables["users"].cache_statistics()["refreshes"] == 3
+    with pytest.raises(TypeError, match="items: a DenseTable cannot be given more rows"):
+        model.embed.tables["items"].grow(90, rngs=nnx.Rngs(2))
+
+
+def test_options_of_one_table(trained):
+    embed = nnx.clone(trained[0].embed)
+    embed.tables["items"].bounds = "clip"
+    rows = look_up(embed, BATCH)
+    want = embed.tables["items"].embedding[...][49]
+    np.testing.assert_array_equal(rows["clicked"][1], want)
+
+
+def test_scores_of_a_table(trained):
+    words = trained[0].embed.tables["words"]
+    assert words.attend(jnp.ones((3, 8))).shape == (3, 60)
+
+
+def test_nnx_arguments():
+    with pytest.raises(ValueError, match="lookup: got combiner='mean'"):
+        jax_tt.EmbedCollection(TABLES, FEATURES, Lookup("mean"), rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"tables\['items'\]: got 3; expected a jax_tt.Table"):
+        jax_tt.EmbedCollection({**TABLES, "items": 3}, FEATURES, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="tables: got None; expected a mapping"):
+        jax_tt.EmbedCollection(None, FEATURES, rngs=nnx.Rngs(0))
+
+
+# --- Linen
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, batch: Any) -> jax.Array:
+        embed = jax_tt.linen.EmbedCollection(TABLES, FEATURES, name="embed")
+        return nn.Dense(1, name="head")(embed.concatenated(batch))
+
+
+OVERWRITTEN = "_overwrite_with_gradient"
+COUNTS = ("row_cache", "out_of_range")
+
+
+@functools.cache
+def linen_variables() -> Any:
+    return jax.jit(Linen().init)(jax.random.key(0), BATCH)
+
+
+@jax.jit
+def linen_step(state: Any, counts: Any) -> Any:
+    def loss(params: Any) -> Any:
+        out, changed = Linen().apply({**params, **counts}, BATCH, mutable=list(COUNTS))
+        return jnp.mean((out - 1) ** 2), changed
+
+    (value, counts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    return state.apply_gradients(grads=grads), counts, value
+
+
+def test_linen_trains_all_tables():
+    variables = dict(linen_variables())
+    counts = {"row_cache": variables.pop("row_cache")}
+    state = jax_tt.linen.TrainState.create(
+        apply_fn=Linen().apply, params=variables, tx=optax.sgd(0.05)
+    )
+    losses = []
+    for _ in range(4):
+        state, counts, loss = linen_step(state, counts)
+        losses.append(float(loss))
+    assert losses[3] < losses[0] / 2
+    assert float(state.params[OVERWRITTEN]["embed"]["items"]["step"]) == 4
+    assert int(counts["out_of_range"]["embed"]["items"]["count"]) == 4
+    refreshed = jax_tt.linen.refresh_caches(Linen(), {**state.params, **counts}, BATCH)
+    directory = jax_tt.linen.cache_directories(refreshed)["embed/users"]
+    assert jax_tt.cache_statistics(directory)["refreshes"] == 1
+
+
+def test_single_linen_layers_read_the_tables():
+    variables = linen_variables()
+    stored = serialization.msgpack_restore(serialization.to_bytes(variables))
+    layer = jax_tt.linen.TTEmbedBag(60, 8, tt_ranks=3)
+    own = {"params": stored["params"]["embed"]["words"]}
+    embed = jax_tt.linen.EmbedCollection(TABLES, FEATURES)
+    parts = {name: tree["embed"] for name, tree in variables.items()}
+    parts["params"] = dict(parts["params"])
+    rows = embed.apply(parts, BATCH)
+    np.testing.assert_array_equal(layer.apply(own, BATCH["title"]), rows["title"])
+    scores = embed.apply(parts, "words", jnp.ones((3, 8)), method="attend")
+    assert scores.shape == (3, 60)
+    with pytest.raises(ValueError, match="table: got 'word'; expected one of items, words, users"):
+        embed.apply(parts, "word", jnp.ones((3, 8)), method="attend")
+
+
+def test_linen_and_nnx_agree(trained):
+    """With the same arrays, rows are equal bit for bit."""
+    embed = trained[0].embed
+    arrays = {name: dict(module.state()) for name, module in embed.tables.items()}
+    fused = {name: arrays[name] for name in ("items", "users")}
+    buffers = {n: fused["users"].pop(n) for n in embed.tables["users"].table.buffers}
+    variables = {
+        "params": {"words": arrays["words"]},
+        OVERWRITTEN: fused,
+        "row_cache": {"users": buffers},
+    }
+    rows = jax.jit(jax_tt.linen.EmbedCollection(TABLES, FEATURES).apply)(variables, BATCH)
+    jax.tree.map(np.testing.assert_array_equal, rows, dict(look_up(embed, BATCH)))

@@ -204,6 +204,13 @@ def test_states_and_options(state):
     ):
         with pytest.raises(error, match=message):
             look_up(state, inputs=StepInputs(hyperparameters=given))
+    with pytest.raises(ValueError, match="arrays: got the table 'ad'; expected 'item', 'user'"):
+        COLLECTION.replaced(state, {"ad": {}})
+    with pytest.raises(ValueError, match="gradients: have no table 'user'"):
+        COLLECTION.overwritten(state, {"item": state["item"]})
+    summed = jax.tree.map(lambda array: 2 * array, state)
+    with pytest.raises(ValueError, match=r"'user' are not its next values: its sentinel is 2\.0"):
+        COLLECTION.overwritten(state, summed)
     alone = Collection({"item": TRAIN}, {"clicked": Feature("item")})
     with pytest.raises(ValueError, match=r"grad_scale: .* a collection without optimizers"):
         jax_tt.embed_collection(alone, state, {"clicked": IDS}, inputs=StepInputs(2.0))

@@ -93,6 +93,7 @@ class Collection:
 
     def replaced(self, state: States, arrays: States) -> dict[str, dict[str, Any]]:
         """``state`` with ``arrays``, of some or all tables, in place of its own."""
+        _check_names("arrays", arrays, state)
         return {name: {**own, **arrays.get(name, {})} for name, own in state.items()}
 
     def overwritten(
@@ -109,8 +110,8 @@ class Collection:
             The new state, and the gradients of the tables without an optimizer by table and name, e.g. for optax.
 
         Raises:
-            ValueError: outside ``jit``, the gradients of a table are not its next values, because they were summed,
-                scaled or clipped.
+            ValueError: a table is missing, or unknown; or, outside ``jit``, the gradients of a table are not its next
+                values, because they were summed, scaled or clipped.
 
         >>> import jax, jax_tt
         >>> table = jax_tt.dense_table(50, 8, optimizer=jax_tt.optimizers.SGD(0.1))
@@ -125,6 +126,12 @@ class Collection:
         (1.0, {})
         """
         fused = [name for name, table in self.tables.items() if table.update is not None]
+        _check_names("gradients", gradients, self.tables)
+        missing = [name for name in fused if name not in gradients]
+        if missing:
+            raise ValueError(
+                f"gradients: have no table {missing[0]!r}; expected those of all that Collection.trained returns."
+            )
         old = {(name, array): value for name in fused for array, value in state[name].items()}
         new = {(name, array): value for name in fused for array, value in gradients[name].items()}
         after: dict[str, dict[str, Any]] = {}
@@ -178,6 +185,13 @@ def _checked(argument: str, given: Any, kind: type, example: str) -> dict[str, A
                 f"{argument}[{name!r}]: got {value!r}; expected a jax_tt.{kind.__name__}, e.g. {example}."
             )
     return dict(given)
+
+
+def _check_names(argument: str, given: Any, known: Any) -> None:
+    """Raises for a table that there is not."""
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{argument}: got the table {name!r}; expected {listed(known)}.")
 
 
 def listed(names: Any) -> str:

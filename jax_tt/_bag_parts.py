@@ -96,7 +96,13 @@ def part_of_flat(tree: Any, offsets: Any, begin: int, end: int) -> tuple[Any, An
     part = offsets[begin : end + 1] - first
     if _on_host(offsets):
         return jax.tree.map(lambda leaf: leaf[first:last], tree), part
-    return jax.tree.map(lambda leaf: jnp.roll(leaf, -first, axis=0), tree), part
+
+    def cut(leaf: Any) -> jax.Array:
+        # Zeros behind the array instead of what stands before the part: one array serves all parts.
+        long = jnp.concatenate([leaf, jnp.zeros_like(leaf)])
+        return lax.dynamic_slice_in_dim(long, first, leaf.shape[0])
+
+    return jax.tree.map(cut, tree), part
 
 
 def _on_host(tree: Any) -> bool:

@@ -73,7 +73,7 @@ class EmbedCollection(nnx.Module):
         check_lookup(lookup)
         static, variables = _hoisted(tables)
         described = Collection(static, features)
-        self.features = described.features
+        self.features: Any = described.features  # hashable
         self.tables: dict[str, CollectedTable] = nnx.data(
             {
                 name: CollectedTable(table, lookup, rngs=rngs, hyperparameters=variables[name])

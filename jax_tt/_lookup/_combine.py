@@ -44,14 +44,13 @@ def combine(lookup: Lookup, table: Table, batch: Batch, sums: jax.Array) -> jax.
 
 
 def _divided(combiner: str, batch: Batch, sums: jax.Array) -> jax.Array:
-    counted = batch.weights is None or combiner == "mean_count"
-    if counted and not (batch.rectangular or batch.padded):
-        size = (batch.offsets[:, 1:] - batch.offsets[:, :-1]).astype(sums.dtype)
-    elif counted:
-        size = pool(batch, present(batch).astype(sums.dtype))
-    else:
+    if batch.weights is not None and combiner != "mean_count":
         weights = jnp.where(present(batch), batch.weights, 0).astype(sums.dtype)
         size = pool(batch, weights if combiner == "mean" else weights * weights)
+    elif batch.rectangular or batch.padded:
+        size = pool(batch, present(batch).astype(sums.dtype))
+    else:
+        size = (batch.offsets[:, 1:] - batch.offsets[:, :-1]).astype(sums.dtype)
     empty = size == 0
     # The inner `where` keeps 1/0 and the infinite derivative of sqrt(0) out of the gradient.
     safe = jnp.where(empty, 1, size)

@@ -72,7 +72,7 @@ jax.export.register_pytree_node_serialization(
 jax.export.register_pytree_node_serialization(
     KeyedBags,
     serialized_name="jax_tt.KeyedBags",
-    serialize_auxdata=lambda static: json.dumps(static).encode(),  # keys, batch_sizes
+    serialize_auxdata=lambda static: json.dumps(static).encode(),  # keys, batch_sizes, unweighted
     deserialize_auxdata=lambda stored: tuple(map(tuple, json.loads(stored))),
     from_children=lambda aux_data, children: KeyedBags(*children, *aux_data),
 )

@@ -279,9 +279,6 @@ def test_keyed_bags_equal_a_dict(neighbours, method):
     order = sorted(KEYED, key=list(collection.features).index) if neighbours else KEYED
     batch = {name: FORMS[name] for name in order}
     keyed = KeyedBags.from_bags(batch, capacity=20)
-    # Features without weights have weights 1 in KeyedBags that have any, which a maximum and rows do not take.
-    keyed = KeyedBags(keyed.ids, keyed.offsets, None, keyed.keys, keyed.batch_sizes)
-    batch["ragged"] = Bags(FORMS["ragged"].ids, FORMS["ragged"].offsets)
     state, lookup = collection.init(jax.random.key(1)), Lookup(method=method)
     trained = collection.trained(state)
     (_, (got, _)), new = step(collection, trained, state, keyed, lookup)

@@ -33,6 +33,8 @@ def test_a_batch_size_per_feature():
     assert whole["c"].ids.tolist() == [7, 2, 9]
     assert whole.between(0, 2).num_bags == 3
     assert KeyedBags.from_bags(whole.to_bags()) == whole
+    weighted = whole.to_bags() | {"d": Bags.from_ragged([[1, 2]], [[0.5, 0.25]])}
+    assert KeyedBags.from_bags(weighted).to_bags() == weighted
 
 
 def test_weights_padding_and_other_forms_of_bags():
@@ -48,6 +50,7 @@ def test_weights_padding_and_other_forms_of_bags():
     assert whole.ids[:12].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
     assert whole.lengths.tolist() == [1, 2, 1, 1, 2, 2, 1, 1, 1]
     assert whole.weights[:4].tolist() == [0.5, 1, 2, 1]
+    assert whole["weighted"].weights.tolist() == [0.5, 1, 2] and whole["padded"].weights is None
     assert whole.batch_sizes == (2, 2, 2, 3) and whole.capacity == 20
 
 

@@ -158,7 +158,7 @@ class Collection:
     def for_features(self) -> dict[str, Table]:
         """The table of every feature, named as errors about the input of the feature are to name it."""
         return {
-            name: self.tables[feature.table].with_name(f"feature {name!r} of {feature.table!r}")
+            name: _for_calls(self.tables[feature.table], f"feature {name!r} of {feature.table!r}")
             for name, feature in self.features.items()
         }
 
@@ -166,9 +166,13 @@ class Collection:
     def for_batches(self) -> dict[str, Table]:
         """Every table, named as reports about ids of all its features are to name it."""
         return {
-            name: self.tables[name].with_name(f"{name} (features {', '.join(features)})")
+            name: _for_calls(self.tables[name], f"{name} (features {', '.join(features)})")
             for name, features in self.features_of.items()
         }
+
+
+def _for_calls(table: Table, name: str) -> Table:
+    return table.without_values().with_name(name)
 
 
 def _checked(argument: str, given: Any, kind: type, example: str) -> dict[str, Any]:

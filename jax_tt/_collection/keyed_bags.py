@@ -30,6 +30,7 @@ class KeyedBags:
         weights: one float per id, or None.
         keys: static; the names of the features.
         batch_sizes: static; the number of bags of every feature.
+        unweighted: static; features that have no weights although others have. Their entries in ``weights`` are 1.
 
     >>> import jax_tt
     >>> batch = jax_tt.KeyedBags.from_lengths(["clicked", "carted"], [3, 1, 2], lengths=[2, 0, 0, 1])
@@ -44,6 +45,7 @@ class KeyedBags:
     weights: Any = None
     keys: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
     batch_sizes: tuple[int, ...] = dataclasses.field(metadata={"static": True}, default=())
+    unweighted: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
 
     __eq__ = same_arrays
 
@@ -126,8 +128,7 @@ class KeyedBags:
 
         Args:
             bags: by feature, `Bags` or integers ``[B, L]`` with one bag per row, or ``[B]`` with one id per bag; numpy
-                arrays, or JAX arrays that are not traced. The numbers of bags may differ. Padding is left out. Ids of
-                features without weights get weight 1 if another feature has weights.
+                arrays, or JAX arrays that are not traced. The numbers of bags may differ. Padding is left out.
             capacity: as in `Bags.from_offsets`.
 
         Raises:
@@ -142,7 +143,12 @@ class KeyedBags:
         keys = keyed_checks.names(bags)
         parts = [keyed_checks.flat_on_host(key, bags[key]) for key in keys]
         joined = Bags.concatenate(parts, capacity=capacity)
-        return cls.of(joined, keys, tuple(part.num_bags for part in parts))
+        keyed = cls.of(joined, keys, tuple(part.num_bags for part in parts))
+        if joined.weights is None:
+            return keyed
+        pairs = zip(keys, parts, strict=True)
+        unweighted = tuple(key for key, part in pairs if part.weights is None)
+        return dataclasses.replace(keyed, unweighted=unweighted)
 
     @classmethod
     def of(cls, bags: Bags, keys: tuple[str, ...], batch_sizes: tuple[int, ...]) -> KeyedBags:
@@ -166,7 +172,8 @@ class KeyedBags:
     def between(self, first: int, last: int) -> Bags:
         """The bags of the features with these numbers, without the last; as in `to_bags`."""
         ends = [0, *itertools.accumulate(self.batch_sizes)]
-        tree = (self.ids, self.weights)
+        plain = all(key in self.unweighted for key in self.keys[first:last])
+        tree = (self.ids, None if plain else self.weights)
         (ids, weights), offsets = _bag_parts.part_of_flat(
             tree, self.offsets, ends[first], ends[last]
         )

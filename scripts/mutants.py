@@ -132,6 +132,21 @@ MUTANTS = {
         "",
         "unused_tables",
     ),
+    "marks of other features": Mutant(
+        "jax_tt/_collection/joined.py",
+        "with_marks(part) if padded and not part.padded else part",
+        "dataclasses.replace(part, padded=padded)",
+        "collection",
+    ),
+    "features apart": Mutant(
+        "jax_tt/_collection/joined.py", "rows[begin:end]", "rows[: end - begin]", "collection"
+    ),
+    "sums that a loss does not use": Mutant(
+        "jax_tt/_lookup/rule.py",
+        "None if isinstance(g, jax.custom_derivatives.SymbolicZero) else g",
+        "jax.numpy.zeros(g.aval.shape) if hasattr(g, 'aval') and not hasattr(g, 'astype') else g",
+        "collection",
+    ),
     "order of columns": Mutant(
         "jax_tt/order/_ordered.py",
         "return columns_by_id(self._rows(state), self.table.attend(state, query, precision))",

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Bags, Feature, KeyedBags, Lookup, optimizers
@@ -245,7 +247,7 @@ def test_rectangles_that_share_a_table(form, method):
     batch = {
         "array": {"a": first, "b": second},
         "weights": {"a": Bags(first, weights=ones), "b": second},
-        "padding": {"a": first * np.array([1, -1], np.int32), "b": Bags.from_padded(second)},
+        "padding": {"a": np.where(first == 2, np.int32(-1), first), "b": Bags.from_padded(second)},
     }[form]
     collection = jax_tt.Collection(
         {"one": jax_tt.dense_table(30, 4)}, {"a": Feature("one"), "b": Feature("one")}
@@ -255,6 +257,18 @@ def test_rectangles_that_share_a_table(form, method):
     for name, bags in batch.items():
         want = jax_tt.embed_bag(state["one"]["embedding"], bags, bounds="clip", method=method)
         assert_same(rows[name], want)
+
+
+def test_ids_of_two_widths_share_a_table(x64):
+    batch = {"a": np.array([[1, 2]], np.int32), "b": np.array([[2**40, 3]])}
+    collection = jax_tt.Collection(
+        {"one": jax_tt.dense_table(30, 4)}, {"a": Feature("one"), "b": Feature("one")}
+    )
+    state = collection.init(jax.random.key(1))
+    (_, (rows, _)), _ = step(collection, state, state, batch, Lookup(bounds="zero"))
+    table = np.asarray(state["one"]["embedding"])
+    assert_same(rows["a"][0], table[1] + table[2])
+    assert_same(rows["b"][0], table[3])
 
 
 KEYED = ("ragged", "largest", "rectangle", "empty", "positions")
@@ -343,3 +357,43 @@ def test_tables_are_updated_in_place():
         state = compiled(state, batch)
     assert [state[name]["embedding"].unsafe_buffer_pointer() for name in "abc"] == places
     assert not re.findall(r"= f32\[5003,16\][^ ]* copy[^ ]*\(", compiled.as_text())
+
+
+@pytest.mark.parametrize("way", ["shard_map", "jit", "explicit"])
+def test_a_batch_over_devices(way):
+    """Also where features that share a table are sharded one by one, and their joined batch cannot be."""
+    if not native_available():
+        pytest.skip("no native module")
+    collection = jax_tt.Collection(
+        {
+            "one": jax_tt.dense_table(30, 4, optimizer=optimizers.Adagrad(0.1)),
+            "two": jax_tt.tt_table(30, 4, tt_ranks=3),
+        },
+        {
+            "a": Feature("one"),
+            "b": Feature("one", combiner="mean"),
+            "c": Feature("two"),
+            "d": Feature("two", combiner=None),
+        },
+    )
+    state = collection.init(jax.random.key(0))
+    batch = {name: RNG.integers(0, 30, (8, 2 + (name == "b"))) for name in collection.features}
+    batch = jax.tree.map(lambda ids: ids.astype(np.int32), batch)
+
+    def gradients(trained, batch):
+        def loss(trained):
+            arrays, lookup = collection.replaced(state, trained), Lookup(bounds="zero")
+            return loss_of(jax_tt.embed_collection(collection, arrays, batch, lookup)[0])
+
+        return jax.grad(loss)(trained)
+
+    trained = collection.trained(state)
+    want = jax.jit(gradients)(trained, batch)
+    kind = AxisType.Explicit if way == "explicit" else AxisType.Auto
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
+    if way == "shard_map":
+        gradients = jax.shard_map(gradients, mesh=mesh, in_specs=(P(), P("x")), out_specs=P())
+    else:
+        trained = jax.device_put(trained, NamedSharding(mesh, P()))
+        batch = jax.device_put(batch, NamedSharding(mesh, P("x")))
+    assert_close(jax.jit(gradients)(trained, batch), want)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import Bags, Collection, Feature, KeyedBags, Lookup, StepInputs, optimizers
+from jax_tt import Bags, Collection, Feature, KeyedBags, Lookup, StepInputs, _reports, optimizers
 from tests.conftest import native_available
 
 DENSE = jax_tt.dense_table(10, 4, optimizer=optimizers.SGD(0.1))
@@ -221,6 +221,16 @@ def test_ids_out_of_range_are_reported_with_the_features(state):
     bad = {**BATCH, "shown": np.array([[1, 20], [3, 4]])}
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"item \(features clicked, shown\)"):
         jax.block_until_ready(look_up(state, bad, Lookup(method="ffi")))
+
+
+def test_ids_out_of_range_are_warned_of_with_the_features(state):
+    _reports.forget()
+    bad = {**BATCH, "user_id": np.array([[1, 12], [3, 4]])}
+    with pytest.warns(
+        jax_tt.OutOfRangeWarning, match=r"id 12 at position 1 .*'user \(features user_id\)'"
+    ):
+        look_up(state, bad, Lookup(bounds="warn", method="reference"))
+        jax.effects_barrier()
 
 
 def test_hyperparameters_and_the_scale_of_the_loss_by_table(state):

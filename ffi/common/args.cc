@@ -100,14 +100,19 @@ Status ReadLookups(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, cons
   return {};
 }
 
+Status ReadOptimizer(const ffi::Dictionary& attrs, int* kind) {
+  int64_t value = 0;
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "optimizer", &value));
+  if (value < 0 || value >= kNumOptimizers) return InvalidArgument("unknown optimizer " + std::to_string(value));
+  *kind = static_cast<int>(value);
+  return {};
+}
+
 Status ReadStepArgs(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
                     const ffi::AnyBuffer& seed, StepArgs* step) {
-  int64_t kind = 0;
-  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "optimizer", &kind));
+  JAX_TT_RETURN_IF_ERROR(ReadOptimizer(attrs, &step->kind));
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "skip_nonfinite", &step->skip_nonfinite));
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "stochastic_rounding", &step->stochastic_rounding));
-  if (kind < 0 || kind >= kNumOptimizers) return InvalidArgument("unknown optimizer " + std::to_string(kind));
-  step->kind = static_cast<int>(kind);
   JAX_TT_RETURN_IF_ERROR(Data(hyper, "hyper-parameters", step->traits().hyperparameters, &step->hyper));
   JAX_TT_RETURN_IF_ERROR(Data(scale, "gradient scale", 2, &step->scale));
   return Data(seed, "seed", 2, &step->seed);

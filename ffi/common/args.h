@@ -51,6 +51,9 @@ struct StepArgs {
   const OptimizerTraits& traits() const { return kOptimizers[kind]; }
 };
 
+// The attribute optimizer, an index into kOptimizers.
+Status ReadOptimizer(const ffi::Dictionary& attrs, int* kind);
+
 // A fused update, with the attributes optimizer, skip_nonfinite and stochastic_rounding.
 Status ReadStepArgs(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
                     const ffi::AnyBuffer& seed, StepArgs* step);

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "ffi/common/args.h"
 
@@ -55,19 +56,34 @@ Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Arg
   return {};
 }
 
-// The same of a dense table, whose slots come after it among the arguments.
+// The slots of a dense table as arguments and as results.
+struct SlotBuffers {
+  std::vector<ffi::AnyBuffer> in, out;
+};
+
+// As many slots as the attribute `optimizer` has, from the first of these arguments and results on.
+inline Status ReadSlots(const ffi::Dictionary& attrs, const Args& args, const Rets& rets, SlotBuffers* slots) {
+  int kind = 0;
+  JAX_TT_RETURN_IF_ERROR(ReadOptimizer(attrs, &kind));
+  for (size_t k = 0; k < static_cast<size_t>(kOptimizers[kind].slots()); ++k) {
+    auto in = args.get<ffi::AnyBuffer>(k);
+    auto out = rets.get<ffi::AnyBuffer>(k);
+    if (!in.has_value() || !out.has_value()) return InvalidArgument("a slot is missing");
+    slots->in.push_back(*in);
+    slots->out.push_back(**out);
+  }
+  return {};
+}
+
+// A dense table and its slots, which an update changes in place.
 template <typename Table>
 Status ReadDenseTable(const OptimizerTraits& traits, const ffi::AnyBuffer& in, const ffi::AnyBuffer& out,
-                      const Args& slots, const Rets& new_slots, Table* table) {
+                      const SlotBuffers& slots, Table* table) {
   const int64_t rows = in.dimensions()[0];
   JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(in, out, "table", Count(in), &table->values));
-  for (int s = 0; s < traits.slots(); ++s) {
-    auto slot = slots.get<ffi::AnyBuffer>(static_cast<size_t>(s));
-    auto new_slot = new_slots.get<ffi::AnyBuffer>(static_cast<size_t>(s));
-    if (!slot.has_value() || !new_slot.has_value()) return InvalidArgument("a slot is missing");
+  for (size_t s = 0; s < slots.in.size(); ++s)
     JAX_TT_RETURN_IF_ERROR(
-        UpdatedInPlace(*slot, **new_slot, "slot", traits.row_wise ? rows : Count(in), &table->slots[s]));
-  }
+        UpdatedInPlace(slots.in[s], slots.out[s], "slot", traits.row_wise ? rows : Count(in), &table->slots[s]));
   return {};
 }
 

@@ -12,66 +12,108 @@ namespace {
 
 constexpr int64_t kBlock = 64;
 
-// The distinct rows of a batch, each with the sum of the gradients of its positions.
 template <typename T>
-class RowGradients {
+class ForwardPass : public Pass {
  public:
   using C = typename DenseProblem<T>::C;
 
-  RowGradients(const DenseProblem<T>& problem, const Pool& pool, const C* out_gradient)
+  ForwardPass(const DenseProblem<T>& problem, C* out) : problem_(problem), out_(out) {}
+
+  Status Allocate(int workers) override {
+    scratch_.resize(static_cast<size_t>(workers));
+    workspace_.Request(&row_of_, problem_.lookups.size());
+    for (C*& buffer : scratch_) workspace_.Request(&buffer, problem_.dim);
+    return workspace_.Allocate();
+  }
+  Status Plan() override { return ResolveIds(problem_.num_embeddings, problem_.lookups, row_of_); }
+  std::vector<Round> Rounds() override {
+    const int64_t bags = problem_.lookups.groups * problem_.lookups.bags;
+    return {BlockRound(bags, kPooledBags, [this](int64_t bag, int64_t end, int worker) {
+      PoolBags(problem_, row_of_, bag, end, scratch_[static_cast<size_t>(worker)], out_);
+    })};
+  }
+
+ private:
+  const DenseProblem<T> problem_;
+  C* const out_;
+  Workspace workspace_;
+  int64_t* row_of_ = nullptr;
+  std::vector<C*> scratch_;
+};
+
+// A pass over the distinct rows of a batch, each with the sum of the gradients of its positions.
+template <typename T>
+class GradientPass : public Pass {
+ public:
+  using C = typename DenseProblem<T>::C;
+
+  // weight_gradient: [n], or null.
+  GradientPass(const DenseProblem<T>& problem, const C* out_gradient, C* weight_gradient)
       : problem_(problem),
         layout_(MakeDenseLayout(problem.lookups.size())),
         out_gradient_(out_gradient),
-        sum_(static_cast<size_t>(pool.workers)),
-        value_(static_cast<size_t>(pool.workers)) {}
+        weight_gradient_(weight_gradient) {}
 
-  Status Prepare() {
+  Status Allocate(int workers) override {
+    sum_.resize(static_cast<size_t>(workers));
+    value_.resize(static_cast<size_t>(workers));
     workspace_.Request(&plan_, layout_.size());
     for (size_t w = 0; w < sum_.size(); ++w) {
       workspace_.Request(&sum_[w], problem_.dim);
       workspace_.Request(&value_[w], problem_.dim);
     }
-    if (Status status = workspace_.Allocate(); !status.ok()) return status;
-    return BuildDensePlan(problem_.num_embeddings, problem_.lookups, plan_);
+    return workspace_.Allocate();
+  }
+  Status Plan() override {
+    if (Status status = BuildDensePlan(problem_.num_embeddings, problem_.lookups, plan_); !status.ok()) return status;
+    if (weight_gradient_ != nullptr) ClearWeightGradient(layout_, plan_, weight_gradient_);
+    return {};
   }
 
-  // Adds a phase that calls fn(table row, gradient, worker) for every distinct row.
-  template <typename Fn>
-  void AddPhase(Phases& phases, Fn fn) {
-    const int64_t rows = layout_.header(plan_)[PlanLayout::kRows];
-    phases.AddBlocks(rows, kBlock, [this, rows, fn](int64_t row, int64_t end, int worker) {
+ protected:
+  // A round that calls fn(table row, gradient, worker) for every distinct row, and prefetch(table row) some rows ahead.
+  template <typename Prefetch, typename Fn>
+  Round RowRound(Prefetch prefetch, Fn fn) {
+    return Blocks([this, prefetch, fn](int64_t row, int64_t end, int64_t rows, int worker) {
       for (; row < end; ++row) {
-        if (row + kPrefetchDistance < rows)
-          PrefetchRow(problem_.table + Id(row + kPrefetchDistance) * problem_.dim, problem_.dim);
+        if (row + kPrefetchDistance < rows) prefetch(Id(row + kPrefetchDistance));
         fn(Id(row), Sum(row, worker), worker);
       }
     });
   }
 
-  // Adds a phase that fills the gradient of every position's weight; it reads the table.
-  void AddWeightPhase(Phases& phases, C* weight_gradient) {
-    ClearWeightGradient(layout_, plan_, weight_gradient);
-    const int64_t rows = layout_.header(plan_)[PlanLayout::kRows];
-    phases.AddBlocks(rows, kBlock, [this, weight_gradient](int64_t row, int64_t end, int worker) {
-      C* value = value_[static_cast<size_t>(worker)];
+  // A round that fills the gradient of every position's weight; it reads the table.
+  Round WeightRound() {
+    if (weight_gradient_ == nullptr) return {};
+    return Blocks([this](int64_t row, int64_t end, int64_t, int worker) {
+      C* value = scratch(worker);
       for (; row < end; ++row) {
         const T* stored = problem_.table + Id(row) * problem_.dim;
         for (int64_t i = 0; i < problem_.dim; ++i) value[i] = ToCompute(stored[i]);
         const auto [begin, last] = Positions(row);
         for (int64_t i = begin; i < last; ++i) {
           const int32_t position = layout_.order(plan_)[i];
-          weight_gradient[position] =
+          weight_gradient_[position] =
               kernels_.dot(problem_.dim, value, out_gradient_ + layout_.bag(plan_)[position] * problem_.dim);
         }
       }
     });
   }
 
+  const DenseProblem<T>& problem() const { return problem_; }
   int32_t out_of_range() const { return layout_.header(plan_)[PlanLayout::kOutOfRange]; }
   C* scratch(int worker) const { return value_[static_cast<size_t>(worker)]; }
   const Kernels<C>& kernels() const { return kernels_; }
 
  private:
+  // fn(begin, end, rows, worker) over blocks of the distinct rows.  There may be as many as positions.
+  template <typename Fn>
+  Round Blocks(Fn fn) {
+    return BlockRound(layout_.n, kBlock, [this, fn](int64_t row, int64_t end, int worker) {
+      const int64_t rows = layout_.header(plan_)[PlanLayout::kRows];
+      fn(row, std::min(end, rows), rows, worker);
+    });
+  }
   int64_t Id(int64_t row) const {
     return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(layout_.id_high(plan_)[row])) << 32 |
                                 static_cast<uint32_t>(layout_.id_low(plan_)[row]));
@@ -92,85 +134,104 @@ class RowGradients {
     return sum;
   }
 
-  const DenseProblem<T>& problem_;
+  const DenseProblem<T> problem_;
   const PlanLayout layout_;
-  const C* out_gradient_;
+  const C* const out_gradient_;
+  C* const weight_gradient_;
   const Kernels<C>& kernels_ = GetKernels<C>();
   Workspace workspace_;
   int32_t* plan_ = nullptr;
   std::vector<C*> sum_, value_;
 };
 
+template <typename T>
+class BackwardPass : public GradientPass<T> {
+ public:
+  using C = typename DenseProblem<T>::C;
+
+  BackwardPass(const DenseProblem<T>& problem, const C* out_gradient, C* gradient, C* weight_gradient)
+      : GradientPass<T>(problem, out_gradient, weight_gradient), gradient_(gradient) {}
+
+  std::vector<Round> Rounds() override {
+    const int64_t dim = this->problem().dim;
+    Round clear = BlockRound(this->problem().num_embeddings, 4096, [this, dim](int64_t begin, int64_t end, int) {
+      std::fill_n(gradient_ + begin * dim, (end - begin) * dim, C{0});
+    });
+    Round write =
+        this->RowRound([this, dim](int64_t row) { PrefetchRow(gradient_ + row * dim, dim); },
+                       [this, dim](int64_t row, const C* sum, int) { std::copy_n(sum, dim, gradient_ + row * dim); });
+    return {std::move(clear), std::move(write), this->WeightRound()};
+  }
+
+ private:
+  C* const gradient_;
+};
+
+template <typename T>
+class UpdatePass : public GradientPass<T> {
+ public:
+  using C = typename DenseProblem<T>::C;
+
+  UpdatePass(const DenseProblem<T>& problem, const RowTable<T>& table, const C* out_gradient, const OptimizerStep& step,
+             C* weight_gradient, float* applied)
+      : GradientPass<T>(problem, out_gradient, weight_gradient), table_(table), step_(step), applied_(applied) {}
+
+  Status Plan() override {
+    if (Status status = GradientPass<T>::Plan(); !status.ok()) return status;
+    applies_.store(this->problem().lookups.bounds != Bounds::kPoison || this->out_of_range() == 0);
+    return {};
+  }
+  std::vector<Round> Rounds() override {
+    Round check, update;
+    if (step_.skip_nonfinite)
+      check = this->RowRound([](int64_t) {},
+                             [this](int64_t, const C* sum, int) {
+                               if (!AllFinite(sum, this->problem().dim, static_cast<C>(step_.gradient_scale)))
+                                 applies_.store(false, std::memory_order_relaxed);
+                             });
+    if (step_.allowed)
+      update = this->RowRound([this](int64_t row) { table_.Prefetch(row, step_.traits()); },
+                              [this](int64_t row, const C* sum, int worker) {
+                                if (applies_.load(std::memory_order_relaxed))
+                                  table_.Update(row, sum, step_, this->kernels(), this->scratch(worker));
+                              });
+    return {this->WeightRound(), std::move(check), std::move(update)};
+  }
+  void Finish() override { *applied_ = applies_.load() ? 1.0f : 0.0f; }
+
+ private:
+  const RowTable<T> table_;
+  const OptimizerStep step_;
+  float* const applied_;
+  std::atomic<bool> applies_{true};
+};
+
 }  // namespace
 
 template <typename T>
-Status DenseForward(const DenseProblem<T>& problem, const Pool& pool, typename DenseProblem<T>::C* out) {
-  using C = typename DenseProblem<T>::C;
-  const Lookups& lookups = problem.lookups;
-  Workspace workspace;
-  int64_t* row_of = nullptr;
-  std::vector<C*> scratch(static_cast<size_t>(pool.workers));
-  workspace.Request(&row_of, lookups.size());
-  for (C*& buffer : scratch) workspace.Request(&buffer, problem.dim);
-  if (Status status = workspace.Allocate(); !status.ok()) return status;
-  if (Status status = ResolveIds(problem.num_embeddings, lookups, row_of); !status.ok()) return status;
-
-  Phases phases;
-  phases.AddBlocks(lookups.groups * lookups.bags, kPooledBags, [&](int64_t bag, int64_t end, int worker) {
-    PoolBags(problem, row_of, bag, end, scratch[static_cast<size_t>(worker)], out);
-  });
-  pool.Run(phases);
-  return {};
+std::unique_ptr<Pass> DenseForward(const DenseProblem<T>& problem, typename DenseProblem<T>::C* out) {
+  return std::make_unique<ForwardPass<T>>(problem, out);
 }
 
 template <typename T>
-Status DenseBackward(const DenseProblem<T>& problem, const Pool& pool, const typename DenseProblem<T>::C* out_gradient,
-                     typename DenseProblem<T>::C* gradient, typename DenseProblem<T>::C* weight_gradient) {
-  using C = typename DenseProblem<T>::C;
-  RowGradients<T> rows(problem, pool, out_gradient);
-  if (Status status = rows.Prepare(); !status.ok()) return status;
-  Phases phases;
-  phases.AddBlocks(problem.num_embeddings, 4096, [&](int64_t begin, int64_t end, int) {
-    std::fill_n(gradient + begin * problem.dim, (end - begin) * problem.dim, C{0});
-  });
-  rows.AddPhase(phases,
-                [&](int64_t row, const C* sum, int) { std::copy_n(sum, problem.dim, gradient + row * problem.dim); });
-  if (weight_gradient != nullptr) rows.AddWeightPhase(phases, weight_gradient);
-  pool.Run(phases);
-  return {};
+std::unique_ptr<Pass> DenseBackward(const DenseProblem<T>& problem, const typename DenseProblem<T>::C* out_gradient,
+                                    typename DenseProblem<T>::C* gradient,
+                                    typename DenseProblem<T>::C* weight_gradient) {
+  return std::make_unique<BackwardPass<T>>(problem, out_gradient, gradient, weight_gradient);
 }
 
 template <typename T>
-Status DenseUpdate(const DenseProblem<T>& problem, const Pool& pool, const RowTable<T>& table,
-                   const typename DenseProblem<T>::C* out_gradient, const OptimizerStep& step,
-                   typename DenseProblem<T>::C* weight_gradient, float* applied) {
-  using C = typename DenseProblem<T>::C;
-  RowGradients<T> rows(problem, pool, out_gradient);
-  if (Status status = rows.Prepare(); !status.ok()) return status;
-  const bool poisoned = problem.lookups.bounds == Bounds::kPoison && rows.out_of_range() != 0;
-  const bool steps = step.allowed && !poisoned;
-  std::atomic<bool> finite{true};
-  Phases phases;
-  if (weight_gradient != nullptr) rows.AddWeightPhase(phases, weight_gradient);
-  if (step.skip_nonfinite)
-    rows.AddPhase(phases, [&](int64_t, const C* sum, int) {
-      if (!AllFinite(sum, problem.dim, static_cast<C>(step.gradient_scale)))
-        finite.store(false, std::memory_order_relaxed);
-    });
-  if (steps)
-    rows.AddPhase(phases, [&](int64_t row, const C* sum, int worker) {
-      if (finite.load(std::memory_order_relaxed)) table.Update(row, sum, step, rows.kernels(), rows.scratch(worker));
-    });
-  pool.Run(phases);
-  *applied = finite.load() && !poisoned ? 1.0f : 0.0f;
-  return {};
+std::unique_ptr<Pass> DenseUpdate(const DenseProblem<T>& problem, const RowTable<T>& table,
+                                  const typename DenseProblem<T>::C* out_gradient, const OptimizerStep& step,
+                                  typename DenseProblem<T>::C* weight_gradient, float* applied) {
+  return std::make_unique<UpdatePass<T>>(problem, table, out_gradient, step, weight_gradient, applied);
 }
 
-#define JAX_TT_INSTANTIATE(T, C)                                                                                       \
-  template Status DenseForward(const DenseProblem<T>&, const Pool&, C*);                                               \
-  template Status DenseBackward(const DenseProblem<T>&, const Pool&, const C*, C*, C*);                                \
-  template Status DenseUpdate(const DenseProblem<T>&, const Pool&, const RowTable<T>&, const C*, const OptimizerStep&, \
-                              C*, float*)
+#define JAX_TT_INSTANTIATE(T, C)                                                                   \
+  template std::unique_ptr<Pass> DenseForward(const DenseProblem<T>&, C*);                         \
+  template std::unique_ptr<Pass> DenseBackward(const DenseProblem<T>&, const C*, C*, C*);          \
+  template std::unique_ptr<Pass> DenseUpdate(const DenseProblem<T>&, const RowTable<T>&, const C*, \
+                                             const OptimizerStep&, C*, float*)
 JAX_TT_INSTANTIATE(float, float);
 JAX_TT_INSTANTIATE(double, double);
 JAX_TT_INSTANTIATE(bfloat16, float);

@@ -1,10 +1,12 @@
-// Pooled rows of a dense table.
+// Passes over a dense table: pooled rows, their gradient and the fused update.
 #ifndef JAX_TT_CPU_DENSE_H_
 #define JAX_TT_CPU_DENSE_H_
 
 #include <stdint.h>
 
-#include "ffi/common/status.h"
+#include <memory>
+
+#include "ffi/cpu/passes.h"
 #include "ffi/cpu/plan.h"
 #include "ffi/cpu/row_update.h"
 #include "ffi/cpu/tt_forward.h"
@@ -25,19 +27,20 @@ struct DenseProblem {
 
 // out: [groups * bags, dim]
 template <typename T>
-Status DenseForward(const DenseProblem<T>& problem, const Pool& pool, typename DenseProblem<T>::C* out);
+std::unique_ptr<Pass> DenseForward(const DenseProblem<T>& problem, typename DenseProblem<T>::C* out);
 
 // gradient: [num_embeddings, dim], zero where no lookup reads.  weight_gradient: [n], or null.
 template <typename T>
-Status DenseBackward(const DenseProblem<T>& problem, const Pool& pool, const typename DenseProblem<T>::C* out_gradient,
-                     typename DenseProblem<T>::C* gradient, typename DenseProblem<T>::C* weight_gradient);
+std::unique_ptr<Pass> DenseBackward(const DenseProblem<T>& problem, const typename DenseProblem<T>::C* out_gradient,
+                                    typename DenseProblem<T>::C* gradient,
+                                    typename DenseProblem<T>::C* weight_gradient);
 
 // Backward pass and in-place optimizer step of the rows that were read.  *applied: 0 if the batch is poisoned or a
 // gradient is not finite, regardless of whether the step was allowed; otherwise 1.
 template <typename T>
-Status DenseUpdate(const DenseProblem<T>& problem, const Pool& pool, const RowTable<T>& table,
-                   const typename DenseProblem<T>::C* out_gradient, const OptimizerStep& step,
-                   typename DenseProblem<T>::C* weight_gradient, float* applied);
+std::unique_ptr<Pass> DenseUpdate(const DenseProblem<T>& problem, const RowTable<T>& table,
+                                  const typename DenseProblem<T>::C* out_gradient, const OptimizerStep& step,
+                                  typename DenseProblem<T>::C* weight_gradient, float* applied);
 
 }  // namespace jax_tt
 

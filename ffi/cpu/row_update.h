@@ -11,6 +11,7 @@
 #include "ffi/core/optimizers/optimizers.h"
 #include "ffi/core/stochastic.h"
 #include "ffi/cpu/kernels/kernels.h"
+#include "ffi/cpu/prefetch.h"
 
 namespace jax_tt {
 
@@ -36,6 +37,14 @@ struct RowTable {
   float* slots[2] = {};
   int64_t width = 0;
   uint64_t stream = 0;  // distinguishes the random numbers of several tables
+
+  // What Update will change of a row; every part of it may be a cache miss.
+  void Prefetch(int64_t row, const OptimizerTraits& traits) const {
+    PrefetchLines(values + row * width, width * static_cast<int64_t>(sizeof(T)));
+    const int64_t slot_width = traits.row_wise ? 1 : width;
+    for (int k = 0; k < traits.slots(); ++k)
+      PrefetchLines(slots[k] + row * slot_width, slot_width * static_cast<int64_t>(sizeof(float)));
+  }
 
   // `scratch` holds `width` elements; only 16-bit storage uses it.
   void Update(int64_t row, const C* gradient, const OptimizerStep& step, const Kernels<C>& kernels, C* scratch) const {

@@ -98,7 +98,9 @@ ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::
             JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", OutCount(batch), &g));
             JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", batch.n(), &weight_data));
             JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-            JAX_TT_RETURN_IF_ERROR(ReadDenseTable(args.traits(), table, *new_table, slots, results, &in_place));
+            SlotBuffers all_slots;
+            JAX_TT_RETURN_IF_ERROR(ReadSlots(attrs, slots, results, &all_slots));
+            JAX_TT_RETURN_IF_ERROR(ReadDenseTable(args.traits(), table, *new_table, all_slots, &in_place));
             JAX_TT_RETURN_IF_ERROR(ReadLastWorkspace(results, WorkspaceOf("update", batch), &memory));
             const DenseStep step{args.kind,  args.skip_nonfinite, args.stochastic_rounding,
                                  args.hyper, args.scale,          args.seed};

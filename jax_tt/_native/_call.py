@@ -53,6 +53,20 @@ def native_call(
     return dict(zip(results, found[: len(results)], strict=True))
 
 
+def together(of_tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What each table has by name, as one mapping: ``0/ids``, ..., ``1/ids``, ..."""
+    return {f"{k}/{name}": value for k, own in enumerate(of_tables) for name, value in own.items()}
+
+
+def apart(of_all: Mapping[str, Any], tables: int) -> list[dict[str, Any]]:
+    """The inverse of `together`."""
+    own: list[dict[str, Any]] = [{} for _ in range(tables)]
+    for numbered_name, value in of_all.items():
+        k, _, name = numbered_name.partition("/")
+        own[int(k)][name] = value
+    return own
+
+
 def numbered(name: str, arrays: Iterable[jax.Array]) -> dict[str, jax.Array]:
     """``name_0``, ``name_1``, ..."""
     return {f"{name}_{k}": array for k, array in enumerate(arrays)}

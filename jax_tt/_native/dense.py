@@ -1,16 +1,26 @@
-"""Dense-table ops on the native kernels."""
+"""Dense-table ops on the native kernels, of one table or of many in one call."""
 
 from __future__ import annotations
 
+import abc
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._lookup._batch import Batch
-from jax_tt._native._call import Named, native, native_call, numbered, types_of
+from jax_tt._native._call import (
+    Named,
+    apart,
+    native,
+    native_call,
+    numbered,
+    together,
+    types_of,
+)
 from jax_tt._native._operands import (
     lookup_attributes,
     make_operands,
@@ -25,14 +35,185 @@ from jax_tt._tables.options import Lookup
 if TYPE_CHECKING:
     from jax_tt._tables.dense import DenseTable
 
+Types = Mapping[str, jax.ShapeDtypeStruct]
 
-def _workspace(platform: str, op: str, table: DenseTable, ids: jax.Array) -> int | None:
-    """Bytes of working memory for one call."""
-    if platform == "cpu":
-        return None
-    return native(platform).dense_workspace_size(
-        op, table.num_embeddings, table.features, math.prod(ids.shape[:2])
-    )
+
+class DenseCall(abc.ABC):
+    """The call of an op on one table, or the part of one table in a call on many.
+
+    Attributes:
+        op: name of the op.
+        blocked, whole: arrays as in `over_blocks`; together they are the operands in the order of the target.
+        blocked_results: as in `over_blocks`.
+    """
+
+    op: ClassVar[str]
+    blocked_results: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self, table: DenseTable, platform: str, rows: jax.Array, batch: Batch, lookup: Lookup
+    ):
+        self.table, self.platform, self.batch, self.lookup = table, platform, batch, lookup
+        self.operands = make_operands(table, rows.dtype, batch)
+        self.blocked: dict[str, jax.Array] = dict(self.operands.arrays)
+        self.whole: dict[str, jax.Array] = {"rows": rows}
+
+    @abc.abstractmethod
+    def results(self, args: Named) -> Types:
+        """Types of the results for the blocks of one device."""
+
+    def gathered(self, args: Named, axes: Any) -> Named:
+        """The operands on a device that has a share of the blocks."""
+        del axes
+        return args
+
+    def summed(self, found: Named, args: Named, axes: Any) -> Named:
+        """The results of all devices from those of one."""
+        del args, axes
+        return found
+
+    def attributes(self, axes: Any) -> dict[str, Any]:
+        return lookup_attributes(self.platform, self.table, self.batch, self.lookup, axes)
+
+    def workspace(self, ids: jax.Array) -> int | None:
+        """Bytes of working memory for one call."""
+        if self.platform == "cpu":
+            return None
+        return native(self.platform).dense_workspace_size(
+            self.op, self.table.num_embeddings, self.table.features, math.prod(ids.shape[:2])
+        )
+
+
+class Forward(DenseCall):
+    op = "forward"
+    blocked_results = ("out",)
+
+    def __init__(self, *of_all: Any, sentinel: jax.Array | None):
+        super().__init__(*of_all)
+        self.whole = {"sentinel": sentinel_operand(sentinel), **self.whole}
+
+    def results(self, args: Named) -> Types:
+        return {"out": self.operands.sums_type(args["ids"], self.table.features)}
+
+    def finished(self, found: Named) -> tuple[jax.Array, Arrays]:
+        """Sums and residuals."""
+        out, operands = found["out"], self.operands
+        sums = out.reshape(operands.groups, operands.bags, self.table.features)
+        # The forward result only orders the update after the forward pass; otherwise XLA would copy the table.
+        return sums, (out,) if self.lookup.wanted.names else ()
+
+
+class Backward(DenseCall):
+    op = "backward"
+    blocked_results = ("dweights",)
+
+    def __init__(self, *of_all: Any, g: jax.Array):
+        super().__init__(*of_all)
+        self.blocked |= self.operands.gradient(g)
+
+    def results(self, args: Named) -> Types:
+        return {
+            "dweights": self.operands.weights_type(args["ids"], self.lookup.wanted.weights),
+            "drows": jax.ShapeDtypeStruct(self.whole["rows"].shape, self.operands.accum),
+        }
+
+    def summed(self, found: Named, args: Named, axes: Any) -> Named:
+        return {**found, "drows": lax.psum(found["drows"], axes)} if axes else found
+
+    def finished(self, found: Named) -> tuple[Arrays, jax.Array | None]:
+        """Gradients of the parameters and of the weights."""
+        return (found["drows"],), weights_result(self.batch, found["dweights"], self.lookup)
+
+
+class Update(DenseCall):
+    op = "update"
+    blocked_results = ("dweights",)
+
+    def __init__(self, *of_all: Any, slots: Arrays, out: jax.Array, g: jax.Array, values: Named):
+        super().__init__(*of_all)
+        self.blocked = {"out": out, **self.blocked, **self.operands.gradient(g)}
+        self.changed = numbered("table", (self.whole["rows"], *slots))
+        self.whole = step_operands(values) | self.changed
+
+    def gathered(self, args: Named, axes: Any) -> Named:
+        axes = self.lookup.axis_name or axes
+        if not axes:
+            return args
+        # Every replica applies the update of the whole batch: ids and output gradients are smaller than a table.
+        gathered = {name: _gather(args[name], axes) for name in self.blocked if name != "out"}
+        first = lax.psum(args["out"].reshape(-1)[:1], axes)  # to run after the forward pass
+        return {**args, **gathered, "out": first}
+
+    def results(self, args: Named) -> Types:
+        return {
+            "applied": jax.ShapeDtypeStruct((), jnp.float32),
+            "dweights": self.operands.weights_type(args["ids"], self.lookup.wanted.weights),
+            **types_of(self.changed),
+        }
+
+    def attributes(self, axes: Any) -> dict[str, Any]:
+        assert self.table.update is not None
+        update = update_attributes(self.table.update, self.changed["table_0"].dtype)
+        return super().attributes(self.lookup.axis_name or axes) | update
+
+    def summed(self, found: Named, args: Named, axes: Any) -> Named:
+        axes = self.lookup.axis_name or axes
+        if not axes:
+            return found
+        blocks = args["ids"].shape[0]
+        start = lax.axis_index(axes) * blocks
+        own = lax.dynamic_slice_in_dim(found["dweights"], start, blocks)
+        return {**found, "dweights": own}
+
+    def finished(
+        self, found: Named
+    ) -> tuple[Arrays, tuple[Arrays, ...], jax.Array, jax.Array | None]:
+        """New parameters and slots, whether the step was applied, and the gradient of the weights."""
+        dweights = weights_result(self.batch, found["dweights"], self.lookup)
+        rows, *slots = (found[name] for name in self.changed)
+        return (rows,), (tuple(slots),), found["applied"], dweights
+
+
+def run(call: Any) -> Any:
+    """The results of a call on one table."""
+
+    def local(args: Named, axes: Any) -> Named:
+        given = call.gathered(args, axes)
+        found = native_call(
+            call.platform,
+            f"dense_{call.op}",
+            given,
+            call.results(given),
+            call.workspace(given["ids"]),
+            call.attributes(axes),
+        )
+        return call.summed(found, args, axes)
+
+    return call.finished(over_blocks(local, call.blocked, call.whole, call.blocked_results))
+
+
+def run_together(calls: Sequence[Any]) -> list[Any]:
+    """The results of calls of the same op on several tables, from one native call. Only for the CPU."""
+    (op,) = {call.op for call in calls}
+
+    def local(args: Named, axes: Any) -> Named:
+        own = list(zip(calls, apart(args, len(calls)), strict=True))
+        given = [call.gathered(these, axes) for call, these in own]
+        results = [call.results(these) for call, these in zip(calls, given, strict=True)]
+        attributes = {str(k): call.attributes(axes) for k, call in enumerate(calls)}
+        found = native_call(
+            "cpu", f"dense_tables_{op}", together(given), together(results), None, attributes
+        )
+        return together(
+            call.summed(results, these, axes)
+            for (call, these), results in zip(own, apart(found, len(calls)), strict=True)
+        )
+
+    blocked = together(call.blocked for call in calls)
+    whole = together(call.whole for call in calls)
+    results = together(dict.fromkeys(call.blocked_results) for call in calls)
+    found = over_blocks(local, blocked, whole, list(results))
+    return [call.finished(own) for call, own in zip(calls, apart(found, len(calls)), strict=True)]
 
 
 def dense_forward(
@@ -43,24 +224,7 @@ def dense_forward(
     lookup: Lookup,
     sentinel: jax.Array | None,
 ) -> tuple[jax.Array, Arrays]:
-    (rows,) = params
-    operands = make_operands(table, rows.dtype, batch)
-
-    def local(args: Named, axes: Any) -> Named:
-        return native_call(
-            platform,
-            "dense_forward",
-            args,
-            {"out": operands.sums_type(args["ids"], table.features)},
-            _workspace(platform, "forward", table, args["ids"]),
-            lookup_attributes(platform, table, batch, lookup, axes),
-        )
-
-    whole = {"sentinel": sentinel_operand(sentinel), "rows": rows}
-    out = over_blocks(local, operands.arrays, whole, ["out"])["out"]
-    sums = out.reshape(operands.groups, operands.bags, table.features)
-    # The forward result only orders the update after the forward pass; otherwise XLA would copy the table.
-    return sums, (out,) if lookup.wanted.names else ()
+    return run(Forward(table, platform, *params, batch, lookup, sentinel=sentinel))
 
 
 def dense_backward(
@@ -73,26 +237,7 @@ def dense_backward(
     lookup: Lookup,
 ) -> tuple[Arrays, jax.Array | None]:
     del residuals
-    (rows,) = params
-    operands = make_operands(table, rows.dtype, batch)
-
-    def local(args: Named, axes: Any) -> Named:
-        found = native_call(
-            platform,
-            "dense_backward",
-            args,
-            {
-                "dweights": operands.weights_type(args["ids"], lookup.wanted.weights),
-                "drows": jax.ShapeDtypeStruct(rows.shape, operands.accum),
-            },
-            _workspace(platform, "backward", table, args["ids"]),
-            lookup_attributes(platform, table, batch, lookup, axes),
-        )
-        return {**found, "drows": lax.psum(found["drows"], axes)} if axes else found
-
-    blocked = operands.arrays | operands.gradient(g)
-    found = over_blocks(local, blocked, {"rows": rows}, ["dweights"])
-    return (found["drows"],), weights_result(batch, found["dweights"], lookup)
+    return run(Backward(table, platform, *params, batch, lookup, g=g))
 
 
 def dense_update(
@@ -105,42 +250,10 @@ def dense_update(
     lookup: Lookup,
     values: Named,
 ) -> tuple[Arrays, tuple[Arrays, ...], jax.Array, jax.Array | None]:
-    ((rows,), (slots,)), (out,) = arrays, residuals
-    assert table.update is not None
-    operands = make_operands(table, rows.dtype, batch)
-    blocked = {"out": out} | operands.arrays | operands.gradient(g)
-    named = numbered("table", (rows, *slots))
-    update = update_attributes(table.update, rows.dtype)
-
-    def local(args: Named, axes: Any) -> Named:
-        axes = lookup.axis_name or axes
-        blocks = args["ids"].shape[0]
-        if axes:
-            # Every replica applies the update of the whole batch: ids and output gradients are smaller than a table.
-            gathered = {name: _gather(args[name], axes) for name in blocked if name != "out"}
-            first = lax.psum(args["out"].reshape(-1)[:1], axes)  # to run after the forward pass
-            args = {**args, **gathered, "out": first}
-        found = native_call(
-            platform,
-            "dense_update",
-            args,
-            {
-                "applied": jax.ShapeDtypeStruct((), jnp.float32),
-                "dweights": operands.weights_type(args["ids"], lookup.wanted.weights),
-                **types_of(named),
-            },
-            _workspace(platform, "update", table, args["ids"]),
-            lookup_attributes(platform, table, batch, lookup, axes) | update,
-        )
-        if axes:
-            start = lax.axis_index(axes) * blocks
-            found["dweights"] = lax.dynamic_slice_in_dim(found["dweights"], start, blocks)
-        return found
-
-    found = over_blocks(local, blocked, step_operands(values) | named, ["dweights"])
-    dweights = weights_result(batch, found["dweights"], lookup)
-    rows, *new_slots = (found[name] for name in named)
-    return (rows,), (tuple(new_slots),), found["applied"], dweights
+    (params, (slots,)), (out,) = arrays, residuals
+    return run(
+        Update(table, platform, *params, batch, lookup, slots=slots, out=out, g=g, values=values)
+    )
 
 
 def _gather(shard: jax.Array, axes: Any) -> jax.Array:

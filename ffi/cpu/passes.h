@@ -1,0 +1,52 @@
+// Passes over several tables in one operation: their tasks run side by side in the same phases.
+#ifndef JAX_TT_CPU_PASSES_H_
+#define JAX_TT_CPU_PASSES_H_
+
+#include <stdint.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "ffi/common/status.h"
+#include "ffi/cpu/pool.h"
+
+namespace jax_tt {
+
+// Independent tasks of one table.
+struct Round {
+  int64_t tasks = 0;
+  Phases::Task run;
+};
+
+// fn(begin, end, worker) over blocks of [0, count).
+template <typename Fn>
+Round BlockRound(int64_t count, int64_t block, Fn fn) {
+  return {(count + block - 1) / block, [count, block, fn](int64_t task, int worker) {
+            const int64_t end = (task + 1) * block;
+            fn(task * block, end < count ? end : count, worker);
+          }};
+}
+
+// A forward pass, backward pass or update of one table.
+class Pass {
+ public:
+  Pass() = default;
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+  virtual ~Pass() = default;
+
+  virtual Status Allocate(int workers) = 0;
+  // Checks and sorts the batch.  If this fails for one table, no rounds of any table run.
+  virtual Status Plan() = 0;
+  // The rounds after Plan, whose sizes must not depend on it.
+  virtual std::vector<Round> Rounds() = 0;
+  virtual void Finish() {}
+};
+
+// Runs passes to their end; the k-th rounds of all tables are one phase.
+Status RunPasses(const std::vector<std::unique_ptr<Pass>>& passes, const Pool& pool);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_PASSES_H_

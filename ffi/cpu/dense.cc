@@ -26,9 +26,9 @@ class ForwardPass : public Pass {
     return workspace_.Allocate();
   }
   Status Plan() override { return ResolveIds(problem_.num_embeddings, problem_.lookups, row_of_); }
-  std::vector<Round> Rounds() override {
+  std::vector<TaskSet> Rounds() override {
     const int64_t bags = problem_.lookups.groups * problem_.lookups.bags;
-    return {BlockRound(bags, kPooledBags, [this](int64_t bag, int64_t end, int worker) {
+    return {BlockTasks(bags, kPooledBags, [this](int64_t bag, int64_t end, int worker) {
       PoolBags(problem_, row_of_, bag, end, scratch_[static_cast<size_t>(worker)], out_);
     })};
   }
@@ -73,7 +73,7 @@ class GradientPass : public Pass {
  protected:
   // A round that calls fn(table row, gradient, worker) for every distinct row, and prefetch(table row) some rows ahead.
   template <typename Prefetch, typename Fn>
-  Round RowRound(Prefetch prefetch, Fn fn) {
+  TaskSet RowTasks(Prefetch prefetch, Fn fn) {
     return Blocks([this, prefetch, fn](int64_t row, int64_t end, int64_t rows, int worker) {
       for (; row < end; ++row) {
         if (row + kPrefetchDistance < rows) prefetch(Id(row + kPrefetchDistance));
@@ -83,7 +83,7 @@ class GradientPass : public Pass {
   }
 
   // A round that fills the gradient of every position's weight; it reads the table.
-  Round WeightRound() {
+  TaskSet WeightTasks() {
     if (weight_gradient_ == nullptr) return {};
     return Blocks([this](int64_t row, int64_t end, int64_t, int worker) {
       C* value = scratch(worker);
@@ -108,8 +108,8 @@ class GradientPass : public Pass {
  private:
   // fn(begin, end, rows, worker) over blocks of the distinct rows.  There may be as many as positions.
   template <typename Fn>
-  Round Blocks(Fn fn) {
-    return BlockRound(layout_.n, kBlock, [this, fn](int64_t row, int64_t end, int worker) {
+  TaskSet Blocks(Fn fn) {
+    return BlockTasks(layout_.n, kBlock, [this, fn](int64_t row, int64_t end, int worker) {
       const int64_t rows = layout_.header(plan_)[PlanLayout::kRows];
       fn(row, std::min(end, rows), rows, worker);
     });
@@ -152,15 +152,15 @@ class BackwardPass : public GradientPass<T> {
   BackwardPass(const DenseProblem<T>& problem, const C* out_gradient, C* gradient, C* weight_gradient)
       : GradientPass<T>(problem, out_gradient, weight_gradient), gradient_(gradient) {}
 
-  std::vector<Round> Rounds() override {
+  std::vector<TaskSet> Rounds() override {
     const int64_t dim = this->problem().dim;
-    Round clear = BlockRound(this->problem().num_embeddings, 4096, [this, dim](int64_t begin, int64_t end, int) {
+    TaskSet clear = BlockTasks(this->problem().num_embeddings, 4096, [this, dim](int64_t begin, int64_t end, int) {
       std::fill_n(gradient_ + begin * dim, (end - begin) * dim, C{0});
     });
-    Round write =
-        this->RowRound([this, dim](int64_t row) { PrefetchRow(gradient_ + row * dim, dim); },
+    TaskSet write =
+        this->RowTasks([this, dim](int64_t row) { PrefetchRow(gradient_ + row * dim, dim); },
                        [this, dim](int64_t row, const C* sum, int) { std::copy_n(sum, dim, gradient_ + row * dim); });
-    return {std::move(clear), std::move(write), this->WeightRound()};
+    return {std::move(clear), std::move(write), this->WeightTasks()};
   }
 
  private:
@@ -181,21 +181,21 @@ class UpdatePass : public GradientPass<T> {
     applies_.store(this->problem().lookups.bounds != Bounds::kPoison || this->out_of_range() == 0);
     return {};
   }
-  std::vector<Round> Rounds() override {
-    Round check, update;
+  std::vector<TaskSet> Rounds() override {
+    TaskSet check, update;
     if (step_.skip_nonfinite)
-      check = this->RowRound([](int64_t) {},
+      check = this->RowTasks([](int64_t) {},
                              [this](int64_t, const C* sum, int) {
                                if (!AllFinite(sum, this->problem().dim, static_cast<C>(step_.gradient_scale)))
                                  applies_.store(false, std::memory_order_relaxed);
                              });
     if (step_.allowed)
-      update = this->RowRound([this](int64_t row) { table_.Prefetch(row, step_.traits()); },
+      update = this->RowTasks([this](int64_t row) { table_.Prefetch(row, step_.traits()); },
                               [this](int64_t row, const C* sum, int worker) {
                                 if (applies_.load(std::memory_order_relaxed))
                                   table_.Update(row, sum, step_, this->kernels(), this->scratch(worker));
                               });
-    return {this->WeightRound(), std::move(check), std::move(update)};
+    return {this->WeightTasks(), std::move(check), std::move(update)};
   }
   void Finish() override { *applied_ = applies_.load() ? 1.0f : 0.0f; }
 

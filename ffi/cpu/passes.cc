@@ -8,10 +8,10 @@ namespace jax_tt {
 namespace {
 
 // Adds one phase with the tasks of these rounds, one after another.
-void AddRounds(std::vector<Round> rounds, const std::atomic<bool>& failed, Phases& phases) {
+void AddRounds(std::vector<TaskSet> rounds, const std::atomic<bool>& failed, Phases& phases) {
   std::vector<int64_t> ends;
   int64_t total = 0;
-  for (const Round& round : rounds) ends.push_back(total += round.tasks);
+  for (const TaskSet& round : rounds) ends.push_back(total += round.tasks);
   phases.Add(total, [rounds = std::move(rounds), ends = std::move(ends), &failed](int64_t task, int worker) {
     if (failed.load(std::memory_order_relaxed)) return;
     const auto table = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
@@ -22,7 +22,7 @@ void AddRounds(std::vector<Round> rounds, const std::atomic<bool>& failed, Phase
 }  // namespace
 
 Status RunPasses(const std::vector<std::unique_ptr<Pass>>& passes, const Pool& pool) {
-  std::vector<std::vector<Round>> rounds;
+  std::vector<std::vector<TaskSet>> rounds;
   size_t most = 0;
   for (const std::unique_ptr<Pass>& pass : passes) {
     if (Status status = pass->Allocate(pool.workers); !status.ok()) return status;
@@ -43,8 +43,8 @@ Status RunPasses(const std::vector<std::unique_ptr<Pass>>& passes, const Pool& p
   else
     phases.Add(static_cast<int64_t>(passes.size()), plan);
   for (size_t k = 0; k < most; ++k) {
-    std::vector<Round> phase;
-    for (std::vector<Round>& own : rounds)
+    std::vector<TaskSet> phase;
+    for (std::vector<TaskSet>& own : rounds)
       if (k < own.size()) phase.push_back(std::move(own[k]));
     AddRounds(std::move(phase), failed, phases);
   }

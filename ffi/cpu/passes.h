@@ -14,14 +14,14 @@
 namespace jax_tt {
 
 // Independent tasks of one table.
-struct Round {
+struct TaskSet {
   int64_t tasks = 0;
   Phases::Task run;
 };
 
 // fn(begin, end, worker) over blocks of [0, count).
 template <typename Fn>
-Round BlockRound(int64_t count, int64_t block, Fn fn) {
+TaskSet BlockTasks(int64_t count, int64_t block, Fn fn) {
   return {(count + block - 1) / block, [count, block, fn](int64_t task, int worker) {
             const int64_t end = (task + 1) * block;
             fn(task * block, end < count ? end : count, worker);
@@ -40,7 +40,7 @@ class Pass {
   // Checks and sorts the batch.  If this fails for one table, no rounds of any table run.
   virtual Status Plan() = 0;
   // The rounds after Plan, whose sizes must not depend on it.
-  virtual std::vector<Round> Rounds() = 0;
+  virtual std::vector<TaskSet> Rounds() = 0;
   virtual void Finish() {}
 };
 

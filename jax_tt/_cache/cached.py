@@ -166,6 +166,10 @@ class RowCachedTable(Wrapper):
     def attended_names(self) -> tuple[str, ...]:
         return *self.table.attended_names, ROWS
 
+    def group(self, lookup: Lookup) -> Any:
+        del lookup
+        return None
+
     def method(self, lookup: Lookup, state: State) -> str:
         storage = self.storage(state)
         return _backend.choose(lookup.method, accumulator(state[ROWS].dtype, storage))

@@ -64,7 +64,14 @@ class Group(Protocol):
 @functools.lru_cache(maxsize=1024)
 def groups_of(uses: tuple[Use, ...]) -> tuple[tuple[Group | None, tuple[int, ...]], ...]:
     """The groups, each with the numbers of its tables; None for a table on its own."""
-    return tuple((None, (k,)) for k in range(len(uses)))
+    members: dict[Group | None, list[int]] = {}
+    for k, use in enumerate(uses):
+        members.setdefault(use.table.group(use.lookup), []).append(k)
+    alone = [k for group, own in members.items() if group is None or len(own) == 1 for k in own]
+    several = [
+        (group, tuple(own)) for group, own in members.items() if group is not None and len(own) > 1
+    ]
+    return *((None, (k,)) for k in sorted(alone)), *several
 
 
 def forward(calls: Sequence[Call]) -> tuple[tuple[jax.Array, ...], list[Any]]:

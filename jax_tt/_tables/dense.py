@@ -19,8 +19,9 @@ from jax_tt._tables.checks import (
     refuse_tables,
     table_label,
 )
+from jax_tt._tables.dense_group import DENSE_TABLES
 from jax_tt._tables.native import NativeTable
-from jax_tt._tables.options import Update, check_update
+from jax_tt._tables.options import Lookup, Update, check_update
 from jax_tt._tables.table import Params, State
 
 # The default of flax's Embed: rows of about unit length.
@@ -93,6 +94,9 @@ class DenseTable(NativeTable):
         del precision
         (table,), (ids,) = params, digits
         return gathered(table, ids)
+
+    def group(self, lookup: Lookup) -> Any:
+        return DENSE_TABLES if lookup.method in ("auto", "ffi") else None
 
     def to_dense(self, state: State) -> jax.Array:
         (table,) = self.params(state)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,15 @@ Slots = tuple[tuple[Any, ...], ...]
 # State of a fused table other than parameters and slots.
 SCALARS = ("step", "sentinel", "used")
 _STORAGE = set(STORAGE)
+
+
+class Step(NamedTuple):
+    """The arguments of `Table.stepped_params` other than the table's."""
+
+    batch: Batch
+    g: jax.Array
+    lookup: Lookup
+    values: Any
 
 
 class Table(abc.ABC):
@@ -261,6 +270,11 @@ class Table(abc.ABC):
             f"method={lookup.method!r}: {type(self).__name__} has no native ops; use method='reference'."
         )
 
+    def group(self, lookup: Lookup) -> Any:
+        """The `jax_tt._lookup._groups.Group` whose op takes this table with others, or None."""
+        del lookup
+        return None
+
     def differentiates_itself(self, lookup: Lookup) -> bool:
         """Whether JAX can differentiate `forward` itself, to any order."""
         return lookup.method == "reference" and self.update is None
@@ -306,13 +320,38 @@ class Table(abc.ABC):
             The new state; 1.0, or 0.0 where gradients are not finite and such steps are skipped, or where ``bounds``
             refuses an id; and the gradient of the weights. The second does not depend on ``allowed``.
         """
+        step = self.step_of(allowed, state, batch, g, lookup, values)
+        stepped = self.stepped_params(
+            state, step.batch, residuals, step.g, step.lookup, step.values
+        )
+        return self.after_step(state, step, *stepped)
+
+    def step_of(
+        self,
+        allowed: jax.Array | None,
+        state: State,
+        batch: Batch,
+        g: jax.Array,
+        lookup: Lookup,
+        values: Any,
+    ) -> Step:
+        """The arguments of `stepped_params` in a step."""
         allowed = jnp.ones((), jnp.float32) if allowed is None else allowed
         batch, g = once((batch, g), state["step"])
         lookup = dataclasses.replace(lookup, axis_name=self.summed_axes(state, batch, g, lookup))
         batch, g = vary_over((batch, g), varying_axes(batch, g))
-        params, slots, applied, dweights = self.stepped_params(
-            state, batch, residuals, g, lookup, {**values, "allowed": allowed}
-        )
+        return Step(batch, g, lookup, {**values, "allowed": allowed})
+
+    def after_step(
+        self,
+        state: State,
+        step: Step,
+        params: Params,
+        slots: Slots,
+        applied: jax.Array,
+        dweights: jax.Array | None,
+    ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
+        """What `step_if` returns, from what `stepped_params` does."""
         new = dict(zip(self.param_names, params, strict=True))
         for names, arrays in zip(self.slot_names, slots, strict=True):
             new |= dict(zip(names, arrays, strict=True))
@@ -321,7 +360,7 @@ class Table(abc.ABC):
         new["sentinel"] = jnp.where(_sentinel.holds(sentinel), 1, sentinel)
         # A compile-time constant, so that the compiler knows that the old table is not needed.
         new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
-        new["step"] = state["step"] + allowed * applied
+        new["step"] = state["step"] + step.values["allowed"] * applied
         return new, applied, dweights
 
     def summed_axes(self, state: State, batch: Batch, g: jax.Array, lookup: Lookup) -> Any:

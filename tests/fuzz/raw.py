@@ -273,6 +273,25 @@ def build_dense_update(rng: np.random.Generator) -> Call:
     return _in_place("jax_tt_dense_update_v1", args, tables, results, attributes)
 
 
+def build_dense_tables(rng: np.random.Generator) -> Call:
+    """One of the three above on up to three tables at once."""
+    op = str(rng.choice(["forward", "backward", "update"]))
+    build = {
+        "forward": build_dense_forward,
+        "backward": build_dense_backward,
+        "update": build_dense_update,
+    }
+    whole = Call(f"jax_tt_dense_tables_{op}_v1", [], [], {})
+    for k in range(rng.integers(1, 4)):
+        own = build[op](rng)
+        before = len(whole.args), len(whole.results)
+        whole.aliases |= {before[0] + a: before[1] + r for a, r in own.aliases.items()}
+        whole.args += own.args
+        whole.results += own.results
+        whole.attributes[str(k)] = own.attributes
+    return whole
+
+
 def _in_place(
     target: str, args: list[Any], tables: list[Any], results: list[Any], attributes: Any
 ) -> Call:
@@ -299,6 +318,7 @@ BUILDERS: tuple[Callable[[np.random.Generator], Call], ...] = (
     build_dense_forward,
     build_dense_backward,
     build_dense_update,
+    build_dense_tables,
 )
 
 
@@ -385,29 +405,37 @@ def result_count(rng: np.random.Generator, call: Call) -> None:
         del call.results[k]
 
 
+def _attributes(rng: np.random.Generator, call: Call) -> dict[str, Any]:
+    """The attributes, or those of one of several tables."""
+    of_tables = [value for value in call.attributes.values() if isinstance(value, dict)]
+    return of_tables[rng.integers(len(of_tables))] if of_tables else call.attributes
+
+
 def attribute_value(rng: np.random.Generator, call: Call) -> None:
-    name = str(rng.choice(list(call.attributes)))
-    value = call.attributes[name]
+    attributes = _attributes(rng, call)
+    name = str(rng.choice(list(attributes)))
+    value = attributes[name]
     if isinstance(value, bool):
-        call.attributes[name] = not value
+        attributes[name] = not value
     elif isinstance(value, str):
-        call.attributes[name] = str(rng.choice(["", "x" * 5000, "\0", "ü%s%n"]))
+        attributes[name] = str(rng.choice(["", "x" * 5000, "\0", "ü%s%n"]))
     elif np.ndim(value) == 0:
-        call.attributes[name] = np.int64(
+        attributes[name] = np.int64(
             rng.choice(HOSTILE) if rng.random() < 0.7 else value + rng.integers(-3, 4)
         )
     elif rng.random() < 0.3 or np.size(value) == 0:
-        call.attributes[name] = np.resize(value, int(rng.integers(0, 8)))
+        attributes[name] = np.resize(value, int(rng.integers(0, 8)))
     else:
         changed = np.array(value, np.int64)
         k = rng.integers(len(changed))
         changed[k] = rng.choice(HOSTILE) if rng.random() < 0.7 else changed[k] + rng.integers(-2, 3)
-        call.attributes[name] = changed
+        attributes[name] = changed
 
 
 def attribute_type(rng: np.random.Generator, call: Call) -> None:
-    name = str(rng.choice(list(call.attributes)))
-    value = call.attributes[name]
+    attributes = call.attributes if rng.integers(4) == 0 else _attributes(rng, call)
+    name = str(rng.choice(list(attributes)))
+    value = attributes[name]
     others = [
         np.int32(3),
         np.float32(1),
@@ -417,16 +445,17 @@ def attribute_type(rng: np.random.Generator, call: Call) -> None:
         np.arange(3),
         np.ones(3, np.float32),
     ]
-    call.attributes[name] = (
+    attributes[name] = (
         np.asarray(value, np.int32) if np.ndim(value) else others[rng.integers(len(others))]
     )
 
 
 def attribute_count(rng: np.random.Generator, call: Call) -> None:
+    attributes = call.attributes if rng.integers(4) == 0 else _attributes(rng, call)
     if rng.integers(2):
-        call.attributes["another"] = np.int64(1)
+        attributes["another"] = np.int64(1)
     else:
-        del call.attributes[str(rng.choice(list(call.attributes)))]
+        del attributes[str(rng.choice(list(attributes)))]
 
 
 def not_in_place(rng: np.random.Generator, call: Call) -> None:

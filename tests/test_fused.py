@@ -21,11 +21,12 @@ from tests.helpers import (
 )
 
 SHAPE = SHAPES["d3"]
+# An eps that is large enough to show where it is added.
 RULES = {
     "sgd": optimizers.SGD(0.05),
-    "adagrad": optimizers.Adagrad(0.05, initial_accumulator_value=0.1),
-    "rowwise": optimizers.RowWiseAdagrad(0.05),
-    "adam": optimizers.Adam(0.01),
+    "adagrad": optimizers.Adagrad(0.05, eps=0.5, initial_accumulator_value=0.1),
+    "rowwise": optimizers.RowWiseAdagrad(0.05, eps=0.5),
+    "adam": optimizers.Adam(0.01, eps=0.1),
     "schedule": optimizers.SGD(lambda step: 0.1 / (1.0 + step)),
 }
 

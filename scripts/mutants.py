@@ -73,13 +73,13 @@ MUTANTS = {
         "conformance kinds",
     ),
     "poison": Mutant(
-        "ffi/cpu/pool_bags.h", "if (poisoned) std", "if (poisoned && bag < 0) std", "bad_ids"
+        "ffi/cpu/pool_bags.h", "if (poisoned) std", "if (poisoned && bag < 0) std", "poisoned_ids"
     ),
     "clip": Mutant(
         "ffi/cpu/plan.cc",
         "id = id < 0 ? 0 : num_embeddings - 1;",
         "id = num_embeddings - 1;",
-        "arguments bags",
+        "conformance",
     ),
     "ghosts": Mutant(
         "ffi/cpu/cache_bucket.h",

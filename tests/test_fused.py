@@ -242,6 +242,7 @@ def test_stochastic_rounding(dtype, method):
     mean = np.asarray(drawn, np.float64).mean()
     assert drawn.dtype == dtype and len(np.unique(np.asarray(drawn, np.float64))) == 2
     assert abs((1 - mean) / tiny - 1) < 0.2
+    assert (drawn != drawn[:, :1]).any()  # every entry is drawn for itself
     np.testing.assert_array_equal(drawn, step(table, True).cores[0])  # keyed, so repeatable
     later = table._replace(step=table.step + 1)
     assert (drawn != step(later, True).cores[0]).any()

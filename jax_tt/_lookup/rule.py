@@ -51,7 +51,7 @@ def prepared(
 
     That is the choice of the method, the count of ids out of range, and `Table.prepare`.
     """
-    lookup = resolved(table, state, lookup)
+    lookup = _with(lookup, table.method(lookup, state), resolve_precision(lookup.precision))
     if OUT_OF_RANGE in state:
         total = add_out_of_range(state[OUT_OF_RANGE], batch, table, lookup.axis_name)
         state = {**state, OUT_OF_RANGE: total}
@@ -78,25 +78,23 @@ def pooled_sums(calls: Sequence[Call]) -> tuple[jax.Array, ...]:
     One rule covers all tables but those that JAX can differentiate itself.
     """
 
-    def pooled(calls: Sequence[Call]) -> tuple[jax.Array, ...]:
-        by_rule: dict[int, Call] = {}
-        sums: dict[int, jax.Array] = {}
-        for k, call in enumerate(calls):
-            use, state, batch, _ = call
-            if use.table.differentiates_itself(use.lookup):
-                sums[k] = use.table.forward(state, batch, use.lookup)[0]
-                continue
-            own = {name: state[name] for name in use.table.trained_names}
-            own, weights = reverse_only((own, batch.weights))
-            batch = dataclasses.replace(batch, weights=weights)
-            by_rule[k] = call._replace(state={**state, **own}, batch=batch)
-        if by_rule:
-            sums.update(zip(by_rule, _sums(list(by_rule.values())), strict=True))
-        return tuple(sums[k] for k in range(len(calls)))
-
-    if explicit_mesh(calls) is None:
-        return pooled(calls)
-    return sums_over_explicit_axes(pooled, calls, [call.batch for call in calls])
+    if explicit_mesh(calls) is not None:
+        # There, in automatic mode, the mesh has no explicit axes.
+        return sums_over_explicit_axes(pooled_sums, calls, [call.batch for call in calls])
+    by_rule: dict[int, Call] = {}
+    sums: dict[int, jax.Array] = {}
+    for k, call in enumerate(calls):
+        use, state, batch, _ = call
+        if use.table.differentiates_itself(use.lookup):
+            sums[k] = use.table.forward(state, batch, use.lookup)[0]
+            continue
+        own = {name: state[name] for name in use.table.trained_names}
+        own, weights = reverse_only((own, batch.weights))
+        batch = dataclasses.replace(batch, weights=weights)
+        by_rule[k] = call._replace(state={**state, **own}, batch=batch)
+    if by_rule:
+        sums.update(zip(by_rule, _sums(list(by_rule.values())), strict=True))
+    return tuple(sums[k] for k in range(len(calls)))
 
 
 @jax.custom_vjp

@@ -24,14 +24,19 @@ def balanced_cover(value: int, count: int) -> tuple[int, ...]:
     # A small window around the root holds covers with almost no slack; the last factor closes the gap.
     # It shrinks with the root, or a small prime would be covered as 1 x 1 x 67.
     window = range(root - min(4, root // 4), root + 3)
+    largest = root + root // 5 + 10  # a slightly smaller product is not worth one large core
     best: tuple[int, int, tuple[int, ...]] | None = None
     for head in itertools.combinations_with_replacement(window, count - 1):
         last = -(-value // math.prod(head))
+        if last > largest:
+            continue
         factors = tuple(sorted((*head, last)))
         candidate = (math.prod(factors), factors[-1] - factors[0], factors)
         if best is None or candidate < best:
             best = candidate
-    assert best is not None  # count >= 2, so the window gives at least one candidate
+    assert (
+        best is not None
+    )  # the root itself is in the window, and then the last factor is at most the root
     return best[2]
 
 

@@ -50,7 +50,7 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 # Linux allows 65,530 memory mappings per process, and the compiler crashes beyond that; every program in the caches of
 # JAX has a few.
-MOST_NEW_MAPPINGS = 20_000
+MOST_NEW_MAPPINGS = 30_000
 # Counting them takes 30 ms.
 TESTS_PER_COUNT = 10
 _finished = 0

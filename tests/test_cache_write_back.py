@@ -97,6 +97,7 @@ def test_damage_is_what_the_compression_costs(count, most_left):
     assert damage < 1.5 * compression
 
 
+@pytest.mark.full
 def test_ridge_trades_the_rows_for_the_others():
     _, cores, before, ids, rows = random_rows(16)
     results = []
@@ -128,6 +129,7 @@ def test_scale_of_the_cores_does_not_matter():
     )
 
 
+@pytest.mark.full
 @pytest.mark.optimized
 def test_chunks():
     """Chunks one behind the other; a chunk of all rows is as good as one that is larger."""

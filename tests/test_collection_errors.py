@@ -1,5 +1,7 @@
 """What is wrong with a collection or with its batch is said with the names of the feature and of the table."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,6 +96,13 @@ def test_a_description_is_hashable_and_compares_by_value():
     features = dict(reversed(list(COLLECTION.features.items())))
     assert Collection(COLLECTION.tables, features) != COLLECTION  # another order of columns
     assert "user_id" in repr(COLLECTION)
+
+
+def test_a_pickled_description_has_no_hash_of_its_process():
+    collection = Collection({"a": jax_tt.tt_table(10, 4, tt_ranks=2)}, {"a": Feature("a")})
+    hash(collection)
+    again = pickle.loads(pickle.dumps(collection))
+    assert again == collection and "_hash" not in vars(again.tables)
 
 
 BATCHES = {

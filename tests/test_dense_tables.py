@@ -131,6 +131,40 @@ def test_26_tables_are_changed_in_place():
         assert place in {array.unsafe_buffer_pointer() for array in own.values() if array.ndim}
 
 
+def test_tables_that_need_much_memory_take_turns(one_by_one):
+    tables = {name: jax_tt.dense_table(5000, 2, optimizer=optimizers.SGD(0.1)) for name in "abc"}
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = collection.init(jax.random.key(0))
+    # The plan of a table takes 24 bytes an id, and the tables of one turn about 32 MiB.
+    batch = {
+        name: jnp.asarray(RNG.integers(0, 5000, (1000, 700)).astype(np.int32)) for name in tables
+    }
+
+    def step(state, batch):
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            rows, _ = jax_tt.embed_collection(collection, arrays, batch, Lookup(method="ffi"))
+            return loss_of(rows)
+
+        return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
+
+    got = jax.jit(step)(state, batch)
+    one_by_one()
+    want = jax.jit(lambda state, batch: step(state, batch))(state, batch)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_wrong_offsets_of_one_table_are_an_error_that_names_it():
+    collection = collection_of(["plain", "ordered"])
+    state = collection.init(jax.random.key(0))
+    ids = jnp.array([1, 2, 3], jnp.int32)
+    bad = Bags(ids, jnp.array([0, 5, 1], jnp.int32))
+    batch = {"plain": bad, "ordered": Bags(ids, jnp.array([0, 1, 3], jnp.int32))}
+    with pytest.raises(Exception, match=r"table 'plain.*Bags.offsets"):
+        rows, _ = jax_tt.embed_collection(collection, state, batch, Lookup(method="ffi"))
+        jax.block_until_ready(rows)
+
+
 def test_a_bad_id_in_one_table_is_an_error_that_names_it():
     collection = collection_of(["rowwise", "plain", "tiny"])
     state = collection.init(jax.random.key(0))

@@ -342,6 +342,7 @@ def test_checkpoints_refuse_to_mix_runs(tmp_path: Path) -> None:
 # --- the whole program --------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_program_writes_table_and_picture(tmp_path: Path) -> None:
     out = tmp_path / "out"
     config = dataclasses.replace(TINY, out=str(out))

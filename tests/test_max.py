@@ -11,6 +11,8 @@ from flax import nnx
 import jax_tt
 from tests.helpers import SHAPES, make_case
 
+pytestmark = pytest.mark.reference_once
+
 RULE = jax_tt.optimizers.SGD(1.0)
 # Rows 0 to 4: 1 and 2 tie in the first column, 3 and 4 hold zeros of either sign.
 TABLE = jnp.array([[-5, -1], [-2, -3], [-2, -4], [0.0, -9], [-0.0, -8]], jnp.float32)

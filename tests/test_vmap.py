@@ -10,6 +10,8 @@ import pytest
 import jax_tt
 from tests.helpers import SHAPES, make_case
 
+pytestmark = pytest.mark.reference_once
+
 SHAPE = SHAPES["d3"]
 
 

@@ -19,11 +19,11 @@ class ForwardPass : public Pass {
 
   ForwardPass(const DenseProblem<T>& problem, C* out) : problem_(problem), out_(out) {}
 
-  Status Allocate(int workers) override {
+  std::string_view table() const override { return problem_.lookups.table; }
+  void Request(int workers, Workspace& workspace) override {
     scratch_.resize(static_cast<size_t>(workers));
-    workspace_.Request(&row_of_, problem_.lookups.size());
-    for (C*& buffer : scratch_) workspace_.Request(&buffer, problem_.dim);
-    return workspace_.Allocate();
+    workspace.Request(&row_of_, problem_.lookups.size());
+    for (C*& buffer : scratch_) workspace.Request(&buffer, problem_.dim);
   }
   Status Plan() override { return ResolveIds(problem_.num_embeddings, problem_.lookups, row_of_); }
   std::vector<TaskSet> Rounds() override {
@@ -36,7 +36,6 @@ class ForwardPass : public Pass {
  private:
   const DenseProblem<T> problem_;
   C* const out_;
-  Workspace workspace_;
   int64_t* row_of_ = nullptr;
   std::vector<C*> scratch_;
 };
@@ -54,15 +53,15 @@ class GradientPass : public Pass {
         out_gradient_(out_gradient),
         weight_gradient_(weight_gradient) {}
 
-  Status Allocate(int workers) override {
+  std::string_view table() const override { return problem_.lookups.table; }
+  void Request(int workers, Workspace& workspace) override {
     sum_.resize(static_cast<size_t>(workers));
     value_.resize(static_cast<size_t>(workers));
-    workspace_.Request(&plan_, layout_.size());
+    workspace.Request(&plan_, layout_.size());
     for (size_t w = 0; w < sum_.size(); ++w) {
-      workspace_.Request(&sum_[w], problem_.dim);
-      workspace_.Request(&value_[w], problem_.dim);
+      workspace.Request(&sum_[w], problem_.dim);
+      workspace.Request(&value_[w], problem_.dim);
     }
-    return workspace_.Allocate();
   }
   Status Plan() override {
     if (Status status = BuildDensePlan(problem_.num_embeddings, problem_.lookups, plan_); !status.ok()) return status;
@@ -139,7 +138,6 @@ class GradientPass : public Pass {
   const C* const out_gradient_;
   C* const weight_gradient_;
   const Kernels<C>& kernels_ = GetKernels<C>();
-  Workspace workspace_;
   int32_t* plan_ = nullptr;
   std::vector<C*> sum_, value_;
 };

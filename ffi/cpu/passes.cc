@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <string>
 
 namespace jax_tt {
 namespace {
+
+// Working memory of tables that run together.  Larger blocks would not be kept for the next call.
+constexpr int64_t kTogetherBytes = int64_t{32} << 20;
 
 // Adds one phase with the tasks of these rounds, one after another.
 void AddRounds(std::vector<TaskSet> rounds, const std::atomic<bool>& failed, Phases& phases) {
@@ -19,39 +23,62 @@ void AddRounds(std::vector<TaskSet> rounds, const std::atomic<bool>& failed, Pha
   });
 }
 
-}  // namespace
+// The status with the name of the table, where it does not say it.
+Status Named(Status status, std::string_view table) {
+  if (!table.empty() && status.message.find(table) == std::string::npos)
+    status.message = "table '" + std::string(table) + "': " + status.message;
+  return status;
+}
 
-Status RunPasses(const std::vector<std::unique_ptr<Pass>>& passes, const Pool& pool) {
+using Passes = std::vector<std::unique_ptr<Pass>>;
+
+// Runs the passes [begin, end), whose memory is in `workspace`.
+Status RunSome(const Passes& passes, size_t begin, size_t end, Workspace& workspace, const Pool& pool) {
+  const size_t count = end - begin;
+  if (Status status = workspace.Allocate(); !status.ok()) return status;
   std::vector<std::vector<TaskSet>> rounds;
   size_t most = 0;
-  for (const std::unique_ptr<Pass>& pass : passes) {
-    if (Status status = pass->Allocate(pool.workers); !status.ok()) return status;
-    rounds.push_back(pass->Rounds());
+  for (size_t k = begin; k < end; ++k) {
+    rounds.push_back(passes[k]->Rounds());
     most = std::max(most, rounds.back().size());
   }
   std::atomic<bool> failed{false};
-  std::vector<Status> planned(passes.size());
+  std::vector<Status> planned(count);
   Phases phases;
   const auto plan = [&](int64_t task, int) {
     const auto table = static_cast<size_t>(task);
-    planned[table] = passes[table]->Plan();
+    planned[table] = passes[begin + table]->Plan();
     if (!planned[table].ok()) failed.store(true, std::memory_order_relaxed);
   };
   // A helper would only wait for a single plan.
-  if (passes.size() == 1)
+  if (count == 1)
     plan(0, 0);
   else
-    phases.Add(static_cast<int64_t>(passes.size()), plan);
+    phases.Add(static_cast<int64_t>(count), plan);
   for (size_t k = 0; k < most; ++k) {
     std::vector<TaskSet> phase;
     for (std::vector<TaskSet>& own : rounds)
       if (k < own.size()) phase.push_back(std::move(own[k]));
     AddRounds(std::move(phase), failed, phases);
   }
-  if (passes.size() != 1 || !failed.load()) pool.Run(phases);
-  for (const Status& status : planned)
-    if (!status.ok()) return status;
-  for (const std::unique_ptr<Pass>& pass : passes) pass->Finish();
+  if (count != 1 || !failed.load()) pool.Run(phases);
+  for (size_t k = 0; k < count; ++k)
+    if (!planned[k].ok()) return Named(planned[k], passes[begin + k]->table());
+  for (size_t k = begin; k < end; ++k) passes[k]->Finish();
+  return {};
+}
+
+}  // namespace
+
+Status RunPasses(const Passes& passes, const Pool& pool) {
+  for (size_t begin = 0; begin < passes.size();) {
+    Workspace workspace;
+    size_t end = begin;
+    do passes[end++]->Request(pool.workers, workspace);
+    while (end < passes.size() && workspace.size() < kTogetherBytes);
+    if (Status status = RunSome(passes, begin, end, workspace, pool); !status.ok()) return status;
+    begin = end;
+  }
   return {};
 }
 

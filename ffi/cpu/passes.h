@@ -5,11 +5,13 @@
 #include <stdint.h>
 
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ffi/common/status.h"
 #include "ffi/cpu/pool.h"
+#include "ffi/cpu/workspace.h"
 
 namespace jax_tt {
 
@@ -36,7 +38,10 @@ class Pass {
   Pass& operator=(const Pass&) = delete;
   virtual ~Pass() = default;
 
-  virtual Status Allocate(int workers) = 0;
+  // The name of the table, for errors.
+  virtual std::string_view table() const = 0;
+  // Requests working memory, which is allocated before Plan.
+  virtual void Request(int workers, Workspace& workspace) = 0;
   // Checks and sorts the batch.  If this fails for one table, no rounds of any table run.
   virtual Status Plan() = 0;
   // The rounds after Plan, whose sizes must not depend on it.
@@ -44,7 +49,7 @@ class Pass {
   virtual void Finish() {}
 };
 
-// Runs passes to their end; the k-th rounds of all tables are one phase.
+// Runs passes to their end; the k-th rounds of all tables are one phase.  Tables that need much memory take turns.
 Status RunPasses(const std::vector<std::unique_ptr<Pass>>& passes, const Pool& pool);
 
 }  // namespace jax_tt

@@ -25,6 +25,7 @@ class Workspace {
   }
 
   Status Allocate();
+  int64_t size() const { return size_; }
 
  private:
   static constexpr int64_t kAlignment = 64;

@@ -54,7 +54,7 @@ class Collection:
         for name, feature in features.items():
             if feature.table not in tables:
                 raise ValueError(
-                    f"features[{name!r}]: got the table {feature.table!r}, which there is not; expected one of "
+                    f"features[{name!r}]: got the table {feature.table!r}, which does not exist; expected one of "
                     f"{listed(tables)}."
                 )
         unused = tables.keys() - {feature.table for feature in features.values()}
@@ -192,7 +192,7 @@ def _checked(argument: str, given: Any, kind: type, example: str) -> dict[str, A
 
 
 def _check_names(argument: str, given: Any, known: Any) -> None:
-    """Raises for a table that there is not."""
+    """Raises for a table that does not exist."""
     for name in given:
         if name not in known:
             raise ValueError(f"{argument}: got the table {name!r}; expected {listed(known)}.")

@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class Frozen(Mapping[str, Value]):
-    """A hashable mapping; unlike those of dicts, its comparisons regard the order."""
+    """A hashable mapping; unlike in dicts, the order matters in comparisons."""
 
     def __init__(self, items: Mapping[str, Value]) -> None:
         self._items = dict(items)
@@ -35,6 +35,10 @@ class Frozen(Mapping[str, Value]):
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __reduce__(self) -> Any:
+        # Without the hash: those of strings differ from process to process.
+        return Frozen, (self._items,)
 
     def __repr__(self) -> str:
         return repr(self._items)

@@ -120,7 +120,9 @@ def _flat(batch: Batch) -> tuple[tuple[Any, Any], Any]:
     ids = batch.ids.reshape(segments * capacity, *batch.ids.shape[2:])
     weights = None if batch.weights is None else batch.weights.reshape(-1)
     if batch.rectangular:
-        return (ids, weights), np.arange(segments + 1, dtype=np.int32) * np.int32(capacity)
+        # A symbolic number of segments is known to the program only.
+        count = np.arange if isinstance(segments, int) else jnp.arange
+        return (ids, weights), count(segments + 1, dtype=np.int32) * np.int32(capacity)
     if segments == 1:
         return (ids, weights), batch.offsets[0]
     # One bag per position of ragged bags; those of positions past the last bag are empty.

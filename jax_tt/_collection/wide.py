@@ -29,7 +29,7 @@ def check_wide(collection: Collection, layout: str, counts: Mapping[str, int | N
     Args:
         collection: the tables and features.
         layout: a name in `WIDE`.
-        counts: the number of samples of every feature, or None if it has not one vector per sample.
+        counts: the number of samples of every feature, or None if it does not have one vector per sample.
     """
     first = next(iter(counts))
     for name, count in counts.items():

@@ -157,11 +157,13 @@ class EmbedCollection(nnx.Module):
 def _hoisted(tables: Any) -> tuple[Any, dict[str, dict[str, nnx.Variable[Any]]]]:
     """The tables with static optimizers, and the variables that were fields of these, by table and name."""
     if not isinstance(tables, Mapping):
-        return tables, {}  # which `Collection` refuses
+        return tables, {}  # which `Collection` refuses, as it does other values than tables
     static = dict(tables)
     variables: dict[str, dict[str, nnx.Variable[Any]]] = {name: {} for name in tables}
     for name, table in tables.items():
-        old = getattr(table, "update", None)
+        if not isinstance(table, Table):
+            return tables, {}
+        old = table.update
         if old is not None:
             update, variables[name] = hoisted_update(
                 old.optimizer, old.skip_nonfinite, old.stochastic_rounding

@@ -69,6 +69,17 @@ def step_of(collection, lookup, donate=False):
     return jax.jit(step, donate_argnums=0 if donate else ())
 
 
+def updated(collection, state, batch, **options):
+    """The state after a step, with batches without weights."""
+
+    def loss(trained):
+        arrays = collection.replaced(state, trained)
+        lookup = Lookup(method="ffi", **options)
+        return loss_of(jax_tt.embed_collection(collection, arrays, batch, lookup)[0])
+
+    return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
+
+
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Makes every table of a call a group of its own."""
@@ -107,15 +118,7 @@ def test_26_tables_are_changed_in_place():
     state = collection.init(jax.random.key(0))
     batch = {f"t{n}": jnp.asarray(RNG.integers(0, n, (8, 2)).astype(np.int32)) for n in sizes}
 
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(state, batch):
-        def loss(trained):
-            arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, Lookup(method="ffi"))
-            return loss_of(rows)
-
-        return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
-
+    step = jax.jit(functools.partial(updated, collection), donate_argnums=0)
     text = step.lower(state, batch).compile().as_text()
     assert len(re.findall(r"custom_call_target=\"jax_tt", text)) == 2
     assert not re.findall(r"= f32\[\d{4}(,16)?\][^ ]* copy", text)
@@ -140,17 +143,9 @@ def test_tables_that_need_much_memory_take_turns(one_by_one):
         name: jnp.asarray(RNG.integers(0, 5000, (1000, 700)).astype(np.int32)) for name in tables
     }
 
-    def step(state, batch):
-        def loss(trained):
-            arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch, Lookup(method="ffi"))
-            return loss_of(rows)
-
-        return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
-
-    got = jax.jit(step)(state, batch)
+    got = jax.jit(functools.partial(updated, collection))(state, batch)
     one_by_one()
-    want = jax.jit(lambda state, batch: step(state, batch))(state, batch)
+    want = jax.jit(functools.partial(updated, collection))(state, batch)
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
@@ -204,19 +199,12 @@ def test_a_sharded_batch_of_rectangles(one_by_one):
     mesh = Mesh(np.asarray(jax.devices()[:4]), "x")
     whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("x"))
 
-    def step(state, batch):
-        def loss(trained):
-            arrays = collection.replaced(state, trained)
-            lookup = Lookup(bounds="zero", method="ffi")
-            return loss_of(jax_tt.embed_collection(collection, arrays, batch, lookup)[0])
-
-        return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
-
+    step = functools.partial(updated, collection, bounds="zero")
     placed = jax.device_put(state, whole), jax.device_put(batch, split)
     compiled = jax.jit(step).lower(*placed).compile()
     assert "jax_tt_dense_tables_update" in compiled.as_text()
     got = compiled(*placed)
     one_by_one()
-    want = jax.jit(lambda state, batch: step(state, batch))(state, batch)
+    want = jax.jit(functools.partial(step))(state, batch)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=1e-3, atol=1e-5)

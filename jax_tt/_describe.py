@@ -9,15 +9,17 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._cache.cached import RowCachedTable
 from jax_tt._cache.config import RowCache
 from jax_tt._init import CoreInit
 from jax_tt._shape import TTShape
 from jax_tt._tables.dense import DenseTable, default_embedding_init
 from jax_tt._tables.options import Update, check_static
 from jax_tt._tables.table import Table
-from jax_tt._wrapped import described_tt
+from jax_tt._tables.tensor_train import TTTable
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
+from jax_tt.order._ordered import OrderedTable
 
 _DEFAULT_CORES = 3
 
@@ -161,6 +163,22 @@ def _num_cores(ranks: int | tuple[int, ...], *factors: Sequence[int] | None) -> 
             )
         return len(values)
     return _DEFAULT_CORES if isinstance(ranks, int) else len(ranks) + 1
+
+
+def described_tt(
+    shape: TTShape, cache: RowCache | None, id_order: IdOrder | None, **fields: Any
+) -> Table:
+    """The table of a `TTShape`, wrapped in its row cache and its order of ids.
+
+    Args:
+        shape: its sizes.
+        cache, id_order: as in `jax_tt.TTEmbed`.
+        **fields: the other fields of `TTTable`.
+    """
+    table: Table = TTTable.of_shape(shape, **fields)
+    if cache is not None:
+        table = RowCachedTable(table, cache)
+    return table if id_order is None else OrderedTable(table, id_order)
 
 
 def described_update(

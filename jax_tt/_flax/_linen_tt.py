@@ -10,14 +10,13 @@ import jax.numpy as jnp
 from flax.linen import dtypes
 
 from jax_tt._cache.config import RowCache
-from jax_tt._describe import described_update, table_shape
+from jax_tt._describe import described_tt, described_update, table_shape
 from jax_tt._flax._linen_table import EmbedBagModule, EmbedModule, TableModule
 from jax_tt._flax._pretrained import TTFromPretrained
 from jax_tt._init import CoreInit
 from jax_tt._shape import TTShape
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table
-from jax_tt._wrapped import described_tt
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
 

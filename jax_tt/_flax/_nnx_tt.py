@@ -11,14 +11,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_tt._cache.config import RowCache
-from jax_tt._describe import table_shape
+from jax_tt._describe import described_tt, table_shape
 from jax_tt._flax._nnx_change import ChangingModule
 from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag, hoisted_update
 from jax_tt._flax._options import bags_of
 from jax_tt._flax._pretrained import TTFromPretrained
 from jax_tt._init import CoreInit
 from jax_tt._tables.options import Lookup
-from jax_tt._wrapped import described_tt
 from jax_tt.optimizers import Optimizer
 from jax_tt.order import IdOrder
 

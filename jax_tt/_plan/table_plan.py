@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax_tt._cache.config import RowCache
+from jax_tt._describe import described_tt
 from jax_tt._shape import TTShape
 from jax_tt._tables.dense import DenseTable
 from jax_tt._tables.table import Table
 from jax_tt._text import text_table
-from jax_tt._wrapped import described_tt
 from jax_tt.order import IdOrder
 
 _COLUMNS = ("table", "choice", "rows", "columns", "ranks", "cache", "bytes", "ratio", "error")

@@ -33,7 +33,7 @@ struct LevelView {
   Int* node_of_child;
 };
 
-// The layout of the plan buffer for n positions; d levels over both sides (none for a dense table).
+// The layout of the plan buffer for n positions; d levels over both sides.
 struct PlanLayout {
   int64_t n = 0;
   int levels = 0;
@@ -46,7 +46,7 @@ struct PlanLayout {
 
   int64_t max_chunks() const { return n == 0 ? 1 : (n + chunk_rows - 1) / chunk_rows; }
   int64_t chunk_stride() const { return levels + 1; }
-  int64_t arrays() const { return 4 + (levels == 0 ? 2 : 4 * levels); }
+  int64_t arrays() const { return 4 + 4 * levels; }
   int64_t size() const { return kHeader + chunk_stride() * max_chunks() + arrays() * n; }
 
   template <typename Int>
@@ -74,15 +74,6 @@ struct PlanLayout {
   Int* row_of(Int* plan) const {  // row of a position that contributes; otherwise undefined
     return Array(plan, 3);
   }
-  // Dense tables only: the id of a row, as two halves because it may need more than 32 bits.
-  template <typename Int>
-  Int* id_low(Int* plan) const {
-    return Array(plan, 4);
-  }
-  template <typename Int>
-  Int* id_high(Int* plan) const {
-    return Array(plan, 5);
-  }
   // Level index: the primary side's levels 1 .. depth first, then the secondary side's.
   template <typename Int>
   LevelView<Int> level(Int* plan, int index, int64_t chunk_begin) const {
@@ -100,8 +91,6 @@ struct PlanLayout {
 inline PlanLayout MakeLayout(const TTShape& shape, const Contraction& contraction, int64_t n) {
   return PlanLayout{n, shape.d, ChunkRows(shape, contraction)};
 }
-// A dense table needs no buffers per row, so its plan is one chunk.
-inline PlanLayout MakeDenseLayout(int64_t n) { return PlanLayout{n, 0, n > 0 ? n : 1}; }
 
 // Bytes of primary products that the forward pass may hand to the backward pass instead of having them recomputed.
 constexpr int64_t kSavedBytes = int64_t{48} << 20;

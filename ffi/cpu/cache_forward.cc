@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ffi/cpu/ids.h"
 #include "ffi/cpu/plan.h"
 #include "ffi/cpu/pool_bags.h"
 #include "ffi/cpu/tt_forward.h"
@@ -57,12 +58,12 @@ Status CacheForward(const PoolHits& pool_hits, const Lookups& batch, const typen
   misses.ids = packed.ids;
   misses.offsets = packed.offsets;
   if (batch.bounds == Bounds::kWarn) misses.bounds = Bounds::kZero;
-  const int64_t bags = batch.groups * batch.bags;
+  const int64_t bags = batch.groups * batch.bags, pooled = PooledBags(batch);
   int64_t count = 0;
   Status planned;
   Phases phases;
-  phases.Add(1 + (bags + kPooledBags - 1) / kPooledBags, [&](int64_t task, int worker) {
-    if (task > 0) return pool_hits((task - 1) * kPooledBags, std::min(task * kPooledBags, bags), worker);
+  phases.Add(1 + (bags + pooled - 1) / pooled, [&](int64_t task, int worker) {
+    if (task > 0) return pool_hits((task - 1) * pooled, std::min(task * pooled, bags), worker);
     count = Pack(batch, weights, packed);
     if (count < kFewMisses) planned = BuildTTPlan(problem.shape, problem.contraction, misses, Pool{}, plan);
   });
@@ -75,7 +76,8 @@ Status CacheForward(const PoolHits& pool_hits, const Lookups& batch, const typen
   }
   const int32_t outside = problem.layout.header(plan)[PlanLayout::kOutOfRange];
   // Reported here and not by the plan, so that positions are those in the caller's batch.
-  if (batch.bounds == Bounds::kWarn && outside > 0) ReportOutOfRange(problem.shape, batch, outside);
+  if (batch.bounds == Bounds::kWarn && outside > 0)
+    ReportFirst(batch, &problem.shape, problem.shape.num_embeddings, outside);
   if (count == 0) return {};
   return TTForward(problem, pool, /*add=*/true, out, saved);
 }

@@ -6,6 +6,7 @@
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/cache_forward.h"
 #include "ffi/cpu/handlers.h"
+#include "ffi/cpu/ids.h"
 #include "ffi/cpu/plan.h"
 #include "ffi/cpu/pool_bags.h"
 #include "ffi/cpu/tt_args.h"
@@ -68,11 +69,13 @@ Status Forward(const CachedArgs& args, const Args& cores, const ffi::Dictionary&
   problem.plan = plan;
 
   Workspace workspace;
-  std::vector<C*> value(static_cast<size_t>(pool.workers));
-  for (C*& buffer : value) workspace.Request(&buffer, hits.dim);
+  std::vector<BagSums<R>> sums(static_cast<size_t>(pool.workers));
+  for (BagSums<R>& own : sums) own.RequestBuffers(hits.dim, workspace);
   JAX_TT_RETURN_IF_ERROR(workspace.Allocate());
   const PoolHits pool_hits = [&](int64_t bag, int64_t end, int worker) {
-    PoolBags(hits, slots, bag, end, value[static_cast<size_t>(worker)], out);
+    PoolBags(
+        hits, [slots](int64_t position) { return int64_t{slots[position]}; }, bag, end,
+        sums[static_cast<size_t>(worker)], out);
   };
   return CacheForward(pool_hits, lookups, hits.weights, problem, packed, pool, plan, out, saved);
 }

@@ -5,12 +5,13 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/cpu/bag_sums.h"
+#include "ffi/cpu/dense_rows.h"
+#include "ffi/cpu/ids.h"
 #include "ffi/cpu/pool_bags.h"
 
 namespace jax_tt {
 namespace {
-
-constexpr int64_t kBlock = 64;
 
 template <typename T>
 class ForwardPass : public Pass {
@@ -21,23 +22,41 @@ class ForwardPass : public Pass {
 
   std::string_view table() const override { return problem_.lookups.table; }
   void Request(int workers, Workspace& workspace) override {
-    scratch_.resize(static_cast<size_t>(workers));
-    workspace.Request(&row_of_, problem_.lookups.size());
-    for (C*& buffer : scratch_) workspace.Request(&buffer, problem_.dim);
+    sums_.resize(static_cast<size_t>(workers));
+    for (BagSums<T>& sums : sums_) sums.RequestBuffers(problem_.dim, workspace);
   }
-  Status Plan() override { return ResolveIds(problem_.num_embeddings, problem_.lookups, row_of_); }
+  Status Plan() override {
+    const Lookups& lookups = problem_.lookups;
+    return CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity);
+  }
   std::vector<TaskSet> Rounds() override {
-    const int64_t bags = problem_.lookups.groups * problem_.lookups.bags;
-    return {BlockTasks(bags, kPooledBags, [this](int64_t bag, int64_t end, int worker) {
-      PoolBags(problem_, row_of_, bag, end, scratch_[static_cast<size_t>(worker)], out_);
-    })};
+    const Lookups& lookups = problem_.lookups;
+    return WithRowReader(lookups, problem_.num_embeddings, [&](auto reader) -> std::vector<TaskSet> {
+      return {BlockTasks(lookups.groups * lookups.bags, PooledBags(lookups),
+                         [this, reader](int64_t bag, int64_t end, int worker) {
+                           int64_t out_of_range = 0;
+                           PoolBags(
+                               problem_, [&](int64_t position) { return reader(position, &out_of_range); }, bag, end,
+                               sums_[static_cast<size_t>(worker)], out_);
+                           if (out_of_range > 0) out_of_range_.fetch_add(out_of_range, std::memory_order_relaxed);
+                         })};
+    });
+  }
+  Status Finish() override {
+    const Lookups& lookups = problem_.lookups;
+    const int64_t out_of_range = out_of_range_.load();
+    if (out_of_range > 0 && lookups.bounds == Bounds::kError)
+      return RefuseFirst(lookups, nullptr, problem_.num_embeddings);
+    if (out_of_range > 0 && lookups.bounds == Bounds::kWarn)
+      ReportFirst(lookups, nullptr, problem_.num_embeddings, out_of_range);
+    return {};
   }
 
  private:
   const DenseProblem<T> problem_;
   C* const out_;
-  int64_t* row_of_ = nullptr;
-  std::vector<C*> scratch_;
+  std::vector<BagSums<T>> sums_;
+  std::atomic<int64_t> out_of_range_{0};
 };
 
 // A pass over the distinct rows of a batch, each with the sum of the gradients of its positions.
@@ -48,98 +67,69 @@ class GradientPass : public Pass {
 
   // weight_gradient: [n], or null.
   GradientPass(const DenseProblem<T>& problem, const C* out_gradient, C* weight_gradient)
-      : problem_(problem),
-        layout_(MakeDenseLayout(problem.lookups.size())),
-        out_gradient_(out_gradient),
-        weight_gradient_(weight_gradient) {}
+      : problem_(problem), out_gradient_(out_gradient), weight_gradient_(weight_gradient) {}
 
   std::string_view table() const override { return problem_.lookups.table; }
   void Request(int workers, Workspace& workspace) override {
-    sum_.resize(static_cast<size_t>(workers));
+    rows_.RequestBuffers(problem_.lookups.size(), problem_.weights != nullptr, weight_gradient_ != nullptr, workspace);
+    sums_.resize(static_cast<size_t>(workers));
     value_.resize(static_cast<size_t>(workers));
-    workspace.Request(&plan_, layout_.size());
-    for (size_t w = 0; w < sum_.size(); ++w) {
-      workspace.Request(&sum_[w], problem_.dim);
+    for (size_t w = 0; w < sums_.size(); ++w) {
+      workspace.Request(&sums_[w], BlockRows() * problem_.dim);
       workspace.Request(&value_[w], problem_.dim);
     }
   }
-  Status Plan() override {
-    if (Status status = BuildDensePlan(problem_.num_embeddings, problem_.lookups, plan_); !status.ok()) return status;
-    if (weight_gradient_ != nullptr) ClearWeightGradient(layout_, plan_, weight_gradient_);
-    return {};
-  }
+  Status Plan() override { return rows_.Build(problem_, weight_gradient_); }
 
  protected:
-  // A round that calls fn(table row, gradient, worker) for every distinct row, and prefetch(table row) some rows ahead.
+  // A round that calls fn(table row, gradient, worker) for every distinct row, and before that prefetch(table row).
   template <typename Prefetch, typename Fn>
   TaskSet RowTasks(Prefetch prefetch, Fn fn) {
-    return Blocks([this, prefetch, fn](int64_t row, int64_t end, int64_t rows, int worker) {
-      for (; row < end; ++row) {
-        if (row + kPrefetchDistance < rows) prefetch(Id(row + kPrefetchDistance));
-        fn(Id(row), Sum(row, worker), worker);
-      }
+    return Blocks([this, prefetch, fn](int64_t row, int64_t end, int worker) {
+      for (int64_t u = row; u < end; ++u) prefetch(rows_.row(u));
+      C* sums = sums_[static_cast<size_t>(worker)];
+      kernels_.sum_bags(problem_.dim, out_gradient_, rows_.at(), rows_.weight(), rows_.begin(row), rows_.end() + row,
+                        end - row, false, sums, nullptr);
+      for (int64_t u = row; u < end; ++u) fn(rows_.row(u), sums + (u - row) * problem_.dim, worker);
     });
   }
 
   // A round that fills the gradient of every position's weight; it reads the table.
   TaskSet WeightTasks() {
     if (weight_gradient_ == nullptr) return {};
-    return Blocks([this](int64_t row, int64_t end, int64_t, int worker) {
+    return Blocks([this](int64_t row, int64_t end, int worker) {
       C* value = scratch(worker);
       for (; row < end; ++row) {
-        const T* stored = problem_.table + Id(row) * problem_.dim;
+        const T* stored = problem_.table + rows_.row(row) * problem_.dim;
         for (int64_t i = 0; i < problem_.dim; ++i) value[i] = ToCompute(stored[i]);
-        const auto [begin, last] = Positions(row);
-        for (int64_t i = begin; i < last; ++i) {
-          const int32_t position = layout_.order(plan_)[i];
-          weight_gradient_[position] =
-              kernels_.dot(problem_.dim, value, out_gradient_ + layout_.bag(plan_)[position] * problem_.dim);
-        }
+        for (int64_t i = rows_.begin(row); i < rows_.end()[row]; ++i)
+          weight_gradient_[rows_.position()[i]] = kernels_.dot(problem_.dim, value, out_gradient_ + rows_.at()[i]);
       }
     });
   }
 
   const DenseProblem<T>& problem() const { return problem_; }
-  int32_t out_of_range() const { return layout_.header(plan_)[PlanLayout::kOutOfRange]; }
+  int64_t out_of_range() const { return rows_.out_of_range(); }
   C* scratch(int worker) const { return value_[static_cast<size_t>(worker)]; }
   const Kernels<C>& kernels() const { return kernels_; }
 
  private:
-  // fn(begin, end, rows, worker) over blocks of the distinct rows.  There may be as many as positions.
+  // Rows per task, whose sums stay in the first-level cache.
+  int64_t BlockRows() const { return std::clamp<int64_t>(4096 / std::max<int64_t>(problem_.dim, 1), 1, 64); }
+  // fn(begin, end, worker) over blocks of the distinct rows.  There may be as many as positions.
   template <typename Fn>
   TaskSet Blocks(Fn fn) {
-    return BlockTasks(layout_.n, kBlock, [this, fn](int64_t row, int64_t end, int worker) {
-      const int64_t rows = layout_.header(plan_)[PlanLayout::kRows];
-      fn(row, std::min(end, rows), rows, worker);
+    return BlockTasks(problem_.lookups.size(), BlockRows(), [this, fn](int64_t row, int64_t end, int worker) {
+      if (row < rows_.count()) fn(row, std::min(end, rows_.count()), worker);
     });
-  }
-  int64_t Id(int64_t row) const {
-    return static_cast<int64_t>(static_cast<uint64_t>(static_cast<uint32_t>(layout_.id_high(plan_)[row])) << 32 |
-                                static_cast<uint32_t>(layout_.id_low(plan_)[row]));
-  }
-  std::pair<int64_t, int64_t> Positions(int64_t row) const {
-    const int32_t* row_end = layout_.row_end(plan_);
-    return {row == 0 ? 0 : row_end[row - 1], row_end[row]};
-  }
-  const C* Sum(int64_t row, int worker) const {
-    const int32_t* order = layout_.order(plan_);
-    const int32_t* bag = layout_.bag(plan_);
-    const auto [begin, end] = Positions(row);
-    if (end - begin == 1 && problem_.weights == nullptr) return out_gradient_ + bag[order[begin]] * problem_.dim;
-    C* sum = sum_[static_cast<size_t>(worker)];
-    std::fill_n(sum, problem_.dim, C{0});
-    for (int64_t i = begin; i < end; ++i)
-      kernels_.axpy(problem_.dim, problem_.weight(order[i]), out_gradient_ + bag[order[i]] * problem_.dim, sum);
-    return sum;
   }
 
   const DenseProblem<T> problem_;
-  const PlanLayout layout_;
   const C* const out_gradient_;
   C* const weight_gradient_;
   const Kernels<C>& kernels_ = GetKernels<C>();
-  int32_t* plan_ = nullptr;
-  std::vector<C*> sum_, value_;
+  DenseRows<C> rows_;
+  std::vector<C*> sums_, value_;
 };
 
 template <typename T>
@@ -156,7 +146,7 @@ class BackwardPass : public GradientPass<T> {
       std::fill_n(gradient_ + begin * dim, (end - begin) * dim, C{0});
     });
     TaskSet write =
-        this->RowTasks([this, dim](int64_t row) { PrefetchRow(gradient_ + row * dim, dim); },
+        this->RowTasks([this, dim](int64_t row) { PrefetchLines(gradient_ + row * dim, dim * sizeof(C)); },
                        [this, dim](int64_t row, const C* sum, int) { std::copy_n(sum, dim, gradient_ + row * dim); });
     return {std::move(clear), std::move(write), this->WeightTasks()};
   }
@@ -195,7 +185,10 @@ class UpdatePass : public GradientPass<T> {
                               });
     return {this->WeightTasks(), std::move(check), std::move(update)};
   }
-  void Finish() override { *applied_ = applies_.load() ? 1.0f : 0.0f; }
+  Status Finish() override {
+    *applied_ = applies_.load() ? 1.0f : 0.0f;
+    return {};
+  }
 
  private:
   const RowTable<T> table_;

@@ -23,7 +23,7 @@ class Grouper {
 
  private:
   template <typename Item>
-  void RadixSort(const uint64_t* keys, int64_t n, int bits, int32_t* order);
+  void SortItems(const uint64_t* keys, int64_t n, int bits, int32_t* order);
 
   uint64_t* buffer_;
 };

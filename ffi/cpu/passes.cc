@@ -11,21 +11,34 @@ namespace {
 // Working memory of tables that run together.  Larger blocks would not be kept for the next call.
 constexpr int64_t kTogetherBytes = int64_t{32} << 20;
 
-// Adds one phase with the tasks of these rounds, one after another.
+// Adds one phase with the tasks of these rounds.  The tables take turns, so that the parts of an output that lie side
+// by side are written one after another.
 void AddRounds(std::vector<TaskSet> rounds, const std::atomic<bool>& failed, Phases& phases) {
-  std::vector<int64_t> ends;
-  int64_t total = 0;
-  for (const TaskSet& round : rounds) ends.push_back(total += round.tasks);
-  phases.Add(total, [rounds = std::move(rounds), ends = std::move(ends), &failed](int64_t task, int worker) {
+  int64_t most = 0, total = 0;
+  for (const TaskSet& round : rounds) {
+    most = std::max(most, round.tasks);
+    total += round.tasks;
+  }
+  struct Turn {
+    const TaskSet* round;
+    int64_t task;
+  };
+  auto turns = std::make_shared<std::vector<Turn>>();
+  auto kept = std::make_shared<std::vector<TaskSet>>(std::move(rounds));
+  turns->reserve(static_cast<size_t>(total));
+  for (int64_t task = 0; task < most; ++task)
+    for (const TaskSet& round : *kept)
+      if (task < round.tasks) turns->push_back({&round, task});
+  phases.Add(total, [kept, turns, &failed](int64_t task, int worker) {
     if (failed.load(std::memory_order_relaxed)) return;
-    const auto table = static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), task) - ends.begin());
-    rounds[table].run(task - (table == 0 ? 0 : ends[table - 1]), worker);
+    const Turn& turn = (*turns)[static_cast<size_t>(task)];
+    turn.round->run(turn.task, worker);
   });
 }
 
 // The status with the name of the table, where it does not say it.
 Status Named(Status status, std::string_view table) {
-  if (!table.empty() && status.message.find(table) == std::string::npos)
+  if (!status.ok() && !table.empty() && status.message.find(table) == std::string::npos)
     status.message = "table '" + std::string(table) + "': " + status.message;
   return status;
 }
@@ -64,8 +77,10 @@ Status RunSome(const Passes& passes, size_t begin, size_t end, Workspace& worksp
   if (count != 1 || !failed.load()) pool.Run(phases);
   for (size_t k = 0; k < count; ++k)
     if (!planned[k].ok()) return Named(planned[k], passes[begin + k]->table());
-  for (size_t k = begin; k < end; ++k) passes[k]->Finish();
-  return {};
+  Status first;
+  for (size_t k = begin; k < end; ++k)
+    if (Status status = Named(passes[k]->Finish(), passes[k]->table()); first.ok()) first = std::move(status);
+  return first;
 }
 
 }  // namespace

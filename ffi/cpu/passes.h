@@ -46,7 +46,7 @@ class Pass {
   virtual Status Plan() = 0;
   // The rounds after Plan, whose sizes must not depend on it.
   virtual std::vector<TaskSet> Rounds() = 0;
-  virtual void Finish() {}
+  virtual Status Finish() { return {}; }
 };
 
 // Runs passes to their end; the k-th rounds of all tables are one phase.  Tables that need much memory take turns.

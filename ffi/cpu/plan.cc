@@ -1,96 +1,15 @@
 #include "ffi/cpu/plan.h"
 
 #include <algorithm>
-#include <limits>
-#include <string>
-#include <type_traits>
 #include <vector>
 
-#include "ffi/common/reports.h"
 #include "ffi/core/divider.h"
 #include "ffi/cpu/group_by.h"
+#include "ffi/cpu/ids.h"
 #include "ffi/cpu/workspace.h"
 
 namespace jax_tt {
 namespace {
-
-// An id that contributes nothing: padding, or out of range with Bounds::kZero.
-constexpr int64_t kPadding = -1, kNegative = -2;
-
-std::string TableName(const Lookups& lookups) {
-  return lookups.table.empty() ? std::string("the table") : "table '" + std::string(lookups.table) + "'";
-}
-
-template <typename Int>
-int64_t ReadId(const Int* ids, int64_t position, bool padded) {
-  const Int id = ids[position];
-  if (padded && id == static_cast<Int>(-1)) return kPadding;
-  return id < 0 ? kNegative : static_cast<int64_t>(id);
-}
-
-// Digits that are invalid for this shape mean an id past its end, unless the first one is negative.
-int64_t ReadDigits(const TTShape& shape, const int32_t* digits) {
-  int64_t id = 0;
-  bool all_minus_one = true, valid = true;
-  for (int k = 0; k < shape.d; ++k) {
-    all_minus_one &= digits[k] == -1;
-    valid &= digits[k] >= 0 && digits[k] < shape.p[k];
-    if (valid) id = id * shape.p[k] + digits[k];
-  }
-  if (all_minus_one) return kPadding;
-  if (digits[0] < 0) return kNegative;
-  return valid ? id : shape.num_rows();
-}
-
-int64_t ReadId(const Lookups& lookups, const TTShape* shape, int64_t position) {
-  switch (lookups.type) {
-    case IdType::kInt32:
-      return ReadId(static_cast<const int32_t*>(lookups.ids), position, lookups.padded);
-    case IdType::kUint32:
-      return ReadId(static_cast<const uint32_t*>(lookups.ids), position, lookups.padded);
-    case IdType::kInt64:
-      return ReadId(static_cast<const int64_t*>(lookups.ids), position, lookups.padded);
-    case IdType::kDigits:
-      return ReadDigits(*shape, static_cast<const int32_t*>(lookups.ids) + position * shape->d);
-  }
-  return kNegative;
-}
-
-// With a cache, all bits set mark a hit, and an id that the caller passed with all bits set has only the highest bit.
-template <typename Int>
-std::string IdText(Int id, bool padded) {
-  using Signed = std::make_signed_t<Int>;
-  const bool moved = padded && static_cast<Signed>(id) == std::numeric_limits<Signed>::min();
-  return "id " + std::to_string(moved ? static_cast<Int>(-1) : id);
-}
-
-// The first digit of an id beyond the last row may exceed its factor.  Ids that are too large for this have all digits
-// equal to the factors, and negative ids all digits equal to -1.
-std::string IdText(const TTShape& shape, const int32_t* digits) {
-  if (digits[0] < 0) return "a negative id";
-  int64_t id = 0;
-  bool known = false;
-  for (int k = 0; k < shape.d; ++k) {
-    known |= digits[k] != shape.p[k];
-    if (__builtin_mul_overflow(id, shape.p[k], &id) || __builtin_add_overflow(id, digits[k], &id)) known = false;
-  }
-  return known ? "id " + std::to_string(id) : "an id beyond " + std::to_string(shape.num_embeddings);
-}
-
-// The id as the caller passed it, for messages.
-std::string IdText(const Lookups& lookups, const TTShape* shape, int64_t position) {
-  switch (lookups.type) {
-    case IdType::kInt32:
-      return IdText(static_cast<const int32_t*>(lookups.ids)[position], lookups.padded);
-    case IdType::kUint32:
-      return IdText(static_cast<const uint32_t*>(lookups.ids)[position], lookups.padded);
-    case IdType::kInt64:
-      return IdText(static_cast<const int64_t*>(lookups.ids)[position], lookups.padded);
-    case IdType::kDigits:
-      break;
-  }
-  return IdText(*shape, static_cast<const int32_t*>(lookups.ids) + position * shape->d);
-}
 
 // The contributing positions and their ids, and the sort keys of rows.
 struct Scratch {
@@ -117,15 +36,15 @@ constexpr int64_t kNone = -1;
 
 // Fills positions and ids, bag (-1 for positions that contribute nothing) and the counters.  Returns the position of an
 // id that is an error with Bounds::kError, or kNone.
-int64_t CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int32_t* bag, Scratch& scratch,
-                   int32_t* header) {
+int64_t CollectIds(const Lookups& lookups, const TTShape& shape, int32_t* bag, Scratch& scratch, int32_t* header) {
+  const int64_t num_embeddings = shape.num_embeddings;
   int64_t out_of_range = 0, count = 0;
   for (int64_t g = 0; g < lookups.groups; ++g) {
     const int32_t* offsets = lookups.offsets + g * (lookups.bags + 1);
     const int64_t base = g * lookups.capacity;
     for (int64_t b = 0; b < lookups.bags; ++b) {
       for (int64_t position = base + offsets[b]; position < base + offsets[b + 1]; ++position) {
-        int64_t id = ReadId(lookups, shape, position);
+        int64_t id = ReadId(lookups, &shape, position);
         bag[position] = -1;
         if (id == kPadding && lookups.padded) continue;
         if (id < 0 || id >= num_embeddings) {
@@ -153,34 +72,11 @@ int64_t CollectIds(const Lookups& lookups, const TTShape* shape, int64_t num_emb
   return kNone;
 }
 
-Status Refuse(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int64_t position) {
-  return OutOfRange(IdText(lookups, shape, position) + " at position " + std::to_string(position) +
-                    " is out of range for " + TableName(lookups) + " of " + std::to_string(num_embeddings) +
-                    " rows; pass ids in [0, num_embeddings), or bounds=\"warn\", bounds=\"clip\" or bounds=\"zero\"");
-}
-
-// Reports the number and the first of the out-of-range ids that CollectIds found.
-void PostFirst(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int64_t count) {
-  for (int64_t g = 0; g < lookups.groups; ++g) {
-    const int64_t base = g * lookups.capacity, end = base + lookups.offsets[g * (lookups.bags + 1) + lookups.bags];
-    for (int64_t position = base; position < end; ++position) {
-      const int64_t id = ReadId(lookups, shape, position);
-      if ((id == kPadding && lookups.padded) || (id >= 0 && id < num_embeddings)) continue;
-      return Post({.table = std::string(lookups.table),
-                   .num_embeddings = num_embeddings,
-                   .count = count,
-                   .id = IdText(lookups, shape, position),
-                   .position = position});
-    }
-  }
-}
-
 // Returns the error of Bounds::kError, or makes the report of Bounds::kWarn, after CollectIds.
-Status Settle(const Lookups& lookups, const TTShape* shape, int64_t num_embeddings, int64_t refused,
-              const int32_t* header) {
-  if (refused != kNone) return Refuse(lookups, shape, num_embeddings, refused);
+Status Settle(const Lookups& lookups, const TTShape& shape, int64_t refused, const int32_t* header) {
+  if (refused != kNone) return RefuseId(lookups, &shape, shape.num_embeddings, refused);
   const int32_t count = header[PlanLayout::kOutOfRange];
-  if (lookups.bounds == Bounds::kWarn && count > 0) PostFirst(lookups, shape, num_embeddings, count);
+  if (lookups.bounds == Bounds::kWarn && count > 0) ReportFirst(lookups, &shape, shape.num_embeddings, count);
   return {};
 }
 
@@ -305,47 +201,9 @@ int64_t BuildRows(uint64_t range, const PlanLayout& layout, Scratch& scratch, in
 
 }  // namespace
 
-void ReportOutOfRange(const TTShape& shape, const Lookups& lookups, int64_t count) {
-  PostFirst(lookups, &shape, shape.num_embeddings, count);
-}
-
-Status CheckOffsets(const int32_t* all_offsets, int64_t groups, int64_t bags, int64_t capacity) {
-  for (int64_t g = 0; g < groups; ++g) {
-    const int32_t* offsets = all_offsets + g * (bags + 1);
-    if (offsets[0] != 0)
-      return InvalidArgument("Bags.offsets[0] is " + std::to_string(offsets[0]) +
-                             ", expected 0: ids before the first offset would belong to no bag");
-    for (int64_t b = 0; b < bags; ++b) {
-      if (offsets[b] > offsets[b + 1] || offsets[b + 1] > capacity)
-        return InvalidArgument("Bags.offsets[" + std::to_string(b + 1) + "] is " + std::to_string(offsets[b + 1]) +
-                               " after " + std::to_string(offsets[b]) +
-                               "; expected offsets that never fall and end at or below the capacity of " +
-                               std::to_string(capacity) + " ids");
-    }
-  }
-  return {};
-}
-
 bool IsPlanOf(const PlanLayout& layout, const Lookups& lookups, const int32_t* plan) {
   const int32_t* header = layout.header(plan);
   return header[PlanLayout::kPositions] == lookups.size() && header[PlanLayout::kFingerprint] == Fingerprint(lookups);
-}
-
-Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_of) {
-  if (Status status = CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity); !status.ok())
-    return status;
-  Scratch scratch;
-  Workspace workspace;
-  int32_t* bag = nullptr;
-  workspace.Request(&bag, lookups.size());
-  scratch.RequestBuffers(lookups.size(), workspace);
-  if (Status status = workspace.Allocate(); !status.ok()) return status;
-  int32_t counters[PlanLayout::kHeader];
-  const int64_t refused = CollectIds(lookups, nullptr, num_embeddings, bag, scratch, counters);
-  JAX_TT_RETURN_IF_ERROR(Settle(lookups, nullptr, num_embeddings, refused, counters));
-  std::copy_n(bag, lookups.size(), row_of);  // negative if no row is read
-  for (int64_t i = 0; i < scratch.count; ++i) row_of[scratch.positions[i]] = scratch.ids[i];
-  return {};
 }
 
 Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const Lookups& lookups, const Pool& pool,
@@ -374,7 +232,7 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
   Phases phases;
   phases.Add(2, [&](int64_t task, int) {
     if (task == 0) {
-      refused = CollectIds(lookups, &shape, shape.num_embeddings, layout.bag(plan), scratch, header);
+      refused = CollectIds(lookups, shape, layout.bag(plan), scratch, header);
     } else {
       header[PlanLayout::kPositions] = static_cast<int32_t>(layout.n);
       header[PlanLayout::kFingerprint] = Fingerprint(lookups);
@@ -392,28 +250,7 @@ Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const L
               layout, plan);
   });
   phases.Run(layout.n < kBlock ? 1 : pool.workers, pool.schedule);
-  return Settle(lookups, &shape, shape.num_embeddings, refused, header);
-}
-
-Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* plan) {
-  const PlanLayout layout = MakeDenseLayout(lookups.size());
-  std::fill_n(layout.header(plan), PlanLayout::kHeader, 0);
-  if (Status status = CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity); !status.ok())
-    return status;
-  Scratch scratch;
-  Workspace workspace;
-  scratch.RequestBuffers(layout.n, workspace);
-  if (Status status = workspace.Allocate(); !status.ok()) return status;
-  const int64_t refused = CollectIds(lookups, nullptr, num_embeddings, layout.bag(plan), scratch, layout.header(plan));
-  JAX_TT_RETURN_IF_ERROR(Settle(lookups, nullptr, num_embeddings, refused, layout.header(plan)));
-  std::copy_n(scratch.ids, scratch.count, scratch.keys);
-  const int64_t rows = BuildRows(static_cast<uint64_t>(num_embeddings), layout, scratch, plan);
-  layout.chunk(plan, 0)[0] = static_cast<int32_t>(rows);
-  for (int64_t row = 0; row < rows; ++row) {
-    layout.id_low(plan)[row] = static_cast<int32_t>(scratch.row_keys[row] & 0xffffffffu);
-    layout.id_high(plan)[row] = static_cast<int32_t>(scratch.row_keys[row] >> 32);
-  }
-  return {};
+  return Settle(lookups, shape, refused, header);
 }
 
 }  // namespace jax_tt

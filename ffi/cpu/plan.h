@@ -15,23 +15,12 @@
 
 namespace jax_tt {
 
-// Checks that offsets start at 0, do not decrease and stay within the capacity.
-Status CheckOffsets(const int32_t* offsets, int64_t groups, int64_t bags, int64_t capacity);
-
 // Whether a plan was built for this batch, whose offsets must have been checked.  A partitioned program may shard the
 // plan in another way than the batch.
 bool IsPlanOf(const PlanLayout& layout, const Lookups& lookups, const int32_t* plan);
 
-// Reports the `count` ids of a batch that are out of range.  BuildTTPlan does this itself with Bounds::kWarn.
-void ReportOutOfRange(const TTShape& shape, const Lookups& lookups, int64_t count);
-
 Status BuildTTPlan(const TTShape& shape, const Contraction& contraction, const Lookups& lookups, const Pool& pool,
                    int32_t* plan);
-Status BuildDensePlan(int64_t num_embeddings, const Lookups& lookups, int32_t* plan);
-
-// row_of[n]: the row that each position reads, negative (as PlanLayout::bag) if it reads none.  Split ids are not
-// supported.
-Status ResolveIds(int64_t num_embeddings, const Lookups& lookups, int64_t* row_of);
 
 // Initialises the gradient of every position's weight: NaN if the id makes its bag NaN, else 0.
 template <typename C>

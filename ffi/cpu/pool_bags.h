@@ -6,56 +6,47 @@
 
 #include <algorithm>
 #include <limits>
-#include <type_traits>
+#include <vector>
 
-#include "ffi/core/plan.h"
+#include "ffi/cpu/bag_sums.h"
 #include "ffi/cpu/dense.h"
-#include "ffi/cpu/kernels/kernels.h"
-#include "ffi/cpu/prefetch.h"
+#include "ffi/cpu/ids.h"
 
 namespace jax_tt {
 
-// Rows to prefetch ahead: reading a row from memory takes about as long as adding eight.
-constexpr int64_t kPrefetchDistance = 8;
-// Bags per task.
-constexpr int64_t kPooledBags = 16;
-
-template <typename T>
-void PrefetchRow(const T* row, int64_t dim) {
-  PrefetchLines(row, dim * static_cast<int64_t>(sizeof(T)));
+// Bags per task: of few positions many.
+inline int64_t PooledBags(const Lookups& lookups) {
+  constexpr int64_t kPositions = 512;
+  return std::clamp<int64_t>(kPositions * lookups.bags / std::max<int64_t>(lookups.capacity, 1), 1, kPositions);
 }
 
-// Fills bags [bag, bag_end) of out [groups * bags, dim], adding rows in the order of their positions.  row_of[n] is
-// negative if a position reads no row, kPoisoned if it makes its bag NaN.  value: scratch of `dim` elements.
-template <typename T, typename Index>
-void PoolBags(const DenseProblem<T>& problem, const Index* row_of, int64_t bag, int64_t bag_end,
-              typename DenseProblem<T>::C* value, typename DenseProblem<T>::C* out) {
+// Fills bags [bag, bag_end) of out, adding rows in the order of their positions.  row_of(position) is a row, or an
+// Unread.
+template <typename T, typename RowOf>
+void PoolBags(const DenseProblem<T>& problem, RowOf row_of, int64_t bag, int64_t bag_end, BagSums<T>& sums,
+              typename DenseProblem<T>::C* out) {
   using C = typename DenseProblem<T>::C;
   const Lookups& lookups = problem.lookups;
-  const Kernels<C>& kernels = GetKernels<C>();
-  for (; bag < bag_end; ++bag) {
-    const int64_t group = bag / lookups.bags;
-    const int32_t* offsets = lookups.offsets + group * (lookups.bags + 1) + bag % lookups.bags;
-    const int64_t end = group * lookups.capacity + offsets[1];
-    C* sum = out + bag * problem.dim;
-    bool poisoned = false;
-    std::fill_n(sum, problem.dim, C{0});
-    for (int64_t position = group * lookups.capacity + offsets[0]; position < end; ++position) {
-      const int64_t ahead = position + kPrefetchDistance;
-      if (ahead < lookups.size() && row_of[ahead] >= 0)
-        PrefetchRow(problem.table + row_of[ahead] * problem.dim, problem.dim);
-      poisoned |= row_of[position] == PlanLayout::kPoisoned;
-      if (row_of[position] < 0) continue;
-      const T* stored = problem.table + row_of[position] * problem.dim;
-      if constexpr (std::is_same_v<T, C>) {
-        kernels.axpy(problem.dim, problem.weight(position), stored, sum);
-      } else {
-        for (int64_t i = 0; i < problem.dim; ++i) value[i] = ToCompute(stored[i]);
-        kernels.axpy(problem.dim, problem.weight(position), value, sum);
+  std::vector<int64_t> poisoned;
+  sums.Start(problem.table, problem.weights != nullptr, out);
+  for (int64_t group = bag / std::max<int64_t>(lookups.bags, 1); bag < bag_end; ++group) {
+    const int32_t* offsets = lookups.offsets + group * (lookups.bags + 1) - group * lookups.bags;
+    const int64_t base = group * lookups.capacity;
+    for (const int64_t end = std::min(bag_end, (group + 1) * lookups.bags); bag < end; ++bag) {
+      const int64_t out_at = problem.vectors.at(bag, problem.dim);
+      sums.StartBag(out_at);
+      for (int64_t position = base + offsets[bag]; position < base + offsets[bag + 1]; ++position) {
+        const int64_t row = row_of(position);
+        if (row >= 0)
+          sums.Add(row, problem.weight(position));
+        else if (row == kPoison && (poisoned.empty() || poisoned.back() != out_at))
+          poisoned.push_back(out_at);
       }
+      sums.EndBag();
     }
-    if (poisoned) std::fill_n(sum, problem.dim, std::numeric_limits<C>::quiet_NaN());
   }
+  sums.Flush();
+  for (int64_t out_at : poisoned) std::fill_n(out + out_at, problem.dim, std::numeric_limits<C>::quiet_NaN());
 }
 
 }  // namespace jax_tt

@@ -5,6 +5,7 @@
 
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/handlers.h"
+#include "ffi/cpu/ids.h"
 #include "ffi/cpu/plan.h"
 #include "ffi/cpu/plan_check.h"
 #include "ffi/cpu/tt_args.h"

@@ -33,6 +33,11 @@ struct Kernels {
   void (*transpose)(int64_t rows, int64_t cols, const T* in, T* out);
   // sum[n] = rows[index[0]] + rows[index[1]] + ... over `count` rows of n elements
   void (*sum_rows)(int64_t n, const T* rows, const int32_t* index, int64_t count, T* sum);
+  // Sums of scattered vectors of n elements, which are at from + at[k]: out + out_at[b] = the sum over k in [end[b -
+  // 1], end[b]) of weight[k] from[at[k]], added to what is there for b = 0 when `add`.  end[-1] stands for `first`;
+  // without weight they are 1; without out_at the results follow each other.
+  void (*sum_bags)(int64_t n, const T* from, const int64_t* at, const T* weight, int64_t first, const int32_t* end,
+                   int64_t bags, bool add, T* out, const int64_t* out_at);
   // One optimizer step of a row of n elements with gradient scale * g.  Slots a rule does not have are null; a
   // row-wise rule has its one scalar in slot0.
   void (*update[kNumOptimizers])(int64_t n, const float* hyper, T scale, const T* g, T* w, float* slot0, float* slot1);

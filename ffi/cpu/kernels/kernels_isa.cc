@@ -353,6 +353,54 @@ void SumRows(int64_t n, const T* __restrict rows, const int32_t* __restrict inde
   }
 }
 
+// Reading a vector from memory takes about as long as adding eight.
+constexpr int64_t kSumAhead = 8;
+
+// One tile of the columns of a sum of SumBags.  Of the vectors up to at[known], `fetch` elements are prefetched.
+template <typename T, int W, int kVectors>
+inline __attribute__((always_inline)) void SumTile(const T* __restrict from, const int64_t* __restrict at,
+                                                   const T* __restrict weight, int64_t count, bool add,
+                                                   T* __restrict out, int64_t known, int64_t fetch) {
+  typedef typename VectorOf<T, W>::type V;
+  V sum[kVectors];
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) sum[j] = add ? *reinterpret_cast<const V*>(out + j * W) : V{};
+  for (int64_t k = 0; k < count; ++k) {
+    if (k + kSumAhead < known)
+      for (int64_t i = 0; i < fetch; i += 64 / static_cast<int64_t>(sizeof(T)))
+        __builtin_prefetch(from + at[k + kSumAhead] + i);
+    const T* row = from + at[k];
+    const T scale = weight ? weight[k] : T{1};
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) sum[j] += scale * *reinterpret_cast<const V*>(row + j * W);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < kVectors; ++j) *reinterpret_cast<V*>(out + j * W) = sum[j];
+}
+
+template <typename T>
+void SumBags(int64_t n, const T* __restrict from, const int64_t* __restrict at, const T* __restrict weight,
+             int64_t first, const int32_t* __restrict end, int64_t bags, bool add, T* __restrict out,
+             const int64_t* __restrict out_at) {
+  constexpr int W = kVectorBytes / sizeof(T);
+  if (bags == 0) return;
+  const int64_t last = end[bags - 1];
+  for (int64_t k = first; k < last && k < first + kSumAhead; ++k)
+    for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(from + at[k] + i);
+  for (int64_t b = 0, begin = first; b < bags; begin = end[b++]) {
+    const int64_t count = end[b] - begin, known = last - begin;
+    const int64_t* own = at + begin;
+    const T* scale = weight ? weight + begin : nullptr;
+    T* sum = out + (out_at ? out_at[b] : b * n);
+    const bool onto = add && b == 0;
+    int64_t i = 0;
+    for (; i + 4 * W <= n; i += 4 * W)
+      SumTile<T, W, 4>(from + i, own, scale, count, onto, sum + i, known, i == 0 ? n : 0);
+    for (; i + W <= n; i += W) SumTile<T, W, 1>(from + i, own, scale, count, onto, sum + i, known, i == 0 ? n : 0);
+    for (; i < n; ++i) SumTile<T, 1, 1>(from + i, own, scale, count, onto, sum + i, known, i == 0 ? n : 0);
+  }
+}
+
 template <typename T, template <typename> class Rule>
 void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __restrict w, float* __restrict slot0,
             float* __restrict slot1) {
@@ -383,6 +431,7 @@ void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __
    Dot<T>,                                                                           \
    Transpose<T>,                                                                     \
    SumRows<T>,                                                                       \
+   SumBags<T>,                                                                       \
    {Update<T, Sgd>, Update<T, Adagrad>, Update<T, RowWiseAdagrad>, Update<T, Adam>}, \
    JAX_TT_STRING(JAX_TT_ISA)}
 extern const Kernels<float> kFloat = JAX_TT_KERNELS(float);

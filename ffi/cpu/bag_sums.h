@@ -1,0 +1,104 @@
+// Weighted sums of rows, bag by bag.
+#ifndef JAX_TT_CPU_BAG_SUMS_H_
+#define JAX_TT_CPU_BAG_SUMS_H_
+
+#include <stdint.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "ffi/common/half.h"
+#include "ffi/cpu/kernels/kernels.h"
+#include "ffi/cpu/prefetch.h"
+#include "ffi/cpu/workspace.h"
+
+namespace jax_tt {
+
+// Collects the rows of bags and lets a kernel add them up, many at a time.  Rows are added in the order in which they
+// come.  Each worker needs one.
+template <typename T>
+class BagSums {
+ public:
+  using C = typename ComputeType<T>::type;
+
+  void RequestBuffers(int64_t dim, Workspace& workspace) {
+    dim_ = dim;
+    // Converted rows must stay in the first-level cache.
+    capacity_ = kStoredAsComputed ? kMaxRows : std::clamp<int64_t>(kConverted / std::max<int64_t>(dim, 1), 1, kMaxRows);
+    workspace.Request(&at_, capacity_);
+    workspace.Request(&weight_, capacity_);
+    workspace.Request(&end_, kMaxBags);
+    workspace.Request(&out_at_, kMaxBags);
+    if (!kStoredAsComputed) workspace.Request(&converted_, capacity_ * dim);
+  }
+
+  // Rows of `table` will be summed into `out`, with weights or without.
+  void Start(const T* table, bool weighted, C* out) {
+    table_ = table;
+    out_ = out;
+    weighted_ = weighted;
+    rows_ = bags_ = 0;
+    continues_ = false;
+  }
+  // The sum of the next bag goes to out[out_at ..].
+  void StartBag(int64_t out_at) {
+    if (bags_ == kMaxBags) Flush();
+    out_at_[bags_] = out_at;
+  }
+  void Add(int64_t row, C weight) {
+    if (rows_ == capacity_) FlushWithinBag();
+    at_[rows_] = row * dim_;
+    weight_[rows_++] = weight;
+  }
+  void EndBag() { end_[bags_++] = static_cast<int32_t>(rows_); }
+  // Must be called after the last bag.
+  void Flush() {
+    Run();
+    rows_ = bags_ = 0;
+    continues_ = false;
+  }
+
+ private:
+  static constexpr bool kStoredAsComputed = std::is_same_v<T, C>;
+  static constexpr int64_t kMaxRows = 256, kMaxBags = 64, kConverted = 4096, kAhead = 8;
+
+  void FlushWithinBag() {
+    const int64_t out_at = out_at_[bags_];
+    EndBag();
+    Run();
+    out_at_[0] = out_at;
+    rows_ = bags_ = 0;
+    continues_ = true;
+  }
+  void Run() {
+    const C* from = nullptr;
+    if constexpr (kStoredAsComputed)
+      from = table_;
+    else
+      from = Convert();
+    kernels_.sum_bags(dim_, from, at_, weighted_ ? weight_ : nullptr, 0, end_, bags_, continues_, out_, out_at_);
+  }
+  const C* Convert() {
+    for (int64_t k = 0; k < rows_; ++k) {
+      if (k + kAhead < rows_) PrefetchLines(table_ + at_[k + kAhead], dim_ * static_cast<int64_t>(sizeof(T)));
+      const T* stored = table_ + at_[k];
+      C* row = converted_ + k * dim_;
+      for (int64_t i = 0; i < dim_; ++i) row[i] = ToCompute(stored[i]);
+      at_[k] = k * dim_;
+    }
+    return converted_;
+  }
+
+  const Kernels<C>& kernels_ = GetKernels<C>();
+  const T* table_ = nullptr;
+  C* out_ = nullptr;
+  int64_t dim_ = 0, capacity_ = 0, rows_ = 0, bags_ = 0;
+  bool weighted_ = false, continues_ = false;
+  int64_t *at_ = nullptr, *out_at_ = nullptr;
+  C *weight_ = nullptr, *converted_ = nullptr;
+  int32_t* end_ = nullptr;
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_BAG_SUMS_H_

@@ -19,17 +19,29 @@ Status ReadProblem(const ffi::Dictionary& attrs, const BatchArgs& batch, const f
   return Data(table, "table", -1, &problem->table);
 }
 
-template <typename T>
-int64_t OutCount(const DenseProblem<T>& problem) {
-  return problem.lookups.groups * problem.lookups.bags * problem.dim;
-}
-
 // The arguments of the passes over one table.
 struct TableArgs {
   ffi::Dictionary attrs;
   BatchArgs batch;
   const ffi::AnyBuffer& table;
+  Span64 columns = {};  // of its features, where one array has the vectors of all tables
 };
+
+// The vectors of all bags of a table, alone in `buffer` or among those of other tables.
+template <typename T, typename Element>
+Status ReadVectors(const Span64& columns, const ffi::AnyBuffer& buffer, std::string_view name, DenseProblem<T>* problem,
+                   Element** data) {
+  const int64_t bags = problem->lookups.groups * problem->lookups.bags;
+  if (columns.size() == 0) return Data(buffer, name, bags * problem->dim, data);
+  const auto sizes = buffer.dimensions();
+  if (sizes.size() != 2) return InvalidArgument("an array of all features has two axes");
+  if (static_cast<int64_t>(columns.size()) * sizes[0] != bags)
+    return InvalidArgument("a feature must have one bag per sample");
+  for (int64_t column : columns)
+    if (column < 0 || column > sizes[1] - problem->dim) return InvalidArgument("columns are beyond the array");
+  problem->vectors = {columns.begin(), sizes[0], sizes[1]};
+  return Data(buffer, name, -1, data);
+}
 
 using PassPtr = std::unique_ptr<Pass>;
 
@@ -40,7 +52,7 @@ Status ReadForward(const TableArgs& args, const ffi::AnyBuffer& sentinel, const 
     typename DenseProblem<T>::C* out_data = nullptr;
     JAX_TT_RETURN_IF_ERROR(ReadProblem(args.attrs, args.batch, args.table, &problem));
     JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, problem.lookups.table));
-    JAX_TT_RETURN_IF_ERROR(Data(out, "out", OutCount(problem), &out_data));
+    JAX_TT_RETURN_IF_ERROR(ReadVectors(args.columns, out, "out", &problem, &out_data));
     *pass = DenseForward(problem, out_data);
     return {};
   });
@@ -56,7 +68,7 @@ Status ReadBackward(const TableArgs& args, const ffi::AnyBuffer& out_gradient, c
     C* gradient_data = nullptr;
     C* weight_data = nullptr;
     JAX_TT_RETURN_IF_ERROR(ReadProblem(args.attrs, args.batch, args.table, &problem));
-    JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", OutCount(problem), &g));
+    JAX_TT_RETURN_IF_ERROR(ReadVectors(args.columns, out_gradient, "out gradient", &problem, &g));
     JAX_TT_RETURN_IF_ERROR(OptionalData(weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
     JAX_TT_RETURN_IF_ERROR(Data(gradient, "table gradient", Count(args.table), &gradient_data));
     *pass = DenseBackward(problem, g, gradient_data, weight_data);
@@ -82,7 +94,7 @@ Status ReadUpdate(const TableArgs& args, const ffi::AnyBuffer& out_gradient, con
     float* applied_data = nullptr;
     JAX_TT_RETURN_IF_ERROR(ReadStep(args.attrs, step_args.hyper, step_args.scale, step_args.seed, &step));
     JAX_TT_RETURN_IF_ERROR(ReadProblem(args.attrs, args.batch, args.table, &problem));
-    JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", OutCount(problem), &g));
+    JAX_TT_RETURN_IF_ERROR(ReadVectors(args.columns, out_gradient, "out gradient", &problem, &g));
     JAX_TT_RETURN_IF_ERROR(OptionalData(weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
     JAX_TT_RETURN_IF_ERROR(Data(applied, "applied", 1, &applied_data));
     rows.width = problem.dim;
@@ -173,54 +185,81 @@ class TableReader {
   int next_table_ = 0;
 };
 
-// Runs the passes of all tables; read(attrs, reader, pass) reads one.
+// Runs the passes of all tables.  read(attrs, wide, columns, reader, pass) reads one; with the attribute columns, there
+// are `args` arguments and `rets` results for all tables before those of the first.
 template <typename Read>
 ffi::Error RunTables(ffi::ThreadPool threads, const char* op, const Args& args, const Rets& rets,
-                     const ffi::Dictionary& attrs, Read read) {
+                     const ffi::Dictionary& attrs, size_t wide_args, size_t wide_rets, Read read) {
   return Run(threads, op, [&](std::vector<PassPtr>* passes) -> Status {
-    for (TableReader reader(args, rets, attrs); !reader.done();) {
+    Buffers wide, results;
+    Span64 columns;
+    int64_t next_column = 0;
+    TableReader reader(args, rets, attrs);
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "columns", &columns));
+    if (columns.size() > 0) {
+      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(wide_args, &wide));
+      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(wide_rets, &results));
+      wide.insert(wide.end(), results.begin(), results.end());
+    }
+    while (!reader.done()) {
       std::optional<ffi::Dictionary> own;
+      int64_t features = 0;
       JAX_TT_RETURN_IF_ERROR(reader.ReadAttrs(&own));
-      JAX_TT_RETURN_IF_ERROR(read(*own, reader, &passes->emplace_back()));
+      if (columns.size() > 0) {
+        JAX_TT_RETURN_IF_ERROR(ReadAttr(*own, "features", &features));
+        if (features < 1 || features > static_cast<int64_t>(columns.size()) - next_column)
+          return InvalidArgument("a table needs columns for its features");
+      }
+      const Span64 own_columns(columns.begin() + next_column, static_cast<size_t>(features));
+      next_column += features;
+      JAX_TT_RETURN_IF_ERROR(read(*own, wide, own_columns, reader, &passes->emplace_back()));
     }
     return {};
   });
 }
 
 ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  const auto read = [](const ffi::Dictionary& own, TableReader& reader, PassPtr* pass) -> Status {
-    Buffers in, out;
+  const auto read = [](const ffi::Dictionary& own, const Buffers& wide, Span64 columns, TableReader& reader,
+                       PassPtr* pass) -> Status {
+    Buffers in, out = wide;
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &in));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
-    return ReadForward({own, {in[0], in[1], in[2]}, in[4]}, in[3], out[0], pass);
+    if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
+    return ReadForward({own, {in[0], in[1], in[2]}, in[4], columns}, in[3], out[0], pass);
   };
-  return RunTables(threads, "embed_collection", args, rets, attrs, read);
+  return RunTables(threads, "embed_collection", args, rets, attrs, 0, 1, read);
 }
 
 ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  const auto read = [](const ffi::Dictionary& own, TableReader& reader, PassPtr* pass) -> Status {
-    Buffers in, out;
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &in));
+  const auto read = [](const ffi::Dictionary& own, const Buffers& wide, Span64 columns, TableReader& reader,
+                       PassPtr* pass) -> Status {
+    Buffers in, gradient = wide, table, out;
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
+    if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &gradient));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &table));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
-    return ReadBackward({own, {in[0], in[1], in[2]}, in[4]}, in[3], out[0], out[1], pass);
+    return ReadBackward({own, {in[0], in[1], in[2]}, table[0], columns}, gradient[0], out[0], out[1], pass);
   };
-  return RunTables(threads, "embed_collection_backward", args, rets, attrs, read);
+  return RunTables(threads, "embed_collection_backward", args, rets, attrs, 1, 0, read);
 }
 
 ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  const auto read = [](const ffi::Dictionary& own, TableReader& reader, PassPtr* pass) -> Status {
+  const auto read = [](const ffi::Dictionary& own, const Buffers& wide, Span64 columns, TableReader& reader,
+                       PassPtr* pass) -> Status {
     int kind = 0;
     JAX_TT_RETURN_IF_ERROR(ReadOptimizer(own, &kind));
     const auto count = static_cast<size_t>(kOptimizers[kind].slots());
-    Buffers in, slots, out, new_slots;
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(9, &in));
+    Buffers order, in, gradient, step, slots, out, new_slots;
+    if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &order));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
+    if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &gradient));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(4, &step));
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(count, &slots));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(3, &out));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(count, &new_slots));
-    return ReadUpdate({own, {in[1], in[2], in[3]}, in[8]}, in[4], {in[5], in[6], in[7]}, {slots, new_slots}, out[0],
-                      out[1], out[2], pass);
+    return ReadUpdate({own, {in[0], in[1], in[2]}, step[3], columns}, wide.empty() ? gradient[0] : wide[1],
+                      {step[0], step[1], step[2]}, {slots, new_slots}, out[0], out[1], out[2], pass);
   };
-  return RunTables(threads, "embed_collection_update", args, rets, attrs, read);
+  return RunTables(threads, "embed_collection_update", args, rets, attrs, 2, 0, read);
 }
 
 }  // namespace
@@ -269,7 +308,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseUpdateCpu, UpdateImpl,
                                   .Attrs());
 
 // The same of many tables: the arguments of the first, then of the second, and so on; likewise the results.  The update
-// has the slots of a table after the table.
+// has the slots of a table after the table.  With the attribute columns, the vectors of all bags are columns of one
+// array [samples, width], from these columns on, `features` of them for a table.  The array comes first: the result
+// out, or the argument out gradient, before which the update has the result of the forward pass.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesForwardCpu, TablesForwardImpl,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 

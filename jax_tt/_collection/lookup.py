@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_tt._arguments import one_of
 from jax_tt._collection.collection import Collection, States, listed
@@ -13,11 +14,11 @@ from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.requests import Request, requests_of, values_of
-from jax_tt._collection.wide import WIDE, check_wide
+from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._inputs import bag_batch
-from jax_tt._lookup.rule import pooled_sums, prepared
+from jax_tt._lookup.rule import pooled_sums, prepared, wide_sums
 from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._tables.table import Table
 
@@ -112,14 +113,19 @@ def embed(
         call, changed = prepared(table, state[name], ids, lookups[name], inputs[name])
         calls.append(call)
         after[name] = dict(changed)
+    dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in after}
+    alike = len({(accumulator(storages[name]), dtypes[name]) for name in after}) == 1
+    if layout in WIDE and alike and (wide := wide_of(collection, requests)):
+        array = wide_sums(calls, wide).astype(next(iter(dtypes.values())))
+        return WIDE[layout].of_wide(array, len(requests)), after
     sums = dict(zip(after, pooled_sums(calls), strict=True))
     rows: dict[str, jax.Array] = {}
     for name, features in collection.features_of.items():
         parts = separated(sums[name], [requests[feature].summed for feature in features])
         for feature, part in zip(features, parts, strict=True):
-            rows[feature] = requests[feature].result(part, lookups[name].dtype or storages[name])
+            rows[feature] = requests[feature].result(part, dtypes[name])
     rows = {name: rows[name] for name in collection.features}
-    return WIDE[layout](rows) if layout in WIDE else rows, after
+    return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
 
 
 def _check_state(collection: Collection, state: States) -> None:

@@ -40,6 +40,11 @@ class Request(NamedTuple):
     shape: tuple[int, ...]
     samples: int | None
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether the result is ``sums`` itself, in another shape and type."""
+        return self.lookup is None or self.lookup.combiner == "sum"
+
     def result(self, sums: jax.Array, dtype: Any) -> jax.Array:
         """``[*shape, D]`` from the sums of ``summed``."""
         if self.lookup is not None:

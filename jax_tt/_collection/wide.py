@@ -2,25 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jax_tt._collection.collection import Collection
+from jax_tt._collection.requests import Request
+from jax_tt._lookup._wide import Wide
 
 
-def concatenated(rows: Mapping[str, jax.Array]) -> jax.Array:
-    """``[B, total D]`` from ``[B, D_f]`` of every feature."""
-    return jnp.concatenate(list(rows.values()), axis=1)
+class Layout(NamedTuple):
+    """How all features are laid out in one array.
+
+    Attributes:
+        of_rows: the array from ``[B, D_f]`` of every feature.
+        of_wide: the array from ``[B, total D]`` and the number of features.
+    """
+
+    of_rows: Callable[[Mapping[str, jax.Array]], jax.Array]
+    of_wide: Callable[[jax.Array, int], jax.Array]
 
 
-def stacked(rows: Mapping[str, jax.Array]) -> jax.Array:
-    """``[B, F, D]`` from ``[B, D]`` of every feature."""
-    return jnp.stack(list(rows.values()), axis=1)
+WIDE = {
+    "concatenated": Layout(
+        lambda rows: jnp.concatenate(list(rows.values()), axis=1), lambda array, _: array
+    ),
+    "stacked": Layout(
+        lambda rows: jnp.stack(list(rows.values()), axis=1),
+        lambda array, features: array.reshape(array.shape[0], features, -1),
+    ),
+}
 
 
-WIDE = {"concatenated": concatenated, "stacked": stacked}
+def wide_of(collection: Collection, requests: Mapping[str, Request]) -> Wide | None:
+    """Where the op writes the sums of every table, or None if the features need more than sums.
+
+    Args:
+        collection: the tables and features.
+        requests: of all features, which `check_wide` has checked.
+    """
+    if not all(request.is_sum for request in requests.values()):
+        return None
+    widths = [request.table.features for request in requests.values()]
+    firsts = dict(zip(requests, itertools.accumulate([0, *widths[:-1]]), strict=True))
+    columns = tuple(
+        tuple(firsts[feature] for feature in features)
+        for features in collection.features_of.values()
+    )
+    samples = next(iter(requests.values())).samples
+    assert samples is not None
+    return Wide(columns, samples, sum(widths))
 
 
 def check_wide(collection: Collection, layout: str, counts: Mapping[str, int | None]) -> None:

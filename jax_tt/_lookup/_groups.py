@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._wide import Wide
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State, Table
 
@@ -46,16 +47,28 @@ class Call(NamedTuple):
     batch: Batch
     values: Any
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape ``[S, nb, D]`` of the sums."""
+        return self.batch.num_segments, self.batch.num_bags, self.use.table.features
+
+
+# The gradient of every call's sums, None for those that the loss does not use; or of one array with all of them.
+Gradients = Sequence[jax.Array | None] | jax.Array
+
 
 class Group(Protocol):
     """An op for several tables; all sequences are in the order of ``calls``."""
 
-    def forward(self, calls: Sequence[Call]) -> tuple[Sequence[jax.Array], Any]:
-        """Sums ``[S, nb, D]`` in the accumulator type of every table, and the residuals of the group."""
+    def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
+        """Sums ``[S, nb, D]`` in the accumulator type of every table, and the residuals of the group.
+
+        With ``wide``, one array with the sums in their columns and anything in the others.
+        """
         ...
 
     def backward(
-        self, calls: Sequence[Call], residuals: Any, gs: Sequence[jax.Array | None]
+        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
     ) -> Sequence[Cotangents]:
         """The cotangents that are wanted; none of a table whose ``g`` is None, as the loss does not use its sums."""
         ...
@@ -74,34 +87,48 @@ def groups_of(uses: tuple[Use, ...]) -> tuple[tuple[Group | None, tuple[int, ...
     return *((None, (k,)) for k in sorted(alone)), *several
 
 
-def forward(calls: Sequence[Call]) -> tuple[tuple[jax.Array, ...], list[Any]]:
-    """The sums of every table, and the residuals of every group."""
+def forward(calls: Sequence[Call], wide: Wide | None) -> tuple[Any, list[Any]]:
+    """The sums of every table, or one array of them, and the residuals of every group."""
     sums: dict[int, jax.Array] = {}
-    saved = []
+    array, saved = None, []
     for group, members in groups_of(tuple(call.use for call in calls)):
         if group is None:
             (k,) = members
             use, state, batch, _ = calls[k]
             sums[k], residuals = use.table.forward(state, batch, use.lookup)
+        elif wide is not None and array is None:
+            array, residuals = group.forward([calls[k] for k in members], wide.of(members))
         else:
-            found, residuals = group.forward([calls[k] for k in members])
+            found, residuals = group.forward([calls[k] for k in members], None)
             sums.update(zip(members, found, strict=True))
         saved.append(residuals)
-    return tuple(sums[k] for k in range(len(calls))), saved
+    if wide is None:
+        return tuple(sums[k] for k in range(len(calls))), saved
+    own = wide.of(list(sums))
+    parts = list(sums.values())
+    return own.joined(parts) if array is None else own.with_sums(array, parts), saved
 
 
 def backward(
-    calls: Sequence[Call], saved: Sequence[Any], gs: Sequence[jax.Array | None]
+    calls: Sequence[Call], saved: Sequence[Any], gs: Gradients, wide: Wide | None
 ) -> list[Cotangents]:
     """The wanted cotangents of every table; none of those whose ``g`` is None."""
     found: dict[int, Cotangents] = {}
     groups = groups_of(tuple(call.use for call in calls))
+    at_once = True  # the first group takes the whole array, as in the forward pass
     for (group, members), residuals in zip(groups, saved, strict=True):
-        own, of_own = [calls[k] for k in members], [gs[k] for k in members]
-        if group is None:
-            cotangents = [_of_one_table(own[0], residuals, of_own[0])]
+        own = [calls[k] for k in members]
+        if wide is not None and group is not None and at_once:
+            cotangents, at_once = group.backward(own, residuals, gs, wide.of(members)), False
         else:
-            cotangents = group.backward(own, residuals, of_own)
+            if wide is None:
+                of_own = [gs[k] for k in members]
+            else:
+                of_own = wide.of(members).separated(gs, [call.shape for call in own])
+            if group is None:
+                cotangents = [_of_one_table(own[0], residuals, of_own[0])]
+            else:
+                cotangents = group.backward(own, residuals, of_own, None)
         found.update(zip(members, cotangents, strict=True))
     return [found[k] for k in range(len(calls))]
 

@@ -25,6 +25,7 @@ from jax_tt._lookup._groups import Call, Use
 from jax_tt._lookup._reverse_only import first_order, reverse_only
 from jax_tt._lookup._vma import sum_gradients, vary_over, varying_axes
 from jax_tt._lookup._warn import warn_out_of_range
+from jax_tt._lookup._wide import Wide
 from jax_tt._lookup.out_of_range import add_out_of_range
 from jax_tt._precision import resolve_precision
 from jax_tt._tables.options import Lookup, StepInputs, Wanted
@@ -84,40 +85,59 @@ def pooled_sums(calls: Sequence[Call]) -> tuple[jax.Array, ...]:
     by_rule: dict[int, Call] = {}
     sums: dict[int, jax.Array] = {}
     for k, call in enumerate(calls):
-        use, state, batch, _ = call
-        if use.table.differentiates_itself(use.lookup):
-            sums[k] = use.table.forward(state, batch, use.lookup)[0]
-            continue
-        own = {name: state[name] for name in use.table.trained_names}
-        own, weights = reverse_only((own, batch.weights))
-        batch = dataclasses.replace(batch, weights=weights)
-        by_rule[k] = call._replace(state={**state, **own}, batch=batch)
+        if _differentiates_itself(call):
+            sums[k] = call.use.table.forward(call.state, call.batch, call.use.lookup)[0]
+        else:
+            by_rule[k] = _reverse_only(call)
     if by_rule:
-        sums.update(zip(by_rule, _sums(list(by_rule.values())), strict=True))
+        sums.update(zip(by_rule, _sums(list(by_rule.values()), None), strict=True))
     return tuple(sums[k] for k in range(len(calls)))
 
 
+def wide_sums(calls: Sequence[Call], wide: Wide) -> jax.Array:
+    """`pooled_sums` of all calls in one array ``[samples, width]``, which the ops write."""
+    if explicit_mesh(calls) is not None or any(map(_differentiates_itself, calls)):
+        return wide.joined(pooled_sums(calls))
+    return _sums([_reverse_only(call) for call in calls], wide)
+
+
+def _differentiates_itself(call: Call) -> bool:
+    return call.use.table.differentiates_itself(call.use.lookup)
+
+
+def _reverse_only(call: Call) -> Call:
+    own = {name: call.state[name] for name in call.use.table.trained_names}
+    own, weights = reverse_only((own, call.batch.weights))
+    batch = dataclasses.replace(call.batch, weights=weights)
+    return call._replace(state={**call.state, **own}, batch=batch)
+
+
 @jax.custom_vjp
-def _sums(calls: Sequence[Call]) -> tuple[jax.Array, ...]:
-    return _groups.forward(calls)[0]
+def _sums(calls: Sequence[Call], wide: Wide | None) -> Any:
+    return _groups.forward(calls, wide)[0]
 
 
-def _fwd(calls: Sequence[Call]) -> tuple[Any, Any]:
+def _fwd(calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
     wanted = tuple(map(_wanted, calls))
     calls = jax.tree.map(lambda leaf: leaf.value, calls, is_leaf=_is_primal)
-    sums, residuals = first_order(_groups.forward, _asking(calls, wanted))
-    return sums, (calls, residuals, wanted)
+    sums, residuals = first_order(_groups.forward, _asking(calls, wanted), wide)
+    return sums, (calls, residuals, wanted, wide)
 
 
-def _bwd(saved: Any, gs: Any) -> tuple[list[Any]]:
+def _bwd(saved: Any, gs: Any) -> tuple[list[Any], None]:
     # Tables whose sums the loss does not use are left alone: a fused one is not stepped.
-    given = [None if isinstance(g, jax.custom_derivatives.SymbolicZero) else g for g in gs]
-    return (first_order(_cotangents, saved, given),)
+    unused = jax.custom_derivatives.SymbolicZero
+    given = jax.tree.map(
+        lambda g: None if isinstance(g, unused) else g, gs, is_leaf=lambda g: isinstance(g, unused)
+    )
+    return first_order(_cotangents, saved, given), None
 
 
-def _cotangents(saved: Any, gs: Sequence[jax.Array | None]) -> list[Any]:
-    calls, residuals, wanted = saved
-    found = _groups.backward(_asking(calls, wanted), residuals, gs)
+def _cotangents(saved: Any, gs: Any) -> list[Any]:
+    calls, residuals, wanted, wide = saved
+    if gs is None:
+        gs, wide = [None] * len(calls), None
+    found = _groups.backward(_asking(calls, wanted), residuals, gs, wide)
     cotangents = []
     for (use, state, batch, _), (new, dweights) in zip(calls, found, strict=True):
         if use.table.update is None:

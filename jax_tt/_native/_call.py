@@ -59,11 +59,12 @@ def together(of_tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def apart(of_all: Mapping[str, Any], tables: int) -> list[dict[str, Any]]:
-    """The inverse of `together`."""
+    """The inverse of `together`, without other names."""
     own: list[dict[str, Any]] = [{} for _ in range(tables)]
     for numbered_name, value in of_all.items():
-        k, _, name = numbered_name.partition("/")
-        own[int(k)][name] = value
+        k, slash, name = numbered_name.partition("/")
+        if slash:
+            own[int(k)][name] = value
     return own
 
 

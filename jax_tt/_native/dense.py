@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_tt._lookup._batch import Batch
@@ -33,6 +34,7 @@ from jax_tt._native.partition import Arrays, over_blocks
 from jax_tt._tables.options import Lookup
 
 if TYPE_CHECKING:
+    from jax_tt._lookup._wide import Wide
     from jax_tt._tables.dense import DenseTable
 
 Types = Mapping[str, jax.ShapeDtypeStruct]
@@ -107,9 +109,10 @@ class Backward(DenseCall):
     op = "backward"
     blocked_results = ("dweights",)
 
-    def __init__(self, *of_all: Any, g: jax.Array):
+    def __init__(self, *of_all: Any, g: jax.Array | None):
         super().__init__(*of_all)
-        self.blocked |= self.operands.gradient(g)
+        if g is not None:
+            self.blocked |= self.operands.gradient(g)
 
     def results(self, args: Named) -> Types:
         return {
@@ -129,9 +132,12 @@ class Update(DenseCall):
     op = "update"
     blocked_results = ("dweights",)
 
-    def __init__(self, *of_all: Any, slots: Arrays, out: jax.Array, g: jax.Array, values: Named):
+    def __init__(
+        self, *of_all: Any, slots: Arrays, out: jax.Array, g: jax.Array | None, values: Named
+    ):
         super().__init__(*of_all)
-        self.blocked = {"out": out, **self.blocked, **self.operands.gradient(g)}
+        if g is not None:
+            self.blocked = {"out": out, **self.blocked, **self.operands.gradient(g)}
         self.changed = numbered("table", (self.whole["rows"], *slots))
         self.whole = step_operands(values) | self.changed
 
@@ -192,27 +198,49 @@ def run(call: Any) -> Any:
     return call.finished(over_blocks(local, call.blocked, call.whole, call.blocked_results))
 
 
-def run_together(calls: Sequence[Any]) -> list[Any]:
-    """The results of calls of the same op on several tables, from one native call. Only for the CPU."""
+def run_together(
+    calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = None
+) -> Any:
+    """The results of calls of the same op on several tables, from one native call. Only for the CPU.
+
+    Args:
+        calls: on one table each.
+        wide: where their sums are in one array, if they are. Sums and their gradients are then no operands and results
+            of the calls, and the result of a forward pass is that array.
+        shared: operands of all tables.
+    """
     (op,) = {call.op for call in calls}
+    shared = {} if shared is None else shared
+    into = wide is not None and op == "forward"
 
     def local(args: Named, axes: Any) -> Named:
         own = list(zip(calls, apart(args, len(calls)), strict=True))
         given = [call.gathered(these, axes) for call, these in own]
-        results = [call.results(these) for call, these in zip(calls, given, strict=True)]
-        attributes = {str(k): call.attributes(axes) for k, call in enumerate(calls)}
+        results = [
+            {} if into else call.results(these) for call, these in zip(calls, given, strict=True)
+        ]
+        of_all = {"sums": wide.type(calls[0].operands.accum)} if into else {}
+        attributes: dict[str, Any] = {str(k): call.attributes(axes) for k, call in enumerate(calls)}
+        columns = () if wide is None else wide.columns
+        for k, own_columns in enumerate(columns):
+            attributes[str(k)]["features"] = np.int64(len(own_columns))
+        attributes["columns"] = np.asarray([c for of_table in columns for c in of_table], np.int64)
+        operands = {name: args[name] for name in shared} | together(given)
         found = native_call(
-            "cpu", f"dense_tables_{op}", together(given), together(results), None, attributes
+            "cpu", f"dense_tables_{op}", operands, of_all | together(results), None, attributes
         )
-        return together(
+        summed = together(
             call.summed(results, these, axes)
             for (call, these), results in zip(own, apart(found, len(calls)), strict=True)
         )
+        return {name: found[name] for name in of_all} | summed
 
     blocked = together(call.blocked for call in calls)
-    whole = together(call.whole for call in calls)
+    whole = dict(shared) | together(call.whole for call in calls)
     results = together(dict.fromkeys(call.blocked_results) for call in calls)
     found = over_blocks(local, blocked, whole, list(results))
+    if into:
+        return found["sums"]
     return [call.finished(own) for call, own in zip(calls, apart(found, len(calls)), strict=True)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,7 +16,8 @@ from jax_tt._native.dense import Backward, Forward, Update, run_together
 from jax_tt._native.partition import is_partitioned, num_blocks
 
 if TYPE_CHECKING:
-    from jax_tt._lookup._groups import Call, Cotangents
+    from jax_tt._lookup._groups import Call, Cotangents, Gradients
+    from jax_tt._lookup._wide import Wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,16 +27,23 @@ class DenseTables:
     On a CPU, one native call per pass takes all tables. Elsewhere, each table has its own.
     """
 
-    def forward(self, calls: Sequence[Call]) -> tuple[list[jax.Array], list[Any]]:
-        found = _in_parts(_sums, [(call,) for call in calls])
-        return [sums for sums, _ in found], [saved for _, saved in found]
+    def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
+        if wide is None:
+            found = _in_parts(_sums, [(call,) for call in calls])
+            return [sums for sums, _ in found], [saved for _, saved in found]
+        if _whole(calls):
+            return _wide_sums(calls, wide)
+        sums, saved = self.forward(calls, None)
+        return wide.joined(sums), saved
 
     def backward(
-        self, calls: Sequence[Call], residuals: Sequence[Any], gs: Sequence[jax.Array | None]
+        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
     ) -> list[Cotangents]:
+        at_once = wide is not None and _whole(calls)
+        parts = _apart(gs, calls, wide)
         found: list[Cotangents] = [({}, None)] * len(calls)
         stepped, others = [], []
-        for k, (call, g) in enumerate(zip(calls, gs, strict=True)):
+        for k, (call, g) in enumerate(zip(calls, parts, strict=True)):
             table, lookup = call.use.table, call.use.lookup
             if g is None:
                 continue
@@ -43,13 +52,28 @@ class DenseTables:
             elif lookup.wanted.weights:
                 found[k] = {}, table.weights_gradient(call.state, call.batch, g, lookup)
         for members, cotangents in ((stepped, _new_states), (others, _gradients)):
-            rows = [(calls[k], residuals[k], gs[k]) for k in members]
-            for k, own in zip(members, _in_parts(cotangents, rows), strict=True):
-                found[k] = own
+            if at_once and members:
+                own = cotangents([calls[k] for k in members], residuals, gs, wide.of(members))
+            else:
+                rows = [(calls[k], residuals[k], parts[k]) for k in members]
+                own = _in_parts(cotangents, rows)
+            for k, of_table in zip(members, own, strict=True):
+                found[k] = of_table
         return found
 
 
 DENSE_TABLES = DenseTables()
+
+
+def _whole(calls: Sequence[Call]) -> bool:
+    """Whether the batch is whole on this device, so that one array can have the sums of all its features."""
+    return not any(
+        not isinstance(call.batch.num_segments, int)
+        or is_partitioned(num_blocks(call.batch.num_segments))
+        or call.use.lookup.axis_name is not None
+        or varying_axes(call.state, call.batch)
+        for call in calls
+    )
 
 
 def _in_parts(of_part: Callable[..., list[Any]], rows: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -74,91 +98,130 @@ def _sums(calls: Sequence[Call]) -> list[Any]:
         vary_over((call.state, call.batch), own) for call, own in zip(calls, axes, strict=True)
     ]
 
-    def one_by_one(arrays: Any) -> list[Any]:
-        return [
-            call.use.table.forward(state, batch, call.use.lookup)
-            for call, (state, batch) in zip(calls, arrays, strict=True)
-        ]
-
     def at_once(arrays: Any) -> list[Any]:
-        parts = [
-            Forward(*_arguments(call, state, batch), sentinel=state.get("sentinel"))
-            for call, (state, batch) in zip(calls, arrays, strict=True)
-        ]
-        return [vary_over(*pair) for pair in zip(run_together(parts), axes, strict=True)]
+        found = run_together(_forward_parts(calls, arrays))
+        return [vary_over(*pair) for pair in zip(found, axes, strict=True)]
 
-    return _on_cpu(at_once, one_by_one, arrays)
+    return _on_cpu(at_once, partial(_one_by_one, calls), arrays)
+
+
+def _wide_sums(calls: Sequence[Call], wide: Wide) -> tuple[jax.Array, list[Any]]:
+    def at_once(arrays: Any) -> jax.Array:
+        return run_together(_forward_parts(calls, arrays), wide)
+
+    def one_by_one(arrays: Any) -> jax.Array:
+        return wide.joined([sums for sums, _ in _one_by_one(calls, arrays)])
+
+    array = _on_cpu(at_once, one_by_one, [(call.state, call.batch) for call in calls])
+    # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
+    return array, [(array[None],) if call.use.lookup.wanted.names else () for call in calls]
+
+
+def _one_by_one(calls: Sequence[Call], arrays: Any) -> list[Any]:
+    return [
+        call.use.table.forward(state, batch, call.use.lookup)
+        for call, (state, batch) in zip(calls, arrays, strict=True)
+    ]
+
+
+def _forward_parts(calls: Sequence[Call], arrays: Any) -> list[Forward]:
+    return [
+        Forward(*_arguments(call, state, batch), sentinel=state.get("sentinel"))
+        for call, (state, batch) in zip(calls, arrays, strict=True)
+    ]
 
 
 def _gradients(
-    calls: Sequence[Call], residuals: Sequence[Any], gs: Sequence[jax.Array]
+    calls: Sequence[Call], residuals: Sequence[Any], gs: Gradients, wide: Wide | None = None
 ) -> list[Cotangents]:
-    axes = [varying_axes(call.state, call.batch, g) for call, g in zip(calls, gs, strict=True)]
-    arrays = [
-        (call.state, call.batch, saved, g)
-        for call, saved, g in zip(calls, residuals, gs, strict=True)
-    ]
+    axes = [varying_axes(call.state, call.batch, gs) for call in calls]
+    arrays = [(call.state, call.batch, saved) for call, saved in zip(calls, residuals, strict=True)]
 
-    def one_by_one(arrays: Any) -> list[Any]:
+    def one_by_one(arrays: Any, gs: Any) -> list[Any]:
         return [
             call.use.table.backward(state, batch, saved, g, call.use.lookup)
-            for call, (state, batch, saved, g) in zip(calls, arrays, strict=True)
+            for call, (state, batch, saved), g in zip(
+                calls, arrays, _apart(gs, calls, wide), strict=True
+            )
         ]
 
-    def at_once(arrays: Any) -> list[Any]:
+    def at_once(arrays: Any, gs: Any) -> list[Any]:
+        own, shared = _operands_of(gs, calls, wide)
         parts = [
             Backward(*_arguments(call, state, batch), g=g)
-            for call, (state, batch, _, g) in zip(calls, arrays, strict=True)
+            for call, (state, batch, _), g in zip(calls, arrays, own, strict=True)
         ]
-        found = [vary_over(*pair) for pair in zip(run_together(parts), axes, strict=True)]
+        found = run_together(parts, wide, shared)
+        found = [vary_over(*pair) for pair in zip(found, axes, strict=True)]
         return [
             (dict(zip(call.use.table.param_names, grads, strict=True)), dweights)
             for call, (grads, dweights) in zip(calls, found, strict=True)
         ]
 
-    return _on_cpu(at_once, one_by_one, arrays)
+    return _on_cpu(at_once, one_by_one, arrays, gs)
 
 
 def _new_states(
-    calls: Sequence[Call], residuals: Sequence[Any], gs: Sequence[jax.Array]
+    calls: Sequence[Call], residuals: Sequence[Any], gs: Gradients, wide: Wide | None = None
 ) -> list[Cotangents]:
     tables = [call.use.table.innermost for call in calls]
     steps = [
         table.step_of(None, call.state, call.batch, g, call.use.lookup, call.values)
-        for table, call, g in zip(tables, calls, gs, strict=True)
+        for table, call, g in zip(tables, calls, _each(gs, calls, wide), strict=True)
     ]
     calls = [
         call._replace(use=dataclasses.replace(call.use, lookup=step.lookup))
         for call, step in zip(calls, steps, strict=True)
     ]
     arrays = [
-        (call.state, step.batch, saved, step.g, step.values)
+        (call.state, step.batch, saved, step.values)
         for call, saved, step in zip(calls, residuals, steps, strict=True)
     ]
+    gs = [step.g for step in steps] if wide is None else steps[0].g
 
-    def one_by_one(arrays: Any) -> list[Any]:
+    def one_by_one(arrays: Any, gs: Any) -> list[Any]:
         return [
             table.stepped_params(state, batch, saved, g, call.use.lookup, values)
-            for table, call, (state, batch, saved, g, values) in zip(
-                tables, calls, arrays, strict=True
+            for table, call, (state, batch, saved, values), g in zip(
+                tables, calls, arrays, _apart(gs, calls, wide), strict=True
             )
         ]
 
-    def at_once(arrays: Any) -> list[Any]:
+    def at_once(arrays: Any, gs: Any) -> list[Any]:
+        own, shared = _operands_of(gs, calls, wide)
         parts = []
-        for table, call, (state, batch, (out,), g, values) in zip(
-            tables, calls, arrays, strict=True
+        for table, call, (state, batch, (out,), values), g in zip(
+            tables, calls, arrays, own, strict=True
         ):
             ((slots,), of_all) = table.slots(state), _arguments(call, state, batch)
             parts.append(Update(*of_all, slots=slots, out=out, g=g, values=values))
-        return run_together(parts)
+        if wide is not None:
+            shared = {"out": arrays[0][2][0], **shared}
+        return run_together(parts, wide, shared)
 
-    found = _on_cpu(at_once, one_by_one, arrays)
+    found = _on_cpu(at_once, one_by_one, arrays, gs)
     results = []
     for table, call, step, stepped in zip(tables, calls, steps, found, strict=True):
         new, _, dweights = table.after_step(call.state, step, *stepped)
         results.append((new, dweights))
     return results
+
+
+def _each(gs: Gradients, calls: Sequence[Call], wide: Wide | None) -> Sequence[Any]:
+    """The gradient that every call gets: its own, or the one that they share."""
+    return gs if wide is None else [gs] * len(calls)
+
+
+def _apart(gs: Gradients, calls: Sequence[Call], wide: Wide | None) -> Sequence[Any]:
+    """The gradient of the sums of every call."""
+    return gs if wide is None else wide.separated(gs, [call.shape for call in calls])
+
+
+def _operands_of(
+    gs: Gradients, calls: Sequence[Call], wide: Wide | None
+) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The gradients as operands of every table, and as operands that the tables share."""
+    return (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
 
 
 def _arguments(call: Call, state: Any, batch: Any) -> tuple[Any, ...]:
@@ -167,9 +230,7 @@ def _arguments(call: Call, state: Any, batch: Any) -> tuple[Any, ...]:
     return table, "cpu", *table.params(state), batch, call.use.lookup
 
 
-def _on_cpu(
-    at_once: Callable[[Any], list[Any]], one_by_one: Callable[[Any], list[Any]], arrays: Any
-) -> list[Any]:
+def _on_cpu(at_once: Callable[..., Any], one_by_one: Callable[..., Any], *arrays: Any) -> Any:
     if "cpu" not in _backend.native_platforms():
-        return one_by_one(arrays)
-    return lax.platform_dependent(arrays, cpu=at_once, default=one_by_one)
+        return one_by_one(*arrays)
+    return lax.platform_dependent(*arrays, cpu=at_once, default=one_by_one)

@@ -1,0 +1,64 @@
+"""`Wide`: the sums of many features side by side in one array."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Wide:
+    """Where the sums of calls are in an array ``[samples, width]``.
+
+    Attributes:
+        columns: by call, the first column of each of its features, all of which have one bag per sample.
+        samples, width: sizes of the array.
+    """
+
+    columns: tuple[tuple[int, ...], ...]
+    samples: int
+    width: int
+
+    def type(self, dtype: Any) -> jax.ShapeDtypeStruct:
+        """Shape and type of the array."""
+        return jax.ShapeDtypeStruct((self.samples, self.width), dtype)
+
+    def of(self, members: Sequence[int]) -> Wide:
+        """The columns of some of the calls, in the same array."""
+        return dataclasses.replace(self, columns=tuple(self.columns[k] for k in members))
+
+    def joined(self, sums: Sequence[jax.Array]) -> jax.Array:
+        """The array with the sums ``[S, nb, D]`` of every call; zeros in other columns."""
+        parts: list[tuple[int, jax.Array]] = []
+        for columns, own in zip(self.columns, sums, strict=True):
+            features = own.reshape(len(columns), self.samples, own.shape[-1])
+            parts += zip(columns, features, strict=True)
+        parts.sort(key=lambda part: part[0])
+        if sum(part.shape[1] for _, part in parts) == self.width:
+            return jnp.concatenate([part for _, part in parts], axis=1)
+        array = jnp.zeros((self.samples, self.width), sums[0].dtype)
+        return self.with_sums(array, sums)
+
+    def with_sums(self, array: jax.Array, sums: Sequence[jax.Array]) -> jax.Array:
+        """``array`` with the sums of these calls in their columns."""
+        for columns, own in zip(self.columns, sums, strict=True):
+            features = own.reshape(len(columns), self.samples, own.shape[-1])
+            for column, part in zip(columns, features, strict=True):
+                array = lax.dynamic_update_slice(array, part, (0, column))
+        return array
+
+    def separated(
+        self, array: jax.Array, shapes: Sequence[tuple[int, int, int]]
+    ) -> list[jax.Array]:
+        """The inverse of `joined`: ``[S, nb, D]`` of every call, of these shapes."""
+        found = []
+        for columns, shape in zip(self.columns, shapes, strict=True):
+            parts = [lax.slice_in_dim(array, c, c + shape[-1], axis=1) for c in columns]
+            found.append(jnp.concatenate(parts).reshape(shape))
+        return found

@@ -10,6 +10,7 @@ from benchmarks.results import Report
 PACKAGES = {
     "contenders.torch_bag": "torch",
     "contenders.fbgemm": "fbgemm_gpu",
+    "contenders.fbgemm_tables": "fbgemm_gpu",
     "contenders.tltorch_bag": "tltorch",
     "gpu.torch_dense": "torch",
 }

@@ -17,7 +17,7 @@ from jax_tt import optimizers
 
 ALL = (
     "cache_policies cache_rank cache_step cache_streams headline sweep_cores sweep_rank sweep_features sweep_batch "
-    "dense_by_hand dense_step temporaries dlrm_step"
+    "collection_step dense_by_hand dense_step temporaries dlrm_step"
 )
 GPU = "gpu_headline gpu_elrec gpu_ecorec"
 

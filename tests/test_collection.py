@@ -158,7 +158,8 @@ def test_an_op_for_several_tables_takes_them_from_the_rule(monkeypatch):
     seen = []
 
     class Both:
-        def forward(self, calls):
+        def forward(self, calls, wide):
+            assert wide is None
             seen.append([call.use.table.name for call in calls])
             found = [
                 call.use.table.forward(call.state, call.batch, call.use.lookup) for call in calls
@@ -166,7 +167,8 @@ def test_an_op_for_several_tables_takes_them_from_the_rule(monkeypatch):
             sums, residuals = zip(*found, strict=True)
             return sums, residuals
 
-        def backward(self, calls, residuals, gs):
+        def backward(self, calls, residuals, gs, wide):
+            assert wide is None
             return [
                 call.use.table.backward(call.state, call.batch, saved, g, call.use.lookup)
                 for call, saved, g in zip(calls, residuals, gs, strict=True)

@@ -60,7 +60,7 @@ class BagSums {
 
  private:
   static constexpr bool kStoredAsComputed = std::is_same_v<T, C>;
-  static constexpr int64_t kMaxRows = 256, kMaxBags = 64, kConverted = 4096, kAhead = 8;
+  static constexpr int64_t kMaxRows = 256, kMaxBags = 256, kConverted = 4096, kAhead = 8;
 
   void FlushWithinBag() {
     const int64_t out_at = out_at_[bags_];

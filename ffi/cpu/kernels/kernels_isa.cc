@@ -353,22 +353,27 @@ void SumRows(int64_t n, const T* __restrict rows, const int32_t* __restrict inde
   }
 }
 
-// Reading a vector from memory takes about as long as adding eight.
-constexpr int64_t kSumAhead = 8;
+// Vectors to prefetch ahead: as many cache lines as a core can wait for.
+template <typename T>
+inline int64_t VectorsAhead(int64_t n) {
+  const int64_t lines = (n * static_cast<int64_t>(sizeof(T)) + 63) / 64;
+  return lines >= 4 ? 8 : 32 / (lines + (lines == 0));
+}
 
-// One tile of the columns of a sum of SumBags.  Of the vectors up to at[known], `fetch` elements are prefetched.
+// One tile of the columns of a sum of SumBags.  Of the vector at[k + ahead], if it is before at[known], `fetch`
+// elements are prefetched.
 template <typename T, int W, int kVectors>
 inline __attribute__((always_inline)) void SumTile(const T* __restrict from, const int64_t* __restrict at,
                                                    const T* __restrict weight, int64_t count, bool add,
-                                                   T* __restrict out, int64_t known, int64_t fetch) {
+                                                   T* __restrict out, int64_t ahead, int64_t known, int64_t fetch) {
   typedef typename VectorOf<T, W>::type V;
   V sum[kVectors];
 #pragma GCC unroll 4
   for (int j = 0; j < kVectors; ++j) sum[j] = add ? *reinterpret_cast<const V*>(out + j * W) : V{};
   for (int64_t k = 0; k < count; ++k) {
-    if (k + kSumAhead < known)
+    if (k + ahead < known)
       for (int64_t i = 0; i < fetch; i += 64 / static_cast<int64_t>(sizeof(T)))
-        __builtin_prefetch(from + at[k + kSumAhead] + i);
+        __builtin_prefetch(from + at[k + ahead] + i);
     const T* row = from + at[k];
     const T scale = weight ? weight[k] : T{1};
 #pragma GCC unroll 4
@@ -384,8 +389,8 @@ void SumBags(int64_t n, const T* __restrict from, const int64_t* __restrict at, 
              const int64_t* __restrict out_at) {
   constexpr int W = kVectorBytes / sizeof(T);
   if (bags == 0) return;
-  const int64_t last = end[bags - 1];
-  for (int64_t k = first; k < last && k < first + kSumAhead; ++k)
+  const int64_t last = end[bags - 1], ahead = VectorsAhead<T>(n);
+  for (int64_t k = first; k < last && k < first + ahead; ++k)
     for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(from + at[k] + i);
   for (int64_t b = 0, begin = first; b < bags; begin = end[b++]) {
     const int64_t count = end[b] - begin, known = last - begin;
@@ -395,9 +400,10 @@ void SumBags(int64_t n, const T* __restrict from, const int64_t* __restrict at, 
     const bool onto = add && b == 0;
     int64_t i = 0;
     for (; i + 4 * W <= n; i += 4 * W)
-      SumTile<T, W, 4>(from + i, own, scale, count, onto, sum + i, known, i == 0 ? n : 0);
-    for (; i + W <= n; i += W) SumTile<T, W, 1>(from + i, own, scale, count, onto, sum + i, known, i == 0 ? n : 0);
-    for (; i < n; ++i) SumTile<T, 1, 1>(from + i, own, scale, count, onto, sum + i, known, i == 0 ? n : 0);
+      SumTile<T, W, 4>(from + i, own, scale, count, onto, sum + i, ahead, known, i == 0 ? n : 0);
+    for (; i + W <= n; i += W)
+      SumTile<T, W, 1>(from + i, own, scale, count, onto, sum + i, ahead, known, i == 0 ? n : 0);
+    for (; i < n; ++i) SumTile<T, 1, 1>(from + i, own, scale, count, onto, sum + i, ahead, known, i == 0 ? n : 0);
   }
 }
 

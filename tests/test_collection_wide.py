@@ -1,0 +1,187 @@
+"""All features of a collection in one array: bit for bit the concatenation of the features one by one."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import Bags, Feature, Lookup, optimizers
+from tests.conftest import method_fixture, native_available
+
+method = method_fixture("reference", "ffi")
+
+RNG = np.random.default_rng(0)
+TABLES = {
+    "shared": jax_tt.dense_table(300, 5, optimizer=optimizers.RowWiseAdagrad(0.1)),
+    "train": jax_tt.tt_table(60, 8, tt_ranks=3, optimizer=optimizers.Adagrad(0.1)),
+    "half": jax_tt.dense_table(
+        40, 17, optimizer=optimizers.Adam(0.1), param_dtype="bfloat16", stochastic_rounding=False
+    ),
+    "plain": jax_tt.dense_table(7, 64),
+}
+FEATURES = {
+    "first": Feature("shared"),
+    "mid": Feature("train"),
+    "weighted": Feature("plain"),
+    "narrow": Feature("half"),
+    "last": Feature("shared"),
+    "one": Feature("shared", combiner=None),
+}
+MIXED = jax_tt.Collection(TABLES, FEATURES)
+BATCH = {
+    "first": RNG.integers(0, 300, (4, 300)).astype(
+        np.int32
+    ),  # more ids in a bag than a kernel takes
+    "mid": np.array([[1], [2], [2], [59]], np.int32),
+    "weighted": Bags.from_ragged([[5, 6, 5], [], [1], [0]], [[1.0, 2.0, -1.0], [], [0.5], [3.0]]),
+    "narrow": Bags.from_padded([[1, 39], [-1, -1], [3, -1], [1, 1]]),
+    "last": Bags.from_ragged([[299], [], [], [0, 299, 4]]),
+    "one": np.array([4, 0, 4, 7], np.int32),
+}
+LOOKUP = Lookup(dtype="float32")
+
+
+def arrays_of(collection):
+    return collection.init(jax.random.key(0))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def trained(collection, layout, lookup, state, weights, batch):
+    """The array, the cotangents of the tables, and those of the weights."""
+
+    def loss(arrays, weights):
+        given = dict(batch)
+        if "weighted" in given:
+            given["weighted"] = Bags(given["weighted"].ids, given["weighted"].offsets, weights)
+        state_ = collection.replaced(state, arrays)
+        rows, _ = jax_tt.embed_collection(collection, state_, given, lookup, layout=layout)
+        if layout == "features":
+            rows = jnp.concatenate([rows[name] for name in collection.features], axis=1)
+        return jnp.sum(jnp.sin(rows) * (1 + jnp.arange(rows.size).reshape(rows.shape) % 7)), rows
+
+    (_, rows), cotangents = jax.value_and_grad(loss, (0, 1), has_aux=True)(
+        collection.trained(state), weights
+    )
+    return rows, cotangents
+
+
+def assert_same(got, want):
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("bounds", ["error", "zero"])
+def test_mixed_tables_and_features(method, bounds):
+    """Of a table with several features, of another kind, without a rule, and of another storage type."""
+    lookup = Lookup(dtype="float32", method=method, bounds=bounds)
+    given = arrays_of(MIXED), BATCH["weighted"].weights, BATCH
+    got = trained(MIXED, "concatenated", lookup, *given)
+    assert got[0].shape == (4, sum(TABLES[f.table].features for f in FEATURES.values()))
+    assert_same(got, trained(MIXED, "features", lookup, *given))
+    assert np.any(got[1][1])
+
+
+def test_the_op_writes_the_array():
+    """Nothing is concatenated or cut in a collection of dense tables whose features are summed."""
+    if not native_available():
+        pytest.skip("the native module is not built")
+    tables = {name: TABLES[name] for name in ("shared", "plain")}
+    features = {name: f for name, f in FEATURES.items() if f.table in tables}
+    collection = jax_tt.Collection(tables, features)
+    batch = {name: BATCH[name] for name in features}
+    given = arrays_of(collection), BATCH["weighted"].weights, batch
+    lookup = Lookup(dtype="float32", method="ffi", bounds="zero")
+    texts = {
+        layout: trained.lower(collection, layout, lookup, *given).compile().as_text()
+        for layout in ("concatenated", "features")
+    }
+    width = sum(tables[f.table].features for f in features.values())
+    joins = {
+        layout: len(re.findall(rf"f32\[4,{width}\]\S* concatenate\(", text))
+        for layout, text in texts.items()
+    }
+    assert joins["features"] >= 1 and joins["concatenated"] == 0
+    assert len(re.findall(r"custom_call_target=\"jax_tt", texts["concatenated"])) == 3
+
+
+def test_features_of_equal_width_are_stacked(method):
+    names = ("first", "last", "one")
+    collection = jax_tt.Collection(
+        {"shared": TABLES["shared"]}, {name: FEATURES[name] for name in names}
+    )
+    batch, lookup = {name: BATCH[name] for name in names}, Lookup(method=method)
+    state = arrays_of(collection)
+    wide = jax_tt.embed_collection(collection, state, batch, lookup, layout="concatenated")[0]
+    stacked = jax_tt.embed_collection(collection, state, batch, lookup, layout="stacked")[0]
+    assert_same(stacked, wide.reshape(4, 3, 5))
+
+
+@pytest.mark.parametrize("samples", [0, 1])
+def test_no_samples_and_no_ids(method, samples):
+    names = ("first", "mid", "narrow")
+    collection = jax_tt.Collection(
+        {FEATURES[name].table: TABLES[FEATURES[name].table] for name in names},
+        {name: FEATURES[name] for name in names},
+    )
+    batch = dict.fromkeys(names, np.zeros((samples, 0), np.int32))
+    state, lookup = arrays_of(collection), Lookup(dtype="float32", method=method)
+    rows, (after, _) = trained(collection, "concatenated", lookup, state, None, batch)
+    assert rows.shape == (samples, 5 + 8 + 17) and not np.any(rows)
+    for name, own in after.items():
+        assert_same(own[TABLES[name].param_names[0]], state[name][TABLES[name].param_names[0]])
+
+
+def test_only_the_gradient_of_weights():
+    state = arrays_of(MIXED)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def of_weights(weights, layout):
+        given = {
+            **BATCH,
+            "weighted": Bags(BATCH["weighted"].ids, BATCH["weighted"].offsets, weights),
+        }
+        rows, _ = jax_tt.embed_collection(MIXED, state, given, LOOKUP, layout=layout)
+        if layout == "features":
+            rows = jnp.concatenate([rows[name] for name in MIXED.features], axis=1)
+        return jnp.sum(jnp.sin(rows))
+
+    grad = jax.grad(of_weights)
+    weights = BATCH["weighted"].weights
+    assert_same(grad(weights, "concatenated"), grad(weights, "features"))
+
+
+def test_mapped_over_batches():
+    names = ("first", "one")
+    collection = jax_tt.Collection(
+        {"shared": TABLES["shared"]}, {name: FEATURES[name] for name in names}
+    )
+    state = arrays_of(collection)
+    batch = {
+        "first": jnp.asarray(RNG.integers(0, 300, (2, 4, 3)).astype(np.int32)),
+        "one": jnp.asarray(RNG.integers(0, 300, (2, 4)).astype(np.int32)),
+    }
+
+    def wide(batch):
+        return jax_tt.embed_collection(collection, state, batch, layout="concatenated")[0]
+
+    want = jnp.stack([wide(jax.tree.map(lambda x, k=k: x[k], batch)) for k in range(2)])
+    assert_same(jax.vmap(wide)(batch), want)
+
+
+def test_ids_out_of_range_in_one_array():
+    if not native_available():
+        pytest.skip("the reference returns NaN")
+    batch = {**BATCH, "last": Bags.from_ragged([[299], [300], [], [0]])}
+    with pytest.raises(Exception, match=r"shared.*id 300 at position"):
+        jax.block_until_ready(
+            jax_tt.embed_collection(
+                MIXED,
+                arrays_of(MIXED),
+                batch,
+                Lookup(dtype="float32", method="ffi"),
+                layout="concatenated",
+            )[0]
+        )

@@ -176,7 +176,7 @@ def test_ids_out_of_range_in_one_array():
     if not native_available():
         pytest.skip("the reference returns NaN")
     batch = {**BATCH, "last": Bags.from_ragged([[299], [300], [], [0]])}
-    with pytest.raises(Exception, match=r"shared.*id 300 at position"):
+    with pytest.raises(Exception, match=r"id 300 at position .*shared"):
         jax.block_until_ready(
             jax_tt.embed_collection(
                 MIXED,

@@ -53,7 +53,8 @@ class DenseTables:
                 found[k] = {}, table.weights_gradient(call.state, call.batch, g, lookup)
         for members, cotangents in ((stepped, _new_states), (others, _gradients)):
             if at_once and members:
-                own = cotangents([calls[k] for k in members], residuals, gs, wide.of(members))
+                columns = zip(*((calls[k], residuals[k]) for k in members), strict=True)
+                own = cotangents(*columns, gs, wide.of(members))
             else:
                 rows = [(calls[k], residuals[k], parts[k]) for k in members]
                 own = _in_parts(cotangents, rows)

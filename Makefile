@@ -22,15 +22,16 @@ PIP_OPTIONS = $(foreach option,$(NATIVE_OPTIONS),--config-settings=cmake.define.
 # A worker begins with the files of its half of the list, whose programs are compiled once, and then takes from others.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8 --dist=worksteal
 # Threads of numpy's matrix products would wait for each other in every worker.
-test test-rest: export OPENBLAS_NUM_THREADS := 1
+test test-rest test-peers: export OPENBLAS_NUM_THREADS := 1
 DATA ?= ../shared/data
 
-.PHONY: help demo test test-rest test-all fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
+.PHONY: help demo test test-rest test-all test-peers fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
   emulated cuda-coverage gpu-check check-wheel wheels sdist retrieval-quick clean
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
 	@echo "make test     run the quick tier of the tests; test-rest runs the others, test-all both"
+	@echo "make test-peers  compare collections with FBGEMM, which this installs"
 	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"
 	@echo "make cuda     compile the CUDA kernels (no GPU needed); cuda-all for every architecture"
 	@echo "make gpu-check  on a machine with a GPU: build, tests, compute-sanitizer, benchmarks, in ten minutes"
@@ -46,6 +47,10 @@ test-rest: $(VENV)/.with-test
 	$(PY) -m pytest $(PYTEST_ARGS) --tier=rest
 
 test-all: test test-rest
+
+# Against FBGEMM on the CPU, which is installed for this.
+test-peers: $(VENV)/.with-test $(VENV)/.with-peers
+	$(PY) -m pytest tests/peers
 
 dev: $(VENV)/.with-dev
 

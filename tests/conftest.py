@@ -59,6 +59,9 @@ _kept_mappings = 0
 _kept_thrifty = False
 
 
+# `make test-peers` runs them, with the packages that they compare with.
+collect_ignore = ["peers"]
+
 WAYS = (
     "reference",
     "ffi",

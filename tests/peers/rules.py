@@ -1,0 +1,52 @@
+"""Update rules that both libraries have; a row of `RULES` is all that a rule needs to be compared."""
+
+from typing import Any, NamedTuple
+
+from jax_tt import optimizers
+from tests.peers.tables import Tables
+from tests.peers.tbe import TBE, EmbOptimType
+
+RATE = 0.1
+
+
+class Rule(NamedTuple):
+    """A rule of jax_tt and the one of FBGEMM that it is compared with.
+
+    Attributes:
+        ours: the rule of jax_tt.
+        theirs: arguments of FBGEMM's operator.
+        states: its names of the optimizer states by our names of the slots.
+        own_sizes: whether FBGEMM lets features have numbers of bags of their own.
+        rtol, atol: of values and slots; those of FBGEMM's tests are 1e-5 for SGD and 1e-4 for Adagrad, after one step.
+    """
+
+    ours: optimizers.Optimizer
+    theirs: dict[str, Any]
+    states: dict[str, str]
+    own_sizes: bool
+    rtol: float = 1e-5
+    atol: float = 1e-5
+
+    def tbe(self, tables: Tables, values: list[Any], **options: Any) -> TBE:
+        """FBGEMM's operator with the rule."""
+        return TBE(tables, values, learning_rate=RATE, **self.theirs, **options)
+
+
+SUM = {"slot_sum_0": "sum"}
+# An eps this large shows where it is added.
+EPS = 0.05
+RULES = {
+    "sgd": Rule(optimizers.SGD(RATE), {"optimizer": EmbOptimType.EXACT_SGD}, {}, True),
+    "adagrad": Rule(
+        optimizers.Adagrad(RATE, EPS),
+        {"optimizer": EmbOptimType.EXACT_ADAGRAD, "eps": EPS},
+        SUM,
+        False,
+    ),
+    "rowwise adagrad": Rule(
+        optimizers.RowWiseAdagrad(RATE, EPS),
+        {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "eps": EPS},
+        SUM,
+        True,
+    ),
+}

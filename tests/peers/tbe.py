@@ -26,7 +26,13 @@ with warnings.catch_warnings():
         SplitTableBatchedEmbeddingBagsCodegen,
     )
 
-__all__ = ["TBE", "BoundsCheckMode", "EmbOptimType", "SparseType"]
+__all__ = [
+    "TBE",
+    "BoundsCheckMode",
+    "EmbOptimType",
+    "SparseType",
+    "SplitTableBatchedEmbeddingBagsCodegen",
+]
 
 # Its threads wait for each other much longer than these batches take.
 torch.set_num_threads(1)

@@ -165,6 +165,43 @@ BATCHES = {
 }
 
 
+def keyed(ids=(1, 2, 3), offsets=(0, 1, 2, 3), weights=None, keys=tuple(BATCH), sizes=(1, 1, 1)):
+    return KeyedBags(np.array(ids), np.array(offsets), weights, keys, sizes)
+
+
+KEYED = {
+    "no keys": ({"keys": (), "sizes": ()}, r"keys: got \(\); expected names of features"),
+    "a key twice": (
+        {"keys": ("user_id", "user_id", "shown")},
+        "keys: got 'user_id' more than once",
+    ),
+    "sizes": ({"sizes": (1, 2)}, r"batch_sizes: got 2 for 3 features \(user_id, clicked, shown\)"),
+    "a negative size": ({"sizes": (1, -1, 3)}, "batch_sizes: got -1 for feature 'clicked'"),
+    "offsets": ({"sizes": (1, 1, 2)}, r"offsets: got shape \(4,\); .* 4 bags, for which \(5,\)"),
+    "ids": ({"ids": [[1, 2, 3]]}, r"ids: got shape \(1, 3\); expected \[capacity\]"),
+    "weights": (
+        {"weights": np.ones(2)},
+        r"weights: got shape \(2,\); expected that of ids, \(3,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KEYED)
+def test_keyed_bags_that_do_not_fit_together(case, state):
+    arguments, message = KEYED[case]
+    with pytest.raises(ValueError, match=message):
+        look_up(state, keyed(**arguments))
+
+
+def test_lists_in_keyed_bags(state):
+    """Lists of static fields become tuples; those of arrays are refused."""
+    assert keyed(keys=list(BATCH), sizes=[1, 1, 1]) == keyed()
+    with pytest.raises(TypeError, match=r"ids: got a list; expected an array\. KeyedBags\.from_"):
+        look_up(state, KeyedBags([1, 2, 3], [0, 1, 2, 3], None, tuple(BATCH), (1, 1, 1)))
+    with pytest.raises(ValueError, match="unweighted: got the feature 'label'; expected some of"):
+        KeyedBags(np.arange(3), np.arange(4), np.ones(3), tuple(BATCH), (1, 1, 1), ("label",))
+
+
 @pytest.mark.parametrize("case", BATCHES)
 def test_batches(case, state):
     batch, error, message = BATCHES[case]
@@ -223,6 +260,99 @@ def test_states_and_options(state):
     alone = Collection({"item": TRAIN}, {"clicked": Feature("item")})
     with pytest.raises(ValueError, match=r"grad_scale: .* a collection without optimizers"):
         jax_tt.embed_collection(alone, state, {"clicked": IDS}, inputs=StepInputs(2.0))
+
+
+USER = "'embedding', 'step', 'sentinel', 'used'"
+STATES = {
+    "a dict for the collection": (
+        lambda state: jax_tt.embed_collection(dict(COLLECTION.tables), state, BATCH),
+        TypeError,
+        r"collection: got a dict; .* jax_tt\.Collection\(tables, features\)",
+    ),
+    "no state": (
+        lambda state: look_up(None),
+        TypeError,
+        "state: got None; expected a mapping from tables to arrays by name, as Collection.init",
+    ),
+    "no arrays": (
+        lambda state: look_up({**state, "user": None}),
+        TypeError,
+        r"state\['user'\]: got None; expected the arrays of the table by name",
+    ),
+    "trained: no table": (
+        lambda state: COLLECTION.trained({}),
+        ValueError,
+        "state: has no table 'user'; expected what Collection.init returns, .* 'user', 'item'",
+    ),
+    "trained: no state": (lambda state: COLLECTION.trained(None), TypeError, "state: got None"),
+    "trained: no arrays": (
+        lambda state: COLLECTION.trained({**state, "item": {}}),
+        ValueError,
+        "item: state: has no core_0, core_1",
+    ),
+    "replaced: no state": (
+        lambda state: COLLECTION.replaced(None, {}),
+        TypeError,
+        "state: got None",
+    ),
+    "replaced: nothing": (
+        lambda state: COLLECTION.replaced(state, None),
+        TypeError,
+        "arrays: got None",
+    ),
+    "replaced: a number": (
+        lambda state: COLLECTION.replaced(state, {"user": 1.0}),
+        TypeError,
+        r"arrays\['user'\]: got a float",
+    ),
+    "replaced: an unknown array": (
+        lambda state: COLLECTION.replaced(state, {"user": {"embeding": 1.0}}),
+        ValueError,
+        rf"arrays\['user'\]: got the array 'embeding', .* does not have; expected {USER}",
+    ),
+    "overwritten: no table": (
+        lambda state: COLLECTION.overwritten({}, COLLECTION.trained(state)),
+        ValueError,
+        "state: has no table 'user'",
+    ),
+    "overwritten: no gradients": (
+        lambda state: COLLECTION.overwritten(state, None),
+        TypeError,
+        "gradients: got None",
+    ),
+    "overwritten: an unknown array": (
+        lambda state: COLLECTION.overwritten(state, {"user": {**state["user"], "slot_mu_0": 1.0}}),
+        ValueError,
+        r"gradients\['user'\]: got the array 'slot_mu_0'",
+    ),
+    "overwritten: part of a table": (
+        lambda state: COLLECTION.overwritten(state, {"user": {"step": 1.0}}),
+        ValueError,
+        r"gradients\['user'\]: have no 'embedding', 'sentinel', 'used'; .* the table together",
+    ),
+    "maintain: no table": (
+        lambda state: COLLECTION.maintain({}),
+        ValueError,
+        "state: has no table 'user'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_arrays_by_table_and_name(case, state):
+    call, error, message = STATES[case]
+    with pytest.raises(error, match=message):
+        call(state)
+
+
+def test_a_state_without_the_trained_arrays_gets_them_back(state):
+    trained = COLLECTION.trained(state)
+    others = {
+        name: {array: value for array, value in own.items() if array not in trained[name]}
+        for name, own in state.items()
+    }
+    again = COLLECTION.replaced(others, trained)
+    jax.tree.map(np.testing.assert_array_equal, again, state)
 
 
 @pytest.mark.skipif(not native_available(), reason="the reference reads NaN")

@@ -11,6 +11,8 @@ import jax
 
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
+from jax_tt._collection.states import check_arrays, check_states, check_tables
+from jax_tt._collection.states import listed as listed
 from jax_tt._tables.next_values import next_values
 from jax_tt._tables.options import check_static
 from jax_tt._tables.table import Table
@@ -80,20 +82,34 @@ class Collection:
     def trained(self, state: States) -> dict[str, dict[str, Any]]:
         """The arrays that a loss is differentiated with respect to.
 
+        Raises:
+            TypeError, ValueError: ``state`` lacks a table or an array.
+
         >>> import jax, jax_tt
         >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
         >>> collection = jax_tt.Collection(tables, features)
         >>> sorted(collection.trained(collection.init(jax.random.key(0)))["ad"])
         ['embedding']
         """
+        check_states("state", state, self.tables)
+        for name, table in self.tables.items():
+            table.require(state[name], table.trained_names)
         return {
             name: {array: state[name][array] for array in table.trained_names}
             for name, table in self.tables.items()
         }
 
     def replaced(self, state: States, arrays: States) -> dict[str, dict[str, Any]]:
-        """``state`` with ``arrays``, of some or all tables, in place of its own."""
-        _check_names("arrays", arrays, state)
+        """``state`` with ``arrays``, of some or all tables, in place of its own.
+
+        Raises:
+            TypeError, ValueError: ``arrays`` are not by table and name, or a table does not have them.
+        """
+        check_tables("state", state, state)
+        check_tables("arrays", arrays, state)
+        for name, own in arrays.items():
+            trained = self.tables[name].trained_names if name in self.tables else ()
+            check_arrays(f"arrays[{name!r}]", own, dict.fromkeys((*trained, *state[name])))
         return {name: {**own, **arrays.get(name, {})} for name, own in state.items()}
 
     def overwritten(
@@ -110,8 +126,8 @@ class Collection:
             The new state, and the gradients of the tables without an optimizer by table and name, e.g. for optax.
 
         Raises:
-            ValueError: a table is missing, or unknown; or, outside ``jit``, the gradients of a table are not its next
-                values, because they were summed, scaled or clipped.
+            TypeError, ValueError: a table or an array of it is missing, or unknown; or, outside ``jit``, the gradients
+                of a table are not its next values, because they were summed, scaled or clipped.
 
         >>> import jax, jax_tt
         >>> table = jax_tt.dense_table(50, 8, optimizer=jax_tt.optimizers.SGD(0.1))
@@ -126,12 +142,21 @@ class Collection:
         (1.0, {})
         """
         fused = [name for name, table in self.tables.items() if table.update is not None]
-        _check_names("gradients", gradients, self.tables)
-        missing = [name for name in fused if name not in gradients]
-        if missing:
-            raise ValueError(
-                f"gradients: have no table {missing[0]!r}; expected those of all that Collection.trained returns."
-            )
+        check_states("state", state, self.tables)
+        check_tables("gradients", gradients, self.tables)
+        for name in fused:
+            trained = self.tables[name].trained_names
+            if name not in gradients:
+                raise ValueError(
+                    f"gradients: have no table {name!r}; expected those of all that Collection.trained returns."
+                )
+            check_arrays(f"gradients[{name!r}]", gradients[name], trained)
+            missing = [array for array in trained if array not in gradients[name]]
+            if missing:
+                raise ValueError(
+                    f"gradients[{name!r}]: have no {listed(missing)}; expected those of all arrays that "
+                    "Collection.trained returns, which overwrite the table together."
+                )
         old = {(name, array): value for name in fused for array, value in state[name].items()}
         new = {(name, array): value for name in fused for array, value in gradients[name].items()}
         after: dict[str, dict[str, Any]] = {}
@@ -142,6 +167,7 @@ class Collection:
 
     def maintain(self, state: States, method: str = "auto") -> dict[str, dict[str, Any]]:
         """The state after the maintenance of every table between two steps, such as of row caches that are due."""
+        check_states("state", state, self.tables)
         return {name: table.maintain(state[name], method) for name, table in self.tables.items()}
 
     @functools.cached_property
@@ -189,15 +215,3 @@ def _checked(argument: str, given: Any, kind: type, example: str) -> dict[str, A
                 f"{argument}[{name!r}]: got {value!r}; expected a jax_tt.{kind.__name__}, e.g. {example}."
             )
     return dict(given)
-
-
-def _check_names(argument: str, given: Any, known: Any) -> None:
-    """Raises for a table that does not exist."""
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{argument}: got the table {name!r}; expected {listed(known)}.")
-
-
-def listed(names: Any) -> str:
-    """Names in an error message."""
-    return ", ".join(map(repr, names))

@@ -24,6 +24,11 @@ def step_arguments(
     collection: Collection, grad_scale: Any, hyperparameters: Any
 ) -> dict[str, tuple[Any, Mapping[str, Any] | None]]:
     """The loss scale and the hyper-parameters of every table from those of a call, by table and name."""
+    if not isinstance(collection, Collection):
+        raise TypeError(
+            f"collection: got a {type(collection).__name__}; expected a description of tables and features, "
+            "jax_tt.Collection(tables, features)."
+        )
     _check(collection, hyperparameters)
     given = hyperparameters or {}
     if grad_scale is not None and all(table.update is None for table in collection.tables.values()):

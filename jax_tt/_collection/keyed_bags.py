@@ -49,6 +49,12 @@ class KeyedBags:
 
     __eq__ = same_arrays
 
+    def __post_init__(self) -> None:
+        # Leaves may be anything: JAX also builds pytrees of shapes, shardings and axes.
+        described = keyed_checks.description(self.keys, self.batch_sizes, self.unweighted)
+        for name, value in zip(("keys", "batch_sizes", "unweighted"), described, strict=True):
+            object.__setattr__(self, name, value)
+
     @property
     def capacity(self) -> int:
         """Number of id positions, used or not."""
@@ -171,6 +177,7 @@ class KeyedBags:
 
     def between(self, first: int, last: int) -> Bags:
         """The bags of the features with these numbers, without the last; as in `to_bags`."""
+        keyed_checks.shapes(self.ids, self.offsets, self.weights, self.batch_sizes)
         ends = [0, *itertools.accumulate(self.batch_sizes)]
         plain = all(key in self.unweighted for key in self.keys[first:last])
         tree = (self.ids, None if plain else self.weights)

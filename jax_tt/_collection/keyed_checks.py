@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -29,6 +30,53 @@ def names(keys: Any) -> tuple[str, ...]:
         got = f"{twice[0]!r} more than once" if twice else repr(keys)
         raise ValueError(f"keys: got {got}; expected names of features, each of them once.")
     return keys
+
+
+def description(
+    keys: Any, batch_sizes: Any, unweighted: Any
+) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
+    """The static fields of `KeyedBags` as tuples that belong together."""
+    if all(isinstance(given, tuple) for given in (keys, batch_sizes, unweighted)):
+        return _description(keys, batch_sizes, unweighted)
+    keys = names(keys)
+    unweighted = names(unweighted) if unweighted else ()
+    return _description(keys, _integers(keys, batch_sizes), unweighted)
+
+
+@functools.lru_cache(maxsize=256)
+def _description(
+    keys: tuple[str, ...], batch_sizes: tuple[int, ...], unweighted: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
+    keys = names(keys)
+    unknown = [key for key in unweighted if key not in keys]
+    if unknown:
+        raise ValueError(
+            f"unweighted: got the feature {unknown[0]!r}; expected some of {', '.join(map(repr, keys))}."
+        )
+    return keys, _integers(keys, batch_sizes), unweighted
+
+
+def shapes(ids: Any, offsets: Any, weights: Any, batch_sizes: tuple[int, ...]) -> None:
+    """Raises unless these are arrays whose shapes fit together."""
+    arrays = {"ids": ids, "offsets": offsets, "weights": weights}
+    for name, array in arrays.items():
+        if not hasattr(array, "shape") and (name != "weights" or array is not None):
+            raise TypeError(
+                f"{name}: got a {type(array).__name__}; expected an array. KeyedBags.from_offsets makes one of a list."
+            )
+    bags = sum(batch_sizes)
+    if len(ids.shape) != 1:
+        raise ValueError(
+            f"ids: got shape {ids.shape}; expected [capacity]. Extra leading dimensions go through jax.vmap."
+        )
+    if offsets.shape != (bags + 1,):
+        raise ValueError(
+            f"offsets: got shape {offsets.shape}; batch_sizes are {bags} bags, for which ({bags + 1},) is expected."
+        )
+    if weights is not None and weights.shape != ids.shape:
+        raise ValueError(
+            f"weights: got shape {weights.shape}; expected that of ids, {ids.shape}, one weight per id."
+        )
 
 
 def refuse_split_ids(label: str, ids: Any) -> None:
@@ -59,6 +107,18 @@ def sizes(
                 "bags, give batch_sizes."
             )
         return (size,) * len(keys)
+    found = _integers(keys, batch_sizes)
+    if sum(found) != count:
+        parts = ", ".join(f"{key} {size}" for key, size in zip(keys, found, strict=True))
+        raise ValueError(
+            f"{argument}: got {shape[0]}, for {count} bags; batch_sizes ({parts}) are {sum(found)} bags, for which "
+            f"{sum(found) + ends} are expected."
+        )
+    return found
+
+
+def _integers(keys: tuple[str, ...], batch_sizes: Any) -> tuple[int, ...]:
+    """One number of bags per feature."""
     if not isinstance(batch_sizes, Iterable):
         raise TypeError(f"batch_sizes: got {batch_sizes!r}; expected one integer per feature.")
     found = tuple(as_int(f"batch_sizes[{k}]", size) for k, size in enumerate(batch_sizes))
@@ -69,12 +129,6 @@ def sizes(
     for key, size in zip(keys, found, strict=True):
         if size < 0:
             raise ValueError(f"batch_sizes: got {size} for feature {key!r}; expected at least 0.")
-    if sum(found) != count:
-        parts = ", ".join(f"{key} {size}" for key, size in zip(keys, found, strict=True))
-        raise ValueError(
-            f"{argument}: got {shape[0]}, for {count} bags; batch_sizes ({parts}) are {sum(found)} bags, for which "
-            f"{sum(found) + ends} are expected."
-        )
     return found
 
 

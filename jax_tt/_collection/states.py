@@ -1,0 +1,52 @@
+"""Checks of arrays by table and name, as `Collection.init` returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jax_tt._tables.table import Table
+
+_BY_TABLE = "a mapping from tables to arrays by name, as Collection.init returns it"
+_BY_NAME = "the arrays of the table by name, as Collection.init returns them"
+
+
+def check_states(argument: str, given: Any, tables: Mapping[str, Table]) -> None:
+    """Raises unless ``given`` has arrays by name of all these tables; others are not looked at."""
+    _check_mapping(argument, given, _BY_TABLE)
+    for name in tables:
+        if name not in given:
+            raise ValueError(
+                f"{argument}: has no table {name!r}; expected what Collection.init returns, with the tables "
+                f"{listed(tables)}."
+            )
+        _check_mapping(f"{argument}[{name!r}]", given[name], _BY_NAME)
+
+
+def check_tables(argument: str, given: Any, known: Iterable[str]) -> None:
+    """Raises for a table that does not exist, and for arrays that are not by name."""
+    _check_mapping(argument, given, _BY_TABLE)
+    for name, own in given.items():
+        if name not in known:
+            raise ValueError(f"{argument}: got the table {name!r}; expected {listed(known)}.")
+        _check_mapping(f"{argument}[{name!r}]", own, _BY_NAME)
+
+
+def check_arrays(argument: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises for names of arrays that a table does not have."""
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"{argument}: got the array {name!r}, which the table does not have; expected {listed(known)}."
+            )
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in an error message."""
+    return ", ".join(map(repr, names))
+
+
+def _check_mapping(argument: str, given: Any, expected: str) -> None:
+    if not isinstance(given, Mapping):
+        got = "None" if given is None else f"a {type(given).__name__}"
+        raise TypeError(f"{argument}: got {got}; expected {expected}.")

@@ -1,5 +1,7 @@
 """Training steps of a collection against FBGEMM's table-batched embedding on the CPU."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,19 +9,10 @@ from jax_tt import Lookup
 from tests.conftest import method_fixture
 from tests.peers.ours import Ours
 from tests.peers.rules import RULES, Rule
-from tests.peers.tables import (
-    NEIGHBOURS,
-    SEQUENCES,
-    Batch,
-    assert_close,
-    batch_without_ids,
-    random_batch,
-)
+from tests.peers.tables import Batch, Tables, assert_close, batch_without_ids, random_batch
 from tests.peers.tbe import TBE, SparseType
 
 method = method_fixture("reference", "ffi")
-MEANS = NEIGHBOURS._replace(combiner="mean")
-STEPS = 20
 
 
 def assert_same_step(rule: Rule, ours: Ours, theirs: TBE, batch: Batch) -> None:
@@ -34,23 +27,34 @@ def assert_same_step(rule: Rule, ours: Ours, theirs: TBE, batch: Batch) -> None:
         assert_close(ours.arrays(slot), theirs.states(state), rule.rtol, rule.atol)
 
 
+def both(rule: Rule, tables: Tables, method: str, storage: Any = np.float32) -> tuple[Ours, TBE]:
+    """The same tables in both libraries."""
+    values, lookup = tables.values(storage), Lookup(dtype=np.float32, method=method)
+    precision = {np.float32: SparseType.FP32, np.float16: SparseType.FP16}[storage]
+    theirs = rule.tbe(tables, values, weights_precision=precision)
+    return Ours(tables, values, lookup, rule.ours), theirs
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", RULES)
 def test_trajectories(name, weighted, method):
     """Ids occur more than once in bags, in features, and in features that share a table."""
-    rule, values = RULES[name], NEIGHBOURS.values()
-    ours = Ours(NEIGHBOURS, values, Lookup(method=method), rule.ours)
-    theirs = rule.tbe(NEIGHBOURS, values)
-    for seed in range(STEPS):
-        assert_same_step(rule, ours, theirs, random_batch(NEIGHBOURS, seed, weighted=weighted))
+    rule = RULES[name]
+    ours, theirs = both(rule, rule.tables, method)
+    for seed in range(20):
+        batch = random_batch(rule.tables, seed, weighted=weighted)
+        assert_same_step(rule, ours, theirs, batch)
 
 
-@pytest.mark.parametrize("tables", [MEANS, SEQUENCES], ids=["mean", "sequences"])
+@pytest.mark.parametrize("combiner", ["mean", None])
 @pytest.mark.parametrize("name", RULES)
-def test_other_combiners(name, tables, method):
-    rule, values = RULES[name], tables.values()
-    ours = Ours(tables, values, Lookup(method=method), rule.ours)
-    theirs = rule.tbe(tables, values)
+def test_other_combiners(name, combiner, method):
+    """Sequences have one width in FBGEMM."""
+    rule = RULES[name]
+    tables = rule.tables._replace(combiner=combiner)
+    if combiner is None:
+        tables = tables._replace(sizes=tuple((rows, 8) for rows, _ in tables.sizes))
+    ours, theirs = both(rule, tables, method)
     for seed in range(3):
         assert_same_step(rule, ours, theirs, random_batch(tables, seed))
 
@@ -58,28 +62,25 @@ def test_other_combiners(name, tables, method):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if rule.own_sizes])
 def test_sizes_of_features(name, weighted, method):
-    rule, values = RULES[name], NEIGHBOURS.values()
-    ours = Ours(NEIGHBOURS, values, Lookup(method=method), rule.ours)
-    theirs = rule.tbe(NEIGHBOURS, values)
+    rule = RULES[name]
+    sizes = (5, 0, 3, 2, 1, 4)[: len(rule.tables.of_features)]
+    ours, theirs = both(rule, rule.tables, method)
     for seed in range(3):
-        batch = random_batch(NEIGHBOURS, seed, (5, 0, 3, 2), weighted=weighted)
+        batch = random_batch(rule.tables, seed, sizes, weighted=weighted)
         assert_same_step(rule, ours, theirs, batch)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_batches_without_ids_change_nothing(name, method):
-    rule, values = RULES[name], NEIGHBOURS.values()
-    ours = Ours(NEIGHBOURS, values, Lookup(method=method), rule.ours)
-    theirs = rule.tbe(NEIGHBOURS, values)
-    assert_same_step(rule, ours, theirs, batch_without_ids(NEIGHBOURS))
-    assert_close(ours.values(), values, 0, 0)
+    rule = RULES[name]
+    ours, theirs = both(rule, rule.tables, method)
+    assert_same_step(rule, ours, theirs, batch_without_ids(rule.tables))
+    assert_close(ours.values(), rule.tables.values(), 0, 0)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_tables_in_float16(name, method):
     """One step, whose rows are rounded to nearest; optimizer states are float32 in both."""
-    values = NEIGHBOURS.values(np.float16)
     rule = RULES[name]._replace(rtol=1e-3, atol=1e-3)
-    ours = Ours(NEIGHBOURS, values, Lookup(dtype=np.float32, method=method), rule.ours)
-    theirs = rule.tbe(NEIGHBOURS, values, weights_precision=SparseType.FP16)
-    assert_same_step(rule, ours, theirs, random_batch(NEIGHBOURS, 0))
+    ours, theirs = both(rule, rule.tables, method, np.float16)
+    assert_same_step(rule, ours, theirs, random_batch(rule.tables, 0))

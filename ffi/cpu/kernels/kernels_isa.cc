@@ -357,7 +357,7 @@ void SumRows(int64_t n, const T* __restrict rows, const int32_t* __restrict inde
 template <typename T>
 inline int64_t VectorsAhead(int64_t n) {
   const int64_t lines = (n * static_cast<int64_t>(sizeof(T)) + 63) / 64;
-  return lines >= 4 ? 8 : 32 / (lines + (lines == 0));
+  return lines >= 4 ? 8 : 16;
 }
 
 // One tile of the columns of a sum of SumBags.  Of the vector at[k + ahead], if it is before at[known], `fetch`

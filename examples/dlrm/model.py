@@ -4,7 +4,6 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,8 @@ class DLRM(nnx.Module):
     """Click-through model: the features are the dot products of all pairs of embeddings.
 
     Args:
-      tables: one layer per categorical feature, int32 [B] -> [B, D].
+      tables: the tables of T categorical features, int32 [B, T] -> [B, T, D].
+      num_tables: T.
       features: D, the width of every table.
       bottom: hidden widths of the MLP that turns the numeric features into one more vector of D.
       top: hidden widths of the MLP that turns all dot products into one log-odds.
@@ -41,35 +41,49 @@ class DLRM(nnx.Module):
 
     def __init__(
         self,
-        tables: Sequence[nnx.Module],
+        tables: nnx.Module,
+        num_tables: int,
         features: int,
         bottom: Sequence[int],
         top: Sequence[int],
         *,
         rngs: nnx.Rngs,
     ):
-        vectors = len(tables) + 1
-        self.tables = nnx.List(tables)
+        vectors = num_tables + 1
+        self.tables = tables
         self.bottom = MLP([NUM_DENSE, *bottom, features], rngs=rngs)
         self.top = MLP([features + vectors * (vectors - 1) // 2, *top, 1], rngs=rngs)
 
     def __call__(self, dense: jax.Array, ids: jax.Array) -> jax.Array:
         """Log-odds of a click [B] from dense [B, NUM_DENSE] and ids [B, T]."""
         x = jax.nn.relu(self.bottom(dense))
-        vectors = jnp.stack([x, *(table(ids[:, t]) for t, table in enumerate(self.tables))], axis=1)
+        vectors = jnp.concatenate([x[:, None], self.tables(ids)], axis=1)
         products = jnp.einsum("bsd,btd->bst", vectors, vectors)
         s, t = np.tril_indices(vectors.shape[1], -1)  # each pair once
         return self.top(jnp.concatenate([x, products[:, s, t]], axis=1))[:, 0]
 
 
-class OneIdBag(nnx.Module):
-    """A bag layer for features of exactly one id: int32 [B] -> [B, D]."""
+class CollectedTables(nnx.Module):
+    """Tables of any kinds, looked up in one call."""
 
-    def __init__(self, bag: nnx.Module):
-        self.bag = bag
+    def __init__(self, tables: Sequence[jax_tt.Table], *, rngs: nnx.Rngs):
+        named = {f"table_{t}": table for t, table in enumerate(tables)}
+        features = {name: jax_tt.Feature(name, combiner=None) for name in named}
+        self.collection = jax_tt.EmbedCollection(named, features, rngs=rngs)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        return self.bag(ids[:, None])
+        features = enumerate(self.collection.features)
+        return self.collection.stacked({name: ids[:, t] for t, name in features})
+
+
+class FlaxTables(nnx.Module):
+    """Dense tables as Flax has them."""
+
+    def __init__(self, tables: Sequence[nnx.Embed]):
+        self.tables = nnx.List(tables)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        return jnp.stack([table(ids[:, t]) for t, table in enumerate(self.tables)], axis=1)
 
 
 def create(config: Config, variant: str, table_sizes: Sequence[int]) -> tuple[DLRM, nnx.Optimizer]:
@@ -83,29 +97,28 @@ def create(config: Config, variant: str, table_sizes: Sequence[int]) -> tuple[DL
     compress, fuse = variant.startswith("tt"), variant.endswith("fused")
     rule = _fused_rule(config) if fuse else None
 
-    def table(rows: int) -> nnx.Module:
-        if compress and rows >= config.tt_min_rows:
-            return OneIdBag(
-                jax_tt.TTEmbedBag(
-                    rows,
-                    config.features,
-                    tt_ranks=config.tt_ranks,
-                    optimizer=rule,
-                    cache=_cache(config, rows),
-                    rngs=rngs,
-                )
-            )
-        init = _normal_in_blocks(math.sqrt(1.0 / (3.0 * rows)))
-        if fuse:
-            return OneIdBag(
-                jax_tt.EmbedBag(
-                    rows, config.features, optimizer=rule, embedding_init=init, rngs=rngs
-                )
-            )
-        return nnx.Embed(rows, config.features, embedding_init=init, rngs=rngs)
+    def init(rows: int) -> nnx.Initializer:
+        return _normal_in_blocks(math.sqrt(1.0 / (3.0 * rows)))
 
-    tables = [table(rows) for rows in table_sizes]
-    model = DLRM(tables, config.features, config.bottom, config.top, rngs=rngs)
+    def table(rows: int) -> jax_tt.Table:
+        if compress and rows >= config.tt_min_rows:
+            ranks, cache = config.tt_ranks, _cache(config, rows)
+            return jax_tt.tt_table(
+                rows, config.features, tt_ranks=ranks, optimizer=rule, cache=cache
+            )
+        return jax_tt.dense_table(rows, config.features, optimizer=rule, embedding_init=init(rows))
+
+    if compress or fuse:
+        tables = CollectedTables([table(rows) for rows in table_sizes], rngs=rngs)
+    else:
+        tables = FlaxTables(
+            [
+                nnx.Embed(rows, config.features, embedding_init=init(rows), rngs=rngs)
+                for rows in table_sizes
+            ]
+        )
+    sizes = len(table_sizes), config.features, config.bottom, config.top
+    model = DLRM(tables, *sizes, rngs=rngs)
     mlps = optax.adam(config.mlp_learning_rate)
     if fuse:
         return model, jax_tt.FusedOptimizer(model, mlps)
@@ -117,8 +130,10 @@ def create(config: Config, variant: str, table_sizes: Sequence[int]) -> tuple[DL
 
 def hit_rate(model: DLRM) -> float | None:
     """Share of the requests to cached tables that were hits; None without a cache."""
-    bags: list[Any] = [table.bag for table in model.tables if isinstance(table, OneIdBag)]
-    figures = [bag.cache_statistics() for bag in bags if getattr(bag, "cache", None) is not None]
+    if not isinstance(model.tables, CollectedTables):
+        return None
+    layers = model.tables.collection.tables.values()
+    figures = [layer.cache_statistics() for layer in layers if layer.cache is not None]
     requested = sum(f["requested"] for f in figures)
     return 1 - sum(f["misses"] for f in figures) / requested if requested else None
 

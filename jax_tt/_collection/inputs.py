@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jax_tt._collection.collection import Collection, listed
-from jax_tt._tables.options import Lookup
+from jax_tt._tables.options import Lookup, StepInputs
 
 
 def check_lookup(lookup: Lookup) -> None:
@@ -17,6 +17,15 @@ def check_lookup(lookup: Lookup) -> None:
         raise ValueError(
             f"lookup: got combiner={lookup.combiner!r}; every feature has its own, e.g. "
             f"jax_tt.Feature('item', combiner={lookup.combiner!r})."
+        )
+
+
+def check_inputs(inputs: Any) -> None:
+    """Raises unless ``inputs`` are `StepInputs`."""
+    if not isinstance(inputs, StepInputs):
+        raise TypeError(
+            f"inputs: got {inputs!r}; expected jax_tt.StepInputs, e.g. "
+            "jax_tt.StepInputs(hyperparameters={'item': {'learning_rate': 0.01}})."
         )
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jax_tt._arguments import one_of
 from jax_tt._collection.collection import Collection, States
-from jax_tt._collection.inputs import check_lookup, step_arguments
+from jax_tt._collection.inputs import check_inputs, check_lookup, step_arguments
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.requests import Request, requests_of, values_of
@@ -81,6 +81,7 @@ def embed_collection(
     """
     lookup = Lookup() if lookup is None else lookup
     check_lookup(lookup)
+    check_inputs(inputs)
     arguments = step_arguments(collection, inputs.grad_scale, inputs.hyperparameters)
     by_table = {
         name: StepInputs(scale, inputs.key, own) for name, (scale, own) in arguments.items()

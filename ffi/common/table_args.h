@@ -51,7 +51,7 @@ Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Arg
     JAX_TT_RETURN_IF_ERROR(aliased(static_cast<size_t>(k), shape.core_size(k), "core", &table.values));
     for (int s = 0; s < traits.slots(); ++s)
       JAX_TT_RETURN_IF_ERROR(aliased(static_cast<size_t>(shape.d + k * traits.slots() + s),
-                                     traits.row_wise ? shape.p[k] : shape.core_size(k), "slot", &table.slots[s]));
+                                     shape.p[k] * traits.slot_width(s, shape.slice_size(k)), "slot", &table.slots[s]));
   }
   return {};
 }
@@ -79,11 +79,12 @@ inline Status ReadSlots(const ffi::Dictionary& attrs, const Args& args, const Re
 template <typename Table>
 Status ReadDenseTable(const OptimizerTraits& traits, const ffi::AnyBuffer& in, const ffi::AnyBuffer& out,
                       const SlotBuffers& slots, Table* table) {
-  const int64_t rows = in.dimensions()[0];
+  const int64_t rows = in.dimensions()[0], width = in.dimensions()[1];
   JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(in, out, "table", Count(in), &table->values));
-  for (size_t s = 0; s < slots.in.size(); ++s)
-    JAX_TT_RETURN_IF_ERROR(
-        UpdatedInPlace(slots.in[s], slots.out[s], "slot", traits.row_wise ? rows : Count(in), &table->slots[s]));
+  for (size_t s = 0; s < slots.in.size(); ++s) {
+    const int64_t count = rows * traits.slot_width(static_cast<int>(s), width);
+    JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(slots.in[s], slots.out[s], "slot", count, &table->slots[s]));
+  }
   return {};
 }
 

@@ -34,29 +34,31 @@ struct RowTable {
   using C = typename ComputeType<T>::type;
 
   T* values = nullptr;
-  float* slots[2] = {};
+  float* slots[kMaxSlots] = {};
   int64_t width = 0;
   uint64_t stream = 0;  // distinguishes the random numbers of several tables
 
   // What Update will change of a row; every part of it may be a cache miss.
   void Prefetch(int64_t row, const OptimizerTraits& traits) const {
     PrefetchLines(values + row * width, width * static_cast<int64_t>(sizeof(T)));
-    const int64_t slot_width = traits.row_wise ? 1 : width;
-    for (int k = 0; k < traits.slots(); ++k)
+    for (int k = 0; k < traits.slots(); ++k) {
+      const int64_t slot_width = traits.slot_width(k, width);
       PrefetchLines(slots[k] + row * slot_width, slot_width * static_cast<int64_t>(sizeof(float)));
+    }
   }
 
   // `scratch` holds `width` elements; only 16-bit storage uses it.
   void Update(int64_t row, const C* gradient, const OptimizerStep& step, const Kernels<C>& kernels, C* scratch) const {
     T* stored = values + row * width;
-    float* slot[2] = {};
-    for (int k = 0; k < step.traits().slots(); ++k) slot[k] = slots[k] + row * (step.traits().row_wise ? 1 : width);
+    const OptimizerTraits& traits = step.traits();
+    float* slot[kMaxSlots] = {};
+    for (int k = 0; k < traits.slots(); ++k) slot[k] = slots[k] + row * traits.slot_width(k, width);
     const C scale = static_cast<C>(step.gradient_scale);
     if constexpr (std::is_same_v<T, C>) {
-      kernels.update[step.kind](width, step.hyper, scale, gradient, stored, slot[0], slot[1]);
+      kernels.update[step.kind](width, step.hyper, scale, gradient, stored, slot[0], slot[1], slot[2]);
     } else {
       for (int64_t i = 0; i < width; ++i) scratch[i] = ToCompute(stored[i]);
-      kernels.update[step.kind](width, step.hyper, scale, gradient, scratch, slot[0], slot[1]);
+      kernels.update[step.kind](width, step.hyper, scale, gradient, scratch, slot[0], slot[1], slot[2]);
       const RowRounding rounding(step.seed, stream, row, step.stochastic_rounding);
       for (int64_t i = 0; i < width; ++i) rounding.Store(scratch[i], i, stored + i);
     }

@@ -9,6 +9,7 @@
 #include "ffi/common/status.h"
 #include "ffi/core/host_device.h"
 #include "ffi/core/lookups.h"
+#include "ffi/core/optimizers/optimizers.h"
 #include "ffi/cuda/simt.h"
 
 namespace jax_tt {
@@ -33,7 +34,7 @@ struct DenseBatch {
 template <typename T>
 struct DenseTable {
   T* values = nullptr;  // [num_embeddings, dim]
-  float* slots[2] = {};
+  float* slots[kMaxSlots] = {};
 };
 
 // One optimizer step.  The pointers are device memory.

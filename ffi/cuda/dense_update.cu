@@ -39,43 +39,77 @@ struct StepSink {
     const float scale = *step.scale;
     const RowRounding rounding(step.seed, /*table=*/0, row, step.stochastic_rounding);
     Packet<float, V> gradient{};
-    float row_step = 0;
-    if constexpr (Rule::kRowWise) {
-      float squares = 0;
-      for (int first = 0; first < dim; first += lanes.count * V) {
-        gradient = sum(first + lanes.lane() * V);
-        for (int v = 0; v < V; ++v) squares += (scale * gradient.x[v]) * (scale * gradient.x[v]);
-      }
-      squares = lanes.Sum(squares);
-      if (owner && lanes.lane() == 0)
-        row_step = rule.RowStep(dim == 0 ? 0.0f : squares / static_cast<float>(dim), table.slots[0] + row);
-      row_step = lanes.OfFirst(row_step);
-    }
+    RowWords<Rule> of_row{};
+    if constexpr (kStepsRows<Rule>) of_row.row = Start<V>(lanes, rule, row, dim, owner, scale, sum, &gradient);
     for (int first = 0; first < dim; first += lanes.count * V) {
       const int column = first + lanes.lane() * V;
-      const int64_t element = row * dim + column;
       const bool writes = owner && column < dim;
       // The row and its slots are asked for before the gradient is summed, not after.
-      Packet<T, V> stored{};
-      Packet<float, V> slot[2] = {};
-      if (writes) {
-        stored = LoadPacket<V>(table.values + element);
-        for (int s = 0; s < Rule::kElementSlots; ++s) slot[s] = LoadPacket<V>(table.slots[s] + element);
-      }
-      // A row-wise rule has the gradient already, if these are the only columns.
-      if (!Rule::kRowWise || dim > lanes.count * V) gradient = sum(column);
+      Stored<V> stored;
+      if (writes) stored.Load(table, row * dim + column);
+      // A rule with sums has the gradient already, if these are the only columns.
+      if (Rule::kSums == 0 || dim > lanes.count * V) gradient = sum(column);
       if (!writes) continue;
       for (int v = 0; v < V; ++v) {
-        const float value =
-            rule.Step(ToCompute(stored.x[v]), scale * gradient.x[v], row_step, &slot[0].x[v], &slot[1].x[v]);
-        rounding.Store(value, column + v, &stored.x[v]);
+        float slots[kElementSlotsOrOne<Rule>] = {};
+        stored.Slots(v, slots);
+        const float value = rule.Step(ToCompute(stored.values.x[v]), scale * gradient.x[v], of_row.row, slots);
+        for (int s = 0; s < Rule::kElementSlots; ++s) stored.slot[s].x[v] = slots[s];
+        rounding.Store(value, column + v, &stored.values.x[v]);
       }
-      StorePacket(stored, table.values + element);
-      for (int s = 0; s < Rule::kElementSlots; ++s) StorePacket(slot[s], table.slots[s] + element);
+      StorePacket(stored.values, table.values + row * dim + column);
+      for (int s = 0; s < Rule::kElementSlots; ++s) StorePacket(stored.slot[s], table.slots[s] + row * dim + column);
     }
   }
   __device__ __forceinline__ void Finish(const int32_t* flags) const {
     *applied = (flags[kNonFinite] | flags[kBadOffsets] | flags[kBadIds]) == 0 ? 1.0f : 0.0f;
+  }
+
+ private:
+  // V elements of a row with their slots.
+  template <int V>
+  struct Stored {
+    Packet<T, V> values{};
+    Packet<float, V> slot[kElementSlotsOrOne<Rule>] = {};
+
+    __device__ __forceinline__ void Load(const DenseTable<T>& table, int64_t element) {
+      values = LoadPacket<V>(table.values + element);
+      for (int s = 0; s < Rule::kElementSlots; ++s) slot[s] = LoadPacket<V>(table.slots[s] + element);
+    }
+    __device__ __forceinline__ void Slots(int v, float* slots) const {
+      for (int s = 0; s < Rule::kElementSlots; ++s) slots[s] = slot[s].x[v];
+    }
+  };
+
+  // The sums over the row and its RowStep; the gradient of the last columns is kept.  Every lane gets what it returns.
+  template <int V, typename Sum>
+  __device__ __forceinline__ typename Rule::Row Start(const RowLanes& lanes, const Rule& rule, int64_t row, int dim,
+                                                      bool owner, float scale, const Sum& sum,
+                                                      Packet<float, V>* gradient) const {
+    float sums[kSumsOrOne<Rule>] = {};
+    if constexpr (Rule::kSums > 0) {
+      for (int first = 0; first < dim; first += lanes.count * V) {
+        const int column = first + lanes.lane() * V;
+        *gradient = sum(column);
+        if (!owner || column >= dim) continue;
+        Stored<V> stored;
+        stored.Load(table, row * dim + column);
+        for (int v = 0; v < V; ++v) {
+          float slots[kElementSlotsOrOne<Rule>] = {};
+          stored.Slots(v, slots);
+          rule.Add(ToCompute(stored.values.x[v]), scale * gradient->x[v], slots, sums);
+        }
+      }
+      for (float& value : sums) value = lanes.Sum(value);
+    }
+    RowWords<Rule> of_row{};
+    if (owner && lanes.lane() == 0) {
+      float* slots[kMaxSlots] = {};
+      for (int s = 0; s < Rule::kRowSlots; ++s) slots[s] = table.slots[Rule::kElementSlots + s] + row;
+      of_row.row = RowStepInPlace(rule, static_cast<float>(dim), sums, slots);
+    }
+    for (int k = 0; k < RowWords<Rule>::kCount; ++k) of_row.word[k] = lanes.OfFirst(of_row.word[k]);
+    return of_row.row;
   }
 };
 

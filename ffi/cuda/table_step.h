@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "ffi/common/status.h"
 #include "ffi/core/optimizers/optimizers.h"
 #include "ffi/core/stochastic.h"
 #include "ffi/cuda/simt.h"
@@ -16,7 +17,7 @@ namespace jax_tt {
 template <typename T>
 struct TableRows {
   T* values = nullptr;
-  float* slots[2] = {};
+  float* slots[kMaxSlots] = {};
   int64_t width = 0;
   uint64_t stream = 0;  // keeps the random numbers of several tables apart
 };
@@ -31,28 +32,41 @@ struct StepNumbers {
   __device__ bool allowed() const { return scale[1] != 0.0f; }
 };
 
-// One row's step.  Row-wise rules are given the mean square of the scaled gradient by StartRow, called once per row.
-template <typename T, template <typename> class Rule>
+// One row's step: Add for all elements if the rule has sums, StartRow once if it steps rows, Update for all elements.
+template <typename T, template <typename> class Rule_>
 class RowStep {
  public:
+  using Rule = Rule_<float>;
+  using Row = typename Rule::Row;
+
   __device__ RowStep(const TableRows<T>& table, const StepNumbers& step, int64_t row)
       : table_(table),
         rule_(step.hyper),
         rounding_(step.seed, table.stream, row, step.stochastic_rounding),
         row_(row) {}
 
-  __device__ void StartRow(float mean_square) {
-    if constexpr (Rule<float>::kRowWise) row_step_ = rule_.RowStep(mean_square, table_.slots[0] + row_);
+  __device__ void Add(int64_t element, float scaled_gradient, float* sums) const {
+    const int64_t at = row_ * table_.width + element;
+    float slots[kElementSlotsOrOne<Rule>] = {};
+    for (int k = 0; k < Rule::kElementSlots; ++k) slots[k] = table_.slots[k][at];
+    rule_.Add(ToCompute(table_.values[at]), scaled_gradient, slots, sums);
+  }
+
+  __device__ void StartRow(const float* sums) {
+    float* slots[kMaxSlots] = {};
+    for (int k = 0; k < Rule::kRowSlots; ++k) slots[k] = table_.slots[Rule::kElementSlots + k] + row_;
+    of_row_ = RowStepInPlace(rule_, static_cast<float>(table_.width), sums, slots);
   }
   // For the threads that did not start the row.
-  __device__ float row_step() const { return row_step_; }
-  __device__ void set_row_step(float row_step) { row_step_ = row_step; }
+  __device__ const Row& row() const { return of_row_; }
+  __device__ void set_row(const Row& row) { of_row_ = row; }
 
   __device__ void Update(int64_t element, float scaled_gradient) {
     const int64_t at = row_ * table_.width + element;
-    float* const slot0 = Rule<float>::kElementSlots > 0 ? table_.slots[0] + at : nullptr;
-    float* const slot1 = Rule<float>::kElementSlots > 1 ? table_.slots[1] + at : nullptr;
-    const float value = rule_.Step(ToCompute(table_.values[at]), scaled_gradient, row_step_, slot0, slot1);
+    float slots[kElementSlotsOrOne<Rule>] = {};
+    for (int k = 0; k < Rule::kElementSlots; ++k) slots[k] = table_.slots[k][at];
+    const float value = rule_.Step(ToCompute(table_.values[at]), scaled_gradient, of_row_, slots);
+    for (int k = 0; k < Rule::kElementSlots; ++k) table_.slots[k][at] = slots[k];
     if constexpr (std::is_same_v<T, float>)
       table_.values[at] = value;
     else
@@ -61,10 +75,18 @@ class RowStep {
 
  private:
   const TableRows<T>& table_;
-  const Rule<float> rule_;
+  const Rule rule_;
   const RowRounding rounding_;
   const int64_t row_;
-  float row_step_ = 0;
+  Row of_row_ = {};
+};
+
+// The Row of a rule as words, which threads can hand to each other.
+template <typename Rule>
+union RowWords {
+  static constexpr int kCount = std::is_empty_v<typename Rule::Row> ? 0 : sizeof(typename Rule::Row) / sizeof(float);
+  typename Rule::Row row;
+  float word[kCount > 0 ? kCount : 1];
 };
 
 template <template <typename> class Rule_>
@@ -72,20 +94,15 @@ struct RuleTag {
   template <typename C>
   using Rule = Rule_<C>;
 };
-// Calls body(tag) with the tag of the rule of that number; the number is known to be one of kOptimizers.
+// Calls body(tag) with the tag of the rule of that number, and returns its Status.
 template <typename Body>
-auto DispatchRule(int kind, Body&& body) {
-  static_assert(kNumOptimizers == 4, "a rule is missing below");
-  switch (kind) {
-    case 0:
-      return body(RuleTag<Sgd>{});
-    case 1:
-      return body(RuleTag<Adagrad>{});
-    case 2:
-      return body(RuleTag<RowWiseAdagrad>{});
-    default:
-      return body(RuleTag<Adam>{});
-  }
+Status DispatchRule(int kind, Body&& body) {
+  int number = 0;
+#define JAX_TT_CALL(Rule) \
+  if (kind == number++) return body(RuleTag<Rule>{});
+  JAX_TT_OPTIMIZERS(JAX_TT_CALL)
+#undef JAX_TT_CALL
+  return Internal("unknown optimizer");
 }
 
 }  // namespace jax_tt

@@ -140,24 +140,27 @@ __device__ float BlockSum(float value, Shared<float> sums) {
   return sum;
 }
 
-// Begins the step of a row: row-wise rules read the mean square of its gradient first.
-template <typename T, template <typename> class Rule, typename Gradient>
-__device__ void StartRow(RowStep<T, Rule>& step, int64_t width, Gradient gradient) {
-  if constexpr (Rule<float>::kRowWise) {
+// Begins the step of a row: its sums, for the rules that have any, and its RowStep.
+template <typename T, template <typename> class Rule_, typename Gradient>
+__device__ void StartRow(RowStep<T, Rule_>& step, int64_t width, Gradient gradient) {
+  using Rule = Rule_<float>;
+  if constexpr (kStepsRows<Rule>) {
     SharedArena arena;
-    const Shared<float> sums = arena.Take<float>(kThreads);
-    float squares = 0;
-    for (int64_t e = threadIdx.x; e < width; e += kThreads) {
-      const float value = gradient(e);
-      squares += value * value;
+    const Shared<float> words = arena.Take<float>(kThreads);
+    float sums[kSumsOrOne<Rule>] = {};
+    if constexpr (Rule::kSums > 0) {
+      for (int64_t e = threadIdx.x; e < width; e += kThreads) step.Add(e, gradient(e), sums);
+      for (float& sum : sums) sum = BlockSum(sum, words);
     }
-    const float mean = BlockSum(squares, sums) / static_cast<float>(width);
+    RowWords<Rule> row{};
     if (threadIdx.x == 0) {
-      step.StartRow(mean);
-      sums[0] = step.row_step();
+      step.StartRow(sums);
+      row.row = step.row();
+      for (int k = 0; k < RowWords<Rule>::kCount; ++k) words[k] = row.word[k];
     }
     __syncthreads();
-    step.set_row_step(sums[0]);
+    for (int k = 0; k < RowWords<Rule>::kCount; ++k) row.word[k] = words[k];
+    step.set_row(row.row);
     __syncthreads();
   }
 }
@@ -187,11 +190,12 @@ __global__ void __launch_bounds__(kThreads)
   if (!sum.exists()) return;
   const float scale = *numbers.scale;
   RowStep<T, Rule> step(tables.core[sum.core()], numbers, sum.slice());
-  if constexpr (Rule<float>::kRowWise) {
-    // The sums are needed twice: each thread keeps its own where the first share stood.
+  if constexpr (Rule<float>::kSums > 0) {
+    // The gradients are needed twice: each thread keeps its own where the first share stood.
     StartRow(step, sum.width(), [&](int64_t e) { return scale * (*sum.share(e) = sum.Sum(e)); });
     for (int64_t e = threadIdx.x; e < sum.width(); e += kThreads) step.Update(e, scale * *sum.share(e));
   } else {
+    StartRow(step, sum.width(), [](int64_t) { return 0.0f; });
     for (int64_t e = threadIdx.x; e < sum.width(); e += kThreads) step.Update(e, scale * sum.Sum(e));
   }
 }

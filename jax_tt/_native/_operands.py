@@ -104,7 +104,7 @@ def lookup_attributes(
 
 def update_attributes(update: Update, storage: Any) -> dict[str, Any]:
     return {
-        "optimizer": np.int64(update.optimizer.native_kind),
+        "optimizer": np.int64(update.optimizer.kind),
         "skip_nonfinite": bool(update.skip_nonfinite),
         "stochastic_rounding": update.rounds_stochastically(storage),
     }

@@ -37,16 +37,24 @@ class Optimizer(abc.ABC):
     Attributes:
         native_kind: number of the rule in the native operations.
         initial: fields that are used only to create new slots.
+        static: fields that choose a formula, and so belong to the compiled program.
     """
 
     native_kind: ClassVar[int]
     initial: ClassVar[frozenset[str]] = frozenset()
+    static: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def kind(self) -> int:
+        """Number of the native rule for these options."""
+        return self.native_kind
 
     @classmethod
     def hyperparameter_names(cls) -> tuple[str, ...]:
         """Fields that may change from step to step."""
         fields: Any = cls
-        return tuple(f.name for f in dataclasses.fields(fields) if f.name not in cls.initial)
+        fixed = cls.initial | cls.static
+        return tuple(f.name for f in dataclasses.fields(fields) if f.name not in fixed)
 
     def with_hyperparameters(self, values: Mapping[str, Any]) -> Self:
         """The rule with some of its hyper-parameters replaced by floats, traced scalars or schedules."""
@@ -62,21 +70,32 @@ class Optimizer(abc.ABC):
                     f"hyperparameters: got {name!r}; those of {type(self).__name__} are {', '.join(names)}."
                 )
         rule: Any = self
-        return dataclasses.replace(rule, **values)
+        # As an array, a value of 0 does not switch a term off, which the compiled program has.
+        numbers_as_arrays = {
+            name: jnp.asarray(value, jnp.float32) if isinstance(value, numbers.Real) else value
+            for name, value in values.items()
+        }
+        for given in (values, numbers_as_arrays):
+            replaced: Self = dataclasses.replace(rule, **given)
+            if replaced.kind == self.kind:
+                return replaced
+        raise ValueError(
+            f"hyperparameters: {', '.join(names)} of {self!r} cannot switch on a term that this rule does not have; "
+            f"got {', '.join(values)}. Give the rule of the table a value other than 0 or None from the start."
+        )
 
     @property
     @abc.abstractmethod
     def slots(self) -> tuple[Slot, ...]:
-        """State that is stored for each core or table."""
+        """State that is stored for each core or table: slots per entry first, then those per row."""
 
     @abc.abstractmethod
     def hyperparameters(self, step: jax.Array) -> jax.Array:
         """The values that `update_rows` needs at this step (counted from 0), float32 ``[H]``."""
 
-    @staticmethod
     @abc.abstractmethod
     def update_rows(
-        rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
     ) -> tuple[jax.Array, Slots]:
         """One step on ``rows[R, W]`` with ``grads[R, W]``; slots are ``[R, W]`` or ``[R]``."""
 

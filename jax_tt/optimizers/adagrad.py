@@ -29,9 +29,8 @@ class Adagrad(Accumulated):
     native_kind: ClassVar[int] = 1
     rowwise: ClassVar[bool] = False
 
-    @staticmethod
     def update_rows(
-        rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
     ) -> tuple[jax.Array, Slots]:
         total = slots[0].astype(rows.dtype) + grads * grads
         return rows - scaled(grads, total, hyper), (total,)

@@ -60,9 +60,8 @@ class Adam(Optimizer):
         corrections = [one_minus_power(base, t, step) for base in (self.b1, self.b2)]
         return jnp.stack([*scalars, *corrections])
 
-    @staticmethod
     def update_rows(
-        rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
     ) -> tuple[jax.Array, Slots]:
         lr, b1, b2, eps, correction1, correction2 = hyper.astype(rows.dtype)
         mu = b1 * slots[0].astype(rows.dtype) + (1 - b1) * grads

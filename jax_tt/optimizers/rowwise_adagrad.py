@@ -29,9 +29,8 @@ class RowWiseAdagrad(Accumulated):
     native_kind: ClassVar[int] = 2
     rowwise: ClassVar[bool] = True
 
-    @staticmethod
     def update_rows(
-        rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
     ) -> tuple[jax.Array, Slots]:
         total = slots[0].astype(rows.dtype) + jnp.mean(grads * grads, axis=1)
         return rows - scaled(grads, total[:, None], hyper), (total,)

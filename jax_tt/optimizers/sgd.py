@@ -34,8 +34,7 @@ class SGD(Optimizer):
     def hyperparameters(self, step: jax.Array) -> jax.Array:
         return jnp.stack([at_step(self.learning_rate, step)])
 
-    @staticmethod
     def update_rows(
-        rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
     ) -> tuple[jax.Array, Slots]:
         return rows - hyper[0].astype(rows.dtype) * grads, slots

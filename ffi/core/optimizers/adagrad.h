@@ -8,17 +8,16 @@ namespace jax_tt {
 
 template <typename C>
 struct Adagrad {
-  static constexpr int kHyperparameters = 2;
-  static constexpr int kElementSlots = 1;
-  static constexpr bool kRowWise = false;
+  static constexpr int kHyperparameters = 2, kElementSlots = 1, kRowSlots = 0, kSums = 0;
+  struct Row {};
 
   C learning_rate, eps;
 
   JAX_TT_INLINE explicit Adagrad(const float* hyper)
       : learning_rate(static_cast<C>(hyper[0])), eps(static_cast<C>(hyper[1])) {}
-  JAX_TT_INLINE C Step(C w, C g, C, float* sum, float*) const {
-    const C s = static_cast<C>(*sum) + g * g;
-    *sum = static_cast<float>(s);
+  JAX_TT_INLINE C Step(C w, C g, const Row&, C* sum) const {
+    const C s = *sum + g * g;
+    *sum = s;
     // Untouched by any gradient yet: 0 / 0 when eps is zero.
     return s == C{0} ? w : w - learning_rate * g / (SquareRoot(s) + eps);
   }

@@ -8,9 +8,8 @@ namespace jax_tt {
 
 template <typename C>
 struct Adam {
-  static constexpr int kHyperparameters = 6;
-  static constexpr int kElementSlots = 2;
-  static constexpr bool kRowWise = false;
+  static constexpr int kHyperparameters = 6, kElementSlots = 2, kRowSlots = 0, kSums = 0;
+  struct Row {};
 
   C learning_rate, b1, b2, eps, correction1, correction2;
 
@@ -21,11 +20,11 @@ struct Adam {
         eps(static_cast<C>(hyper[3])),
         correction1(static_cast<C>(hyper[4])),
         correction2(static_cast<C>(hyper[5])) {}
-  JAX_TT_INLINE C Step(C w, C g, C, float* first, float* second) const {
-    const C m = b1 * static_cast<C>(*first) + (C{1} - b1) * g;
-    const C v = b2 * static_cast<C>(*second) + (C{1} - b2) * g * g;
-    *first = static_cast<float>(m);
-    *second = static_cast<float>(v);
+  JAX_TT_INLINE C Step(C w, C g, const Row&, C* moments) const {
+    const C m = b1 * moments[0] + (C{1} - b1) * g;
+    const C v = b2 * moments[1] + (C{1} - b2) * g * g;
+    moments[0] = m;
+    moments[1] = v;
     const C root = SquareRoot(v / correction2) + eps;
     // Nothing but zero gradients yet: 0 / 0 when eps is zero.
     return root == C{0} ? w : w - learning_rate * (m / correction1) / root;

@@ -8,14 +8,13 @@ namespace jax_tt {
 
 template <typename C>
 struct Sgd {
-  static constexpr int kHyperparameters = 1;
-  static constexpr int kElementSlots = 0;
-  static constexpr bool kRowWise = false;
+  static constexpr int kHyperparameters = 1, kElementSlots = 0, kRowSlots = 0, kSums = 0;
+  struct Row {};
 
   C learning_rate;
 
   JAX_TT_INLINE explicit Sgd(const float* hyper) : learning_rate(static_cast<C>(hyper[0])) {}
-  JAX_TT_INLINE C Step(C w, C g, C, float*, float*) const { return w - learning_rate * g; }
+  JAX_TT_INLINE C Step(C w, C g, const Row&, C*) const { return w - learning_rate * g; }
 };
 
 }  // namespace jax_tt

@@ -407,20 +407,41 @@ void SumBags(int64_t n, const T* __restrict from, const int64_t* __restrict at, 
   }
 }
 
-template <typename T, template <typename> class Rule>
-void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __restrict w, float* __restrict slot0,
-            float* __restrict slot1) {
-  const Rule<T> rule(hyper);
-  T row_step = 0;
-  if constexpr (Rule<T>::kRowWise) {
-    T squares = 0;
-    for (int64_t i = 0; i < n; ++i) squares += (scale * g[i]) * (scale * g[i]);
-    row_step = rule.RowStep(n == 0 ? T{0} : squares / static_cast<T>(n), slot0);
-    slot0 = nullptr;
+// The slots of one element.
+template <typename T, int N>
+struct ElementSlots {
+  T value[N > 0 ? N : 1] = {};
+
+  __attribute__((always_inline)) ElementSlots(const float* slot0, const float* slot1, int64_t i) {
+    if constexpr (N > 0) value[0] = static_cast<T>(slot0[i]);
+    if constexpr (N > 1) value[1] = static_cast<T>(slot1[i]);
   }
-  for (int64_t i = 0; i < n; ++i)
-    w[i] = rule.Step(w[i], scale * g[i], row_step, Rule<T>::kElementSlots > 0 ? slot0 + i : nullptr,
-                     Rule<T>::kElementSlots > 1 ? slot1 + i : nullptr);
+  __attribute__((always_inline)) void Store(float* slot0, float* slot1, int64_t i) const {
+    if constexpr (N > 0) slot0[i] = static_cast<float>(value[0]);
+    if constexpr (N > 1) slot1[i] = static_cast<float>(value[1]);
+  }
+};
+
+template <typename T, template <typename> class Rule_>
+void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __restrict w, float* __restrict slot0,
+            float* __restrict slot1, float* __restrict slot2) {
+  using Rule = Rule_<T>;
+  using Slots = ElementSlots<T, Rule::kElementSlots>;
+  static_assert(Rule::kElementSlots <= 2 && kMaxSlots == 3);
+  const Rule rule(hyper);
+  typename Rule::Row row = {};
+  if constexpr (kStepsRows<Rule>) {
+    T sums[kSumsOrOne<Rule>] = {};
+    if constexpr (Rule::kSums > 0)
+      for (int64_t i = 0; i < n; ++i) rule.Add(w[i], scale * g[i], Slots(slot0, slot1, i).value, sums);
+    float* const slots[kMaxSlots] = {slot0, slot1, slot2};
+    row = RowStepInPlace(rule, static_cast<T>(n), sums, slots + Rule::kElementSlots);
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    Slots slots(slot0, slot1, i);
+    w[i] = rule.Step(w[i], scale * g[i], row, slots.value);
+    slots.Store(slot0, slot1, i);
+  }
 }
 
 #define JAX_TT_STRING_(x) #x
@@ -428,18 +449,20 @@ void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __
 
 }  // namespace
 
-#define JAX_TT_KERNELS(T)                                                            \
-  {GemmNN<T>,                                                                        \
-   GemmTN<T>,                                                                        \
-   NarrowJoin<T>,                                                                    \
-   JoinGradient<T>,                                                                  \
-   Axpy<T>,                                                                          \
-   Dot<T>,                                                                           \
-   Transpose<T>,                                                                     \
-   SumRows<T>,                                                                       \
-   SumBags<T>,                                                                       \
-   {Update<T, Sgd>, Update<T, Adagrad>, Update<T, RowWiseAdagrad>, Update<T, Adam>}, \
+#define JAX_TT_KERNELS(T)                  \
+  {GemmNN<T>,                              \
+   GemmTN<T>,                              \
+   NarrowJoin<T>,                          \
+   JoinGradient<T>,                        \
+   Axpy<T>,                                \
+   Dot<T>,                                 \
+   Transpose<T>,                           \
+   SumRows<T>,                             \
+   SumBags<T>,                             \
+   {JAX_TT_OPTIMIZERS(JAX_TT_UPDATE_##T)}, \
    JAX_TT_STRING(JAX_TT_ISA)}
+#define JAX_TT_UPDATE_float(Rule) Update<float, Rule>,
+#define JAX_TT_UPDATE_double(Rule) Update<double, Rule>,
 extern const Kernels<float> kFloat = JAX_TT_KERNELS(float);
 extern const Kernels<double> kDouble = JAX_TT_KERNELS(double);
 

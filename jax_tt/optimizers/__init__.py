@@ -4,9 +4,23 @@ from jax_tt.optimizers._base import Optimizer as Optimizer
 from jax_tt.optimizers._base import Slot as Slot
 from jax_tt.optimizers.adagrad import Adagrad as Adagrad
 from jax_tt.optimizers.adam import Adam as Adam
+from jax_tt.optimizers.lamb import LAMB as LAMB
+from jax_tt.optimizers.lars_sgd import LARSSGD as LARSSGD
+from jax_tt.optimizers.partial_rowwise_adam import PartialRowWiseAdam as PartialRowWiseAdam
+from jax_tt.optimizers.partial_rowwise_lamb import PartialRowWiseLAMB as PartialRowWiseLAMB
 from jax_tt.optimizers.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
 from jax_tt.optimizers.sgd import SGD as SGD
 
 RULES: dict[int, type[Optimizer]] = {
-    rule.native_kind: rule for rule in (SGD, Adagrad, RowWiseAdagrad, Adam)
+    rule.native_kind: rule
+    for rule in (
+        SGD,
+        Adagrad,
+        RowWiseAdagrad,
+        Adam,
+        PartialRowWiseAdam,
+        LAMB,
+        PartialRowWiseLAMB,
+        LARSSGD,
+    )
 }

@@ -80,8 +80,8 @@ class Optimizer(abc.ABC):
             if replaced.kind == self.kind:
                 return replaced
         raise ValueError(
-            f"hyperparameters: {', '.join(names)} of {self!r} cannot switch on a term that this rule does not have; "
-            f"got {', '.join(values)}. Give the rule of the table a value other than 0 or None from the start."
+            f"hyperparameters: {', '.join(values)} would switch on a term that {self!r} does not have. Give the rule "
+            "of the table a value other than 0 or None from the start."
         )
 
     @property
@@ -135,6 +135,11 @@ def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> N
     if isinstance(value, numbers.Real) and not low <= float(value) < high:
         limit = f" and below {high}" if high != math.inf else ""
         raise ValueError(f"{name}: got {value}; expected a finite number of at least {low}{limit}.")
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a hyper-parameter is the number 0: an array or a schedule may be something else in another step."""
+    return isinstance(value, numbers.Real) and float(value) == 0
 
 
 def is_array(value: Any) -> bool:

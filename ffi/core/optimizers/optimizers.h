@@ -16,13 +16,29 @@
 
 #include "ffi/core/optimizers/adagrad.h"
 #include "ffi/core/optimizers/adam.h"
+#include "ffi/core/optimizers/lamb.h"
+#include "ffi/core/optimizers/lars_sgd.h"
+#include "ffi/core/optimizers/partial_rowwise_adam.h"
+#include "ffi/core/optimizers/partial_rowwise_lamb.h"
+#include "ffi/core/optimizers/regularized_rowwise_adagrad.h"
 #include "ffi/core/optimizers/rowwise_adagrad.h"
 #include "ffi/core/optimizers/sgd.h"
 
 namespace jax_tt {
 
 // In the order of `native_kind` in Python.
-#define JAX_TT_OPTIMIZERS(each) each(Sgd) each(Adagrad) each(RowWiseAdagrad) each(Adam)
+// clang-format off
+#define JAX_TT_OPTIMIZERS(each) \
+  each(Sgd) \
+  each(Adagrad) \
+  each(RowWiseAdagrad) \
+  each(Adam) \
+  each(PartialRowWiseAdam) \
+  each(Lamb) \
+  each(PartialRowWiseLamb) \
+  each(LarsSgd) \
+  each(RegularizedRowWiseAdagrad)
+// clang-format on
 
 constexpr int kMaxSlots = 3;
 

@@ -1,0 +1,36 @@
+// The moments of Adam's relatives, with bias corrections that count the steps of the table.
+#ifndef JAX_TT_CORE_OPTIMIZERS_MOMENTS_H_
+#define JAX_TT_CORE_OPTIMIZERS_MOMENTS_H_
+
+#include "ffi/core/host_device.h"
+
+namespace jax_tt {
+
+template <typename C>
+struct Moments {
+  static constexpr int kHyperparameters = 7;
+
+  C learning_rate, b1, b2, eps, weight_decay, correction1, correction2;
+
+  JAX_TT_INLINE explicit Moments(const float* hyper)
+      : learning_rate(static_cast<C>(hyper[0])),
+        b1(static_cast<C>(hyper[1])),
+        b2(static_cast<C>(hyper[2])),
+        eps(static_cast<C>(hyper[3])),
+        weight_decay(static_cast<C>(hyper[4])),
+        correction1(static_cast<C>(hyper[5])),
+        correction2(static_cast<C>(hyper[6])) {}
+
+  JAX_TT_INLINE C First(C first, C g) const { return b1 * first + (C{1} - b1) * g; }
+  JAX_TT_INLINE C Second(C second, C g) const { return b2 * second + (C{1} - b2) * g * g; }
+  // What the first moment is multiplied by: 1 / (correction1 (sqrt(v / correction2) + eps)).
+  JAX_TT_INLINE C Scale(C second) const {
+    const C root = SquareRoot(second / correction2) + eps;
+    // Nothing but zero gradients yet: 0 / 0 when eps is zero.
+    return root == C{0} ? C{0} : C{1} / (correction1 * root);
+  }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_OPTIMIZERS_MOMENTS_H_

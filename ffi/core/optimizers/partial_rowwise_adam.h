@@ -1,0 +1,34 @@
+// Adam with one second moment per row: v = b2 v + (1 - b2) mean(g^2); the rest as in adam.h.
+#ifndef JAX_TT_CORE_OPTIMIZERS_PARTIAL_ROWWISE_ADAM_H_
+#define JAX_TT_CORE_OPTIMIZERS_PARTIAL_ROWWISE_ADAM_H_
+
+#include "ffi/core/host_device.h"
+#include "ffi/core/optimizers/moments.h"
+#include "ffi/core/optimizers/row_math.h"
+
+namespace jax_tt {
+
+template <typename C>
+struct PartialRowWiseAdam {
+  static constexpr int kHyperparameters = Moments<C>::kHyperparameters, kElementSlots = 1, kRowSlots = 1, kSums = 1;
+  struct Row {
+    C scale;  // of the first moment
+  };
+
+  Moments<C> moments;
+
+  JAX_TT_INLINE explicit PartialRowWiseAdam(const float* hyper) : moments(hyper) {}
+  JAX_TT_INLINE void Add(C, C g, const C*, C* sums) const { sums[0] += g * g; }
+  JAX_TT_INLINE Row RowStep(C width, const C* sums, C* second) const {
+    *second = moments.b2 * *second + (C{1} - moments.b2) * Mean(sums[0], width);
+    return {moments.Scale(*second)};
+  }
+  JAX_TT_INLINE C Step(C w, C g, const Row& row, C* first) const {
+    *first = moments.First(*first, g);
+    return w - moments.learning_rate * (*first * row.scale + moments.weight_decay * w);
+  }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_OPTIMIZERS_PARTIAL_ROWWISE_ADAM_H_

@@ -1,0 +1,56 @@
+"""The common part of Adam and its relatives."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt.optimizers._base import Optimizer, Scalar, at_step, check_scalar, one_minus_power
+
+
+@dataclasses.dataclass(frozen=True)
+class Moments(Optimizer):
+    """Hyper-parameters of a rule with two moments."""
+
+    learning_rate: Scalar
+    b1: Scalar = 0.9
+    b2: Scalar = 0.999
+    eps: Scalar = 1e-8
+    weight_decay: Scalar = 0.0
+
+    def __post_init__(self) -> None:
+        check_scalar("learning_rate", self.learning_rate, 0.0)
+        check_scalar("b1", self.b1, 0.0, 1.0)
+        check_scalar("b2", self.b2, 0.0, 1.0)
+        check_scalar("eps", self.eps, 0.0)
+        check_scalar("weight_decay", self.weight_decay, 0.0)
+
+    def hyperparameters(self, step: jax.Array) -> jax.Array:
+        t = jnp.asarray(step, jnp.float32) + 1
+        given = (self.learning_rate, self.b1, self.b2, self.eps, self.weight_decay)
+        scalars = [at_step(value, step) for value in given]
+        corrections = [one_minus_power(base, t, step) for base in (self.b1, self.b2)]
+        return jnp.stack([*scalars, *corrections])
+
+
+def moment(decay: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+    """A moment after one more value, in the type of the value."""
+    return decay * old.astype(new.dtype) + (1 - decay) * new
+
+
+def adaptive(
+    mu: jax.Array, nu: jax.Array, corrections: Sequence[jax.Array], eps: jax.Array
+) -> jax.Array:
+    """Adam's step at a learning rate of 1."""
+    root = jnp.sqrt(nu / corrections[1]) + eps
+    # With eps = 0: entries without a gradient so far, or one whose square underflows.
+    return jnp.where(root == 0, 0, mu / corrections[0] / root)
+
+
+def norm_ratio(rows: jax.Array, steps: jax.Array) -> jax.Array:
+    """``|rows| / |steps|`` of each row, ``[R, 1]``; 1 where either norm is zero."""
+    above = jnp.linalg.norm(rows, axis=1, keepdims=True)
+    below = jnp.linalg.norm(steps, axis=1, keepdims=True)
+    none = (above == 0) | (below == 0)
+    return jnp.where(none, 1, above / jnp.where(none, 1, below))

@@ -3,12 +3,19 @@
 from jax_tt.optimizers._base import Optimizer as Optimizer
 from jax_tt.optimizers._base import Slot as Slot
 from jax_tt.optimizers.adagrad import Adagrad as Adagrad
+from jax_tt.optimizers.adagrad_momentum import AdagradMomentum as AdagradMomentum
 from jax_tt.optimizers.adam import Adam as Adam
+from jax_tt.optimizers.counter_rowwise_adagrad import (
+    CounterRowWiseAdagrad as CounterRowWiseAdagrad,
+)
+from jax_tt.optimizers.cow_clip import CowClip as CowClip
+from jax_tt.optimizers.ftrl import FTRL as FTRL
 from jax_tt.optimizers.lamb import LAMB as LAMB
 from jax_tt.optimizers.lars_sgd import LARSSGD as LARSSGD
 from jax_tt.optimizers.partial_rowwise_adam import PartialRowWiseAdam as PartialRowWiseAdam
 from jax_tt.optimizers.partial_rowwise_lamb import PartialRowWiseLAMB as PartialRowWiseLAMB
 from jax_tt.optimizers.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
+from jax_tt.optimizers.rowwise_rmsprop import RowWiseRMSProp as RowWiseRMSProp
 from jax_tt.optimizers.sgd import SGD as SGD
 
 RULES: dict[int, type[Optimizer]] = {
@@ -22,5 +29,10 @@ RULES: dict[int, type[Optimizer]] = {
         LAMB,
         PartialRowWiseLAMB,
         LARSSGD,
+        RowWiseRMSProp,
+        FTRL,
+        AdagradMomentum,
+        CounterRowWiseAdagrad,
+        CowClip,
     )
 }

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jax_tt.optimizers._base import Optimizer, Scalar, Slot, at_step, check_scalar
+from jax_tt.optimizers._base import Optimizer, Scalar, Slot, at_step, check_number, check_scalar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +22,7 @@ class Accumulated(Optimizer):
     def __post_init__(self) -> None:
         check_scalar("learning_rate", self.learning_rate, 0.0)
         check_scalar("eps", self.eps, 0.0)
-        if callable(self.initial_accumulator_value):
-            raise TypeError("initial_accumulator_value: got a function; expected a number.")
-        check_scalar("initial_accumulator_value", self.initial_accumulator_value, 0.0)
+        check_number("initial_accumulator_value", self.initial_accumulator_value, 0.0)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

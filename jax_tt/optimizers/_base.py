@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
@@ -115,11 +115,14 @@ def at_step(value: Scalar, step: jax.Array) -> jax.Array:
 
 def one_minus_power(base: Scalar, exponent: jax.Array, step: jax.Array) -> jax.Array:
     """``1 - base ** exponent`` without the cancellation for a base near 1."""
+    return -jnp.expm1(exponent * log_of(base, step))
+
+
+def log_of(base: Scalar, step: jax.Array) -> jax.Array:
+    """The logarithm of a hyper-parameter at ``step``, rounded once where it is a number."""
     if isinstance(base, int | float):
-        log = jnp.float32(math.log(base) if base > 0 else -math.inf)
-    else:
-        log = jnp.log(at_step(base, step))
-    return -jnp.expm1(exponent * log)
+        return jnp.float32(math.log(base) if base > 0 else -math.inf)
+    return jnp.log(at_step(base, step))
 
 
 def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> None:
@@ -135,6 +138,19 @@ def check_scalar(name: str, value: Any, low: float, high: float = math.inf) -> N
     if isinstance(value, numbers.Real) and not low <= float(value) < high:
         limit = f" and below {high}" if high != math.inf else ""
         raise ValueError(f"{name}: got {value}; expected a finite number of at least {low}{limit}.")
+
+
+def check_number(name: str, value: Any, low: float) -> None:
+    """`check_scalar` for initial values, which cannot be schedules."""
+    if callable(value):
+        raise TypeError(f"{name}: got a function; expected a number.")
+    check_scalar(name, value, low)
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Checks the name of a mode."""
+    if value not in choices:
+        raise ValueError(f"{name}: got {value!r}; expected {', '.join(map(repr, choices))}.")
 
 
 def is_zero(value: Any) -> bool:

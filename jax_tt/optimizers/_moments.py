@@ -40,12 +40,16 @@ def moment(decay: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def adaptive(
-    mu: jax.Array, nu: jax.Array, corrections: Sequence[jax.Array], eps: jax.Array
+    mu: jax.Array,
+    nu: jax.Array,
+    corrections: Sequence[jax.Array],
+    eps: jax.Array,
+    lr: jax.Array | float = 1.0,
 ) -> jax.Array:
-    """Adam's step at a learning rate of 1."""
+    """Adam's step."""
     root = jnp.sqrt(nu / corrections[1]) + eps
     # With eps = 0: entries without a gradient so far, or one whose square underflows.
-    return jnp.where(root == 0, 0, mu / corrections[0] / root)
+    return jnp.where(root == 0, 0, lr * (mu / corrections[0]) / root)
 
 
 def norm_ratio(rows: jax.Array, steps: jax.Array) -> jax.Array:

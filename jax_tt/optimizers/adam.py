@@ -6,67 +6,76 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jax_tt.optimizers._base import (
-    Optimizer,
-    Scalar,
-    Slot,
-    Slots,
-    at_step,
-    check_scalar,
-    one_minus_power,
-)
+from jax_tt.optimizers._base import Slot, Slots, is_zero, log_of
+from jax_tt.optimizers._counts import one_more
+from jax_tt.optimizers._moments import Moments, adaptive, moment
 
 
 @dataclasses.dataclass(frozen=True)
-class Adam(Optimizer):
+class Adam(Moments):
     """Adam whose moments change only when their row is used ("lazy").
 
     ``m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g**2;``
-    ``w -= learning_rate * (m / (1 - b1**t)) / (sqrt(v / (1 - b2**t)) + eps)``, where ``t`` counts
+    ``w -= learning_rate * ((m / (1 - b1**t)) / (sqrt(v / (1 - b2**t)) + eps) + weight_decay * w)``, where ``t`` counts
     all steps of the table. ``optax.adam`` also decays the moments of rows that a batch does not use, and moves these
-    rows. If every row is used in every step, the two are equal.
+    rows. If every row is used in every step, the two are equal, and with weight decay it is ``optax.adamw``.
+
+    With ``rowwise_bias_correction``, ``t`` counts the steps of the row, in one more slot. The count stops at
+    16,777,216, where both corrections are 1 for any usual decay.
 
     Args:
         learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
         b1, b2: decay of the first and second moment.
         eps: added to the square root of the second moment.
+        weight_decay: multiplied by the learning rate; only rows of the batch decay.
+        rowwise_bias_correction: whether ``t`` is counted for every row.
 
     >>> import jax_tt
     >>> [slot.name for slot in jax_tt.optimizers.Adam(1e-3).slots]
     ['mu', 'nu']
+    >>> rule = jax_tt.optimizers.Adam(1e-3, weight_decay=0.01, rowwise_bias_correction=True)
+    >>> [slot.name for slot in rule.slots]
+    ['mu', 'nu', 'count']
     """
 
-    learning_rate: Scalar
-    b1: Scalar = 0.9
-    b2: Scalar = 0.999
-    eps: Scalar = 1e-8
+    rowwise_bias_correction: bool = False
     native_kind: ClassVar[int] = 3
+    decayed_kind: ClassVar[int] = 9
+    rowwise_kind: ClassVar[int] = 10
+    static: ClassVar[frozenset[str]] = frozenset({"rowwise_bias_correction"})
 
-    def __post_init__(self) -> None:
-        check_scalar("learning_rate", self.learning_rate, 0.0)
-        check_scalar("b1", self.b1, 0.0, 1.0)
-        check_scalar("b2", self.b2, 0.0, 1.0)
-        check_scalar("eps", self.eps, 0.0)
+    @property
+    def kind(self) -> int:
+        if self.rowwise_bias_correction:
+            return self.rowwise_kind
+        return self.native_kind if is_zero(self.weight_decay) else self.decayed_kind
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("mu", False, 0.0), Slot("nu", False, 0.0))
+        moments = (Slot("mu", False, 0.0), Slot("nu", False, 0.0))
+        return (*moments, Slot("count", True, 0.0)) if self.rowwise_bias_correction else moments
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
-        t = jnp.asarray(step, jnp.float32) + 1
-        scalars = [
-            at_step(value, step) for value in (self.learning_rate, self.b1, self.b2, self.eps)
-        ]
-        corrections = [one_minus_power(base, t, step) for base in (self.b1, self.b2)]
-        return jnp.stack([*scalars, *corrections])
+        values = super().hyperparameters(step)
+        if self.kind == self.rowwise_kind:
+            logs = [log_of(base, step) for base in (self.b1, self.b2)]
+            return jnp.concatenate([values[:5], jnp.stack(logs)])
+        if self.kind == self.native_kind:
+            return jnp.concatenate([values[:4], values[5:]])
+        return values
 
     def update_rows(
         self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
     ) -> tuple[jax.Array, Slots]:
-        lr, b1, b2, eps, correction1, correction2 = hyper.astype(rows.dtype)
-        mu = b1 * slots[0].astype(rows.dtype) + (1 - b1) * grads
+        lr, b1, b2, eps, *rest = hyper.astype(rows.dtype)
+        mu = moment(b1, slots[0], grads)
         nu = b2 * slots[1].astype(rows.dtype) + (1 - b2) * grads * grads
-        root = jnp.sqrt(nu / correction2) + eps
-        # With eps = 0: entries without a gradient so far, or one whose square underflows.
-        step = jnp.where(root == 0, 0, lr * (mu / correction1) / root)
-        return rows - step, (mu, nu)
+        if self.kind == self.native_kind:
+            return rows - adaptive(mu, nu, rest, eps, lr), (mu, nu)
+        decay, *corrections = rest
+        new: Slots = (mu, nu)
+        if self.kind == self.rowwise_kind:
+            count = one_more(slots[2].astype(rows.dtype))
+            corrections = [-jnp.expm1(count * log)[:, None] for log in corrections]
+            new = (mu, nu, count)
+        return rows - lr * (adaptive(mu, nu, corrections, eps) + decay * rows), new

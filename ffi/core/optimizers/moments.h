@@ -29,6 +29,12 @@ struct Moments {
     // Nothing but zero gradients yet: 0 / 0 when eps is zero.
     return root == C{0} ? C{0} : C{1} / (correction1 * root);
   }
+  // The new element, and its moments.
+  JAX_TT_INLINE C AdamStep(C w, C g, C* slots) const {
+    slots[0] = First(slots[0], g);
+    slots[1] = Second(slots[1], g);
+    return w - learning_rate * (slots[0] * Scale(slots[1]) + weight_decay * w);
+  }
 };
 
 }  // namespace jax_tt

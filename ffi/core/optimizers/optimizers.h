@@ -15,13 +15,20 @@
 #include <stdint.h>
 
 #include "ffi/core/optimizers/adagrad.h"
+#include "ffi/core/optimizers/adagrad_momentum.h"
 #include "ffi/core/optimizers/adam.h"
+#include "ffi/core/optimizers/counter_rowwise_adagrad.h"
+#include "ffi/core/optimizers/cow_clip.h"
+#include "ffi/core/optimizers/decayed_adam.h"
+#include "ffi/core/optimizers/ftrl.h"
 #include "ffi/core/optimizers/lamb.h"
 #include "ffi/core/optimizers/lars_sgd.h"
 #include "ffi/core/optimizers/partial_rowwise_adam.h"
 #include "ffi/core/optimizers/partial_rowwise_lamb.h"
 #include "ffi/core/optimizers/regularized_rowwise_adagrad.h"
 #include "ffi/core/optimizers/rowwise_adagrad.h"
+#include "ffi/core/optimizers/rowwise_corrected_adam.h"
+#include "ffi/core/optimizers/rowwise_rmsprop.h"
 #include "ffi/core/optimizers/sgd.h"
 
 namespace jax_tt {
@@ -37,7 +44,14 @@ namespace jax_tt {
   each(Lamb) \
   each(PartialRowWiseLamb) \
   each(LarsSgd) \
-  each(RegularizedRowWiseAdagrad)
+  each(RegularizedRowWiseAdagrad) \
+  each(DecayedAdam) \
+  each(RowWiseCorrectedAdam) \
+  each(RowWiseRmsProp) \
+  each(Ftrl) \
+  each(AdagradMomentum) \
+  each(CounterRowWiseAdagrad) \
+  each(CowClip)
 // clang-format on
 
 constexpr int kMaxSlots = 3;

@@ -1,0 +1,41 @@
+// Adagrad with momentum: a = b2 a + gain g^2; p = (a + eps)^-1/exponent; m = k m + p g; w -= lr m, or with Nesterov's
+// momentum w -= lr (k m + p g).
+#ifndef JAX_TT_CORE_OPTIMIZERS_ADAGRAD_MOMENTUM_H_
+#define JAX_TT_CORE_OPTIMIZERS_ADAGRAD_MOMENTUM_H_
+
+#include "ffi/core/host_device.h"
+
+namespace jax_tt {
+
+template <typename C>
+struct AdagradMomentum {
+  static constexpr int kHyperparameters = 7, kElementSlots = 2, kRowSlots = 0, kSums = 0;
+  struct Row {};
+
+  C learning_rate, momentum, b2, gain, eps, power, nesterov;
+
+  JAX_TT_INLINE explicit AdagradMomentum(const float* hyper)
+      : learning_rate(static_cast<C>(hyper[0])),
+        momentum(static_cast<C>(hyper[1])),
+        b2(static_cast<C>(hyper[2])),
+        gain(static_cast<C>(hyper[3])),
+        eps(static_cast<C>(hyper[4])),
+        power(static_cast<C>(hyper[5])),
+        nesterov(static_cast<C>(hyper[6])) {}
+  JAX_TT_INLINE C Step(C w, C g, const Row&, C* slots) const {
+    slots[0] = b2 * slots[0] + gain * g * g;
+    const C scaled = Preconditioner(slots[0] + eps) * g;
+    slots[1] = momentum * slots[1] + scaled;
+    return w - learning_rate * (nesterov != C{0} ? momentum * slots[1] + scaled : slots[1]);
+  }
+
+ private:
+  JAX_TT_INLINE C Preconditioner(C x) const {
+    if (x == C{0}) return C{0};  // nothing but zero gradients yet
+    return power == static_cast<C>(-0.5) ? C{1} / SquareRoot(x) : Power(x, power);
+  }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_OPTIMIZERS_ADAGRAD_MOMENTUM_H_

@@ -1,0 +1,51 @@
+// Row-wise Adagrad whose gradient is clipped to c max(k |w|, low), where c counts the uses of the row (CowClip).
+#ifndef JAX_TT_CORE_OPTIMIZERS_COW_CLIP_H_
+#define JAX_TT_CORE_OPTIMIZERS_COW_CLIP_H_
+
+#include "ffi/core/host_device.h"
+#include "ffi/core/optimizers/row_counter.h"
+#include "ffi/core/optimizers/row_math.h"
+
+namespace jax_tt {
+
+template <typename C>
+struct CowClip {
+  static constexpr int kHyperparameters = 8, kElementSlots = 0, kRowSlots = 3, kSums = 2;
+  struct Row {
+    C keep, step_size;
+  };
+
+  C learning_rate, eps, l2, decay, halflife, step, weight_norm_coefficient, lower_bound;
+
+  JAX_TT_INLINE explicit CowClip(const float* hyper)
+      : learning_rate(static_cast<C>(hyper[0])),
+        eps(static_cast<C>(hyper[1])),
+        l2(static_cast<C>(hyper[2])),
+        decay(static_cast<C>(hyper[3])),
+        halflife(static_cast<C>(hyper[4])),
+        step(static_cast<C>(hyper[5])),
+        weight_norm_coefficient(static_cast<C>(hyper[6])),
+        lower_bound(static_cast<C>(hyper[7])) {}
+  JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
+    const C penalised = g + l2 * w;
+    sums[0] += penalised * penalised;
+    sums[1] += w * w;
+  }
+  // slots: the sum of squares, the step of the last use, the counter.
+  JAX_TT_INLINE Row RowStep(C width, const C* sums, C* slots) const {
+    slots[2] = CountUse(slots[2], halflife, Interval(slots[1], step));
+    slots[1] = step;
+    slots[0] += Mean(sums[0], width);
+    const C root = SquareRoot(slots[0]) + eps, norm = SquareRoot(sums[0]);
+    const C of_weights = weight_norm_coefficient * SquareRoot(sums[1]);
+    const C largest = slots[2] * (of_weights < lower_bound ? lower_bound : of_weights);
+    const C clip = norm > largest ? largest / norm : C{1};
+    const C step_size = root == C{0} ? C{0} : clip * learning_rate / root;
+    return {C{1} - step_size * l2 - learning_rate * decay, step_size};
+  }
+  JAX_TT_INLINE C Step(C w, C g, const Row& row, C*) const { return row.keep * w - row.step_size * g; }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_OPTIMIZERS_COW_CLIP_H_

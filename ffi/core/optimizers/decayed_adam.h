@@ -1,0 +1,23 @@
+// Adam with weight decay: w -= lr ((m / c1) / (sqrt(v / c2) + eps) + wd w); the moments are those of adam.h.
+#ifndef JAX_TT_CORE_OPTIMIZERS_DECAYED_ADAM_H_
+#define JAX_TT_CORE_OPTIMIZERS_DECAYED_ADAM_H_
+
+#include "ffi/core/host_device.h"
+#include "ffi/core/optimizers/moments.h"
+
+namespace jax_tt {
+
+template <typename C>
+struct DecayedAdam {
+  static constexpr int kHyperparameters = Moments<C>::kHyperparameters, kElementSlots = 2, kRowSlots = 0, kSums = 0;
+  struct Row {};
+
+  Moments<C> moments;
+
+  JAX_TT_INLINE explicit DecayedAdam(const float* hyper) : moments(hyper) {}
+  JAX_TT_INLINE C Step(C w, C g, const Row&, C* slots) const { return moments.AdamStep(w, g, slots); }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_OPTIMIZERS_DECAYED_ADAM_H_

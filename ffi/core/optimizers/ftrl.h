@@ -1,0 +1,42 @@
+// FTRL-proximal: a' = a + g^2; l += u g - (a'^k - a^k) (u / lr) w; w = (clip(l, +-u l1) - l) / ((a'^k + beta) (u / lr)
+// + 2 u l2), where u is 1, or lr if the linear term is multiplied by it.
+#ifndef JAX_TT_CORE_OPTIMIZERS_FTRL_H_
+#define JAX_TT_CORE_OPTIMIZERS_FTRL_H_
+
+#include "ffi/core/host_device.h"
+
+namespace jax_tt {
+
+template <typename C>
+struct Ftrl {
+  static constexpr int kHyperparameters = 7, kElementSlots = 2, kRowSlots = 0, kSums = 0;
+  struct Row {};
+
+  C learning_rate, unit, unit_over_rate, l1, l2, beta, exponent;  // l1 and 2 l2 are multiplied by the unit
+
+  JAX_TT_INLINE explicit Ftrl(const float* hyper)
+      : learning_rate(static_cast<C>(hyper[0])),
+        unit(static_cast<C>(hyper[1])),
+        unit_over_rate(static_cast<C>(hyper[2])),
+        l1(static_cast<C>(hyper[3])),
+        l2(static_cast<C>(hyper[4])),
+        beta(static_cast<C>(hyper[5])),
+        exponent(static_cast<C>(hyper[6])) {}
+  JAX_TT_INLINE C Step(C w, C g, const Row&, C* slots) const {
+    const C before = Root(slots[0]);
+    slots[0] += g * g;
+    if (learning_rate == C{0}) return w;
+    const C now = Root(slots[0]), linear = slots[1] + unit * g - (now - before) * unit_over_rate * w;
+    slots[1] = linear;
+    const C divisor = (now + beta) * unit_over_rate + l2;
+    // Nothing but zero gradients yet: 0 / 0 when nothing regularises.
+    return divisor == C{0} ? w : (Clip(linear, -l1, l1) - linear) / divisor;
+  }
+
+ private:
+  JAX_TT_INLINE C Root(C x) const { return exponent == static_cast<C>(0.5) ? SquareRoot(x) : Power(x, exponent); }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_OPTIMIZERS_FTRL_H_

@@ -1,0 +1,38 @@
+// Adam with weight decay whose bias corrections count the steps of the row instead of those of the table.
+#ifndef JAX_TT_CORE_OPTIMIZERS_ROWWISE_CORRECTED_ADAM_H_
+#define JAX_TT_CORE_OPTIMIZERS_ROWWISE_CORRECTED_ADAM_H_
+
+#include "ffi/core/host_device.h"
+#include "ffi/core/optimizers/moments.h"
+#include "ffi/core/optimizers/row_counter.h"
+
+namespace jax_tt {
+
+template <typename C>
+struct RowWiseCorrectedAdam {
+  static constexpr int kHyperparameters = Moments<C>::kHyperparameters, kElementSlots = 2, kRowSlots = 1, kSums = 0;
+  struct Row {
+    C correction1, correction2;
+  };
+
+  Moments<C> moments;
+  C log_b1, log_b2;  // where the corrections are among the hyper-parameters of others
+
+  JAX_TT_INLINE explicit RowWiseCorrectedAdam(const float* hyper)
+      : moments(hyper), log_b1(static_cast<C>(hyper[5])), log_b2(static_cast<C>(hyper[6])) {}
+  JAX_TT_INLINE Row RowStep(C, const C*, C* count) const {
+    *count = OneMore(*count);
+    // 1 - b^count without the cancellation for a b near 1.
+    return {-ExponentialMinusOne(*count * log_b1), -ExponentialMinusOne(*count * log_b2)};
+  }
+  JAX_TT_INLINE C Step(C w, C g, const Row& row, C* slots) const {
+    Moments<C> own = moments;
+    own.correction1 = row.correction1;
+    own.correction2 = row.correction2;
+    return own.AdamStep(w, g, slots);
+  }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_OPTIMIZERS_ROWWISE_CORRECTED_ADAM_H_

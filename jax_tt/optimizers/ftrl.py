@@ -1,0 +1,109 @@
+"""FTRL-proximal."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt.optimizers._base import (
+    Optimizer,
+    Scalar,
+    Slot,
+    Slots,
+    at_step,
+    check_number,
+    check_scalar,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FTRL(Optimizer):
+    """Follow the regularised leader: rows are computed anew from sums of gradients, and L1 makes entries exactly zero.
+
+    ``new = sum + g**2; linear += g - (new**k - sum**k) / learning_rate * w; sum = new;``
+    ``w = (clip(linear, -l1, l1) - linear) / ((sum**k + beta) / learning_rate + 2 * l2)`` with
+    ``k = -learning_rate_power``. With ``multiply_linear_by_learning_rate``, ``linear`` stores the product with the
+    learning rate, which may then change from step to step without changing rows. The arguments are those of
+    ``FTRLOptimizerSpec`` of jax-tpu-embedding. In steps with a learning rate of 0, only ``sum`` changes.
+
+    Only a part of the initial value of a row enters the first step, so that the initial values should be near zero.
+    For tensor trains, where a row is a product of slices, this and the zeros of L1 make little sense.
+
+    Args:
+        learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.
+        learning_rate_power: exponent of the sum, at most 0.
+        l1_regularization_strength: ``l1``.
+        l2_regularization_strength: ``l2``.
+        beta: added to the power of the sum.
+        initial_accumulator_value: initial value of ``sum``.
+        initial_linear_value: initial value of ``linear``.
+        multiply_linear_by_learning_rate: whether ``linear`` is stored as a product with the learning rate.
+
+    >>> import jax_tt
+    >>> [slot.name for slot in jax_tt.optimizers.FTRL(0.1, l1_regularization_strength=0.01).slots]
+    ['sum', 'linear']
+    """
+
+    learning_rate: Scalar
+    learning_rate_power: Scalar = -0.5
+    l1_regularization_strength: Scalar = 0.0
+    l2_regularization_strength: Scalar = 0.0
+    beta: Scalar = 0.0
+    initial_accumulator_value: float = 0.1
+    initial_linear_value: float = 0.0
+    multiply_linear_by_learning_rate: bool = False
+    native_kind: ClassVar[int] = 12
+    initial: ClassVar[frozenset[str]] = frozenset(
+        {"initial_accumulator_value", "initial_linear_value"}
+    )
+    static: ClassVar[frozenset[str]] = frozenset({"multiply_linear_by_learning_rate"})
+
+    def __post_init__(self) -> None:
+        check_scalar("learning_rate", self.learning_rate, 0.0)
+        check_scalar("learning_rate_power", self.learning_rate_power, -math.inf, math.ulp(0.0))
+        check_scalar("l1_regularization_strength", self.l1_regularization_strength, 0.0)
+        check_scalar("l2_regularization_strength", self.l2_regularization_strength, 0.0)
+        check_scalar("beta", self.beta, 0.0)
+        check_number("initial_accumulator_value", self.initial_accumulator_value, 0.0)
+        check_number("initial_linear_value", self.initial_linear_value, -math.inf)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (
+            Slot("sum", False, self.initial_accumulator_value),
+            Slot("linear", False, self.initial_linear_value),
+        )
+
+    def hyperparameters(self, step: jax.Array) -> jax.Array:
+        lr = at_step(self.learning_rate, step)
+        one = jnp.ones((), jnp.float32)
+        # The unit of the linear term, and that unit divided by the learning rate.
+        unit, per_rate = (
+            (lr, one)
+            if self.multiply_linear_by_learning_rate
+            else (one, jnp.where(lr == 0, 0, 1 / jnp.where(lr == 0, 1, lr)))
+        )
+        l1 = at_step(self.l1_regularization_strength, step)
+        l2 = at_step(self.l2_regularization_strength, step)
+        beta, power = at_step(self.beta, step), at_step(self.learning_rate_power, step)
+        return jnp.stack([lr, unit, per_rate, l1 * unit, 2 * l2 * unit, beta, -power])
+
+    def update_rows(
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+    ) -> tuple[jax.Array, Slots]:
+        lr, unit, per_rate, l1, l2, beta, exponent = hyper.astype(rows.dtype)
+        total, linear = (slot.astype(rows.dtype) for slot in slots)
+        new = total + grads * grads
+        # A root of 0 is exact only as a square root.
+        before, now = (
+            jnp.where(exponent == 0.5, jnp.sqrt(x), jnp.power(x, exponent)) for x in (total, new)
+        )
+        moved = linear + unit * grads - (now - before) * per_rate * rows
+        divisor = (now + beta) * per_rate + l2
+        # Without any regularisation: entries without a gradient so far.
+        none = divisor == 0
+        at = (jnp.clip(moved, -l1, l1) - moved) / jnp.where(none, 1, divisor)
+        still = (lr == 0) | none
+        return jnp.where(still, rows, at), (new, jnp.where(lr == 0, linear, moved))

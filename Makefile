@@ -112,7 +112,7 @@ cuda cuda-all: $(VENV)/.with-dev
 # The tests of the ops on the emulated CUDA kernels, threads and blocks in several orders: a race shows as a result
 # that depends on the order, where the emulator does not name it outright.
 SEEDS ?= 1 2 3
-EMULATION_TESTS ?= conformance grad fused vmap jit bags arguments shard fused_shard cuda_tt cuda_fast cuda_storage \
+EMULATION_TESTS ?= conformance grad fused rules vmap jit bags arguments shard fused_shard cuda_tt cuda_fast cuda_storage \
   dense_segments cache_ops
 emulated: $(VENV)/.with-test
 	@for seed in $(SEEDS); do echo "seed $$seed"; \

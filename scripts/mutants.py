@@ -54,6 +54,16 @@ MUTANTS = {
         "ffi/core/optimizers/adagrad.h", "(SquareRoot(s) + eps)", "SquareRoot(s + eps)", "fused"
     ),
     "adam": Mutant("ffi/core/optimizers/adam.h", "(m / correction1)", "(m / correction2)", "fused"),
+    "sums of LAMB": Mutant(
+        "ffi/core/optimizers/lamb.h", "sums[1] += r * r;", "sums[1] += g * g;", "rules"
+    ),
+    "first use": Mutant("ffi/core/optimizers/row_counter.h", "last_step == C{0} || ", "", "rules"),
+    "largest norm": Mutant(
+        "ffi/core/optimizers/regularized_rowwise_adagrad.h",
+        "norm > max_norm ? max_norm / norm : C{1}",
+        "C{1}",
+        "rules",
+    ),
     "rounding": Mutant(
         "ffi/core/stochastic.h", "0x9e3779b97f4a7c15u + column;", "0x9e3779b97f4a7c15u;", "fused"
     ),
@@ -116,7 +126,7 @@ MUTANTS = {
         "fused_shard",
     ),
     "bias correction": Mutant(
-        "jax_tt/optimizers/adam.py", "jnp.float32) + 1", "jnp.float32) + 2", "fused"
+        "jax_tt/optimizers/_moments.py", "jnp.float32) + 1", "jnp.float32) + 2", "fused"
     ),
     "empty bags": Mutant(
         "jax_tt/_lookup/_combine.py",

@@ -147,6 +147,13 @@ def check_number(name: str, value: Any, low: float) -> None:
     check_scalar(name, value, low)
 
 
+def check_that(name: str, value: Any, holds: Callable[[float], bool], expected: str) -> None:
+    """`check_scalar` with another condition than a lower limit."""
+    check_scalar(name, value, -math.inf)
+    if isinstance(value, numbers.Real) and not holds(float(value)):
+        raise ValueError(f"{name}: got {value}; expected {expected}.")
+
+
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
     """Checks the name of a mode."""
     if value not in choices:

@@ -1,7 +1,6 @@
 """Adagrad with momentum."""
 
 import dataclasses
-import math
 from typing import ClassVar
 
 import jax
@@ -15,6 +14,7 @@ from jax_tt.optimizers._base import (
     at_step,
     check_number,
     check_scalar,
+    check_that,
 )
 
 
@@ -54,9 +54,9 @@ class AdagradMomentum(Optimizer):
     def __post_init__(self) -> None:
         check_scalar("learning_rate", self.learning_rate, 0.0)
         check_scalar("momentum", self.momentum, 0.0, 1.0)
-        check_scalar("b2", self.b2, 0.0, math.nextafter(1.0, 2.0))
+        check_that("b2", self.b2, lambda x: 0 <= x <= 1, "a number from 0 to 1")
         check_scalar("eps", self.eps, 0.0)
-        check_scalar("exponent", self.exponent, math.ulp(0.0))
+        check_that("exponent", self.exponent, lambda x: x > 0, "a number above 0")
         check_number("initial_accumulator_value", self.initial_accumulator_value, 0.0)
 
     @property

@@ -15,6 +15,7 @@ from jax_tt.optimizers._base import (
     at_step,
     check_number,
     check_scalar,
+    check_that,
 )
 
 
@@ -62,7 +63,7 @@ class FTRL(Optimizer):
 
     def __post_init__(self) -> None:
         check_scalar("learning_rate", self.learning_rate, 0.0)
-        check_scalar("learning_rate_power", self.learning_rate_power, -math.inf, math.ulp(0.0))
+        check_that("learning_rate_power", self.learning_rate_power, lambda x: x <= 0, "at most 0")
         check_scalar("l1_regularization_strength", self.l1_regularization_strength, 0.0)
         check_scalar("l2_regularization_strength", self.l2_regularization_strength, 0.0)
         check_scalar("beta", self.beta, 0.0)

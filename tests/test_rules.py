@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_tt
-from tests.helpers import SHAPES, core_gradients, f64
+from tests.helpers import SHAPES, core_gradients, f64, skip_unless_stored
 from tests.rule_models import RULES
 
 pytestmark = pytest.mark.reference_once
@@ -165,3 +165,33 @@ def test_a_term_that_is_off_cannot_be_switched_on_by_a_call():
         jax_tt.optimizers.RowWiseAdagrad(0.1, weight_decay=0.1)
     with pytest.raises(ValueError, match="'decoupled'"):
         jax_tt.optimizers.RowWiseAdagrad(0.1, weight_decay_mode="adamw")
+
+
+@pytest.mark.full(but="lamb")
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("name", RULES)
+def test_other_storage_takes_the_steps_of_the_reference(name, dtype, method, x64):
+    skip_unless_stored(dtype, method)
+    if method == "reference":
+        pytest.skip("the reference says what is expected")
+    rule, _ = RULES[name]
+    g = jnp.asarray(gradients(8), jnp.float64 if dtype == "float64" else jnp.float32)
+
+    def steps(method):
+        def loss(table, bags):
+            out = jax_tt.fused_embed_bag(
+                table, bags, rule, method=method, stochastic_rounding=False
+            )
+            return jnp.sum(out.astype(g.dtype) * g)
+
+        step = jax.jit(jax.grad(loss))
+        table = jax_tt.init_fused_table(rows()[:, :8].astype(dtype), rule)
+        for ids, offsets in batches(3):
+            table = step(table, jax_tt.Bags(ids, offsets))
+        return table
+
+    # Slots are float32; an entry of bfloat16 may be rounded to the other side.
+    tolerance = 1e-6 if dtype == "float64" else 2e-2
+    got, want = steps(method), steps("reference")
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance / 10)

@@ -40,9 +40,10 @@ class CounterRowWiseAdagrad(Counted):
       ``a * sqrt(c)`` before that, and with ``halflife=-2``
       ``min(learning_rate * c, adjustment_ub) / (sqrt(s) + eps)``.
 
-    Up to the step ``adjustment_iter``, both modes are off. FBGEMM finds ``max_counter`` in the table now and then; here
-    it is a hyper-parameter, such as ``jnp.max(state["slot_count_0"]) + 1`` that the training loop computes every
-    thousand steps. Counters stop at 16,777,216, and so does the number of steps, after which ``n`` is 1.
+    Up to the step ``adjustment_iter``, both modes are off. FBGEMM has ``f = halflife / c`` for any ``halflife``, so
+    that rows grow if it is negative, and finds ``max_counter`` in the table now and then. Here it is a
+    hyper-parameter, such as ``jnp.max(state["slot_count_0"]) + 1`` that the training loop computes every thousand
+    steps. Counters stop at 16,777,216, and so does the number of steps, after which ``n`` is 1.
 
     A slice of a tensor-train core is used by many rows of the table: its counter says little about any of them.
 

@@ -234,7 +234,11 @@ RULES: dict[str, tuple[optimizers.Optimizer, Model]] = {
             optimizers.Adam(0.01, b2=0.99, eps=0.1, weight_decay=0.1, rowwise_bias_correction=True),
             adam,
         ),
-        ("rmsprop", optimizers.RowWiseRMSProp(0.02, eps=0.5, ar_alpha=2.0), rowwise_rmsprop),
+        (
+            "rmsprop",
+            optimizers.RowWiseRMSProp(0.02, eps=0.5, ar_alpha=4.0, min_shrinkage=0.8),
+            rowwise_rmsprop,
+        ),
         (
             "ftrl",
             optimizers.FTRL(

@@ -19,6 +19,8 @@ RULES = {
     "adagrad": optimizers.Adagrad(0.05, initial_accumulator_value=0.1),
     "rowwise": optimizers.RowWiseAdagrad(0.05, initial_accumulator_value=0.1),
     "adam": optimizers.Adam(0.01),
+    # Slots of both kinds, and several sums over a row.
+    "lamb": optimizers.PartialRowWiseLAMB(0.05, eps=0.1, weight_decay=0.1),
 }
 # One unit in the last place, where sums in another order round to the other side.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}

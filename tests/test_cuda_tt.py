@@ -137,7 +137,7 @@ def test_workspace_is_for_what_is_asked(platform):
         size("sideways")
 
 
-@pytest.mark.parametrize("rule", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
+@pytest.mark.parametrize("rule", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseLAMB"])
 def test_bitwise_equal_in_any_order_of_threads(rule):
     module = _ffi.load("cuda_emulated")
     if module is None:

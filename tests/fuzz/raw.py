@@ -25,8 +25,25 @@ SHAPES = (  # row factors, column factors, ranks, num_embeddings
 )
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 OTHER_DTYPES = (*DTYPES, "int8", "int32", "uint32", "int64", "bool", "complex64")
-SLOTS = (0, 1, 1, 2)  # of each optimizer
-HYPERS = (1, 2, 2, 6)
+# Hyper-parameters, slots per entry and slots per row of every optimizer.
+OPTIMIZERS = (
+    (1, 0, 0),
+    (2, 1, 0),
+    (2, 0, 1),
+    (6, 2, 0),
+    (7, 1, 1),
+    (7, 2, 0),
+    (7, 1, 1),
+    (4, 1, 0),
+    (5, 0, 1),
+    (7, 2, 0),
+    (7, 2, 1),
+    (6, 0, 2),
+    (7, 2, 0),
+    (7, 2, 0),
+    (11, 0, 3),
+    (8, 0, 3),
+)
 HOSTILE = (0, 1, -1, 2, 3, 7, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63))
 
 
@@ -138,13 +155,17 @@ def _cores(rng: np.random.Generator, which: int, dtype: Any) -> list[np.ndarray]
 
 
 def _slots(rule: int, tables: list[np.ndarray]) -> list[np.ndarray]:
-    rows = [t.shape[0] for t in tables]
-    shapes = [(n,) if rule == 2 else (n, t.size // n) for n, t in zip(rows, tables, strict=True)]
-    return [np.ones(shape, np.float32) for shape in shapes for _ in range(SLOTS[rule])]
+    _, of_entries, of_rows = OPTIMIZERS[rule]
+    shapes = []
+    for table in tables:
+        n = table.shape[0]
+        shapes += [(n, table.size // n)] * of_entries + [(n,)] * of_rows
+    return [np.ones(shape, np.float32) for shape in shapes]
 
 
 def _step(rule: int) -> list[np.ndarray]:
-    return [np.full(HYPERS[rule], 0.5, np.float32), np.ones(2, np.float32), np.zeros(2, np.uint32)]
+    hyper = np.full(OPTIMIZERS[rule][0], 0.5, np.float32)
+    return [hyper, np.ones(2, np.float32), np.zeros(2, np.uint32)]
 
 
 def build_plan(rng: np.random.Generator) -> Call:
@@ -215,7 +236,7 @@ def build_backward(rng: np.random.Generator) -> Call:
 
 def build_update(rng: np.random.Generator) -> Call:
     given = _planned(rng)
-    rule = int(rng.integers(4))
+    rule = int(rng.integers(len(OPTIMIZERS)))
     tables = [*given.cores, *_slots(rule, given.cores)]
     args = [np.zeros_like(given.batch[-1]), *given.batch, *_step(rule)]
     attributes = given.attributes | _step_attributes(rng, rule)
@@ -228,7 +249,7 @@ def build_apply(rng: np.random.Generator) -> Call:
     dtype = jnp.dtype(rng.choice(DTYPES))
     cores = _cores(rng, which, dtype)
     gradients = _cores(rng, which, "float64" if dtype == "float64" else "float32")
-    rule = int(rng.integers(4))
+    rule = int(rng.integers(len(OPTIMIZERS)))
     args = [np.ones(sum(SHAPES[which][0]), np.int32), *_step(rule), *gradients]
     tables = [*cores, *_slots(rule, cores)]
     attributes = _table_attributes(which) | _step_attributes(rng, rule)
@@ -265,7 +286,7 @@ def build_dense_backward(rng: np.random.Generator) -> Call:
 
 def build_dense_update(rng: np.random.Generator) -> Call:
     accum, table, lookups, g = _dense(rng)
-    rule = int(rng.integers(4))
+    rule = int(rng.integers(len(OPTIMIZERS)))
     tables = [table, *_slots(rule, [table])]
     args = [np.zeros(g.shape, accum), *lookups, g, *_step(rule)]
     attributes = _lookup_attributes(rng, False) | _step_attributes(rng, rule)
@@ -413,6 +434,8 @@ def _attributes(rng: np.random.Generator, call: Call) -> dict[str, Any]:
 
 def attribute_value(rng: np.random.Generator, call: Call) -> None:
     attributes = _attributes(rng, call)
+    if not attributes:  # all of them were left out before
+        return
     name = str(rng.choice(list(attributes)))
     value = attributes[name]
     if isinstance(value, bool):
@@ -434,6 +457,8 @@ def attribute_value(rng: np.random.Generator, call: Call) -> None:
 
 def attribute_type(rng: np.random.Generator, call: Call) -> None:
     attributes = call.attributes if rng.integers(4) == 0 else _attributes(rng, call)
+    if not attributes:  # all of them were left out before
+        return
     name = str(rng.choice(list(attributes)))
     value = attributes[name]
     others = [
@@ -452,7 +477,7 @@ def attribute_type(rng: np.random.Generator, call: Call) -> None:
 
 def attribute_count(rng: np.random.Generator, call: Call) -> None:
     attributes = call.attributes if rng.integers(4) == 0 else _attributes(rng, call)
-    if rng.integers(2):
+    if not attributes or rng.integers(2):
         attributes["another"] = np.int64(1)
     else:
         del attributes[str(rng.choice(list(attributes)))]

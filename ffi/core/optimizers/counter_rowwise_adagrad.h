@@ -16,11 +16,12 @@ struct CounterRowWiseAdagrad {
   struct Row {
     C keep, step_size;
   };
-  enum RateMode { kConstant, kTailIncrease, kTailDecrease, kCounterSgd };
-  enum DecayMode { kNoDecay, kL2, kDecoupled, kAdagradW };
+  // Names of the modes in Python, by their places.
+  static constexpr int kTailIncrease = 1, kTailDecrease = 2, kCounterSgd = 3;
+  static constexpr int kL2 = 1, kDecoupled = 2, kAdagradW = 3;
 
   C learning_rate, eps, weight_decay, halflife, step, max_counter, adjustment_iter, adjustment_ub, tail;
-  int rate_mode, decay_mode;
+  C rate_mode, decay_mode;
 
   JAX_TT_INLINE explicit CounterRowWiseAdagrad(const float* hyper)
       : learning_rate(static_cast<C>(hyper[0])),
@@ -32,8 +33,8 @@ struct CounterRowWiseAdagrad {
         adjustment_iter(static_cast<C>(hyper[6])),
         adjustment_ub(static_cast<C>(hyper[7])),
         tail(static_cast<C>(hyper[8])),
-        rate_mode(static_cast<int>(hyper[9])),
-        decay_mode(static_cast<int>(hyper[10])) {}
+        rate_mode(static_cast<C>(hyper[9])),
+        decay_mode(static_cast<C>(hyper[10])) {}
 
   JAX_TT_INLINE void Add(C w, C g, const C*, C* sums) const {
     const C penalised = decay_mode == kL2 ? g + weight_decay * w : g;

@@ -302,7 +302,9 @@ def build_dense_tables(rng: np.random.Generator) -> Call:
         "backward": build_dense_backward,
         "update": build_dense_update,
     }
-    whole = Call(f"jax_tt_dense_tables_{op}_v1", [], [], {})
+    whole = Call(f"jax_tt_dense_tables_{op}_v1", [], [], {"columns": _i64([])})
+    if rng.integers(2):
+        return _in_one_array(rng, op, whole, build[op](rng))
     for k in range(rng.integers(1, 4)):
         own = build[op](rng)
         before = len(whole.args), len(whole.results)
@@ -310,6 +312,33 @@ def build_dense_tables(rng: np.random.Generator) -> Call:
         whole.args += own.args
         whole.results += own.results
         whole.attributes[str(k)] = own.attributes
+    return whole
+
+
+def _in_one_array(rng: np.random.Generator, op: str, whole: Call, own: Call) -> Call:
+    """The call on one table whose vectors of bags are columns of an array, once or as two features."""
+    args, results, narrow = list(own.args), list(own.results), own.results[0].shape
+    if op == "update":
+        narrow = args[0].shape
+        del args[4], args[0]
+    elif op == "backward":
+        narrow = args[3].shape
+        del args[3]
+    bags, features = int(np.prod(narrow[:-1])), 1
+    if bags % 2 == 0:
+        features = int(rng.integers(1, 3))
+    columns = [int(rng.integers(3)) + k * narrow[-1] for k in range(features)]
+    shape = bags // features, columns[-1] + narrow[-1] + int(rng.integers(2))
+    accum = own.results[0].dtype if op == "forward" else args[2].dtype
+    arrays = [np.ones(shape, accum)] * {"forward": 0, "backward": 1, "update": 2}[op]
+    if op == "forward":
+        results = [_result(shape, accum), *results[1:]]
+    whole.args, whole.results = arrays + args, results
+    whole.aliases = own.aliases
+    whole.attributes |= {
+        "0": own.attributes | {"features": _i64(features)},
+        "columns": _i64(columns),
+    }
     return whole
 
 

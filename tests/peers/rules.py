@@ -6,7 +6,15 @@ import numpy as np
 
 from jax_tt import optimizers
 from tests.peers.tables import NEIGHBOURS, Tables
-from tests.peers.tbe import TBE, EmbOptimType
+from tests.peers.tbe import (
+    TBE,
+    CounterBasedRegularizationDefinition,
+    CounterWeightDecayMode,
+    CowClipDefinition,
+    EmbOptimType,
+    LearningRateMode,
+    WeightDecayMode,
+)
 
 RATE = 0.1
 
@@ -38,8 +46,12 @@ class Rule(NamedTuple):
 
 
 SUM = {"slot_sum_0": "sum"}
+COUNTED = SUM | {"slot_last_step_0": "prev_iter", "slot_count_0": "row_counter"}
 # An eps this large shows where it is added.
 EPS = 0.05
+DECAY = 0.2
+ROWWISE = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "eps": EPS, "weight_decay": DECAY}
+SHARED = Tables(of_features=(0, 0, 1, 1, 2, 2))
 RULES = {
     "sgd": Rule(optimizers.SGD(RATE), {"optimizer": EmbOptimType.EXACT_SGD}, {}, True),
     "adagrad": Rule(
@@ -53,5 +65,67 @@ RULES = {
         {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "eps": EPS},
         SUM,
         True,
+    ),
+    "rowwise adagrad, l2": Rule(
+        optimizers.RowWiseAdagrad(RATE, EPS, weight_decay=DECAY, weight_decay_mode="l2"),
+        ROWWISE | {"weight_decay_mode": WeightDecayMode.L2},
+        SUM,
+        False,
+        SHARED,
+    ),
+    "rowwise adagrad, decoupled": Rule(
+        optimizers.RowWiseAdagrad(RATE, EPS, weight_decay=DECAY, weight_decay_mode="decoupled"),
+        ROWWISE | {"weight_decay_mode": WeightDecayMode.DECOUPLE},
+        SUM,
+        False,
+        SHARED,
+    ),
+    "counter": Rule(
+        optimizers.CounterRowWiseAdagrad(
+            RATE,
+            EPS,
+            halflife=3.0,
+            weight_decay=DECAY,
+            weight_decay_mode="decoupled",
+            learning_rate_mode="counter_sgd",
+            adjustment_ub=0.7,
+        ),
+        ROWWISE
+        | {
+            "weight_decay_mode": WeightDecayMode.COUNTER,
+            "counter_based_regularization": CounterBasedRegularizationDefinition(
+                counter_weight_decay_mode=CounterWeightDecayMode.DECOUPLE,
+                counter_halflife=3,
+                learning_rate_mode=LearningRateMode.COUNTER_SGD,
+                adjustment_ub=0.7,
+            ),
+        },
+        COUNTED,
+        False,
+        SHARED,
+    ),
+    "cowclip": Rule(
+        optimizers.CowClip(
+            RATE,
+            EPS,
+            halflife=3.0,
+            weight_decay=DECAY,
+            weight_decay_mode="l2",
+            weight_norm_coefficient=0.3,
+            lower_bound=0.01,
+        ),
+        ROWWISE
+        | {
+            "weight_decay_mode": WeightDecayMode.COWCLIP,
+            "cowclip_regularization": CowClipDefinition(
+                counter_weight_decay_mode=CounterWeightDecayMode.L2,
+                counter_halflife=3,
+                weight_norm_coefficient=0.3,
+                lower_bound=0.01,
+            ),
+        },
+        COUNTED,
+        False,
+        SHARED,
     ),
 }

@@ -23,15 +23,25 @@ with warnings.catch_warnings():
     )
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         ComputeDevice,
+        CounterBasedRegularizationDefinition,
+        CounterWeightDecayMode,
+        CowClipDefinition,
+        LearningRateMode,
         SplitTableBatchedEmbeddingBagsCodegen,
+        WeightDecayMode,
     )
 
 __all__ = [
     "TBE",
     "BoundsCheckMode",
+    "CounterBasedRegularizationDefinition",
+    "CounterWeightDecayMode",
+    "CowClipDefinition",
     "EmbOptimType",
+    "LearningRateMode",
     "SparseType",
     "SplitTableBatchedEmbeddingBagsCodegen",
+    "WeightDecayMode",
 ]
 
 # Its threads wait for each other much longer than these batches take.

@@ -70,11 +70,15 @@ MUTANTS = {
     "hotter": Mutant(
         "ffi/core/cache.h", "touched > row_touched)", "touched >= row_touched)", "cache_model"
     ),
-    "weights of single rows": Mutant(
+    "weights of rows": Mutant(
         "ffi/cpu/dense.cc",
-        "if (end - begin == 1 && problem_.weights == nullptr) return",
-        "if (end - begin == 1) return",
+        "rows_.at(), rows_.weight(),",
+        "rows_.at(), nullptr,",
         "conformance kinds",
+    ),
+    "columns": Mutant("ffi/cpu/dense.h", "columns[bag / bags]", "columns[0]", "collection_wide"),
+    "long bags": Mutant(
+        "ffi/cpu/bag_sums.h", "continues_ = true;", "continues_ = false;", "collection_wide"
     ),
     "weights of single TT rows": Mutant(
         "ffi/cpu/tt_backward.cc",
@@ -83,7 +87,7 @@ MUTANTS = {
         "conformance kinds",
     ),
     "poison": Mutant(
-        "ffi/cpu/pool_bags.h", "if (poisoned) std", "if (poisoned && bag < 0) std", "poisoned_ids"
+        "ffi/cpu/pool_bags.h", "else if (row == kPoison &&", "else if (bag < 0 &&", "poisoned_ids"
     ),
     "clip": Mutant(
         "ffi/cpu/plan.cc",
@@ -151,8 +155,8 @@ MUTANTS = {
     ),
     "sums that a loss does not use": Mutant(
         "jax_tt/_lookup/rule.py",
-        "None if isinstance(g, jax.custom_derivatives.SymbolicZero) else g",
-        "jax.numpy.zeros(g.aval.shape) if hasattr(g, 'aval') and not hasattr(g, 'astype') else g",
+        "lambda g: None if isinstance(g, unused) else g",
+        "lambda g: jax.numpy.zeros(g.aval.shape) if isinstance(g, unused) else g",
         "collection",
     ),
     "order of columns": Mutant(

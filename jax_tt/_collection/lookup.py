@@ -19,7 +19,7 @@ from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._inputs import bag_batch
-from jax_tt._lookup.rule import pooled_sums, prepared, wide_sums
+from jax_tt._lookup.rule import pooled_sums, prepared
 from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._tables.table import Table
 
@@ -118,7 +118,7 @@ def embed(
     dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in after}
     alike = len({(accumulator(storages[name]), dtypes[name]) for name in after}) == 1
     if layout in WIDE and alike and (wide := wide_of(collection, requests)):
-        array = wide_sums(calls, wide).astype(next(iter(dtypes.values())))
+        array = pooled_sums(calls, wide).astype(next(iter(dtypes.values())))
         return WIDE[layout].of_wide(array, len(requests)), after
     sums = dict(zip(after, pooled_sums(calls), strict=True))
     rows: dict[str, jax.Array] = {}

@@ -54,7 +54,7 @@ class Call(NamedTuple):
 
 
 # The gradient of every call's sums, None for those that the loss does not use; or of one array with all of them.
-Gradients = Sequence[jax.Array | None] | jax.Array
+Gradients = Any
 
 
 class Group(Protocol):

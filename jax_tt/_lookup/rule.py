@@ -73,43 +73,33 @@ def prepared(
     return Call(Use(table, lookup), {**trained, **rest}, batch, values), state
 
 
-def pooled_sums(calls: Sequence[Call]) -> tuple[jax.Array, ...]:
+def pooled_sums(calls: Sequence[Call], wide: Wide | None = None) -> Any:
     """Weighted sums ``[S, nb, D]`` of every call in the accumulator type, differentiable in tables and weights.
 
-    One rule covers all tables but those that JAX can differentiate itself.
+    With ``wide``, they are columns of one array, which ops write if they can. One rule covers all tables but those that
+    JAX can differentiate itself.
     """
-
     if explicit_mesh(calls) is not None:
         # There, in automatic mode, the mesh has no explicit axes.
-        return sums_over_explicit_axes(pooled_sums, calls, [call.batch for call in calls])
+        found = sums_over_explicit_axes(pooled_sums, calls, [call.batch for call in calls])
+        return found if wide is None else wide.joined(found)
     by_rule: dict[int, Call] = {}
     sums: dict[int, jax.Array] = {}
     for k, call in enumerate(calls):
-        if _differentiates_itself(call):
-            sums[k] = call.use.table.forward(call.state, call.batch, call.use.lookup)[0]
-        else:
-            by_rule[k] = _reverse_only(call)
+        use, state, batch, _ = call
+        if use.table.differentiates_itself(use.lookup):
+            sums[k] = use.table.forward(state, batch, use.lookup)[0]
+            continue
+        own = {name: state[name] for name in use.table.trained_names}
+        own, weights = reverse_only((own, batch.weights))
+        batch = dataclasses.replace(batch, weights=weights)
+        by_rule[k] = call._replace(state={**state, **own}, batch=batch)
+    if wide is not None and not sums:
+        return _sums(list(by_rule.values()), wide)
     if by_rule:
         sums.update(zip(by_rule, _sums(list(by_rule.values()), None), strict=True))
-    return tuple(sums[k] for k in range(len(calls)))
-
-
-def wide_sums(calls: Sequence[Call], wide: Wide) -> jax.Array:
-    """`pooled_sums` of all calls in one array ``[samples, width]``, which the ops write."""
-    if explicit_mesh(calls) is not None or any(map(_differentiates_itself, calls)):
-        return wide.joined(pooled_sums(calls))
-    return _sums([_reverse_only(call) for call in calls], wide)
-
-
-def _differentiates_itself(call: Call) -> bool:
-    return call.use.table.differentiates_itself(call.use.lookup)
-
-
-def _reverse_only(call: Call) -> Call:
-    own = {name: call.state[name] for name in call.use.table.trained_names}
-    own, weights = reverse_only((own, call.batch.weights))
-    batch = dataclasses.replace(call.batch, weights=weights)
-    return call._replace(state={**call.state, **own}, batch=batch)
+    found = tuple(sums[k] for k in range(len(calls)))
+    return found if wide is None else wide.joined(found)
 
 
 @jax.custom_vjp

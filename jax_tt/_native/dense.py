@@ -211,15 +211,16 @@ def run_together(
     """
     (op,) = {call.op for call in calls}
     shared = {} if shared is None else shared
-    into = wide is not None and op == "forward"
+    into = wide if op == "forward" else None
 
     def local(args: Named, axes: Any) -> Named:
         own = list(zip(calls, apart(args, len(calls)), strict=True))
         given = [call.gathered(these, axes) for call, these in own]
         results = [
-            {} if into else call.results(these) for call, these in zip(calls, given, strict=True)
+            call.results(these) if into is None else {}
+            for call, these in zip(calls, given, strict=True)
         ]
-        of_all = {"sums": wide.type(calls[0].operands.accum)} if into else {}
+        of_all = {} if into is None else {"sums": into.type(calls[0].operands.accum)}
         attributes: dict[str, Any] = {str(k): call.attributes(axes) for k, call in enumerate(calls)}
         columns = () if wide is None else wide.columns
         for k, own_columns in enumerate(columns):
@@ -239,7 +240,7 @@ def run_together(
     whole = dict(shared) | together(call.whole for call in calls)
     results = together(dict.fromkeys(call.blocked_results) for call in calls)
     found = over_blocks(local, blocked, whole, list(results))
-    if into:
+    if into is not None:
         return found["sums"]
     return [call.finished(own) for call, own in zip(calls, apart(found, len(calls)), strict=True)]
 

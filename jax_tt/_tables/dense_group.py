@@ -39,7 +39,7 @@ class DenseTables:
     def backward(
         self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
     ) -> list[Cotangents]:
-        at_once = wide is not None and _whole(calls)
+        of_all = wide if wide is not None and _whole(calls) else None
         parts = _apart(gs, calls, wide)
         found: list[Cotangents] = [({}, None)] * len(calls)
         stepped, others = [], []
@@ -52,9 +52,9 @@ class DenseTables:
             elif lookup.wanted.weights:
                 found[k] = {}, table.weights_gradient(call.state, call.batch, g, lookup)
         for members, cotangents in ((stepped, _new_states), (others, _gradients)):
-            if at_once and members:
-                columns = zip(*((calls[k], residuals[k]) for k in members), strict=True)
-                own = cotangents(*columns, gs, wide.of(members))
+            if of_all is not None and members:
+                own = [calls[k] for k in members], [residuals[k] for k in members]
+                own = cotangents(*own, gs, of_all.of(members))
             else:
                 rows = [(calls[k], residuals[k], parts[k]) for k in members]
                 own = _in_parts(cotangents, rows)

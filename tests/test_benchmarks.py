@@ -86,10 +86,11 @@ def test_the_rival_by_hand_computes_the_same_step(rule, program):
     batch = np.random.default_rng(0).integers(40, size=32)  # 40 rows, so that ids repeat
     work = Work(jax_tt.TTShape.suggest(40, 16, ranks=2), bags=8, bag_size=4, batches=[batch])
     step, state = program(work)
-    loss, state = jax.jit(step)(state, jnp.asarray(batch, np.int32))
+    compiled = jax.jit(step, donate_argnums=0).lower(state, jnp.asarray(batch, np.int32)).compile()
+    assert not re.findall(r"= f32\[40,16\]\S* copy\(", compiled.as_text())
+    state = compiled(state, jnp.asarray(batch, np.int32))
     ours_step, table = ours.dense_fused_program(work, rule)
-    our_loss, table = ours_step(table, ours.bags_of(work)[0])
-    np.testing.assert_allclose(loss, our_loss, rtol=1e-5)
+    _, table = ours_step(table, ours.bags_of(work)[0])
     expected = [*table.cores, *jax.tree.leaves(table.slots)]
     for got, wanted in zip(jax.tree.leaves(state), expected, strict=True):
         np.testing.assert_allclose(got, np.reshape(wanted, got.shape), rtol=1e-4, atol=1e-10)

@@ -1,9 +1,9 @@
 """A dense table in plain JAX, updated in place: what a JAX user writes to avoid a dense gradient.
 
 The rows of the batch are gathered, the loss is differentiated with respect to them, and the donated table is updated
-with `.at[ids].add`. Its step touches only the rows of the batch, like that of a fused table. It does not return the loss:
-the gradient of the benchmarks' loss does not depend on the rows, as that of a model does, and a program that reads them
-for the loss alone would copy the table.
+with `.at[ids].add`. Its step touches only the rows of the batch, like that of a fused table. It does not return the
+loss: the gradient of the benchmarks' loss does not depend on the rows, as that of a model does, and a program that
+reads them for the loss alone would copy the table.
 """
 
 from collections.abc import Callable

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
@@ -118,6 +120,52 @@ def test_features_of_equal_width_are_stacked(method):
     wide = jax_tt.embed_collection(collection, state, batch, lookup, layout="concatenated")[0]
     stacked = jax_tt.embed_collection(collection, state, batch, lookup, layout="stacked")[0]
     assert_same(stacked, wide.reshape(4, 3, 5))
+
+
+def test_no_samples_are_stacked(method):
+    collection = jax_tt.Collection({"plain": TABLES["plain"]}, {"weighted": FEATURES["weighted"]})
+    batch = {"weighted": np.zeros((0, 2), np.int32)}
+    state, lookup = arrays_of(collection), Lookup(method=method)
+    rows, _ = jax_tt.embed_collection(collection, state, batch, lookup, layout="stacked")
+    assert rows.shape == (0, 1, 64)
+
+
+@pytest.mark.parametrize("way", ["shard_map", "explicit"])
+def test_features_that_are_sharded_in_different_ways(way):
+    """Replicated and sharded features side by side, and features of one table."""
+    if not native_available():
+        pytest.skip("no native module")
+    tables = {"a": jax_tt.dense_table(50, 8), "b": jax_tt.dense_table(30, 8)}
+    features = {"fa": Feature("a"), "fb": Feature("b"), "again": Feature("b")}
+    collection = jax_tt.Collection(tables, features)
+    state = arrays_of(collection)
+    batch = {name: jnp.asarray(RNG.integers(0, 30, (8, 2)), jnp.int32) for name in features}
+    explicit = way == "explicit"
+    layout = "concatenated" if explicit else "features"
+
+    def gradient(state, batch):
+        def loss(arrays):
+            rows, _ = jax_tt.embed_collection(
+                collection, arrays, batch, Lookup(bounds="zero"), layout=layout
+            )
+            return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(rows))
+
+        return jax.grad(loss)(state)
+
+    kind = AxisType.Explicit if explicit else AxisType.Auto
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
+    if explicit:
+        whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("x"))
+        with jax.sharding.set_mesh(mesh):
+            got = jax.jit(gradient)(jax.device_put(state, whole), jax.device_put(batch, split))
+    else:
+        specs = {"fa": P(), "fb": P("x"), "again": P("x")}
+        own = jax.shard_map(gradient, mesh=mesh, in_specs=(P(), specs), out_specs=P())
+        got = jax.jit(own)(state, batch)
+    want = gradient(state, batch)
+    if not explicit:  # every device adds the loss of the replicated feature
+        want["a"] = jax.tree.map(lambda leaf: 4 * leaf, want["a"])
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), got, want)
 
 
 @pytest.mark.parametrize("samples", [0, 1])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jax_tt
+from jax_tt import optimizers
 from tests.helpers import SHAPES, core_gradients, f64, skip_unless_stored
 from tests.rule_models import RULES
 
@@ -195,3 +196,22 @@ def test_other_storage_takes_the_steps_of_the_reference(name, dtype, method, x64
     got, want = steps(method), steps("reference")
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance / 10)
+
+
+@pytest.mark.parametrize(
+    "rule", [optimizers.RowWiseAdagrad, optimizers.CounterRowWiseAdagrad, optimizers.CowClip]
+)
+def test_what_would_have_no_effect_is_refused(rule):
+    with pytest.raises(ValueError, match="weight_decay: it has no effect"):
+        rule(0.1, weight_decay=0.5)
+    with pytest.raises(ValueError, match="weight_decay_mode: got 'cosine'; expected 'none', 'l2'"):
+        rule(0.1, weight_decay_mode="cosine")
+
+
+@pytest.mark.parametrize(
+    "options", [{"learning_rate_mode": "tail_id_increase"}, {"tail_id_threshold_is_ratio": True}]
+)
+def test_tails_need_the_largest_counter(options):
+    with pytest.raises(ValueError, match="max_counter: got None"):
+        optimizers.CounterRowWiseAdagrad(0.1, **options)
+    optimizers.CounterRowWiseAdagrad(0.1, max_counter=10.0, **options)

@@ -44,8 +44,9 @@ class Pass {
   virtual void Request(int workers, Workspace& workspace) = 0;
   // Checks and sorts the batch.  If this fails for one table, no rounds of any table run.
   virtual Status Plan() = 0;
-  // The rounds after Plan, whose sizes must not depend on it.
+  // What runs after Plan.  It is called before, so that sizes must not depend on the plan.
   virtual std::vector<TaskSet> Rounds() = 0;
+  // Called after all rounds; may refuse what they found.
   virtual Status Finish() { return {}; }
 };
 

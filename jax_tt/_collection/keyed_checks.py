@@ -36,7 +36,9 @@ def description(
     keys: Any, batch_sizes: Any, unweighted: Any
 ) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
     """The static fields of `KeyedBags` as tuples that belong together."""
-    if all(isinstance(given, tuple) for given in (keys, batch_sizes, unweighted)):
+    tuples = all(isinstance(given, tuple) for given in (keys, batch_sizes, unweighted))
+    # Other numbers may be equal to integers, and would be taken for them by the cache.
+    if tuples and all(type(size) is int for size in batch_sizes):
         return _description(keys, batch_sizes, unweighted)
     keys = names(keys)
     unweighted = names(unweighted) if unweighted else ()

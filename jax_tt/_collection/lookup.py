@@ -18,6 +18,7 @@ from jax_tt._collection.states import check_states
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._explicit import explicit_mesh
 from jax_tt._lookup._inputs import bag_batch
 from jax_tt._lookup.rule import pooled_sums, prepared
 from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
@@ -117,7 +118,8 @@ def embed(
         after[name] = dict(changed)
     dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in after}
     alike = len({(accumulator(storages[name]), dtypes[name]) for name in after}) == 1
-    if layout in WIDE and alike and (wide := wide_of(collection, requests)):
+    at_once = layout in WIDE and alike and explicit_mesh(calls) is None
+    if at_once and (wide := wide_of(collection, requests)):
         array = pooled_sums(calls, wide).astype(next(iter(dtypes.values())))
         return WIDE[layout].of_wide(array, len(requests)), after
     sums = dict(zip(after, pooled_sums(calls), strict=True))

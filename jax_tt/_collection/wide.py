@@ -32,7 +32,7 @@ WIDE = {
     ),
     "stacked": Layout(
         lambda rows: jnp.stack(list(rows.values()), axis=1),
-        lambda array, features: array.reshape(array.shape[0], features, -1),
+        lambda array, features: array.reshape(array.shape[0], features, array.shape[1] // features),
     ),
 }
 

@@ -63,7 +63,7 @@ class Group(Protocol):
     def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
         """Sums ``[S, nb, D]`` in the accumulator type of every table, and the residuals of the group.
 
-        With ``wide``, one array with the sums in their columns and anything in the others.
+        With ``wide``, one array with the sums in their columns, which are all that it has.
         """
         ...
 
@@ -74,8 +74,11 @@ class Group(Protocol):
         ...
 
 
+Groups = tuple[tuple[Group | None, tuple[int, ...]], ...]
+
+
 @functools.lru_cache(maxsize=1024)
-def groups_of(uses: tuple[Use, ...]) -> tuple[tuple[Group | None, tuple[int, ...]], ...]:
+def groups_of(uses: tuple[Use, ...]) -> Groups:
     """The groups, each with the numbers of its tables; None for a table on its own."""
     members: dict[Group | None, list[int]] = {}
     for k, use in enumerate(uses):
@@ -89,24 +92,24 @@ def groups_of(uses: tuple[Use, ...]) -> tuple[tuple[Group | None, tuple[int, ...
 
 def forward(calls: Sequence[Call], wide: Wide | None) -> tuple[Any, list[Any]]:
     """The sums of every table, or one array of them, and the residuals of every group."""
+    groups = groups_of(tuple(call.use for call in calls))
+    if wide is not None and (of_all := _group_of_all(groups)):
+        group, members = of_all
+        array, residuals = group.forward([calls[k] for k in members], wide.of(members))
+        return array, [residuals]
     sums: dict[int, jax.Array] = {}
-    array, saved = None, []
-    for group, members in groups_of(tuple(call.use for call in calls)):
+    saved = []
+    for group, members in groups:
         if group is None:
             (k,) = members
             use, state, batch, _ = calls[k]
             sums[k], residuals = use.table.forward(state, batch, use.lookup)
-        elif wide is not None and array is None:
-            array, residuals = group.forward([calls[k] for k in members], wide.of(members))
         else:
             found, residuals = group.forward([calls[k] for k in members], None)
             sums.update(zip(members, found, strict=True))
         saved.append(residuals)
-    if wide is None:
-        return tuple(sums[k] for k in range(len(calls))), saved
-    own = wide.of(list(sums))
-    parts = list(sums.values())
-    return own.joined(parts) if array is None else own.with_sums(array, parts), saved
+    found = tuple(sums[k] for k in range(len(calls)))
+    return (found if wide is None else wide.joined(found)), saved
 
 
 def backward(
@@ -115,22 +118,27 @@ def backward(
     """The wanted cotangents of every table; none of those whose ``g`` is None."""
     found: dict[int, Cotangents] = {}
     groups = groups_of(tuple(call.use for call in calls))
-    at_once = True  # the first group takes the whole array, as in the forward pass
+    if wide is not None and (of_all := _group_of_all(groups)):
+        group, members = of_all
+        own = group.backward([calls[k] for k in members], saved[0], gs, wide.of(members))
+        found.update(zip(members, own, strict=True))
+        return [found[k] for k in range(len(calls))]
+    if wide is not None:
+        gs = wide.separated(gs, [call.shape for call in calls])
     for (group, members), residuals in zip(groups, saved, strict=True):
-        own = [calls[k] for k in members]
-        if wide is not None and group is not None and at_once:
-            cotangents, at_once = group.backward(own, residuals, gs, wide.of(members)), False
+        own, of_own = [calls[k] for k in members], [gs[k] for k in members]
+        if group is None:
+            cotangents = [_of_one_table(own[0], residuals, of_own[0])]
         else:
-            if wide is None:
-                of_own = [gs[k] for k in members]
-            else:
-                of_own = wide.of(members).separated(gs, [call.shape for call in own])
-            if group is None:
-                cotangents = [_of_one_table(own[0], residuals, of_own[0])]
-            else:
-                cotangents = group.backward(own, residuals, of_own, None)
+            cotangents = group.backward(own, residuals, of_own, None)
         found.update(zip(members, cotangents, strict=True))
     return [found[k] for k in range(len(calls))]
+
+
+def _group_of_all(groups: Groups) -> tuple[Group, tuple[int, ...]] | None:
+    """The group that takes all tables, which can write their sums into one array, or None."""
+    group, members = groups[0]
+    return (group, members) if group is not None and len(groups) == 1 else None
 
 
 def _of_one_table(call: Call, residuals: Any, g: jax.Array | None) -> Cotangents:

@@ -34,24 +34,13 @@ class Wide:
         return dataclasses.replace(self, columns=tuple(self.columns[k] for k in members))
 
     def joined(self, sums: Sequence[jax.Array]) -> jax.Array:
-        """The array with the sums ``[S, nb, D]`` of every call; zeros in other columns."""
+        """The array with the sums ``[S, nb, D]`` of every call."""
         parts: list[tuple[int, jax.Array]] = []
         for columns, own in zip(self.columns, sums, strict=True):
             features = own.reshape(len(columns), self.samples, own.shape[-1])
             parts += zip(columns, features, strict=True)
         parts.sort(key=lambda part: part[0])
-        if sum(part.shape[1] for _, part in parts) == self.width:
-            return jnp.concatenate([part for _, part in parts], axis=1)
-        array = jnp.zeros((self.samples, self.width), sums[0].dtype)
-        return self.with_sums(array, sums)
-
-    def with_sums(self, array: jax.Array, sums: Sequence[jax.Array]) -> jax.Array:
-        """``array`` with the sums of these calls in their columns."""
-        for columns, own in zip(self.columns, sums, strict=True):
-            features = own.reshape(len(columns), self.samples, own.shape[-1])
-            for column, part in zip(columns, features, strict=True):
-                array = lax.dynamic_update_slice(array, part, (0, column))
-        return array
+        return jnp.concatenate([part for _, part in parts], axis=1)
 
     def separated(
         self, array: jax.Array, shapes: Sequence[tuple[int, int, int]]

@@ -39,26 +39,28 @@ class DenseTables:
     def backward(
         self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
     ) -> list[Cotangents]:
-        of_all = wide if wide is not None and _whole(calls) else None
-        parts = _apart(gs, calls, wide)
+        if wide is not None and not _whole(calls):
+            gs, wide = _apart(gs, calls, wide), None
         found: list[Cotangents] = [({}, None)] * len(calls)
         stepped, others = [], []
-        for k, (call, g) in enumerate(zip(calls, parts, strict=True)):
+        for k, (call, g) in enumerate(zip(calls, _each(gs, calls, wide), strict=True)):
             table, lookup = call.use.table, call.use.lookup
             if g is None:
                 continue
             if lookup.wanted.names:
                 (others if table.update is None else stepped).append(k)
             elif lookup.wanted.weights:
+                if wide is not None:
+                    (g,) = _apart(gs, [call], wide.of([k]))
                 found[k] = {}, table.weights_gradient(call.state, call.batch, g, lookup)
         for members, cotangents in ((stepped, _new_states), (others, _gradients)):
-            if of_all is not None and members:
+            if wide is not None and members:
                 own = [calls[k] for k in members], [residuals[k] for k in members]
-                own = cotangents(*own, gs, of_all.of(members))
+                results = cotangents(*own, gs, wide.of(members))
             else:
-                rows = [(calls[k], residuals[k], parts[k]) for k in members]
-                own = _in_parts(cotangents, rows)
-            for k, of_table in zip(members, own, strict=True):
+                rows = [(calls[k], residuals[k], gs[k]) for k in members]
+                results = _in_parts(cotangents, rows)
+            for k, of_table in zip(members, results, strict=True):
                 found[k] = of_table
         return found
 
@@ -135,7 +137,10 @@ def _forward_parts(calls: Sequence[Call], arrays: Any) -> list[Forward]:
 def _gradients(
     calls: Sequence[Call], residuals: Sequence[Any], gs: Gradients, wide: Wide | None = None
 ) -> list[Cotangents]:
-    axes = [varying_axes(call.state, call.batch, gs) for call in calls]
+    axes = [
+        varying_axes(call.state, call.batch, g)
+        for call, g in zip(calls, _each(gs, calls, wide), strict=True)
+    ]
     arrays = [(call.state, call.batch, saved) for call, saved in zip(calls, residuals, strict=True)]
 
     def one_by_one(arrays: Any, gs: Any) -> list[Any]:

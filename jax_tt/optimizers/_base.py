@@ -160,6 +160,20 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"{name}: got {value!r}; expected {', '.join(map(repr, choices))}.")
 
 
+DECAYS = ("none", "l2", "decoupled")
+
+
+def check_decay(value: Any, mode: Any, modes: Sequence[str] = DECAYS) -> None:
+    """Checks ``weight_decay`` and ``weight_decay_mode``, which need each other."""
+    check_scalar("weight_decay", value, 0.0)
+    check_choice("weight_decay_mode", mode, modes)
+    if mode == "none" and not is_zero(value):
+        raise ValueError(
+            "weight_decay: it has no effect with weight_decay_mode='none'; choose "
+            f"{' or '.join(map(repr, modes[1:]))}."
+        )
+
+
 def is_zero(value: Any) -> bool:
     """Whether a hyper-parameter is the number 0: an array or a schedule may be something else in another step."""
     return isinstance(value, numbers.Real) and float(value) == 0

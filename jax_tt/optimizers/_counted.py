@@ -23,7 +23,6 @@ class Counted(Optimizer):
         check_scalar("eps", self.eps, 0.0)
         check_number("initial_accumulator_value", self.initial_accumulator_value, 0.0)
         check_scalar("halflife", self.halflife, -math.inf)
-        check_scalar("weight_decay", self.weight_decay, 0.0)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

@@ -7,12 +7,20 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from jax_tt.optimizers._base import Scalar, Slots, at_step, check_choice, check_scalar
+from jax_tt.optimizers._base import (
+    DECAYS,
+    Scalar,
+    Slots,
+    at_step,
+    check_choice,
+    check_decay,
+    check_scalar,
+)
 from jax_tt.optimizers._counted import Counted
 from jax_tt.optimizers._counts import count_use, interval, this_step
 
 _RATES = ("none", "tail_id_increase", "tail_id_decrease", "counter_sgd")
-_DECAYS = ("none", "l2", "decoupled", "adagradw")
+_DECAYS = (*DECAYS, "adagradw")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +67,8 @@ class CounterRowWiseAdagrad(Counted):
         adjustment_ub: exponent or bound of the changes.
         tail_id_threshold: counter above which the learning rate changes.
         tail_id_threshold_is_ratio: whether the threshold is a part of ``max_counter``, rounded down.
-        max_counter: the largest counter of the table, plus 1.
+        max_counter: the largest counter of the table, plus 1. The modes ``"tail_id_..."`` need it, and so does a
+            threshold that is a ratio.
 
     >>> import jax_tt
     >>> rule = jax_tt.optimizers.CounterRowWiseAdagrad(0.1, learning_rate_mode="counter_sgd")
@@ -75,7 +84,7 @@ class CounterRowWiseAdagrad(Counted):
     adjustment_ub: Scalar = 1.0
     tail_id_threshold: Scalar = 0.0
     tail_id_threshold_is_ratio: bool = False
-    max_counter: Scalar = 1.0
+    max_counter: Scalar | None = None
     native_kind: ClassVar[int] = 14
     static: ClassVar[frozenset[str]] = frozenset(
         {"weight_decay_mode", "learning_rate_mode", "tail_id_threshold_is_ratio"}
@@ -83,14 +92,23 @@ class CounterRowWiseAdagrad(Counted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("weight_decay_mode", self.weight_decay_mode, _DECAYS)
+        check_decay(self.weight_decay, self.weight_decay_mode, _DECAYS)
         check_choice("learning_rate_mode", self.learning_rate_mode, _RATES)
         check_scalar("adjustment_iter", self.adjustment_iter, -math.inf)
-        for name in ("adjustment_ub", "tail_id_threshold", "max_counter"):
+        for name in ("adjustment_ub", "tail_id_threshold"):
             check_scalar(name, getattr(self, name), 0.0)
+        if self.max_counter is not None:
+            check_scalar("max_counter", self.max_counter, 0.0)
+        elif self.learning_rate_mode.startswith("tail_id") or self.tail_id_threshold_is_ratio:
+            raise ValueError(
+                "max_counter: got None; the learning-rate modes 'tail_id_...' and a threshold that is a ratio compare "
+                "the counters of rows with it. Give the largest counter of the table plus 1, e.g. as an nnx.Variable "
+                "that the training loop sets."
+            )
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
-        highest, tail = at_step(self.max_counter, step), at_step(self.tail_id_threshold, step)
+        highest = at_step(1.0 if self.max_counter is None else self.max_counter, step)
+        tail = at_step(self.tail_id_threshold, step)
         adjustments = [at_step(v, step) for v in (self.adjustment_iter, self.adjustment_ub)]
         if self.tail_id_threshold_is_ratio:
             tail = jnp.floor(tail * highest)

@@ -6,11 +6,9 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from jax_tt.optimizers._base import Scalar, Slots, at_step, check_choice, check_scalar
+from jax_tt.optimizers._base import Scalar, Slots, at_step, check_decay, check_scalar
 from jax_tt.optimizers._counted import Counted
 from jax_tt.optimizers._counts import count_use, interval, this_step
-
-_MODES = ("none", "l2", "decoupled")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +51,7 @@ class CowClip(Counted):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("weight_decay_mode", self.weight_decay_mode, _MODES)
+        check_decay(self.weight_decay, self.weight_decay_mode)
         check_scalar("weight_norm_coefficient", self.weight_norm_coefficient, 0.0)
         check_scalar("lower_bound", self.lower_bound, 0.0)
 

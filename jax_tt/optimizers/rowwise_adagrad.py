@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt.optimizers._accumulated import Accumulated, scaled
-from jax_tt.optimizers._base import Scalar, Slots, at_step, check_choice, check_scalar, is_zero
+from jax_tt.optimizers._base import Scalar, Slots, at_step, check_decay, check_scalar
 
-_MODES = ("none", "l2", "decoupled")
 WeightDecayMode = Literal["none", "l2", "decoupled"]
 
 
@@ -48,14 +47,9 @@ class RowWiseAdagrad(Accumulated):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_scalar("weight_decay", self.weight_decay, 0.0)
+        check_decay(self.weight_decay, self.weight_decay_mode)
         if self.max_norm is not None:
             check_scalar("max_norm", self.max_norm, 0.0)
-        check_choice("weight_decay_mode", self.weight_decay_mode, _MODES)
-        if self.weight_decay_mode == "none" and not is_zero(self.weight_decay):
-            raise ValueError(
-                "weight_decay: it has no effect with weight_decay_mode='none'; choose 'l2' or 'decoupled'."
-            )
 
     @property
     def kind(self) -> int:

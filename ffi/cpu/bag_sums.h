@@ -15,9 +15,9 @@
 namespace jax_tt {
 
 // Collects the rows of bags and lets a kernel add them up, many at a time.  Rows are added in the order in which they
-// come.  Each worker needs one.
+// come.  Each worker needs one, on cache lines that no other worker writes.
 template <typename T>
-class BagSums {
+class alignas(64) BagSums {
  public:
   using C = typename ComputeType<T>::type;
 

@@ -71,7 +71,8 @@ class GradientPass : public Pass {
 
   std::string_view table() const override { return problem_.lookups.table; }
   void Request(int workers, Workspace& workspace) override {
-    rows_.RequestBuffers(problem_.lookups.size(), problem_.weights != nullptr, weight_gradient_ != nullptr, workspace);
+    rows_.RequestBuffers(problem_.lookups.size(), problem_.num_embeddings, problem_.weights != nullptr,
+                         weight_gradient_ != nullptr, workspace);
     sums_.resize(static_cast<size_t>(workers));
     value_.resize(static_cast<size_t>(workers));
     for (size_t w = 0; w < sums_.size(); ++w) {

@@ -9,9 +9,11 @@
 namespace jax_tt {
 
 template <typename C>
-void DenseRows<C>::RequestBuffers(int64_t n, bool weighted, bool positions, Workspace& workspace) {
+void DenseRows<C>::RequestBuffers(int64_t n, int64_t num_embeddings, bool weighted, bool positions,
+                                  Workspace& workspace) {
   n_ = n;
-  workspace.Request(&sorting_, 4 * n);
+  bits_ = BitsFor(static_cast<uint64_t>(num_embeddings));
+  workspace.Request(&sorting_, (bits_ <= 32 ? 2 : 4) * n);
   workspace.Request(&row_, n);
   workspace.Request(&at_, n);
   workspace.Request(&end_, n);
@@ -58,7 +60,7 @@ template <typename Item, typename T, typename RowOf>
 void DenseRows<C>::Sort(const DenseProblem<T>& problem, RowOf row_of, C* weight_gradient) {
   Item* items = reinterpret_cast<Item*>(sorting_);
   const int64_t entries = Collect(problem, row_of, items, weight_gradient);
-  items = RadixSort(items, items + n_, entries, BitsFor(static_cast<uint64_t>(problem.num_embeddings)));
+  items = RadixSort(items, items + n_, entries, bits_);
   int64_t rows = 0;
   for (int64_t i = 0; i < entries; ++i) {
     const auto row = static_cast<int64_t>(items[i].key());
@@ -81,9 +83,8 @@ Status DenseRows<C>::Build(const DenseProblem<T>& problem, C* weight_gradient) {
   const Lookups& lookups = problem.lookups;
   if (Status status = CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity); !status.ok())
     return status;
-  const bool packed = BitsFor(static_cast<uint64_t>(problem.num_embeddings)) <= 32;
   WithRowReader(lookups, problem.num_embeddings, [&](auto row_of) {
-    if (packed)
+    if (bits_ <= 32)
       Sort<PackedItem>(problem, row_of, weight_gradient);
     else
       Sort<WideItem>(problem, row_of, weight_gradient);

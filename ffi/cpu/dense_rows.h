@@ -15,7 +15,7 @@ template <typename C>
 class DenseRows {
  public:
   // `weighted`: weight() is needed; `positions`: position() is.
-  void RequestBuffers(int64_t n, bool weighted, bool positions, Workspace& workspace);
+  void RequestBuffers(int64_t n, int64_t num_embeddings, bool weighted, bool positions, Workspace& workspace);
 
   // Fills the rows of a batch.  weight_gradient[n], or null: set to NaN for an id that makes its bag NaN, and to 0.
   template <typename T>
@@ -38,6 +38,7 @@ class DenseRows {
   void Sort(const DenseProblem<T>& problem, RowOf row_of, C* weight_gradient);
 
   int64_t n_ = 0, count_ = 0, out_of_range_ = 0;
+  int bits_ = 0;  // of a row
   bool refused_ = false;
   uint64_t* sorting_ = nullptr;
   int64_t *row_ = nullptr, *at_ = nullptr;

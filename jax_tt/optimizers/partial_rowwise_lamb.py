@@ -15,7 +15,8 @@ class PartialRowWiseLAMB(Moments):
     """`LAMB` whose second moment is one number per row: ``v = b2 v + (1 - b2) mean(g**2)``.
 
     The rest is as in `LAMB`, and the state is about half of it. It is ``PARTIAL_ROWWISE_LAMB`` of FBGEMM's
-    table-batched embedding; optax has no counterpart.
+    table-batched embedding; optax has no counterpart. Native operations compute the norm of the step from sums of
+    squares, which underflow for first moments below about 1e-18; such rows do not move.
 
     Args:
         learning_rate: float, scalar array, ``nnx.Variable`` or schedule of the step.

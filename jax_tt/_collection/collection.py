@@ -11,8 +11,7 @@ import jax
 
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
-from jax_tt._collection.states import check_arrays, check_states, check_tables
-from jax_tt._collection.states import listed as listed
+from jax_tt._collection.states import check_arrays, check_states, check_tables, listed
 from jax_tt._tables.next_values import next_values
 from jax_tt._tables.options import check_static
 from jax_tt._tables.table import Table

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jax_tt._collection.collection import Collection, listed
+from jax_tt._collection.collection import Collection
+from jax_tt._collection.states import listed
 from jax_tt._tables.options import Lookup, StepInputs
 
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import jax
 
 from jax_tt._bags import Bags
-from jax_tt._collection.collection import Collection, listed
+from jax_tt._collection.collection import Collection
 from jax_tt._collection.keyed_bags import KeyedBags
+from jax_tt._collection.states import listed
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._combine import batch_to_sum, combine

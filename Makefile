@@ -99,7 +99,7 @@ NATIVE_PYTHON ?= $(PY)
 NATIVE_BUILD ?= build/in_tree
 NATIVE_FLAGS ?= $(addprefix -D,$(NATIVE_OPTIONS))
 native-with:
-	cmake -S . -B $(NATIVE_BUILD) -DPython_EXECUTABLE=$(NATIVE_PYTHON) $(NATIVE_FLAGS)
+	cmake -S . -B $(NATIVE_BUILD) -DPython_EXECUTABLE=$(abspath $(NATIVE_PYTHON)) $(NATIVE_FLAGS)
 	cmake --build $(NATIVE_BUILD) --target in_tree --parallel $$(nproc)
 
 # The CUDA module, which needs no GPU to compile: the GPUs of data centres, or all. Says so and goes on where there is

@@ -353,27 +353,51 @@ void SumRows(int64_t n, const T* __restrict rows, const int32_t* __restrict inde
   }
 }
 
-// Vectors to prefetch ahead: as many cache lines as a core can wait for.
+// Rows to prefetch ahead: as many cache lines as a core can wait for.
+constexpr int64_t RowsAhead(int64_t bytes) { return bytes > 192 ? 8 : 16; }
+
 template <typename T>
-inline int64_t VectorsAhead(int64_t n) {
-  const int64_t lines = (n * static_cast<int64_t>(sizeof(T)) + 63) / 64;
-  return lines >= 4 ? 8 : 16;
+inline __attribute__((always_inline)) void PrefetchRow(const T* row, int64_t n) {
+  for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + i);
 }
 
-// One tile of the columns of a sum of SumBags.  Of the vector at[k + ahead], if it is before at[known], `fetch`
-// elements are prefetched.
+// SumBags of rows of kVectors * W elements, whose sums stay in registers.  Bags often have a single row, so that the
+// loop over bags must cost as little as the loop over rows.
+template <typename T, int W, int kVectors>
+void SumWholeRows(const T* __restrict from, const int64_t* __restrict at, const T* __restrict weight, int64_t first,
+                  const int32_t* __restrict end, int64_t bags, bool add, T* __restrict out,
+                  const int64_t* __restrict out_at) {
+  typedef typename VectorOf<T, W>::type V;
+  constexpr int64_t n = kVectors * W, kAhead = RowsAhead(n * sizeof(T));
+  const int64_t last = end[bags - 1];
+  for (int64_t k = first; k < last && k < first + kAhead; ++k) PrefetchRow(from + at[k], n);
+  for (int64_t b = 0, k = first; b < bags; ++b) {
+    T* to = out + (out_at ? out_at[b] : b * n);
+    V sum[kVectors];
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) sum[j] = add && b == 0 ? *reinterpret_cast<const V*>(to + j * W) : V{};
+    for (; k < end[b]; ++k) {
+      if (k + kAhead < last) PrefetchRow(from + at[k + kAhead], n);
+      const T* row = from + at[k];
+      const T scale = weight ? weight[k] : T{1};
+#pragma GCC unroll 8
+      for (int j = 0; j < kVectors; ++j) sum[j] += scale * *reinterpret_cast<const V*>(row + j * W);
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) *reinterpret_cast<V*>(to + j * W) = sum[j];
+  }
+}
+
+// One tile of the columns of one bag.
 template <typename T, int W, int kVectors>
 inline __attribute__((always_inline)) void SumTile(const T* __restrict from, const int64_t* __restrict at,
                                                    const T* __restrict weight, int64_t count, bool add,
-                                                   T* __restrict out, int64_t ahead, int64_t known, int64_t fetch) {
+                                                   T* __restrict out) {
   typedef typename VectorOf<T, W>::type V;
   V sum[kVectors];
 #pragma GCC unroll 4
   for (int j = 0; j < kVectors; ++j) sum[j] = add ? *reinterpret_cast<const V*>(out + j * W) : V{};
   for (int64_t k = 0; k < count; ++k) {
-    if (k + ahead < known)
-      for (int64_t i = 0; i < fetch; i += 64 / static_cast<int64_t>(sizeof(T)))
-        __builtin_prefetch(from + at[k + ahead] + i);
     const T* row = from + at[k];
     const T scale = weight ? weight[k] : T{1};
 #pragma GCC unroll 4
@@ -383,28 +407,49 @@ inline __attribute__((always_inline)) void SumTile(const T* __restrict from, con
   for (int j = 0; j < kVectors; ++j) *reinterpret_cast<V*>(out + j * W) = sum[j];
 }
 
+// SumBags of rows of any length, tile by tile.
 template <typename T>
-void SumBags(int64_t n, const T* __restrict from, const int64_t* __restrict at, const T* __restrict weight,
-             int64_t first, const int32_t* __restrict end, int64_t bags, bool add, T* __restrict out,
-             const int64_t* __restrict out_at) {
+void SumTiles(int64_t n, const T* __restrict from, const int64_t* __restrict at, const T* __restrict weight,
+              int64_t first, const int32_t* __restrict end, int64_t bags, bool add, T* __restrict out,
+              const int64_t* __restrict out_at) {
   constexpr int W = kVectorBytes / sizeof(T);
-  if (bags == 0) return;
-  const int64_t last = end[bags - 1], ahead = VectorsAhead<T>(n);
-  for (int64_t k = first; k < last && k < first + ahead; ++k)
-    for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(from + at[k] + i);
+  const int64_t last = end[bags - 1], ahead = RowsAhead(n * static_cast<int64_t>(sizeof(T)));
+  int64_t known = first;
   for (int64_t b = 0, begin = first; b < bags; begin = end[b++]) {
-    const int64_t count = end[b] - begin, known = last - begin;
+    for (; known < last && known < end[b] + ahead; ++known) PrefetchRow(from + at[known], n);
+    const int64_t count = end[b] - begin;
     const int64_t* own = at + begin;
     const T* scale = weight ? weight + begin : nullptr;
-    T* sum = out + (out_at ? out_at[b] : b * n);
+    T* to = out + (out_at ? out_at[b] : b * n);
     const bool onto = add && b == 0;
     int64_t i = 0;
-    for (; i + 4 * W <= n; i += 4 * W)
-      SumTile<T, W, 4>(from + i, own, scale, count, onto, sum + i, ahead, known, i == 0 ? n : 0);
-    for (; i + W <= n; i += W)
-      SumTile<T, W, 1>(from + i, own, scale, count, onto, sum + i, ahead, known, i == 0 ? n : 0);
-    for (; i < n; ++i) SumTile<T, 1, 1>(from + i, own, scale, count, onto, sum + i, ahead, known, i == 0 ? n : 0);
+    for (; i + 4 * W <= n; i += 4 * W) SumTile<T, W, 4>(from + i, own, scale, count, onto, to + i);
+    for (; i + W <= n; i += W) SumTile<T, W, 1>(from + i, own, scale, count, onto, to + i);
+    for (; i < n; ++i) SumTile<T, 1, 1>(from + i, own, scale, count, onto, to + i);
   }
+}
+
+// Calls SumWholeRows if rows are at most eight vectors of W elements, or an odd number of shorter ones.
+template <typename T, int W, int kVectors, int kLess, typename... Args>
+bool SumWhole(int64_t n, Args... args) {
+  if (n == kVectors * W) {
+    SumWholeRows<T, W, kVectors>(args...);
+    return true;
+  }
+  if constexpr (kVectors > kLess)
+    return SumWhole<T, W, kVectors - kLess, kLess>(n, args...);
+  else if constexpr (W * sizeof(T) > 16)
+    return SumWhole<T, W / 2, 7, 2>(n, args...);
+  return false;
+}
+
+template <typename T>
+void SumBags(int64_t n, const T* from, const int64_t* at, const T* weight, int64_t first, const int32_t* end,
+             int64_t bags, bool add, T* out, const int64_t* out_at) {
+  constexpr int W = kVectorBytes / sizeof(T);
+  if (bags == 0 || n == 0) return;
+  if (!SumWhole<T, W, 8, 1>(n, from, at, weight, first, end, bags, add, out, out_at))
+    SumTiles(n, from, at, weight, first, end, bags, add, out, out_at);
 }
 
 // The slots of one element.

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import jax.numpy as jnp
+
 # Averages of ones round by less, one step of Adam at a learning rate of 1e-4 moves it by more. The same number as
 # kSentinelTolerance of ffi/core/sentinel.h.
 TOLERANCE = 2.0**-14
@@ -10,3 +12,11 @@ TOLERANCE = 2.0**-14
 def holds(sentinel: Any) -> Any:
     """Whether each sentinel of an array is 1 up to rounding; False for NaN."""
     return abs(sentinel - 1) <= TOLERANCE
+
+
+def kept(sentinel: Any) -> Any:
+    """The sentinel after a step.
+
+    An invalid one stays invalid, so that all further passes fail; rounding errors are reset to 1.
+    """
+    return jnp.where(holds(sentinel), 1, sentinel)

@@ -65,10 +65,10 @@ def step(collection: Any, trained: Any, state: Any, batch: Any, lookup: Lookup) 
 @functools.partial(jax.jit, static_argnums=(0, 4))
 @functools.partial(jax.value_and_grad, argnums=1, has_aux=True)
 def one_by_one(collection: Any, trained: Any, state: Any, batch: Any, lookup: Lookup) -> Any:
-    """`step` with one call per feature."""
+    """`step` with one call per feature, of tables on their own."""
     rows, after = {}, {}
     for name, feature in collection.features.items():
-        table = collection.tables[feature.table]
+        table = collection.separated_tables[feature.table]
         own = {**state[feature.table], **trained[feature.table]}
         if feature.combiner is None:
             found = jax_tt.lookup_rows(table, own, batch[name], lookup)
@@ -98,11 +98,16 @@ def test_a_mixed_collection_equals_its_tables(mixed, method):
     lookup = Lookup(bounds="zero", method=method)
     trained = MIXED.trained(mixed)
     got = step(MIXED, trained, mixed, BATCH, lookup)
-    assert_same(got, one_by_one(MIXED, trained, mixed, BATCH, lookup))
-    (_, (_, after)), gradients = got
+    (loss, (rows, after)), gradients = got
+    alone = MIXED.separated(mixed)
+    names = {name: table.trained_names for name, table in MIXED.separated_tables.items()}
+    own = {name: {array: alone[name][array] for array in names[name]} for name in alone}
+    want = one_by_one(MIXED, own, alone, BATCH, lookup)
+    assert_same(((loss, (rows, MIXED.separated(after))), MIXED.separated(gradients)), want)
     new, others = MIXED.overwritten(after, gradients)
     assert sorted(others) == ["plain", "train"]
-    assert [float(new[name]["step"]) for name in ("dense", "cached", "ordered")] == [1, 1, 1]
+    assert new["updates"]["step"].tolist() == [1, 1]
+    assert float(new["cached"]["step"]) == 1
     assert int(MIXED.maintain(new)["cached"]["cache_clock"]) == 1
 
 
@@ -116,9 +121,11 @@ def test_tables_that_a_loss_does_not_use_stay(mixed, method):
 
     gradients = part(MIXED.trained(mixed))
     used = {name: float(own["used"]) for name, own in gradients.items() if "used" in own}
-    assert used == {"dense": 1, "cached": 0, "ordered": 0}
+    assert used == {"updates": 1, "cached": 0}
+    assert gradients["updates"]["step"].tolist() == [1, 0]
     new, _ = MIXED.overwritten(mixed, gradients)
-    assert_same(new["cached"], mixed["cached"])
+    for name in ("cached", "ordered"):
+        assert_same(new[name], mixed[name])
     assert not np.array_equal(new["dense"]["embedding"], mixed["dense"]["embedding"])
 
 
@@ -232,14 +239,15 @@ def test_features_that_share_a_fused_table_are_one_batch(rule, method):
     @functools.partial(jax.grad, has_aux=True)
     def by_hand(trained):
         pooled, _ = jax_tt.pooled_rows(
-            collection.tables["one"], trained, Bags.concatenate(parts), lookup
+            collection.separated_tables["one"], trained, Bags.concatenate(parts), lookup
         )
         rows = dict(zip(names, Bags.split(pooled, parts), strict=True))
         return loss_of(rows), rows
 
     (_, (rows, _)), gradients = step(collection, state, state, {n: FORMS[n] for n in names}, lookup)
-    assert_same((gradients["one"], rows), by_hand(state["one"]))
-    assert float(gradients["one"]["step"]) == float(gradients["one"]["sentinel"]) == 1
+    gradient = collection.separated(gradients)["one"]
+    assert_same((gradient, rows), by_hand(collection.separated(state)["one"]))
+    assert float(gradient["step"]) == float(gradient["sentinel"]) == 1
 
 
 @pytest.mark.parametrize("form", ["array", "weights", "padding"])

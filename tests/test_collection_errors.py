@@ -253,19 +253,18 @@ def test_states_and_options(state):
     ):
         with pytest.raises(error, match=message):
             look_up(state, inputs=StepInputs(hyperparameters=given))
-    with pytest.raises(ValueError, match="arrays: got the table 'ad'; expected 'item', 'user'"):
+    with pytest.raises(ValueError, match="arrays: got the table 'ad'; expected 'item', 'updates', 'user'"):
         COLLECTION.replaced(state, {"ad": {}})
     with pytest.raises(ValueError, match="gradients: have no table 'user'"):
         COLLECTION.overwritten(state, {"item": state["item"]})
     summed = jax.tree.map(lambda array: 2 * array, state)
-    with pytest.raises(ValueError, match=r"'user' are not its next values: its sentinel is 2\.0"):
+    with pytest.raises(ValueError, match=r"the fused tables are not next values: the sentinel is 2\.0"):
         COLLECTION.overwritten(state, summed)
     alone = Collection({"item": TRAIN}, {"clicked": Feature("item")})
     with pytest.raises(ValueError, match=r"grad_scale: .* a collection without optimizers"):
         jax_tt.embed_collection(alone, state, {"clicked": IDS}, inputs=StepInputs(2.0))
 
 
-USER = "'embedding', 'step', 'sentinel', 'used'"
 STATES = {
     "a dict for the collection": (
         lambda state: jax_tt.embed_collection(dict(COLLECTION.tables), state, BATCH),
@@ -311,7 +310,7 @@ STATES = {
     "replaced: an unknown array": (
         lambda state: COLLECTION.replaced(state, {"user": {"embeding": 1.0}}),
         ValueError,
-        rf"arrays\['user'\]: got the array 'embeding', .* does not have; expected {USER}",
+        r"arrays\['user'\]: got the array 'embeding', .* does not have; expected 'embedding'",
     ),
     "overwritten: no table": (
         lambda state: COLLECTION.overwritten({}, COLLECTION.trained(state)),
@@ -329,9 +328,9 @@ STATES = {
         r"gradients\['user'\]: got the array 'slot_mu_0'",
     ),
     "overwritten: part of a table": (
-        lambda state: COLLECTION.overwritten(state, {"user": {"step": 1.0}}),
+        lambda state: COLLECTION.overwritten(state, {"user": {}}),
         ValueError,
-        r"gradients\['user'\]: have no 'embedding', 'sentinel', 'used'; .* the table together",
+        r"gradients\['user'\]: have no 'embedding'; .* the table together",
     ),
     "maintain: no table": (
         lambda state: COLLECTION.maintain({}),

@@ -71,7 +71,8 @@ def test_nnx_trains_all_tables(trained):
     model, _, losses = trained
     assert losses[3] < losses[0] / 4
     tables = model.embed.tables
-    assert [float(tables[name].step[...]) for name in ("items", "users")] == [4, 4]
+    assert model.embed.sharing == ("items",)
+    assert (float(model.embed.step[0]), float(tables["users"].step[...])) == (4, 4)
     assert int(tables["items"].out_of_range[...]) == 4
     statistics = tables["users"].cache_statistics()
     assert (statistics["calls"], statistics["refreshes"]) == (4, 2)
@@ -200,7 +201,7 @@ def test_linen_trains_all_tables():
         state, counts, loss = linen_step(state, counts)
         losses.append(float(loss))
     assert losses[3] < losses[0] / 2
-    assert float(state.params[OVERWRITTEN]["embed"]["items"]["step"]) == 4
+    assert float(state.params[OVERWRITTEN]["embed"]["step"][0]) == 4
     assert int(counts["out_of_range"]["embed"]["items"]["count"]) == 4
     refreshed = jax_tt.linen.refresh_caches(Linen(), {**state.params, **counts}, BATCH)
     directory = jax_tt.linen.cache_directories(refreshed)["embed/users"]
@@ -229,9 +230,10 @@ def test_linen_and_nnx_agree(trained):
     arrays = {name: dict(module.state()) for name, module in embed.tables.items()}
     fused = {name: arrays[name] for name in ("items", "users")}
     buffers = {n: fused["users"].pop(n) for n in embed.tables["users"].table.buffers}
+    shared = {name: getattr(embed, name)[...] for name in ("step", "sentinel", "used")}
     variables = {
         "params": {"words": arrays["words"]},
-        OVERWRITTEN: fused,
+        OVERWRITTEN: fused | shared,
         "row_cache": {"users": buffers},
     }
     rows = jax.jit(jax_tt.linen.EmbedCollection(TABLES, FEATURES).apply)(variables, BATCH)

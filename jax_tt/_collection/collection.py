@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.states import check_arrays, check_states, check_tables, listed
+from jax_tt._lookup._shared import Shared, is_shared
 from jax_tt._tables.next_values import next_values
 from jax_tt._tables.options import check_static
 from jax_tt._tables.table import Table
@@ -19,13 +21,17 @@ from jax_tt._tables.table import Table
 # Arrays by table and name.
 States = Mapping[str, Mapping[str, Any]]
 
+# In the state of a collection, the scalars of its fused tables.
+UPDATES = "updates"
+
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
     """Tables of any kinds and sizes, and the features that are looked up in them in one call.
 
     It holds no arrays and can be a static argument of ``jit``. Its arrays are a dict of the states of the tables by
-    name, as `init` returns them.
+    name, as `init` returns them. The tables with an optimizer share one sentinel, one flag `used` and one array of step
+    counts, which are in ``state["updates"]``; those with a row cache have their own.
 
     Attributes:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`. A table with an optimizer is updated in the
@@ -68,7 +74,12 @@ class Collection:
         for name, table in tables.items():
             if table.update is not None:
                 check_static(f"tables[{name!r}]: optimizer", table.update.optimizer)
-        named = {name: table.with_name(name) for name, table in tables.items()}
+        if UPDATES in tables:
+            raise ValueError(
+                f"tables: got the name {UPDATES!r}, which in a state stands for the step counts of all tables; rename "
+                "the table."
+            )
+        named = {name: _sharing(table).with_name(name) for name, table in tables.items()}
         object.__setattr__(self, "tables", Frozen(named))
         object.__setattr__(self, "features", Frozen(features))
 
@@ -76,7 +87,7 @@ class Collection:
         """Initial arrays by table and name, with a key of its own for every table."""
         keys = jax.random.split(key, len(self.tables))
         pairs = zip(self.tables.items(), keys, strict=True)
-        return {name: table.init(own) for (name, table), own in pairs}
+        return self._with_updates({name: table.init(own) for (name, table), own in pairs})
 
     def trained(self, state: States) -> dict[str, dict[str, Any]]:
         """The arrays that a loss is differentiated with respect to.
@@ -90,12 +101,12 @@ class Collection:
         >>> sorted(collection.trained(collection.init(jax.random.key(0)))["ad"])
         ['embedding']
         """
-        check_states("state", state, self.tables)
+        self.check(state)
         for name, table in self.tables.items():
             table.require(state[name], table.trained_names)
         return {
-            name: {array: state[name][array] for array in table.trained_names}
-            for name, table in self.tables.items()
+            name: {array: state[name][array] for array in names}
+            for name, names in self._trained_names.items()
         }
 
     def replaced(self, state: States, arrays: States) -> dict[str, dict[str, Any]]:
@@ -107,7 +118,7 @@ class Collection:
         check_tables("state", state, state)
         check_tables("arrays", arrays, state)
         for name, own in arrays.items():
-            trained = self.tables[name].trained_names if name in self.tables else ()
+            trained = self._trained_names.get(name, ())
             check_arrays(f"arrays[{name!r}]", own, dict.fromkeys((*trained, *state[name])))
         return {name: {**own, **arrays.get(name, {})} for name, own in state.items()}
 
@@ -137,14 +148,14 @@ class Collection:
         ...     return jax_tt.embed_collection(collection, arrays, batch)[0]["ad"].sum()
         >>> gradients = jax.grad(loss)(collection.trained(state), {"ad": jax.numpy.array([[1, 2]])})
         >>> state, others = collection.overwritten(state, gradients)
-        >>> float(state["ad"]["step"]), others
-        (1.0, {})
+        >>> state["updates"]["step"].tolist(), others
+        ([1.0], {})
         """
-        fused = [name for name, table in self.tables.items() if table.update is not None]
-        check_states("state", state, self.tables)
-        check_tables("gradients", gradients, self.tables)
+        fused = [name for name in self._trained_names if self._is_fused(name)]
+        self.check(state)
+        check_tables("gradients", gradients, self._trained_names)
         for name in fused:
-            trained = self.tables[name].trained_names
+            trained = self._trained_names[name]
             if name not in gradients:
                 raise ValueError(
                     f"gradients: have no table {name!r}; expected those of all that Collection.trained returns."
@@ -156,18 +167,114 @@ class Collection:
                     f"gradients[{name!r}]: have no {listed(missing)}; expected those of all arrays that "
                     "Collection.trained returns, which overwrite the table together."
                 )
-        old = {(name, array): value for name in fused for array, value in state[name].items()}
-        new = {(name, array): value for name in fused for array, value in gradients[name].items()}
+        old, new = (_by_path(fused, arrays) for arrays in (state, gradients))
         after: dict[str, dict[str, Any]] = {}
-        for (name, array), value in next_values("Collection.overwritten", old, new).items():
-            after.setdefault(name, {})[array] = value
+        for (*name, array), value in next_values("Collection.overwritten", old, new).items():
+            after.setdefault(name[0] if name else UPDATES, {})[array] = value
         others = {name: dict(own) for name, own in gradients.items() if name not in fused}
         return self.replaced(state, after), others
 
     def maintain(self, state: States, method: str = "auto") -> dict[str, dict[str, Any]]:
         """The state after the maintenance of every table between two steps, such as of row caches that are due."""
-        check_states("state", state, self.tables)
-        return {name: table.maintain(state[name], method) for name, table in self.tables.items()}
+        self.check(state)
+        after = {name: table.maintain(state[name], method) for name, table in self.tables.items()}
+        return {name: after.get(name, dict(own)) for name, own in state.items()}
+
+    @functools.cached_property
+    def separated_tables(self) -> dict[str, Table]:
+        """Every table as it is on its own, which `separated` states are for."""
+        return {
+            name: table.with_update(dataclasses.replace(table.update, shared=False))
+            if table.update is not None
+            else table
+            for name, table in self.tables.items()
+        }
+
+    def separated(self, state: States) -> dict[str, dict[str, Any]]:
+        """The state of every table on its own, e.g. for a checkpoint that single layers can read.
+
+        Raises:
+            TypeError, ValueError: ``state`` lacks a table or the shared scalars.
+
+        >>> import jax, jax_tt
+        >>> table = jax_tt.dense_table(50, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+        >>> collection = jax_tt.Collection({"ad": table}, {"ad": jax_tt.Feature("ad")})
+        >>> states = collection.separated(collection.init(jax.random.key(0)))
+        >>> sorted(states["ad"]), sorted(collection.joined(states))
+        (['embedding', 'sentinel', 'step', 'used'], ['ad', 'updates'])
+        """
+        self.check(state)
+        found = {name: dict(state[name]) for name in self.tables}
+        for place, name in enumerate(self.sharing):
+            shared = state[UPDATES]
+            found[name] |= {**shared, "step": shared["step"][place]}
+        return found
+
+    def joined(self, states: States) -> dict[str, dict[str, Any]]:
+        """The inverse of `separated`: the state of the collection from those of its tables on their own.
+
+        Raises:
+            TypeError, ValueError: ``states`` lack a table or its step count.
+        """
+        check_states("states", states, self.tables)
+        for name in self.sharing:
+            self.tables[name].require(states[name], ("step",))
+        found = {
+            name: {a: value for a, value in states[name].items() if a not in self._dropped(name)}
+            for name in self.tables
+        }
+        return self._with_updates(found, [states[name]["step"] for name in self.sharing])
+
+    def check(self, state: Any, argument: str = "state") -> None:
+        """Raises unless a state has arrays by name of all tables, and the scalars that they share."""
+        check_states(argument, state, self.tables)
+        if not self.sharing:
+            return
+        check_states(argument, state, (UPDATES,))
+        shapes = {
+            name: value.shape for name, value in Shared.init(len(self.sharing))._asdict().items()
+        }
+        for name, shape in shapes.items():
+            if name not in state[UPDATES]:
+                raise ValueError(
+                    f"{argument}[{UPDATES!r}]: has no {name!r}; expected what Collection.init returns, with the arrays "
+                    f"{listed(shapes)}."
+                )
+            got = state[UPDATES][name].shape
+            if got != shape:
+                raise ValueError(
+                    f"{argument}[{UPDATES!r}][{name!r}]: got shape {got}; expected {shape}. Collection.joined makes a "
+                    "state from those of other tables."
+                )
+
+    @functools.cached_property
+    def sharing(self) -> tuple[str, ...]:
+        """The tables with an optimizer whose scalars are in ``state["updates"]``, in the order of the step counts."""
+        return tuple(name for name, table in self.tables.items() if is_shared(table))
+
+    @functools.cached_property
+    def _trained_names(self) -> dict[str, tuple[str, ...]]:
+        """The arrays that a loss is differentiated with respect to, by table, and the shared scalars."""
+        names = {name: table.trained_names for name, table in self.tables.items()}
+        return names | ({UPDATES: Shared._fields} if self.sharing else {})
+
+    def _is_fused(self, name: str) -> bool:
+        return name == UPDATES or self.tables[name].update is not None
+
+    def _dropped(self, name: str) -> tuple[str, ...]:
+        """Arrays of the table on its own that the collection has for all tables."""
+        return Shared._fields if name in self.sharing else ()
+
+    def _with_updates(self, state: dict[str, Any], steps: Any = None) -> dict[str, dict[str, Any]]:
+        """The state with shared scalars, at step 0 or after as many steps."""
+        if not self.sharing:
+            return state
+        shared = Shared.init(len(self.sharing))
+        if steps is not None:
+            shared = shared._replace(
+                step=jnp.stack([jnp.asarray(step, jnp.float32) for step in steps])
+            )
+        return state | {UPDATES: shared._asdict()}
 
     @functools.cached_property
     def features_of(self) -> dict[str, tuple[str, ...]]:
@@ -194,6 +301,23 @@ class Collection:
             name: _for_calls(self.tables[name], f"{name} (features {', '.join(features)})")
             for name, features in self.features_of.items()
         }
+
+
+def _sharing(table: Table) -> Table:
+    """The table with scalars in ``state["updates"]``, unless it has a row cache, which has scalars as well."""
+    update = table.update
+    if update is None:
+        return table
+    return table.with_update(dataclasses.replace(update, shared=table.cached is None))
+
+
+def _by_path(names: Sequence[str], arrays: States) -> dict[tuple[str, ...], Any]:
+    """Arrays by path as `next_values` takes them: the shared scalars are outside the tables that they belong to."""
+    return {
+        (array,) if name == UPDATES else (name, array): value
+        for name in names
+        for array, value in arrays[name].items()
+    }
 
 
 def _for_calls(table: Table, name: str) -> Table:

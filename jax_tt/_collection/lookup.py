@@ -9,17 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._arguments import one_of
-from jax_tt._collection.collection import Collection, States
+from jax_tt._collection.collection import UPDATES, Collection, States
 from jax_tt._collection.inputs import check_inputs, check_lookup, step_arguments
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.requests import Request, requests_of, values_of
-from jax_tt._collection.states import check_states
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh
 from jax_tt._lookup._inputs import bag_batch
+from jax_tt._lookup._shared import Shared
 from jax_tt._lookup.rule import pooled_sums, prepared
 from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._tables.table import Table
@@ -87,42 +87,50 @@ def embed_collection(
     by_table = {
         name: StepInputs(scale, inputs.key, own) for name, (scale, own) in arguments.items()
     }
-    return embed(
-        collection, state, batch, dict.fromkeys(collection.tables, lookup), by_table, layout
-    )
+    collection.check(state)
+    shared = Shared(**state[UPDATES]) if collection.sharing else None
+    lookups = dict.fromkeys(collection.tables, lookup)
+    result, after = embed(collection, state, shared, batch, lookups, by_table, layout)
+    return result, {name: after.get(name, dict(own)) for name, own in state.items()}
 
 
 def embed(
     collection: Collection,
     state: States,
+    shared: Shared | None,
     batch: Any,
     lookups: Mapping[str, Lookup],
     inputs: Mapping[str, StepInputs],
     layout: str,
 ) -> tuple[Any, dict[str, dict[str, Any]]]:
-    """`embed_collection` with options and inputs by table."""
+    """`embed_collection` with the scalars that tables share, and with options and inputs by table."""
     one_of("layout", layout, LAYOUTS)
-    _check_state(collection, state)
+    for name, table in collection.tables.items():
+        table.check(state[name])
     storages = {name: table.storage(state[name]) for name, table in collection.tables.items()}
     values = values_of(collection, batch)
     requests = requests_of(collection, values, storages, lookups)
     if layout in WIDE:
         counts = {name: request.samples for name, request in requests.items()}
         check_wide(collection, layout, counts)
+    tables = collection.for_batches
+    scalars: list[dict[str, Any]] = [{}] * len(tables)
+    if shared is not None:
+        scalars = jax.lax.stop_gradient(shared).states(list(tables.values()))
     calls, after = [], {}
-    for name, table in collection.for_batches.items():
+    for (name, table), read in zip(tables.items(), scalars, strict=True):
         own = {feature: requests[feature] for feature in collection.features_of[name]}
         ids = _batch_of(table, storages[name], own, batch)
-        call, changed = prepared(table, state[name], ids, lookups[name], inputs[name])
+        call, changed = prepared(table, {**state[name], **read}, ids, lookups[name], inputs[name])
         calls.append(call)
-        after[name] = dict(changed)
+        after[name] = {array: value for array, value in changed.items() if array not in read}
     dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in after}
     alike = len({(accumulator(storages[name]), dtypes[name]) for name in after}) == 1
     at_once = layout in WIDE and alike and explicit_mesh(calls) is None
     if at_once and (wide := wide_of(collection, requests)):
-        array = pooled_sums(calls, wide).astype(next(iter(dtypes.values())))
+        array = pooled_sums(calls, wide, shared).astype(next(iter(dtypes.values())))
         return WIDE[layout].of_wide(array, len(requests)), after
-    sums = dict(zip(after, pooled_sums(calls), strict=True))
+    sums = dict(zip(after, pooled_sums(calls, None, shared), strict=True))
     rows: dict[str, jax.Array] = {}
     for name, features in collection.features_of.items():
         parts = separated(sums[name], [requests[feature].summed for feature in features])
@@ -130,12 +138,6 @@ def embed(
             rows[feature] = requests[feature].result(part, dtypes[name])
     rows = {name: rows[name] for name in collection.features}
     return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
-
-
-def _check_state(collection: Collection, state: States) -> None:
-    check_states("state", state, collection.tables)
-    for name, table in collection.tables.items():
-        table.check(state[name])
 
 
 def _batch_of(table: Table, storage: Any, requests: Mapping[str, Request], batch: Any) -> Batch:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jax_tt._tables.table import Table
-
 _BY_TABLE = "a mapping from tables to arrays by name, as Collection.init returns it"
 _BY_NAME = "the arrays of the table by name, as Collection.init returns them"
 
 
-def check_states(argument: str, given: Any, tables: Mapping[str, Table]) -> None:
+def check_states(argument: str, given: Any, tables: Iterable[str]) -> None:
     """Raises unless ``given`` has arrays by name of all these tables; others are not looked at."""
     _check_mapping(argument, given, _BY_TABLE)
     for name in tables:

@@ -12,7 +12,8 @@ from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.lookup import embed
-from jax_tt._flax._linen_table import TableEmbed
+from jax_tt._flax._linen_table import TableEmbed, fused_variable
+from jax_tt._lookup._shared import Shared
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table
 
@@ -21,7 +22,8 @@ class EmbedCollection(nn.Module):
     """Many tables of any kinds, looked up by feature in one call; see `jax_tt.EmbedCollection`.
 
     Every table is a submodule of the name that it has in ``tables``. Its variables have the names and are in the
-    collections that they have in a layer of that table alone, so that either can read the checkpoints of the other.
+    collections that they have in a layer of that table alone, except that all tables with an optimizer share a
+    sentinel, a flag ``used`` and the step counts ``step``, which are variables of this module.
 
     Attributes:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`.
@@ -56,6 +58,7 @@ class EmbedCollection(nn.Module):
             name: TableEmbed(table, self.lookup, name=name)
             for name, table in self.collection.tables.items()
         }
+        self.shared = self._declare_shared()
 
     def __call__(
         self,
@@ -105,7 +108,17 @@ class EmbedCollection(nn.Module):
         before, lookups, inputs = {}, {}, {}
         for name, of_table in arguments.items():
             before[name], lookups[name], inputs[name] = self.parts[name].before_call(*of_table)
-        result, after = embed(self.collection, before, batch, lookups, inputs, layout)
+        result, after = embed(self.collection, before, self.shared, batch, lookups, inputs, layout)
         for name, state in before.items():
             self.parts[name].after_call(state, after[name], lookups[name])
         return result
+
+    def _declare_shared(self) -> Shared | None:
+        sharing = self.collection.sharing
+        if not sharing:
+            return None
+        label = "/".join(self.path) or type(self).__name__
+        first = Shared.init(len(sharing))._asdict()
+        return Shared(
+            *(fused_variable(self, label, name, lambda name=name: first[name]) for name in first)
+        )

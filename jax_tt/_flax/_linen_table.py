@@ -91,18 +91,7 @@ class TableModule(nn.Module):
         """Value of a parameter or fused variable; boxed if its initialiser returns a box."""
         if self.described.update is None:
             return self.param(name, init, unbox=False)
-        # If the collection is mutable, flax reports a missing variable itself.
-        can_make = self.is_mutable_collection(OVERWRITE_WITH_GRADIENT)
-        if not can_make and not self.has_variable(OVERWRITE_WITH_GRADIENT, name):
-            raise ValueError(
-                f"{self.label}: the variables hold no {name} of this fused table in the collection "
-                f"{OVERWRITE_WITH_GRADIENT}. Give apply, and the params of a TrainState, the whole dictionary that "
-                "init returned, not variables['params']."
-            )
-        variable = self.variable(
-            OVERWRITE_WITH_GRADIENT, name, lambda: init(self.make_rng("params")), unbox=False
-        )
-        return variable.value
+        return fused_variable(self, self.label, name, lambda: init(self.make_rng("params")))
 
     def before_call(
         self, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
@@ -137,6 +126,19 @@ class TableModule(nn.Module):
         result, after = op(self.described, state, inputs, lookup, step)
         self.after_call(state, after, lookup)
         return result
+
+
+def fused_variable(module: nn.Module, label: str, name: str, init: Callable[[], Any]) -> Any:
+    """Value of a variable that its gradient overwrites; boxed if its initialiser returns a box."""
+    # If the collection is mutable, flax reports a missing variable itself.
+    can_make = module.is_mutable_collection(OVERWRITE_WITH_GRADIENT)
+    if not can_make and not module.has_variable(OVERWRITE_WITH_GRADIENT, name):
+        raise ValueError(
+            f"{label}: the variables hold no {name} of this fused table in the collection "
+            f"{OVERWRITE_WITH_GRADIENT}. Give apply, and the params of a TrainState, the whole dictionary that "
+            "init returned, not variables['params']."
+        )
+    return module.variable(OVERWRITE_WITH_GRADIENT, name, init, unbox=False).value
 
 
 class EmbedModule(TableModule):

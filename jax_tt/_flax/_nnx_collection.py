@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from flax import nnx
 
-from jax_tt._collection.collection import Collection
+from jax_tt._collection.collection import UPDATES, Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.lookup import embed
+from jax_tt._flax._guard import refuse_gradient
 from jax_tt._flax._nnx_change import ChangingModule
 from jax_tt._flax._nnx_table import TableEmbed, hoisted_update
+from jax_tt._flax._nnx_variables import FusedParam
+from jax_tt._lookup._shared import Shared, is_shared
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table
 
@@ -22,16 +25,42 @@ _DEFAULT = Lookup(bounds="warn")
 
 
 class CollectedTable(TableEmbed, ChangingModule):
-    """A table of an `EmbedCollection`: its variables, and what can be done with it between steps."""
+    """A table of an `EmbedCollection`: its variables, and what can be done with it between steps.
+
+    A call of it returns rows outside of losses; only calls of the collection update a table with an optimizer.
+    """
+
+    def _call(
+        self,
+        op: Callable[..., Any],
+        inputs: Any,
+        grad_scale: Any,
+        hyperparameters: Mapping[str, Any] | None,
+    ) -> jax.Array:
+        if not is_shared(self.table):
+            return super()._call(op, inputs, grad_scale, hyperparameters)
+        table, (state, lookup, _) = self.table, self.before_call(grad_scale, hyperparameters)
+        message = (
+            f"{table.label}this table of a collection was called on its own in a loss; only calls of the collection "
+            "update it."
+        )
+        params = {name: state[name] for name in table.param_names}
+        state |= dict(refuse_gradient(message, params))
+        result, after = op(table.with_update(None), state, inputs, lookup)
+        self.after_call(state, after, lookup)
+        return result
 
 
 class EmbedCollection(nnx.Module):
     """Many tables of any kinds, looked up by feature in one call.
 
     The variables of a table are in ``tables[name]``, under the names that they have in a layer of that table alone
-    (`EmbedBag`, `TTEmbedBag`), so that either can read the checkpoints of the other. ``tables[name]`` also has the
-    methods for row caches, for growth and for an order of ids, and ``attend``; its attributes ``bounds``, ``method``,
-    ``precision`` and ``axis_name`` may be set for this table alone.
+    (`EmbedBag`, `TTEmbedBag`), except that all tables with an optimizer share a sentinel, a flag ``used`` and the step
+    counts ``step``, which are variables of the collection. `states` and `set_states` convert between the two, e.g. for
+    checkpoints.
+
+    ``tables[name]`` also has the methods for row caches, for growth and for an order of ids, and ``attend``; its
+    attributes ``bounds``, ``method``, ``precision`` and ``axis_name`` may be set for this table alone.
 
     Args:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`. Those with an optimizer are updated in the
@@ -80,6 +109,10 @@ class EmbedCollection(nnx.Module):
                 for name, table in described.tables.items()
             }
         )
+        self.sharing = described.sharing
+        if self.sharing:
+            shared = Shared.init(len(self.sharing))
+            self.step, self.sentinel, self.used = map(FusedParam, shared)
 
     @property
     def collection(self) -> Collection:
@@ -142,16 +175,54 @@ class EmbedCollection(nnx.Module):
         """
         return self._call(batch, "stacked", grad_scale, hyperparameters)
 
+    def states(self) -> dict[str, dict[str, jax.Array]]:
+        """The arrays of every table under the names of a layer of that table alone, e.g. for checkpoints.
+
+        Example:
+            >>> import jax_tt
+            >>> from flax import nnx
+            >>> table = jax_tt.dense_table(50, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+            >>> embed = jax_tt.EmbedCollection({"ad": table}, {"ad": jax_tt.Feature("ad")}, rngs=nnx.Rngs(0))
+            >>> sorted(embed.states()["ad"])
+            ['embedding', 'sentinel', 'step', 'used']
+        """
+        state: dict[str, Any] = {name: table.state() for name, table in self.tables.items()}
+        if (shared := self._shared()) is not None:
+            state[UPDATES] = shared._asdict()
+        return self.collection.separated(state)
+
+    def set_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Overwrites the arrays of all tables with those of other layers or collections, as `states` returns them.
+
+        Raises:
+            TypeError, ValueError: ``states`` lack a table or an array, or its shape is another. The variables are
+                unchanged then.
+        """
+        state = self.collection.joined(states)
+        shared = state.pop(UPDATES, {})
+        for name, table in self.collection.tables.items():
+            table.check(state[name])
+        for name, own in state.items():
+            for array in self.tables[name].state():
+                getattr(self.tables[name], array)[...] = own[array]
+        for name, value in shared.items():
+            getattr(self, name)[...] = value
+
     def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:
         collection = self.collection
         arguments = step_arguments(collection, grad_scale, hyperparameters)
         before, lookups, inputs = {}, {}, {}
         for name, of_table in arguments.items():
             before[name], lookups[name], inputs[name] = self.tables[name].before_call(*of_table)
-        result, after = embed(collection, before, batch, lookups, inputs, layout)
+        result, after = embed(collection, before, self._shared(), batch, lookups, inputs, layout)
         for name, state in before.items():
             self.tables[name].after_call(state, after[name], lookups[name])
         return result
+
+    def _shared(self) -> Shared | None:
+        if not self.sharing:
+            return None
+        return Shared(self.step[...], self.sentinel[...], self.used[...])
 
 
 def _hoisted(tables: Any) -> tuple[Any, dict[str, dict[str, nnx.Variable[Any]]]]:

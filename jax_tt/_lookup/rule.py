@@ -23,13 +23,14 @@ from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh, sums_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
 from jax_tt._lookup._reverse_only import first_order, reverse_only
+from jax_tt._lookup._shared import Shared, is_shared, shared_places
 from jax_tt._lookup._vma import sum_gradients, vary_over, varying_axes
 from jax_tt._lookup._warn import warn_out_of_range
 from jax_tt._lookup._wide import Wide
 from jax_tt._lookup.out_of_range import add_out_of_range
 from jax_tt._precision import resolve_precision
 from jax_tt._tables.options import Lookup, StepInputs, Wanted
-from jax_tt._tables.table import State, Table
+from jax_tt._tables.table import APPLIED, State, Table
 
 # In a state: the number of out-of-range ids so far, which calls increment.
 OUT_OF_RANGE = "out_of_range"
@@ -73,16 +74,19 @@ def prepared(
     return Call(Use(table, lookup), {**trained, **rest}, batch, values), state
 
 
-def pooled_sums(calls: Sequence[Call], wide: Wide | None = None) -> Any:
+def pooled_sums(
+    calls: Sequence[Call], wide: Wide | None = None, shared: Shared | None = None
+) -> Any:
     """Weighted sums ``[S, nb, D]`` of every call in the accumulator type, differentiable in tables and weights.
 
     With ``wide``, they are columns of one array, which ops write if they can. One rule covers all tables but those that
-    JAX can differentiate itself.
+    JAX can differentiate itself. ``shared`` are the scalars of the tables that do not have their own.
     """
     if explicit_mesh(calls) is not None:
         # There, in automatic mode, the mesh has no explicit axes.
         assert wide is None  # the sums of tables may differ in their shardings
-        return sums_over_explicit_axes(pooled_sums, calls, [call.batch for call in calls])
+        batches = [call.batch for call in calls]
+        return sums_over_explicit_axes(_sums_in_automatic_mode, (calls, shared), batches)
     by_rule: dict[int, Call] = {}
     sums: dict[int, jax.Array] = {}
     for k, call in enumerate(calls):
@@ -94,49 +98,72 @@ def pooled_sums(calls: Sequence[Call], wide: Wide | None = None) -> Any:
         own, weights = reverse_only((own, batch.weights))
         batch = dataclasses.replace(batch, weights=weights)
         by_rule[k] = call._replace(state={**state, **own}, batch=batch)
+    shared = reverse_only(shared)
     if wide is not None and not sums:
-        return _sums(list(by_rule.values()), wide)
+        return _sums(list(by_rule.values()), shared, wide)
     if by_rule:
-        sums.update(zip(by_rule, _sums(list(by_rule.values()), None), strict=True))
+        sums.update(zip(by_rule, _sums(list(by_rule.values()), shared, None), strict=True))
     found = tuple(sums[k] for k in range(len(calls)))
     return found if wide is None else wide.joined(found)
 
 
+def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any:
+    calls, shared = inputs
+    return pooled_sums(calls, None, shared)
+
+
 @jax.custom_vjp
-def _sums(calls: Sequence[Call], wide: Wide | None) -> Any:
-    return _groups.forward(calls, wide)[0]
+def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> Any:
+    return _groups.forward(_with_scalars(calls, shared), wide)[0]
 
 
-def _fwd(calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
-    wanted = tuple(map(_wanted, calls))
-    calls = jax.tree.map(lambda leaf: leaf.value, calls, is_leaf=_is_primal)
-    sums, residuals = first_order(_groups.forward, _asking(calls, wanted), wide)
-    return sums, (calls, residuals, wanted, wide)
+def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tuple[Any, Any]:
+    wanted = tuple(_wanted(call, shared) for call in calls)
+    calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
+    asking = _asking(_with_scalars(calls, shared), wanted)
+    sums, residuals = first_order(_groups.forward, asking, wide)
+    return sums, (calls, shared, residuals, wanted, wide)
 
 
-def _bwd(saved: Any, gs: Any) -> tuple[list[Any], None]:
+def _bwd(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, None]:
     # Tables whose sums the loss does not use are left alone: a fused one is not stepped.
     unused = jax.custom_derivatives.SymbolicZero
     given = jax.tree.map(
         lambda g: None if isinstance(g, unused) else g, gs, is_leaf=lambda g: isinstance(g, unused)
     )
-    return first_order(_cotangents, saved, given), None
+    return *first_order(_cotangents, saved, given), None
 
 
-def _cotangents(saved: Any, gs: Any) -> list[Any]:
-    calls, residuals, wanted, wide = saved
+def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
+    calls, shared, residuals, wanted, wide = saved
     if gs is None:
         gs, wide = [None] * len(calls), None
-    found = _groups.backward(_asking(calls, wanted), residuals, gs, wide)
+    places = shared_places([call.use.table for call in calls])
+    found = _groups.backward(_asking(_with_scalars(calls, shared), wanted), residuals, gs, wide)
+    applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(found) if APPLIED in new}
+    after = shared.after(applied) if applied else None
     cotangents = []
-    for (use, state, batch, _), (new, dweights) in zip(calls, found, strict=True):
+    for k, ((use, state, batch, _), (new, dweights)) in enumerate(zip(calls, found, strict=True)):
         if use.table.update is None:
             new = {name: grad.astype(state[name].dtype) for name, grad in new.items()}
+        elif after is not None and k in places and not new:
+            # The flag `used` says that all tables are overwritten, so this one with its old values.
+            new = {name: state[name] for name in wanted[k].names}
         if dweights is not None:
             dweights = dweights.astype(batch.weights.dtype)
         of_batch = dataclasses.replace(batch, ids=None, offsets=None, weights=dweights, slots=None)
         cotangents.append(Call(use, {name: new.get(name) for name in state}, of_batch, None))
-    return cotangents
+    return cotangents, after
+
+
+def _with_scalars(calls: Sequence[Call], shared: Shared | None) -> Sequence[Call]:
+    """The calls with the shared scalars in the states of their tables."""
+    if shared is None:
+        return calls
+    scalars = shared.states([call.use.table for call in calls])
+    return [
+        call._replace(state={**call.state, **own}) for call, own in zip(calls, scalars, strict=True)
+    ]
 
 
 _sums.defvjp(_fwd, _bwd, symbolic_zeros=True)
@@ -150,12 +177,14 @@ def _asking(calls: Sequence[Call], wanted: Sequence[Wanted]) -> list[Call]:
     ]
 
 
-def _wanted(call: Call) -> Wanted:
+def _wanted(call: Call, shared: Shared | None) -> Wanted:
     """The cotangents that the loss needs, from the marks of custom_vjp in place of the arrays."""
     table, weights = call.use.table, call.batch.weights
     names = frozenset(name for name in table.trained_names if call.state[name].perturbed)
     if table.update is not None:
         _check_whole(table, names)
+    if names and shared is not None and is_shared(table):
+        _check_shared(table, shared)
     return Wanted(names, weights is not None and weights.perturbed)
 
 
@@ -168,6 +197,16 @@ def _check_whole(table: Table, names: frozenset[str]) -> None:
                 f"{', '.join(missing)} would lose their update. Differentiate with respect to the whole table, or to "
                 "none of it."
             )
+
+
+def _check_shared(table: Table, shared: Shared) -> None:
+    missing = [name for name, value in shared._asdict().items() if not value.perturbed]
+    if missing:
+        raise ValueError(
+            f"{table.label}table: a collection was differentiated with respect to this table, but not to its "
+            f"{', '.join(missing)}, which all its fused tables share and which would lose their update. Differentiate "
+            "with respect to what Collection.trained returns, or to all variables of the collection."
+        )
 
 
 def _is_primal(leaf: Any) -> bool:

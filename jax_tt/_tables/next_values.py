@@ -36,16 +36,29 @@ def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
     known = _known({path: new[path] for path in new if path[-1] in (*_USED, *_SENTINEL)})
     unused = {table: _is_unused(known.get(path, new[path])) for table, path in tables.items()}
     for path, sentinel in known.items():
-        skip = unused.get(_table_of(path), False)
+        skip = _nearest(path, unused)
         if path[-1] in _SENTINEL and not isinstance(skip, jax.Array):
             _check_sentinel(caller, path, sentinel, skip)
     result = {}
     for path, value in new.items():
-        skip = unused.get(_table_of(path), False)
+        skip = _nearest(path, unused)
         if skip is True:
             continue
         result[path] = value if skip is False else _either(skip, old[path], value)
     return result
+
+
+def _nearest(path: Path, unused: Mapping[tuple[Path, bool], Any]) -> Any:
+    """The flag of the table of a variable, or that of the collection around it; False without one."""
+    outer, of_rows = _table_of(path)
+    return next(
+        (
+            unused[outer[:depth], of_rows]
+            for depth in range(len(outer), -1, -1)
+            if (outer[:depth], of_rows) in unused
+        ),
+        False,
+    )
 
 
 def _table_of(path: Path) -> tuple[Path, bool]:
@@ -94,9 +107,10 @@ def _check_sentinel(
     moved = np.ravel(sentinel)[~np.ravel(_sentinel.holds(sentinel) | unused)]
     if moved.size == 0:
         return
-    table = ".".join(map(str, path[:-1])) or "the model"
+    table = ".".join(map(str, path[:-1]))
+    where = f"fused table '{table}'" if table else "the fused tables"
     raise ValueError(
-        f"{caller}: grads of fused table '{table}' are not its next values: its sentinel is {moved[0]!s}, expected 1. "
+        f"{caller}: grads of {where} are not next values: the sentinel is {moved[0]!s}, expected 1. "
         f"{_ZEROS if moved[0] == 0 else _MOVED}"
     )
 

@@ -81,6 +81,8 @@ class Update:
         optimizer: one of `jax_tt.optimizers`.
         skip_nonfinite: leave the table unchanged if any summed gradient is not finite.
         stochastic_rounding: round 16-bit parameters stochastically instead of to nearest.
+        shared: whether the step, the sentinel and the flag `used` are those of a collection, and not in the state of
+            the table. `Collection` sets it.
 
     >>> import jax, jax_tt
     >>> update = jax_tt.Update(jax_tt.optimizers.SGD(0.1))
@@ -91,10 +93,11 @@ class Update:
     optimizer: Optimizer
     skip_nonfinite: bool = False
     stochastic_rounding: bool = True
+    shared: bool = False
 
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
-        for name in ("skip_nonfinite", "stochastic_rounding"):
+        for name in ("skip_nonfinite", "stochastic_rounding", "shared"):
             object.__setattr__(self, name, bool(getattr(self, name)))
 
     def rounds_stochastically(self, storage: Any) -> bool:

@@ -36,6 +36,8 @@ Slots = tuple[tuple[Any, ...], ...]
 
 # State of a fused table other than parameters and slots.
 SCALARS = ("step", "sentinel", "used")
+# In what a step of a table returns if its scalars are shared: 1 if the step was applied, else 0.
+APPLIED = "applied"
 _STORAGE = set(STORAGE)
 
 
@@ -141,7 +143,12 @@ class Table(abc.ABC):
         if self.update is None:
             return self.param_names
         slots = (name for names in self.slot_names for name in names)
-        return *self.param_names, *slots, *SCALARS
+        return *self.param_names, *slots, *self.scalar_names
+
+    @functools.cached_property
+    def scalar_names(self) -> tuple[str, ...]:
+        """State of a fused table other than parameters and slots, unless a collection has it."""
+        return () if self.update is None or self.update.shared else SCALARS
 
     @functools.cached_property
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -152,7 +159,7 @@ class Table(abc.ABC):
         for names, shape in zip(self.slot_names, tuple(shapes.values()), strict=True):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
                 shapes[name] = slot_shape(shape, slot.rowwise)
-        return shapes | dict.fromkeys(SCALARS, ())
+        return shapes | dict.fromkeys(self.scalar_names, ())
 
     @functools.cached_property
     def units(self) -> tuple[tuple[str, ...], ...]:
@@ -192,8 +199,9 @@ class Table(abc.ABC):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
                 shape = slot_shape(param.shape, slot.rowwise)
                 state[name] = jnp.full(shape, slot.init, jnp.float32)
-        scalars = (jnp.full((), value, jnp.float32) for value in (0, 1, 1))
-        return state | dict(zip(SCALARS, scalars, strict=True))
+        return state | {
+            name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
+        }
 
     def check_split_ids(self, name: str, digits: int) -> None:
         """Raises unless this table accepts `SplitIds` with ``digits`` digits."""
@@ -355,12 +363,13 @@ class Table(abc.ABC):
         new = dict(zip(self.param_names, params, strict=True))
         for names, arrays in zip(self.slot_names, slots, strict=True):
             new |= dict(zip(names, arrays, strict=True))
-        # An invalid sentinel stays invalid, so that all further passes fail; rounding errors are reset to 1.
-        sentinel = state["sentinel"]
-        new["sentinel"] = jnp.where(_sentinel.holds(sentinel), 1, sentinel)
-        # A compile-time constant, so that the compiler knows that the old table is not needed.
-        new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
-        new["step"] = state["step"] + step.values["allowed"] * applied
+        if self.update is not None and self.update.shared:
+            new[APPLIED] = step.values["allowed"] * applied
+        else:
+            new["sentinel"] = _sentinel.kept(state["sentinel"])
+            # A compile-time constant, so that the compiler knows that the old table is not needed.
+            new["used"] = vary_over(jnp.ones((), jnp.float32), varying_axes(state["used"]))
+            new["step"] = state["step"] + step.values["allowed"] * applied
         return new, applied, dweights
 
     def summed_axes(self, state: State, batch: Batch, g: jax.Array, lookup: Lookup) -> Any:
@@ -386,6 +395,11 @@ class Table(abc.ABC):
         """The arrays of an update, such as its hyper-parameters."""
         if self.update is None:
             return ()
+        if self.update.shared and "step" not in state:
+            raise ValueError(
+                f"{self.label}a table of a collection was looked up on its own; its step count is with those of the "
+                "other tables. Call the collection, or look it up without an optimizer: table.with_update(None)."
+            )
         return step_values(self.update, state["step"], self.storage(state), inputs)
 
     def param_gradients(

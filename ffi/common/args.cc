@@ -108,11 +108,15 @@ Status ReadOptimizer(const ffi::Dictionary& attrs, int* kind) {
   return {};
 }
 
-Status ReadStepArgs(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
-                    const ffi::AnyBuffer& seed, StepArgs* step) {
+Status ReadUpdateAttrs(const ffi::Dictionary& attrs, StepArgs* step) {
   JAX_TT_RETURN_IF_ERROR(ReadOptimizer(attrs, &step->kind));
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "skip_nonfinite", &step->skip_nonfinite));
-  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "stochastic_rounding", &step->stochastic_rounding));
+  return ReadAttr(attrs, "stochastic_rounding", &step->stochastic_rounding);
+}
+
+Status ReadStepArgs(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
+                    const ffi::AnyBuffer& seed, StepArgs* step) {
+  JAX_TT_RETURN_IF_ERROR(ReadUpdateAttrs(attrs, step));
   JAX_TT_RETURN_IF_ERROR(Data(hyper, "hyper-parameters", step->traits().hyperparameters, &step->hyper));
   JAX_TT_RETURN_IF_ERROR(Data(scale, "gradient scale", 2, &step->scale));
   return Data(seed, "seed", 2, &step->seed);

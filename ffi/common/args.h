@@ -54,7 +54,10 @@ struct StepArgs {
 // The attribute optimizer, an index into kOptimizers.
 Status ReadOptimizer(const ffi::Dictionary& attrs, int* kind);
 
-// A fused update, with the attributes optimizer, skip_nonfinite and stochastic_rounding.
+// The attributes optimizer, skip_nonfinite and stochastic_rounding of a fused update.
+Status ReadUpdateAttrs(const ffi::Dictionary& attrs, StepArgs* step);
+
+// A fused update with its arrays.
 Status ReadStepArgs(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
                     const ffi::AnyBuffer& seed, StepArgs* step);
 

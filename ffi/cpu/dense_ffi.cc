@@ -76,30 +76,23 @@ Status ReadBackward(const TableArgs& args, const ffi::AnyBuffer& out_gradient, c
   });
 }
 
-struct StepBuffers {
-  const ffi::AnyBuffer &hyper, &scale, &seed;
-};
-
-Status ReadUpdate(const TableArgs& args, const ffi::AnyBuffer& out_gradient, const StepBuffers& step_args,
-                  const SlotBuffers& slots, const ffi::AnyBuffer& applied, const ffi::AnyBuffer& weight_gradient,
+// `applied` is for this table.
+Status ReadUpdate(const TableArgs& args, const ffi::AnyBuffer& out_gradient, const OptimizerStep& step,
+                  const SlotBuffers& slots, float* applied, const ffi::AnyBuffer& weight_gradient,
                   const ffi::AnyBuffer& new_table, PassPtr* pass) {
   return DispatchStorage(args.table.element_type(), [&](auto tag) -> Status {
     using T = typename decltype(tag)::type;
     using C = typename DenseProblem<T>::C;
     DenseProblem<T> problem;
-    OptimizerStep step;
     RowTable<T> rows;
     const C* g = nullptr;
     C* weight_data = nullptr;
-    float* applied_data = nullptr;
-    JAX_TT_RETURN_IF_ERROR(ReadStep(args.attrs, step_args.hyper, step_args.scale, step_args.seed, &step));
     JAX_TT_RETURN_IF_ERROR(ReadProblem(args.attrs, args.batch, args.table, &problem));
     JAX_TT_RETURN_IF_ERROR(ReadVectors(args.columns, out_gradient, "out gradient", &problem, &g));
     JAX_TT_RETURN_IF_ERROR(OptionalData(weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
-    JAX_TT_RETURN_IF_ERROR(Data(applied, "applied", 1, &applied_data));
     rows.width = problem.dim;
     JAX_TT_RETURN_IF_ERROR(ReadDenseTable(step.traits(), args.table, new_table, slots, &rows));
-    *pass = DenseUpdate(problem, rows, g, step, weight_data, applied_data);
+    *pass = DenseUpdate(problem, rows, g, step, weight_data, applied);
     return {};
   });
 }
@@ -137,9 +130,13 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
                       ffi::Result<ffi::AnyBuffer> new_table, ffi::RemainingRets new_slots, ffi::Dictionary attrs) {
   return Run(threads, "embed_bag_update", [&](std::vector<PassPtr>* passes) -> Status {
     SlotBuffers all;
+    OptimizerStep step;
+    float* applied_data = nullptr;
     JAX_TT_RETURN_IF_ERROR(ReadSlots(attrs, slots, new_slots, &all));
-    return ReadUpdate({attrs, {ids, offsets, weights}, table}, out_gradient, {hyper, scale, seed}, all, *applied,
-                      *weight_gradient, *new_table, &passes->emplace_back());
+    JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
+    JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
+    return ReadUpdate({attrs, {ids, offsets, weights}, table}, out_gradient, step, all, applied_data, *weight_gradient,
+                      *new_table, &passes->emplace_back());
   });
 }
 
@@ -185,16 +182,17 @@ class TableReader {
   int next_table_ = 0;
 };
 
-// Runs the passes of all tables.  read(attrs, wide, columns, reader, pass) reads one; with the attribute columns, there
-// are `args` arguments and `rets` results for all tables before those of the first.
-template <typename Read>
+// Runs the passes of all tables.  start(reader) reads what they have in common, and read(attrs, wide, columns, reader,
+// pass) one of them; with the attribute columns, there are `wide_args` arguments and `wide_rets` results in between.
+template <typename Start, typename Read>
 ffi::Error RunTables(ffi::ThreadPool threads, const char* op, const Args& args, const Rets& rets,
-                     const ffi::Dictionary& attrs, size_t wide_args, size_t wide_rets, Read read) {
+                     const ffi::Dictionary& attrs, size_t wide_args, size_t wide_rets, Start start, Read read) {
   return Run(threads, op, [&](std::vector<PassPtr>* passes) -> Status {
     Buffers wide, results;
     Span64 columns;
     int64_t next_column = 0;
     TableReader reader(args, rets, attrs);
+    JAX_TT_RETURN_IF_ERROR(start(reader));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "columns", &columns));
     if (columns.size() > 0) {
       JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(wide_args, &wide));
@@ -218,6 +216,8 @@ ffi::Error RunTables(ffi::ThreadPool threads, const char* op, const Args& args, 
   });
 }
 
+Status NothingInCommon(TableReader& /*reader*/) { return {}; }
+
 ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
   const auto read = [](const ffi::Dictionary& own, const Buffers& wide, Span64 columns, TableReader& reader,
                        PassPtr* pass) -> Status {
@@ -226,7 +226,7 @@ ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi:
     if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
     return ReadForward({own, {in[0], in[1], in[2]}, in[4], columns}, in[3], out[0], pass);
   };
-  return RunTables(threads, "embed_collection", args, rets, attrs, 0, 1, read);
+  return RunTables(threads, "embed_collection", args, rets, attrs, 0, 1, NothingInCommon, read);
 }
 
 ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
@@ -239,27 +239,39 @@ ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
     return ReadBackward({own, {in[0], in[1], in[2]}, table[0], columns}, gradient[0], out[0], out[1], pass);
   };
-  return RunTables(threads, "embed_collection_backward", args, rets, attrs, 1, 0, read);
+  return RunTables(threads, "embed_collection_backward", args, rets, attrs, 1, 0, NothingInCommon, read);
 }
 
 ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  const auto read = [](const ffi::Dictionary& own, const Buffers& wide, Span64 columns, TableReader& reader,
-                       PassPtr* pass) -> Status {
-    int kind = 0;
-    JAX_TT_RETURN_IF_ERROR(ReadOptimizer(own, &kind));
-    const auto count = static_cast<size_t>(kOptimizers[kind].slots());
-    Buffers order, in, gradient, step, slots, out, new_slots;
+  StepsReader steps;
+  float* applied = nullptr;
+  int64_t applied_left = 0;
+  const auto start = [&](TableReader& reader) -> Status {
+    Buffers in, out;
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
+    JAX_TT_RETURN_IF_ERROR(steps.Start(in[0], in[1], in[2]));
+    applied_left = Count(out[0]);
+    return Data(out[0], "applied", applied_left, &applied);
+  };
+  const auto read = [&](const ffi::Dictionary& own, const Buffers& wide, Span64 columns, TableReader& reader,
+                        PassPtr* pass) -> Status {
+    OptimizerStep step;
+    JAX_TT_RETURN_IF_ERROR(steps.Read(own, &step));
+    if (applied_left-- == 0) return InvalidArgument("applied is shorter than the number of tables");
+    const auto count = static_cast<size_t>(step.traits().slots());
+    Buffers order, in, gradient, table, slots, out, new_slots;
     if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &order));
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
     if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &gradient));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(4, &step));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &table));
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(count, &slots));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(3, &out));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(count, &new_slots));
-    return ReadUpdate({own, {in[0], in[1], in[2]}, step[3], columns}, wide.empty() ? gradient[0] : wide[1],
-                      {step[0], step[1], step[2]}, {slots, new_slots}, out[0], out[1], out[2], pass);
+    return ReadUpdate({own, {in[0], in[1], in[2]}, table[0], columns}, wide.empty() ? gradient[0] : wide[1], step,
+                      {slots, new_slots}, applied++, out[0], out[1], pass);
   };
-  return RunTables(threads, "embed_collection_update", args, rets, attrs, 2, 0, read);
+  return RunTables(threads, "embed_collection_update", args, rets, attrs, 2, 0, start, read);
 }
 
 }  // namespace
@@ -308,9 +320,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseUpdateCpu, UpdateImpl,
                                   .Attrs());
 
 // The same of many tables: the arguments of the first, then of the second, and so on; likewise the results.  The update
-// has the slots of a table after the table.  With the attribute columns, the vectors of all bags are columns of one
-// array [samples, width], from these columns on, `features` of them for a table.  The array comes first: the result
-// out, or the argument out gradient, before which the update has the result of the forward pass.
+// has the slots of a table after the table; the hyper-parameters, scales and seeds of all tables, which follow each
+// other in one array each, come first, as does the result applied [tables].  With the attribute columns, the vectors of
+// all bags are columns of one array [samples, width], from these columns on, `features` of them for a table.  The array
+// comes before the first table: the result out, or the argument out gradient, before which the update has the result of
+// the forward pass.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesForwardCpu, TablesForwardImpl,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 

@@ -47,10 +47,14 @@ class DenseCall(abc.ABC):
         op: name of the op.
         blocked, whole: arrays as in `over_blocks`; together they are the operands in the order of the target.
         blocked_results: as in `over_blocks`.
+        appended, appended_results: names of ``whole`` arrays and of results that follow each other, of all tables, in
+            one array each in a call on many tables.
     """
 
     op: ClassVar[str]
     blocked_results: ClassVar[tuple[str, ...]]
+    appended: ClassVar[tuple[str, ...]] = ()
+    appended_results: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, table: DenseTable, platform: str, rows: jax.Array, batch: Batch, lookup: Lookup
@@ -131,6 +135,8 @@ class Backward(DenseCall):
 class Update(DenseCall):
     op = "update"
     blocked_results = ("dweights",)
+    appended = ("hyper", "scale", "seed")
+    appended_results = ("applied",)
 
     def __init__(
         self, *of_all: Any, slots: Arrays, out: jax.Array, g: jax.Array | None, values: Named
@@ -209,24 +215,28 @@ def run_together(
             of the calls, and the result of a forward pass is that array.
         shared: operands of all tables.
     """
-    (op,) = {call.op for call in calls}
+    (kind,) = {type(call) for call in calls}
+    op, appended = kind.op, kind.appended
     shared = {} if shared is None else shared
     into = wide if op == "forward" else None
 
     def local(args: Named, axes: Any) -> Named:
         own = list(zip(calls, apart(args, len(calls)), strict=True))
         given = [call.gathered(these, axes) for call, these in own]
-        results = [
-            call.results(these) if into is None else {}
+        results: list[dict[str, Any]] = [
+            dict(call.results(these)) if into is None else {}
             for call, these in zip(calls, given, strict=True)
         ]
         of_all = {} if into is None else {"sums": into.type(calls[0].operands.accum)}
+        for name in kind.appended_results:
+            types = [of_table.pop(name) for of_table in results]
+            of_all[name] = jax.ShapeDtypeStruct((len(types),), types[0].dtype)
         attributes: dict[str, Any] = {str(k): call.attributes(axes) for k, call in enumerate(calls)}
         columns = () if wide is None else wide.columns
         for k, own_columns in enumerate(columns):
             attributes[str(k)]["features"] = np.int64(len(own_columns))
         attributes["columns"] = np.asarray([c for of_table in columns for c in of_table], np.int64)
-        operands = {name: args[name] for name in shared} | together(given)
+        operands = {name: args[name] for name in (*appended, *shared)} | together(given)
         found = native_call(
             "cpu", f"dense_tables_{op}", operands, of_all | together(results), None, attributes
         )
@@ -237,12 +247,20 @@ def run_together(
         return {name: found[name] for name in of_all} | summed
 
     blocked = together(call.blocked for call in calls)
-    whole = dict(shared) | together(call.whole for call in calls)
+    own_whole = together(
+        {name: array for name, array in call.whole.items() if name not in appended}
+        for call in calls
+    )
+    of_all = {name: jnp.concatenate([call.whole[name] for call in calls]) for name in appended}
+    whole = of_all | dict(shared) | own_whole
     results = together(dict.fromkeys(call.blocked_results) for call in calls)
     found = over_blocks(local, blocked, whole, list(results))
     if into is not None:
         return found["sums"]
-    return [call.finished(own) for call, own in zip(calls, apart(found, len(calls)), strict=True)]
+    return [
+        call.finished({**own, **{name: found[name][k] for name in kind.appended_results}})
+        for k, (call, own) in enumerate(zip(calls, apart(found, len(calls)), strict=True))
+    ]
 
 
 def dense_forward(

@@ -407,3 +407,62 @@ def test_a_batch_over_devices(way):
         trained = jax.device_put(trained, NamedSharding(mesh, P()))
         batch = jax.device_put(batch, NamedSharding(mesh, P("x")))
     assert_close(jax.jit(gradients)(trained, batch), want)
+
+
+def test_tables_are_separated_and_joined(mixed):
+    """States of single tables, and a collection of some of them, with their numbers of steps."""
+    state = MIXED.replaced(mixed, {"updates": {"step": jnp.array([3.0, 5.0])}})
+    states = MIXED.separated(state)
+    for name, table in MIXED.separated_tables.items():
+        table.check(states[name])
+    assert [float(states[name]["step"]) for name in MIXED.sharing] == [3, 5]
+    assert_same(MIXED.joined(states), state)
+    other = jax_tt.Collection(
+        {"ordered": MIXED.separated_tables["ordered"]}, {"rows": Feature("ordered")}
+    )
+    assert other.joined(states)["updates"]["step"].tolist() == [5]
+    without = {name: dict(own) for name, own in states.items()}
+    del without["ordered"]["step"]
+    with pytest.raises(ValueError, match="ordered: state: has no step"):
+        MIXED.joined(without)
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        (None, r"state: has no table 'updates'|state\['updates'\]: got None"),
+        ({"step": np.zeros(2)}, r"state\['updates'\]: has no 'sentinel'"),
+        (
+            {"step": np.zeros(3), "sentinel": np.ones(()), "used": np.ones(())},
+            r"state\['updates'\]\['step'\]: got shape \(3,\); expected \(2,\)",
+        ),
+    ],
+)
+def test_shared_scalars_that_do_not_fit(mixed, updates, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        jax_tt.embed_collection(MIXED, {**mixed, "updates": updates}, BATCH)
+
+
+def test_a_table_of_a_collection_on_its_own(mixed):
+    ids, lookup = jnp.array([1, 2]), Lookup(method="reference")
+    with pytest.raises(ValueError, match=r"dense: a table of a collection .* on its own"):
+        jax_tt.lookup_rows(MIXED.tables["dense"], mixed["dense"], ids, lookup)
+
+
+def test_a_gradient_without_the_shared_scalars_is_refused(mixed, method):
+    """The table would be stepped, and its count not."""
+    trained = MIXED.trained(mixed)
+    rest = {"updates": trained.pop("updates")}
+
+    def loss(trained):
+        arrays = MIXED.replaced(mixed, {**trained, **rest})
+        lookup = Lookup(bounds="zero", method=method)
+        return jnp.sum(jax_tt.embed_collection(MIXED, arrays, BATCH, lookup)[0]["weighted"])
+
+    with pytest.raises(ValueError, match=r"dense.*but not to its step, sentinel, used"):
+        jax.grad(loss)(trained)
+
+
+def test_a_table_may_not_have_the_name_of_the_shared_scalars():
+    with pytest.raises(ValueError, match="tables: got the name 'updates'"):
+        jax_tt.Collection({"updates": jax_tt.dense_table(5, 4)}, {"a": Feature("updates")})

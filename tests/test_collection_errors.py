@@ -253,12 +253,16 @@ def test_states_and_options(state):
     ):
         with pytest.raises(error, match=message):
             look_up(state, inputs=StepInputs(hyperparameters=given))
-    with pytest.raises(ValueError, match="arrays: got the table 'ad'; expected 'item', 'updates', 'user'"):
+    with pytest.raises(
+        ValueError, match="arrays: got the table 'ad'; expected 'item', 'updates', 'user'"
+    ):
         COLLECTION.replaced(state, {"ad": {}})
     with pytest.raises(ValueError, match="gradients: have no table 'user'"):
         COLLECTION.overwritten(state, {"item": state["item"]})
     summed = jax.tree.map(lambda array: 2 * array, state)
-    with pytest.raises(ValueError, match=r"the fused tables are not next values: the sentinel is 2\.0"):
+    with pytest.raises(
+        ValueError, match=r"the fused tables are not next values: the sentinel is 2\.0"
+    ):
         COLLECTION.overwritten(state, summed)
     alone = Collection({"item": TRAIN}, {"clicked": Feature("item")})
     with pytest.raises(ValueError, match=r"grad_scale: .* a collection without optimizers"):

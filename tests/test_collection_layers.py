@@ -106,6 +106,31 @@ def test_single_layers_read_the_tables(trained):
     np.testing.assert_array_equal(look_up(other, BATCH)["user"], rows["user"])
 
 
+def test_states_of_all_tables(trained):
+    """As single layers have them; read by another collection."""
+    model, _, _ = trained
+    states = model.embed.states()
+    layer = jax_tt.TableEmbedBag(model.embed.collection.separated_tables["items"], rngs=nnx.Rngs(5))
+    assert sorted(layer.state()) == sorted(states["items"])
+    assert float(states["items"]["step"]) == 4
+    other = jax_tt.EmbedCollection(TABLES, FEATURES, rngs=nnx.Rngs(6))
+    short = {**states, "items": {**states["items"], "embedding": jnp.zeros((3, 8))}}
+    with pytest.raises(ValueError, match="items: embedding: got float32 of shape"):
+        other.set_states(short)
+    assert float(other.step[0]) == 0
+    other.set_states(states)
+    assert float(other.step[0]) == 4
+    jax.tree.map(np.testing.assert_array_equal, look_up(other, BATCH), look_up(model.embed, BATCH))
+
+
+def test_a_table_is_called_on_its_own_outside_of_losses(trained):
+    table = nnx.clone(trained[0].embed.tables["items"])
+    rows = table(jnp.array([0, 49]))
+    np.testing.assert_array_equal(rows, table.embedding[...][jnp.array([0, 49])])
+    with pytest.raises(TypeError, match="items: this table of a collection was called on its own"):
+        nnx.grad(lambda table: jnp.sum(table(jnp.array([1]))))(table)
+
+
 def test_evaluation_counts_nothing(trained):
     model = nnx.clone(trained[0])
     model.eval()

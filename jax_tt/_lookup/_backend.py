@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jax_tt import _ffi
+from jax_tt._lookup._by_platform import by_platform
 from jax_tt._method import resolve_method
 
 _PLATFORMS = ("cpu", "cuda")
@@ -117,4 +117,4 @@ def run(method: str, native: Callable[..., Any], reference: Callable[..., Any], 
         platforms = tuple(p for p in platforms if p != "cuda")
     branches = {platform: partial(native, platform) for platform in platforms}
     default = reference if method == "auto" else None
-    return lax.platform_dependent(*args, default=default, **branches)
+    return by_platform(branches, default, *args)

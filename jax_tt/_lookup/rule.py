@@ -114,14 +114,15 @@ def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any
 
 @jax.custom_vjp
 def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> Any:
-    return _groups.forward(_with_scalars(calls, shared), wide)[0]
+    calls = calls if shared is None else _with_scalars(calls, shared)
+    return _groups.forward(calls, wide)[0]
 
 
 def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tuple[Any, Any]:
     wanted = tuple(_wanted(call, shared) for call in calls)
     calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
-    asking = _asking(_with_scalars(calls, shared), wanted)
-    sums, residuals = first_order(_groups.forward, asking, wide)
+    reading = calls if shared is None else _with_scalars(calls, shared)
+    sums, residuals = first_order(_groups.forward, _asking(reading, wanted), wide)
     return sums, (calls, shared, residuals, wanted, wide)
 
 
@@ -138,8 +139,9 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
     calls, shared, residuals, wanted, wide = saved
     if gs is None:
         gs, wide = [None] * len(calls), None
+    reading = calls if shared is None else _with_scalars(calls, shared)
+    found = _groups.backward(_asking(reading, wanted), residuals, gs, wide)
     places = shared_places([call.use.table for call in calls])
-    found = _groups.backward(_asking(_with_scalars(calls, shared), wanted), residuals, gs, wide)
     applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(found) if APPLIED in new}
     after = shared.after(applied) if applied else None
     cotangents = []
@@ -156,10 +158,8 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
     return cotangents, after
 
 
-def _with_scalars(calls: Sequence[Call], shared: Shared | None) -> Sequence[Call]:
+def _with_scalars(calls: Sequence[Call], shared: Shared) -> Sequence[Call]:
     """The calls with the shared scalars in the states of their tables."""
-    if shared is None:
-        return calls
     scalars = shared.states([call.use.table for call in calls])
     return [
         call._replace(state={**call.state, **own}) for call, own in zip(calls, scalars, strict=True)

@@ -133,7 +133,7 @@ def tt_forward(
     operands = make_operands(table, cores[0].dtype, batch)
     plan_size, saved_size = blocked_sizes(platform, operands, table)
     kept = saved_size if lookup.wanted.names else 0
-    named = numbered("core", cores)
+    named = dict(zip(table.param_names, cores, strict=True))
 
     def local(args: Named, axes: Any) -> Named:
         attributes = batch_attributes(platform, table, batch, lookup, axes)

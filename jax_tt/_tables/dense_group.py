@@ -8,16 +8,20 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax import lax
 
 from jax_tt._lookup import _backend
+from jax_tt._lookup._by_platform import by_platform
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._native.dense import Backward, Forward, Update, run_together
 from jax_tt._native.partition import is_partitioned, num_blocks
 
 if TYPE_CHECKING:
-    from jax_tt._lookup._groups import Call, Cotangents, Gradients
+    from jax_tt._lookup._groups import Call, Cotangents, Gradients, Use
     from jax_tt._lookup._wide import Wide
+
+
+# Tables of one update: XLA takes time to compile it with the cube of the number of arrays that it changes in place.
+_MOST = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +44,7 @@ class DenseTables:
         self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
     ) -> list[Cotangents]:
         if wide is not None and not _whole(calls):
-            gs, wide = _apart(gs, calls, wide), None
+            gs, wide = _apart(calls, wide)(gs), None
         found: list[Cotangents] = [({}, None)] * len(calls)
         stepped, others = [], []
         for k, (call, g) in enumerate(zip(calls, _each(gs, calls, wide), strict=True)):
@@ -51,9 +55,10 @@ class DenseTables:
                 (others if table.update is None else stepped).append(k)
             elif lookup.wanted.weights:
                 if wide is not None:
-                    (g,) = _apart(gs, [call], wide.of([k]))
+                    (g,) = _apart([call], wide.of([k]))(gs)
                 found[k] = {}, table.weights_gradient(call.state, call.batch, g, lookup)
-        for members, cotangents in ((stepped, _new_states), (others, _gradients)):
+        parts = [(stepped[k : k + _MOST], _new_states) for k in range(0, len(stepped), _MOST)]
+        for members, cotangents in (*parts, (others, _gradients)):
             if wide is not None and members:
                 own = [calls[k] for k in members], [residuals[k] for k in members]
                 results = cotangents(*own, gs, wide.of(members))
@@ -101,36 +106,40 @@ def _sums(calls: Sequence[Call]) -> list[Any]:
         vary_over((call.state, call.batch), own) for call, own in zip(calls, axes, strict=True)
     ]
 
+    uses = [call.use for call in calls]
+
     def at_once(arrays: Any) -> list[Any]:
-        found = run_together(_forward_parts(calls, arrays))
+        found = run_together(_forward_parts(uses, arrays))
         return [vary_over(*pair) for pair in zip(found, axes, strict=True)]
 
-    return _on_cpu(at_once, partial(_one_by_one, calls), arrays)
+    return _on_cpu(at_once, partial(_one_by_one, uses), arrays)
 
 
 def _wide_sums(calls: Sequence[Call], wide: Wide) -> tuple[jax.Array, list[Any]]:
+    uses = [call.use for call in calls]
+
     def at_once(arrays: Any) -> jax.Array:
-        return run_together(_forward_parts(calls, arrays), wide)
+        return run_together(_forward_parts(uses, arrays), wide)
 
     def one_by_one(arrays: Any) -> jax.Array:
-        return wide.joined([sums for sums, _ in _one_by_one(calls, arrays)])
+        return wide.joined([sums for sums, _ in _one_by_one(uses, arrays)])
 
     array = _on_cpu(at_once, one_by_one, [(call.state, call.batch) for call in calls])
     # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
     return array, [(array[None],) if call.use.lookup.wanted.names else () for call in calls]
 
 
-def _one_by_one(calls: Sequence[Call], arrays: Any) -> list[Any]:
+def _one_by_one(uses: Sequence[Use], arrays: Any) -> list[Any]:
     return [
-        call.use.table.forward(state, batch, call.use.lookup)
-        for call, (state, batch) in zip(calls, arrays, strict=True)
+        use.table.forward(state, batch, use.lookup)
+        for use, (state, batch) in zip(uses, arrays, strict=True)
     ]
 
 
-def _forward_parts(calls: Sequence[Call], arrays: Any) -> list[Forward]:
+def _forward_parts(uses: Sequence[Use], arrays: Any) -> list[Forward]:
     return [
-        Forward(*_arguments(call, state, batch), sentinel=state.get("sentinel"))
-        for call, (state, batch) in zip(calls, arrays, strict=True)
+        Forward(*_arguments(use, state, batch), sentinel=state.get("sentinel"))
+        for use, (state, batch) in zip(uses, arrays, strict=True)
     ]
 
 
@@ -142,26 +151,25 @@ def _gradients(
         for call, g in zip(calls, _each(gs, calls, wide), strict=True)
     ]
     arrays = [(call.state, call.batch, saved) for call, saved in zip(calls, residuals, strict=True)]
+    uses, apart = [call.use for call in calls], _apart(calls, wide)
 
     def one_by_one(arrays: Any, gs: Any) -> list[Any]:
         return [
-            call.use.table.backward(state, batch, saved, g, call.use.lookup)
-            for call, (state, batch, saved), g in zip(
-                calls, arrays, _apart(gs, calls, wide), strict=True
-            )
+            use.table.backward(state, batch, saved, g, use.lookup)
+            for use, (state, batch, saved), g in zip(uses, arrays, apart(gs), strict=True)
         ]
 
     def at_once(arrays: Any, gs: Any) -> list[Any]:
-        own, shared = _operands_of(gs, calls, wide)
+        own, shared = _operands_of(gs, len(uses), wide)
         parts = [
-            Backward(*_arguments(call, state, batch), g=g)
-            for call, (state, batch, _), g in zip(calls, arrays, own, strict=True)
+            Backward(*_arguments(use, state, batch), g=g)
+            for use, (state, batch, _), g in zip(uses, arrays, own, strict=True)
         ]
         found = run_together(parts, wide, shared)
         found = [vary_over(*pair) for pair in zip(found, axes, strict=True)]
         return [
-            (dict(zip(call.use.table.param_names, grads, strict=True)), dweights)
-            for call, (grads, dweights) in zip(calls, found, strict=True)
+            (dict(zip(use.table.param_names, grads, strict=True)), dweights)
+            for use, (grads, dweights) in zip(uses, found, strict=True)
         ]
 
     return _on_cpu(at_once, one_by_one, arrays, gs)
@@ -175,10 +183,11 @@ def _new_states(
         table.step_of(None, call.state, call.batch, g, call.use.lookup, call.values)
         for table, call, g in zip(tables, calls, _each(gs, calls, wide), strict=True)
     ]
-    calls = [
-        call._replace(use=dataclasses.replace(call.use, lookup=step.lookup))
+    uses = [
+        dataclasses.replace(call.use, lookup=step.lookup)
         for call, step in zip(calls, steps, strict=True)
     ]
+    apart = _apart(calls, wide)
     arrays = [
         (call.state, step.batch, saved, step.values)
         for call, saved, step in zip(calls, residuals, steps, strict=True)
@@ -187,19 +196,19 @@ def _new_states(
 
     def one_by_one(arrays: Any, gs: Any) -> list[Any]:
         return [
-            table.stepped_params(state, batch, saved, g, call.use.lookup, values)
-            for table, call, (state, batch, saved, values), g in zip(
-                tables, calls, arrays, _apart(gs, calls, wide), strict=True
+            table.stepped_params(state, batch, saved, g, use.lookup, values)
+            for table, use, (state, batch, saved, values), g in zip(
+                tables, uses, arrays, apart(gs), strict=True
             )
         ]
 
     def at_once(arrays: Any, gs: Any) -> list[Any]:
-        own, shared = _operands_of(gs, calls, wide)
+        own, shared = _operands_of(gs, len(uses), wide)
         parts = []
-        for table, call, (state, batch, (out,), values), g in zip(
-            tables, calls, arrays, own, strict=True
+        for table, use, (state, batch, (out,), values), g in zip(
+            tables, uses, arrays, own, strict=True
         ):
-            ((slots,), of_all) = table.slots(state), _arguments(call, state, batch)
+            ((slots,), of_all) = table.slots(state), _arguments(use, state, batch)
             parts.append(Update(*of_all, slots=slots, out=out, g=g, values=values))
         if wide is not None:
             shared = {"out": arrays[0][2][0], **shared}
@@ -218,25 +227,26 @@ def _each(gs: Gradients, calls: Sequence[Call], wide: Wide | None) -> Sequence[A
     return gs if wide is None else [gs] * len(calls)
 
 
-def _apart(gs: Gradients, calls: Sequence[Call], wide: Wide | None) -> Sequence[Any]:
-    """The gradient of the sums of every call."""
-    return gs if wide is None else wide.separated(gs, [call.shape for call in calls])
+def _apart(calls: Sequence[Call], wide: Wide | None) -> Callable[[Gradients], Sequence[Any]]:
+    """A function from gradients to those of the sums of every call."""
+    shapes = [call.shape for call in calls]
+    return lambda gs: gs if wide is None else wide.separated(gs, shapes)
 
 
 def _operands_of(
-    gs: Gradients, calls: Sequence[Call], wide: Wide | None
+    gs: Gradients, tables: int, wide: Wide | None
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """The gradients as operands of every table, and as operands that the tables share."""
-    return (gs, {}) if wide is None else ([None] * len(calls), {"g": gs})
+    return (gs, {}) if wide is None else ([None] * tables, {"g": gs})
 
 
-def _arguments(call: Call, state: Any, batch: Any) -> tuple[Any, ...]:
+def _arguments(use: Use, state: Any, batch: Any) -> tuple[Any, ...]:
     """Those that native calls of all passes have."""
-    table = call.use.table.innermost
-    return table, "cpu", *table.params(state), batch, call.use.lookup
+    table = use.table.innermost
+    return table, "cpu", *table.params(state), batch, use.lookup
 
 
 def _on_cpu(at_once: Callable[..., Any], one_by_one: Callable[..., Any], *arrays: Any) -> Any:
     if "cpu" not in _backend.native_platforms():
         return one_by_one(*arrays)
-    return lax.platform_dependent(*arrays, cpu=at_once, default=one_by_one)
+    return by_platform({"cpu": at_once}, one_by_one, *arrays)

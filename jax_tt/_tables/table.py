@@ -243,7 +243,8 @@ class Table(abc.ABC):
 
     def check(self, state: State) -> None:
         """Raises if arrays are missing from a state, or do not belong to this table."""
-        self.require(state, self.trained_names)
+        if any(name not in state for name in self.trained_names):
+            self.require(state, self.trained_names)
         shapes = self.param_shapes
         dtypes = {state[name].dtype.name for name in shapes}
         if len(dtypes) != 1 or not dtypes <= _STORAGE:

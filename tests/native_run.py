@@ -33,6 +33,8 @@ JOINS = {
     "join-4-odd-rank": jax_tt.TTShape(300, 32, (23, 23), (8, 5, 8), (4, 2, 4)),
     "join-8": jax_tt.TTShape(80, 64, (32, 32), (4, 5, 4), (8, 1, 8)),
 }
+# Columns of dense tables: whole vectors of each instruction set, halves and quarters of them, and others.
+WIDTHS = (1, 3, 4, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 72, 80, 96, 112, 128, 129, 144, 200)
 RULES = {
     "sgd": optimizers.SGD(0.05),
     "adagrad": optimizers.Adagrad(0.05),
@@ -96,8 +98,32 @@ def chunked_results(method: str = "ffi") -> Iterator[tuple[str, list[Any]]]:
     yield "chunked fused", steps(jax_tt.init_fused_table(cores, rule), bags, rule, g, method)
 
 
+def wide_bags(weighted: bool) -> tuple[list[jax.Array], jax_tt.Bags]:
+    """A table of every width, and bags of none, one and more rows than a kernel takes at once."""
+    rng = np.random.default_rng(4)
+    tables = [jnp.asarray(rng.standard_normal((50, width)), jnp.float32) for width in WIDTHS]
+    lengths = np.array([0, 1, 1, 300, 5, 0, 2, 259])
+    ids = rng.integers(0, 50, lengths.sum()).astype(np.int32)
+    weights = rng.standard_normal(ids.size).astype(np.float32) if weighted else None
+    return tables, jax_tt.Bags.from_lengths(ids, lengths, weights)
+
+
+@jax.jit
+def wide_sums(tables: list[jax.Array], bags: jax_tt.Bags) -> Any:
+    """Sums, and gradients of a loss, of every table."""
+
+    def loss(tables: list[jax.Array]) -> Any:
+        sums = [jax_tt.embed_bag(table, bags, method="ffi") for table in tables]
+        return sum(jnp.vdot(pooled, pooled) / 2 for pooled in sums), sums
+
+    gradients, sums = jax.grad(loss, has_aux=True)(tables)
+    return sums, gradients
+
+
 def results() -> Iterator[tuple[str, list[Any]]]:
     yield from chunked_results()
+    for weighted in (False, True):
+        yield f"widths {weighted}", jax.tree.leaves(wide_sums(*wide_bags(weighted)))
     shapes = {name: SHAPES[name] for name in ("d2", "d3-odd", "d5")} | JOINS
     for name, shape in shapes.items():
         case = make_case(shape, "float32", True)

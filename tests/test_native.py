@@ -28,10 +28,13 @@ from tests.native_run import (
     CHUNKED,
     JOINS,
     RULES,
+    WIDTHS,
     chunked_batch,
     chunked_results,
     gradients,
     steps,
+    wide_bags,
+    wide_sums,
 )
 
 pytestmark = [
@@ -76,6 +79,19 @@ def test_instruction_sets_agree(isa, one_thread, tmp_path):
     for name, array in other.items():
         # 16-bit results differ by a rounding where the sums before it differ in the last bit.
         assert_close(array, one_thread[name], 1e-2 if "bfloat16" in name else 1e-5, name)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_of_any_width(weighted):
+    tables, bags = wide_bags(weighted)
+    ids, offsets = np.asarray(bags.ids), np.asarray(bags.offsets)
+    weights = np.ones(ids.size) if bags.weights is None else np.asarray(bags.weights, np.float64)
+    mixing = np.zeros((offsets.size - 1, 50))
+    np.add.at(mixing, (np.searchsorted(offsets, np.arange(ids.size), "right") - 1, ids), weights)
+    for width, table, sums, gradient in zip(WIDTHS, tables, *wide_sums(tables, bags), strict=True):
+        want = mixing @ np.asarray(table, np.float64)
+        assert_close(sums, want, 1e-5, f"{width} columns")
+        assert_close(gradient, mixing.T @ want, 1e-5, f"gradient of {width} columns")
 
 
 def test_chunked_batches_equal_the_reference(one_thread):

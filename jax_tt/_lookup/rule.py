@@ -143,7 +143,7 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
     found = _groups.backward(_asking(reading, wanted), residuals, gs, wide)
     places = shared_places([call.use.table for call in calls])
     applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(found) if APPLIED in new}
-    after = shared.after(applied) if applied else None
+    after = shared.after(applied) if shared is not None and applied else None
     cotangents = []
     for k, ((use, state, batch, _), (new, dweights)) in enumerate(zip(calls, found, strict=True)):
         if use.table.update is None:

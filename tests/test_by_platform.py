@@ -82,3 +82,13 @@ def test_inside_shard_map(platform, check):
 def test_without_a_reference_other_platforms_are_refused():
     with pytest.raises(Exception, match=r"(?i)platform"):
         jax.jit(on("cuda", None))(X)
+
+
+def test_results_of_other_types_are_an_error():
+    def wrong(tree: Any) -> Any:
+        return {"twice": tree["x"][:1], "count": jnp.int32(0)}
+
+    with pytest.raises(
+        TypeError, match=r"returns .*float32\[1, 3\].*, but the native op .*\[2, 3\]"
+    ):
+        jax.jit(on("cuda", wrong))(X)

@@ -60,8 +60,14 @@ _later.def_abstract_eval(lambda *args, function, types: types)
 
 
 def _lower(ctx: Any, *args: Any, function: Callable[..., Any], types: Any) -> Any:
-    del types
-    return mlir.lower_fun(function, multiple_results=True)(ctx, *args)
+    def checked(*args: Any) -> Any:
+        found = function(*args)
+        got, want = ([f"{x.dtype}{list(x.shape)}" for x in of] for of in (found, types))
+        if got != want:
+            raise TypeError(f"the reference of an op returns {got}, but the native op {want}")
+        return found
+
+    return mlir.lower_fun(checked, multiple_results=True)(ctx, *args)
 
 
 def _batched(

@@ -425,17 +425,25 @@ def test_tables_are_separated_and_joined(mixed):
     del without["ordered"]["step"]
     with pytest.raises(ValueError, match="ordered: state: has no step"):
         MIXED.joined(without)
+    without["ordered"]["step"] = jnp.zeros(3)
+    with pytest.raises(ValueError, match=r"states\['ordered'\]\['step'\]: got float32 of shape"):
+        MIXED.joined(without)
+    destroyed = {**states, "dense": {**states["dense"], "sentinel": jnp.float32(2)}}
+    assert float(MIXED.joined(destroyed)["updates"]["sentinel"]) == 2
+
+
+SCALARS = {"step": np.zeros(2, np.float32), "sentinel": np.float32(1), "used": np.float32(1)}
 
 
 @pytest.mark.parametrize(
     ("updates", "message"),
     [
-        (None, r"state: has no table 'updates'|state\['updates'\]: got None"),
-        ({"step": np.zeros(2)}, r"state\['updates'\]: has no 'sentinel'"),
-        (
-            {"step": np.zeros(3), "sentinel": np.ones(()), "used": np.ones(())},
-            r"state\['updates'\]\['step'\]: got shape \(3,\); expected \(2,\)",
-        ),
+        (None, r"state: has no 'updates', the step counts .* Collection\.joined"),
+        ({"step": SCALARS["step"]}, r"state\['updates'\]\['sentinel'\]: got NoneType"),
+        ({**SCALARS, "stop": 1}, r"state\['updates'\]: got the array 'stop'"),
+        ({**SCALARS, "step": [0.0, 0.0]}, r"\['step'\]: got list; .* of shape \(2,\)"),
+        ({**SCALARS, "step": np.zeros(3, np.float32)}, r"float32 of shape \(3,\); .* \(2,\)"),
+        ({**SCALARS, "step": np.zeros(2, np.int32)}, r"\['step'\]: got int32 of shape \(2,\)"),
     ],
 )
 def test_shared_scalars_that_do_not_fit(mixed, updates, message):
@@ -463,6 +471,7 @@ def test_a_gradient_without_the_shared_scalars_is_refused(mixed, method):
         jax.grad(loss)(trained)
 
 
-def test_a_table_may_not_have_the_name_of_the_shared_scalars():
-    with pytest.raises(ValueError, match="tables: got the name 'updates'"):
-        jax_tt.Collection({"updates": jax_tt.dense_table(5, 4)}, {"a": Feature("updates")})
+@pytest.mark.parametrize("name", ["updates", "step", "sentinel", "used"])
+def test_a_table_may_not_have_the_name_of_what_tables_share(name):
+    with pytest.raises(ValueError, match=f"tables: got the name '{name}'"):
+        jax_tt.Collection({name: jax_tt.dense_table(5, 4)}, {"a": Feature(name)})

@@ -117,10 +117,38 @@ def test_states_of_all_tables(trained):
     short = {**states, "items": {**states["items"], "embedding": jnp.zeros((3, 8))}}
     with pytest.raises(ValueError, match="items: embedding: got float32 of shape"):
         other.set_states(short)
+    counts = {**states, "users": {**states["users"], "cache_tags": jnp.zeros(3)}}
+    with pytest.raises(ValueError, match=r"states\['users'\]: 'cache_tags' has shape \(3,\)"):
+        other.set_states(counts)
     assert float(other.step[0]) == 0
     other.set_states(states)
     assert float(other.step[0]) == 4
     jax.tree.map(np.testing.assert_array_equal, look_up(other, BATCH), look_up(model.embed, BATCH))
+
+
+def test_step_counts_keep_the_order_of_the_tables():
+    """Flax sorts the names of tables when it takes a module apart."""
+    rule = optimizers.Adam(0.1)
+    tables = {name: jax_tt.dense_table(5, 4, optimizer=rule) for name in ("t", "b")}
+    features = {name: jax_tt.Feature(name) for name in tables}
+    embed = jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
+    states = embed.states()
+    states["t"]["step"] = jnp.float32(7)
+    embed.set_states(states)
+    opt = jax_tt.FusedOptimizer(embed, optax.sgd(0.1))
+
+    @nnx.jit
+    def step(embed, opt):
+        batch = dict.fromkeys(features, jnp.array([[1]]))
+        opt.update(embed, nnx.grad(lambda embed: jnp.sum(embed(batch)["t"]))(embed))
+
+    for module in (embed, nnx.clone(embed)):
+        steps = {name: float(own["step"]) for name, own in module.states().items()}
+        assert steps == {"t": 7, "b": 0} and module.sharing == ("t", "b")
+    step(embed, opt)
+    for module in (embed, nnx.clone(embed)):
+        steps = {name: float(own["step"]) for name, own in module.states().items()}
+        assert steps == {"t": 8, "b": 0} and module.collection.sharing == ("t", "b")
 
 
 def test_a_table_is_called_on_its_own_outside_of_losses(trained):

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._arguments import as_scalar
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
 from jax_tt._collection.states import check_arrays, check_states, check_tables, listed
@@ -74,11 +75,12 @@ class Collection:
         for name, table in tables.items():
             if table.update is not None:
                 check_static(f"tables[{name!r}]: optimizer", table.update.optimizer)
-        if UPDATES in tables:
-            raise ValueError(
-                f"tables: got the name {UPDATES!r}, which in a state stands for the step counts of all tables; rename "
-                "the table."
-            )
+        for name in (UPDATES, *Shared._fields):
+            if name in tables:
+                raise ValueError(
+                    f"tables: got the name {name!r}, which stands for what all tables of a collection share; rename "
+                    "the table."
+                )
         named = {name: _sharing(table).with_name(name) for name, table in tables.items()}
         object.__setattr__(self, "tables", Frozen(named))
         object.__setattr__(self, "features", Frozen(features))
@@ -87,7 +89,8 @@ class Collection:
         """Initial arrays by table and name, with a key of its own for every table."""
         keys = jax.random.split(key, len(self.tables))
         pairs = zip(self.tables.items(), keys, strict=True)
-        return self._with_updates({name: table.init(own) for (name, table), own in pairs})
+        state = {name: table.init(own) for (name, table), own in pairs}
+        return state | ({UPDATES: Shared.init(len(self.sharing))._asdict()} if self.sharing else {})
 
     def trained(self, state: States) -> dict[str, dict[str, Any]]:
         """The arrays that a loss is differentiated with respect to.
@@ -217,34 +220,46 @@ class Collection:
             TypeError, ValueError: ``states`` lack a table or its step count.
         """
         check_states("states", states, self.tables)
-        for name in self.sharing:
-            self.tables[name].require(states[name], ("step",))
         found = {
             name: {a: value for a, value in states[name].items() if a not in self._dropped(name)}
             for name in self.tables
         }
-        return self._with_updates(found, [states[name]["step"] for name in self.sharing])
+        scalars: dict[str, list[Any]] = {"step": [], "sentinel": []}
+        for name in self.sharing:
+            self.separated_tables[name].require(states[name], tuple(scalars))
+            for scalar, values in scalars.items():
+                values.append(_scalar(f"states[{name!r}][{scalar!r}]", states[name][scalar]))
+        if not self.sharing:
+            return found
+        step, sentinels = (jnp.stack(values) for values in scalars.values())
+        # The worst, so that a table that has been destroyed is still found out.
+        sentinel = sentinels[jnp.argmax(jnp.abs(sentinels - 1))]
+        shared = Shared.init(len(self.sharing))._replace(step=step, sentinel=sentinel)
+        return found | {UPDATES: shared._asdict()}
 
     def check(self, state: Any, argument: str = "state") -> None:
         """Raises unless a state has arrays by name of all tables, and the scalars that they share."""
         check_states(argument, state, self.tables)
         if not self.sharing:
             return
-        check_states(argument, state, (UPDATES,))
-        shapes = {
-            name: value.shape for name, value in Shared.init(len(self.sharing))._asdict().items()
-        }
-        for name, shape in shapes.items():
-            if name not in state[UPDATES]:
+        if not isinstance(state.get(UPDATES), Mapping):
+            raise ValueError(
+                f"{argument}: has no {UPDATES!r}, the step counts of tables with an optimizer; expected what "
+                "Collection.init returns. Collection.joined makes it from the states of single tables."
+            )
+        name = f"{argument}[{UPDATES!r}]"
+        check_arrays(name, state[UPDATES], Shared._fields)
+        for scalar in Shared._fields:
+            value = state[UPDATES].get(scalar)
+            # States of several models may be stacked along further axes.
+            shape = (len(self.sharing),) if scalar == "step" else ()
+            got = getattr(value, "shape", None)
+            fits = got is not None and got[len(got) - len(shape) :] == shape
+            if not fits or value.dtype != jnp.float32:
+                what = type(value).__name__ if got is None else f"{value.dtype} of shape {got}"
                 raise ValueError(
-                    f"{argument}[{UPDATES!r}]: has no {name!r}; expected what Collection.init returns, with the arrays "
-                    f"{listed(shapes)}."
-                )
-            got = state[UPDATES][name].shape
-            if got != shape:
-                raise ValueError(
-                    f"{argument}[{UPDATES!r}][{name!r}]: got shape {got}; expected {shape}. Collection.joined makes a "
-                    "state from those of other tables."
+                    f"{name}[{scalar!r}]: got {what}; expected a float32 array of shape {shape}, as Collection.init "
+                    "returns it."
                 )
 
     @functools.cached_property
@@ -264,17 +279,6 @@ class Collection:
     def _dropped(self, name: str) -> tuple[str, ...]:
         """Arrays of the table on its own that the collection has for all tables."""
         return Shared._fields if name in self.sharing else ()
-
-    def _with_updates(self, state: dict[str, Any], steps: Any = None) -> dict[str, dict[str, Any]]:
-        """The state with shared scalars, at step 0 or after as many steps."""
-        if not self.sharing:
-            return state
-        shared = Shared.init(len(self.sharing))
-        if steps is not None:
-            shared = shared._replace(
-                step=jnp.stack([jnp.asarray(step, jnp.float32) for step in steps])
-            )
-        return state | {UPDATES: shared._asdict()}
 
     @functools.cached_property
     def features_of(self) -> dict[str, tuple[str, ...]]:
@@ -309,6 +313,11 @@ def _sharing(table: Table) -> Table:
     if update is None:
         return table
     return table.with_update(dataclasses.replace(update, shared=table.cached is None))
+
+
+def _scalar(name: str, value: Any) -> jax.Array:
+    value = as_scalar(name, value)
+    return jnp.asarray(value, jnp.float32)
 
 
 def _by_path(names: Sequence[str], arrays: States) -> dict[tuple[str, ...], Any]:

@@ -39,6 +39,15 @@ def check_arrays(argument: str, given: Iterable[str], known: Iterable[str]) -> N
             )
 
 
+def check_like(argument: str, given: Mapping[str, Any], like: Mapping[str, Any]) -> None:
+    """Raises unless ``given`` has the arrays of ``like`` by name, with their shapes."""
+    for name, array in like.items():
+        shape = getattr(given.get(name), "shape", None)
+        if shape != array.shape:
+            got = f"has no array {name!r}" if shape is None else f"{name!r} has shape {shape}"
+            raise ValueError(f"{argument}: {got}; expected shape {array.shape}.")
+
+
 def listed(names: Iterable[str]) -> str:
     """Names in an error message."""
     return ", ".join(map(repr, names))

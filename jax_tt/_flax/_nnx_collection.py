@@ -13,6 +13,7 @@ from jax_tt._collection.collection import UPDATES, Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.lookup import embed
+from jax_tt._collection.states import check_like
 from jax_tt._flax._guard import refuse_gradient
 from jax_tt._flax._nnx_change import ChangingModule
 from jax_tt._flax._nnx_table import TableEmbed, hoisted_update
@@ -109,6 +110,8 @@ class EmbedCollection(nnx.Module):
                 for name, table in described.tables.items()
             }
         )
+        # Flax sorts the names of `tables` when it takes the module apart; the step counts keep the order of now.
+        self._names = tuple(described.tables)
         self.sharing = described.sharing
         if self.sharing:
             shared = Shared.init(len(self.sharing))
@@ -117,7 +120,7 @@ class EmbedCollection(nnx.Module):
     @property
     def collection(self) -> Collection:
         """The description of the tables, as they are now, and of the features."""
-        tables = tuple((name, self.tables[name].table) for name in self.tables)
+        tables = tuple((name, self.tables[name].table) for name in self._names)
         return _collection(tables, self.features)
 
     def __call__(
@@ -186,13 +189,15 @@ class EmbedCollection(nnx.Module):
             >>> sorted(embed.states()["ad"])
             ['embedding', 'sentinel', 'step', 'used']
         """
-        state: dict[str, Any] = {name: table.state() for name, table in self.tables.items()}
+        state: dict[str, Any] = {name: self.tables[name].state() for name in self._names}
         if (shared := self._shared()) is not None:
             state[UPDATES] = shared._asdict()
         return self.collection.separated(state)
 
     def set_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Overwrites the arrays of all tables with those of other layers or collections, as `states` returns them.
+
+        Arrays are not copied: after a step that donates them, the other layer does not have them any more.
 
         Raises:
             TypeError, ValueError: ``states`` lack a table or an array, or its shape is another. The variables are
@@ -202,9 +207,10 @@ class EmbedCollection(nnx.Module):
         shared = state.pop(UPDATES, {})
         for name, table in self.collection.tables.items():
             table.check(state[name])
-        for name, own in state.items():
+            check_like(f"states[{name!r}]", state[name], self.tables[name].state())
+        for name in self._names:
             for array in self.tables[name].state():
-                getattr(self.tables[name], array)[...] = own[array]
+                getattr(self.tables[name], array)[...] = state[name][array]
         for name, value in shared.items():
             getattr(self, name)[...] = value
 

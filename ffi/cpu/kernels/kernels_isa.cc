@@ -388,16 +388,18 @@ void SumWholeRows(const T* __restrict from, const int64_t* __restrict at, const 
   }
 }
 
-// One tile of the columns of one bag.
+// One tile of the columns of one bag.  Of the row at[k + ahead], if it is before at[known], `fetch` elements are
+// prefetched.
 template <typename T, int W, int kVectors>
 inline __attribute__((always_inline)) void SumTile(const T* __restrict from, const int64_t* __restrict at,
                                                    const T* __restrict weight, int64_t count, bool add,
-                                                   T* __restrict out) {
+                                                   T* __restrict out, int64_t ahead, int64_t known, int64_t fetch) {
   typedef typename VectorOf<T, W>::type V;
   V sum[kVectors];
 #pragma GCC unroll 4
   for (int j = 0; j < kVectors; ++j) sum[j] = add ? *reinterpret_cast<const V*>(out + j * W) : V{};
   for (int64_t k = 0; k < count; ++k) {
+    if (k + ahead < known) PrefetchRow(from + at[k + ahead], fetch);
     const T* row = from + at[k];
     const T scale = weight ? weight[k] : T{1};
 #pragma GCC unroll 4
@@ -414,18 +416,18 @@ void SumTiles(int64_t n, const T* __restrict from, const int64_t* __restrict at,
               const int64_t* __restrict out_at) {
   constexpr int W = kVectorBytes / sizeof(T);
   const int64_t last = end[bags - 1], ahead = RowsAhead(n * static_cast<int64_t>(sizeof(T)));
-  int64_t known = first;
+  for (int64_t k = first; k < last && k < first + ahead; ++k) PrefetchRow(from + at[k], n);
   for (int64_t b = 0, begin = first; b < bags; begin = end[b++]) {
-    for (; known < last && known < end[b] + ahead; ++known) PrefetchRow(from + at[known], n);
-    const int64_t count = end[b] - begin;
+    const int64_t count = end[b] - begin, known = last - begin;
     const int64_t* own = at + begin;
     const T* scale = weight ? weight + begin : nullptr;
     T* to = out + (out_at ? out_at[b] : b * n);
     const bool onto = add && b == 0;
     int64_t i = 0;
-    for (; i + 4 * W <= n; i += 4 * W) SumTile<T, W, 4>(from + i, own, scale, count, onto, to + i);
-    for (; i + W <= n; i += W) SumTile<T, W, 1>(from + i, own, scale, count, onto, to + i);
-    for (; i < n; ++i) SumTile<T, 1, 1>(from + i, own, scale, count, onto, to + i);
+    for (; i + 4 * W <= n; i += 4 * W)
+      SumTile<T, W, 4>(from + i, own, scale, count, onto, to + i, ahead, known, i ? 0 : n);
+    for (; i + W <= n; i += W) SumTile<T, W, 1>(from + i, own, scale, count, onto, to + i, ahead, known, i ? 0 : n);
+    for (; i < n; ++i) SumTile<T, 1, 1>(from + i, own, scale, count, onto, to + i, ahead, known, i ? 0 : n);
   }
 }
 

@@ -303,16 +303,36 @@ def build_dense_tables(rng: np.random.Generator) -> Call:
         "update": build_dense_update,
     }
     whole = Call(f"jax_tt_dense_tables_{op}_v1", [], [], {"columns": _i64([])})
-    if rng.integers(2):
-        return _in_one_array(rng, op, whole, build[op](rng))
-    for k in range(rng.integers(1, 4)):
-        own = build[op](rng)
+    wide = bool(rng.integers(2))
+    parts = [build[op](rng) for _ in range(1 if wide else rng.integers(1, 4))]
+    if op == "update":
+        parts = _with_common_steps(whole, parts)
+    if wide:
+        return _in_one_array(rng, op, whole, parts[0])
+    for k, own in enumerate(parts):
         before = len(whole.args), len(whole.results)
         whole.aliases |= {before[0] + a: before[1] + r for a, r in own.aliases.items()}
         whole.args += own.args
         whole.results += own.results
         whole.attributes[str(k)] = own.attributes
     return whole
+
+
+def _with_common_steps(whole: Call, parts: list[Call]) -> list[Call]:
+    """Updates whose hyper-parameters, scales and seeds, and whether they were applied, are one array of all tables."""
+    for k in range(5, 8):
+        whole.args.append(np.concatenate([own.args[k] for own in parts]))
+    whole.results.append(_result((len(parts),), "float32"))
+    return [
+        Call(
+            own.target,
+            own.args[:5] + own.args[8:],
+            own.results[1:],
+            own.attributes,
+            {a - 3: r - 1 for a, r in own.aliases.items()},
+        )
+        for own in parts
+    ]
 
 
 def _in_one_array(rng: np.random.Generator, op: str, whole: Call, own: Call) -> Call:
@@ -333,8 +353,10 @@ def _in_one_array(rng: np.random.Generator, op: str, whole: Call, own: Call) -> 
     arrays = [np.ones(shape, accum)] * {"forward": 0, "backward": 1, "update": 2}[op]
     if op == "forward":
         results = [_result(shape, accum), *results[1:]]
-    whole.args, whole.results = arrays + args, results
-    whole.aliases = own.aliases
+    before = len(whole.args), len(whole.results)
+    whole.aliases |= {before[0] + a: before[1] + r for a, r in own.aliases.items()}
+    whole.args += arrays + args
+    whole.results += results
     whole.attributes |= {
         "0": own.attributes | {"features": _i64(features)},
         "columns": _i64(columns),

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
 from jax_tt._lookup import _groups
+from jax_tt._tables import dense_group
 from tests.conftest import native_available
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the native module is not built")
@@ -147,6 +148,33 @@ def test_tables_that_need_much_memory_take_turns(one_by_one):
     one_by_one()
     want = jax.jit(functools.partial(updated, collection))(state, batch)
     jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("layout", ["features", "concatenated"])
+def test_updates_in_several_calls(layout, monkeypatch):
+    tables = {f"t{k}": jax_tt.dense_table(9, 4, optimizer=optimizers.Adam(0.1)) for k in range(7)}
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = collection.init(jax.random.key(0))
+    batch = {name: jnp.asarray(RNG.integers(0, 9, (5, 2)), jnp.int32) for name in tables}
+
+    def step():
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            rows, _ = jax_tt.embed_collection(
+                collection, arrays, batch, Lookup(method="ffi"), layout=layout
+            )
+            return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(rows))
+
+        lowered = jax.jit(jax.grad(loss)).lower(collection.trained(state))
+        calls = re.findall(r"jax_tt_dense_tables_update", lowered.as_text())
+        return lowered.compile()(collection.trained(state)), len(calls)
+
+    want, once = step()
+    monkeypatch.setattr(dense_group, "_MOST", 3)
+    got, several = step()
+    assert (once, several) == (1, 3)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert got["updates"]["step"].tolist() == [1] * 7
 
 
 def test_wrong_offsets_of_one_table_are_an_error_that_names_it():

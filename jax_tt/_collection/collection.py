@@ -13,7 +13,14 @@ import jax.numpy as jnp
 from jax_tt._arguments import as_scalar
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
-from jax_tt._collection.states import check_arrays, check_states, check_tables, listed
+from jax_tt._collection.states import (
+    UPDATES,
+    check_arrays,
+    check_shared,
+    check_states,
+    check_tables,
+    listed,
+)
 from jax_tt._lookup._shared import Shared, is_shared
 from jax_tt._tables.next_values import next_values
 from jax_tt._tables.options import check_static
@@ -21,9 +28,6 @@ from jax_tt._tables.table import Table
 
 # Arrays by table and name.
 States = Mapping[str, Mapping[str, Any]]
-
-# In the state of a collection, the scalars of its fused tables.
-UPDATES = "updates"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +232,8 @@ class Collection:
         for name in self.sharing:
             self.separated_tables[name].require(states[name], tuple(scalars))
             for scalar, values in scalars.items():
-                values.append(_scalar(f"states[{name!r}][{scalar!r}]", states[name][scalar]))
+                value = as_scalar(f"states[{name!r}][{scalar!r}]", states[name][scalar])
+                values.append(jnp.asarray(value, jnp.float32))
         if not self.sharing:
             return found
         step, sentinels = (jnp.stack(values) for values in scalars.values())
@@ -240,27 +245,8 @@ class Collection:
     def check(self, state: Any, argument: str = "state") -> None:
         """Raises unless a state has arrays by name of all tables, and the scalars that they share."""
         check_states(argument, state, self.tables)
-        if not self.sharing:
-            return
-        if not isinstance(state.get(UPDATES), Mapping):
-            raise ValueError(
-                f"{argument}: has no {UPDATES!r}, the step counts of tables with an optimizer; expected what "
-                "Collection.init returns. Collection.joined makes it from the states of single tables."
-            )
-        name = f"{argument}[{UPDATES!r}]"
-        check_arrays(name, state[UPDATES], Shared._fields)
-        for scalar in Shared._fields:
-            value = state[UPDATES].get(scalar)
-            # States of several models may be stacked along further axes.
-            shape = (len(self.sharing),) if scalar == "step" else ()
-            got = getattr(value, "shape", None)
-            fits = got is not None and got[len(got) - len(shape) :] == shape
-            if not fits or value.dtype != jnp.float32:
-                what = type(value).__name__ if got is None else f"{value.dtype} of shape {got}"
-                raise ValueError(
-                    f"{name}[{scalar!r}]: got {what}; expected a float32 array of shape {shape}, as Collection.init "
-                    "returns it."
-                )
+        if self.sharing:
+            check_shared(argument, state, len(self.sharing))
 
     @functools.cached_property
     def sharing(self) -> tuple[str, ...]:
@@ -313,11 +299,6 @@ def _sharing(table: Table) -> Table:
     if update is None:
         return table
     return table.with_update(dataclasses.replace(update, shared=table.cached is None))
-
-
-def _scalar(name: str, value: Any) -> jax.Array:
-    value = as_scalar(name, value)
-    return jnp.asarray(value, jnp.float32)
 
 
 def _by_path(names: Sequence[str], arrays: States) -> dict[tuple[str, ...], Any]:

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._arguments import one_of
-from jax_tt._collection.collection import UPDATES, Collection, States
+from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.inputs import check_inputs, check_lookup, step_arguments
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.requests import Request, requests_of, values_of
+from jax_tt._collection.states import UPDATES
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
+
+from jax_tt._lookup._shared import Shared
+
+# In the state of a collection, the scalars that its fused tables share.
+UPDATES = "updates"
+
 _BY_TABLE = "a mapping from tables to arrays by name, as Collection.init returns it"
 _BY_NAME = "the arrays of the table by name, as Collection.init returns them"
 
@@ -19,6 +26,29 @@ def check_states(argument: str, given: Any, tables: Iterable[str]) -> None:
                 f"{listed(tables)}."
             )
         _check_mapping(f"{argument}[{name!r}]", given[name], _BY_NAME)
+
+
+def check_shared(argument: str, state: Mapping[str, Any], tables: int) -> None:
+    """Raises unless a state has the scalars that so many tables share."""
+    if not isinstance(state.get(UPDATES), Mapping):
+        raise ValueError(
+            f"{argument}: has no {UPDATES!r}, the step counts of tables with an optimizer; expected what "
+            "Collection.init returns. Collection.joined makes it from the states of single tables."
+        )
+    name = f"{argument}[{UPDATES!r}]"
+    check_arrays(name, state[UPDATES], Shared._fields)
+    for scalar in Shared._fields:
+        value = state[UPDATES].get(scalar)
+        # States of several models may be stacked along further axes.
+        shape = (tables,) if scalar == "step" else ()
+        got = getattr(value, "shape", None)
+        fits = got is not None and got[len(got) - len(shape) :] == shape
+        if not fits or value.dtype != jnp.float32:
+            what = type(value).__name__ if got is None else f"{value.dtype} of shape {got}"
+            raise ValueError(
+                f"{name}[{scalar!r}]: got {what}; expected a float32 array of shape {shape}, as Collection.init "
+                "returns it."
+            )
 
 
 def check_tables(argument: str, given: Any, known: Iterable[str]) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jax_tt._collection.collection import UPDATES, Collection
+from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.lookup import embed
-from jax_tt._collection.states import check_like
+from jax_tt._collection.states import UPDATES, check_like
 from jax_tt._flax._guard import refuse_gradient
 from jax_tt._flax._nnx_change import ChangingModule
 from jax_tt._flax._nnx_table import TableEmbed, hoisted_update

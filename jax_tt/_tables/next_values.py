@@ -118,7 +118,6 @@ def _check_sentinel(
 _ZEROS = "An earlier step overwrote the table with zeros, as its loss did not use it: restore it from a checkpoint."
 _MOVED = (
     "The table or collection was used more than once in the loss, or the gradients were summed, scaled or clipped "
-    "after nnx.grad: "
-    "look all ids of a shared table up in one call, move clipping and accumulation into tx, pass a loss scale to the "
-    "layer as grad_scale, or build the layer with optimizer=None and let optax step it."
+    "after nnx.grad: look all ids of a shared table up in one call, move clipping and accumulation into tx, pass a "
+    "loss scale to the layer as grad_scale, or build the layer with optimizer=None and let optax step it."
 )

@@ -361,33 +361,6 @@ inline __attribute__((always_inline)) void PrefetchRow(const T* row, int64_t n) 
   for (int64_t i = 0; i < n; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + i);
 }
 
-// SumBags of rows of kVectors * W elements, whose sums stay in registers.  Bags often have a single row, so that the
-// loop over bags must cost as little as the loop over rows.
-template <typename T, int W, int kVectors>
-void SumWholeRows(const T* __restrict from, const int64_t* __restrict at, const T* __restrict weight, int64_t first,
-                  const int32_t* __restrict end, int64_t bags, bool add, T* __restrict out,
-                  const int64_t* __restrict out_at) {
-  typedef typename VectorOf<T, W>::type V;
-  constexpr int64_t n = kVectors * W, kAhead = RowsAhead(n * sizeof(T));
-  const int64_t last = end[bags - 1];
-  for (int64_t k = first; k < last && k < first + kAhead; ++k) PrefetchRow(from + at[k], n);
-  for (int64_t b = 0, k = first; b < bags; ++b) {
-    T* to = out + (out_at ? out_at[b] : b * n);
-    V sum[kVectors];
-#pragma GCC unroll 8
-    for (int j = 0; j < kVectors; ++j) sum[j] = add && b == 0 ? *reinterpret_cast<const V*>(to + j * W) : V{};
-    for (; k < end[b]; ++k) {
-      if (k + kAhead < last) PrefetchRow(from + at[k + kAhead], n);
-      const T* row = from + at[k];
-      const T scale = weight ? weight[k] : T{1};
-#pragma GCC unroll 8
-      for (int j = 0; j < kVectors; ++j) sum[j] += scale * *reinterpret_cast<const V*>(row + j * W);
-    }
-#pragma GCC unroll 8
-    for (int j = 0; j < kVectors; ++j) *reinterpret_cast<V*>(to + j * W) = sum[j];
-  }
-}
-
 // One tile of the columns of one bag.  Of the row at[k + ahead], if it is before at[known], `fetch` elements are
 // prefetched.
 template <typename T, int W, int kVectors>
@@ -396,17 +369,31 @@ inline __attribute__((always_inline)) void SumTile(const T* __restrict from, con
                                                    T* __restrict out, int64_t ahead, int64_t known, int64_t fetch) {
   typedef typename VectorOf<T, W>::type V;
   V sum[kVectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int j = 0; j < kVectors; ++j) sum[j] = add ? *reinterpret_cast<const V*>(out + j * W) : V{};
   for (int64_t k = 0; k < count; ++k) {
     if (k + ahead < known) PrefetchRow(from + at[k + ahead], fetch);
     const T* row = from + at[k];
     const T scale = weight ? weight[k] : T{1};
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int j = 0; j < kVectors; ++j) sum[j] += scale * *reinterpret_cast<const V*>(row + j * W);
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int j = 0; j < kVectors; ++j) *reinterpret_cast<V*>(out + j * W) = sum[j];
+}
+
+// SumBags of rows of kVectors * W elements, whose sums stay in registers.  Bags often have a single row, so that the
+// loop over bags must cost as little as the loop over rows.
+template <typename T, int W, int kVectors>
+void SumWholeRows(const T* __restrict from, const int64_t* __restrict at, const T* __restrict weight, int64_t first,
+                  const int32_t* __restrict end, int64_t bags, bool add, T* __restrict out,
+                  const int64_t* __restrict out_at) {
+  constexpr int64_t n = kVectors * W, kAhead = RowsAhead(n * sizeof(T));
+  const int64_t last = end[bags - 1];
+  for (int64_t k = first; k < last && k < first + kAhead; ++k) PrefetchRow(from + at[k], n);
+  for (int64_t b = 0, begin = first; b < bags; begin = end[b++])
+    SumTile<T, W, kVectors>(from, at + begin, weight ? weight + begin : nullptr, end[b] - begin, add && b == 0,
+                            out + (out_at ? out_at[b] : b * n), kAhead, last - begin, n);
 }
 
 // SumBags of rows of any length, tile by tile.

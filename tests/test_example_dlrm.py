@@ -24,11 +24,13 @@ pytest.importorskip("orbax.checkpoint")
 pytest.importorskip("tqdm")
 
 from examples.dlrm import data_criteo, metrics
-from examples.dlrm.config import VARIANTS, Config, parse
+from examples.dlrm.config import COMPARED, Config, parse
+from examples.dlrm.create import create
 from examples.dlrm.data_criteo import CriteoClicks
 from examples.dlrm.data_synthetic import SyntheticClicks
+from examples.dlrm.learner import start
 from examples.dlrm.result import Result
-from examples.dlrm.train import train
+from examples.dlrm.train import open_data, train
 
 MAIN = Path(__file__).parents[1] / "examples" / "dlrm" / "main.py"
 TINY = Config(
@@ -247,7 +249,8 @@ def test_command_line_refuses(argv: list[str], capsys: pytest.CaptureFixture[str
 
 
 def test_all_variants_learn_alike() -> None:
-    results = {variant: train(TINY, variant) for variant in VARIANTS}
+    config = dataclasses.replace(TINY, cache=0.0)
+    results = {variant: train(config, variant) for variant in COMPARED["dlrm"]}
     for result in results.values():
         assert result.steps == 12 and [step for step, _ in result.curve] == [6, 12]
         assert result.auc is not None and result.best_auc is not None
@@ -263,9 +266,57 @@ def test_all_variants_learn_alike() -> None:
 
 
 @pytest.mark.parametrize("variant", ["tt_optax", "tt_fused"])
-def test_row_caches_serve_the_hot_ids(variant: str) -> None:
-    result = train(dataclasses.replace(TINY, cache=0.05, cache_refresh=3), variant)
+@pytest.mark.parametrize("refresh", [0, 3])
+def test_row_caches_serve_the_hot_ids(variant: str, refresh: int) -> None:
+    """From a sample of the log, or counted in training."""
+    result = train(dataclasses.replace(TINY, cache=0.05, cache_refresh=refresh), variant)
     assert result.hit_rate is not None and 0.3 < result.hit_rate < 1
+    assert result.auc > 0.55
+
+
+def test_caches_that_are_filled_once_count_nothing() -> None:
+    """Their rows are the most frequent ones of the sample, they are trained, and no others enter."""
+    data = open_data(TINY)
+    learner, values = start(dataclasses.replace(TINY, cache=0.05), "tt_fused", data)
+    sample = np.concatenate([data.batch(step).ids[:, 0] for step in range(50)])
+    ids, counts = np.unique(sample, return_counts=True)
+    hottest = ids[np.argsort(-counts)[:20]]
+
+    def shared(values: list[jax.Array]) -> dict[str, np.ndarray]:
+        table = learner.merge(values)[0].tables.collection.tables["shared"]
+        names = ("cache_tags", "cache_totals", "cache_rows")
+        return {name: np.asarray(getattr(table, name)[...], np.float32) for name in names}
+
+    before = shared(values)
+    assert np.isin(hottest, before["cache_tags"]).all()
+    values, _ = learner.step(values, data.batch(0))
+    after = shared(values)
+    for name in ("cache_tags", "cache_totals"):
+        np.testing.assert_array_equal(after[name], before[name])
+    changed = np.any(after["cache_rows"] != before["cache_rows"], axis=1)
+    tags = before["cache_tags"].reshape(-1)
+    np.testing.assert_array_equal(changed, np.isin(tags, data.batch(0).ids[:, 0]))
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_large_tables_share_a_tensor_train_or_have_their_own(separate: bool) -> None:
+    tables = "3000,2000,7"
+    config = dataclasses.replace(TINY, tables=tables, separate=separate, cache=0.0)
+    model, _ = create(config, "tt_fused", config.table_sizes)
+    tables = model.tables.collection.tables
+    trains = {"table_0": 3000, "table_1": 2000} if separate else {"shared": 5000}
+    sizes = {name: table.num_embeddings for name, table in tables.items()}
+    assert sizes == {**trains, "table_2": 7}
+    table, first = ("table_1", 0) if separate else ("shared", 3000)
+    rows = tables[table].attend(np.eye(8, dtype=np.float32)).T
+    ids = np.array([[4, 1999, 6]], np.int32)
+    np.testing.assert_allclose(model.tables(ids)[0, 1], rows[first + 1999], rtol=1e-5, atol=1e-6)
+
+
+def test_plan_keeps_its_budget() -> None:
+    result = train(dataclasses.replace(TINY, plan_ratio=5.0), "mixed_fused")
+    # The counts of steps and of ids out of range are not part of a plan.
+    assert result.table_bytes < 4 * 8 * (3000 + 500 + 7) / 5 + 100
     assert result.auc > 0.55
 
 

@@ -10,7 +10,7 @@ from benchmarks.ids import zipf_ids
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
 from benchmarks.timing import Call, interleave
-from examples.dlrm import model
+from examples.dlrm import create
 from examples.dlrm.batch import NUM_DENSE, Batch
 from examples.dlrm.config import Config
 
@@ -28,9 +28,11 @@ CONFIG = Config(
     bottom=(512, 256, 64),
     top=(512, 256),
     batch_size=2048,
+    separate=True,
+    cache=0.0,
     table_rule="sgd",
 )
-QUICK = Config(tables="5000,200,10", tt_min_rows=1000, tt_ranks=4, batch_size=32)
+QUICK = Config(tables="5000,200,10", tt_min_rows=1000, tt_ranks=4, cache=0.0, batch_size=32)
 
 
 @case("dlrm_step", "DLRM on Criteo Kaggle's 26 tables, 2,048 examples, Zipf ids: whole step")
@@ -59,13 +61,13 @@ def _batch(config: Config, seed: int) -> Batch:
 
 
 def _training(config: Config, variant: str, batches: list[Batch]) -> Call:
-    graph, state = nnx.split(model.create(config, variant, config.table_sizes))
+    graph, state = nnx.split(create.create(config, variant, config.table_sizes))
     on_device = jax.device_put(batches)
 
     def step(state: nnx.State, batch: Batch) -> tuple[jax.Array, nnx.State]:
         dlrm, optimizer = nnx.merge(graph, state)
 
-        def loss_of(dlrm: model.DLRM) -> jax.Array:
+        def loss_of(dlrm: create.ClickModel) -> jax.Array:
             logits = dlrm(jnp.asarray(batch.dense), jnp.asarray(batch.ids))
             return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, batch.label))
 

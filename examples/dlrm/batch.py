@@ -12,7 +12,7 @@ class Batch(NamedTuple):
     """One batch of a click log, on the host."""
 
     dense: np.ndarray  # float32 [B, NUM_DENSE]
-    ids: np.ndarray  # int32   [B, T], column t indexes table t
+    ids: np.ndarray  # int32   [B, L]; the columns of a table are neighbours
     label: np.ndarray  # float32 [B], 1 = clicked
 
 

@@ -2,8 +2,10 @@
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Sequence
 
+from examples.dlrm import mlperf
 from examples.dlrm.data_criteo import parse_table_sizes
 
 VARIANTS = {
@@ -11,6 +13,7 @@ VARIANTS = {
     "dense_fused": "dense fused",
     "tt_optax": "TT + optax",
     "tt_fused": "TT fused",
+    "mixed_fused": "mixed fused",
 }
 
 
@@ -18,23 +21,32 @@ VARIANTS = {
 class Config:
     """All settings of one training run."""
 
+    model: str = "dlrm"
     data: str = "synthetic"
     eval_data: str | None = None
     tables: str = ""
-    id_order: str = "clustered"
+    divide: int = 1
+    id_order: str = "random"
     zipf: float = 1.25
     seed: int = 0
     features: int = 16
-    tt_ranks: int = 16
+    tt_ranks: int = 2
     tt_min_rows: int = 100_000
-    cache: float = 0.0
-    cache_refresh: int = 50
+    separate: bool = False
+    cache: float = 0.0098
+    cache_dtype: str = "bfloat16"
+    cache_sample: int = 50
+    cache_refresh: int = 0
+    plan_ratio: float = 100.0
     bottom: tuple[int, ...] = (64,)
     top: tuple[int, ...] = (64, 32)
+    cross_layers: int = 3
+    cross_rank: int = 512
     steps: int = 400
     batch_size: int = 8192
     table_rule: str = "adagrad"
-    learning_rate: float = 0.1
+    learning_rate: float = 0.05
+    tt_learning_rate: float = 0.1
     mlp_learning_rate: float = 1e-2
     eval_every: int = 100
     eval_examples: int = 131_072
@@ -46,17 +58,57 @@ class Config:
     @property
     def table_sizes(self) -> tuple[int, ...]:
         """Rows of each table."""
-        if self.data == "synthetic":
-            return tuple(
-                int(n) for n in (self.tables or "1000000,500000,200000,5000,100").split(",")
-            )
-        return parse_table_sizes(self.tables or "kaggle")
+        if self.tables == "mlperf":
+            sizes = mlperf.SIZES
+        elif self.data == "synthetic":
+            text = self.tables or "1000000,500000,200000,5000,100"
+            sizes = tuple(int(n) for n in text.split(","))
+        else:
+            sizes = parse_table_sizes(self.tables or "kaggle")
+        return tuple(-(-size // self.divide) for size in sizes)
+
+    @property
+    def multi_hot(self) -> tuple[int, ...]:
+        """Ids that an example has in each table."""
+        if self.tables == "mlperf" and self.data == "synthetic":
+            return mlperf.MULTI_HOT
+        return (1,) * len(self.table_sizes)
 
     def fingerprint(self) -> dict[str, object]:
         """The settings that a resumed run must share with the run that it continues."""
         free = {"steps", "eval_every", "checkpoint_dir", "checkpoint_every", "resume", "out"}
         settings = {k: v for k, v in dataclasses.asdict(self).items() if k not in free}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
+
+
+# What is compared by default.
+COMPARED = {
+    "dlrm": ("dense_optax", "dense_fused", "tt_optax", "tt_fused"),
+    "dcnv2": ("dense_fused", "tt_fused", "mixed_fused"),
+}
+
+# The settings that a model starts from. DCNv2's layers are those of MLPerf's benchmark.
+MODELS = {
+    "dlrm": Config(),
+    "dcnv2": Config(
+        model="dcnv2",
+        tables="mlperf",
+        divide=1000,
+        features=128,
+        tt_ranks=16,
+        tt_min_rows=1000,
+        cache=0.02,
+        plan_ratio=20.0,
+        bottom=(512, 256),
+        top=(1024, 1024, 512, 256),
+        steps=100,
+        batch_size=512,
+        tt_learning_rate=0.05,
+        mlp_learning_rate=1e-3,
+        eval_every=50,
+        eval_examples=16_384,
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +128,10 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         description="Trains DLRM with dense and tensor-train embedding tables and compares them.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
+    parser.add_argument(
+        "--model", choices=tuple(MODELS), default="dlrm", help="other defaults follow it"
+    )
+    model = parser.parse_known_args(_without_help(argv))[0].model
     add = parser.add_argument_group("data").add_argument
     add(
         "--data",
@@ -90,7 +146,11 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
     add(
         "--tables",
         metavar="ROWS,...",
-        help="rows per table; Criteo: 26 sizes, one size, kaggle or kaggle:MAX",
+        help="rows per table; Criteo: 26 sizes, one size, kaggle or kaggle:MAX; "
+        "mlperf: those of MLPerf's benchmark, with several ids per example in synthetic data",
+    )
+    add(
+        "--divide", type=_positive, metavar="N", help="divide the rows of all tables by this number"
     )
     add(
         "--id-order",
@@ -105,7 +165,7 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         "--variants",
         nargs="+",
         choices=tuple(VARIANTS),
-        default=tuple(VARIANTS),
+        default=COMPARED[model],
         help="what to compare",
     )
     add("--features", type=_positive, metavar="D", help="width of every table")
@@ -116,15 +176,36 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         metavar="N",
         help="smaller tables stay dense in the TT variants",
     )
+    add("--separate", action="store_true", help="a tensor train for each table, not one for all")
     add(
         "--cache",
         type=_share,
         metavar="SHARE",
         help="row cache in front of every TT table, as a share of its rows, e.g. 0.01; 0: none",
     )
-    add("--cache-refresh", type=_positive, metavar="STEPS", help="steps between two refreshes")
+    add("--cache-dtype", choices=("bfloat16", "float32"), help="storage type of cached rows")
+    add(
+        "--cache-sample",
+        type=_positive,
+        metavar="STEPS",
+        help="batches of the log by which the rows of the caches are chosen before training",
+    )
+    add(
+        "--cache-refresh",
+        type=int,
+        metavar="STEPS",
+        help="count in training and refresh the caches after so many steps, without a sample; 0: no",
+    )
+    add(
+        "--plan-ratio",
+        type=float,
+        metavar="X",
+        help="budget of the planner in the mixed variant: bytes of dense tables divided by X",
+    )
     add("--bottom", type=_widths, metavar="W,...", help="hidden widths of the bottom MLP")
     add("--top", type=_widths, metavar="W,...", help="hidden widths of the top MLP")
+    add("--cross-layers", type=_positive, metavar="N", help="dcnv2: layers of the cross network")
+    add("--cross-rank", type=_positive, metavar="R", help="dcnv2: rank of the cross network")
 
     add = parser.add_argument_group("training").add_argument
     add("--steps", type=_positive)
@@ -133,6 +214,12 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         "--table-rule", choices=("adagrad", "sgd"), help="update rule of the tables, fused or optax"
     )
     add("--learning-rate", type=float, metavar="LR", help="of the tables")
+    add(
+        "--tt-learning-rate",
+        type=float,
+        metavar="LR",
+        help="of the tables of the TT variants, small dense ones included",
+    )
     add("--mlp-learning-rate", type=float, metavar="LR", help="of the MLPs, which Adam trains")
     add("--eval-every", type=_positive, metavar="STEPS")
     add("--eval-examples", type=int, metavar="N", help="held-out examples; 0 leaves evaluation out")
@@ -149,13 +236,13 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
     add(
         "--big-table",
         type=_big,
-        default="11000000x64",
+        default="11000000x64" if model == "dlrm" else "none",
         metavar="ROWSxD|none",
         help="also time a model of one such table",
     )
     parser.add_argument("--worker", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
 
-    parser.set_defaults(**dataclasses.asdict(Config()))
+    parser.set_defaults(**dataclasses.asdict(MODELS[model]))
     args = vars(parser.parse_args(argv))
     variants, big_table, worker = (args.pop(name) for name in ("variants", "big_table", "worker"))
     config = Config(**args)
@@ -166,11 +253,17 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
     except ValueError:
         parser.error(
             f"--tables: got {config.tables!r}, expected sizes such as "
-            "1000000,5000 (with Criteo data also kaggle or kaggle:1000000)"
+            "1000000,5000 or mlperf (with Criteo data also kaggle or kaggle:1000000)"
         )
     if min(sizes) < 1:
         parser.error(f"--tables: got {config.tables!r}, expected at least one row in each table")
     return Plan(config, tuple(variants), big_table, worker)
+
+
+def _without_help(argv: Sequence[str] | None) -> list[str]:
+    """The arguments less --help, which has to wait until all options are known."""
+    arguments = sys.argv[1:] if argv is None else argv
+    return [argument for argument in arguments if argument not in ("-h", "--help")]
 
 
 def _positive(text: str) -> int:

@@ -10,7 +10,8 @@ The planted log-odds of a click are
     bias + <w, dense> + sum_t a_t[group(id_t)] + sum_t b_t(id_t)
          + sum_{s<t} <u_s[group(id_s)], u_t[group(id_t)]>
 
-with random a, u per group and b per id. Groups are ranges of neighbouring ids ("clustered", as if
+with random a, u per group and b per id. If an example has h ids in a table, their a, b and u are summed
+and divided by sqrt(h), which keeps the variance of one id. Groups are ranges of neighbouring ids ("clustered", as if
 ids were assigned along a catalogue) or scattered by a hash ("random"). A dense table cannot tell
 the two kinds apart. A TT table can, because rows whose ids share digits share parameters.
 """
@@ -44,6 +45,7 @@ class SyntheticClicks:
         -zipf.
       groups: number of groups in each table (at most its rows).
       id_order: "clustered" or "random".
+      multi_hot: ids that an example has in each table, drawn independently; default one.
     """
 
     table_sizes: tuple[int, ...]
@@ -53,6 +55,7 @@ class SyntheticClicks:
     zipf: float = 1.1
     groups: int = 64
     id_order: str = "clustered"
+    multi_hot: tuple[int, ...] = ()
     start: Position = (0,)
     _planted: "_Planted" = field(init=False, repr=False, compare=False)
 
@@ -62,6 +65,11 @@ class SyntheticClicks:
         if self.zipf <= 0 or self.zipf == 1.0:
             raise ValueError(
                 f"zipf: got {self.zipf}, expected a positive exponent, not exactly 1; take 1.001"
+            )
+        if self.multi_hot and len(self.multi_hot) != len(self.table_sizes):
+            raise ValueError(
+                f"multi_hot: got {len(self.multi_hot)} numbers, expected one for each of the "
+                f"{len(self.table_sizes)} tables"
             )
         planted = _plant(np.random.default_rng([self.seed, 0]), len(self.table_sizes), self.groups)
         object.__setattr__(self, "_planted", planted)
@@ -83,7 +91,12 @@ class SyntheticClicks:
         """The batch of one step."""
         rng = np.random.default_rng([self.seed, 1, step])
         dense = rng.standard_normal((self.batch_size, NUM_DENSE), dtype=np.float32)
-        ids = np.stack([self._draw_ids(rng, size) for size in self.table_sizes], axis=1)
+        columns = [
+            self._draw_ids(rng, size)
+            for size, hot in zip(self.table_sizes, self._hot, strict=True)
+            for _ in range(hot)
+        ]
+        ids = np.stack(columns, axis=1)
         uniform = rng.random(self.batch_size)
         label = uniform < 1.0 / (1.0 + np.exp(-self._log_odds(dense, ids)))
         return Batch(dense, ids, label.astype(np.float32))
@@ -91,6 +104,10 @@ class SyntheticClicks:
     def best_scores(self, batch: Batch) -> np.ndarray:
         """The planted log-odds: ranking by them gives the best AUC there is."""
         return self._log_odds(batch.dense, batch.ids)
+
+    @property
+    def _hot(self) -> tuple[int, ...]:
+        return self.multi_hot or (1,) * len(self.table_sizes)
 
     def _draw_ids(self, rng: np.random.Generator, size: int) -> np.ndarray:
         """Ids [B] drawn by the power law; popular ids lie scattered all over the table."""
@@ -118,10 +135,14 @@ class SyntheticClicks:
         logit = BIAS + dense @ p.dense
         total = np.zeros((len(ids), LATENT))
         square = np.zeros(len(ids))
-        for t in range(ids.shape[1]):
-            group = self._group(ids[:, t], t)
-            vector = p.vector[t, group]
-            logit = logit + p.group[t, group] + p.id_scale * _normal(ids[:, t], 2 * t + 1)
+        first = 0
+        for t, hot in enumerate(self._hot):
+            own = ids[:, first : first + hot]  # [B, hot]
+            first += hot
+            group = self._group(own, t)
+            vector = p.vector[t, group].sum(1) / math.sqrt(hot)
+            effect = p.group[t, group] + p.id_scale * _normal(own, 2 * t + 1)
+            logit = logit + effect.sum(1) / math.sqrt(hot)
             total += vector
             square += np.sum(vector**2, axis=1)
         # sum over pairs s < t of <u_s, u_t>

@@ -65,6 +65,7 @@ def _measure_big(plan: Plan, variant: str) -> Result | str:
         "--tables": rows,
         "--features": features,
         "--tt-ranks": 32,
+        "--cache": 0,
         "--table-rule": "sgd",
         "--steps": BIG_STEPS,
         "--eval-examples": 0,

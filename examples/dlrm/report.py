@@ -13,6 +13,7 @@ COLOURS = {
     "dense_fused": "#2171b5",
     "tt_optax": "#fdae6b",
     "tt_fused": "#d94801",
+    "mixed_fused": "#6a51a3",
 }
 
 
@@ -33,11 +34,13 @@ def table(
             "log loss",
             "table parameters",
             "tables",
-            "+ optimizer",
+            "smaller",
+            "all, with optimizers",
             "a step",
             "peak memory",
         )
     ]
+    largest = max(r.table_bytes for r in results)
     for r in results:
         rows.append(
             (
@@ -46,6 +49,7 @@ def table(
                 "-" if math.isnan(r.log_loss) else f"{r.log_loss:.4f}",
                 f"{r.table_parameters:,}",
                 _bytes(r.table_bytes),
+                f"{largest / r.table_bytes:.1f}x",
                 _bytes(r.state_bytes),
                 f"{r.step_ms:.1f} ms",
                 _bytes(r.peak_bytes),
@@ -56,7 +60,7 @@ def table(
         *_align(rows),
     ]
     lines += [
-        f"{VARIANTS[r.variant]}: {r.hit_rate:.1%} of the lookups were hits of its row caches."
+        f"{VARIANTS[r.variant]}: {r.hit_rate:.1%} of held-out lookups are hits of its row caches."
         for r in results
         if r.hit_rate is not None
     ]

@@ -12,17 +12,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from tqdm import tqdm
 
 from examples.dlrm import metrics
-from examples.dlrm.batch import Batch, ClickData, Position
+from examples.dlrm.batch import ClickData, Position
 from examples.dlrm.checkpoint import Checkpoints, Progress
 from examples.dlrm.config import VARIANTS, Config
+from examples.dlrm.create import create
 from examples.dlrm.data_criteo import CriteoClicks
 from examples.dlrm.data_synthetic import SyntheticClicks
-from examples.dlrm.model import DLRM, create, hit_rate
+from examples.dlrm.embeddings import CollectedTables
+from examples.dlrm.learner import Learner, start
 from examples.dlrm.result import Result, forget_peak_memory, peak_memory
 
 WARM_UP = 2  # steps that compile; not timed
@@ -38,6 +39,7 @@ def open_data(config: Config) -> ClickData:
             seed=config.seed,
             zipf=config.zipf,
             id_order=config.id_order,
+            multi_hot=config.multi_hot,
         )
     evaluation = Path(config.eval_data) if config.eval_data else None
     return CriteoClicks(
@@ -53,38 +55,6 @@ class Scores(NamedTuple):
     best_auc: float | None = None
 
 
-class Learner:
-    """The compiled functions of one model; its values travel as a state.
-
-    Args:
-      graphdef: structure of the pair (model, optimizer), from `nnx.split`.
-    """
-
-    def __init__(self, graphdef: nnx.GraphDef):
-        self._graphdef = graphdef
-        # Donated: the old tables are overwritten where they lie.
-        self.step = jax.jit(self._step, donate_argnums=0)
-        self.predict = jax.jit(self._predict)
-
-    def _step(self, state: nnx.State, batch: Batch) -> tuple[nnx.State, jax.Array]:
-        """The state after one step, and the loss before it."""
-        model, optimizer = nnx.merge(self._graphdef, state)
-        dense, ids, label = map(jnp.asarray, batch)
-
-        def loss_of(model: DLRM) -> jax.Array:
-            return jnp.mean(optax.sigmoid_binary_cross_entropy(model(dense, ids), label))
-
-        loss, grads = nnx.value_and_grad(loss_of)(model)
-        optimizer.update(model, grads)
-        return nnx.state((model, optimizer)), loss
-
-    def _predict(self, state: nnx.State, batch: Batch) -> jax.Array:
-        """Log-odds of a click [B]."""
-        model, _ = nnx.merge(self._graphdef, state)
-        model.eval()
-        return model(jnp.asarray(batch.dense), jnp.asarray(batch.ids))
-
-
 def train(config: Config, variant: str) -> Result:
     """Trains to `config.steps` (from the last checkpoint, where asked to) and evaluates.
 
@@ -97,16 +67,18 @@ def train(config: Config, variant: str) -> Result:
     if config.checkpoint_dir is not None:
         directory = Path(config.checkpoint_dir) / variant
         checkpoints = Checkpoints(directory, config.fingerprint(), config.resume)
-    graphdef, state, progress = _start(config, variant, data, checkpoints)
-    jax.block_until_ready(state)
+    learner, values, progress = _start(config, variant, data, checkpoints)
+    jax.block_until_ready(values)
     forget_peak_memory()  # what counts is training, not how the first values were drawn
-    learner = Learner(graphdef)
-    state = _loop(config, variant, data, learner, state, progress, checkpoints)
-    scores, curve = Scores(), progress.curve
+    values = _loop(config, variant, data, learner, values, progress, checkpoints)
+    state = learner.state(values)
+    scores, curve, hit_rate = Scores(), progress.curve, None
     if config.eval_examples:
-        scores = evaluate(learner, state, data, progress.position)
+        scores = evaluate(learner, values, data, progress.position)
+        hit_rate = _hit_rate(learner, values, data, progress.position)
         curve = [*curve, (progress.step, scores.auc)]
     tables = _tables(state)
+    rows = [x for name, x in tables if name.startswith(("embedding", "core_", "cache_rows"))]
     return Result(
         variant=variant,
         steps=progress.step,
@@ -115,14 +87,14 @@ def train(config: Config, variant: str) -> Result:
         log_loss=scores.log_loss,
         best_auc=scores.best_auc,
         curve=curve,
-        table_parameters=sum(x.size for x in tables if jnp.issubdtype(x.dtype, jnp.floating)),
-        table_bytes=sum(x.nbytes for x in tables),
+        table_parameters=sum(x.size for x in rows),
+        table_bytes=sum(x.nbytes for _, x in tables),
         state_bytes=sum(x.nbytes for x in jax.tree.leaves(state)),
         step_ms=statistics.median(progress.step_ms[WARM_UP:] or progress.step_ms),
         peak_bytes=max(progress.peak_bytes, peak_memory()),
         start_bytes=start_bytes,
         digest=digest(state) if checkpoints else None,
-        hit_rate=hit_rate(nnx.merge(graphdef, state)[0]),
+        hit_rate=hit_rate,
     )
 
 
@@ -131,11 +103,11 @@ def _loop(
     variant: str,
     data: ClickData,
     learner: Learner,
-    state: nnx.State,
+    values: list[jax.Array],
     progress: Progress,
     checkpoints: Checkpoints | None,
-) -> nnx.State:
-    """Trains with a progress bar; advances `progress` and returns the final state."""
+) -> list[jax.Array]:
+    """Trains with a progress bar; advances `progress` and returns the final values."""
     parent = os.getppid()
     stream = data.stream(progress.position)
     shown: dict[str, str] = {}
@@ -155,7 +127,7 @@ def _loop(
                     f"examples; take --steps {progress.step} or fewer"
                 )
             begin = time.perf_counter()
-            state, loss = jax.block_until_ready(learner.step(state, batch))
+            values, loss = jax.block_until_ready(learner.step(values, batch))
             seconds = time.perf_counter() - begin
             progress.advance(position, 1e3 * seconds)
             if not math.isfinite(float(loss)):
@@ -165,7 +137,7 @@ def _loop(
             average = float(loss) if math.isnan(average) else 0.95 * average + 0.05 * float(loss)
             at_end = progress.step == config.steps
             if config.eval_examples and progress.step % config.eval_every == 0 and not at_end:
-                scores = evaluate(learner, state, data, progress.position)
+                scores = evaluate(learner, values, data, progress.position)
                 progress.curve.append((progress.step, scores.auc))
                 shown["AUC"] = f"{scores.auc:.4f}"
             bar.set_postfix(
@@ -174,13 +146,15 @@ def _loop(
             bar.update()
             if checkpoints and (progress.step % config.checkpoint_every == 0 or at_end):
                 progress.peak_bytes = max(progress.peak_bytes, peak_memory())
-                checkpoints.save(progress, state)
+                checkpoints.save(progress, learner.state(values))
             if os.getppid() != parent:
                 raise SystemExit("the process that started this one has ended; stopping")
-    return state
+    return values
 
 
-def evaluate(learner: Learner, state: nnx.State, data: ClickData, position: Position) -> Scores:
+def evaluate(
+    learner: Learner, values: list[jax.Array], data: ClickData, position: Position
+) -> Scores:
     """AUC and log loss on the held-out examples, and the best possible AUC on the same ones."""
     batches = list(data.evaluation(position))
     if not batches:
@@ -189,7 +163,7 @@ def evaluate(learner: Learner, state: nnx.State, data: ClickData, position: Posi
             "take fewer --steps"
         )
     labels = np.concatenate([batch.label for batch in batches])
-    logits = np.concatenate([np.asarray(learner.predict(state, batch)) for batch in batches])
+    logits = np.concatenate([np.asarray(learner.predict(values, batch)) for batch in batches])
     best = [scores for batch in batches if (scores := data.best_scores(batch)) is not None]
     return Scores(
         auc=metrics.auc(logits, labels),
@@ -213,27 +187,30 @@ def digest(state: nnx.State) -> str:
 
 def _start(
     config: Config, variant: str, data: ClickData, checkpoints: Checkpoints | None
-) -> tuple[nnx.GraphDef, nnx.State, Progress]:
-    """Structure and values of (model, optimizer), new or from the last checkpoint."""
-
-    def build() -> tuple[DLRM, nnx.Optimizer]:
-        return create(config, variant, data.table_sizes)
-
+) -> tuple[Learner, list[jax.Array], Progress]:
+    """The functions and the values of (model, optimizer), new or from the last checkpoint."""
     if checkpoints is None or checkpoints.latest is None:
-        graphdef, state = nnx.split(build())
-        return graphdef, state, Progress(data.start)
-    graphdef, abstract = nnx.split(nnx.eval_shape(build))
-    progress, state = checkpoints.restore(abstract)
-    return graphdef, state, progress
+        return *start(config, variant, data), Progress(data.start)
+    abstract = nnx.eval_shape(lambda: create(config, variant, data.table_sizes))
+    graphdef, shapes = nnx.split(abstract)
+    progress, state = checkpoints.restore(shapes)
+    return Learner(graphdef, state), jax.tree.leaves(state), progress
 
 
-def _tables(state: nnx.State) -> list[jax.Array]:
-    """The embedding tables, dense or cores with their caches, without the slots of their optimizers."""
+def _tables(state: nnx.State) -> list[tuple[str, jax.Array]]:
+    """All arrays of the embedding tables but the slots of their optimizers: rows, cores, caches, counts."""
     return [
-        variable[...]
+        (str(path[-1]), variable[...])
         for path, variable in nnx.to_flat_state(state)
-        if "tables" in path
-        and path[0] == 0
-        and str(path[-1]).startswith(("embedding", "core_", "cache_"))
-        if "slot" not in str(path[-1])
+        if path[0] == 0 and "tables" in path and "slot" not in str(path[-1])
     ]
+
+
+def _hit_rate(
+    learner: Learner, values: list[jax.Array], data: ClickData, position: Position
+) -> float | None:
+    """Share of the lookups of held-out examples in cached tables that are hits; None without a cache."""
+    tables = learner.merge(values)[0].tables
+    if not isinstance(tables, CollectedTables):
+        return None
+    return tables.hit_rate(np.concatenate([batch.ids for batch in data.evaluation(position)]))

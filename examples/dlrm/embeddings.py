@@ -1,0 +1,149 @@
+"""The embedding layers of both models: ids of all categorical features to one vector of each."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import jax_tt
+
+# The rows that compete for a cache, as a multiple of its capacity. Sets that the hash gives too few of
+# the most frequent rows are filled with the next ones.
+CANDIDATES = 1.25
+
+
+class Place(NamedTuple):
+    """Where the vectors of a categorical feature come from.
+
+    Attributes:
+      table: name of a table.
+      first: row of the feature's id 0; features that share a table lie one after the other.
+      hot: number of ids in an example, whose rows are summed.
+    """
+
+    table: str
+    first: int
+    hot: int
+
+
+class CollectedTables(nnx.Module):
+    """Tables of any kinds, looked up in one call.
+
+    Args:
+      tables: by name.
+      places: of every feature, in the order of the columns of ids.
+      frozen_caches: row caches are filled by `fill_caches` alone; training does not count ids.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, jax_tt.Table],
+        places: Sequence[Place],
+        *,
+        frozen_caches: bool,
+        rngs: nnx.Rngs,
+    ):
+        features = {
+            f"feature_{t}": jax_tt.Feature(place.table, combiner="sum" if place.hot > 1 else None)
+            for t, place in enumerate(places)
+        }
+        self.places = tuple(places)
+        self.frozen_caches = frozen_caches
+        self.collection = jax_tt.EmbedCollection(tables, features, rngs=rngs)
+        self._count(not frozen_caches)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Vectors [B, T, D] from ids [B, L]."""
+        rows = _by_feature(ids, self.places)
+        return self.collection.stacked(dict(zip(self.collection.features, rows, strict=True)))
+
+    def fill_caches(self, sample: np.ndarray) -> None:
+        """Gives the most frequent rows of a sample of ids [n, L] to the row caches."""
+        cached = self._cached()
+        if not cached:
+            return
+        columns = [column.reshape(-1) for column in _by_feature(sample, self.places)]
+        rows = [column[:0] for column in columns]
+        for name, table in cached.items():
+            mine = [t for t, place in enumerate(self.places) if place.table == name]
+            ids, counts = np.unique(np.concatenate([columns[t] for t in mine]), return_counts=True)
+            candidates = round(CANDIDATES * table.cache.capacity)
+            chosen = ids[np.argsort(-counts, kind="stable")[:candidates]]
+            for t in mine:
+                rows[t] = columns[t][np.isin(columns[t], chosen)]
+        bags = [
+            row if place.hot == 1 else row[:, None]
+            for row, place in zip(rows, self.places, strict=True)
+        ]
+        # A cache that does not change any more needs no counters; choosing its rows does.
+        own = {name: table.cache for name, table in cached.items()}
+        for name, table in cached.items():
+            table.resize_cache(dataclasses.replace(own[name], counters=None))
+        self._count(True)
+        _look_up(self.collection, dict(zip(self.collection.features, bags, strict=True)))
+        for name, table in cached.items():
+            table.populate()
+            table.resize_cache(own[name])
+        self._count(not self.frozen_caches)
+
+    def hit_rate(self, ids: np.ndarray) -> float | None:
+        """Share of the lookups in tables with a row cache that are hits; None without a cache.
+
+        Counts the ids [n, L] in the caches.
+        """
+        before = self._statistics()
+        self._count(True)
+        rows = _by_feature(ids, self.places)
+        _look_up(self.collection, dict(zip(self.collection.features, rows, strict=True)))
+        self._count(not self.frozen_caches)
+        requested, misses = (after - b for after, b in zip(self._statistics(), before, strict=True))
+        return 1 - misses / requested if requested else None
+
+    def _cached(self) -> dict[str, Any]:
+        tables = self.collection.tables.items()
+        return {name: table for name, table in tables if table.cache is not None}
+
+    def _statistics(self) -> tuple[int, int]:
+        """Requests and misses of all caches so far."""
+        figures = [table.cache_statistics() for table in self._cached().values()]
+        return sum(f["requested"] for f in figures), sum(f["misses"] for f in figures)
+
+    def _count(self, count: bool) -> None:
+        """Whether lookups are counted in the caches."""
+        for table in self._cached().values():
+            table.train() if count else table.eval()
+
+
+@nnx.jit
+def _look_up(collection: jax_tt.EmbedCollection, rows: Mapping[str, jax.Array]) -> None:
+    """Counts the rows in the caches; nothing else is computed, since the vectors are not used."""
+    collection(rows)
+
+
+class FlaxTables(nnx.Module):
+    """Dense tables as Flax has them, one per feature."""
+
+    def __init__(self, tables: Sequence[nnx.Embed], places: Sequence[Place]):
+        self.tables = nnx.List(tables)
+        self.places = tuple(places)
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        """Vectors [B, T, D] from ids [B, L]."""
+        columns = zip(self.tables, _by_feature(ids, self.places), strict=True)
+        return jnp.stack(
+            [table(rows) if rows.ndim == 1 else table(rows).sum(1) for table, rows in columns],
+            axis=1,
+        )
+
+
+def _by_feature(ids, places: Sequence[Place]) -> Iterator:
+    """The rows of every feature: [B], or [B, hot] of several ids."""
+    ends = itertools.accumulate(place.hot for place in places)
+    for place, end in zip(places, ends, strict=True):
+        column = ids[:, end - 1] if place.hot == 1 else ids[:, end - place.hot : end]
+        yield column + place.first if place.first else column

@@ -148,13 +148,11 @@ def picture(
         size,
         "Tables: bytes and parameters",
         {r.variant: (r.table_bytes, label[r.variant]) for r in results},
-        log=True,
     )
     _bars(
         time,
         "Time a step",
         {r.variant: (r.step_ms, f"{r.step_ms:.1f} ms") for r in results},
-        log=True,
     )
     _bars(
         memory,
@@ -171,7 +169,6 @@ def picture(
             big_time,
             f"One table of {_count(big_table[0])} x {big_table[1]}:\ntime a step, peak memory",
             values,
-            log=True,
         )
     else:
         big_time.set_axis_off()
@@ -181,15 +178,15 @@ def picture(
     plt.close(figure)
 
 
-def _bars(axis, title: str, values: dict[str, tuple[float, str]], log: bool = False) -> None:
+def _bars(axis, title: str, values: dict[str, tuple[float, str]]) -> None:
+    """Bars with their labels, on a logarithmic axis if they differ by more than a factor of ten."""
     names = [VARIANTS[variant].replace(" ", "\n", 1) for variant in values]
-    bars = axis.bar(
-        names, [value for value, _ in values.values()], color=[COLOURS[v] for v in values]
-    )
+    heights = [value for value, _ in values.values()]
+    bars = axis.bar(names, heights, color=[COLOURS[v] for v in values])
     axis.bar_label(bars, [label for _, label in values.values()], padding=2, fontsize=9)
     axis.margins(y=0.2)
     axis.set_title(title)
-    if log:
+    if max(heights) > 10 * min(heights):
         axis.set_yscale("log")
         axis.set_ylabel("logarithmic")
         axis.tick_params(axis="y", which="both", left=False, labelleft=False)  # the bars say it

@@ -65,7 +65,9 @@ class Report:
             ms = (1e3 * t.median, 1e3 * t.lower, 1e3 * t.upper, 1e3 * t.fastest)
             self.rows.append(Row(work, contender, *ms, t.calls))
 
-    def figure(self, name: str, value: float, unit: str, meaning: str, **bound: float) -> None:
+    def figure(
+        self, name: str, value: float, unit: str, meaning: str, **bound: float | None
+    ) -> None:
         """Adds a figure; ``bound`` is ``at_least=`` or ``at_most=``."""
         self.figures.append(Figure(name, float(value), unit, meaning, **bound))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import doctest
+import functools
 import gzip
 import itertools
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -29,6 +31,7 @@ from examples.dlrm.create import create
 from examples.dlrm.data_criteo import CriteoClicks
 from examples.dlrm.data_synthetic import SyntheticClicks
 from examples.dlrm.learner import start
+from examples.dlrm.model import dot_products
 from examples.dlrm.result import Result
 from examples.dlrm.train import open_data, train
 
@@ -246,6 +249,22 @@ def test_command_line_refuses(argv: list[str], capsys: pytest.CaptureFixture[str
 
 
 # --- training -----------------------------------------------------------------------------------
+
+
+def test_dot_products_and_their_derivative() -> None:
+    rng = np.random.default_rng(0)
+    vectors, g = rng.normal(size=(5, 4, 3)), rng.normal(size=(5, 6))
+    s, t = np.tril_indices(4, -1)
+
+    def expected(vectors: jax.Array) -> jax.Array:
+        return jnp.einsum("bsd,btd->bst", vectors, vectors)[:, s, t]
+
+    with jax.enable_x64(True):
+        for got, want in zip(
+            jax.vjp(dot_products, vectors), jax.vjp(expected, vectors), strict=True
+        ):
+            pairs = (got(g), want(g)) if callable(got) else (got, want)
+            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), *pairs)
 
 
 def test_all_variants_learn_alike() -> None:

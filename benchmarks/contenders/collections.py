@@ -1,8 +1,8 @@
-"""Dense tables of many sizes under row-wise Adagrad: jax_tt in one call and table by table, and FBGEMM's one call."""
+"""Tables of many sizes under row-wise Adagrad: in one call, and with an op for each."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,22 +24,33 @@ CRITEO = (
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-    """Zipf ids for tables of these sizes, ``ids`` per bag, and the gradient of all features side by side."""
+    """Zipf ids for tables of these sizes, and the gradient of all features side by side.
+
+    ``hot`` is the number of ids in the bags of each table. Tables of at least ``compressed`` rows are tensor trains of
+    rank 32.
+    """
 
     sizes: tuple[int, ...]
     features: int
     samples: int
-    ids: int
+    hot: tuple[int, ...]
+    compressed: int | None = None
+
+    def table(self, rows: int) -> jax_tt.Table:
+        """The table of a feature."""
+        rule = optimizers.RowWiseAdagrad(LEARNING_RATE)
+        if self.compressed is not None and rows >= self.compressed:
+            return jax_tt.tt_table(rows, self.features, tt_ranks=32, optimizer=rule)
+        return jax_tt.dense_table(rows, self.features, optimizer=rule)
 
     @functools.cached_property
     def batches(self) -> list[list[np.ndarray]]:
-        """Ids ``[samples, ids]`` of every table, several times."""
+        """Ids ``[samples, hot]`` of every table, several times."""
         rng = np.random.default_rng(0)
-        shape = self.samples, self.ids
         return [
             [
-                zipf_ids(rng, rows, self.samples * self.ids).reshape(shape).astype(np.int32)
-                for rows in self.sizes
+                zipf_ids(rng, rows, self.samples * hot).reshape(-1, hot).astype(np.int32)
+                for rows, hot in zip(self.sizes, self.hot, strict=True)
             ]
             for _ in range(8)
         ]
@@ -52,63 +63,56 @@ class Tables:
 
 def together(work: Tables) -> tuple[Call, Call]:
     """Forward and training step of a collection."""
-    rule = optimizers.RowWiseAdagrad(LEARNING_RATE)
-    names = [f"t{k}" for k in range(len(work.sizes))]
-    collection = jax_tt.Collection(
-        {
-            name: jax_tt.dense_table(rows, work.features, optimizer=rule)
-            for name, rows in zip(names, work.sizes, strict=True)
-        },
-        {name: jax_tt.Feature(name) for name in names},
-    )
-
-    def look_up(state: Any, batch: list[jax.Array]) -> jax.Array:
-        by_name = dict(zip(names, batch, strict=True))
-        return jax_tt.embed_collection(collection, state, by_name, layout="concatenated")[0]
-
-    def step(state: Any, batch: list[jax.Array], gradient: jax.Array) -> Any:
-        def loss(trained: Any) -> jax.Array:
-            return jnp.vdot(look_up(collection.replaced(state, trained), batch), gradient)
-
-        return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
-
-    return _calls(work, look_up, step, jax.jit(collection.init)(jax.random.key(0)))
+    return _calls(work, [range(len(work.sizes))])
 
 
 def one_by_one(work: Tables) -> tuple[Call, Call]:
     """The same with an op for each table, all in one program."""
-    rule = optimizers.RowWiseAdagrad(LEARNING_RATE)
+    return _calls(work, [[k] for k in range(len(work.sizes))])
 
-    def look_up(tables: Any, batch: list[jax.Array]) -> jax.Array:
+
+def _calls(work: Tables, parts: Sequence[Sequence[int]]) -> tuple[Call, Call]:
+    """Calls of a program with a collection for each part of the tables."""
+    collections = [_collection({f"t{k}": work.table(work.sizes[k]) for k in own}) for own in parts]
+
+    def each(function: Callable[..., Any], *columns: Any) -> list[Any]:
+        return [function(*own) for own in zip(collections, *columns, strict=True)]
+
+    def look_up(states: Any, batch: list[jax.Array]) -> jax.Array:
         rows = [
-            jax_tt.fused_embed_bag(table, ids, rule)
-            for table, ids in zip(tables, batch, strict=True)
+            jax_tt.embed_collection(
+                collection, state, {f"t{k}": batch[k] for k in own}, layout="concatenated"
+            )[0]
+            for collection, state, own in zip(collections, states, parts, strict=True)
         ]
-        return jnp.concatenate(rows, axis=1)
+        return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis=1)
 
-    def step(tables: Any, batch: list[jax.Array], gradient: jax.Array) -> Any:
-        return jax.grad(lambda tables: jnp.vdot(look_up(tables, batch), gradient))(tables)
+    def step(states: Any, batch: list[jax.Array], gradient: jax.Array) -> Any:
+        def loss(trained: Any) -> jax.Array:
+            return jnp.vdot(
+                look_up(each(jax_tt.Collection.replaced, states, trained), batch), gradient
+            )
 
-    tables = [
-        jax_tt.init_fused_table(jnp.full((rows, work.features), 0.01, jnp.float32), rule)
-        for rows in work.sizes
-    ]
-    return _calls(work, look_up, step, tables)
+        trained = each(jax_tt.Collection.trained, states)
+        return [
+            new for new, _ in each(jax_tt.Collection.overwritten, states, jax.grad(loss)(trained))
+        ]
 
-
-def _calls(
-    work: Tables, look_up: Callable[..., Any], step: Callable[..., Any], state: Any
-) -> tuple[Call, Call]:
     batches = [[jnp.asarray(ids) for ids in batch] for batch in work.batches]
     gradient = jnp.asarray(work.gradient)
     forward, donated = jax.jit(look_up), jax.jit(step, donate_argnums=0)
+    states = [jax.jit(own.init)(jax.random.key(0)) for own in collections]
 
     def call_forward(i: int) -> object:
-        return forward(state, batches[i % len(batches)]).block_until_ready()
+        return forward(states, batches[i % len(batches)]).block_until_ready()
 
     def call_step(i: int) -> object:
-        nonlocal state
-        state = donated(state, batches[i % len(batches)], gradient)
-        return jax.block_until_ready(state)
+        nonlocal states
+        states = donated(states, batches[i % len(batches)], gradient)
+        return jax.block_until_ready(states)
 
     return call_forward, call_step
+
+
+def _collection(tables: dict[str, jax_tt.Table]) -> jax_tt.Collection:
+    return jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})

@@ -9,6 +9,7 @@ from benchmarks.results import Report
 # Contender module -> the package it stands on, and how to get it.
 PACKAGES = {
     "contenders.torch_bag": "torch",
+    "contenders.clicks_torch": "fbgemm_gpu",
     "contenders.fbgemm": "fbgemm_gpu",
     "contenders.fbgemm_tables": "fbgemm_gpu",
     "contenders.tltorch_bag": "tltorch",

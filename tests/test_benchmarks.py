@@ -17,7 +17,8 @@ from jax_tt import optimizers
 
 ALL = (
     "cache_policies cache_rank cache_step cache_streams headline sweep_cores sweep_rank sweep_features sweep_batch "
-    "collection_step dense_by_hand dense_step temporaries dlrm_step"
+    "collection_step collection_mixed collection_mlperf collection_memory dense_by_hand dense_step "
+    "temporaries dlrm_step dlrm_peers"
 )
 GPU = "gpu_headline gpu_elrec gpu_ecorec"
 

@@ -63,16 +63,40 @@ class Tables:
 
 def together(work: Tables) -> tuple[Call, Call]:
     """Forward and training step of a collection."""
-    return _calls(work, [range(len(work.sizes))])
+    return program(work).calls(work)
 
 
 def one_by_one(work: Tables) -> tuple[Call, Call]:
     """The same with an op for each table, all in one program."""
-    return _calls(work, [[k] for k in range(len(work.sizes))])
+    return program(work, [[k] for k in range(len(work.sizes))]).calls(work)
 
 
-def _calls(work: Tables, parts: Sequence[Sequence[int]]) -> tuple[Call, Call]:
-    """Calls of a program with a collection for each part of the tables."""
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Jitted functions, and the states they start from: ``step(states, ids, gradient)`` overwrites them."""
+
+    look_up: Any
+    step: Any
+    states: Any
+
+    def calls(self, work: Tables) -> tuple[Call, Call]:
+        batches = [[jnp.asarray(ids) for ids in batch] for batch in work.batches]
+        gradient, states = jnp.asarray(work.gradient), self.states
+
+        def forward(i: int) -> object:
+            return self.look_up(states, batches[i % len(batches)]).block_until_ready()
+
+        def step(i: int) -> object:
+            nonlocal states
+            states = self.step(states, batches[i % len(batches)], gradient)
+            return jax.block_until_ready(states)
+
+        return forward, step
+
+
+def program(work: Tables, parts: Sequence[Sequence[int]] | None = None) -> Program:
+    """A program with a collection for each part of the tables; by default, one for all of them."""
+    parts = [range(len(work.sizes))] if parts is None else parts
     collections = [_collection({f"t{k}": work.table(work.sizes[k]) for k in own}) for own in parts]
 
     def each(function: Callable[..., Any], *columns: Any) -> list[Any]:
@@ -89,29 +113,14 @@ def _calls(work: Tables, parts: Sequence[Sequence[int]]) -> tuple[Call, Call]:
 
     def step(states: Any, batch: list[jax.Array], gradient: jax.Array) -> Any:
         def loss(trained: Any) -> jax.Array:
-            return jnp.vdot(
-                look_up(each(jax_tt.Collection.replaced, states, trained), batch), gradient
-            )
+            now = each(jax_tt.Collection.replaced, states, trained)
+            return jnp.vdot(look_up(now, batch), gradient)
 
-        trained = each(jax_tt.Collection.trained, states)
-        return [
-            new for new, _ in each(jax_tt.Collection.overwritten, states, jax.grad(loss)(trained))
-        ]
+        new = jax.grad(loss)(each(jax_tt.Collection.trained, states))
+        return [state for state, _ in each(jax_tt.Collection.overwritten, states, new)]
 
-    batches = [[jnp.asarray(ids) for ids in batch] for batch in work.batches]
-    gradient = jnp.asarray(work.gradient)
-    forward, donated = jax.jit(look_up), jax.jit(step, donate_argnums=0)
     states = [jax.jit(own.init)(jax.random.key(0)) for own in collections]
-
-    def call_forward(i: int) -> object:
-        return forward(states, batches[i % len(batches)]).block_until_ready()
-
-    def call_step(i: int) -> object:
-        nonlocal states
-        states = donated(states, batches[i % len(batches)], gradient)
-        return jax.block_until_ready(states)
-
-    return call_forward, call_step
+    return Program(jax.jit(look_up), jax.jit(step, donate_argnums=0), states)
 
 
 def _collection(tables: dict[str, jax_tt.Table]) -> jax_tt.Collection:

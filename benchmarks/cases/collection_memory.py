@@ -20,6 +20,7 @@ def measure(settings: Settings, report: Report) -> None:
         program = collections.program(work)
         ids, gradient = [jnp.asarray(own) for own in work.batches[0]], jnp.asarray(work.gradient)
         step = program.step.lower(program.states, ids, gradient).compile()
+        jax.block_until_ready(program.states)
         gc.collect()
         with memory.Growth() as growth:
             jax.block_until_ready(step(program.states, ids, gradient))

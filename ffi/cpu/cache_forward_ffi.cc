@@ -63,6 +63,7 @@ Status Forward(const CachedArgs& args, const Args& cores, const ffi::Dictionary&
   JAX_TT_RETURN_IF_ERROR(Data(args.out, "out", problem.out_size(), &out));
   JAX_TT_RETURN_IF_ERROR(Data(args.plan, "plan", -1, &plan));
   JAX_TT_RETURN_IF_ERROR(OptionalData(args.saved, "saved", saved_size, &saved));
+  PreferHugePages({args.out, args.plan, args.saved});
   if (Count(args.plan) < problem.layout.size()) return InvalidArgument("the plan is too small for this batch");
   problem.offsets = packed.offsets;
   problem.weights = packed.weights;

@@ -53,6 +53,7 @@ Status ReadForward(const TableArgs& args, const ffi::AnyBuffer& sentinel, const 
     JAX_TT_RETURN_IF_ERROR(ReadProblem(args.attrs, args.batch, args.table, &problem));
     JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, problem.lookups.table));
     JAX_TT_RETURN_IF_ERROR(ReadVectors(args.columns, out, "out", &problem, &out_data));
+    if (args.columns.size() == 0) PreferHugePages({out});
     *pass = DenseForward(problem, out_data);
     return {};
   });
@@ -71,6 +72,7 @@ Status ReadBackward(const TableArgs& args, const ffi::AnyBuffer& out_gradient, c
     JAX_TT_RETURN_IF_ERROR(ReadVectors(args.columns, out_gradient, "out gradient", &problem, &g));
     JAX_TT_RETURN_IF_ERROR(OptionalData(weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
     JAX_TT_RETURN_IF_ERROR(Data(gradient, "table gradient", Count(args.table), &gradient_data));
+    PreferHugePages({gradient});
     *pass = DenseBackward(problem, g, gradient_data, weight_data);
     return {};
   });
@@ -197,6 +199,7 @@ ffi::Error RunTables(ffi::ThreadPool threads, const char* op, const Args& args, 
     if (columns.size() > 0) {
       JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(wide_args, &wide));
       JAX_TT_RETURN_IF_ERROR(reader.ReadRets(wide_rets, &results));
+      for (const ffi::AnyBuffer& result : results) PreferHugePages({result});
       wide.insert(wide.end(), results.begin(), results.end());
     }
     while (!reader.done()) {

@@ -63,6 +63,7 @@ ffi::Error PlanImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer 
         const Contraction contraction = ChooseContraction(shape, hint);
         if (Count(*plan) < MakeLayout(shape, contraction, lookups.size()).size())
           return InvalidArgument("the plan is too small for this batch");
+        PreferHugePages({*plan});
         return BuildTTPlan(shape, contraction, lookups, MakePool(threads), data);
       }(),
       "tt_plan");
@@ -82,6 +83,7 @@ ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuff
                                  JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights}, plan, cores, pool));
                                  JAX_TT_RETURN_IF_ERROR(Data(*out, "out", call.problem.out_size(), &out_data));
                                  JAX_TT_RETURN_IF_ERROR(OptionalData(*saved, "saved", call.saved_size, &saved_data));
+                                 PreferHugePages({*out, *saved});
                                  return TTForward(call.problem, pool, /*add=*/false, out_data, saved_data);
                                }),
                  "tt_forward");

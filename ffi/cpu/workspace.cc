@@ -1,12 +1,10 @@
 #include "ffi/cpu/workspace.h"
 
-#if defined(__unix__)
-#include <sys/mman.h>
-#endif
-
 #include <cstdlib>
 #include <mutex>
 #include <string>
+
+#include "ffi/cpu/huge_pages.h"
 
 namespace jax_tt {
 namespace {
@@ -23,13 +21,10 @@ struct Block {
 // Large blocks use huge pages if available: the gradients of shared slices are read in an order that would otherwise
 // miss the TLB at every step.
 Block Allocate(int64_t size) {
-  constexpr int64_t kHugePage = int64_t{2} << 20;
   if (size < 2 * kHugePage) return {std::aligned_alloc(64, static_cast<size_t>(size)), size};
   size = (size + kHugePage - 1) / kHugePage * kHugePage;
   void* memory = std::aligned_alloc(kHugePage, static_cast<size_t>(size));
-#if defined(MADV_HUGEPAGE)
-  if (memory != nullptr) madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);  // only a hint; may fail
-#endif
+  if (memory != nullptr) PreferHugePages(memory, size);
   return {memory, size};
 }
 

@@ -88,7 +88,7 @@ def test_mixed_tables_and_features(method, bounds):
 
 
 def test_the_op_writes_the_array():
-    """Nothing is concatenated or cut in a collection of dense tables whose features are summed."""
+    """Dense tables whose features are summed: nothing is concatenated or cut, and all values are the same."""
     if not native_available():
         pytest.skip("the native module is not built")
     tables = {name: TABLES[name] for name in ("shared", "plain")}
@@ -97,10 +97,12 @@ def test_the_op_writes_the_array():
     batch = {name: BATCH[name] for name in features}
     given = arrays_of(collection), BATCH["weighted"].weights, batch
     lookup = Lookup(dtype="float32", method="ffi", bounds="zero")
-    texts = {
-        layout: trained.lower(collection, layout, lookup, *given).compile().as_text()
+    programs = {
+        layout: trained.lower(collection, layout, lookup, *given).compile()
         for layout in ("concatenated", "features")
     }
+    assert_same(programs["concatenated"](*given), programs["features"](*given))
+    texts = {layout: program.as_text() for layout, program in programs.items()}
     width = sum(tables[f.table].features for f in features.values())
     joins = {
         layout: len(re.findall(rf"f32\[4,{width}\]\S* concatenate\(", text))

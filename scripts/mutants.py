@@ -78,7 +78,7 @@ MUTANTS = {
     ),
     "columns": Mutant("ffi/cpu/dense.h", "columns[bag / bags]", "columns[0]", "collection_wide"),
     "long bags": Mutant(
-        "ffi/cpu/bag_sums.h", "continues_ = true;", "continues_ = false;", "collection_wide"
+        "ffi/cpu/bag_sums.h", "continues_ = true;", "continues_ = false;", "dense_segments"
     ),
     "weights of single TT rows": Mutant(
         "ffi/cpu/tt_backward.cc",

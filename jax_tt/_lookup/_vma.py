@@ -1,9 +1,10 @@
-"""Mesh axes that values vary over inside a ``shard_map`` with ``check_vma=True``."""
+"""Mesh axes that values vary over inside a ``shard_map`` with ``check_vma=True``, and shards along them."""
 
 from functools import partial
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 Tree = TypeVar("Tree")
@@ -34,6 +35,23 @@ def vary_over(tree: Tree, axes: frozenset[Any]) -> Tree:
         return lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(mark, tree)
+
+
+def all_shards(shard: jax.Array, axes: Any) -> jax.Array:
+    """All shards along the leading axis.
+
+    Computed as a psum: JAX knows its result to be replicated, unlike that of `jax.lax.all_gather`, and the update of a
+    replicated table must be replicated.
+    """
+    size = shard.shape[0]
+    whole = jnp.zeros((size * lax.axis_size(axes), *shard.shape[1:]), shard.dtype)
+    start = lax.axis_index(axes) * size
+    return lax.psum(lax.dynamic_update_slice_in_dim(whole, shard, start, 0), axes)
+
+
+def own_shard(whole: jax.Array, size: int, axes: Any) -> jax.Array:
+    """The part of this device of an array of `all_shards`, ``size`` along the leading axis."""
+    return lax.dynamic_slice_in_dim(whole, lax.axis_index(axes) * size, size)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))

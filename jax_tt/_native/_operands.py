@@ -103,8 +103,10 @@ def lookup_attributes(
 
 
 def update_attributes(update: Update, storage: Any) -> dict[str, Any]:
+    kind = update.optimizer.kind
+    assert kind is not None
     return {
-        "optimizer": np.int64(update.optimizer.kind),
+        "optimizer": np.int64(kind),
         "skip_nonfinite": bool(update.skip_nonfinite),
         "stochastic_rounding": update.rounds_stochastically(storage),
     }

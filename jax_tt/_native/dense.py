@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._vma import all_shards, own_shard
 from jax_tt._native._call import (
     Named,
     apart,
@@ -152,7 +153,7 @@ class Update(DenseCall):
         if not axes:
             return args
         # Every replica applies the update of the whole batch: ids and output gradients are smaller than a table.
-        gathered = {name: _gather(args[name], axes) for name in self.blocked if name != "out"}
+        gathered = {name: all_shards(args[name], axes) for name in self.blocked if name != "out"}
         first = lax.psum(args["out"].reshape(-1)[:1], axes)  # to run after the forward pass
         return {**args, **gathered, "out": first}
 
@@ -172,9 +173,7 @@ class Update(DenseCall):
         axes = self.lookup.axis_name or axes
         if not axes:
             return found
-        blocks = args["ids"].shape[0]
-        start = lax.axis_index(axes) * blocks
-        own = lax.dynamic_slice_in_dim(found["dweights"], start, blocks)
+        own = own_shard(found["dweights"], args["ids"].shape[0], axes)
         return {**found, "dweights": own}
 
     def finished(
@@ -301,15 +300,3 @@ def dense_update(
     return run(
         Update(table, platform, *params, batch, lookup, slots=slots, out=out, g=g, values=values)
     )
-
-
-def _gather(shard: jax.Array, axes: Any) -> jax.Array:
-    """All shards along the leading axis.
-
-    Computed as a psum: JAX knows its result to be replicated, unlike that of `jax.lax.all_gather`, and the update of a
-    replicated table must be replicated.
-    """
-    blocks = shard.shape[0]
-    whole = jnp.zeros((blocks * lax.axis_size(axes), *shard.shape[1:]), shard.dtype)
-    start = lax.axis_index(axes) * blocks
-    return lax.psum(lax.dynamic_update_slice_in_dim(whole, shard, start, 0), axes)

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax_tt import _native
 from jax_tt._arguments import as_array, as_positive
 from jax_tt._dtypes import accumulator
+from jax_tt._lookup._batch import Batch
+from jax_tt._tables import distinct_rows
 from jax_tt._tables.checks import (
     MAX_COLUMNS,
     check_param_dtype,
@@ -22,7 +24,7 @@ from jax_tt._tables.checks import (
 from jax_tt._tables.dense_group import DENSE_TABLES
 from jax_tt._tables.native import NativeTable
 from jax_tt._tables.options import Lookup, Update, check_update
-from jax_tt._tables.table import Params, State
+from jax_tt._tables.table import Params, Slots, State
 
 # The default of flax's Embed: rows of about unit length.
 default_embedding_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
@@ -97,6 +99,13 @@ class DenseTable(NativeTable):
 
     def group(self, lookup: Lookup) -> Any:
         return DENSE_TABLES if lookup.method in ("auto", "ffi") else None
+
+    def stepped_params(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        if not self.has_native_update:
+            return distinct_rows.update(self, state, batch, residuals, g, lookup, values)
+        return super().stepped_params(state, batch, residuals, g, lookup, values)
 
     def to_dense(self, state: State) -> jax.Array:
         (table,) = self.params(state)

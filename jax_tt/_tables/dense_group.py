@@ -51,11 +51,15 @@ class DenseTables:
             table, lookup = call.use.table, call.use.lookup
             if g is None:
                 continue
-            if lookup.wanted.names:
+            if lookup.wanted.names and table.innermost.has_native_update:
                 (others if table.update is None else stepped).append(k)
+                continue
+            if wide is not None:
+                (g,) = _apart([call], wide.of([k]))(gs)
+            if lookup.wanted.names:
+                # The sums of all tables stand for those of this one: they only order the step after the forward pass.
+                found[k] = table.step(call.state, call.batch, residuals[k], g, lookup, call.values)
             elif lookup.wanted.weights:
-                if wide is not None:
-                    (g,) = _apart([call], wide.of([k]))(gs)
                 found[k] = {}, table.weights_gradient(call.state, call.batch, g, lookup)
         parts = [(stepped[k : k + _MOST], _new_states) for k in range(0, len(stepped), _MOST)]
         for members, cotangents in (*parts, (others, _gradients)):

@@ -142,9 +142,7 @@ def _state(table: Table, given: FusedTable, params: tuple[jax.Array, ...]) -> di
         for k, part in enumerate(given.slots)
     )
     scalars = {part: state(part, getattr(given, part)) for part in SCALARS}
-    wanted = tuple(
-        tuple(slot_shape(param.shape, slot.rowwise) for slot in rule.slots) for param in params
-    )
+    wanted = tuple(tuple(slot_shape(param.shape, slot) for slot in rule.slots) for param in params)
     shapes = tuple(tuple(slot.shape for slot in part) for part in slots)
     if shapes != wanted:
         raise ValueError(

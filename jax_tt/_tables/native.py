@@ -13,6 +13,7 @@ from jax_tt._lookup import _backend
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._tables.options import Lookup
+from jax_tt._tables.reference import stepped
 from jax_tt._tables.table import Params, Slots, State, Table, named
 
 
@@ -44,6 +45,11 @@ class NativeTable(Table):
         /,
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
         """`Table.stepped_params` on one platform; ``arrays`` are the parameters and their slots."""
+
+    @property
+    def has_native_update(self) -> bool:
+        """Whether native ops have the rule of the update, if there is one."""
+        return self.update is None or self.update.optimizer.kind is not None
 
     def method(self, lookup: Lookup, state: State) -> str:
         return _backend.choose(lookup.method, self.storage(state))
@@ -90,6 +96,11 @@ class NativeTable(Table):
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        if not self.has_native_update:
+            params = self.params(state)
+            grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
+            return *stepped(self, state, batch, grads, lookup, values), dweights
+
         def reference(state: State, batch: Batch, residuals: Any, g: Any, values: Any) -> Any:
             return Table.stepped_params(self, state, batch, residuals, g, lookup, values)
 

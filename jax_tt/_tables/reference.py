@@ -80,15 +80,28 @@ def update(
 ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
     """Gradient and one optimizer step on the touched rows.
 
-    Gradients are summed over ``lookup.axis_name`` first.
-
     Returns:
         New parameters and slots; 0.0 if the batch itself prevents the step, regardless of ``values["allowed"]``,
         otherwise 1.0; and the gradient of the weights, computed with the rows before the step.
     """
+    grads, dweights = backward(table, table.params(state), batch, g, lookup)
+    return *stepped(table, state, batch, grads, lookup, values), dweights
+
+
+def stepped(
+    table: Table,
+    state: State,
+    batch: Batch,
+    grads: Params,
+    lookup: Lookup,
+    values: dict[str, jax.Array],
+) -> tuple[Params, Slots, jax.Array]:
+    """One optimizer step on the touched rows, with the gradients of this shard.
+
+    Gradients are summed over ``lookup.axis_name`` first. Returns what `update` does, without the last.
+    """
     assert table.update is not None
     params, slots = table.params(state), table.slots(state)
-    grads, dweights = backward(table, params, batch, g, lookup)
     touched = table.touched(batch, lookup)
     if lookup.axis_name is not None:
         grads = lax.psum(grads, lookup.axis_name)
@@ -117,7 +130,7 @@ def update(
                 for now, was in zip(stepped, slot, strict=True)
             )
         )
-    return tuple(new_params), tuple(new_slots), applied.astype(jnp.float32), dweights
+    return tuple(new_params), tuple(new_slots), applied.astype(jnp.float32)
 
 
 def poisoned(table: Table, batch: Batch, lookup: Lookup, axes: Any) -> jax.Array:

@@ -24,6 +24,7 @@ from jax_tt._tables.change import Change, Growth, Orders
 from jax_tt._tables.checks import STORAGE, check_storage
 from jax_tt._tables.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._tables.step_values import step_values
+from jax_tt.optimizers import Slot
 
 if TYPE_CHECKING:
     from jax_tt._cache.config import RowCache
@@ -158,7 +159,7 @@ class Table(abc.ABC):
             return shapes
         for names, shape in zip(self.slot_names, tuple(shapes.values()), strict=True):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
-                shapes[name] = slot_shape(shape, slot.rowwise)
+                shapes[name] = slot_shape(shape, slot)
         return shapes | dict.fromkeys(self.scalar_names, ())
 
     @functools.cached_property
@@ -197,7 +198,7 @@ class Table(abc.ABC):
         state: dict[str, jax.Array] = {}
         for names, param in zip(self.slot_names, self.params(params), strict=True):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
-                shape = slot_shape(param.shape, slot.rowwise)
+                shape = slot_shape(param.shape, slot)
                 state[name] = jnp.full(shape, slot.init, jnp.float32)
         return state | {
             name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
@@ -443,10 +444,10 @@ class Table(abc.ABC):
         return jnp.einsum("bd,nd->bn", query, self.to_dense(state), precision=precision)
 
 
-def slot_shape(param_shape: Sequence[int], rowwise: bool) -> tuple[int, ...]:
+def slot_shape(param_shape: Sequence[int], slot: Slot) -> tuple[int, ...]:
     """Shape of an optimizer slot: one entry per row, or per entry of each row."""
-    rows = param_shape[0]
-    return (rows,) if rowwise else (rows, math.prod(param_shape[1:]))
+    rows = param_shape[0] if slot.rows is None else slot.rows
+    return (rows,) if slot.rowwise else (rows, math.prod(param_shape[1:]))
 
 
 def named(table: Table, params: Sequence[Any]) -> dict[str, Any]:

@@ -9,15 +9,19 @@ from jax_tt.optimizers.counter_rowwise_adagrad import (
     CounterRowWiseAdagrad as CounterRowWiseAdagrad,
 )
 from jax_tt.optimizers.cow_clip import CowClip as CowClip
+from jax_tt.optimizers.custom import Custom as Custom
 from jax_tt.optimizers.ftrl import FTRL as FTRL
 from jax_tt.optimizers.lamb import LAMB as LAMB
 from jax_tt.optimizers.lars_sgd import LARSSGD as LARSSGD
 from jax_tt.optimizers.partial_rowwise_adam import PartialRowWiseAdam as PartialRowWiseAdam
 from jax_tt.optimizers.partial_rowwise_lamb import PartialRowWiseLAMB as PartialRowWiseLAMB
+from jax_tt.optimizers.row_gradients import GradientsOfRows as GradientsOfRows
+from jax_tt.optimizers.row_gradients import RowGradients as RowGradients
 from jax_tt.optimizers.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
 from jax_tt.optimizers.rowwise_rmsprop import RowWiseRMSProp as RowWiseRMSProp
 from jax_tt.optimizers.sgd import SGD as SGD
 
+# Those of the native operations, by their numbers.
 RULES: dict[int, type[Optimizer]] = {
     rule.native_kind: rule
     for rule in (

@@ -21,11 +21,19 @@ Slots = tuple[jax.Array, ...]
 
 
 class Slot(NamedTuple):
-    """One float32 array of optimizer state per core or table."""
+    """One float32 array of optimizer state per core or table.
+
+    Attributes:
+        name: part of the name of the array.
+        rowwise: one scalar per row (slice of a core) instead of one per entry.
+        init: initial value.
+        rows: number of rows of the array; None for that of the core or table.
+    """
 
     name: str
-    rowwise: bool  # one scalar per row (slice of a core) instead of one per entry
+    rowwise: bool
     init: float
+    rows: int | None = None
 
 
 class Optimizer(abc.ABC):
@@ -35,18 +43,18 @@ class Optimizer(abc.ABC):
     are updated, with the sum of the gradients of all their occurrences. Other rows and their slots do not change.
 
     Attributes:
-        native_kind: number of the rule in the native operations.
+        native_kind: number of the rule in the native operations; None for a rule in plain JAX on all platforms.
         initial: fields that are used only to create new slots.
         static: fields that choose a formula, and so belong to the compiled program.
     """
 
-    native_kind: ClassVar[int]
+    native_kind: ClassVar[int | None]
     initial: ClassVar[frozenset[str]] = frozenset()
     static: ClassVar[frozenset[str]] = frozenset()
 
     @property
-    def kind(self) -> int:
-        """Number of the native rule for these options."""
+    def kind(self) -> int | None:
+        """Number of the native rule for these options, or None."""
         return self.native_kind
 
     @classmethod

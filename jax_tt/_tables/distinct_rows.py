@@ -1,0 +1,142 @@
+"""The step of a dense table by a rule in plain JAX, which is given the distinct rows of the batch.
+
+No array here has the size of the table: new rows are written into the table in place.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tt._dtypes import accumulator
+from jax_tt._lookup._batch import Batch, of_positions, present
+from jax_tt._lookup._ids import digits_in_range
+from jax_tt._lookup._rounding import round_to
+from jax_tt._lookup._vma import all_shards, own_shard
+from jax_tt._tables import reference
+from jax_tt._tables.options import IGNORED, Lookup
+from jax_tt.optimizers.row_gradients import RowGradients
+
+if TYPE_CHECKING:
+    from jax_tt._tables.table import Params, Slots, State, Table
+
+
+class Distinct(NamedTuple):
+    """The distinct rows of the ``n`` positions of a batch.
+
+    Attributes:
+        rows: numbers of rows ``[n]``, ascending; beyond the last row, the highest number of the type.
+        sums: the sums of their gradients ``[n, D]`` in the accumulator type, 0 beyond the last row.
+        places: where the row of every position is, ``[n]``.
+    """
+
+    rows: jax.Array
+    sums: jax.Array
+    places: jax.Array
+
+
+def update(
+    table: Table,
+    state: State,
+    batch: Batch,
+    residuals: Any,
+    g: jax.Array,
+    lookup: Lookup,
+    values: dict[str, jax.Array],
+) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+    """`Table.stepped_params` of a dense table."""
+    assert table.update is not None
+    (param,), (slots,) = table.params(state), table.slots(state)
+    rule, axes = table.update.optimizer, lookup.axis_name
+    rows, gradients = _positions(table, batch, g.astype(accumulator(param.dtype)), lookup)
+    here = rows != _mark(rows)
+    weighted = gradients if batch.weights is None else gradients * batch.weights[..., None]
+    weighted = jnp.where(here[..., None], weighted, 0).reshape(-1, table.features)
+    found = _distinct(rows.reshape(-1), weighted, axes)
+    sums = found.sums * values["inv_scale"].astype(found.sums.dtype)
+    applied = ~reference.poisoned(table, batch, lookup, axes)
+    if table.update.skip_nonfinite:
+        applied &= jnp.all(jnp.isfinite(sums))
+    changes = applied & (values["allowed"] != 0) & ~_never(residuals, axes)
+    changed = jnp.where(changes, found.rows, _mark(rows))
+    old = _read(param, found.rows).astype(sums.dtype)
+    if isinstance(rule, RowGradients):
+        new_param, new_slots = param, rule.left(changed, sums)
+    else:
+        own = tuple(_read(slot, found.rows) for slot in slots)
+        new, stepped = rule.update_rows(old, sums, own, values["hyper"])
+        seed = values["seed"] if table.update.rounds_stochastically(param.dtype) else None
+        new_param = _written(param, changed, _rounded(new, found.rows, param.dtype, seed))
+        new_slots = tuple(map(_written, slots, [changed] * len(slots), stepped))
+    dweights = None
+    if lookup.wanted.weights:
+        places = found.places if axes is None else own_shard(found.places, rows.size, axes)
+        products = jnp.sum(old[places].reshape(gradients.shape) * gradients, axis=-1)
+        dweights = jnp.where(here, products, 0)
+    return (new_param,), (new_slots,), applied.astype(jnp.float32), dweights
+
+
+def _positions(
+    table: Table, batch: Batch, g: jax.Array, lookup: Lookup
+) -> tuple[jax.Array, jax.Array]:
+    """The row of every position ``[S, cap]``, marked if it trains none, and the gradient of its bag ``[S, cap, D]``."""
+    (rows,), ok = digits_in_range(table, batch)
+    here = present(batch) & (ok | (lookup.bounds not in (*IGNORED, "error")))
+    if rows.dtype.itemsize < 4:
+        rows = rows.astype(jnp.int32)
+    shape = (*rows.shape, table.features)
+    of_bag = of_positions(batch, g) if batch.num_bags else jnp.zeros(shape, g.dtype)
+    return jnp.where(here, rows, _mark(rows)), jnp.broadcast_to(of_bag, shape)
+
+
+def _never(residuals: Any, axes: Any) -> jax.Array:
+    """False, computed from the result of the forward pass in a way that XLA does not see through.
+
+    It orders the step after the forward pass, for which XLA would otherwise keep a copy of the table. An optimization
+    barrier does not: it is gone when XLA places copies.
+    """
+    firsts = [leaf.reshape(-1)[:1] for leaf in jax.tree.leaves(residuals)]
+    found = sum((jnp.sum((x == x) & (x != x)) for x in firsts), jnp.zeros((), jnp.int32))
+    return (found if axes is None else lax.psum(found, axes)) > 0
+
+
+def _mark(rows: jax.Array) -> jax.Array:
+    """The number that stands for no row: out of range, so that it is not read and not written."""
+    return jnp.asarray(jnp.iinfo(rows.dtype).max, rows.dtype)
+
+
+def _distinct(rows: jax.Array, gradients: jax.Array, axes: Any) -> Distinct:
+    if axes is not None:
+        # Every replica takes the step of the whole batch.
+        rows, gradients = all_shards(rows, axes), all_shards(gradients, axes)
+    found, places = jnp.unique(rows, return_inverse=True, size=rows.size, fill_value=_mark(rows))
+    places = places.reshape(-1)
+    return Distinct(found, jnp.zeros_like(gradients).at[places].add(gradients), places)
+
+
+def _read(array: jax.Array, rows: jax.Array) -> jax.Array:
+    """These rows of the table or of a slot, 0 for marks."""
+    given = array.at[rows]
+    return given.get(
+        mode="fill", fill_value=0, indices_are_sorted=True, wrap_negative_indices=False
+    )
+
+
+def _written(array: jax.Array, rows: jax.Array, new: jax.Array) -> jax.Array:
+    """The table or a slot with new rows, except for marks."""
+    given = array.at[rows]
+    return given.set(
+        new.astype(array.dtype), mode="drop", indices_are_sorted=True, wrap_negative_indices=False
+    )
+
+
+def _rounded(new: jax.Array, rows: jax.Array, dtype: Any, seed: jax.Array | None) -> jax.Array:
+    """The new rows in the type of the table; random bits depend on the row and not on its place in the batch."""
+    if seed is None:
+        return round_to(new, dtype, None)
+    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows.astype(jnp.uint32))
+    return jax.vmap(lambda values, key: round_to(values, dtype, key))(new, keys)

@@ -1,0 +1,128 @@
+"""The gradients of the rows of a batch, left for the program to use."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._arguments import as_positive
+from jax_tt.optimizers._base import Optimizer, Slot, Slots
+
+# Numbers of rows are stored in two float32 numbers, each of which has all integers below this square root.
+_BASE = 2**16
+
+
+class GradientsOfRows(NamedTuple):
+    """What `RowGradients` leaves of a batch.
+
+    Attributes:
+        rows: numbers of rows ``[capacity]``, ascending, uint32, or int64 with x64; beyond the last row the highest
+            number of the type, which ``table.at[rows].add(..., mode="drop")`` ignores.
+        gradients: their summed gradients, float32 ``[capacity, D]``; 0 beyond the last row.
+        count: the number of distinct rows of the batch, float32 scalar. If it exceeds the capacity, all gradients
+            are NaN.
+    """
+
+    rows: jax.Array
+    gradients: jax.Array
+    count: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class RowGradients(Optimizer):
+    """No update: the summed gradients of the distinct rows of the batch are left in the slots of the table.
+
+    A step changes the slots alone, and counts as a step. `read` takes them from the state after it; no array has the
+    size of the table. It is ``NONE`` of FBGEMM's table-batched embedding. For a rule of your own that is to run in the
+    step, `Custom` needs no capacity. It is for dense tables.
+
+    Args:
+        capacity: the largest number of distinct rows in a batch; the number of ids of a batch always suffices. If
+            there are more, all gradients are NaN, and `read` raises an error outside ``jit``.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> rule = jax_tt.optimizers.RowGradients(capacity=3)
+    >>> table = jax_tt.init_fused_table(jnp.zeros((10, 2)), rule)
+    >>> ids = jnp.array([[7, 1, 7]])
+    >>> table = jax.grad(lambda t: jax_tt.fused_embed_bag(t, ids, rule).sum())(table)
+    >>> found = rule.read(*table.slots)
+    >>> found.rows[:2].tolist(), found.gradients.tolist(), int(found.count)
+    ([1, 7], [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]], 2)
+    """
+
+    capacity: int
+    native_kind: ClassVar[int | None] = None
+    static: ClassVar[frozenset[str]] = frozenset({"capacity"})
+
+    def __post_init__(self) -> None:
+        as_positive("capacity", self.capacity)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (
+            Slot("gradient", False, 0.0, self.capacity),
+            Slot("row_high", True, -1.0, self.capacity),
+            Slot("row_low", True, 0.0, self.capacity),
+            Slot("count", True, 0.0, 1),
+        )
+
+    def read(self, slots: Slots | Mapping[str, Any]) -> GradientsOfRows:
+        """The gradients of the last step that used the table; none before the first.
+
+        Args:
+            slots: the slots of the table, as in `FusedTable`, or a mapping that has them by name, such as the state of
+                a table.
+
+        Returns:
+            `GradientsOfRows`.
+
+        Raises:
+            ValueError: outside ``jit``, the batch had more than ``capacity`` distinct rows.
+        """
+        if isinstance(slots, Mapping):
+            slots = tuple(slots[f"slot_{slot.name}_0"] for slot in self.slots)
+        gradients, high, low, (count,) = map(jnp.asarray, slots)
+        if not isinstance(count, jax.core.Tracer) and count > self.capacity:
+            raise ValueError(
+                f"capacity: got {self.capacity}; the last batch had {int(count)} distinct rows. Make the table with a "
+                "larger capacity: the number of ids of a batch always suffices."
+            )
+        # Tables may have more rows than int32 can count.
+        dtype = jnp.int64 if jax.config.read("jax_enable_x64") else jnp.uint32
+        number = jnp.maximum(high, 0).astype(dtype) * _BASE + low.astype(dtype)
+        none = jnp.asarray(jnp.iinfo(dtype).max, dtype)
+        return GradientsOfRows(jnp.where(high < 0, none, number), gradients, count)
+
+    def hyperparameters(self, step: jax.Array) -> jax.Array:
+        del step
+        return jnp.zeros(0, jnp.float32)
+
+    def left(self, rows: jax.Array, sums: jax.Array) -> Slots:
+        """The slots after a batch with ``rows[n]``, of which the highest number is none, and their ``sums[n, D]``."""
+        none = rows == jnp.iinfo(rows.dtype).max
+        count = jnp.sum(~none).astype(jnp.float32)
+        high = jnp.where(none, -1, (rows // _BASE).astype(jnp.float32))
+        low = jnp.where(none, 0, (rows % _BASE).astype(jnp.float32))
+        gradients = jnp.where(none[:, None], 0, sums).astype(jnp.float32)
+        gradients, high, low = (
+            _resized(array, self.capacity, fill)
+            for array, fill in ((gradients, 0.0), (high, -1.0), (low, 0.0))
+        )
+        return jnp.where(count > self.capacity, jnp.nan, gradients), high, low, count[None]
+
+    def update_rows(
+        self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
+    ) -> tuple[jax.Array, Slots]:
+        raise TypeError(
+            "optimizer: got RowGradients; it is for dense tables. The gradients of a tensor train are as large as its "
+            "cores: build the table without an optimizer to get them."
+        )
+
+
+def _resized(array: jax.Array, rows: int, fill: float) -> jax.Array:
+    """The array with this number of rows, as many as fit being those that it had."""
+    new = jnp.full((rows, *array.shape[1:]), fill, array.dtype)
+    kept = min(rows, array.shape[0])
+    return new.at[:kept].set(array[:kept])

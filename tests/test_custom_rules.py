@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +125,7 @@ def test_it_takes_the_steps_of_a_native_rule(name, combiner):
     )
     np.testing.assert_allclose(got.cores[0], want.cores[0], rtol=1e-6, atol=1e-7)
     assert got.step == want.step and got.sentinel == want.sentinel
-    if wanted is not None:
+    if wanted is not None and dweights is not None:
         np.testing.assert_allclose(dweights, wanted, rtol=1e-5)
 
 
@@ -208,6 +209,10 @@ class Tower(nnx.Module):
         return jnp.sum(self.head(self.table(ids)))
 
 
+def loss_of(rows: Any, weights: jax.Array) -> jax.Array:
+    return jnp.sum(rows @ weights)
+
+
 def test_nnx_and_linen_take_the_same_steps():
     ids = jnp.array([[1, 5], [5, 5]])
     start = jax.random.normal(jax.random.key(0), (50, 8))
@@ -222,9 +227,9 @@ def test_nnx_and_linen_take_the_same_steps():
     weights = model.head.kernel[...]
     for _ in range(3):
         step(model, opt)
-        grads = jax.grad(lambda p: jnp.sum(layer.apply(p, ids) @ weights))(state.params)
+        grads = jax.grad(lambda p: loss_of(layer.apply(p, ids), weights))(state.params)
         state = state.apply_gradients(grads=grads)
-    own = state.params["_overwrite_with_gradient"]
+    own: Any = state.params["_overwrite_with_gradient"]
     for name in ("embedding", "slot_momentum_0", "slot_total_0", "step"):
         np.testing.assert_allclose(getattr(model.table, name)[...], own[name], rtol=1e-6)
     assert np.all(f64(own["embedding"])[[0, 2, 49]] == f64(start)[[0, 2, 49]])
@@ -274,7 +279,7 @@ def test_the_program_has_no_copy_of_the_table():
     collection, step = collection_step({"own": RULE, "native": SGD}, "features", donate=True)
     state = collection.init(jax.random.key(0))
     compiled = step.lower(state, BATCH).compile()
-    assert not re.findall(r"= f32\[1009(,16)?\][^ ]* copy", compiled.as_text())
+    assert not re.findall(r"= f32\[1009(,16)?\][^ ]* copy", str(compiled.as_text()))
     address = state["own"]["embedding"].unsafe_buffer_pointer()
     after = step(state, BATCH)
     assert after["own"]["embedding"].unsafe_buffer_pointer() == address
@@ -291,7 +296,7 @@ def test_the_program_of_one_table_has_no_copy_of_it(rule):
         return jnp.sum(out), out
 
     step = jax.jit(lambda table: jax.grad(loss, has_aux=True)(table), donate_argnums=0)
-    program = step.lower(table).compile().as_text()
+    program = str(step.lower(table).compile().as_text())
     assert not re.findall(r"= f32\[1237(,24)?\][^ ]* copy", program)
     # No gradient of the size of the table either.
     assert not re.findall(r"= f32\[1237,24\][^ ]* broadcast", program)
@@ -309,7 +314,7 @@ def test_what_a_function_returns_is_checked():
         with pytest.raises(error, match=match):
             stepped(rule, table, bags)
     with pytest.raises(TypeError, match="function: got 3"):
-        optimizers.Custom(3)
+        optimizers.Custom(cast("Any", 3))
     with pytest.raises(ValueError, match="'per_row'; expected 'row', 'entry'"):
         optimizers.Custom(plain_sgd, slots={"sum": "per_row"})
     with pytest.raises(ValueError, match="slots: got the name 'a sum'"):
@@ -323,7 +328,7 @@ def test_what_a_function_returns_is_checked():
 def test_sums_are_left_and_the_table_is_not_touched(capacity, method):
     rule = optimizers.RowGradients(capacity)
     table = jax_tt.init_fused_table(rows(), rule)
-    assert rule.read(*table.slots).count == 0
+    assert rule.read(*table.slots).distinct == 0
     g = gradients(COLUMNS)
     step = jax.jit(
         jax.grad(
@@ -336,7 +341,7 @@ def test_sums_are_left_and_the_table_is_not_touched(capacity, method):
         table = step(table, Bags(*batch))
         found = rule.read(*table.slots)
         seen = np.unique(batch[0])
-        assert found.count == len(seen) <= capacity
+        assert found.distinct == len(seen) <= capacity
         np.testing.assert_array_equal(found.rows[: len(seen)], seen)
         want = table_gradient(batch, g, ROWS)
         np.testing.assert_allclose(found.gradients[: len(seen)], want[seen], rtol=1e-6)
@@ -356,7 +361,7 @@ def test_too_many_rows_are_an_error_and_nan():
     with pytest.raises(ValueError, match="capacity: got 2; the last batch had 3 distinct rows"):
         rule.read(*table.slots)
     found = jax.jit(lambda slots: rule.read(slots))(table.slots[0])
-    assert found.count == 3 and np.all(np.isnan(found.gradients))
+    assert found.distinct == 3 and np.all(np.isnan(found.gradients))
 
 
 def test_a_refused_step_leaves_no_gradients():
@@ -368,9 +373,9 @@ def test_a_refused_step_leaves_no_gradients():
         return factor * jnp.sum(out)
 
     table = jax.grad(loss)(table, 1.0)
-    assert rule.read(*table.slots).count == 2
+    assert rule.read(*table.slots).distinct == 2
     table = jax.grad(loss)(table, jnp.inf)
-    assert rule.read(*table.slots).count == 0 and table.step == 1
+    assert rule.read(*table.slots).distinct == 0 and table.step == 1
 
 
 def test_row_gradients_of_a_layer_and_of_a_train():
@@ -379,7 +384,7 @@ def test_row_gradients_of_a_layer_and_of_a_train():
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
     opt.update(model, nnx.grad(lambda m: m(jnp.array([[1, 5], [5, 5]])))(model))
     found = rule.read(model.table.state())
-    assert found.count == 2
+    assert found.distinct == 2
     np.testing.assert_allclose(found.gradients[1], 3 * found.gradients[0], rtol=1e-6)
     tt = jax_tt.init_fused_table(cores(), rule)
     with pytest.raises(TypeError, match="RowGradients; it is for dense tables"):

@@ -51,7 +51,7 @@ class DenseTables:
             table, lookup = call.use.table, call.use.lookup
             if g is None:
                 continue
-            if lookup.wanted.names and table.innermost.has_native_update:
+            if lookup.wanted.names and (table.update is None or table.update.is_native):
                 (others if table.update is None else stepped).append(k)
                 continue
             if wide is not None:

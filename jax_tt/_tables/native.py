@@ -46,11 +46,6 @@ class NativeTable(Table):
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
         """`Table.stepped_params` on one platform; ``arrays`` are the parameters and their slots."""
 
-    @property
-    def has_native_update(self) -> bool:
-        """Whether native ops have the rule of the update, if there is one."""
-        return self.update is None or self.update.optimizer.kind is not None
-
     def method(self, lookup: Lookup, state: State) -> str:
         return _backend.choose(lookup.method, self.storage(state))
 
@@ -96,7 +91,7 @@ class NativeTable(Table):
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        if not self.has_native_update:
+        if self.update is not None and not self.update.is_native:
             params = self.params(state)
             grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
             return *stepped(self, state, batch, grads, lookup, values), dweights

@@ -100,6 +100,11 @@ class Update:
         for name in ("skip_nonfinite", "stochastic_rounding", "shared"):
             object.__setattr__(self, name, bool(getattr(self, name)))
 
+    @property
+    def is_native(self) -> bool:
+        """Whether native ops have the optimizer."""
+        return self.optimizer.kind is not None
+
     def rounds_stochastically(self, storage: Any) -> bool:
         """Whether parameters of type ``storage`` are rounded stochastically."""
         return self.stochastic_rounding and jnp.dtype(storage).itemsize == 2

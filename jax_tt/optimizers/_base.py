@@ -43,18 +43,18 @@ class Optimizer(abc.ABC):
     are updated, with the sum of the gradients of all their occurrences. Other rows and their slots do not change.
 
     Attributes:
-        native_kind: number of the rule in the native operations; None for a rule in plain JAX on all platforms.
+        native_kind: number of the rule in the native operations.
         initial: fields that are used only to create new slots.
         static: fields that choose a formula, and so belong to the compiled program.
     """
 
-    native_kind: ClassVar[int | None]
+    native_kind: ClassVar[int]
     initial: ClassVar[frozenset[str]] = frozenset()
     static: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def kind(self) -> int | None:
-        """Number of the native rule for these options, or None."""
+        """Number of the native rule for these options; None for a rule in plain JAX on all platforms."""
         return self.native_kind
 
     @classmethod

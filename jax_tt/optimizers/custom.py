@@ -55,7 +55,6 @@ class Custom(Optimizer):
 
     function: Rule
     slots: Mapping[str, str] | tuple[Slot, ...] = ()  # pyright: ignore[reportIncompatibleMethodOverride]
-    native_kind: ClassVar[int | None] = None
     static: ClassVar[frozenset[str]] = frozenset({"function", "slots"})
 
     def __post_init__(self) -> None:
@@ -70,6 +69,10 @@ class Custom(Optimizer):
                 f"slots: got {self.slots!r}; expected a mapping from names to 'row' or 'entry', e.g. "
                 "{'momentum': 'entry'}."
             )
+
+    @property
+    def kind(self) -> None:
+        return None
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
         return jnp.asarray(step, jnp.float32)[None]

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from jax_tt._arguments import as_positive
 from jax_tt.optimizers._base import Optimizer, Slot, Slots
@@ -21,13 +22,13 @@ class GradientsOfRows(NamedTuple):
         rows: numbers of rows ``[capacity]``, ascending, uint32, or int64 with x64; beyond the last row the highest
             number of the type, which ``table.at[rows].add(..., mode="drop")`` ignores.
         gradients: their summed gradients, float32 ``[capacity, D]``; 0 beyond the last row.
-        count: the number of distinct rows of the batch, float32 scalar. If it exceeds the capacity, all gradients
+        distinct: the number of distinct rows of the batch, float32 scalar. If it exceeds the capacity, all gradients
             are NaN.
     """
 
     rows: jax.Array
     gradients: jax.Array
-    count: jax.Array
+    distinct: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,16 +49,19 @@ class RowGradients(Optimizer):
     >>> ids = jnp.array([[7, 1, 7]])
     >>> table = jax.grad(lambda t: jax_tt.fused_embed_bag(t, ids, rule).sum())(table)
     >>> found = rule.read(*table.slots)
-    >>> found.rows[:2].tolist(), found.gradients.tolist(), int(found.count)
+    >>> found.rows[:2].tolist(), found.gradients.tolist(), int(found.distinct)
     ([1, 7], [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]], 2)
     """
 
     capacity: int
-    native_kind: ClassVar[int | None] = None
     static: ClassVar[frozenset[str]] = frozenset({"capacity"})
 
     def __post_init__(self) -> None:
         as_positive("capacity", self.capacity)
+
+    @property
+    def kind(self) -> None:
+        return None
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -84,7 +88,7 @@ class RowGradients(Optimizer):
         if isinstance(slots, Mapping):
             slots = tuple(slots[f"slot_{slot.name}_0"] for slot in self.slots)
         gradients, high, low, (count,) = map(jnp.asarray, slots)
-        if not isinstance(count, jax.core.Tracer) and count > self.capacity:
+        if not isinstance(count, Tracer) and count > self.capacity:
             raise ValueError(
                 f"capacity: got {self.capacity}; the last batch had {int(count)} distinct rows. Make the table with a "
                 "larger capacity: the number of ids of a batch always suffices."

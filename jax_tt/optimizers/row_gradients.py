@@ -24,6 +24,12 @@ class GradientsOfRows(NamedTuple):
         gradients: their summed gradients, float32 ``[capacity, D]``; 0 beyond the last row.
         distinct: the number of distinct rows of the batch, float32 scalar. If it exceeds the capacity, all gradients
             are NaN.
+
+    >>> import jax, jax_tt
+    >>> rule = jax_tt.optimizers.RowGradients(capacity=2)
+    >>> table = jax_tt.init_fused_table(jax.numpy.zeros((10, 4)), rule)
+    >>> rule.read(*table.slots).gradients.shape
+    (2, 4)
     """
 
     rows: jax.Array

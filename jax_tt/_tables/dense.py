@@ -58,6 +58,8 @@ class DenseTable(NativeTable):
         check_update(self.update)
         as_positive("num_embeddings", self.num_embeddings)
         as_positive("features", self.features)
+        if self.update is not None:
+            self.update.optimizer.check_width(self.features)
 
     def without_values(self) -> DenseTable:
         # An initialiser may keep a reference to the table that it returns.

@@ -212,7 +212,7 @@ def _new_states(
         for table, use, (state, batch, (out,), values), g in zip(
             tables, uses, arrays, own, strict=True
         ):
-            ((slots,), of_all) = table.slots(state), _arguments(use, state, batch)
+            ((slots,), of_all) = table.stepped_slots(state), _arguments(use, state, batch)
             parts.append(Update(*of_all, slots=slots, out=out, g=g, values=values))
         if wide is not None:
             shared = {"out": arrays[0][2][0], **shared}

@@ -49,7 +49,7 @@ def update(
 ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
     """`Table.stepped_params` of a dense table."""
     assert table.update is not None
-    (param,), (slots,) = table.params(state), table.slots(state)
+    (param,), (slots,) = table.params(state), table.stepped_slots(state)
     rule, axes = table.update.optimizer, lookup.axis_name
     rows, gradients = _positions(table, batch, g.astype(accumulator(param.dtype)), lookup)
     here = rows != _mark(rows)

@@ -102,7 +102,7 @@ class NativeTable(Table):
         def native(
             platform: str, state: State, batch: Batch, residuals: Any, g: Any, values: Any
         ) -> Any:
-            arrays = self.params(state), self.slots(state)
+            arrays = self.params(state), self.stepped_slots(state)
             return self.native_update(platform, arrays, batch, residuals, g, lookup, values)
 
         return _backend.run(lookup.method, native, reference, state, batch, residuals, g, values)

@@ -101,7 +101,7 @@ def stepped(
     Gradients are summed over ``lookup.axis_name`` first. Returns what `update` does, without the last.
     """
     assert table.update is not None
-    params, slots = table.params(state), table.slots(state)
+    params, slots = table.params(state), table.stepped_slots(state)
     touched = table.touched(batch, lookup)
     if lookup.axis_name is not None:
         grads = lax.psum(grads, lookup.axis_name)

@@ -20,6 +20,7 @@ from jax_tt._lookup._inputs import one_bag_per_position
 from jax_tt._lookup._refuse import once
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._tables import reference
+from jax_tt._tables.between_steps import changed_between_steps
 from jax_tt._tables.change import Change, Growth, Orders
 from jax_tt._tables.checks import STORAGE, check_storage
 from jax_tt._tables.options import Lookup, StepInputs, Update, Wanted
@@ -139,6 +140,15 @@ class Table(abc.ABC):
         )
 
     @functools.cached_property
+    def stepped_names(self) -> tuple[tuple[str, ...], ...]:
+        """Those of `slot_names` that steps of rows change."""
+        slots = () if self.update is None else self.update.optimizer.slots
+        return tuple(
+            tuple(name for name, slot in zip(names, slots, strict=True) if slot.stepped)
+            for names in self.slot_names
+        )
+
+    @functools.cached_property
     def trained_names(self) -> tuple[str, ...]:
         """Arrays that a loss is differentiated with respect to: the parameters, or the whole state if fused."""
         if self.update is None:
@@ -177,6 +187,10 @@ class Table(abc.ABC):
 
     def slots(self, state: State) -> Slots:
         return tuple(tuple(state[name] for name in names) for names in self.slot_names)
+
+    def stepped_slots(self, state: State) -> Slots:
+        """The slots that steps of rows change."""
+        return tuple(tuple(state[name] for name in names) for names in self.stepped_names)
 
     def storage(self, state: State) -> Any:
         """Type of the parameters."""
@@ -363,8 +377,9 @@ class Table(abc.ABC):
     ) -> tuple[dict[str, Any], jax.Array, jax.Array | None]:
         """What `step_if` returns, from what `stepped_params` does."""
         new = dict(zip(self.param_names, params, strict=True))
-        for names, arrays in zip(self.slot_names, slots, strict=True):
+        for names, arrays in zip(self.stepped_names, slots, strict=True):
             new |= dict(zip(names, arrays, strict=True))
+        new = changed_between_steps(self, state, new, step.values["allowed"] * applied)
         if self.update is not None and self.update.shared:
             new[APPLIED] = step.values["allowed"] * applied
         else:

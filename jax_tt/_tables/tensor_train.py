@@ -60,6 +60,8 @@ class TTTable(NativeTable):
     def __post_init__(self) -> None:
         check_param_dtype(self.param_dtype)
         check_update(self.update)
+        if self.update is not None:
+            self.update.optimizer.check_width(None)
         for name in ("row_factors", "col_factors", "ranks"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
 

@@ -10,6 +10,12 @@ from jax_tt.optimizers.counter_rowwise_adagrad import (
 )
 from jax_tt.optimizers.cow_clip import CowClip as CowClip
 from jax_tt.optimizers.custom import Custom as Custom
+from jax_tt.optimizers.ema_in_place_rowwise_adagrad import (
+    EMAInPlaceRowWiseAdagrad as EMAInPlaceRowWiseAdagrad,
+)
+from jax_tt.optimizers.ensemble_rowwise_adagrad import (
+    EnsembleRowWiseAdagrad as EnsembleRowWiseAdagrad,
+)
 from jax_tt.optimizers.ftrl import FTRL as FTRL
 from jax_tt.optimizers.lamb import LAMB as LAMB
 from jax_tt.optimizers.lars_sgd import LARSSGD as LARSSGD

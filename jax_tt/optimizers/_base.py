@@ -28,12 +28,14 @@ class Slot(NamedTuple):
         rowwise: one scalar per row (slice of a core) instead of one per entry.
         init: initial value.
         rows: number of rows of the array; None for that of the core or table.
+        stepped: whether steps of rows change it; otherwise `Optimizer.change_all` alone does.
     """
 
     name: str
     rowwise: bool
     init: float
     rows: int | None = None
+    stepped: bool = True
 
 
 class Optimizer(abc.ABC):
@@ -106,6 +108,20 @@ class Optimizer(abc.ABC):
         self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
     ) -> tuple[jax.Array, Slots]:
         """One step on ``rows[R, W]`` with ``grads[R, W]``; slots are ``[R, W]`` or ``[R]``."""
+
+    def changes_all(self, step: jax.Array) -> jax.Array | None:
+        """Whether `change_all` follows the step after which the table has taken ``step`` steps; None for never."""
+        del step
+        return None
+
+    def change_all(self, rows: jax.Array, slots: Slots, step: jax.Array) -> tuple[jax.Array, Slots]:
+        """What happens to all ``rows[R, W]`` of a table and to all slots between two steps."""
+        del step
+        return rows, slots
+
+    def check_width(self, width: int | None) -> None:
+        """Raises unless the rule is one for rows of this width; None stands for the slices of a tensor train."""
+        del width
 
 
 def at_step(value: Scalar, step: jax.Array) -> jax.Array:

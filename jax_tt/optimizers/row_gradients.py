@@ -125,10 +125,14 @@ class RowGradients(Optimizer):
     def update_rows(
         self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array
     ) -> tuple[jax.Array, Slots]:
-        raise TypeError(
-            "optimizer: got RowGradients; it is for dense tables. The gradients of a tensor train are as large as its "
-            "cores: build the table without an optimizer to get them."
-        )
+        raise TypeError("optimizer: got RowGradients; it has no step, and is for a DenseTable.")
+
+    def check_width(self, width: int | None) -> None:
+        if width is None:
+            raise TypeError(
+                "optimizer: got RowGradients; it is for dense tables. The gradients of a tensor train are as large as "
+                "its cores: build the table without an optimizer to get them."
+            )
 
 
 def _resized(array: jax.Array, rows: int, fill: float) -> jax.Array:

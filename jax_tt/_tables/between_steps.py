@@ -1,0 +1,48 @@
+"""What some rules do to all rows of a table between two steps."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from jax_tt._dtypes import accumulator
+
+if TYPE_CHECKING:
+    from jax_tt._tables.table import State, Table
+
+
+def changed_between_steps(
+    table: Table, old: State, stepped: dict[str, Any], applied: jax.Array
+) -> dict[str, Any]:
+    """Parameters and slots after a step and what follows it.
+
+    Args:
+        table: the fused table.
+        old: its state before the step.
+        stepped: the parameters and the slots that the step of rows has changed.
+        applied: 1 if the step was applied, else 0.
+    """
+    assert table.update is not None
+    rule = table.update.optimizer
+    rest = {name: old[name] for names in table.slot_names for name in names if name not in stepped}
+    state = {**stepped, **rest}
+    step = old["step"] + applied
+    due = rule.changes_all(step)
+    if due is None:
+        return state
+
+    def changed(state: dict[str, Any]) -> dict[str, Any]:
+        new = {}
+        slots = zip(table.param_names, table.slot_names, table.slots(state), strict=True)
+        for name, slot_names, own in slots:
+            param = state[name]
+            rows = param.reshape(param.shape[0], math.prod(param.shape[1:]))
+            rows, own = rule.change_all(rows.astype(accumulator(param.dtype)), own, step)
+            new[name] = rows.reshape(param.shape).astype(param.dtype)
+            new |= zip(slot_names, own, strict=True)
+        return new
+
+    # Both branches work in place: a table is not copied in steps in which nothing is due.
+    return jax.lax.cond(due & (applied != 0), changed, dict, state)

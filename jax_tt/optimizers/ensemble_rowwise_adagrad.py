@@ -1,0 +1,80 @@
+"""Row-wise Adagrad whose rows are replaced by their averages now and then."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._arguments import as_positive
+from jax_tt.optimizers._base import Slot, Slots, check_number
+from jax_tt.optimizers._periods import every, refuse_slices
+from jax_tt.optimizers.rowwise_adagrad import RowWiseAdagrad
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleRowWiseAdagrad(RowWiseAdagrad):
+    """`RowWiseAdagrad` with an average of the table that replaces it now and then.
+
+    The average ``a``, one more slot, starts at 0. Let ``t`` count the steps from 1. Before every step whose ``t`` is a
+    multiple of ``average_every``, ``a = decay * a + (1 - decay) * w`` for all rows, with a ``decay`` of 0 up to
+    ``t = start``. Before every step whose ``t`` is a multiple of ``swap_every``, then ``w = a`` for all rows. With
+    ``restart``, the former steps set ``a`` to 0 after that. This is done at the end of the preceding step, and so not
+    before the first step. It is ``ENSEMBLE_ROWWISE_ADAGRAD`` of FBGEMM's table-batched embedding.
+
+    Such a step reads and writes the whole table; all others do not touch the average. It is for dense tables.
+
+    Args:
+        learning_rate, eps, initial_accumulator_value, weight_decay, weight_decay_mode, max_norm: as in
+            `RowWiseAdagrad`.
+        average_every, swap_every: steps between averages and between replacements.
+        start: the last ``t`` with a ``decay`` of 0.
+        decay: factor of the average.
+        restart: whether the average begins anew each time.
+
+    >>> import jax_tt
+    >>> rule = jax_tt.optimizers.EnsembleRowWiseAdagrad(0.1, average_every=100, swap_every=1000)
+    >>> [slot.name for slot in rule.slots]
+    ['average', 'sum']
+    """
+
+    average_every: int = 10_000
+    swap_every: int = 10_000
+    start: int = 0
+    decay: float = 0.6
+    restart: bool = False
+    static: ClassVar[frozenset[str]] = RowWiseAdagrad.static | {
+        "average_every",
+        "swap_every",
+        "start",
+        "decay",
+        "restart",
+    }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        as_positive("average_every", self.average_every)
+        as_positive("swap_every", self.swap_every)
+        check_number("start", self.start, 0.0)
+        check_number("decay", self.decay, 0.0)
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        return (Slot("average", False, 0.0, stepped=False), *super().slots)
+
+    def changes_all(self, step: jax.Array) -> jax.Array:
+        return every(self.average_every, step) | every(self.swap_every, step)
+
+    def change_all(self, rows: jax.Array, slots: Slots, step: jax.Array) -> tuple[jax.Array, Slots]:
+        average, total = slots
+        decay = jnp.where(step + 1 <= self.start, 0.0, self.decay).astype(rows.dtype)
+        due = every(self.average_every, step)
+        wide = average.astype(rows.dtype)
+        new = jnp.where(due, wide + (1 - decay) * (rows - wide), wide)
+        rows = jnp.where(every(self.swap_every, step), new, rows)
+        if self.restart:
+            new = jnp.where(due, 0, new)
+        return rows, (new.astype(average.dtype), total)
+
+    def check_width(self, width: int | None) -> None:
+        refuse_slices(self, width)

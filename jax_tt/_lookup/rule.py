@@ -22,6 +22,7 @@ from jax_tt._lookup import _groups
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh, sums_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
+from jax_tt._lookup._read_scale import read_scales, scaled_reads
 from jax_tt._lookup._reverse_only import first_order, reverse_only
 from jax_tt._lookup._shared import Shared, is_shared, shared_places
 from jax_tt._lookup._vma import sum_gradients, vary_over, varying_axes
@@ -115,15 +116,17 @@ def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any
 @jax.custom_vjp
 def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> Any:
     calls = calls if shared is None else _with_scalars(calls, shared)
-    return _groups.forward(calls, wide)[0]
+    return _groups.forward(scaled_reads(calls, read_scales(calls)), wide)[0]
 
 
 def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tuple[Any, Any]:
     wanted = tuple(_wanted(call, shared) for call in calls)
     calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
     reading = calls if shared is None else _with_scalars(calls, shared)
-    sums, residuals = first_order(_groups.forward, _asking(reading, wanted), wide)
-    return sums, (calls, shared, residuals, wanted, wide)
+    scales = read_scales(reading)
+    reading = scaled_reads(_asking(reading, wanted), scales)
+    sums, residuals = first_order(_groups.forward, reading, wide)
+    return sums, (calls, shared, residuals, wanted, wide, scales)
 
 
 def _bwd(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, None]:
@@ -136,7 +139,7 @@ def _bwd(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, None]:
 
 
 def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
-    calls, shared, residuals, wanted, wide = saved
+    calls, shared, residuals, wanted, wide, scales = saved
     if gs is None:
         gs, wide = [None] * len(calls), None
     reading = calls if shared is None else _with_scalars(calls, shared)
@@ -152,6 +155,8 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
             # The flag `used` says that all tables are overwritten, so this one with its old values.
             new = {name: state[name] for name in wanted[k].names}
         if dweights is not None:
+            if (scale := scales[k]) is not None:
+                dweights = dweights * scale.astype(dweights.dtype)
             dweights = dweights.astype(batch.weights.dtype)
         of_batch = dataclasses.replace(batch, ids=None, offsets=None, weights=dweights, slots=None)
         cotangents.append(Call(use, {name: new.get(name) for name in state}, of_batch, None))

@@ -17,6 +17,9 @@ from jax_tt.optimizers.ensemble_rowwise_adagrad import (
     EnsembleRowWiseAdagrad as EnsembleRowWiseAdagrad,
 )
 from jax_tt.optimizers.ftrl import FTRL as FTRL
+from jax_tt.optimizers.global_decay_rowwise_adagrad import (
+    GlobalDecayRowWiseAdagrad as GlobalDecayRowWiseAdagrad,
+)
 from jax_tt.optimizers.lamb import LAMB as LAMB
 from jax_tt.optimizers.lars_sgd import LARSSGD as LARSSGD
 from jax_tt.optimizers.partial_rowwise_adam import PartialRowWiseAdam as PartialRowWiseAdam
@@ -44,5 +47,6 @@ RULES: dict[int, type[Optimizer]] = {
         AdagradMomentum,
         CounterRowWiseAdagrad,
         CowClip,
+        GlobalDecayRowWiseAdagrad,
     )
 }

@@ -48,11 +48,13 @@ class Optimizer(abc.ABC):
         native_kind: number of the rule in the native operations.
         initial: fields that are used only to create new slots.
         static: fields that choose a formula, and so belong to the compiled program.
+        scales_reads: whether lookups in training return rows times `read_scale`. Only for dense tables.
     """
 
     native_kind: ClassVar[int]
     initial: ClassVar[frozenset[str]] = frozenset()
     static: ClassVar[frozenset[str]] = frozenset()
+    scales_reads: ClassVar[bool] = False
 
     @property
     def kind(self) -> int | None:
@@ -118,6 +120,11 @@ class Optimizer(abc.ABC):
         """What happens to all ``rows[R, W]`` of a table and to all slots between two steps."""
         del step
         return rows, slots
+
+    def read_scale(self, slots: Slots, hyper: jax.Array) -> jax.Array:
+        """What lookups in training multiply rows with ``slots`` by, ``[R]``, if the rule `scales_reads`."""
+        del hyper
+        return jnp.ones_like(slots[0])
 
     def check_width(self, width: int | None) -> None:
         """Raises unless the rule is one for rows of this width; None stands for the slices of a tensor train."""

@@ -21,6 +21,7 @@
 #include "ffi/core/optimizers/cow_clip.h"
 #include "ffi/core/optimizers/decayed_adam.h"
 #include "ffi/core/optimizers/ftrl.h"
+#include "ffi/core/optimizers/global_decay_rowwise_adagrad.h"
 #include "ffi/core/optimizers/lamb.h"
 #include "ffi/core/optimizers/lars_sgd.h"
 #include "ffi/core/optimizers/partial_rowwise_adam.h"
@@ -51,7 +52,8 @@ namespace jax_tt {
   each(Ftrl) \
   each(AdagradMomentum) \
   each(CounterRowWiseAdagrad) \
-  each(CowClip)
+  each(CowClip) \
+  each(GlobalDecayRowWiseAdagrad)
 // clang-format on
 
 constexpr int kMaxSlots = 3;

@@ -1,0 +1,53 @@
+"""Rows that a lookup multiplies by factors of their own, as some rules have it.
+
+The factors become weights of the forward pass alone: the gradients of such a table are those with respect to the rows
+that the lookup returned.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+from jax_tt._dtypes import accumulator
+from jax_tt._lookup._groups import Call
+from jax_tt._lookup._ids import digits_in_range
+
+Scales = list[jax.Array | None]
+
+
+def read_scales(calls: Sequence[Call]) -> Scales:
+    """The factor of every position ``[S, cap]`` of each call, None where the rows are read as they are."""
+    return [_scale(call) for call in calls]
+
+
+def scaled_reads(calls: Sequence[Call], scales: Scales) -> Sequence[Call]:
+    """The calls with these factors in their weights."""
+    return [
+        call if scale is None else _weighted(call, scale)
+        for call, scale in zip(calls, scales, strict=True)
+    ]
+
+
+def _scale(call: Call) -> jax.Array | None:
+    table = call.use.table
+    if table.update is None or not call.use.lookup.train:
+        return None
+    rule = table.update.optimizer
+    if not rule.scales_reads:
+        return None
+    ((ids,), _), (slots,) = digits_in_range(table, call.batch), table.slots(call.state)
+    of_ids = (
+        slot.at[ids.reshape(-1)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        for slot in slots
+    )
+    return rule.read_scale(tuple(of_ids), call.values["hyper"]).reshape(ids.shape)
+
+
+def _weighted(call: Call, scale: jax.Array) -> Call:
+    weights = scale.astype(accumulator(call.use.table.storage(call.state)))
+    if call.batch.weights is not None:
+        weights = weights * call.batch.weights.astype(weights.dtype)
+    return call._replace(batch=dataclasses.replace(call.batch, weights=weights))

@@ -33,13 +33,14 @@ def dense_table(
     optimizer: Optimizer | None = None,
     skip_nonfinite: bool = False,
     stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
     name: str | None = None,
 ) -> Table:
     """The description of a dense table, e.g. for a `Collection`, from the arguments of `EmbedBag`.
 
     Args:
-        num_embeddings, features, param_dtype, embedding_init, optimizer, skip_nonfinite, stochastic_rounding, name: as
-            in `EmbedBag`.
+        num_embeddings, features, param_dtype, embedding_init, optimizer, skip_nonfinite, stochastic_rounding,
+            max_gradient, name: as in `EmbedBag`.
 
     Returns:
         `DenseTable`.
@@ -52,7 +53,7 @@ def dense_table(
     >>> table.trained_names
     ('embedding', 'slot_sum_0', 'step', 'sentinel', 'used')
     """
-    update = _update(optimizer, skip_nonfinite, stochastic_rounding)
+    update = _update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
     return DenseTable(
         num_embeddings, features, param_dtype, update, name, embedding_init=embedding_init
     )
@@ -72,13 +73,14 @@ def tt_table(
     id_order: IdOrder | None = None,
     skip_nonfinite: bool = False,
     stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
     name: str | None = None,
 ) -> Table:
     """The description of a tensor-train table, e.g. for a `Collection`, from the arguments of `TTEmbedBag`.
 
     Args:
         num_embeddings, features, tt_ranks, row_factors, col_factors, param_dtype, core_init, optimizer, cache,
-            id_order, skip_nonfinite, stochastic_rounding, name: as in `TTEmbedBag`.
+            id_order, skip_nonfinite, stochastic_rounding, max_gradient, name: as in `TTEmbedBag`.
 
     Returns:
         `TTTable`, inside of a `RowCachedTable` and an `OrderedTable` if it has a cache or an order.
@@ -97,7 +99,7 @@ def tt_table(
         id_order,
         param_dtype=param_dtype,
         core_init=core_init,
-        update=_update(optimizer, skip_nonfinite, stochastic_rounding),
+        update=_update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient),
         name=name,
     )
 
@@ -182,16 +184,24 @@ def described_tt(
 
 
 def described_update(
-    optimizer: Optimizer | None, skip_nonfinite: bool, stochastic_rounding: bool
+    optimizer: Optimizer | None,
+    skip_nonfinite: bool,
+    stochastic_rounding: bool,
+    max_gradient: float | None,
 ) -> Update | None:
     """The update of a layer, whose optimizer is static."""
-    update = _update(optimizer, skip_nonfinite, stochastic_rounding)
+    update = _update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
     if update is not None:
         check_static("optimizer", update.optimizer)
     return update
 
 
 def _update(
-    optimizer: Optimizer | None, skip_nonfinite: bool, stochastic_rounding: bool
+    optimizer: Optimizer | None,
+    skip_nonfinite: bool,
+    stochastic_rounding: bool,
+    max_gradient: float | None,
 ) -> Update | None:
-    return None if optimizer is None else Update(optimizer, skip_nonfinite, stochastic_rounding)
+    if optimizer is None:
+        return None
+    return Update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)

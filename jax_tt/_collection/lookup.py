@@ -20,9 +20,10 @@ from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh
 from jax_tt._lookup._inputs import bag_batch
+from jax_tt._lookup._limit import limited_columns
 from jax_tt._lookup._shared import Shared
 from jax_tt._lookup.rule import pooled_sums, prepared
-from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
+from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs, Update
 from jax_tt._tables.table import Table
 
 LAYOUTS = ("features", *WIDE)
@@ -130,15 +131,25 @@ def embed(
     at_once = layout in WIDE and alike and explicit_mesh(calls) is None
     if at_once and (wide := wide_of(collection, requests)):
         array = pooled_sums(calls, wide, shared).astype(next(iter(dtypes.values())))
+        array = limited_columns(array, [_limit(collection, name, inputs) for name in requests])
         return WIDE[layout].of_wide(array, len(requests)), after
     sums = dict(zip(after, pooled_sums(calls, None, shared), strict=True))
     rows: dict[str, jax.Array] = {}
     for name, features in collection.features_of.items():
         parts = separated(sums[name], [requests[feature].summed for feature in features])
         for feature, part in zip(features, parts, strict=True):
-            rows[feature] = requests[feature].result(part, dtypes[name])
+            result = requests[feature].result(part, dtypes[name])
+            rows[feature] = limited_columns(result, [_limit(collection, feature, inputs)])
     rows = {name: rows[name] for name in collection.features}
     return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
+
+
+def _limit(
+    collection: Collection, feature: str, inputs: Mapping[str, StepInputs]
+) -> tuple[Update | None, Any, int]:
+    """What `limited_columns` needs of a feature."""
+    table = collection.for_features[feature]
+    return table.update, inputs[collection.features[feature].table].grad_scale, table.features
 
 
 def _batch_of(table: Table, storage: Any, requests: Mapping[str, Request], batch: Any) -> Batch:

@@ -30,11 +30,14 @@ class DenseLayer(DenseFromPretrained, TableModule):
     optimizer: Optimizer | None = None
     skip_nonfinite: bool = False
     stochastic_rounding: bool = True
+    max_gradient: float | None = None
     axis_name: Any = None
     method: str = "auto"
 
     def _describe(self) -> tuple[Table, Lookup]:
-        update = described_update(self.optimizer, self.skip_nonfinite, self.stochastic_rounding)
+        update = described_update(
+            self.optimizer, self.skip_nonfinite, self.stochastic_rounding, self.max_gradient
+        )
         table = DenseTable(
             self.num_embeddings,
             self.features,
@@ -62,8 +65,8 @@ class EmbedBag(DenseLayer, EmbedBagModule):
         num_embeddings: number of rows, N.
         features: number of columns, D.
         combiner: ``"sum"``, ``"mean"``, ``"mean_count"``, ``"sqrtn"`` or ``"max"``, as in `TTEmbedBag`.
-        bounds, dtype, param_dtype, optimizer, skip_nonfinite, stochastic_rounding, axis_name,
-            method: as in `TTEmbed`.
+        bounds, dtype, param_dtype, optimizer, skip_nonfinite, stochastic_rounding,
+            max_gradient, axis_name, method: as in `TTEmbed`.
         embedding_init: initialiser ``(key, shape, dtype) -> table`` (default: that of
             ``nn.Embed``); may be boxed, e.g. by ``nn.with_partitioning``, and slots of the same
             shape are boxed like it.
@@ -95,8 +98,8 @@ class Embed(DenseLayer, EmbedModule):
     Attributes:
         num_embeddings: number of rows, N.
         features: number of columns, D.
-        bounds, dtype, param_dtype, optimizer, skip_nonfinite, stochastic_rounding, axis_name,
-            method, promote_dtype: as in `TTEmbed`.
+        bounds, dtype, param_dtype, optimizer, skip_nonfinite, stochastic_rounding,
+            max_gradient, axis_name, method, promote_dtype: as in `TTEmbed`.
         embedding_init: as in `EmbedBag`.
 
     Raises:

@@ -39,12 +39,15 @@ class TTLayer(TTFromPretrained, TableModule):
     id_order: IdOrder | None = None
     skip_nonfinite: bool = False
     stochastic_rounding: bool = True
+    max_gradient: float | None = None
     axis_name: Any = None
     method: str = "auto"
     precision: jax.lax.PrecisionLike = None
 
     def _describe(self) -> tuple[Table, Lookup]:
-        update = described_update(self.optimizer, self.skip_nonfinite, self.stochastic_rounding)
+        update = described_update(
+            self.optimizer, self.skip_nonfinite, self.stochastic_rounding, self.max_gradient
+        )
         table = described_tt(
             self._shape(),
             self.cache,
@@ -86,7 +89,7 @@ class TTEmbed(TTLayer, EmbedModule):
 
     Attributes:
         num_embeddings, features, tt_ranks, row_factors, col_factors, dtype, param_dtype, skip_nonfinite,
-            stochastic_rounding, axis_name, method, precision: as in `jax_tt.TTEmbed`.
+            stochastic_rounding, max_gradient, axis_name, method, precision: as in `jax_tt.TTEmbed`.
         bounds: treatment of ids outside ``[0, N)``.  ``"warn"`` reads zeros and trains nothing; such
             ids are reported once, as an `OutOfRangeWarning`, and counted by ``apply`` if the
             collection ``out_of_range`` is mutable.  ``"zero"`` does the same silently, and
@@ -135,7 +138,7 @@ class TTEmbedBag(TTLayer, EmbedBagModule):
     Attributes:
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
             core_init, core_partitioning, optimizer, cache, id_order, skip_nonfinite,
-            stochastic_rounding, axis_name, method, precision: as in `TTEmbed`.
+            stochastic_rounding, max_gradient, axis_name, method, precision: as in `TTEmbed`.
         combiner: ``"sum"``, ``"mean"``, ``"mean_count"``, ``"sqrtn"`` or ``"max"``, as in `jax_tt.TTEmbedBag`.
 
     Raises:

@@ -243,7 +243,7 @@ def _hoisted(tables: Any) -> tuple[Any, dict[str, dict[str, nnx.Variable[Any]]]]
         old = table.update
         if old is not None:
             update, variables[name] = hoisted_update(
-                old.optimizer, old.skip_nonfinite, old.stochastic_rounding
+                old.optimizer, old.skip_nonfinite, old.stochastic_rounding, old.max_gradient
             )
             static[name] = table.with_update(update)
     return static, variables

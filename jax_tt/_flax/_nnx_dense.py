@@ -35,13 +35,16 @@ class DenseLayer(DenseFromPretrained, TableModule):
         optimizer: Optimizer | None = None,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = True,
+        max_gradient: float | None = None,
         axis_name: Any = None,
         method: str = "auto",
         name: str | None = None,
         rngs: nnx.Rngs,
         embedding_metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
+        update, variables = hoisted_update(
+            optimizer, skip_nonfinite, stochastic_rounding, max_gradient
+        )
         table = DenseTable(
             num_embeddings, features, param_dtype, update, name, embedding_init=embedding_init
         )
@@ -65,8 +68,8 @@ class EmbedBag(DenseLayer, TableEmbedBag):
         num_embeddings: number of rows, N.
         features: number of columns, D.
         combiner: ``"sum"``, ``"mean"``, ``"mean_count"``, ``"sqrtn"`` or ``"max"``, as in `TTEmbedBag`.
-        bounds, dtype, param_dtype, optimizer, skip_nonfinite, stochastic_rounding, axis_name,
-            method, name, rngs: as in `TTEmbed`.
+        bounds, dtype, param_dtype, optimizer, skip_nonfinite, stochastic_rounding,
+            max_gradient, axis_name, method, name, rngs: as in `TTEmbed`.
         embedding_init: initialiser ``(key, shape, dtype) -> table`` (default: that of
             ``nnx.Embed``); may be wrapped in ``nnx.with_partitioning``.
         embedding_metadata: metadata for the table's variable, and for slots of its shape.
@@ -99,8 +102,8 @@ class Embed(DenseLayer, TableEmbed):
     Args:
         num_embeddings: number of rows, N.
         features: number of columns, D.
-        bounds, dtype, param_dtype, promote_dtype, optimizer, skip_nonfinite, stochastic_rounding, axis_name,
-            method, name, rngs: as in `TTEmbed`.
+        bounds, dtype, param_dtype, promote_dtype, optimizer, skip_nonfinite, stochastic_rounding,
+            max_gradient, axis_name, method, name, rngs: as in `TTEmbed`.
         embedding_init: initialiser ``(key, shape, dtype) -> table`` (default: that of
             ``nnx.Embed``); may be wrapped in ``nnx.with_partitioning``.
         embedding_metadata: metadata for the table's variable, and for slots of its shape.

@@ -139,7 +139,9 @@ class TableModule(nnx.Module):
                 f"optimizer: {self.table.label}has no optimizer state; build the layer with optimizer={optimizer!r}."
             )
         old = self.table.update
-        update = described_update(optimizer, old.skip_nonfinite, old.stochastic_rounding)
+        update = described_update(
+            optimizer, old.skip_nonfinite, old.stochastic_rounding, old.max_gradient
+        )
         self.table = self.table.with_update(update)
 
     bounds = _LookupOption()
@@ -149,6 +151,7 @@ class TableModule(nnx.Module):
     combiner = _LookupOption()
     skip_nonfinite = _UpdateOption()
     stochastic_rounding = _UpdateOption()
+    max_gradient = _UpdateOption()
 
     @property
     def dtype(self) -> Any:
@@ -339,7 +342,10 @@ def variable_type(table: Table, name: str) -> type[nnx.Variable[Any]]:
 
 
 def hoisted_update(
-    optimizer: Any, skip_nonfinite: bool, stochastic_rounding: bool
+    optimizer: Any,
+    skip_nonfinite: bool,
+    stochastic_rounding: bool,
+    max_gradient: float | None,
 ) -> tuple[Update | None, dict[str, nnx.Variable[Any]]]:
     """The update of a layer, and the variables that were fields of its optimizer, by name."""
     if optimizer is None:
@@ -354,4 +360,4 @@ def hoisted_update(
         if isinstance(variable.get_value(), int | float):
             variable.set_value(jnp.asarray(variable.get_value(), jnp.float32))
         as_scalar(name, variable.get_value())
-    return described_update(rule, skip_nonfinite, stochastic_rounding), found
+    return described_update(rule, skip_nonfinite, stochastic_rounding, max_gradient), found

@@ -44,13 +44,16 @@ class TTLayer(TTFromPretrained, ChangingModule):
         id_order: IdOrder | None = None,
         skip_nonfinite: bool = False,
         stochastic_rounding: bool = True,
+        max_gradient: float | None = None,
         axis_name: Any = None,
         method: str = "auto",
         name: str | None = None,
         rngs: nnx.Rngs,
         core_metadata: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        update, variables = hoisted_update(optimizer, skip_nonfinite, stochastic_rounding)
+        update, variables = hoisted_update(
+            optimizer, skip_nonfinite, stochastic_rounding, max_gradient
+        )
         table = described_tt(
             table_shape(num_embeddings, features, tt_ranks, row_factors, col_factors),
             cache,
@@ -116,6 +119,8 @@ class TTEmbed(TTLayer, TableEmbed):
             the variable `IdOrderState`, 2 to 4 bytes per id.
         skip_nonfinite: fused only; a step whose gradient is not finite leaves the table unchanged.
         stochastic_rounding: fused 16-bit cores only; round updates stochastically.
+        max_gradient: fused only; limit of the absolute value of every element of the gradient of what the
+            layer returns, as in `Update`.
         axis_name: mesh axes to sum the table's gradients over, inside a ``shard_map`` with
             ``check_vma=False``.
         method: ``"auto"``, ``"reference"`` (pure JAX) or ``"ffi"`` (native).
@@ -145,8 +150,8 @@ class TTEmbedBag(TTLayer, TableEmbedBag):
 
     Args:
         num_embeddings, features, tt_ranks, row_factors, col_factors, bounds, dtype, param_dtype,
-            precision, core_init, optimizer, cache, id_order, skip_nonfinite, stochastic_rounding, axis_name,
-            method, name, rngs, core_metadata: as in `TTEmbed`.
+            precision, core_init, optimizer, cache, id_order, skip_nonfinite, stochastic_rounding,
+            max_gradient, axis_name, method, name, rngs, core_metadata: as in `TTEmbed`.
         combiner: ``"sum"``; ``"mean"`` divides by the number of ids, or the sum of their weights;
             ``"sqrtn"`` by the root of the number, or of the sum of squared weights; ``"mean_count"``
             always by the number of ids; ``"max"`` is the maximum of each column and takes no weights.

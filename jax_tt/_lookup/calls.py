@@ -10,6 +10,7 @@ from jax_tt._dtypes import accumulator
 from jax_tt._lookup._combine import batch_to_sum, combine
 from jax_tt._lookup._explicit import reshape_rows
 from jax_tt._lookup._inputs import bag_batch, lookup_batch
+from jax_tt._lookup._limit import limited
 from jax_tt._lookup.rule import pooled_sums, prepared
 from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs
 from jax_tt._tables.table import State, Table
@@ -43,7 +44,8 @@ def lookup_rows(
     call, state = prepared(table, state, batch, lookup, inputs)
     (sums,) = pooled_sums((call,))
     result_type = lookup.dtype or table.storage(state)
-    return reshape_rows(sums, (*shape, table.features)).astype(result_type), state
+    rows = reshape_rows(sums, (*shape, table.features)).astype(result_type)
+    return limited(rows, table.update, inputs.grad_scale), state
 
 
 def pooled_rows(
@@ -73,4 +75,5 @@ def pooled_rows(
     call, state = prepared(table, state, summed, lookup, inputs)
     (sums,) = pooled_sums((call,))
     result = combine(lookup, table, batch, sums)
-    return result.reshape(count, table.features).astype(lookup.dtype or storage), state
+    rows = result.reshape(count, table.features).astype(lookup.dtype or storage)
+    return limited(rows, table.update, inputs.grad_scale), state

@@ -28,6 +28,7 @@ def fused_tt_embed_bag(
     grad_scale: Any = None,
     skip_nonfinite: bool = False,
     stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
     """`tt_embed_bag` with its optimizer step fused into the backward pass.
@@ -47,6 +48,7 @@ def fused_tt_embed_bag(
         grad_scale: loss scale that the gradients are divided by inside the op.
         skip_nonfinite: leave table, slots and step unchanged if any summed gradient is not finite.
         stochastic_rounding: round 16-bit storage stochastically instead of to nearest.
+        max_gradient: limit of the absolute value of every element of the gradient of the result, as in `Update`.
         key: typed key of the rounding; default a fixed one. The step is folded in.
 
     Returns:
@@ -68,7 +70,9 @@ def fused_tt_embed_bag(
     (1.0, 1.0)
     """
     lookup = Lookup(combiner, bounds, dtype, precision, method, axis_name)
-    update, inputs = fused_update(optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding)
+    update, inputs = fused_update(
+        optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding, max_gradient
+    )
     described, state = tt_fused(table, update, num_embeddings, name)
     return pooled_rows(described, state, bags, lookup, inputs)[0]
 
@@ -88,6 +92,7 @@ def fused_tt_lookup(
     grad_scale: Any = None,
     skip_nonfinite: bool = False,
     stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
     """`tt_lookup` with its optimizer step fused into the backward pass.
@@ -96,7 +101,7 @@ def fused_tt_lookup(
         table: `FusedTable`, from `init_fused_table`.
         ids: integers of any shape, or `SplitIds`.
         optimizer, num_embeddings, bounds, dtype, method, axis_name, name, precision, grad_scale, skip_nonfinite,
-            stochastic_rounding, key: as in `fused_tt_embed_bag`.
+            stochastic_rounding, max_gradient, key: as in `fused_tt_embed_bag`.
 
     Returns:
         ``[*ids.shape, D]``; the cotangent of ``table`` is the new table.
@@ -110,7 +115,9 @@ def fused_tt_lookup(
     (2, 8)
     """
     lookup = Lookup("sum", bounds, dtype, precision, method, axis_name)
-    update, inputs = fused_update(optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding)
+    update, inputs = fused_update(
+        optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding, max_gradient
+    )
     described, state = tt_fused(table, update, num_embeddings, name)
     return lookup_rows(described, state, ids, lookup, inputs)[0]
 
@@ -129,6 +136,7 @@ def fused_embed_bag(
     grad_scale: Any = None,
     skip_nonfinite: bool = False,
     stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
     key: jax.Array | None = None,
 ) -> jax.Array:
     """`embed_bag` with its optimizer step fused into the backward pass: only touched rows are read and written.
@@ -137,7 +145,7 @@ def fused_embed_bag(
         table: `FusedTable` of one dense table ``[N, D]``, from `init_fused_table`.
         bags: `Bags`, or integer ids ``[B, L]`` with one bag per row.
         optimizer, combiner, bounds, dtype, method, axis_name, name, grad_scale, skip_nonfinite,
-            stochastic_rounding, key: as in `fused_tt_embed_bag`.
+            stochastic_rounding, max_gradient, key: as in `fused_tt_embed_bag`.
 
     Returns:
         ``[B, D]``; the cotangent of ``table`` is the new table.
@@ -152,6 +160,8 @@ def fused_embed_bag(
     [0.0, -1.0, 0.0, -0.5]
     """
     lookup = Lookup(combiner, bounds, dtype, None, method, axis_name)
-    update, inputs = fused_update(optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding)
+    update, inputs = fused_update(
+        optimizer, grad_scale, key, skip_nonfinite, stochastic_rounding, max_gradient
+    )
     described, state = dense_fused(table, update, name)
     return pooled_rows(described, state, bags, lookup, inputs)[0]

@@ -49,7 +49,9 @@ def fused_update(
     key: Any = None,
     skip_nonfinite: bool = False,
     stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
 ) -> tuple[Update, StepInputs]:
     """The static description and the arrays of an update, from the options of the functional ops."""
     rule, values = hoisted(optimizer)
-    return Update(rule, skip_nonfinite, stochastic_rounding), StepInputs(grad_scale, key, values)
+    update = Update(rule, skip_nonfinite, stochastic_rounding, max_gradient)
+    return update, StepInputs(grad_scale, key, values)

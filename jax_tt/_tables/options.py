@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -81,6 +82,9 @@ class Update:
         optimizer: one of `jax_tt.optimizers`.
         skip_nonfinite: leave the table unchanged if any summed gradient is not finite.
         stochastic_rounding: round 16-bit parameters stochastically instead of to nearest.
+        max_gradient: limit of the absolute value of every element of the gradient of the looked-up rows, before these
+            gradients are weighted, pooled and summed by row; None for no limit. Loss scales are divided out first. With
+            ``skip_nonfinite``, elements that are not finite are not limited.
         shared: whether the step, the sentinel and the flag `used` are those of a collection, and not in the state of
             the table. `Collection` sets it.
 
@@ -93,12 +97,15 @@ class Update:
     optimizer: Optimizer
     skip_nonfinite: bool = False
     stochastic_rounding: bool = True
+    max_gradient: float | None = None
     shared: bool = False
 
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer)
         for name in ("skip_nonfinite", "stochastic_rounding", "shared"):
             object.__setattr__(self, name, bool(getattr(self, name)))
+        if self.max_gradient is not None:
+            object.__setattr__(self, "max_gradient", _as_limit(self.max_gradient))
 
     @property
     def is_native(self) -> bool:
@@ -108,6 +115,16 @@ class Update:
     def rounds_stochastically(self, storage: Any) -> bool:
         """Whether parameters of type ``storage`` are rounded stochastically."""
         return self.stochastic_rounding and jnp.dtype(storage).itemsize == 2
+
+
+def _as_limit(value: Any) -> float:
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not float(value) > 0:
+        raise ValueError(
+            f"max_gradient: got {value!r}; expected a positive number, or None for no limit. It is part of the "
+            "program, and cannot be an array."
+        )
+    return float(value)
 
 
 class StepInputs(NamedTuple):

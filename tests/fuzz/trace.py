@@ -20,11 +20,22 @@ from tests.helpers import SHAPES
 
 SHAPE = SHAPES["d3"]
 N, D = SHAPE.num_embeddings, SHAPE.features
+
+
+def plain_sgd(
+    rows: jax.Array, gradients: jax.Array, slots: dict[str, jax.Array], step: jax.Array
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The rule of `optimizers.Custom` below."""
+    del step
+    return rows - 0.1 * gradients, slots
+
+
 RULES = (
     optimizers.SGD(0.1),
     optimizers.Adagrad(0.1),
     optimizers.RowWiseAdagrad(0.1),
     optimizers.Adam(0.1),
+    optimizers.Custom(plain_sgd),
 )
 
 

@@ -11,6 +11,7 @@ from tests.peers.tbe import (
     CounterBasedRegularizationDefinition,
     CounterWeightDecayMode,
     CowClipDefinition,
+    EmainplaceModeDefinition,
     EmbOptimType,
     LearningRateMode,
     WeightDecayMode,
@@ -52,6 +53,17 @@ EPS = 0.05
 DECAY = 0.2
 ROWWISE = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "eps": EPS, "weight_decay": DECAY}
 SHARED = Tables(of_features=(0, 0, 1, 1, 2, 2))
+# Averages the rows before every third step.
+IN_PLACE = Rule(
+    optimizers.EMAInPlaceRowWiseAdagrad(RATE, EPS, average_every=3, start=5, rate=0.3),
+    {
+        "optimizer": EmbOptimType.EMAINPLACE_ROWWISE_ADAGRAD,
+        "eps": EPS,
+        "emainplace_mode": EmainplaceModeDefinition(step_ema=3, step_start=5, step_ema_coef=0.3),
+    },
+    SUM,
+    False,
+)
 RULES = {
     "sgd": Rule(optimizers.SGD(RATE), {"optimizer": EmbOptimType.EXACT_SGD}, {}, True),
     "adagrad": Rule(

@@ -8,7 +8,7 @@ import pytest
 from jax_tt import Lookup
 from tests.conftest import method_fixture
 from tests.peers.ours import Ours
-from tests.peers.rules import RULES, Rule
+from tests.peers.rules import IN_PLACE, RULES, Rule
 from tests.peers.tables import Batch, Tables, assert_close, batch_without_ids, random_batch
 from tests.peers.tbe import TBE, SparseType
 
@@ -44,6 +44,17 @@ def test_trajectories(name, weighted, method):
     for seed in range(20):
         batch = random_batch(rule.tables, seed, weighted=weighted)
         assert_same_step(rule, ours, theirs, batch)
+
+
+def test_averages_in_place(method):
+    """FBGEMM averages at the beginning of a step, and jax_tt at the end of the step before."""
+    ours, theirs = both(IN_PLACE, IN_PLACE.tables, method)
+    for t in range(1, 21):
+        batch = random_batch(IN_PLACE.tables, t)
+        (rows, _), (want, _) = ours.step(batch), theirs.step(batch)
+        assert_close(rows, want, IN_PLACE.rtol, IN_PLACE.atol)
+        if (t + 1) % 3 != 0:
+            assert_close(ours.values(), theirs.values(), IN_PLACE.rtol, IN_PLACE.atol)
 
 
 @pytest.mark.parametrize("combiner", ["mean", None])

@@ -18,32 +18,29 @@ from jax_tt._lookup._ids import digits_in_range
 Scales = list[jax.Array | None]
 
 
-def read_scales(calls: Sequence[Call]) -> Scales:
-    """The factor of every position ``[S, cap]`` of each call, None where the rows are read as they are."""
-    return [_scale(call) for call in calls]
+def scaled_reads(calls: Sequence[Call]) -> tuple[list[Call], Scales]:
+    """The calls with the factors in their weights, and the factor of every position ``[S, cap]`` of each call.
 
-
-def scaled_reads(calls: Sequence[Call], scales: Scales) -> Sequence[Call]:
-    """The calls with these factors in their weights."""
-    return [
-        call if scale is None else _weighted(call, scale)
-        for call, scale in zip(calls, scales, strict=True)
-    ]
+    A factor is None where the rows are read as they are.
+    """
+    reading: list[Call] = []
+    scales: Scales = []
+    for call in calls:
+        scales.append(_scale(call))
+        reading.append(call if scales[-1] is None else _weighted(call, scales[-1]))
+    return reading, scales
 
 
 def _scale(call: Call) -> jax.Array | None:
     table = call.use.table
-    if table.update is None or not call.use.lookup.train:
-        return None
-    rule = table.update.optimizer
-    if not rule.scales_reads:
+    if table.update is None or not (table.scales_reads and call.use.lookup.train):
         return None
     ((ids,), _), (slots,) = digits_in_range(table, call.batch), table.slots(call.state)
     of_ids = (
         slot.at[ids.reshape(-1)].get(mode="promise_in_bounds", wrap_negative_indices=False)
         for slot in slots
     )
-    return rule.read_scale(tuple(of_ids), call.values["hyper"]).reshape(ids.shape)
+    return table.update.optimizer.read_scale(tuple(of_ids), call.values["hyper"]).reshape(ids.shape)
 
 
 def _weighted(call: Call, scale: jax.Array) -> Call:

@@ -45,7 +45,9 @@ def lookup_rows(
     (sums,) = pooled_sums((call,))
     result_type = lookup.dtype or table.storage(state)
     rows = reshape_rows(sums, (*shape, table.features)).astype(result_type)
-    return limited(rows, table.update, inputs.grad_scale), state
+    if table.limits_gradients:
+        rows = limited(rows, table.update, inputs.grad_scale)
+    return rows, state
 
 
 def pooled_rows(
@@ -76,4 +78,6 @@ def pooled_rows(
     (sums,) = pooled_sums((call,))
     result = combine(lookup, table, batch, sums)
     rows = result.reshape(count, table.features).astype(lookup.dtype or storage)
-    return limited(rows, table.update, inputs.grad_scale), state
+    if table.limits_gradients:
+        rows = limited(rows, table.update, inputs.grad_scale)
+    return rows, state

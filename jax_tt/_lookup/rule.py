@@ -22,7 +22,7 @@ from jax_tt._lookup import _groups
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh, sums_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
-from jax_tt._lookup._read_scale import read_scales, scaled_reads
+from jax_tt._lookup._read_scale import scaled_reads
 from jax_tt._lookup._reverse_only import first_order, reverse_only
 from jax_tt._lookup._shared import Shared, is_shared, shared_places
 from jax_tt._lookup._vma import sum_gradients, vary_over, varying_axes
@@ -116,15 +116,16 @@ def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any
 @jax.custom_vjp
 def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> Any:
     calls = calls if shared is None else _with_scalars(calls, shared)
-    return _groups.forward(scaled_reads(calls, read_scales(calls)), wide)[0]
+    if any(call.use.table.scales_reads for call in calls):
+        calls, _ = scaled_reads(calls)
+    return _groups.forward(calls, wide)[0]
 
 
 def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tuple[Any, Any]:
     wanted = tuple(_wanted(call, shared) for call in calls)
     calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
     reading = calls if shared is None else _with_scalars(calls, shared)
-    scales = read_scales(reading)
-    reading = scaled_reads(_asking(reading, wanted), scales)
+    reading, scales = scaled_reads(_asking(reading, wanted))
     sums, residuals = first_order(_groups.forward, reading, wide)
     return sums, (calls, shared, residuals, wanted, wide, scales)
 

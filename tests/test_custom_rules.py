@@ -275,6 +275,21 @@ def test_in_a_collection_it_takes_the_steps_of_a_native_rule(layout):
             np.testing.assert_allclose(got[name][array], value, rtol=1e-5, atol=1e-6)
 
 
+def test_a_row_cache_is_stepped_as_by_a_native_rule():
+    ids = jnp.array([[1, 5], [5, 7]])
+    found = []
+    for rule in (PLAIN_SGD, SGD):
+        cache = jax_tt.RowCache(20, ways=4, refresh_every=1, gradients="rows")
+        layer = jax_tt.TTEmbedBag(60, 8, tt_ranks=3, optimizer=rule, cache=cache, rngs=nnx.Rngs(0))
+        opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
+        for shift in (0, 0, 1, 2):
+            opt.update(layer, nnx.grad(lambda m, ids: jnp.sum(jnp.sin(m(ids))))(layer, ids + shift))
+        found.append(layer.state())
+    assert np.any(f64(found[0]["cache_rows"]) != 0)
+    for name, value in found[1].items():
+        np.testing.assert_allclose(found[0][name], value, rtol=1e-5, atol=1e-6)
+
+
 def test_the_program_has_no_copy_of_the_table():
     collection, step = collection_step({"own": RULE, "native": SGD}, "features", donate=True)
     state = collection.init(jax.random.key(0))

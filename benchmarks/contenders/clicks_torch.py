@@ -4,6 +4,7 @@
 # The packages are optional: benchmarks.peers asks for them before this module is imported.
 
 import itertools
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ def compiled(work: Clicks) -> Call:
 
 class _Layers(nn.Module):
     """All of the model except its tables, which ends with the loss."""
+
+    pairs: torch.Tensor
 
     def __init__(self, work: Clicks):
         super().__init__()
@@ -52,7 +55,7 @@ def _mlp(widths: list[int]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def _training(work: Clicks, layers: nn.Module) -> Call:
+def _training(work: Clicks, layers: Any) -> Call:
     tables = fbgemm_tables.layer(work.sizes, work.features)
     optimizer = torch.optim.SGD(layers.parameters(), lr=MLP_LEARNING_RATE)
     offsets = torch.arange(work.samples * len(work.sizes) + 1)

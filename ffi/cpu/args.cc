@@ -38,8 +38,6 @@ Status CheckSentinel(const ffi::AnyBuffer& sentinel, std::string_view table) {
       "scaling, or drop optimizer= to train the table with optax");
 }
 
-namespace {
-
 OptimizerStep StepOf(const StepArgs& args) {
   OptimizerStep step;
   step.kind = args.kind;
@@ -53,38 +51,11 @@ OptimizerStep StepOf(const StepArgs& args) {
   return step;
 }
 
-}  // namespace
-
 Status ReadStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
                 const ffi::AnyBuffer& seed, OptimizerStep* step) {
   StepArgs args;
   JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &args));
   *step = StepOf(args);
-  return {};
-}
-
-Status StepsReader::Start(const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& seed) {
-  hyper_left_ = Count(hyper);
-  tables_left_ = Count(scale) / 2;
-  JAX_TT_RETURN_IF_ERROR(Data(hyper, "hyper-parameters", hyper_left_, &hyper_));
-  JAX_TT_RETURN_IF_ERROR(Data(scale, "gradient scales", 2 * tables_left_, &scale_));
-  return Data(seed, "seeds", 2 * tables_left_, &seed_);
-}
-
-Status StepsReader::Read(const ffi::Dictionary& attrs, OptimizerStep* step) {
-  StepArgs args;
-  JAX_TT_RETURN_IF_ERROR(ReadUpdateAttrs(attrs, &args));
-  const int64_t hypers = args.traits().hyperparameters;
-  if (hypers > hyper_left_ || tables_left_ == 0) return InvalidArgument("hyper-parameters of a table are missing");
-  args.hyper = hyper_;
-  args.scale = scale_;
-  args.seed = seed_;
-  *step = StepOf(args);
-  hyper_ += hypers;
-  hyper_left_ -= hypers;
-  scale_ += 2;
-  seed_ += 2;
-  --tables_left_;
   return {};
 }
 

@@ -21,22 +21,12 @@ inline void PreferHugePages(std::initializer_list<ffi::AnyBuffer> results) {
 // Fails if the sentinel shows that the table was changed by something other than its own update.
 Status CheckSentinel(const ffi::AnyBuffer& sentinel, std::string_view table);
 
+// The step with its numbers, which a handler of the CPU can read.
+OptimizerStep StepOf(const StepArgs& args);
+
 // Reads the optimizer and the hyper-parameters of this step.
 Status ReadStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
                 const ffi::AnyBuffer& seed, OptimizerStep* step);
-
-// Reads the steps of several tables, whose hyper-parameters, scales and seeds follow each other in one array each.
-class StepsReader {
- public:
-  Status Start(const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale, const ffi::AnyBuffer& seed);
-  // The step of the next table, which has these attributes.
-  Status Read(const ffi::Dictionary& attrs, OptimizerStep* step);
-
- private:
-  const float *hyper_ = nullptr, *scale_ = nullptr;
-  const uint32_t* seed_ = nullptr;
-  int64_t hyper_left_ = 0, tables_left_ = 0;
-};
 
 Pool MakePool(ffi::ThreadPool thread_pool);
 

@@ -6,25 +6,13 @@
 
 #include <memory>
 
+#include "ffi/core/bag_vectors.h"
 #include "ffi/core/lookups.h"
 #include "ffi/cpu/passes.h"
 #include "ffi/cpu/row_update.h"
 #include "ffi/cpu/tt_forward.h"
 
 namespace jax_tt {
-
-// Where the vectors of bags are in an output or its gradient: one after another, or, with columns, those of each
-// `bags` bags in consecutive rows of `stride` elements, from the next of the columns on.
-struct BagVectors {
-  const int64_t* columns = nullptr;
-  int64_t bags = 0, stride = 0;
-
-  int64_t at(int64_t bag, int64_t dim) const {
-    if (columns == nullptr) return bag * dim;
-    if (bag < bags) return bag * stride + columns[0];
-    return bag % bags * stride + columns[bag / bags];
-  }
-};
 
 template <typename T>
 struct DenseProblem {

@@ -1,10 +1,9 @@
 // FFI handlers of dense tables.
 #include <memory>
-#include <optional>
-#include <string>
+#include <string_view>
 #include <vector>
 
-#include "ffi/common/call_args.h"
+#include "ffi/common/dense_tables.h"
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/dense.h"
 #include "ffi/cpu/handlers.h"
@@ -19,48 +18,29 @@ Status ReadProblem(const ffi::Dictionary& attrs, const BatchArgs& batch, const f
   return Data(table, "table", -1, &problem->table);
 }
 
-// The arguments of the passes over one table.
-struct TableArgs {
-  ffi::Dictionary attrs;
-  BatchArgs batch;
-  const ffi::AnyBuffer& table;
-  Span64 columns = {};  // of its features, where one array has the vectors of all tables
-};
-
-// The vectors of all bags of a table, alone in `buffer` or among those of other tables.
 template <typename T, typename Element>
-Status ReadVectors(const Span64& columns, const ffi::AnyBuffer& buffer, std::string_view name, DenseProblem<T>* problem,
+Status ReadVectors(const TableArgs& args, const ffi::AnyBuffer& buffer, std::string_view name, DenseProblem<T>* problem,
                    Element** data) {
   const int64_t bags = problem->lookups.groups * problem->lookups.bags;
-  if (columns.size() == 0) return Data(buffer, name, bags * problem->dim, data);
-  const auto sizes = buffer.dimensions();
-  if (sizes.size() != 2) return InvalidArgument("an array of all features has two axes");
-  if (static_cast<int64_t>(columns.size()) * sizes[0] != bags)
-    return InvalidArgument("a feature must have one bag per sample");
-  for (int64_t column : columns)
-    if (column < 0 || column > sizes[1] - problem->dim) return InvalidArgument("columns are beyond the array");
-  problem->vectors = {columns.begin(), sizes[0], sizes[1]};
-  return Data(buffer, name, -1, data);
+  return ReadVectors(args.columns, buffer, name, bags, problem->dim, &problem->vectors, data);
 }
 
 using PassPtr = std::unique_ptr<Pass>;
 
-Status ReadForward(const TableArgs& args, const ffi::AnyBuffer& sentinel, const ffi::AnyBuffer& out, PassPtr* pass) {
+Status ReadForward(const TableArgs& args, const ForwardArgs& own, PassPtr* pass) {
   return DispatchStorage(args.table.element_type(), [&](auto tag) -> Status {
     using T = typename decltype(tag)::type;
     DenseProblem<T> problem;
     typename DenseProblem<T>::C* out_data = nullptr;
     JAX_TT_RETURN_IF_ERROR(ReadProblem(args.attrs, args.batch, args.table, &problem));
-    JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, problem.lookups.table));
-    JAX_TT_RETURN_IF_ERROR(ReadVectors(args.columns, out, "out", &problem, &out_data));
-    if (args.columns.size() == 0) PreferHugePages({out});
+    JAX_TT_RETURN_IF_ERROR(CheckSentinel(own.sentinel, problem.lookups.table));
+    JAX_TT_RETURN_IF_ERROR(ReadVectors(args, own.out, "out", &problem, &out_data));
     *pass = DenseForward(problem, out_data);
     return {};
   });
 }
 
-Status ReadBackward(const TableArgs& args, const ffi::AnyBuffer& out_gradient, const ffi::AnyBuffer& weight_gradient,
-                    const ffi::AnyBuffer& gradient, PassPtr* pass) {
+Status ReadBackward(const TableArgs& args, const BackwardArgs& own, PassPtr* pass) {
   return DispatchStorage(args.table.element_type(), [&](auto tag) -> Status {
     using T = typename decltype(tag)::type;
     using C = typename DenseProblem<T>::C;
@@ -69,19 +49,16 @@ Status ReadBackward(const TableArgs& args, const ffi::AnyBuffer& out_gradient, c
     C* gradient_data = nullptr;
     C* weight_data = nullptr;
     JAX_TT_RETURN_IF_ERROR(ReadProblem(args.attrs, args.batch, args.table, &problem));
-    JAX_TT_RETURN_IF_ERROR(ReadVectors(args.columns, out_gradient, "out gradient", &problem, &g));
-    JAX_TT_RETURN_IF_ERROR(OptionalData(weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
-    JAX_TT_RETURN_IF_ERROR(Data(gradient, "table gradient", Count(args.table), &gradient_data));
-    PreferHugePages({gradient});
+    JAX_TT_RETURN_IF_ERROR(ReadVectors(args, own.out_gradient, "out gradient", &problem, &g));
+    JAX_TT_RETURN_IF_ERROR(OptionalData(own.weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
+    JAX_TT_RETURN_IF_ERROR(Data(own.gradient, "table gradient", Count(args.table), &gradient_data));
+    PreferHugePages({own.gradient});
     *pass = DenseBackward(problem, g, gradient_data, weight_data);
     return {};
   });
 }
 
-// `applied` is for this table.
-Status ReadUpdate(const TableArgs& args, const ffi::AnyBuffer& out_gradient, const OptimizerStep& step,
-                  const SlotBuffers& slots, float* applied, const ffi::AnyBuffer& weight_gradient,
-                  const ffi::AnyBuffer& new_table, PassPtr* pass) {
+Status ReadUpdate(const TableArgs& args, const UpdateArgs& own, PassPtr* pass) {
   return DispatchStorage(args.table.element_type(), [&](auto tag) -> Status {
     using T = typename decltype(tag)::type;
     using C = typename DenseProblem<T>::C;
@@ -90,11 +67,11 @@ Status ReadUpdate(const TableArgs& args, const ffi::AnyBuffer& out_gradient, con
     const C* g = nullptr;
     C* weight_data = nullptr;
     JAX_TT_RETURN_IF_ERROR(ReadProblem(args.attrs, args.batch, args.table, &problem));
-    JAX_TT_RETURN_IF_ERROR(ReadVectors(args.columns, out_gradient, "out gradient", &problem, &g));
-    JAX_TT_RETURN_IF_ERROR(OptionalData(weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
+    JAX_TT_RETURN_IF_ERROR(ReadVectors(args, own.out_gradient, "out gradient", &problem, &g));
+    JAX_TT_RETURN_IF_ERROR(OptionalData(own.weight_gradient, "weight gradient", problem.lookups.size(), &weight_data));
     rows.width = problem.dim;
-    JAX_TT_RETURN_IF_ERROR(ReadDenseTable(step.traits(), args.table, new_table, slots, &rows));
-    *pass = DenseUpdate(problem, rows, g, step, weight_data, applied);
+    JAX_TT_RETURN_IF_ERROR(ReadDenseTable(own.step.traits(), args.table, own.new_table, own.slots, &rows));
+    *pass = DenseUpdate(problem, rows, g, StepOf(own.step), weight_data, own.applied);
     return {};
   });
 }
@@ -112,7 +89,8 @@ ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuff
                        ffi::AnyBuffer sentinel, ffi::AnyBuffer table, ffi::Result<ffi::AnyBuffer> out,
                        ffi::Dictionary attrs) {
   return Run(threads, "embed_bag", [&](std::vector<PassPtr>* passes) {
-    return ReadForward({attrs, {ids, offsets, weights}, table}, sentinel, *out, &passes->emplace_back());
+    PreferHugePages({*out});
+    return ReadForward({attrs, {ids, offsets, weights}, table}, {sentinel, *out}, &passes->emplace_back());
   });
 }
 
@@ -120,7 +98,7 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuf
                         ffi::AnyBuffer out_gradient, ffi::AnyBuffer table, ffi::Result<ffi::AnyBuffer> weight_gradient,
                         ffi::Result<ffi::AnyBuffer> gradient, ffi::Dictionary attrs) {
   return Run(threads, "embed_bag_backward", [&](std::vector<PassPtr>* passes) {
-    return ReadBackward({attrs, {ids, offsets, weights}, table}, out_gradient, *weight_gradient, *gradient,
+    return ReadBackward({attrs, {ids, offsets, weights}, table}, {out_gradient, *weight_gradient, *gradient},
                         &passes->emplace_back());
   });
 }
@@ -132,149 +110,45 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
                       ffi::Result<ffi::AnyBuffer> new_table, ffi::RemainingRets new_slots, ffi::Dictionary attrs) {
   return Run(threads, "embed_bag_update", [&](std::vector<PassPtr>* passes) -> Status {
     SlotBuffers all;
-    OptimizerStep step;
+    StepArgs step;
     float* applied_data = nullptr;
     JAX_TT_RETURN_IF_ERROR(ReadSlots(attrs, slots, new_slots, &all));
-    JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
+    JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &step));
     JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-    return ReadUpdate({attrs, {ids, offsets, weights}, table}, out_gradient, step, all, applied_data, *weight_gradient,
-                      *new_table, &passes->emplace_back());
+    return ReadUpdate({attrs, {ids, offsets, weights}, table},
+                      {step, all, applied_data, out_gradient, *weight_gradient, *new_table}, &passes->emplace_back());
   });
 }
 
-using Buffers = std::vector<ffi::AnyBuffer>;
-
-// Reads the tables of a call one after another.  Attributes "0", "1" and so on are a dictionary for each.
-class TableReader {
- public:
-  TableReader(const Args& args, const Rets& rets, const ffi::Dictionary& attrs)
-      : args_(args), rets_(rets), attrs_(attrs) {}
-
-  bool done() const { return next_arg_ >= args_.size() && next_ret_ >= rets_.size(); }
-
-  Status ReadAttrs(std::optional<ffi::Dictionary>* own) {
-    auto found = attrs_.get<ffi::Dictionary>(std::to_string(next_table_));
-    if (!found.has_value()) return InvalidArgument("a table has no attributes");
-    *own = *found;
-    ++next_table_;
-    return {};
-  }
-  Status ReadArgs(size_t count, Buffers* buffers) {
-    for (buffers->clear(); buffers->size() < count; ++next_arg_) {
-      auto buffer = args_.get<ffi::AnyBuffer>(next_arg_);
-      if (!buffer.has_value()) return InvalidArgument("an argument of a table is missing");
-      buffers->push_back(*buffer);
-    }
-    return {};
-  }
-  Status ReadRets(size_t count, Buffers* buffers) {
-    for (buffers->clear(); buffers->size() < count; ++next_ret_) {
-      auto buffer = rets_.get<ffi::AnyBuffer>(next_ret_);
-      if (!buffer.has_value()) return InvalidArgument("a result of a table is missing");
-      buffers->push_back(**buffer);
-    }
-    return {};
-  }
-
- private:
-  const Args& args_;
-  const Rets& rets_;
-  const ffi::Dictionary& attrs_;
-  size_t next_arg_ = 0, next_ret_ = 0;
-  int next_table_ = 0;
-};
-
-// Runs the passes of all tables.  start(reader) reads what they have in common, and read(attrs, wide, columns, reader,
-// pass) one of them; with the attribute columns, there are `wide_args` arguments and `wide_rets` results in between.
-template <typename Start, typename Read>
-ffi::Error RunTables(ffi::ThreadPool threads, const char* op, const Args& args, const Rets& rets,
-                     const ffi::Dictionary& attrs, size_t wide_args, size_t wide_rets, Start start, Read read) {
-  return Run(threads, op, [&](std::vector<PassPtr>* passes) -> Status {
-    Buffers wide, results;
-    Span64 columns;
-    int64_t next_column = 0;
-    TableReader reader(args, rets, attrs);
-    JAX_TT_RETURN_IF_ERROR(start(reader));
-    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "columns", &columns));
-    if (columns.size() > 0) {
-      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(wide_args, &wide));
-      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(wide_rets, &results));
-      for (const ffi::AnyBuffer& result : results) PreferHugePages({result});
-      wide.insert(wide.end(), results.begin(), results.end());
-    }
-    while (!reader.done()) {
-      std::optional<ffi::Dictionary> own;
-      int64_t features = 0;
-      JAX_TT_RETURN_IF_ERROR(reader.ReadAttrs(&own));
-      if (columns.size() > 0) {
-        JAX_TT_RETURN_IF_ERROR(ReadAttr(*own, "features", &features));
-        if (features < 1 || features > static_cast<int64_t>(columns.size()) - next_column)
-          return InvalidArgument("a table needs columns for its features");
-      }
-      const Span64 own_columns(columns.begin() + next_column, static_cast<size_t>(features));
-      next_column += features;
-      JAX_TT_RETURN_IF_ERROR(read(*own, wide, own_columns, reader, &passes->emplace_back()));
-    }
-    return {};
-  });
+// The call of a target on many tables.
+TablesCall CallOf(const Args& args, const Rets& rets, const ffi::Dictionary& attrs) {
+  return {args, rets, attrs, rets.size()};
 }
-
-Status NothingInCommon(TableReader& /*reader*/) { return {}; }
 
 ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  const auto read = [](const ffi::Dictionary& own, const Buffers& wide, Span64 columns, TableReader& reader,
-                       PassPtr* pass) -> Status {
-    Buffers in, out = wide;
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &in));
-    if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
-    return ReadForward({own, {in[0], in[1], in[2]}, in[4], columns}, in[3], out[0], pass);
-  };
-  return RunTables(threads, "embed_collection", args, rets, attrs, 0, 1, NothingInCommon, read);
+  return Run(threads, "embed_collection", [&](std::vector<PassPtr>* passes) {
+    return ReadForwardTables(CallOf(args, rets, attrs), [&](const TableArgs& table, const ForwardArgs& own) {
+      // With columns, the tables have one result.
+      if (table.columns.size() == 0 || passes->empty()) PreferHugePages({own.out});
+      return ReadForward(table, own, &passes->emplace_back());
+    });
+  });
 }
 
 ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  const auto read = [](const ffi::Dictionary& own, const Buffers& wide, Span64 columns, TableReader& reader,
-                       PassPtr* pass) -> Status {
-    Buffers in, gradient = wide, table, out;
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
-    if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &gradient));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &table));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
-    return ReadBackward({own, {in[0], in[1], in[2]}, table[0], columns}, gradient[0], out[0], out[1], pass);
-  };
-  return RunTables(threads, "embed_collection_backward", args, rets, attrs, 1, 0, NothingInCommon, read);
+  return Run(threads, "embed_collection_backward", [&](std::vector<PassPtr>* passes) {
+    return ReadBackwardTables(CallOf(args, rets, attrs), [&](const TableArgs& table, const BackwardArgs& own) {
+      return ReadBackward(table, own, &passes->emplace_back());
+    });
+  });
 }
 
 ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  StepsReader steps;
-  float* applied = nullptr;
-  int64_t applied_left = 0;
-  const auto start = [&](TableReader& reader) -> Status {
-    Buffers in, out;
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
-    JAX_TT_RETURN_IF_ERROR(steps.Start(in[0], in[1], in[2]));
-    applied_left = Count(out[0]);
-    return Data(out[0], "applied", applied_left, &applied);
-  };
-  const auto read = [&](const ffi::Dictionary& own, const Buffers& wide, Span64 columns, TableReader& reader,
-                        PassPtr* pass) -> Status {
-    OptimizerStep step;
-    JAX_TT_RETURN_IF_ERROR(steps.Read(own, &step));
-    if (applied_left-- == 0) return InvalidArgument("applied is shorter than the number of tables");
-    const auto count = static_cast<size_t>(step.traits().slots());
-    Buffers order, in, gradient, table, slots, out, new_slots;
-    if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &order));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
-    if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &gradient));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &table));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(count, &slots));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(count, &new_slots));
-    return ReadUpdate({own, {in[0], in[1], in[2]}, table[0], columns}, wide.empty() ? gradient[0] : wide[1], step,
-                      {slots, new_slots}, applied++, out[0], out[1], pass);
-  };
-  return RunTables(threads, "embed_collection_update", args, rets, attrs, 2, 0, start, read);
+  return Run(threads, "embed_collection_update", [&](std::vector<PassPtr>* passes) {
+    return ReadUpdateTables(CallOf(args, rets, attrs), [&](const TableArgs& table, const UpdateArgs& own) {
+      return ReadUpdate(table, own, &passes->emplace_back());
+    });
+  });
 }
 
 }  // namespace
@@ -322,12 +196,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseUpdateCpu, UpdateImpl,
                                   .RemainingRets()        // slots, in place
                                   .Attrs());
 
-// The same of many tables: the arguments of the first, then of the second, and so on; likewise the results.  The update
-// has the slots of a table after the table; the hyper-parameters, scales and seeds of all tables, which follow each
-// other in one array each, come first, as does the result applied [tables].  With the attribute columns, the vectors of
-// all bags are columns of one array [samples, width], from these columns on, `features` of them for a table.  The array
-// comes before the first table: the result out, or the argument out gradient, before which the update has the result of
-// the forward pass.
+// The same of many tables, as ffi/common/dense_tables.h describes them.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesForwardCpu, TablesForwardImpl,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 

@@ -1,14 +1,32 @@
-// Gradients of a dense table and of the weights of its lookups.
+// Gradients of dense tables and of the weights of their lookups.
+#include <utility>
+
 #include "ffi/cuda/dense_backward.h"
 #include "ffi/cuda/dense_ids.h"
 #include "ffi/cuda/dense_long_rows.h"
+#include "ffi/cuda/dense_widths.h"
 
 namespace jax_tt {
 namespace {
 
+// Elements of a gradient that one block sets to zero.
+constexpr int64_t kClearedByBlock = 16 * kDenseThreads;
+
+__global__ void __launch_bounds__(kDenseThreads)
+    ClearGradients(const __grid_constant__ TableList<GradientTable> tables) {
+  BlockOfTable block;
+  const GradientTable table = tables.Find(&block);
+  const int64_t first = block.index * kClearedByBlock;
+  const int64_t end = min(first + kClearedByBlock, table.batch.num_embeddings * table.batch.dim);
+  for (int64_t i = first + threadIdx.x; i < end; i += kDenseThreads) table.gradient[i] = 0;
+}
+
 // Writes the gradients to the rows of a table.
 struct GradientSink {
   float* gradient;
+
+  __device__ __forceinline__ GradientSink(const GradientTable& table, const TablePlan&) : gradient(table.gradient) {}
+  static __device__ __forceinline__ bool SumsParts(const GradientTable&) { return true; }
 
   template <int V, typename Sum>
   __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner, const Sum& sum) const {
@@ -18,68 +36,79 @@ struct GradientSink {
       if (owner && column < dim) StorePacket(value, gradient + row * dim + column);
     }
   }
-  __device__ __forceinline__ void Finish(const int32_t*) const {}
+  __device__ __forceinline__ void Finish() const {}
 };
 
 // The lanes of a row take one position, in the order of the batch, whose bags keep their gradients in the cache.
 template <typename T, int V>
 __global__ void __launch_bounds__(kDenseThreads)
-    DifferentiateWeights(DensePlan plan, RowLanes lanes, int dim, const T* table, const float* out_gradient,
-                         float* weight_gradient) {
-  const int64_t position = lanes.row();
+    DifferentiateWeights(const __grid_constant__ TableList<GradientTable> tables,
+                         const __grid_constant__ DensePlan all) {
+  BlockOfTable block;
+  const GradientTable table = tables.Find(&block);
+  const TablePlan plan = all.Of(table);
+  const GradientSource from(table, plan);
+  const RowLanes lanes = RowLanes::For(from.dim, V);
+  const int64_t position = lanes.row(block.index);
   const bool exists = position < plan.n;
   const int32_t bag = exists && plan.flags[kBadOffsets] == 0 ? plan.bag_of[position] : -1;
   float dot = 0;
   if (bag >= 0) {
-    const T* row = table + plan.keys.Get(position) * dim;
-    const float* g = out_gradient + static_cast<int64_t>(bag) * dim;
-    for (int column = lanes.lane() * V; column < dim; column += lanes.count * V) {
+    const T* row = static_cast<const T*>(table.values) + plan.Row(position) * from.dim;
+    for (int column = lanes.lane() * V; column < from.dim; column += lanes.count * V) {
       const Packet<T, V> stored = LoadPacket<V>(row + column);
-      const Packet<float, V> value = LoadPacket<V>(g + column);
+      const Packet<float, V> value = from.At<V>(bag, column);
       for (int v = 0; v < V; ++v) dot += ToCompute(stored.x[v]) * value.x[v];
     }
   }
   dot = lanes.Sum(dot);
   if (exists && lanes.lane() == 0)
-    weight_gradient[position] = bag == DensePlan::kPoisoned ? __int_as_float(0x7fc00000) : dot;
+    table.weight_gradient[position] = bag == TablePlan::kPoisoned ? __int_as_float(0x7fc00000) : dot;
 }
 
-template <int V, typename T>
-Status LaunchWeights(cudaStream_t stream, const DensePlan& plan, int dim, const T* table, const float* out_gradient,
-                     float* weight_gradient) {
-  const RowLanes lanes = RowLanes::For(dim, V);
-  return Launch(stream, lanes.blocks(plan.n), kDenseThreads, 0, DifferentiateWeights<T, V>, plan, lanes, dim, table,
-                out_gradient, weight_gradient);
+template <int V>
+void AddGradients(const DensePlan& plan, GradientLaunches& launches) {
+  AddSumOfRows<V, GradientSink>(
+      plan, [](const GradientTable& table) { return table.widths.four_wide == (V == 4); }, launches);
 }
 
 }  // namespace
 
-template <typename T>
-Status DenseWeightGradient(cudaStream_t stream, const DensePlan& plan, int dim, const T* table,
-                           const float* out_gradient, float* weight_gradient) {
-  return FourWide(dim, table, out_gradient) ? LaunchWeights<4>(stream, plan, dim, table, out_gradient, weight_gradient)
-                                            : LaunchWeights<1>(stream, plan, dim, table, out_gradient, weight_gradient);
+void AddWeightGradients(const DensePlan& plan, GradientLaunches& launches) {
+  ForEachWidth([&](auto storage, auto width) {
+    using T = typename decltype(storage)::type;
+    constexpr int V = decltype(width)::value;
+    launches.Add(
+        [](const GradientTable& table) {
+          return table.weight_gradient != nullptr && table.storage == kStorage<T> && table.widths.four_wide == (V == 4);
+        },
+        [](const GradientTable& table) { return RowLanes::For(table.batch.dim, V).blocks(table.batch.n()); },
+        [plan](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
+          return Launch(stream, on.blocks, kDenseThreads, 0, DifferentiateWeights<T, V>, on.tables, plan);
+        });
+  });
 }
 
-template <typename T>
-Status DenseBackward(cudaStream_t stream, const DenseBatch& batch, const T* table, const float* out_gradient,
-                     float* gradient, float* weight_gradient, void* workspace) {
-  const DensePlan plan = MakeDensePlan(batch.num_embeddings, batch.dim, batch.n(), workspace);
-  JAX_TT_RETURN_IF_ERROR(SortDenseBatch(stream, batch, /*all_or_none=*/false, plan));
-  JAX_TT_RETURN_IF_ERROR(ZeroWords(stream, gradient, batch.num_embeddings * batch.dim));
-  const GradientSink sink{gradient};
-  JAX_TT_RETURN_IF_ERROR(FourWide(batch.dim, out_gradient, gradient)
-                             ? SumAllRows<4>(stream, plan, batch, out_gradient, /*parts=*/true, sink)
-                             : SumAllRows<1>(stream, plan, batch, out_gradient, /*parts=*/true, sink));
-  if (weight_gradient == nullptr) return {};
-  return DenseWeightGradient(stream, plan, static_cast<int>(batch.dim), table, out_gradient, weight_gradient);
+Status DenseBackward(cudaStream_t stream, std::vector<GradientTable> tables, void* workspace) {
+  DensePlan plan;
+  JAX_TT_RETURN_IF_ERROR(MakeDensePlan(&tables, workspace, &plan));
+  for (GradientTable& table : tables) {
+    table.widths = WidthsOf(table, table.out_gradient, 0);
+    table.widths.four_wide &= IsAligned(table.gradient, 4 * sizeof(float));
+  }
+  GradientLaunches launches(std::move(tables), static_cast<char*>(workspace) + plan.bytes);
+  AddSort(plan, /*all_or_none=*/false, launches);
+  launches.Add([](const GradientTable&) { return true; },
+               [](const GradientTable& table) {
+                 return (table.batch.num_embeddings * table.batch.dim + kClearedByBlock - 1) / kClearedByBlock;
+               },
+               [](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
+                 return Launch(stream, on.blocks, kDenseThreads, 0, ClearGradients, on.tables);
+               });
+  AddGradients<4>(plan, launches);
+  AddGradients<1>(plan, launches);
+  AddWeightGradients(plan, launches);
+  return launches.Run(stream);
 }
-
-#define JAX_TT_INSTANTIATE(T)                                                                               \
-  template Status DenseWeightGradient(cudaStream_t, const DensePlan&, int, const T*, const float*, float*); \
-  template Status DenseBackward(cudaStream_t, const DenseBatch&, const T*, const float*, float*, float*, void*)
-JAX_TT_INSTANTIATE(float);
-JAX_TT_INSTANTIATE(bfloat16);
-JAX_TT_INSTANTIATE(float16);
 
 }  // namespace jax_tt

@@ -1,4 +1,4 @@
-// What the backward pass of a dense table shares with its fused update.
+// What the backward pass of dense tables shares with their fused update.
 #ifndef JAX_TT_CUDA_DENSE_BACKWARD_H_
 #define JAX_TT_CUDA_DENSE_BACKWARD_H_
 
@@ -6,10 +6,9 @@
 
 namespace jax_tt {
 
-// weight_gradient: [n], zero where a position reads no row.  Reads the table, so it comes before any update of it.
-template <typename T>
-Status DenseWeightGradient(cudaStream_t stream, const DensePlan& plan, int dim, const T* table,
-                           const float* out_gradient, float* weight_gradient);
+// Adds what fills the gradients of weights that are wanted.  It reads the tables, so it comes before any update of
+// them.
+void AddWeightGradients(const DensePlan& plan, GradientLaunches& launches);
 
 }  // namespace jax_tt
 

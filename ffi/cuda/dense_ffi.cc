@@ -1,5 +1,10 @@
 // FFI handlers of dense tables on the GPU: shapes and types are checked here, launches are elsewhere.
-#include "ffi/common/call_args.h"
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ffi/common/dense_tables.h"
 #include "ffi/cuda/dense.h"
 #include "ffi/cuda/dense_handlers.h"
 #include "ffi/cuda/gpu_args.h"
@@ -9,9 +14,9 @@
 namespace jax_tt {
 namespace {
 
-Status ReadBatch(const ffi::Dictionary& attrs, const BatchArgs& args, const ffi::AnyBuffer& table, DenseBatch* batch) {
+Status ReadBatch(const TableArgs& args, DenseBatch* batch) {
   Lookups lookups;
-  JAX_TT_RETURN_IF_ERROR(ReadDenseCall(attrs, args, table, &lookups, batch));
+  JAX_TT_RETURN_IF_ERROR(ReadDenseCall(args.attrs, args.batch, args.table, &lookups, batch));
   constexpr int64_t kMaxColumns = int64_t{1} << 30;
   if (batch->dim > kMaxColumns) return InvalidArgument("a dense table has at most 2^30 columns");
   FindNotice(batch->num_embeddings, &lookups);
@@ -27,54 +32,119 @@ Status ReadBatch(const ffi::Dictionary& attrs, const BatchArgs& args, const ffi:
   return {};
 }
 
-int64_t OutCount(const DenseBatch& batch) { return batch.total_bags() * batch.dim; }
+// Calls body(values) with the values of the table, typed; it and `storage` say how they are stored.
+template <typename Body>
+Status ReadStorage(const ffi::AnyBuffer& table, Storage* storage, Body body) {
+  return DispatchGpuStorage(table.element_type(), [&](auto tag) -> Status {
+    using T = typename decltype(tag)::type;
+    *storage = kStorage<T>;
+    return body(static_cast<T*>(nullptr));
+  });
+}
 
-int64_t WorkspaceOf(std::string_view op, const DenseBatch& batch) {
-  return DenseWorkspace(op, batch.num_embeddings, batch.dim, batch.n());
+Status ReadForward(const TableArgs& args, const ForwardArgs& own, ForwardTable* table) {
+  JAX_TT_RETURN_IF_ERROR(ReadBatch(args, &table->batch));
+  JAX_TT_RETURN_IF_ERROR(ReadStorage(args.table, &table->storage, [&](auto* values) {
+    const Status status = Data(args.table, "table", -1, &values);
+    table->values = values;
+    return status;
+  }));
+  JAX_TT_RETURN_IF_ERROR(Data(own.sentinel, "sentinel", 1, &table->sentinel));
+  return ReadVectors(args.columns, own.out, "out", table->batch.total_bags(), table->batch.dim, &table->vectors,
+                     &table->out);
+}
+
+// What a backward pass and an update have in common.
+Status ReadGradient(const TableArgs& args, const ffi::AnyBuffer& out_gradient, const ffi::AnyBuffer& weight_gradient,
+                    GradientTable* table) {
+  JAX_TT_RETURN_IF_ERROR(ReadBatch(args, &table->batch));
+  JAX_TT_RETURN_IF_ERROR(ReadVectors(args.columns, out_gradient, "out gradient", table->batch.total_bags(),
+                                     table->batch.dim, &table->vectors, &table->out_gradient));
+  return OptionalData(weight_gradient, "weight gradient", table->batch.n(), &table->weight_gradient);
+}
+
+Status ReadBackward(const TableArgs& args, const BackwardArgs& own, GradientTable* table) {
+  JAX_TT_RETURN_IF_ERROR(ReadGradient(args, own.out_gradient, own.weight_gradient, table));
+  JAX_TT_RETURN_IF_ERROR(ReadStorage(args.table, &table->storage, [&](auto* values) {
+    const Status status = Data(args.table, "table", -1, &values);
+    table->values = values;
+    return status;
+  }));
+  return Data(own.gradient, "table gradient", Count(args.table), &table->gradient);
+}
+
+Status ReadUpdate(const TableArgs& args, const UpdateArgs& own, GradientTable* table) {
+  JAX_TT_RETURN_IF_ERROR(ReadGradient(args, own.out_gradient, own.weight_gradient, table));
+  JAX_TT_RETURN_IF_ERROR(ReadStorage(args.table, &table->storage, [&](auto* values) {
+    struct {
+      decltype(values) values = nullptr;
+      float* slots[kMaxSlots] = {};
+    } in_place;
+    const Status status = ReadDenseTable(own.step.traits(), args.table, own.new_table, own.slots, &in_place);
+    table->values = in_place.values;
+    for (int s = 0; s < kMaxSlots; ++s) table->slots[s] = in_place.slots[s];
+    return status;
+  }));
+  const StepArgs& step = own.step;
+  table->step = {step.kind, step.skip_nonfinite, step.stochastic_rounding, step.hyper, step.scale, step.seed};
+  table->applied = own.applied;
+  return {};
+}
+
+// The workspace of an op on these tables.
+template <typename Table>
+Status ReadWorkspaceFor(std::string_view op, const std::vector<Table>& tables, const ffi::AnyBuffer& buffer,
+                        void** memory) {
+  std::vector<DenseSize> sizes;
+  int64_t columns = 0, bytes = 0;
+  for (const Table& table : tables) {
+    sizes.push_back({table.batch.num_embeddings, table.batch.dim, table.batch.n()});
+    columns += table.vectors.features(table.batch.total_bags());
+  }
+  JAX_TT_RETURN_IF_ERROR(DenseWorkspace(op, sizes, columns, &bytes));
+  return ReadWorkspace(buffer, bytes, memory);
+}
+
+Status RunForward(cudaStream_t stream, std::vector<ForwardTable> tables, const ffi::AnyBuffer& workspace) {
+  void* memory = nullptr;
+  JAX_TT_RETURN_IF_ERROR(ReadWorkspaceFor("forward", tables, workspace, &memory));
+  return DenseForward(stream, std::move(tables), memory);
+}
+
+Status RunBackward(cudaStream_t stream, std::vector<GradientTable> tables, const ffi::AnyBuffer& workspace) {
+  void* memory = nullptr;
+  JAX_TT_RETURN_IF_ERROR(ReadWorkspaceFor("backward", tables, workspace, &memory));
+  return DenseBackward(stream, std::move(tables), memory);
+}
+
+Status RunUpdate(cudaStream_t stream, std::vector<GradientTable> tables, const ffi::AnyBuffer& workspace) {
+  void* memory = nullptr;
+  JAX_TT_RETURN_IF_ERROR(ReadWorkspaceFor("update", tables, workspace, &memory));
+  return DenseUpdate(stream, std::move(tables), memory);
 }
 
 ffi::Error ForwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                        ffi::AnyBuffer sentinel, ffi::AnyBuffer table, ffi::Result<ffi::AnyBuffer> out,
-                       ffi::Result<ffi::AnyBuffer> /*workspace*/, ffi::Dictionary attrs) {
-  return ToError(DispatchGpuStorage(table.element_type(),
-                                    [&](auto tag) -> Status {
-                                      using T = typename decltype(tag)::type;
-                                      DenseBatch batch;
-                                      const T* table_data = nullptr;
-                                      const float* sentinel_data = nullptr;
-                                      float* out_data = nullptr;
-                                      JAX_TT_RETURN_IF_ERROR(ReadBatch(attrs, {ids, offsets, weights}, table, &batch));
-                                      JAX_TT_RETURN_IF_ERROR(Data(table, "table", -1, &table_data));
-                                      JAX_TT_RETURN_IF_ERROR(Data(sentinel, "sentinel", 1, &sentinel_data));
-                                      JAX_TT_RETURN_IF_ERROR(Data(*out, "out", OutCount(batch), &out_data));
-                                      return DenseForward(stream, batch, table_data, sentinel_data, out_data);
-                                    }),
-                 "embed_bag");
+                       ffi::Result<ffi::AnyBuffer> workspace, ffi::Dictionary attrs) {
+  const auto run = [&]() -> Status {
+    std::vector<ForwardTable> tables(1);
+    JAX_TT_RETURN_IF_ERROR(ReadForward({attrs, {ids, offsets, weights}, table}, {sentinel, *out}, &tables[0]));
+    return RunForward(stream, std::move(tables), *workspace);
+  };
+  return ToError(run(), "embed_bag");
 }
 
 ffi::Error BackwardImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                         ffi::AnyBuffer out_gradient, ffi::AnyBuffer table, ffi::Result<ffi::AnyBuffer> weight_gradient,
                         ffi::Result<ffi::AnyBuffer> gradient, ffi::Result<ffi::AnyBuffer> workspace,
                         ffi::Dictionary attrs) {
-  return ToError(
-      DispatchGpuStorage(table.element_type(),
-                         [&](auto tag) -> Status {
-                           using T = typename decltype(tag)::type;
-                           DenseBatch batch;
-                           const T* table_data = nullptr;
-                           const float* g = nullptr;
-                           float *gradient_data = nullptr, *weight_data = nullptr;
-                           void* memory = nullptr;
-                           JAX_TT_RETURN_IF_ERROR(ReadBatch(attrs, {ids, offsets, weights}, table, &batch));
-                           JAX_TT_RETURN_IF_ERROR(Data(table, "table", -1, &table_data));
-                           JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", OutCount(batch), &g));
-                           JAX_TT_RETURN_IF_ERROR(
-                               OptionalData(*weight_gradient, "weight gradient", batch.n(), &weight_data));
-                           JAX_TT_RETURN_IF_ERROR(Data(*gradient, "table gradient", Count(table), &gradient_data));
-                           JAX_TT_RETURN_IF_ERROR(ReadWorkspace(*workspace, WorkspaceOf("backward", batch), &memory));
-                           return DenseBackward(stream, batch, table_data, g, gradient_data, weight_data, memory);
-                         }),
-      "embed_bag_backward");
+  const auto run = [&]() -> Status {
+    std::vector<GradientTable> tables(1);
+    JAX_TT_RETURN_IF_ERROR(
+        ReadBackward({attrs, {ids, offsets, weights}, table}, {out_gradient, *weight_gradient, *gradient}, &tables[0]));
+    return RunBackward(stream, std::move(tables), *workspace);
+  };
+  return ToError(run(), "embed_bag_backward");
 }
 
 ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids, ffi::AnyBuffer offsets,
@@ -82,31 +152,51 @@ ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::
                       ffi::AnyBuffer seed, ffi::AnyBuffer table, ffi::RemainingArgs slots,
                       ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient,
                       ffi::Result<ffi::AnyBuffer> new_table, ffi::RemainingRets results, ffi::Dictionary attrs) {
-  return ToError(
-      DispatchGpuStorage(
-          table.element_type(),
-          [&](auto tag) -> Status {
-            using T = typename decltype(tag)::type;
-            DenseBatch batch;
-            DenseTable<T> in_place;
-            StepArgs args;
-            const float* g = nullptr;
-            float *weight_data = nullptr, *applied_data = nullptr;
-            void* memory = nullptr;
-            JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &args));
-            JAX_TT_RETURN_IF_ERROR(ReadBatch(attrs, {ids, offsets, weights}, table, &batch));
-            JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", OutCount(batch), &g));
-            JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", batch.n(), &weight_data));
-            JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-            SlotBuffers all_slots;
-            JAX_TT_RETURN_IF_ERROR(ReadSlots(attrs, slots, results, &all_slots));
-            JAX_TT_RETURN_IF_ERROR(ReadDenseTable(args.traits(), table, *new_table, all_slots, &in_place));
-            JAX_TT_RETURN_IF_ERROR(ReadLastWorkspace(results, WorkspaceOf("update", batch), &memory));
-            const DenseStep step{args.kind,  args.skip_nonfinite, args.stochastic_rounding,
-                                 args.hyper, args.scale,          args.seed};
-            return DenseUpdate(stream, batch, in_place, g, step, weight_data, applied_data, memory);
-          }),
-      "embed_bag_update");
+  const auto run = [&]() -> Status {
+    StepArgs step;
+    SlotBuffers all_slots;
+    float* applied_data = nullptr;
+    std::vector<GradientTable> tables(1);
+    JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &step));
+    JAX_TT_RETURN_IF_ERROR(ReadSlots(attrs, slots, results, &all_slots));
+    JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
+    JAX_TT_RETURN_IF_ERROR(ReadUpdate({attrs, {ids, offsets, weights}, table},
+                                      {step, all_slots, applied_data, out_gradient, *weight_gradient, *new_table},
+                                      &tables[0]));
+    std::optional<ffi::AnyBuffer> workspace;
+    JAX_TT_RETURN_IF_ERROR(LastResult(results, &workspace));
+    return RunUpdate(stream, std::move(tables), *workspace);
+  };
+  return ToError(run(), "embed_bag_update");
+}
+
+// A call on many tables, whose last result is the workspace: reads them with read(call, of_table), which hands each to
+// read_table, and runs the pass on them.
+template <typename Table, typename ReadTables, typename ReadTable, typename Run>
+Status RunTables(cudaStream_t stream, const Args& args, const Rets& rets, const ffi::Dictionary& attrs, ReadTables read,
+                 ReadTable read_table, Run run) {
+  std::vector<Table> tables;
+  std::optional<ffi::AnyBuffer> workspace;
+  JAX_TT_RETURN_IF_ERROR(LastResult(rets, &workspace));
+  JAX_TT_RETURN_IF_ERROR(read({args, rets, attrs, rets.size() - 1}, [&](const TableArgs& table, const auto& own) {
+    return read_table(table, own, &tables.emplace_back());
+  }));
+  return run(stream, std::move(tables), *workspace);
+}
+
+ffi::Error TablesForwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  return ToError(RunTables<ForwardTable>(stream, args, rets, attrs, ReadForwardTables, ReadForward, RunForward),
+                 "embed_collection");
+}
+
+ffi::Error TablesBackwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  return ToError(RunTables<GradientTable>(stream, args, rets, attrs, ReadBackwardTables, ReadBackward, RunBackward),
+                 "embed_collection_backward");
+}
+
+ffi::Error TablesUpdateImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  return ToError(RunTables<GradientTable>(stream, args, rets, attrs, ReadUpdateTables, ReadUpdate, RunUpdate),
+                 "embed_collection_update");
 }
 
 }  // namespace
@@ -122,7 +212,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseForwardCuda, ForwardImpl,
                                   .Arg<ffi::AnyBuffer>()  // sentinel f32 []
                                   .Arg<ffi::AnyBuffer>()  // table [N, D]
                                   .Ret<ffi::AnyBuffer>()  // out [G.., B, D]
-                                  .Ret<ffi::AnyBuffer>()  // workspace: none is needed
+                                  .Ret<ffi::AnyBuffer>()  // workspace u8 [bytes]
                                   .Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
@@ -158,6 +248,19 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseUpdateCuda, UpdateImpl,
                                   .Ret<ffi::AnyBuffer>()  // table, in place
                                   .RemainingRets()        // slots, in place, then workspace u8 [bytes]
                                   .Attrs(),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+// The same of many tables, as ffi/common/dense_tables.h describes them; the last result is the workspace u8 [bytes].
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesForwardCuda, TablesForwardImpl,
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesBackwardCuda, TablesBackwardImpl,
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesUpdateCuda, TablesUpdateImpl,
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
 }  // namespace jax_tt

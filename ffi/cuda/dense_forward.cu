@@ -1,8 +1,12 @@
 // Sums of the rows of a bag.
+#include <utility>
+
 #include "ffi/core/sentinel.h"
 #include "ffi/cuda/dense.h"
 #include "ffi/cuda/dense_ids.h"
-#include "ffi/cuda/dense_lanes.h"
+#include "ffi/cuda/dense_vectors.h"
+#include "ffi/cuda/dense_widths.h"
+#include "ffi/cuda/table_launches.h"
 
 namespace jax_tt {
 namespace {
@@ -38,10 +42,10 @@ __device__ __forceinline__ bool AddRows(const DenseBatch& batch, const T* table,
 }
 
 template <int V>
-__device__ __forceinline__ void WriteSum(Packet<float, V> sum, bool poisoned, float* out) {
+__device__ __forceinline__ void WriteSum(const ForwardTable& table, Packet<float, V> sum, bool poisoned, int64_t at) {
   if (poisoned)
     for (int v = 0; v < V; ++v) sum.x[v] = BitsToFloat(0x7fc00000u);
-  StorePacket(sum, out);
+  StoreVector(sum, table.out + at, table.widths.vectors_aligned);
 }
 
 // Leaves a notice of an id of the bag that is out of range: reading the ids of the bag once more is cheap, they come
@@ -56,29 +60,39 @@ __device__ __forceinline__ void NoteIds(const DenseBatch& batch, int64_t begin, 
 
 // The lanes of a row take one bag, position after position.
 template <typename T, int V>
-__global__ void __launch_bounds__(kDenseThreads, 2)
-    PoolRows(DenseBatch batch, RowLanes lanes, const T* table, const float* sentinel, float* out) {
-  const int64_t bag = lanes.row();
+__global__ void __launch_bounds__(kDenseThreads, 2) PoolRows(const __grid_constant__ TableList<ForwardTable> tables) {
+  BlockOfTable block;
+  const ForwardTable table = tables.Find(&block);
+  const DenseBatch& batch = table.batch;
+  const RowLanes lanes = RowLanes::For(batch.dim, V);
+  const int64_t bag = lanes.row(block.index);
   if (bag >= batch.total_bags()) return;
   const BagRange range = PositionsOf(batch, bag);
-  const bool broken = !range.valid || !SentinelHolds(*sentinel);
+  const bool broken = !range.valid || !SentinelHolds(*table.sentinel);
+  const int64_t at = table.vectors.at(bag, batch.dim);
   NoteIds(batch, range.begin, range.end, lanes.lane(), lanes.count);
   for (int column = lanes.lane() * V; column < batch.dim; column += lanes.count * V) {
     Packet<float, V> sum{};
-    const bool poisoned = AddRows<T, V>(batch, table, range.begin, range.end, column, &sum);
-    WriteSum(sum, broken || poisoned, out + bag * batch.dim + column);
+    const bool poisoned =
+        AddRows<T, V>(batch, static_cast<const T*>(table.values), range.begin, range.end, column, &sum);
+    WriteSum(table, sum, broken || poisoned, at + column);
   }
 }
 
 // A block takes one bag: its groups of lanes take equal runs of positions, and their sums are added in order.
 template <typename T, int V>
 __global__ void __launch_bounds__(kDenseThreads, 2)
-    PoolRowsByBlock(DenseBatch batch, RowLanes lanes, const T* table, const float* sentinel, float* out) {
+    PoolRowsByBlock(const __grid_constant__ TableList<ForwardTable> tables) {
   SharedArena arena;
   const Shared<float> words = arena.Take<float>(kDenseThreads * V);
-  const int64_t bag = blockIdx.x;
+  BlockOfTable block;
+  const ForwardTable table = tables.Find(&block);
+  const DenseBatch& batch = table.batch;
+  const RowLanes lanes = RowLanes::For(batch.dim, V);
+  const int64_t bag = block.index;
   const BagRange range = PositionsOf(batch, bag);
-  const bool broken = !range.valid || !SentinelHolds(*sentinel);
+  const bool broken = !range.valid || !SentinelHolds(*table.sentinel);
+  const int64_t at = table.vectors.at(bag, batch.dim);
   const int groups = kDenseThreads / lanes.count, group = static_cast<int>(threadIdx.x) / lanes.count;
   NoteIds(batch, range.begin, range.end, threadIdx.x, kDenseThreads);
   const int64_t run = (range.end - range.begin + groups - 1) / groups;
@@ -86,10 +100,11 @@ __global__ void __launch_bounds__(kDenseThreads, 2)
   for (int first = 0; first < batch.dim; first += lanes.count * V) {
     const int column = first + lanes.lane() * V;
     Packet<float, V> sum{};
-    const bool poisoned = column < batch.dim && AddRows<T, V>(batch, table, begin, end, column, &sum);
+    const bool poisoned =
+        column < batch.dim && AddRows<T, V>(batch, static_cast<const T*>(table.values), begin, end, column, &sum);
     const bool any_poisoned = __syncthreads_or(poisoned) != 0;
     sum = SumOverBlock(lanes, sum, words);
-    if (group == 0 && column < batch.dim) WriteSum(sum, broken || any_poisoned, out + bag * batch.dim + column);
+    if (group == 0 && column < batch.dim) WriteSum(table, sum, broken || any_poisoned, at + column);
   }
 }
 
@@ -100,26 +115,35 @@ bool ByBlock(const DenseBatch& batch, const RowLanes& lanes) {
   return batch.total_bags() * lanes.count < kManyThreads && batch.n() >= batch.total_bags() * kLongBag;
 }
 
-template <int V, typename T>
-Status LaunchPoolRows(cudaStream_t stream, const DenseBatch& batch, const T* table, const float* sentinel, float* out) {
-  const RowLanes lanes = RowLanes::For(batch.dim, V);
-  if (ByBlock(batch, lanes))
-    return Launch(stream, batch.total_bags(), kDenseThreads, SharedBytes<float>(kDenseThreads * V),
-                  PoolRowsByBlock<T, V>, batch, lanes, table, sentinel, out);
-  return Launch(stream, lanes.blocks(batch.total_bags()), kDenseThreads, 0, PoolRows<T, V>, batch, lanes, table,
-                sentinel, out);
+template <typename T, int V>
+void AddPoolRows(TableLaunches<ForwardTable>& launches) {
+  const auto takes = [](const ForwardTable& table) {
+    return table.storage == kStorage<T> && table.widths.four_wide == (V == 4);
+  };
+  const auto lanes = [](const ForwardTable& table) { return RowLanes::For(table.batch.dim, V); };
+  const auto by_block = [lanes](const ForwardTable& table) { return ByBlock(table.batch, lanes(table)); };
+  launches.Add([=](const ForwardTable& table) { return takes(table) && !by_block(table); },
+               [=](const ForwardTable& table) { return lanes(table).blocks(table.batch.total_bags()); },
+               [](cudaStream_t stream, const TableLaunch<ForwardTable>& on) {
+                 return Launch(stream, on.blocks, kDenseThreads, 0, PoolRows<T, V>, on.tables);
+               });
+  launches.Add([=](const ForwardTable& table) { return takes(table) && by_block(table); },
+               [](const ForwardTable& table) { return table.batch.total_bags(); },
+               [](cudaStream_t stream, const TableLaunch<ForwardTable>& on) {
+                 return Launch(stream, on.blocks, kDenseThreads, SharedBytes<float>(kDenseThreads * V),
+                               PoolRowsByBlock<T, V>, on.tables);
+               });
 }
 
 }  // namespace
 
-template <typename T>
-Status DenseForward(cudaStream_t stream, const DenseBatch& batch, const T* table, const float* sentinel, float* out) {
-  return FourWide(batch.dim, table, out) ? LaunchPoolRows<4>(stream, batch, table, sentinel, out)
-                                         : LaunchPoolRows<1>(stream, batch, table, sentinel, out);
+Status DenseForward(cudaStream_t stream, std::vector<ForwardTable> tables, void* workspace) {
+  for (ForwardTable& table : tables) table.widths = WidthsOf(table, table.out, 0);
+  TableLaunches<ForwardTable> launches(std::move(tables), workspace);
+  ForEachWidth([&](auto storage, auto width) {
+    AddPoolRows<typename decltype(storage)::type, decltype(width)::value>(launches);
+  });
+  return launches.Run(stream);
 }
-
-template Status DenseForward(cudaStream_t, const DenseBatch&, const float*, const float*, float*);
-template Status DenseForward(cudaStream_t, const DenseBatch&, const bfloat16*, const float*, float*);
-template Status DenseForward(cudaStream_t, const DenseBatch&, const float16*, const float*, float*);
 
 }  // namespace jax_tt

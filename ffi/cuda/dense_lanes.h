@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "ffi/common/half.h"
+#include "ffi/core/host_device.h"
 #include "ffi/cuda/lanes.h"
 #include "ffi/cuda/simt.h"
 
@@ -34,7 +35,7 @@ __device__ __forceinline__ void StorePacket(const Packet<T, V>& packet, T* to) {
 struct RowLanes {
   int count;
 
-  static RowLanes For(int64_t dim, int vector) {
+  static JAX_TT_INLINE RowLanes For(int64_t dim, int vector) {
     int lanes = 1;
     while (lanes < 32 && lanes * vector < dim) lanes *= 2;
     return {lanes};
@@ -42,9 +43,9 @@ struct RowLanes {
   int64_t blocks(int64_t rows) const { return DenseBlocks(rows * count); }
 
   __device__ __forceinline__ int lane() const { return static_cast<int>(threadIdx.x) & (count - 1); }
-  // The row of this thread in a grid of one-dimensional blocks.
-  __device__ __forceinline__ int64_t row() const {
-    return (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) >> (__ffs(count) - 1);
+  // The row of this thread, in this block of all that share the rows.
+  __device__ __forceinline__ int64_t row(int64_t block) const {
+    return (block * blockDim.x + threadIdx.x) >> (__ffs(count) - 1);
   }
   // Sum over the lanes of a row.  Every lane of the warp must call this.
   __device__ __forceinline__ float Sum(float value) const {

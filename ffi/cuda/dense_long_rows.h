@@ -7,7 +7,7 @@
 namespace jax_tt {
 
 constexpr int kLongRowThreads = 512;
-// Blocks that share the long rows of a batch: a few for every multiprocessor.
+// Blocks that share the long rows of all tables: a few for every multiprocessor.
 constexpr int64_t kLongRowBlocks = 512;
 
 // The gradient of one long row: the positions in the tile where it begins, then what SumRows made of its other tiles.
@@ -46,7 +46,7 @@ struct LongRowSum {
 };
 
 // The first tile from `tile` on in which a row begins.  Every thread of the block must call this.
-__device__ __forceinline__ int TileOfNextRow(const DensePlan& plan, int tile, Shared<int32_t> found) {
+__device__ __forceinline__ int TileOfNextRow(const TablePlan& plan, int tile, Shared<int32_t> found) {
   if (threadIdx.x == 0) found[0] = INT32_MAX;
   __syncthreads();
   for (;; tile += kLongRowThreads) {
@@ -59,36 +59,51 @@ __device__ __forceinline__ int TileOfNextRow(const DensePlan& plan, int tile, Sh
   }
 }
 
-// Blocks take the listed rows in turn.  The first of them also tells the sink that all is done.
+// Blocks take the listed rows of their table in turn.  The first of them also tells the sink that all is done.
 template <int V, typename Sink>
-__global__ void __launch_bounds__(kLongRowThreads, 1) SumLongRows(GradientSource from, RowLanes lanes, Sink sink) {
+__global__ void __launch_bounds__(kLongRowThreads, 1)
+    SumLongRows(const __grid_constant__ TableList<GradientTable> tables, const __grid_constant__ DensePlan all) {
   SharedArena arena;
   const Shared<int32_t> found = arena.Take<int32_t>(1);
   const Shared<float> words = arena.Take<float>(kLongRowThreads * V);
-  const int32_t count = from.plan.flags[kLongRows];
-  for (int32_t k = static_cast<int32_t>(blockIdx.x); k < count; k += static_cast<int32_t>(gridDim.x)) {
-    const int begin = from.plan.long_row[k], tile = begin / kDenseTile;
-    const int last = TileOfNextRow(from.plan, tile + 3, found);
+  BlockOfTable block;
+  const GradientTable table = tables.Find(&block);
+  const TablePlan plan = all.Of(table);
+  const GradientSource from(table, plan);
+  const RowLanes lanes = RowLanes::For(from.dim, V);
+  const Sink sink(table, plan);
+  const int32_t count = plan.flags[kLongRows];
+  for (int64_t k = block.index; k < count; k += block.count) {
+    const int begin = plan.long_row[k], tile = begin / kDenseTile;
+    const int last = TileOfNextRow(plan, tile + 3, found);
     // The row reaches into the tile where the next one begins, unless that one begins it.
-    const int end_tile = (from.plan.head[last] & 1) != 0 ? last : last + 1;
-    sink.template Row<V>(lanes, from.plan.row[begin], from.dim, threadIdx.x < static_cast<unsigned>(lanes.count),
+    const int end_tile = (plan.head[last] & 1) != 0 ? last : last + 1;
+    sink.template Row<V>(lanes, plan.row[begin], from.dim, threadIdx.x < static_cast<unsigned>(lanes.count),
                          LongRowSum<V>{from, lanes, words, static_cast<uint32_t>(begin),
                                        kDenseTile - begin % kDenseTile, tile + 1, end_tile});
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0) sink.Finish(from.plan.flags);
+  if (block.index == 0 && threadIdx.x == 0) sink.Finish();
 }
 
-// Hands every row of the batch to the sink.  `parts`: as in GradientSource.
-template <int V, typename Sink>
-Status SumAllRows(cudaStream_t stream, const DensePlan& plan, const DenseBatch& batch, const float* out_gradient,
-                  bool parts, const Sink& sink) {
-  const RowLanes lanes = RowLanes::For(batch.dim, V);
-  const GradientSource from{plan, out_gradient, static_cast<int>(batch.dim), batch.weights != nullptr, parts};
-  JAX_TT_RETURN_IF_ERROR(Launch(stream, lanes.blocks(plan.n), kDenseThreads, 0, SumRows<V, Sink>, from, lanes, sink));
-  // A row is long from 64 positions on at the earliest, and even without any of those the sink is told the end.
-  const int64_t blocks = std::clamp<int64_t>(plan.tiles / 2, 1, kLongRowBlocks);
-  constexpr size_t kShared = SharedBytes<int32_t>(1) + SharedBytes<float>(kLongRowThreads * V);
-  return Launch(stream, blocks, kLongRowThreads, kShared, SumLongRows<V, Sink>, from, lanes, sink);
+// Adds what hands every row of the tables that takes(table) chooses to a sink.
+template <int V, typename Sink, typename Takes>
+void AddSumOfRows(const DensePlan& plan, Takes takes, GradientLaunches& launches) {
+  launches.Add(
+      takes, [](const GradientTable& table) { return RowLanes::For(table.batch.dim, V).blocks(table.batch.n()); },
+      [plan](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
+        return Launch(stream, on.blocks, kDenseThreads, 0, SumRows<V, Sink>, on.tables, plan);
+      });
+  launches.Add(
+      takes,
+      [plan](const GradientTable& table) {
+        // A row is long from 64 positions on at the earliest, and even without any of those the sink is told the end.
+        const int64_t tiles = TilesOf(table), share = kLongRowBlocks * tiles / plan.tiles;
+        return std::clamp<int64_t>(tiles / 2, 1, share + 1);
+      },
+      [plan](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
+        constexpr size_t kShared = SharedBytes<int32_t>(1) + SharedBytes<float>(kLongRowThreads * V);
+        return Launch(stream, on.blocks, kLongRowThreads, kShared, SumLongRows<V, Sink>, on.tables, plan);
+      });
 }
 
 }  // namespace jax_tt

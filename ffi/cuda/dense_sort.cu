@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <type_traits>
 
@@ -11,14 +12,14 @@
 namespace jax_tt {
 namespace {
 
-__device__ __forceinline__ int64_t ThreadIndex() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
-
-bool NeedsTwoWords(int64_t num_embeddings) { return num_embeddings > INT32_MAX; }
-
-// Thread i takes position i and the i-th offset.
-__global__ void __launch_bounds__(kDenseThreads) MakeKeys(DenseBatch batch, DensePlan plan) {
-  const int64_t i = ThreadIndex();
-  const int64_t per_group = batch.bags + 1;
+// Thread i of a table takes position i and the i-th offset.
+__global__ void __launch_bounds__(kDenseThreads)
+    MakeKeys(const __grid_constant__ TableList<GradientTable> tables, const __grid_constant__ DensePlan all) {
+  BlockOfTable block;
+  const GradientTable table = tables.Find(&block);
+  const DenseBatch& batch = table.batch;
+  const TablePlan plan = all.Of(table);
+  const int64_t i = block.index * kDenseThreads + threadIdx.x, per_group = batch.bags + 1;
   if (i < batch.groups * per_group) {
     const int32_t offset = batch.offsets[i];
     const bool first = static_cast<uint64_t>(i) % static_cast<uint64_t>(per_group) == 0;
@@ -29,19 +30,26 @@ __global__ void __launch_bounds__(kDenseThreads) MakeKeys(DenseBatch batch, Dens
   const int32_t bag = BagOf(batch, i);
   const int64_t row = bag < 0 ? kNoRow : ResolveId(batch, i);
   if (row == kPoisonedRow) atomicOr(plan.flags + kBadIds, 1);
-  plan.keys.Set(i, row < 0 ? batch.num_embeddings : row);
-  plan.bag_of[i] = row == kPoisonedRow ? DensePlan::kPoisoned : row < 0 ? -1 : bag;
+  // Positions that read no row come last.
+  plan.keys.Set(i, plan.first_key + (row < 0 ? batch.num_embeddings : row));
+  plan.bag_of[i] = row == kPoisonedRow ? TablePlan::kPoisoned : row < 0 ? -1 : bag;
 }
 
 // A warp takes a tile of sorted positions, and one more warp the word after the last tile.
 __global__ void __launch_bounds__(kDenseThreads)
-    MarkRows(DenseBatch batch, bool all_or_none, DensePlan plan, const int32_t* order) {
-  const int64_t i = ThreadIndex(), tile = i / kDenseTile;
+    MarkRows(const __grid_constant__ TableList<GradientTable> tables, const __grid_constant__ DensePlan all,
+             const int32_t* order, bool all_or_none) {
+  BlockOfTable block;
+  const GradientTable table = tables.Find(&block);
+  const DenseBatch& batch = table.batch;
+  const TablePlan plan = all.Of(table);
+  const int64_t i = block.index * kDenseThreads + threadIdx.x, tile = i / kDenseTile;
+  const int32_t first = table.place.position;
   bool head = true;
   if (i < plan.n) {
-    const int32_t position = order[i];
-    const int64_t row = plan.keys.Get(position);
-    head = i == 0 || row != plan.keys.Get(order[i - 1]);
+    const int32_t position = order[first + i] - first;
+    const int64_t row = plan.Row(position);
+    head = i == 0 || row != plan.Row(order[first + i - 1] - first);
     const bool refused = plan.flags[kBadOffsets] != 0 || (all_or_none && plan.flags[kBadIds] != 0);
     plan.bag[i] = row < batch.num_embeddings && !refused ? plan.bag_of[position] : -1;
     if (batch.weights != nullptr) plan.weight[i] = batch.weights[position];
@@ -50,6 +58,8 @@ __global__ void __launch_bounds__(kDenseThreads)
   const unsigned heads = __ballot_sync(kAllLanes, head);
   if (tile <= plan.tiles && i % kDenseTile == 0) plan.head[tile] = heads;
 }
+
+bool NeedsTwoWords(int64_t num_keys) { return num_keys - 1 > INT32_MAX; }
 
 // The passes that sort a word of this many bits, as even as they come: fewer bins make a pass cheaper.
 int AddPasses(const int32_t* word, int bits, SortPass* passes) {
@@ -62,67 +72,115 @@ int AddPasses(const int32_t* word, int bits, SortPass* passes) {
   return count;
 }
 
-// All passes over the keys 0 .. num_embeddings; returns how many.
-int MakePasses(int64_t num_embeddings, const RowKeys& keys, SortPass* passes) {
-  const int bits = std::max<int>(1, std::bit_width(static_cast<uint64_t>(num_embeddings)));
-  if (!NeedsTwoWords(num_embeddings)) return AddPasses(keys.low, bits, passes);
+// All passes over the keys 0 .. num_keys - 1; returns how many.
+int MakePasses(int64_t num_keys, const RowKeys& keys, SortPass* passes) {
+  const int bits = std::max<int>(1, std::bit_width(static_cast<uint64_t>(std::max<int64_t>(num_keys, 1) - 1)));
+  if (!NeedsTwoWords(num_keys)) return AddPasses(keys.low, bits, passes);
   const int count = AddPasses(keys.low, RowKeys::kLowBits, passes);
   return count + AddPasses(keys.high, bits - RowKeys::kLowBits, passes + count);
 }
 
+// Adds the sort of all positions; returns where it leaves their order.
+const int32_t* AddStableSort(const DensePlan& plan, GradientLaunches& launches) {
+  std::array<SortPass, kMaxSortPasses> passes;
+  const int count = MakePasses(plan.num_keys, plan.keys, passes.data());
+  launches.Add([plan, passes, count](cudaStream_t stream) {
+    int32_t* orders[kMaxSortPasses] = {};
+    for (int k = 0; k < count; ++k) orders[k] = plan.orders[k % 2];
+    return StableSort(stream, plan.positions, passes.data(), count, orders, plan.sorting);
+  });
+  return plan.orders[(count - 1) % 2];
+}
+
 }  // namespace
 
-DensePlan MakeDensePlan(int64_t num_embeddings, int64_t dim, int64_t n, void* workspace) {
+Status DensePlan::Add(const DenseSize& size, PlanPlace* place) {
+  constexpr int64_t kMostKeys = int64_t{1} << 61;  // what two words hold
+  const int64_t own_tiles = (size.n + kDenseTile - 1) / kDenseTile;
+  if (size.n > INT32_MAX - positions)
+    return InvalidArgument("one call takes at most 2^31 - 1 ids of all tables; look up fewer features in a call");
+  if (size.num_embeddings >= kMostKeys - num_keys)
+    return InvalidArgument("the tables of one call have at most 2^61 rows; look up fewer features in a call");
+  *place = {num_keys, partials, static_cast<int32_t>(positions), static_cast<int32_t>(tiles),
+            static_cast<int32_t>(tables)};
+  positions += size.n;
+  tiles += own_tiles + 1;
+  num_keys += size.num_embeddings + 1;
+  partials += own_tiles * size.dim;
+  ++tables;
+  return {};
+}
+
+void DensePlan::Allocate(void* memory) {
   SortPass passes[kMaxSortPasses];
-  const int num_passes = MakePasses(num_embeddings, {}, passes);
+  const int num_passes = MakePasses(num_keys, {}, passes);
   int max_bins = 1;
   for (int k = 0; k < num_passes; ++k) max_bins = std::max(max_bins, passes[k].bins);
-
-  DensePlan plan;
-  plan.n = n;
-  plan.tiles = (n + kDenseTile - 1) / kDenseTile;
-  const auto take = [&plan, workspace](auto** array, int64_t count) {
+  bytes = 0;
+  const auto take = [this, memory](auto** array, int64_t count) {
     using T = std::remove_pointer_t<std::remove_pointer_t<decltype(array)>>;
     constexpr int64_t kAlignment = 128;
-    if (workspace != nullptr) *array = reinterpret_cast<T*>(static_cast<char*>(workspace) + plan.bytes);
-    plan.bytes += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
+    if (memory != nullptr) *array = reinterpret_cast<T*>(static_cast<char*>(memory) + bytes);
+    bytes += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
   };
-  take(&plan.flags, kDenseFlags);
-  take(&plan.keys.low, n);
-  if (NeedsTwoWords(num_embeddings)) take(&plan.keys.high, n);
-  take(&plan.bag_of, n);
-  for (int32_t*& order : plan.orders) take(&order, n);
-  take(&plan.head, plan.tiles + 1);
-  take(&plan.row, n);
-  take(&plan.bag, n);
-  take(&plan.weight, n);
-  take(&plan.partial, plan.tiles * dim);
-  take(&plan.long_row, plan.tiles / 2);
-  take(&plan.sorting, SortWorkspace(n, max_bins));
-  return plan;
+  take(&flags, tables * kDenseFlags);
+  take(&keys.low, positions);
+  if (NeedsTwoWords(num_keys)) take(&keys.high, positions);
+  take(&bag_of, positions);
+  for (int32_t*& order : orders) take(&order, positions);
+  take(&head, tiles);
+  take(&row, tiles * kDenseTile);
+  take(&bag, tiles * kDenseTile);
+  take(&weight, tiles * kDenseTile);
+  take(&partial, partials);
+  take(&long_row, tiles);
+  take(&sorting, SortWorkspace(positions, max_bins));
 }
 
-int64_t DenseWorkspace(std::string_view op, int64_t num_embeddings, int64_t dim, int64_t n) {
-  return op == "forward" ? 0 : MakeDensePlan(num_embeddings, dim, n, nullptr).bytes;
+Status MakeDensePlan(std::vector<GradientTable>* tables, void* memory, DensePlan* plan) {
+  for (GradientTable& table : *tables) {
+    const DenseBatch& batch = table.batch;
+    JAX_TT_RETURN_IF_ERROR(plan->Add({batch.num_embeddings, batch.dim, batch.n()}, &table.place));
+  }
+  plan->Allocate(memory);
+  return {};
 }
 
-Status ZeroWords(cudaStream_t stream, void* words, int64_t count) {
-  if (count == 0) return {};  // there may be no address
-  return ToStatus(cudaMemsetAsync(words, 0, static_cast<size_t>(count) * sizeof(int32_t), stream));
+Status DenseWorkspace(std::string_view op, const std::vector<DenseSize>& sizes, int64_t columns, int64_t* bytes) {
+  const auto tables = static_cast<int64_t>(sizes.size());
+  if (op == "forward") {
+    *bytes = TableLaunches<ForwardTable>::Bytes(tables, columns);
+    return {};
+  }
+  DensePlan plan;
+  PlanPlace place;
+  for (const DenseSize& size : sizes) JAX_TT_RETURN_IF_ERROR(plan.Add(size, &place));
+  plan.Allocate(nullptr);
+  *bytes = plan.bytes + GradientLaunches::Bytes(tables, columns);
+  return {};
 }
 
-Status SortDenseBatch(cudaStream_t stream, const DenseBatch& batch, bool all_or_none, const DensePlan& plan) {
-  JAX_TT_RETURN_IF_ERROR(ZeroWords(stream, plan.flags, kDenseFlags));
-  const int64_t threads = std::max(plan.n, batch.groups * (batch.bags + 1));
-  JAX_TT_RETURN_IF_ERROR(Launch(stream, DenseBlocks(threads), kDenseThreads, 0, MakeKeys, batch, plan));
-  SortPass passes[kMaxSortPasses];
-  int32_t* orders[kMaxSortPasses] = {};
-  const int num_passes = MakePasses(batch.num_embeddings, plan.keys, passes);
-  for (int k = 0; k < num_passes; ++k) orders[k] = plan.orders[k % 2];
-  JAX_TT_RETURN_IF_ERROR(StableSort(stream, plan.n, passes, num_passes, orders, plan.sorting));
-  const int32_t* order = orders[num_passes - 1];
-  return Launch(stream, DenseBlocks((plan.tiles + 1) * kDenseTile), kDenseThreads, 0, MarkRows, batch, all_or_none,
-                plan, order);
+void AddSort(const DensePlan& plan, bool all_or_none, GradientLaunches& launches) {
+  const auto all = [](const GradientTable&) { return true; };
+  launches.Add([plan](cudaStream_t stream) {
+    const auto bytes = static_cast<size_t>(plan.tables) * kDenseFlags * sizeof(int32_t);
+    return ToStatus(cudaMemsetAsync(plan.flags, 0, bytes, stream));
+  });
+  launches.Add(
+      all,
+      [](const GradientTable& table) {
+        const DenseBatch& batch = table.batch;
+        return DenseBlocks(std::max(batch.n(), batch.groups * (batch.bags + 1)));
+      },
+      [plan](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
+        return Launch(stream, on.blocks, kDenseThreads, 0, MakeKeys, on.tables, plan);
+      });
+  const int32_t* order = AddStableSort(plan, launches);
+  launches.Add(
+      all, [](const GradientTable& table) { return DenseBlocks((TilesOf(table) + 1) * kDenseTile); },
+      [=](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
+        return Launch(stream, on.blocks, kDenseThreads, 0, MarkRows, on.tables, plan, order, all_or_none);
+      });
 }
 
 }  // namespace jax_tt

@@ -1,10 +1,11 @@
 // Gradients of the rows of a batch, summed in a fixed order and handed to a sink that stores or applies them.
 //
-// A sink is called with a row and with sum(column), the gradient of the V columns from there on:
+// A sink is made for the table of a block, Sink(table, plan), and called with a row and with sum(column), the gradient
+// of the V columns from there on:
 //   template <int V, typename Sum>
 //   void Row(const RowLanes& lanes, int64_t row, int dim, bool owner, const Sum& sum) const;
 // Every lane of the warp calls Row, and Row calls sum equally often in every lane; only lanes with `owner` set have a
-// row to write.
+// row to write.  Sink::SumsParts(table) tells whether the parts of long rows are to be summed, or else they have been.
 #ifndef JAX_TT_CUDA_DENSE_SUM_H_
 #define JAX_TT_CUDA_DENSE_SUM_H_
 
@@ -12,18 +13,25 @@
 
 #include <algorithm>
 
-#include "ffi/cuda/dense_lanes.h"
 #include "ffi/cuda/dense_sort.h"
+#include "ffi/cuda/dense_vectors.h"
 
 namespace jax_tt {
 
 // What gradients are summed from.
 struct GradientSource {
-  DensePlan plan;
-  const float* out_gradient;  // [bags, dim]
+  const GradientTable& table;
+  const TablePlan& plan;
   int dim;
   bool weighted;
-  bool parts;  // whether to sum the parts of long rows, or else they have been
+
+  __device__ __forceinline__ GradientSource(const GradientTable& table, const TablePlan& plan)
+      : table(table), plan(plan), dim(static_cast<int>(table.batch.dim)), weighted(table.batch.weights != nullptr) {}
+  // The gradient of the vector of a bag.
+  template <int V>
+  __device__ __forceinline__ Packet<float, V> At(int32_t bag, int column) const {
+    return LoadVector<V>(table.out_gradient + table.vectors.at(bag, dim) + column, table.widths.vectors_aligned);
+  }
 };
 
 // Adds kBatch rows of the output gradient, or the first `count` of them; all are asked for before the first is added.
@@ -39,7 +47,7 @@ __device__ __forceinline__ void AddPositions(const GradientSource& from, uint32_
     weight[j] = from.weighted ? from.plan.weight[begin + j] : 1.0f;
   }
   for (int j = 0; j < kBatch; ++j)
-    if (j < count) value[j] = LoadPacket<V>(from.out_gradient + static_cast<int64_t>(bag[j]) * from.dim + column);
+    if (j < count) value[j] = from.At<V>(bag[j], column);
   for (int j = 0; j < kBatch; ++j)
     for (int v = 0; v < V; ++v)
       if (j < count) sum->x[v] += weight[j] * value[j].x[v];
@@ -77,7 +85,7 @@ __device__ __forceinline__ int CountTo(uint32_t i, uint32_t tile, uint32_t heads
   return static_cast<int>(tile * kDenseTile - i) + __ffs(static_cast<int>(heads)) - 1;
 }
 
-__device__ __forceinline__ Segment SegmentAt(const DensePlan& plan, uint32_t i) {
+__device__ __forceinline__ Segment SegmentAt(const TablePlan& plan, uint32_t i) {
   if (i >= plan.n) return {};
   const uint32_t tile = i / kDenseTile, bit = i % kDenseTile;
   // All three are asked for at once: most positions need them, and one wait is shorter than three.
@@ -101,25 +109,32 @@ __device__ __forceinline__ Segment SegmentAt(const DensePlan& plan, uint32_t i) 
 
 // The lanes of a row take one sorted position; only those where a row or a part begins have work.
 template <int V, typename Sink>
-__global__ void __launch_bounds__(kDenseThreads) SumRows(GradientSource from, RowLanes lanes, Sink sink) {
-  const uint32_t i = static_cast<uint32_t>(min(lanes.row(), from.plan.n));
-  Segment segment = SegmentAt(from.plan, i);
+__global__ void __launch_bounds__(kDenseThreads)
+    SumRows(const __grid_constant__ TableList<GradientTable> tables, const __grid_constant__ DensePlan all) {
+  BlockOfTable block;
+  const GradientTable table = tables.Find(&block);
+  const TablePlan plan = all.Of(table);
+  const GradientSource from(table, plan);
+  const RowLanes lanes = RowLanes::For(from.dim, V);
+  const uint32_t i = static_cast<uint32_t>(min(lanes.row(block.index), plan.n));
+  Segment segment = SegmentAt(plan, i);
   if (segment.kind == Segment::kLongRow) {
-    if (from.parts && lanes.lane() == 0)
-      from.plan.long_row[atomicAdd(from.plan.flags + kLongRows, 1)] = static_cast<int32_t>(i);
+    if (Sink::SumsParts(table) && lanes.lane() == 0)
+      plan.long_row[atomicAdd(plan.flags + kLongRows, 1)] = static_cast<int32_t>(i);
     segment = {};
   }
-  if (segment.kind == Segment::kPart && !from.parts) segment = {};
+  if (segment.kind == Segment::kPart && !Sink::SumsParts(table)) segment = {};
   if (!__any_sync(kAllLanes, segment.kind != Segment::kNone)) return;
 
   if (segment.kind == Segment::kPart) {
     const PositionSum<V> sum{from, i, segment.count};
-    float* partial = from.plan.partial + static_cast<int64_t>(i / kDenseTile) * from.dim;
+    float* partial = plan.partial + static_cast<int64_t>(i / kDenseTile) * from.dim;
     for (int column = lanes.lane() * V; column < from.dim; column += lanes.count * V)
       StorePacket(sum(column), partial + column);
     segment = {};
   }
   const bool owner = segment.kind == Segment::kRow;
+  const Sink sink(table, plan);
   sink.template Row<V>(lanes, segment.row, from.dim, owner, PositionSum<V>{from, i, segment.count});
 }
 

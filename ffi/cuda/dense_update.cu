@@ -1,7 +1,11 @@
-// The fused update of a dense table: the gradient of a row goes into its optimizer step without passing through memory.
+// The fused update of dense tables: the gradient of a row goes into its optimizer step without passing through memory.
+#include <set>
+#include <utility>
+
 #include "ffi/core/stochastic.h"
 #include "ffi/cuda/dense_backward.h"
 #include "ffi/cuda/dense_long_rows.h"
+#include "ffi/cuda/dense_widths.h"
 #include "ffi/cuda/table_step.h"
 
 namespace jax_tt {
@@ -12,6 +16,10 @@ struct FiniteSink {
   const float* scale;
   int32_t* flags;
 
+  __device__ __forceinline__ FiniteSink(const GradientTable& table, const TablePlan& plan)
+      : scale(table.step.scale), flags(plan.flags) {}
+  static __device__ __forceinline__ bool SumsParts(const GradientTable&) { return true; }
+
   template <int V, typename Sum>
   __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t, int dim, bool owner, const Sum& sum) const {
     float probe = 0;  // a sum of products with zero is zero unless one of them is infinite or NaN
@@ -21,16 +29,20 @@ struct FiniteSink {
     }
     if (owner && probe != 0.0f) atomicOr(flags + kNonFinite, 1);
   }
-  __device__ __forceinline__ void Finish(const int32_t*) const {}
+  __device__ __forceinline__ void Finish() const {}
 };
 
 // Takes the optimizer step of a row in place.
 template <typename T, typename Rule>
 struct StepSink {
-  DenseTable<T> table;
-  DenseStep step;
+  const GradientTable& table;
+  const DenseStep& step;
   const int32_t* flags;
-  float* applied;
+
+  __device__ __forceinline__ StepSink(const GradientTable& table, const TablePlan& plan)
+      : table(table), step(table.step), flags(plan.flags) {}
+  // A pass that looks for gradients that are not finite has summed them.
+  static __device__ __forceinline__ bool SumsParts(const GradientTable& table) { return !table.step.skip_nonfinite; }
 
   template <int V, typename Sum>
   __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner, const Sum& sum) const {
@@ -57,12 +69,12 @@ struct StepSink {
         for (int s = 0; s < Rule::kElementSlots; ++s) stored.slot[s].x[v] = slots[s];
         rounding.Store(value, column + v, &stored.values.x[v]);
       }
-      StorePacket(stored.values, table.values + row * dim + column);
+      StorePacket(stored.values, static_cast<T*>(table.values) + row * dim + column);
       for (int s = 0; s < Rule::kElementSlots; ++s) StorePacket(stored.slot[s], table.slots[s] + row * dim + column);
     }
   }
-  __device__ __forceinline__ void Finish(const int32_t* flags) const {
-    *applied = (flags[kNonFinite] | flags[kBadOffsets] | flags[kBadIds]) == 0 ? 1.0f : 0.0f;
+  __device__ __forceinline__ void Finish() const {
+    *table.applied = (flags[kNonFinite] | flags[kBadOffsets] | flags[kBadIds]) == 0 ? 1.0f : 0.0f;
   }
 
  private:
@@ -72,8 +84,8 @@ struct StepSink {
     Packet<T, V> values{};
     Packet<float, V> slot[kElementSlotsOrOne<Rule>] = {};
 
-    __device__ __forceinline__ void Load(const DenseTable<T>& table, int64_t element) {
-      values = LoadPacket<V>(table.values + element);
+    __device__ __forceinline__ void Load(const GradientTable& table, int64_t element) {
+      values = LoadPacket<V>(static_cast<const T*>(table.values) + element);
       for (int s = 0; s < Rule::kElementSlots; ++s) slot[s] = LoadPacket<V>(table.slots[s] + element);
     }
     __device__ __forceinline__ void Slots(int v, float* slots) const {
@@ -113,52 +125,49 @@ struct StepSink {
   }
 };
 
-struct UpdateArgs {
-  const DensePlan& plan;
-  const DenseBatch& batch;
-  const float* out_gradient;
-  const DenseStep& step;
-  float* applied;
-};
-
-template <int V, typename T, template <typename> class Rule>
-Status StepAllRows(cudaStream_t stream, const UpdateArgs& args, const DenseTable<T>& table) {
-  const StepSink<T, Rule<float>> sink{table, args.step, args.plan.flags, args.applied};
-  return SumAllRows<V>(stream, args.plan, args.batch, args.out_gradient, /*parts=*/!args.step.skip_nonfinite, sink);
+template <int V>
+void AddFiniteChecks(const DensePlan& plan, GradientLaunches& launches) {
+  AddSumOfRows<V, FiniteSink>(
+      plan, [](const GradientTable& table) { return table.step.skip_nonfinite && table.widths.four_wide == (V == 4); },
+      launches);
 }
 
-template <int V, typename T>
-Status UpdateRows(cudaStream_t stream, const UpdateArgs& args, const DenseTable<T>& table) {
-  if (args.step.skip_nonfinite) {
-    const FiniteSink check{args.step.scale, args.plan.flags};
-    JAX_TT_RETURN_IF_ERROR(SumAllRows<V>(stream, args.plan, args.batch, args.out_gradient, /*parts=*/true, check));
+template <typename T, int V>
+Status AddSteps(const DensePlan& plan, GradientLaunches& launches) {
+  const auto takes = [](const GradientTable& table) {
+    return table.storage == kStorage<T> && table.widths.four_wide == (V == 4);
+  };
+  std::set<int> kinds;
+  for (const GradientTable& table : launches.tables())
+    if (takes(table)) kinds.insert(table.step.kind);
+  for (int kind : kinds) {
+    JAX_TT_RETURN_IF_ERROR(DispatchRule(kind, [&](auto tag) -> Status {
+      using Rule = typename decltype(tag)::template Rule<float>;
+      AddSumOfRows<V, StepSink<T, Rule>>(
+          plan, [=](const GradientTable& table) { return takes(table) && table.step.kind == kind; }, launches);
+      return {};
+    }));
   }
-  return DispatchRule(args.step.kind,
-                      [&](auto tag) { return StepAllRows<V, T, decltype(tag)::template Rule>(stream, args, table); });
+  return {};
 }
 
 }  // namespace
 
-template <typename T>
-Status DenseUpdate(cudaStream_t stream, const DenseBatch& batch, const DenseTable<T>& table, const float* out_gradient,
-                   const DenseStep& step, float* weight_gradient, float* applied, void* workspace) {
-  const DensePlan plan = MakeDensePlan(batch.num_embeddings, batch.dim, batch.n(), workspace);
-  JAX_TT_RETURN_IF_ERROR(SortDenseBatch(stream, batch, /*all_or_none=*/true, plan));
-  if (weight_gradient != nullptr) {
-    JAX_TT_RETURN_IF_ERROR(
-        DenseWeightGradient(stream, plan, static_cast<int>(batch.dim), table.values, out_gradient, weight_gradient));
-  }
-  const UpdateArgs args{plan, batch, out_gradient, step, applied};
-  bool four_wide = FourWide(batch.dim, table.values, out_gradient);
-  for (int s = 0; s < kOptimizers[step.kind].element_slots; ++s) four_wide &= FourWide(batch.dim, table.slots[s]);
-  return four_wide ? UpdateRows<4>(stream, args, table) : UpdateRows<1>(stream, args, table);
+Status DenseUpdate(cudaStream_t stream, std::vector<GradientTable> tables, void* workspace) {
+  DensePlan plan;
+  JAX_TT_RETURN_IF_ERROR(MakeDensePlan(&tables, workspace, &plan));
+  for (GradientTable& table : tables)
+    table.widths = WidthsOf(table, table.out_gradient, kOptimizers[table.step.kind].element_slots);
+  GradientLaunches launches(std::move(tables), static_cast<char*>(workspace) + plan.bytes);
+  AddSort(plan, /*all_or_none=*/true, launches);
+  AddWeightGradients(plan, launches);
+  AddFiniteChecks<4>(plan, launches);
+  AddFiniteChecks<1>(plan, launches);
+  Status status;
+  ForEachWidth([&](auto storage, auto width) {
+    if (status.ok()) status = AddSteps<typename decltype(storage)::type, decltype(width)::value>(plan, launches);
+  });
+  return status.ok() ? launches.Run(stream) : status;
 }
-
-#define JAX_TT_INSTANTIATE(T)                                                                                        \
-  template Status DenseUpdate(cudaStream_t, const DenseBatch&, const DenseTable<T>&, const float*, const DenseStep&, \
-                              float*, float*, void*)
-JAX_TT_INSTANTIATE(float);
-JAX_TT_INSTANTIATE(bfloat16);
-JAX_TT_INSTANTIATE(float16);
 
 }  // namespace jax_tt

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <type_traits>
 
@@ -35,12 +36,18 @@ inline Status ReadWorkspace(const ffi::AnyBuffer& buffer, int64_t bytes, void** 
   return {};
 }
 
-// The same where it is the last of several results.
-inline Status ReadLastWorkspace(const ffi::RemainingRets& results, int64_t bytes, void** workspace) {
+// The workspace where it is the last of several results.
+inline Status LastResult(const ffi::RemainingRets& results, std::optional<ffi::AnyBuffer>* workspace) {
   if (results.size() == 0) return InvalidArgument("the workspace is missing");
   auto buffer = results.get<ffi::AnyBuffer>(results.size() - 1);
   if (!buffer.has_value()) return InvalidArgument("the workspace is missing");
-  return ReadWorkspace(**buffer, bytes, workspace);
+  *workspace = **buffer;
+  return {};
+}
+inline Status ReadLastWorkspace(const ffi::RemainingRets& results, int64_t bytes, void** workspace) {
+  std::optional<ffi::AnyBuffer> buffer;
+  JAX_TT_RETURN_IF_ERROR(LastResult(results, &buffer));
+  return ReadWorkspace(*buffer, bytes, workspace);
 }
 
 }  // namespace jax_tt

@@ -49,6 +49,9 @@ nb::dict Registrations() {
   add("dense_forward", DenseForwardCuda);
   add("dense_backward", DenseBackwardCuda);
   add("dense_update", DenseUpdateCuda);
+  add("dense_tables_forward", DenseTablesForwardCuda);
+  add("dense_tables_backward", DenseTablesBackwardCuda);
+  add("dense_tables_update", DenseTablesUpdateCuda);
   add("cache_probe", CacheProbeCuda);
   add("cache_observe", CacheObserveCuda);
   add("cache_populate", CachePopulateCuda);
@@ -82,6 +85,18 @@ int64_t WorkspaceSize(const std::string& op, const Sizes& row_factors, const Siz
   throw std::invalid_argument("op: got '" + op + "', expected plan, forward, backward, update or apply");
 }
 
+int64_t DenseWorkspaceSize(const std::string& op, const Sizes& num_embeddings, const Sizes& features, const Sizes& n,
+                           int64_t columns) {
+  if (num_embeddings.size() != features.size() || n.size() != features.size())
+    throw std::invalid_argument("num_embeddings, features, n: expected as many of each");
+  std::vector<DenseSize> sizes;
+  for (size_t k = 0; k < n.size(); ++k) sizes.push_back({num_embeddings[k], features[k], n[k]});
+  int64_t bytes = 0;
+  const Status status = DenseWorkspace(op, sizes, columns, &bytes);
+  if (!status.ok()) throw std::invalid_argument(status.message);
+  return bytes;
+}
+
 }  // namespace
 }  // namespace jax_tt
 
@@ -111,12 +126,9 @@ NB_MODULE(_cuda, m) {
         nb::arg("ranks"), nb::arg("n"), nb::kw_only(), nb::arg("weights") = false, nb::arg("resharded") = false,
         nb::arg("skip_nonfinite") = false, "Bytes of workspace that a TT op takes for n ids.");
   m.def(
-      "dense_workspace_size",
-      [](const std::string& op, int64_t num_embeddings, int64_t features, int64_t n) {
-        return jax_tt::DenseWorkspace(op, num_embeddings, features, n);
-      },
-      nb::arg("op"), nb::arg("num_embeddings"), nb::arg("features"), nb::arg("n"),
-      "Bytes of workspace that an op on a dense table takes for n ids.");
+      "dense_workspace_size", &jax_tt::DenseWorkspaceSize, nb::arg("op"), nb::arg("num_embeddings"),
+      nb::arg("features"), nb::arg("n"), nb::arg("columns") = 0,
+      "Bytes of workspace that an op on dense tables takes, each with n ids, and with this many columns of one array.");
   m.def(
       "cache_workspace_size",
       [](const std::string& op, int64_t n, int64_t sets, int64_t ways, int64_t buckets, int64_t room) {

@@ -87,7 +87,7 @@ constexpr size_t kPage = 1 << 16;  // at least the page size of every supported 
 #if defined(JAX_TT_ADDRESS_SANITIZER)
 constexpr size_t kStack = 1 << 18;  // its frames hold redzones
 #else
-constexpr size_t kStack = 1 << 16;
+constexpr size_t kStack = 1 << 17;  // its frames may hold 32 KiB of parameters twice
 #endif
 
 constinit thread_local Context* suspended JAX_TT_FAST_TLS = nullptr;  // the stack that the switch under way leaves

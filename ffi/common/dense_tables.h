@@ -1,0 +1,73 @@
+// The arguments of passes over dense tables, of one or of many in a call, as the handlers of every platform read them.
+#ifndef JAX_TT_COMMON_DENSE_TABLES_H_
+#define JAX_TT_COMMON_DENSE_TABLES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string_view>
+
+#include "ffi/common/call_args.h"
+#include "ffi/core/bag_vectors.h"
+
+namespace jax_tt {
+
+// What all passes over one table are given.
+struct TableArgs {
+  ffi::Dictionary attrs;
+  BatchArgs batch;
+  const ffi::AnyBuffer& table;
+  Span64 columns = {};  // of its features, where one array has the vectors of all tables
+};
+
+struct ForwardArgs {
+  const ffi::AnyBuffer &sentinel, &out;
+};
+struct BackwardArgs {
+  const ffi::AnyBuffer &out_gradient, &weight_gradient, &gradient;
+};
+struct UpdateArgs {
+  const StepArgs& step;
+  const SlotBuffers& slots;
+  float* applied;  // of this table; memory of the device
+  const ffi::AnyBuffer &out_gradient, &weight_gradient, &new_table;
+};
+
+// A call on many tables: the arguments of the first, then of the second, and so on; likewise the results.  An update
+// has the slots of a table after the table; the hyper-parameters, scales and seeds of all tables, which follow each
+// other in one array each, come first, as does the result applied [tables].  Attributes "0", "1" and so on are a
+// dictionary for each table.  With the attribute columns, the vectors of all bags are columns of one array [samples,
+// width], from these columns on, `features` of them for a table.  The array comes before the first table: the result
+// out, or the argument out gradient, before which the update has the result of the forward pass.
+struct TablesCall {
+  const Args& args;
+  const Rets& rets;
+  const ffi::Dictionary& attrs;
+  size_t results;  // of the tables; a platform may have more after them
+};
+
+// They call read(args, own) for one table after another.
+Status ReadForwardTables(const TablesCall& call,
+                         const std::function<Status(const TableArgs&, const ForwardArgs&)>& read);
+Status ReadBackwardTables(const TablesCall& call,
+                          const std::function<Status(const TableArgs&, const BackwardArgs&)>& read);
+Status ReadUpdateTables(const TablesCall& call, const std::function<Status(const TableArgs&, const UpdateArgs&)>& read);
+
+// The vectors of all `bags` bags of a table, alone in `buffer` or among those of other tables.
+template <typename Element>
+Status ReadVectors(const Span64& columns, const ffi::AnyBuffer& buffer, std::string_view name, int64_t bags,
+                   int64_t dim, BagVectors* vectors, Element** data) {
+  if (columns.size() == 0) return Data(buffer, name, bags * dim, data);
+  const auto sizes = buffer.dimensions();
+  if (sizes.size() != 2) return InvalidArgument("an array of all features has two axes");
+  if (static_cast<int64_t>(columns.size()) * sizes[0] != bags)
+    return InvalidArgument("a feature must have one bag per sample");
+  for (int64_t column : columns)
+    if (column < 0 || column > sizes[1] - dim) return InvalidArgument("columns are beyond the array");
+  *vectors = {columns.begin(), sizes[0], sizes[1]};
+  return Data(buffer, name, -1, data);
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_COMMON_DENSE_TABLES_H_

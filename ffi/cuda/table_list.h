@@ -1,0 +1,51 @@
+// The tables of a launch, as its blocks find them.
+#ifndef JAX_TT_CUDA_TABLE_LIST_H_
+#define JAX_TT_CUDA_TABLE_LIST_H_
+
+#include <stdint.h>
+
+#include "ffi/cuda/lanes.h"
+#include "ffi/cuda/simt.h"
+
+namespace jax_tt {
+
+// A table of a list and the first of its blocks; the last one is before the first of the next table.
+struct TableBlocks {
+  int32_t table, first;
+};
+
+// A block among those that work on the same table.
+struct BlockOfTable {
+  int64_t index, count;
+};
+
+// One table travels as a parameter, so that nothing has to be written for it; many lie in memory.
+template <typename Table>
+struct TableList {
+  Table one;
+  const Table* many = nullptr;          // null for `one`
+  const TableBlocks* blocks = nullptr;  // [count], in the order of `first`, which begins at 0
+  int count = 0;
+
+  // The table that this block works on.  Every lane of the warp must call this.
+  __device__ __forceinline__ Table Find(BlockOfTable* own) const {
+    if (many == nullptr) {
+      *own = {static_cast<int64_t>(blockIdx.x), static_cast<int64_t>(gridDim.x)};
+      return one;
+    }
+    // The lanes read the whole list side by side, which takes less time than a search, whose reads wait for each other.
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const int32_t block = static_cast<int32_t>(blockIdx.x);
+    int begun = 0;
+    for (int first = 0; first < count; first += 32)
+      begun += __popc(__ballot_sync(kAllLanes, first + lane < count && blocks[first + lane].first <= block));
+    const TableBlocks found = blocks[begun - 1];
+    const int32_t end = begun < count ? blocks[begun].first : static_cast<int32_t>(gridDim.x);
+    *own = {block - found.first, end - found.first};
+    return many[found.table];
+  }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_TABLE_LIST_H_

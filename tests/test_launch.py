@@ -54,7 +54,7 @@ def _dense_backward(module):
     results = _results(
         ((0,), jnp.float32),
         (table.shape, jnp.float32),
-        workspace=module.dense_workspace_size("backward", 7, 8, 0),
+        workspace=module.dense_workspace_size("backward", [7], [8], [0]),
     )
     return results, (*NO_IDS, NO_WEIGHTS, g, table), _lookups()
 

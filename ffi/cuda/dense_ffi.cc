@@ -1,4 +1,5 @@
 // FFI handlers of dense tables on the GPU: shapes and types are checked here, launches are elsewhere.
+#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -32,23 +33,41 @@ Status ReadBatch(const TableArgs& args, DenseBatch* batch) {
   return {};
 }
 
-// Calls body(values) with the values of the table, typed; it and `storage` say how they are stored.
-template <typename Body>
-Status ReadStorage(const ffi::AnyBuffer& table, Storage* storage, Body body) {
+// A table and its slots by the type that it is stored in.
+template <typename T>
+struct Typed {
+  T* values = nullptr;
+  float* slots[kMaxSlots] = {};
+};
+
+// Calls read(Typed<T>*), and hands on what it has read.
+template <typename Read>
+Status ReadTyped(const ffi::AnyBuffer& table, Storage* storage, Typed<void>* in_place, Read read) {
   return DispatchGpuStorage(table.element_type(), [&](auto tag) -> Status {
     using T = typename decltype(tag)::type;
+    Typed<T> typed;
+    JAX_TT_RETURN_IF_ERROR(read(&typed));
     *storage = kStorage<T>;
-    return body(static_cast<T*>(nullptr));
+    in_place->values = typed.values;
+    std::copy_n(typed.slots, kMaxSlots, in_place->slots);
+    return {};
   });
+}
+
+// The storage and the values of a table that is only read.
+Status ReadValues(const ffi::AnyBuffer& table, Storage* storage, void** values) {
+  Typed<void> found;
+  JAX_TT_RETURN_IF_ERROR(
+      ReadTyped(table, storage, &found, [&](auto* typed) { return Data(table, "table", -1, &typed->values); }));
+  *values = found.values;
+  return {};
 }
 
 Status ReadForward(const TableArgs& args, const ForwardArgs& own, ForwardTable* table) {
   JAX_TT_RETURN_IF_ERROR(ReadBatch(args, &table->batch));
-  JAX_TT_RETURN_IF_ERROR(ReadStorage(args.table, &table->storage, [&](auto* values) {
-    const Status status = Data(args.table, "table", -1, &values);
-    table->values = values;
-    return status;
-  }));
+  void* values = nullptr;
+  JAX_TT_RETURN_IF_ERROR(ReadValues(args.table, &table->storage, &values));
+  table->values = values;
   JAX_TT_RETURN_IF_ERROR(Data(own.sentinel, "sentinel", 1, &table->sentinel));
   return ReadVectors(args.columns, own.out, "out", table->batch.total_bags(), table->batch.dim, &table->vectors,
                      &table->out);
@@ -65,26 +84,18 @@ Status ReadGradient(const TableArgs& args, const ffi::AnyBuffer& out_gradient, c
 
 Status ReadBackward(const TableArgs& args, const BackwardArgs& own, GradientTable* table) {
   JAX_TT_RETURN_IF_ERROR(ReadGradient(args, own.out_gradient, own.weight_gradient, table));
-  JAX_TT_RETURN_IF_ERROR(ReadStorage(args.table, &table->storage, [&](auto* values) {
-    const Status status = Data(args.table, "table", -1, &values);
-    table->values = values;
-    return status;
-  }));
+  JAX_TT_RETURN_IF_ERROR(ReadValues(args.table, &table->storage, &table->values));
   return Data(own.gradient, "table gradient", Count(args.table), &table->gradient);
 }
 
 Status ReadUpdate(const TableArgs& args, const UpdateArgs& own, GradientTable* table) {
   JAX_TT_RETURN_IF_ERROR(ReadGradient(args, own.out_gradient, own.weight_gradient, table));
-  JAX_TT_RETURN_IF_ERROR(ReadStorage(args.table, &table->storage, [&](auto* values) {
-    struct {
-      decltype(values) values = nullptr;
-      float* slots[kMaxSlots] = {};
-    } in_place;
-    const Status status = ReadDenseTable(own.step.traits(), args.table, own.new_table, own.slots, &in_place);
-    table->values = in_place.values;
-    for (int s = 0; s < kMaxSlots; ++s) table->slots[s] = in_place.slots[s];
-    return status;
+  Typed<void> in_place;
+  JAX_TT_RETURN_IF_ERROR(ReadTyped(args.table, &table->storage, &in_place, [&](auto* typed) {
+    return ReadDenseTable(own.step.traits(), args.table, own.new_table, own.slots, typed);
   }));
+  table->values = in_place.values;
+  std::copy_n(in_place.slots, kMaxSlots, table->slots);
   const StepArgs& step = own.step;
   table->step = {step.kind, step.skip_nonfinite, step.stochastic_rounding, step.hyper, step.scale, step.seed};
   table->applied = own.applied;

@@ -82,14 +82,6 @@ class DenseCall(abc.ABC):
     def attributes(self, axes: Any) -> dict[str, Any]:
         return lookup_attributes(self.platform, self.table, self.batch, self.lookup, axes)
 
-    def workspace(self, ids: jax.Array) -> int | None:
-        """Bytes of working memory for one call."""
-        if self.platform == "cpu":
-            return None
-        return native(self.platform).dense_workspace_size(
-            self.op, self.table.num_embeddings, self.table.features, math.prod(ids.shape[:2])
-        )
-
 
 class Forward(DenseCall):
     op = "forward"
@@ -195,7 +187,7 @@ def run(call: Any) -> Any:
             f"dense_{call.op}",
             given,
             call.results(given),
-            call.workspace(given["ids"]),
+            _workspace([call], [given]),
             call.attributes(axes),
         )
         return call.summed(found, args, axes)
@@ -206,10 +198,10 @@ def run(call: Any) -> Any:
 def run_together(
     calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = None
 ) -> Any:
-    """The results of calls of the same op on several tables, from one native call. Only for the CPU.
+    """The results of calls of the same op on several tables, from one native call.
 
     Args:
-        calls: on one table each.
+        calls: on one table each, for one platform.
         wide: where their sums are in one array, if they are. Sums and their gradients are then no operands and results
             of the calls, and the result of a forward pass is that array.
         shared: operands of all tables.
@@ -231,13 +223,18 @@ def run_together(
             types = [of_table.pop(name) for of_table in results]
             of_all[name] = jax.ShapeDtypeStruct((len(types),), types[0].dtype)
         attributes: dict[str, Any] = {str(k): call.attributes(axes) for k, call in enumerate(calls)}
-        columns = () if wide is None else wide.columns
-        for k, own_columns in enumerate(columns):
+        by_table = () if wide is None else wide.columns
+        for k, own_columns in enumerate(by_table):
             attributes[str(k)]["features"] = np.int64(len(own_columns))
-        attributes["columns"] = np.asarray([c for of_table in columns for c in of_table], np.int64)
-        operands = {name: args[name] for name in (*appended, *shared)} | together(given)
+        columns = [column for own_columns in by_table for column in own_columns]
+        attributes["columns"] = np.asarray(columns, np.int64)
         found = native_call(
-            "cpu", f"dense_tables_{op}", operands, of_all | together(results), None, attributes
+            calls[0].platform,
+            f"dense_tables_{op}",
+            {name: args[name] for name in (*appended, *shared)} | together(given),
+            of_all | together(results),
+            _workspace(calls, given, len(columns)),
+            attributes,
         )
         summed = together(
             call.summed(results, these, axes)
@@ -260,6 +257,24 @@ def run_together(
         call.finished({**own, **{name: found[name][k] for name in kind.appended_results}})
         for k, (call, own) in enumerate(zip(calls, apart(found, len(calls)), strict=True))
     ]
+
+
+def _workspace(calls: Sequence[Any], given: Sequence[Named], columns: int = 0) -> int | None:
+    """Bytes of working memory for one native call with these operands.
+
+    Args:
+        columns: of the array that has the sums of all features, if there is one.
+    """
+    platform = calls[0].platform
+    if platform == "cpu":
+        return None
+    return native(platform).dense_workspace_size(
+        calls[0].op,
+        [call.table.num_embeddings for call in calls],
+        [call.table.features for call in calls],
+        [math.prod(args["ids"].shape[:2]) for args in given],
+        columns,
+    )
 
 
 def dense_forward(

@@ -21,7 +21,7 @@ from jax_tt._tables.checks import (
     refuse_tables,
     table_label,
 )
-from jax_tt._tables.dense_group import DENSE_TABLES
+from jax_tt._tables.dense_group import DenseTables
 from jax_tt._tables.native import NativeTable
 from jax_tt._tables.options import Lookup, Update, check_update
 from jax_tt._tables.table import Params, Slots, State
@@ -100,7 +100,9 @@ class DenseTable(NativeTable):
         return gathered(table, ids)
 
     def group(self, lookup: Lookup) -> Any:
-        return DENSE_TABLES if lookup.method in ("auto", "ffi") else None
+        if lookup.method == "reference":
+            return None
+        return DenseTables("cuda_emulated" if lookup.method == "cuda_emulated" else "auto")
 
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any

@@ -1,4 +1,4 @@
-"""`DENSE_TABLES`: dense tables that the native ops of the CPU handle together."""
+"""`DenseTables`: dense tables that native ops handle together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jax_tt._lookup import _backend
-from jax_tt._lookup._by_platform import by_platform
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._native.dense import Backward, Forward, Update, run_together
 from jax_tt._native.partition import is_partitioned, num_blocks
@@ -28,15 +27,20 @@ _MOST = 256
 class DenseTables:
     """The group of all dense tables of a call, for `jax_tt._lookup._groups`.
 
-    On a CPU, one native call per pass takes all tables. Elsewhere, each table has its own.
+    One native call per pass takes all tables. On platforms without native ops, each table is on its own.
+
+    Attributes:
+        method: ``"auto"``, or ``"cuda_emulated"``.
     """
+
+    method: str = "auto"
 
     def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
         if wide is None:
-            found = _in_parts(_sums, [(call,) for call in calls])
+            found = _in_parts(partial(_sums, self.method), [(call,) for call in calls])
             return [sums for sums, _ in found], [saved for _, saved in found]
         if _whole(calls):
-            return _wide_sums(calls, wide)
+            return _wide_sums(self.method, calls, wide)
         sums, saved = self.forward(calls, None)
         return wide.joined(sums), saved
 
@@ -62,7 +66,8 @@ class DenseTables:
             elif lookup.wanted.weights:
                 found[k] = {}, table.weights_gradient(call.state, call.batch, g, lookup)
         parts = [(stepped[k : k + _MOST], _new_states) for k in range(0, len(stepped), _MOST)]
-        for members, cotangents in (*parts, (others, _gradients)):
+        for members, of_part in (*parts, (others, _gradients)):
+            cotangents = partial(of_part, self.method)
             if wide is not None and members:
                 own = [calls[k] for k in members], [residuals[k] for k in members]
                 results = cotangents(*own, gs, wide.of(members))
@@ -72,9 +77,6 @@ class DenseTables:
             for k, of_table in zip(members, results, strict=True):
                 found[k] = of_table
         return found
-
-
-DENSE_TABLES = DenseTables()
 
 
 def _whole(calls: Sequence[Call]) -> bool:
@@ -104,7 +106,7 @@ def _in_parts(of_part: Callable[..., list[Any]], rows: Sequence[tuple[Any, ...]]
     return [found[k] for k in range(len(rows))]
 
 
-def _sums(calls: Sequence[Call]) -> list[Any]:
+def _sums(method: str, calls: Sequence[Call]) -> list[Any]:
     axes = [varying_axes(call.state, call.batch) for call in calls]
     arrays = [
         vary_over((call.state, call.batch), own) for call, own in zip(calls, axes, strict=True)
@@ -112,23 +114,24 @@ def _sums(calls: Sequence[Call]) -> list[Any]:
 
     uses = [call.use for call in calls]
 
-    def at_once(arrays: Any) -> list[Any]:
-        found = run_together(_forward_parts(uses, arrays))
+    def at_once(platform: str, arrays: Any) -> list[Any]:
+        found = run_together(_forward_parts(platform, uses, arrays))
         return [vary_over(*pair) for pair in zip(found, axes, strict=True)]
 
-    return _on_cpu(at_once, partial(_one_by_one, uses), arrays)
+    return _backend.run(method, at_once, partial(_one_by_one, uses), arrays)
 
 
-def _wide_sums(calls: Sequence[Call], wide: Wide) -> tuple[jax.Array, list[Any]]:
+def _wide_sums(method: str, calls: Sequence[Call], wide: Wide) -> tuple[jax.Array, list[Any]]:
     uses = [call.use for call in calls]
 
-    def at_once(arrays: Any) -> jax.Array:
-        return run_together(_forward_parts(uses, arrays), wide)
+    def at_once(platform: str, arrays: Any) -> jax.Array:
+        return run_together(_forward_parts(platform, uses, arrays), wide)
 
     def one_by_one(arrays: Any) -> jax.Array:
         return wide.joined([sums for sums, _ in _one_by_one(uses, arrays)])
 
-    array = _on_cpu(at_once, one_by_one, [(call.state, call.batch) for call in calls])
+    arrays = [(call.state, call.batch) for call in calls]
+    array = _backend.run(method, at_once, one_by_one, arrays)
     # As a residual, it only orders the update after the forward pass; its first axis stands for one block.
     return array, [(array[None],) if call.use.lookup.wanted.names else () for call in calls]
 
@@ -140,15 +143,19 @@ def _one_by_one(uses: Sequence[Use], arrays: Any) -> list[Any]:
     ]
 
 
-def _forward_parts(uses: Sequence[Use], arrays: Any) -> list[Forward]:
+def _forward_parts(platform: str, uses: Sequence[Use], arrays: Any) -> list[Forward]:
     return [
-        Forward(*_arguments(use, state, batch), sentinel=state.get("sentinel"))
+        Forward(*_arguments(platform, use, state, batch), sentinel=state.get("sentinel"))
         for use, (state, batch) in zip(uses, arrays, strict=True)
     ]
 
 
 def _gradients(
-    calls: Sequence[Call], residuals: Sequence[Any], gs: Gradients, wide: Wide | None = None
+    method: str,
+    calls: Sequence[Call],
+    residuals: Sequence[Any],
+    gs: Gradients,
+    wide: Wide | None = None,
 ) -> list[Cotangents]:
     axes = [
         varying_axes(call.state, call.batch, g)
@@ -163,10 +170,10 @@ def _gradients(
             for use, (state, batch, saved), g in zip(uses, arrays, apart(gs), strict=True)
         ]
 
-    def at_once(arrays: Any, gs: Any) -> list[Any]:
+    def at_once(platform: str, arrays: Any, gs: Any) -> list[Any]:
         own, shared = _operands_of(gs, len(uses), wide)
         parts = [
-            Backward(*_arguments(use, state, batch), g=g)
+            Backward(*_arguments(platform, use, state, batch), g=g)
             for use, (state, batch, _), g in zip(uses, arrays, own, strict=True)
         ]
         found = run_together(parts, wide, shared)
@@ -176,11 +183,15 @@ def _gradients(
             for use, (grads, dweights) in zip(uses, found, strict=True)
         ]
 
-    return _on_cpu(at_once, one_by_one, arrays, gs)
+    return _backend.run(method, at_once, one_by_one, arrays, gs)
 
 
 def _new_states(
-    calls: Sequence[Call], residuals: Sequence[Any], gs: Gradients, wide: Wide | None = None
+    method: str,
+    calls: Sequence[Call],
+    residuals: Sequence[Any],
+    gs: Gradients,
+    wide: Wide | None = None,
 ) -> list[Cotangents]:
     tables = [call.use.table.innermost for call in calls]
     steps = [
@@ -206,19 +217,19 @@ def _new_states(
             )
         ]
 
-    def at_once(arrays: Any, gs: Any) -> list[Any]:
+    def at_once(platform: str, arrays: Any, gs: Any) -> list[Any]:
         own, shared = _operands_of(gs, len(uses), wide)
         parts = []
         for table, use, (state, batch, (out,), values), g in zip(
             tables, uses, arrays, own, strict=True
         ):
-            ((slots,), of_all) = table.stepped_slots(state), _arguments(use, state, batch)
+            ((slots,), of_all) = table.stepped_slots(state), _arguments(platform, use, state, batch)
             parts.append(Update(*of_all, slots=slots, out=out, g=g, values=values))
         if wide is not None:
             shared = {"out": arrays[0][2][0], **shared}
         return run_together(parts, wide, shared)
 
-    found = _on_cpu(at_once, one_by_one, arrays, gs)
+    found = _backend.run(method, at_once, one_by_one, arrays, gs)
     results = []
     for table, call, step, stepped in zip(tables, calls, steps, found, strict=True):
         new, _, dweights = table.after_step(call.state, step, *stepped)
@@ -244,13 +255,7 @@ def _operands_of(
     return (gs, {}) if wide is None else ([None] * tables, {"g": gs})
 
 
-def _arguments(use: Use, state: Any, batch: Any) -> tuple[Any, ...]:
+def _arguments(platform: str, use: Use, state: Any, batch: Any) -> tuple[Any, ...]:
     """Those that native calls of all passes have."""
     table = use.table.innermost
-    return table, "cpu", *table.params(state), batch, use.lookup
-
-
-def _on_cpu(at_once: Callable[..., Any], one_by_one: Callable[..., Any], *arrays: Any) -> Any:
-    if "cpu" not in _backend.native_platforms():
-        return one_by_one(*arrays)
-    return by_platform({"cpu": at_once}, one_by_one, *arrays)
+    return table, platform, *table.params(state), batch, use.lookup

@@ -1,4 +1,5 @@
 // Sums of the rows of a bag.
+#include <type_traits>
 #include <utility>
 
 #include "ffi/core/sentinel.h"
@@ -59,8 +60,8 @@ __device__ __forceinline__ void NoteIds(const DenseBatch& batch, int64_t begin, 
 }
 
 // The lanes of a row take one bag, position after position.
-template <typename T, int V>
-__global__ void __launch_bounds__(kDenseThreads, 2) PoolRows(const __grid_constant__ TableList<ForwardTable> tables) {
+template <typename T, int V, typename Tables>
+__global__ void __launch_bounds__(kDenseThreads, 2) PoolRows(const __grid_constant__ Tables tables) {
   BlockOfTable block;
   const ForwardTable table = tables.Find(&block);
   const DenseBatch& batch = table.batch;
@@ -80,9 +81,8 @@ __global__ void __launch_bounds__(kDenseThreads, 2) PoolRows(const __grid_consta
 }
 
 // A block takes one bag: its groups of lanes take equal runs of positions, and their sums are added in order.
-template <typename T, int V>
-__global__ void __launch_bounds__(kDenseThreads, 2)
-    PoolRowsByBlock(const __grid_constant__ TableList<ForwardTable> tables) {
+template <typename T, int V, typename Tables>
+__global__ void __launch_bounds__(kDenseThreads, 2) PoolRowsByBlock(const __grid_constant__ Tables tables) {
   SharedArena arena;
   const Shared<float> words = arena.Take<float>(kDenseThreads * V);
   BlockOfTable block;
@@ -125,13 +125,19 @@ void AddPoolRows(TableLaunches<ForwardTable>& launches) {
   launches.Add([=](const ForwardTable& table) { return takes(table) && !by_block(table); },
                [=](const ForwardTable& table) { return lanes(table).blocks(table.batch.total_bags()); },
                [](cudaStream_t stream, const TableLaunch<ForwardTable>& on) {
-                 return Launch(stream, on.blocks, kDenseThreads, 0, PoolRows<T, V>, on.tables);
+                 return on.Visit([&](const auto& tables) {
+                   using Tables = std::decay_t<decltype(tables)>;
+                   return Launch(stream, on.blocks, kDenseThreads, 0, PoolRows<T, V, Tables>, tables);
+                 });
                });
   launches.Add([=](const ForwardTable& table) { return takes(table) && by_block(table); },
                [](const ForwardTable& table) { return table.batch.total_bags(); },
                [](cudaStream_t stream, const TableLaunch<ForwardTable>& on) {
-                 return Launch(stream, on.blocks, kDenseThreads, SharedBytes<float>(kDenseThreads * V),
-                               PoolRowsByBlock<T, V>, on.tables);
+                 return on.Visit([&](const auto& tables) {
+                   using Tables = std::decay_t<decltype(tables)>;
+                   return Launch(stream, on.blocks, kDenseThreads, SharedBytes<float>(kDenseThreads * V),
+                                 PoolRowsByBlock<T, V, Tables>, tables);
+                 });
                });
 }
 

@@ -20,6 +20,12 @@ template <typename Table>
 struct TableLaunch {
   TableList<Table> tables;
   int64_t blocks = 0;
+
+  // Calls enqueue(tables) with OneTable or ManyTables, for kernels that are compiled for both.
+  template <typename Enqueue>
+  Status Visit(Enqueue enqueue) const {
+    return tables.many.tables == nullptr ? enqueue(tables.one) : enqueue(tables.many);
+  }
 };
 
 // Collects the launches of a call; then writes its tables, their columns and the lists of all launches to the device,
@@ -66,11 +72,10 @@ class TableLaunches {
     }
     if (list.empty()) return;
     if (one_) {
-      launch.tables.one = tables_[0];
+      launch.tables.one.table = tables_[0];
     } else {
-      launch.tables.many = reinterpret_cast<const Table*>(memory_);
-      launch.tables.count = static_cast<int>(list.size());
-      launch.tables.blocks = Append(list.data(), launch.tables.count);
+      const auto count = static_cast<int>(list.size());
+      launch.tables.many = {reinterpret_cast<const Table*>(memory_), Append(list.data(), count), count};
     }
     steps_.push_back([launch, enqueue](cudaStream_t stream) { return enqueue(stream, launch); });
   }

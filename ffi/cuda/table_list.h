@@ -19,20 +19,25 @@ struct BlockOfTable {
   int64_t index, count;
 };
 
-// One table travels as a parameter, so that nothing has to be written for it; many lie in memory.
+// A list of one table travels as a parameter, so that nothing has to be written for it.
 template <typename Table>
-struct TableList {
-  Table one;
-  const Table* many = nullptr;          // null for `one`
+struct OneTable {
+  Table table;
+
+  __device__ __forceinline__ Table Find(BlockOfTable* own) const {
+    *own = {static_cast<int64_t>(blockIdx.x), static_cast<int64_t>(gridDim.x)};
+    return table;
+  }
+};
+
+template <typename Table>
+struct ManyTables {
+  const Table* tables = nullptr;        // of the call
   const TableBlocks* blocks = nullptr;  // [count], in the order of `first`, which begins at 0
   int count = 0;
 
   // The table that this block works on.  Every lane of the warp must call this.
   __device__ __forceinline__ Table Find(BlockOfTable* own) const {
-    if (many == nullptr) {
-      *own = {static_cast<int64_t>(blockIdx.x), static_cast<int64_t>(gridDim.x)};
-      return one;
-    }
     // The lanes read the whole list side by side, which takes less time than a search, whose reads wait for each other.
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int32_t block = static_cast<int32_t>(blockIdx.x);
@@ -42,7 +47,18 @@ struct TableList {
     const TableBlocks found = blocks[begun - 1];
     const int32_t end = begun < count ? blocks[begun].first : static_cast<int32_t>(gridDim.x);
     *own = {block - found.first, end - found.first};
-    return many[found.table];
+    return tables[found.table];
+  }
+};
+
+// Either of them, for kernels that would take too long to compile for both.
+template <typename Table>
+struct TableList {
+  OneTable<Table> one;
+  ManyTables<Table> many;  // without tables where there is one
+
+  __device__ __forceinline__ Table Find(BlockOfTable* own) const {
+    return many.tables == nullptr ? one.Find(own) : many.Find(own);
   }
 };
 

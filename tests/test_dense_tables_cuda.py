@@ -1,0 +1,222 @@
+"""Dense tables of a collection in one call of the CUDA kernels: bits of single calls, and few launches."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import Bags, Feature, Lookup, _ffi, optimizers
+from jax_tt._lookup import _groups
+from tests.conftest import native_available
+
+pytestmark = pytest.mark.skipif(
+    not native_available("cuda_emulated"), reason="the emulator is not built"
+)
+
+RULES = {
+    "sgd": optimizers.SGD(0.1),
+    "rowwise": optimizers.RowWiseAdagrad(0.1),
+    "slower": optimizers.RowWiseAdagrad(0.01),
+    "adam": optimizers.Adam(0.1),
+    "lamb": optimizers.LAMB(0.1),
+    "none": None,
+}
+# rows, columns, storage, rule
+TABLES = {
+    "usual": (5003, 16, "float32", "rowwise"),
+    "slower": (700, 16, "float32", "slower"),
+    "odd": (1009, 5, "bfloat16", "adam"),
+    "one column": (90, 1, "float32", "sgd"),
+    "half": (33, 64, "float16", "lamb"),
+    "long bags": (40, 24, "float32", "rowwise"),
+    "empty": (70, 8, "float32", "sgd"),
+    "plain": (70, 12, "float32", "none"),
+    "plain odd": (70, 3, "bfloat16", "none"),
+}
+COMBINERS = {"odd": "mean", "half": "sqrtn", "plain": "mean"}
+BAGS = 4
+
+
+def collection_of(names, **options):
+    tables = {}
+    for name in names:
+        rows, columns, dtype, rule = TABLES[name]
+        of_rule = options if RULES[rule] is not None else {}
+        tables[name] = jax_tt.dense_table(
+            rows, columns, param_dtype=dtype, optimizer=RULES[rule], **of_rule
+        )
+    features = {name: Feature(name, combiner=COMBINERS.get(name, "sum")) for name in names}
+    return jax_tt.Collection(tables, features)
+
+
+def batch_of(names, bad=False):
+    """Ragged bags, some of them empty, with weights and duplicates; with ids out of range if ``bad``."""
+    rng = np.random.default_rng(0)
+    batch = {}
+    for name in names:
+        rows = TABLES[name][0]
+        lengths = {"empty": [0] * BAGS, "long bags": [700, 0, 40, 3]}.get(name, [5, 0, 9, 1])
+        ids = [rng.integers(0, rows, length) for length in lengths]
+        if bad and name != "empty":
+            ids[2][3:5] = rows, -3
+        weights = [np.float32(rng.normal(size=length)) for length in lengths]
+        weighted = name in ("usual", "half", "plain", "plain odd")
+        batch[name] = Bags.from_ragged(ids, weights if weighted else None)
+    return jax.tree.map(jnp.asarray, batch)
+
+
+def stepped(collection, lookup, layout, state, batch):
+    """The rows, the state after a step, and the gradients of weights and of tables without an optimizer."""
+    weights = {name: bags.weights for name, bags in batch.items() if bags.weights is not None}
+
+    def loss(trained, weights):
+        given = {
+            name: Bags(bags.ids, bags.offsets, weights.get(name)) for name, bags in batch.items()
+        }
+        arrays = collection.replaced(state, trained)
+        rows, _ = jax_tt.embed_collection(collection, arrays, given, lookup, layout=layout)
+        leaves = jax.tree.leaves(rows)
+        return sum(jnp.sum(jnp.sin(leaf.astype(jnp.float32))) for leaf in leaves), rows
+
+    (trained, of_weights), rows = jax.grad(loss, (0, 1), has_aux=True)(
+        collection.trained(state), weights
+    )
+    return rows, collection.overwritten(state, trained), of_weights
+
+
+def steps(collection, lookup, layout, batch, monkeypatch):
+    """A step of the group, and one of every table on its own."""
+    state = collection.init(jax.random.key(0))
+    results = []
+    with monkeypatch.context() as patch:
+        for alone in (False, True):
+            if alone:
+                patch.setattr(
+                    _groups, "groups_of", lambda uses: tuple((None, (k,)) for k in range(len(uses)))
+                )
+            step = jax.jit(functools.partial(stepped, collection, lookup, layout))
+            lowered = step.lower(state, batch)
+            assert ("dense_tables_update" in lowered.as_text()) != alone
+            results.append(lowered.compile()(state, batch))
+    return results
+
+
+def assert_same_bits(got, want):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize("bounds", ["clip", "zero", "error", "warn"])
+@pytest.mark.parametrize("skip", [False, True])
+def test_bits_are_those_of_single_calls(bounds, skip, monkeypatch):
+    collection = collection_of(TABLES, skip_nonfinite=skip)
+    lookup = Lookup(bounds=bounds, method="cuda_emulated")
+    batch = batch_of(TABLES, bad=True)
+    got, want = steps(collection, lookup, "features", batch, monkeypatch)
+    assert_same_bits(got, want)
+    # Bad ids keep their own tables from a step, and no others.
+    taken = np.asarray(got[1]["updates"]["step"]).tolist()
+    fused = [name for name in TABLES if TABLES[name][3] != "none"]
+    assert taken == [float(bounds != "error" or name == "empty") for name in fused]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("usual", "slower", "half"),
+        ("odd", "usual", "one column", "slower", "plain"),  # columns that no packets reach
+    ],
+)
+def test_bits_of_sums_in_one_array(names, monkeypatch):
+    tables = {
+        name: jax_tt.dense_table(*TABLES[name][:2], optimizer=RULES[TABLES[name][3]])
+        for name in names
+    }
+    features = {name: Feature(name) for name in names}
+    features["again"] = Feature(names[1])  # two columns of one table
+    collection = jax_tt.Collection(tables, features)
+    batch = batch_of(names)
+    batch = {name: Bags(bags.ids, bags.offsets) for name, bags in batch.items()}
+    batch["again"] = Bags(batch[names[1]].ids[::-1], batch[names[1]].offsets)
+    lookup = Lookup(method="cuda_emulated")
+    got, want = steps(collection, lookup, "concatenated", batch, monkeypatch)
+    assert_same_bits(got, want)
+
+
+def test_a_gradient_that_is_not_finite_skips_its_own_table():
+    names = ("usual", "slower", "odd")
+    collection = collection_of(names, skip_nonfinite=True)
+    state = collection.init(jax.random.key(0))
+    batch = {name: jnp.zeros((2, 1), jnp.int32) for name in names}
+
+    @jax.jit
+    def step(scale):
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            lookup = Lookup(method="cuda_emulated")
+            rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
+            return jnp.sum(rows["usual"]) + scale * jnp.sum(rows["slower"]) + jnp.sum(rows["odd"])
+
+        return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
+
+    after = step(jnp.float32(np.inf))
+    assert after["updates"]["step"].tolist() == [1, 0, 1]
+    assert_same_bits(after["slower"]["embedding"], state["slower"]["embedding"])
+
+
+def test_order_of_threads_leaves_no_trace():
+    collection = collection_of(TABLES)
+    state, batch = collection.init(jax.random.key(0)), batch_of(TABLES)
+    lookup = Lookup(method="cuda_emulated")
+    step = jax.jit(functools.partial(stepped, collection, lookup, "features"))
+    module = _ffi.load("cuda_emulated")
+    assert module is not None
+    results = []
+    try:
+        for seed in range(3):
+            module.set_seed(seed)
+            results.append(jax.block_until_ready(step(state, batch)))
+    finally:
+        module.set_seed(0)
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
+
+
+@pytest.mark.parametrize("length", [1, 20])
+@pytest.mark.parametrize("tables", [3, 26, 300])
+def test_few_launches(tables, length):
+    """Any number of tables with one rule and one storage type, with as many ids as one block sorts and with more."""
+    rule = optimizers.RowWiseAdagrad(0.1)
+    samples = 18_000 // (20 * tables) + 1
+    names = [f"t{k}" for k in range(tables)]
+    # So many rows that their common numbers have 29 bits would not fit; 21 bits take as many passes.
+    collection = jax_tt.Collection(
+        {name: jax_tt.dense_table(1_100_000 // tables, 2, optimizer=rule) for name in names},
+        {name: Feature(name) for name in names},
+    )
+    state = collection.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    batch = {
+        name: jnp.asarray(rng.integers(0, 1000, (samples, length)), jnp.int32) for name in names
+    }
+
+    def updated(state, batch):
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            lookup = Lookup(method="cuda_emulated")
+            rows, _ = jax_tt.embed_collection(
+                collection, arrays, batch, lookup, layout="concatenated"
+            )
+            return jnp.sum(rows)
+
+        return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
+
+    step = jax.jit(updated).lower(state, batch).compile()
+    module = _ffi.load("cuda_emulated")
+    assert module is not None
+    before = module.launches()
+    jax.block_until_ready(step(state, batch))
+    assert module.launches() - before <= 20

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 # Tables of one update: XLA takes time to compile it with the cube of the number of arrays that it changes in place.
-_MOST = 256
+_MOST = 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,8 @@ class DenseTables:
                 found[k] = table.step(call.state, call.batch, residuals[k], g, lookup, call.values)
             elif lookup.wanted.weights:
                 found[k] = {}, table.weights_gradient(call.state, call.batch, g, lookup)
-        parts = [(stepped[k : k + _MOST], _new_states) for k in range(0, len(stepped), _MOST)]
+        size = -(-len(stepped) // max(1, -(-len(stepped) // _MOST)))  # of equal parts
+        parts = [(stepped[k : k + size], _new_states) for k in range(0, len(stepped), size or 1)]
         for members, of_part in (*parts, (others, _gradients)):
             cotangents = partial(of_part, self.method)
             if wide is not None and members:

@@ -110,7 +110,9 @@ Status ReadWorkspaceFor(std::string_view op, const std::vector<Table>& tables, c
   int64_t columns = 0, bytes = 0;
   for (const Table& table : tables) {
     sizes.push_back({table.batch.num_embeddings, table.batch.dim, table.batch.n()});
-    columns += table.vectors.features(table.batch.total_bags());
+    // Without samples there are columns too, of which none is read.
+    if (table.vectors.columns != nullptr)
+      columns += std::max<int64_t>(1, table.vectors.features(table.batch.total_bags()));
   }
   JAX_TT_RETURN_IF_ERROR(DenseWorkspace(op, sizes, columns, &bytes));
   return ReadWorkspace(buffer, bytes, memory);

@@ -59,10 +59,10 @@ def batch_of(names, bad=False):
     for name in names:
         rows = TABLES[name][0]
         lengths = {"empty": [0] * BAGS, "long bags": [700, 0, 40, 3]}.get(name, [5, 0, 9, 1])
-        ids = [rng.integers(0, rows, length) for length in lengths]
+        ids = [rng.integers(0, rows, length).tolist() for length in lengths]
         if bad and name != "empty":
-            ids[2][3:5] = rows, -3
-        weights = [np.float32(rng.normal(size=length)) for length in lengths]
+            ids[2][1:3] = rows, -3
+        weights = [rng.normal(size=length).tolist() for length in lengths]
         weighted = name in ("usual", "half", "plain", "plain odd")
         batch[name] = Bags.from_ragged(ids, weights if weighted else None)
     return jax.tree.map(jnp.asarray, batch)

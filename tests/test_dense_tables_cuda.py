@@ -118,7 +118,7 @@ def test_bits_are_those_of_single_calls(bounds, skip, monkeypatch):
     got, want = steps(collection, lookup, "features", batch, monkeypatch)
     assert_same_bits(got, want)
     # Bad ids keep their own tables from a step, and no others.
-    taken = np.asarray(got[1]["updates"]["step"]).tolist()
+    taken = np.asarray(got[1][0]["updates"]["step"]).tolist()
     fused = [name for name in TABLES if TABLES[name][3] != "none"]
     assert taken == [float(bounds != "error" or name == "empty") for name in fused]
 

@@ -74,8 +74,8 @@ void AddGradients(const DensePlan& plan, GradientLaunches& launches) {
 
 }  // namespace
 
-void AddWeightGradients(const DensePlan& plan, GradientLaunches& launches) {
-  ForEachWidth([&](auto storage, auto width) {
+Status AddWeightGradients(const DensePlan& plan, GradientLaunches& launches) {
+  return ForEachWidth([&](auto storage, auto width) -> Status {
     using T = typename decltype(storage)::type;
     constexpr int V = decltype(width)::value;
     launches.Add(
@@ -86,6 +86,7 @@ void AddWeightGradients(const DensePlan& plan, GradientLaunches& launches) {
         [plan](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
           return Launch(stream, on.blocks, kDenseThreads, 0, DifferentiateWeights<T, V>, on.tables, plan);
         });
+    return {};
   });
 }
 
@@ -107,7 +108,7 @@ Status DenseBackward(cudaStream_t stream, std::vector<GradientTable> tables, voi
                });
   AddGradients<4>(plan, launches);
   AddGradients<1>(plan, launches);
-  AddWeightGradients(plan, launches);
+  JAX_TT_RETURN_IF_ERROR(AddWeightGradients(plan, launches));
   return launches.Run(stream);
 }
 

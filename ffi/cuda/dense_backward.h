@@ -8,7 +8,7 @@ namespace jax_tt {
 
 // Adds what fills the gradients of weights that are wanted.  It reads the tables, so it comes before any update of
 // them.
-void AddWeightGradients(const DensePlan& plan, GradientLaunches& launches);
+Status AddWeightGradients(const DensePlan& plan, GradientLaunches& launches);
 
 }  // namespace jax_tt
 

@@ -146,9 +146,10 @@ void AddPoolRows(TableLaunches<ForwardTable>& launches) {
 Status DenseForward(cudaStream_t stream, std::vector<ForwardTable> tables, void* workspace) {
   for (ForwardTable& table : tables) table.widths = WidthsOf(table, table.out, 0);
   TableLaunches<ForwardTable> launches(std::move(tables), workspace);
-  ForEachWidth([&](auto storage, auto width) {
+  JAX_TT_RETURN_IF_ERROR(ForEachWidth([&](auto storage, auto width) -> Status {
     AddPoolRows<typename decltype(storage)::type, decltype(width)::value>(launches);
-  });
+    return {};
+  }));
   return launches.Run(stream);
 }
 

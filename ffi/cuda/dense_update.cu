@@ -160,14 +160,13 @@ Status DenseUpdate(cudaStream_t stream, std::vector<GradientTable> tables, void*
     table.widths = WidthsOf(table, table.out_gradient, kOptimizers[table.step.kind].element_slots);
   GradientLaunches launches(std::move(tables), static_cast<char*>(workspace) + plan.bytes);
   AddSort(plan, /*all_or_none=*/true, launches);
-  AddWeightGradients(plan, launches);
+  JAX_TT_RETURN_IF_ERROR(AddWeightGradients(plan, launches));
   AddFiniteChecks<4>(plan, launches);
   AddFiniteChecks<1>(plan, launches);
-  Status status;
-  ForEachWidth([&](auto storage, auto width) {
-    if (status.ok()) status = AddSteps<typename decltype(storage)::type, decltype(width)::value>(plan, launches);
-  });
-  return status.ok() ? launches.Run(stream) : status;
+  JAX_TT_RETURN_IF_ERROR(ForEachWidth([&](auto storage, auto width) {
+    return AddSteps<typename decltype(storage)::type, decltype(width)::value>(plan, launches);
+  }));
+  return launches.Run(stream);
 }
 
 }  // namespace jax_tt

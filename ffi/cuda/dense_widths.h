@@ -19,14 +19,14 @@ struct StorageTag {
 
 // Calls body(StorageTag<T>, std::integral_constant<int, V>) for all types of tables, and V elements at a time.
 template <typename Body>
-void ForEachWidth(Body body) {
-  const auto of_type = [&](auto storage) {
-    body(storage, std::integral_constant<int, 4>{});
-    body(storage, std::integral_constant<int, 1>{});
+Status ForEachWidth(Body body) {
+  const auto of_type = [&](auto storage) -> Status {
+    JAX_TT_RETURN_IF_ERROR(body(storage, std::integral_constant<int, 4>{}));
+    return body(storage, std::integral_constant<int, 1>{});
   };
-  of_type(StorageTag<float>{});
-  of_type(StorageTag<bfloat16>{});
-  of_type(StorageTag<float16>{});
+  JAX_TT_RETURN_IF_ERROR(of_type(StorageTag<float>{}));
+  JAX_TT_RETURN_IF_ERROR(of_type(StorageTag<bfloat16>{}));
+  return of_type(StorageTag<float16>{});
 }
 
 inline bool IsAligned(const void* place, size_t bytes) { return reinterpret_cast<uintptr_t>(place) % bytes == 0; }

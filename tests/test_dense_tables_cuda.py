@@ -196,7 +196,7 @@ def test_few_launches(tables, length):
     rule = optimizers.RowWiseAdagrad(0.1)
     samples = 18_000 // (20 * tables) + 1
     names = [f"t{k}" for k in range(tables)]
-    # So many rows that their common numbers have 29 bits would not fit; 21 bits take as many passes.
+    # Numbers of rows with 21 bits take three passes of the sort, as many as those with 30 bits.
     collection = jax_tt.Collection(
         {name: jax_tt.dense_table(1_100_000 // tables, 2, optimizer=rule) for name in names},
         {name: Feature(name) for name in names},

@@ -76,7 +76,9 @@ MUTANTS = {
         "rows_.at(), nullptr,",
         "conformance kinds",
     ),
-    "columns": Mutant("ffi/cpu/dense.h", "columns[bag / bags]", "columns[0]", "collection_wide"),
+    "columns": Mutant(
+        "ffi/core/bag_vectors.h", "columns[narrow / each]", "columns[0]", "collection_wide"
+    ),
     "long bags": Mutant(
         "ffi/cpu/bag_sums.h", "continues_ = true;", "continues_ = false;", "dense_segments"
     ),

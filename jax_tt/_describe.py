@@ -203,5 +203,10 @@ def _update(
     max_gradient: float | None,
 ) -> Update | None:
     if optimizer is None:
+        if max_gradient is not None:
+            raise ValueError(
+                f"max_gradient: got {max_gradient!r} for a table without an optimizer, whose gradients are ordinary "
+                "ones; give the table an optimizer, or clip in optax, e.g. with optax.clip."
+            )
         return None
     return Update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)

@@ -140,6 +140,9 @@ MUTANTS = {
         "safe = size",
         "grad",
     ),
+    "averages of steps that are not taken": Mutant(
+        "jax_tt/_tables/between_steps.py", "due & (applied != 0)", "due", "averaged_rules"
+    ),
     "unused tables": Mutant(
         "jax_tt/_tables/next_values.py",
         "if skip is True:\n            continue",

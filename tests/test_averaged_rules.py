@@ -25,12 +25,10 @@ IN_PLACE = functools.partial(optimizers.EMAInPlaceRowWiseAdagrad, **RATE)
 def ensemble_before(rule, t, values, average):
     """What FBGEMM does at the beginning of the forward pass of step ``t``, counted from 1; in place."""
     if t % rule.average_every == 0:
-        decay = 0.0 if t <= rule.start else rule.decay
+        decay = 0.0 if t <= max(rule.start, rule.average_every, 2) else rule.decay
         average[...] = average + (1 - decay) * (values - average)
     if t % rule.swap_every == 0:
         values[...] = average
-    if t % rule.average_every == 0 and rule.restart:
-        average[...] = 0
 
 
 def in_place_before(rule, t, values, average):
@@ -42,10 +40,7 @@ def in_place_before(rule, t, values, average):
 
 RULES = {
     "ensemble": (ENSEMBLE(average_every=3, swap_every=6, start=7, decay=0.7), ensemble_before),
-    "ensemble_restart": (
-        ENSEMBLE(average_every=2, swap_every=5, decay=0.4, restart=True),
-        ensemble_before,
-    ),
+    "ensemble_shifted": (ENSEMBLE(average_every=2, swap_every=5, decay=0.4), ensemble_before),
     "ensemble_decayed": (
         ENSEMBLE(average_every=4, swap_every=4, weight_decay=0.1, weight_decay_mode="l2"),
         ensemble_before,
@@ -109,9 +104,32 @@ def test_16_bit_tables_hold_the_averages(name, dtype):
     np.testing.assert_allclose(f64(table.cores[0]), wide.cores[0], rtol=3e-2, atol=3e-2)
 
 
-@pytest.mark.parametrize("name", ["ensemble", "in_place"])
-def test_a_step_that_is_not_taken_changes_nothing(name):
-    rule = RULES[name][0]
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("stochastic", [True, False])
+def test_averages_of_16_bit_tables_move_at_small_rates(dtype, stochastic):
+    """By less than half a unit in the last place in every step, which only stochastic rounding keeps."""
+    rule = optimizers.EMAInPlaceRowWiseAdagrad(0.0, average_every=1, rate=1e-4)
+    rows = jnp.concatenate([jnp.full((2, 64), 2.0), jnp.ones((2, 64))], axis=1).astype(dtype)
+    table = jax_tt.init_fused_table(rows, rule)
+
+    def loss(table):
+        options = {"stochastic_rounding": stochastic, "dtype": "float32"}
+        return jnp.sum(jax_tt.fused_embed_bag(table, jnp.array([[0]]), rule, **options))
+
+    table = jax.lax.fori_loop(0, 1000, lambda _, table: jax.grad(loss)(table), table)
+    moved = f64(table.cores[0])[:, 64:].mean() - 1
+    # 999 averages: before the first step there is none.
+    assert abs(moved - (1 - (1 - 1e-4) ** 999)) < 0.02 if stochastic else moved == 0
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ENSEMBLE(average_every=1, swap_every=2, decay=0.5),
+        IN_PLACE(average_every=1, rate=0.5),
+    ],
+)
+def test_a_step_that_is_not_taken_changes_nothing(rule):
     table = jax_tt.init_fused_table(start(), rule)
 
     def loss(table, factor):
@@ -119,7 +137,6 @@ def test_a_step_that_is_not_taken_changes_nothing(name):
         return factor * jnp.sum(jax_tt.fused_embed_bag(table, ids, rule, skip_nonfinite=True))
 
     step = jax.jit(jax.grad(loss))
-    # The next step is one before which all rows are averaged, and then one in which they are not.
     for _ in range(2):
         table = step(table, 1.0)
     skipped = step(table, jnp.inf)
@@ -181,5 +198,23 @@ def test_what_does_not_fit_is_refused():
         jax_tt.dense_table(10, 7, optimizer=RULES["in_place"][0])
     with pytest.raises(ValueError, match="average_every"):
         ENSEMBLE(average_every=0)
-    with pytest.raises(ValueError, match="decay"):
-        ENSEMBLE(decay=-1.0)
+    for decay in (-1.0, 7.0, jnp.float32(0.5), True):
+        with pytest.raises(ValueError, match=r"decay: got .*; expected a number from 0 to 1"):
+            ENSEMBLE(decay=decay)
+    with pytest.raises(ValueError, match=r"rate: got 5\.0; expected a number from 0 to 1"):
+        IN_PLACE(rate=5.0)
+    with pytest.raises(ValueError, match="swap_every: got 4; expected at least average_every, 10"):
+        ENSEMBLE(average_every=10, swap_every=4)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_table_that_is_not_trained_keeps_its_size(every):
+    """Neither the first average nor later ones contain the zeros that the slot starts with."""
+    rule = optimizers.EnsembleRowWiseAdagrad(0.0, average_every=every, swap_every=5)
+    table = jax_tt.init_fused_table(jnp.ones((4, 2)), rule)
+
+    def loss(table):
+        return jnp.sum(jax_tt.fused_embed_bag(table, jnp.array([[0]]), rule))
+
+    table = jax.lax.fori_loop(0, 20, lambda _, table: jax.grad(loss)(table), table)
+    np.testing.assert_array_equal(table.cores[0], 1)

@@ -332,7 +332,7 @@ def test_what_a_function_returns_is_checked():
         optimizers.Custom(cast("Any", 3))
     with pytest.raises(ValueError, match="'per_row'; expected 'row', 'entry'"):
         optimizers.Custom(plain_sgd, slots={"sum": "per_row"})
-    with pytest.raises(ValueError, match="slots: got the name 'a sum'"):
+    with pytest.raises(ValueError, match=r"slots: got the name 'a sum'"):
         optimizers.Custom(plain_sgd, slots={"a sum": "row"})
 
 
@@ -343,7 +343,7 @@ def test_what_a_function_returns_is_checked():
 def test_sums_are_left_and_the_table_is_not_touched(capacity, method):
     rule = optimizers.RowGradients(capacity)
     table = jax_tt.init_fused_table(rows(), rule)
-    assert rule.read(*table.slots).distinct == 0
+    assert rule.read(table.slots).distinct == 0
     g = gradients(COLUMNS)
     step = jax.jit(
         jax.grad(
@@ -354,7 +354,7 @@ def test_sums_are_left_and_the_table_is_not_touched(capacity, method):
     )
     for batch in batches(3):
         table = step(table, Bags(*batch))
-        found = rule.read(*table.slots)
+        found = rule.read(table.slots)
         seen = np.unique(batch[0])
         assert found.distinct == len(seen) <= capacity
         np.testing.assert_array_equal(found.rows[: len(seen)], seen)
@@ -374,7 +374,7 @@ def test_too_many_rows_are_an_error_and_nan():
     ids = jnp.array([[1, 2, 3]])
     table = jax.grad(lambda t: jax_tt.fused_embed_bag(t, ids, rule).sum())(table)
     with pytest.raises(ValueError, match="capacity: got 2; the last batch had 3 distinct rows"):
-        rule.read(*table.slots)
+        rule.read(table.slots)
     found = jax.jit(lambda slots: rule.read(slots))(table.slots[0])
     assert found.distinct == 3 and np.all(np.isnan(found.gradients))
 
@@ -388,9 +388,9 @@ def test_a_refused_step_leaves_no_gradients():
         return factor * jnp.sum(out)
 
     table = jax.grad(loss)(table, 1.0)
-    assert rule.read(*table.slots).distinct == 2
+    assert rule.read(table.slots).distinct == 2
     table = jax.grad(loss)(table, jnp.inf)
-    assert rule.read(*table.slots).distinct == 0 and table.step == 1
+    assert rule.read(table.slots).distinct == 0 and table.step == 1
 
 
 def test_row_gradients_of_a_layer_and_of_a_train():
@@ -405,3 +405,24 @@ def test_row_gradients_of_a_layer_and_of_a_train():
         jax_tt.init_fused_table(cores(), rule)
     with pytest.raises(ValueError, match="capacity"):
         optimizers.RowGradients(0)
+
+
+def test_other_slots_are_refused():
+    rule = optimizers.RowGradients(8)
+    other = jax_tt.init_fused_table(rows(), optimizers.Adam(0.1))
+    smaller = jax_tt.init_fused_table(rows(), optimizers.RowGradients(4))
+    for given in (other, other.slots, other.slots[0], smaller.slots, {}, ()):
+        with pytest.raises(
+            ValueError, match=r"slots: got .*; expected the slots of a table with Row"
+        ):
+            rule.read(given)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda rows: jax.lax.complex(rows, rows), lambda rows: rows > 0]
+)
+def test_results_that_are_no_floating_point_numbers_are_refused(change):
+    rule = optimizers.Custom(lambda rows, gradients, slots, step: (change(rows), {}))
+    table = jax_tt.init_fused_table(rows(), rule)
+    with pytest.raises(TypeError, match=r"function: returned rows of type .*; expected floating"):
+        jax.grad(lambda t: jax_tt.fused_embed_bag(t, jnp.array([[1]]), rule).sum())(table)

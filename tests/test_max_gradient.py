@@ -168,7 +168,17 @@ def test_layers_have_it():
     assert tt.max_gradient == 0.25
 
 
-@pytest.mark.parametrize("bad", [0, -1.0, True, np.nan, "1"])
+@pytest.mark.parametrize("bad", [0, -1.0, True, np.nan, np.inf, 1e-50, "1"])
 def test_what_is_no_limit_is_refused(bad):
     with pytest.raises(ValueError, match=r"max_gradient: got .*; expected a positive number"):
         jax_tt.Update(RULE, max_gradient=bad)
+
+
+def test_a_table_without_an_optimizer_has_no_limit():
+    match = r"max_gradient: got 1.0 for a table without an optimizer"
+    with pytest.raises(ValueError, match=match):
+        jax_tt.dense_table(10, 4, max_gradient=1.0)
+    with pytest.raises(ValueError, match=match):
+        jax_tt.TTEmbedBag(50, 8, tt_ranks=2, max_gradient=1.0, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=match):
+        jax_tt.linen.Embed(10, 4, max_gradient=1.0).init(jax.random.key(0), jnp.array([1]))

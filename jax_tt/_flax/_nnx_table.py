@@ -349,7 +349,7 @@ def hoisted_update(
 ) -> tuple[Update | None, dict[str, nnx.Variable[Any]]]:
     """The update of a layer, and the variables that were fields of its optimizer, by name."""
     if optimizer is None:
-        return None, {}
+        return described_update(None, skip_nonfinite, stochastic_rounding, max_gradient), {}
     rule, found = hoisted(optimizer, lambda value: isinstance(value, nnx.Variable))
     for name, variable in found.items():
         if isinstance(variable, nnx.Param):

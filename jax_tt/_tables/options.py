@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tt._arguments import as_dtype, one_of
 from jax_tt._method import resolve_method
@@ -119,10 +120,10 @@ class Update:
 
 def _as_limit(value: Any) -> float:
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not number or not float(value) > 0:
+    if not number or not 0 < np.float32(value) < np.inf:
         raise ValueError(
-            f"max_gradient: got {value!r}; expected a positive number, or None for no limit. It is part of the "
-            "program, and cannot be an array."
+            f"max_gradient: got {value!r}; expected a positive number within the range of float32, or None for no "
+            "limit. It is part of the program, and cannot be an array."
         )
     return float(value)
 

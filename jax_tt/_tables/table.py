@@ -389,7 +389,9 @@ class Table(abc.ABC):
         new = dict(zip(self.param_names, params, strict=True))
         for names, arrays in zip(self.stepped_names, slots, strict=True):
             new |= dict(zip(names, arrays, strict=True))
-        new = changed_between_steps(self, state, new, step.values["allowed"] * applied)
+        new = changed_between_steps(
+            self, state, new, step.values["allowed"] * applied, step.values["seed"]
+        )
         if self.update is not None and self.update.shared:
             new[APPLIED] = step.values["allowed"] * applied
         else:

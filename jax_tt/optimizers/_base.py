@@ -178,6 +178,16 @@ def check_number(name: str, value: Any, low: float) -> None:
     check_scalar(name, value, low)
 
 
+def check_plain(name: str, value: Any, low: float, high: float = math.inf) -> None:
+    """Checks a number in ``[low, high]`` that is part of the program, and so cannot be an array."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not low <= float(value) <= high:
+        limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
+        raise ValueError(
+            f"{name}: got {value!r}; expected a number {limits}. It is part of the program, and cannot be an array."
+        )
+
+
 def check_that(name: str, value: Any, holds: Callable[[float], bool], expected: str) -> None:
     """`check_scalar` with another condition than a lower limit."""
     check_scalar(name, value, -math.inf)

@@ -28,9 +28,10 @@ class Custom(Optimizer):
     of the batch, followed by rows of zeros up to the number of its ids, whose results are dropped; in a tensor train
     they are all slices of a core, and results of slices that the batch does not use are dropped.
 
-    The new rows of a dense table are written in place. The step sorts the ids of the batch, and takes longer than the
-    native one of the other rules. The function is part of the compiled program: define it once, at module level, rather
-    than anew for every call.
+    The new rows of a dense table are written in place, except in two cases in which XLA makes temporary arrays of its
+    size: bfloat16 tables on a CPU, which XLA converts to float32 and back, and ``method="reference"``. The step sorts
+    the ids of the batch, and takes longer than the native one of the other rules. The function is part of the compiled
+    program: define it once, at module level, rather than anew for every call.
 
     Args:
         function: the rule, as above.
@@ -89,14 +90,18 @@ class Custom(Optimizer):
                 "{} without slots."
             )
         new, stepped = returned
-        _check_shape("rows", new, rows)
+        _check_array("rows", new, rows)
         if not isinstance(stepped, Mapping) or set(stepped) != set(names):
-            got = sorted(stepped) if isinstance(stepped, Mapping) else type(stepped).__name__
+            got = (
+                sorted(map(str, stepped))
+                if isinstance(stepped, Mapping)
+                else type(stepped).__name__
+            )
             raise ValueError(
                 f"function: returned the slots {got}; expected a dict with those of the rule, {sorted(names)}."
             )
         for name in names:
-            _check_shape(f"slots[{name!r}]", stepped[name], given[name])
+            _check_array(f"slots[{name!r}]", stepped[name], given[name])
         return new.astype(rows.dtype), tuple(stepped[name] for name in names)
 
 
@@ -110,8 +115,13 @@ def _slots(kinds: Mapping[str, str]) -> tuple[Slot, ...]:
     return tuple(Slot(name, kind == "row", 0.0) for name, kind in kinds.items())
 
 
-def _check_shape(what: str, got: Any, like: jax.Array) -> None:
+def _check_array(what: str, got: Any, like: jax.Array) -> None:
     shape = getattr(got, "shape", None)
+    dtype = getattr(got, "dtype", None)
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"function: returned {what} of type {dtype}; expected floating-point numbers."
+        )
     if shape != like.shape:
         raise ValueError(
             f"function: returned {what} of shape {shape}; expected an array of the shape that it was given, "

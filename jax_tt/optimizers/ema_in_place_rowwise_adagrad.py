@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._arguments import as_positive
-from jax_tt.optimizers._base import Slots, check_number
+from jax_tt.optimizers._base import Slots, check_plain
 from jax_tt.optimizers._periods import every, refuse_slices
 from jax_tt.optimizers.rowwise_adagrad import RowWiseAdagrad
 
@@ -21,14 +21,15 @@ class EMAInPlaceRowWiseAdagrad(RowWiseAdagrad):
     preceding step, and so not before the first step. It is ``EMAINPLACE_ROWWISE_ADAGRAD`` of FBGEMM's table-batched
     embedding. A lookup returns both halves; the second one is the target of a loss that does not train it.
 
-    Such a step reads and writes the whole table. It is for dense tables with an even number of columns.
+    Such a step reads and writes the whole table, for which every step of the program reserves memory of half its size.
+    It is for dense tables with an even number of columns.
 
     Args:
         learning_rate, eps, initial_accumulator_value, weight_decay, weight_decay_mode, max_norm: as in
             `RowWiseAdagrad`.
         average_every: steps between averages.
         start: the first ``t`` with an average.
-        rate: share of the first half in the new second half.
+        rate: share of the first half in the new second half, from 0 to 1.
 
     >>> import jax_tt
     >>> rule = jax_tt.optimizers.EMAInPlaceRowWiseAdagrad(0.1, average_every=10, rate=0.5)
@@ -44,8 +45,8 @@ class EMAInPlaceRowWiseAdagrad(RowWiseAdagrad):
     def __post_init__(self) -> None:
         super().__post_init__()
         as_positive("average_every", self.average_every)
-        check_number("start", self.start, 0.0)
-        check_number("rate", self.rate, 0.0)
+        check_plain("start", self.start, 0)
+        check_plain("rate", self.rate, 0, 1)
 
     def changes_all(self, step: jax.Array) -> jax.Array:
         return every(self.average_every, step) & (step + 1 >= self.start)

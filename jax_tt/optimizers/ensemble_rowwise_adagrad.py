@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt._arguments import as_positive
-from jax_tt.optimizers._base import Slot, Slots, check_number
+from jax_tt.optimizers._base import Slot, Slots, check_plain
 from jax_tt.optimizers._periods import every, refuse_slices
 from jax_tt.optimizers.rowwise_adagrad import RowWiseAdagrad
 
@@ -16,21 +16,23 @@ from jax_tt.optimizers.rowwise_adagrad import RowWiseAdagrad
 class EnsembleRowWiseAdagrad(RowWiseAdagrad):
     """`RowWiseAdagrad` with an average of the table that replaces it now and then.
 
-    The average ``a``, one more slot, starts at 0. Let ``t`` count the steps from 1. Before every step whose ``t`` is a
-    multiple of ``average_every``, ``a = decay * a + (1 - decay) * w`` for all rows, with a ``decay`` of 0 up to
-    ``t = start``. Before every step whose ``t`` is a multiple of ``swap_every``, then ``w = a`` for all rows. With
-    ``restart``, the former steps set ``a`` to 0 after that. This is done at the end of the preceding step, and so not
-    before the first step. It is ``ENSEMBLE_ROWWISE_ADAGRAD`` of FBGEMM's table-batched embedding.
+    Let ``t`` count the steps from 1. Before every step whose ``t`` is a multiple of ``average_every``, the average
+    ``a``, one more slot, is ``decay * a + (1 - decay) * w`` for all rows; up to ``t = start``, and the first time,
+    ``a = w``. Before every step whose ``t`` is a multiple of ``swap_every``, then ``w = a`` for all rows. This is done
+    at the end of the preceding step, and so not before the first step.
+
+    It is ``ENSEMBLE_ROWWISE_ADAGRAD`` of FBGEMM's table-batched embedding, where the first average is with zeros unless
+    ``step_start`` prevents it, and ``StepMode.NONE`` sets the average to zero after each use. Both make the table
+    smaller, and are left out.
 
     Such a step reads and writes the whole table; all others do not touch the average. It is for dense tables.
 
     Args:
         learning_rate, eps, initial_accumulator_value, weight_decay, weight_decay_mode, max_norm: as in
             `RowWiseAdagrad`.
-        average_every, swap_every: steps between averages and between replacements.
-        start: the last ``t`` with a ``decay`` of 0.
-        decay: factor of the average.
-        restart: whether the average begins anew each time.
+        average_every, swap_every: steps between averages and between replacements, the latter at least as many.
+        start: the last ``t`` at which the average is a copy of the table.
+        decay: factor of the average, from 0 to 1.
 
     >>> import jax_tt
     >>> rule = jax_tt.optimizers.EnsembleRowWiseAdagrad(0.1, average_every=100, swap_every=1000)
@@ -42,21 +44,24 @@ class EnsembleRowWiseAdagrad(RowWiseAdagrad):
     swap_every: int = 10_000
     start: int = 0
     decay: float = 0.6
-    restart: bool = False
     static: ClassVar[frozenset[str]] = RowWiseAdagrad.static | {
         "average_every",
         "swap_every",
         "start",
         "decay",
-        "restart",
     }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         as_positive("average_every", self.average_every)
         as_positive("swap_every", self.swap_every)
-        check_number("start", self.start, 0.0)
-        check_number("decay", self.decay, 0.0)
+        check_plain("start", self.start, 0)
+        check_plain("decay", self.decay, 0, 1)
+        if self.swap_every < self.average_every:
+            raise ValueError(
+                f"swap_every: got {self.swap_every}; expected at least average_every, {self.average_every}: there is "
+                "no average before."
+            )
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -67,13 +72,13 @@ class EnsembleRowWiseAdagrad(RowWiseAdagrad):
 
     def change_all(self, rows: jax.Array, slots: Slots, step: jax.Array) -> tuple[jax.Array, Slots]:
         average, total = slots
-        decay = jnp.where(step + 1 <= self.start, 0.0, self.decay).astype(rows.dtype)
+        # With a period of 1 the first average is at t = 2.
+        copies = step + 1 <= max(self.start, self.average_every, 2)
+        decay = jnp.where(copies, 0.0, self.decay).astype(rows.dtype)
         due = every(self.average_every, step)
         wide = average.astype(rows.dtype)
         new = jnp.where(due, wide + (1 - decay) * (rows - wide), wide)
         rows = jnp.where(every(self.swap_every, step), new, rows)
-        if self.restart:
-            new = jnp.where(due, 0, new)
         return rows, (new.astype(average.dtype), total)
 
     def check_width(self, width: int | None) -> None:

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jax_tt._arguments import as_positive
 from jax_tt.optimizers._base import Optimizer, Slot, Slots
 
-# Numbers of rows are stored in two float32 numbers, each of which has all integers below this square root.
+# A row's number is stored in two float32 slots, as quotient and remainder of this base; both are exact.
 _BASE = 2**16
 
 
@@ -28,7 +28,7 @@ class GradientsOfRows(NamedTuple):
     >>> import jax, jax_tt
     >>> rule = jax_tt.optimizers.RowGradients(capacity=2)
     >>> table = jax_tt.init_fused_table(jax.numpy.zeros((10, 4)), rule)
-    >>> rule.read(*table.slots).gradients.shape
+    >>> rule.read(table.slots).gradients.shape
     (2, 4)
     """
 
@@ -54,7 +54,7 @@ class RowGradients(Optimizer):
     >>> table = jax_tt.init_fused_table(jnp.zeros((10, 2)), rule)
     >>> ids = jnp.array([[7, 1, 7]])
     >>> table = jax.grad(lambda t: jax_tt.fused_embed_bag(t, ids, rule).sum())(table)
-    >>> found = rule.read(*table.slots)
+    >>> found = rule.read(table.slots)
     >>> found.rows[:2].tolist(), found.gradients.tolist(), int(found.distinct)
     ([1, 7], [[1.0, 1.0], [2.0, 2.0], [0.0, 0.0]], 2)
     """
@@ -78,7 +78,7 @@ class RowGradients(Optimizer):
             Slot("count", True, 0.0, 1),
         )
 
-    def read(self, slots: Slots | Mapping[str, Any]) -> GradientsOfRows:
+    def read(self, slots: tuple[Slots, ...] | Slots | Mapping[str, Any]) -> GradientsOfRows:
         """The gradients of the last step that used the table; none before the first.
 
         Args:
@@ -89,11 +89,10 @@ class RowGradients(Optimizer):
             `GradientsOfRows`.
 
         Raises:
-            ValueError: outside ``jit``, the batch had more than ``capacity`` distinct rows.
+            ValueError: ``slots`` are not those of this rule; or, outside ``jit``, the batch had more than ``capacity``
+                distinct rows.
         """
-        if isinstance(slots, Mapping):
-            slots = tuple(slots[f"slot_{slot.name}_0"] for slot in self.slots)
-        gradients, high, low, (count,) = map(jnp.asarray, slots)
+        gradients, high, low, (count,) = self._arrays(slots)
         if not isinstance(count, Tracer) and count > self.capacity:
             raise ValueError(
                 f"capacity: got {self.capacity}; the last batch had {int(count)} distinct rows. Make the table with a "
@@ -104,6 +103,22 @@ class RowGradients(Optimizer):
         number = jnp.maximum(high, 0).astype(dtype) * _BASE + low.astype(dtype)
         none = jnp.asarray(jnp.iinfo(dtype).max, dtype)
         return GradientsOfRows(jnp.where(high < 0, none, number), gradients, count)
+
+    def _arrays(self, slots: Any) -> list[jax.Array]:
+        names = [f"slot_{slot.name}_0" for slot in self.slots]
+        if isinstance(slots, Mapping):
+            found = [slots[name] for name in names if name in slots]
+        else:
+            nested = isinstance(slots, tuple) and len(slots) == 1
+            found = list(slots[0] if nested else slots) if isinstance(slots, tuple) else []
+        shapes = [getattr(array, "shape", None) for array in found]
+        rows = [shape[0] if shape else None for shape in shapes]
+        if rows != [slot.rows for slot in self.slots]:
+            raise ValueError(
+                f"slots: got {type(slots).__name__} with arrays of shapes {shapes}; expected the slots of a table with "
+                f"{self}, e.g. table.slots, or its state, with {', '.join(names)}."
+            )
+        return [jnp.asarray(array) for array in found]
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
         del step

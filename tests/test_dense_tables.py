@@ -170,10 +170,13 @@ def test_updates_in_several_calls(layout, monkeypatch):
         return lowered.compile()(collection.trained(state)), len(calls)
 
     want, once = step()
-    monkeypatch.setattr(dense_group, "_MOST", 3)
-    got, several = step()
-    assert (once, several) == (1, 3)
-    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert once == 1
+    for name, most, expected in (("_MOST", 3, 3), ("_MOST_IDS", 1, 7)):
+        with monkeypatch.context() as patch:
+            patch.setattr(dense_group, name, most)
+            got, several = step()
+        assert several == expected
+        jax.tree.map(np.testing.assert_array_equal, got, want)
     assert got["updates"]["step"].tolist() == [1] * 7
 
 

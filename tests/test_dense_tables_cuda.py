@@ -32,6 +32,7 @@ TABLES = {
     "one column": (90, 1, "float32", "sgd"),
     "half": (33, 64, "float16", "lamb"),
     "long bags": (40, 24, "float32", "rowwise"),
+    "hot row": (50, 16, "float32", "rowwise"),
     "empty": (70, 8, "float32", "sgd"),
     "plain": (70, 12, "float32", "none"),
     "plain odd": (70, 3, "bfloat16", "none"),
@@ -58,8 +59,11 @@ def batch_of(names, bad=False):
     batch = {}
     for name in names:
         rows = TABLES[name][0]
-        lengths = {"empty": [0] * BAGS, "long bags": [700, 0, 40, 3]}.get(name, [5, 0, 9, 1])
+        long = {"empty": [0] * BAGS, "long bags": [700, 0, 40, 3], "hot row": [100, 0, 100, 100]}
+        lengths = long.get(name, [5, 0, 9, 1])
         ids = [rng.integers(0, rows, length).tolist() for length in lengths]
+        if name == "hot row":  # one that several tiles of the sorted ids have
+            ids[0] = ids[3] = [7] * 100
         if bad and name != "empty":
             ids[2][1:3] = rows, -3
         weights = [rng.normal(size=length).tolist() for length in lengths]
@@ -127,7 +131,7 @@ def test_bits_are_those_of_single_calls(bounds, skip, monkeypatch):
     "names",
     [
         ("usual", "slower", "half"),
-        ("odd", "usual", "one column", "slower", "plain"),  # columns that no packets reach
+        ("odd", "usual", "one column", "hot row", "plain"),  # columns that no packets reach
     ],
 )
 def test_bits_of_sums_in_one_array(names, monkeypatch):

@@ -82,6 +82,7 @@ Status ReadTables(const TablesCall& call, const WideReader& of_all, TableReader&
     next_column += features;
     JAX_TT_RETURN_IF_ERROR(read(*own, wide, own_columns));
   }
+  if (next_column != static_cast<int64_t>(columns.size())) return InvalidArgument("no table has the last columns");
   return {};
 }
 
@@ -96,6 +97,11 @@ class StepsReader {
     JAX_TT_RETURN_IF_ERROR(Data(args[2], "seeds", 2 * tables_left_, &next_.seed));
     applied_left_ = Count(applied);
     return Data(applied, "applied", applied_left_, &applied_);
+  }
+  // Must be called after the last table.
+  Status Finish() const {
+    if (hyper_left_ == 0 && tables_left_ == 0 && applied_left_ == 0) return {};
+    return InvalidArgument("there are hyper-parameters, scales or results of more tables than the call has");
   }
   // The step of the next table, which has these attributes, and its place in `applied`.
   Status Read(const ffi::Dictionary& attrs, StepArgs* step, float** applied) {
@@ -156,24 +162,25 @@ Status ReadUpdateTables(const TablesCall& call,
   JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &of_steps));
   JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &applied));
   JAX_TT_RETURN_IF_ERROR(steps.Start(of_steps, applied[0]));
-  return ReadTables(call, {2, 0}, reader,
-                    [&](const ffi::Dictionary& own, const Buffers& wide, const Span64& columns) -> Status {
-                      StepArgs step;
-                      float* own_applied = nullptr;
-                      JAX_TT_RETURN_IF_ERROR(steps.Read(own, &step, &own_applied));
-                      const auto count = static_cast<size_t>(step.traits().slots());
-                      Buffers order, in, gradient, table, out;
-                      SlotBuffers slots;
-                      if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &order));
-                      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
-                      if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &gradient));
-                      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &table));
-                      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(count, &slots.in));
-                      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
-                      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(count, &slots.out));
-                      return read({own, {in[0], in[1], in[2]}, table[0], columns},
-                                  {step, slots, own_applied, wide.empty() ? gradient[0] : wide[1], out[0], out[1]});
-                    });
+  JAX_TT_RETURN_IF_ERROR(ReadTables(
+      call, {2, 0}, reader, [&](const ffi::Dictionary& own, const Buffers& wide, const Span64& columns) -> Status {
+        StepArgs step;
+        float* own_applied = nullptr;
+        JAX_TT_RETURN_IF_ERROR(steps.Read(own, &step, &own_applied));
+        const auto count = static_cast<size_t>(step.traits().slots());
+        Buffers order, in, gradient, table, out;
+        SlotBuffers slots;
+        if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &order));
+        JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &in));
+        if (wide.empty()) JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &gradient));
+        JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &table));
+        JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(count, &slots.in));
+        JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
+        JAX_TT_RETURN_IF_ERROR(reader.ReadRets(count, &slots.out));
+        return read({own, {in[0], in[1], in[2]}, table[0], columns},
+                    {step, slots, own_applied, wide.empty() ? gradient[0] : wide[1], out[0], out[1]});
+      }));
+  return steps.Finish();
 }
 
 }  // namespace jax_tt

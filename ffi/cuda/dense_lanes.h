@@ -24,10 +24,16 @@ struct alignas(sizeof(T) * V) Packet {
 
 template <int V, typename T>
 __device__ __forceinline__ Packet<T, V> LoadPacket(const T* from) {
+#if defined(JAX_TT_EMULATION)
+  CheckAligned(from, sizeof(Packet<T, V>));
+#endif
   return *reinterpret_cast<const Packet<T, V>*>(from);
 }
 template <int V, typename T>
 __device__ __forceinline__ void StorePacket(const Packet<T, V>& packet, T* to) {
+#if defined(JAX_TT_EMULATION)
+  CheckAligned(to, sizeof(packet));
+#endif
   *reinterpret_cast<Packet<T, V>*>(to) = packet;
 }
 

@@ -106,7 +106,7 @@ Status DensePlan::Add(const DenseSize& size, PlanPlace* place) {
   positions += size.n;
   tiles += own_tiles + 1;
   num_keys += size.num_embeddings + 1;
-  partials += own_tiles * size.dim;
+  partials += (own_tiles * size.dim + 3) / 4 * 4;  // packets of four begin at multiples of four
   ++tables;
   return {};
 }

@@ -31,7 +31,7 @@ inline Status ReadWorkspace(const ffi::AnyBuffer& buffer, int64_t bytes, void** 
   *workspace = buffer.untyped_data();
 #if defined(JAX_TT_EMULATION)
   // NaN as a float, -1 as an integer: what is read before it was written shows.
-  memset(*workspace, 0xff, buffer.size_bytes());
+  if (buffer.size_bytes() != 0) memset(*workspace, 0xff, buffer.size_bytes());
 #endif
   return {};
 }

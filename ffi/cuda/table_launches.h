@@ -51,8 +51,10 @@ class TableLaunches {
     image_.resize(table_bytes);
     for (Table& table : tables_) {
       BagVectors& vectors = table.vectors;
-      if (vectors.columns != nullptr)
-        vectors.columns = Append(vectors.columns, vectors.features(table.batch.total_bags()));
+      if (vectors.columns == nullptr) continue;
+      const int64_t features = vectors.features(table.batch.total_bags());
+      vectors.columns = Append(vectors.columns, features);
+      columns_ += features;
     }
     memcpy(image_.data(), tables_.data(), table_bytes);
   }
@@ -83,6 +85,8 @@ class TableLaunches {
   void Add(std::function<Status(cudaStream_t)> enqueue) { steps_.push_back(std::move(enqueue)); }
 
   Status Run(cudaStream_t stream) const {
+    if (static_cast<int64_t>(image_.size()) > Bytes(static_cast<int64_t>(tables_.size()), columns_))
+      return Internal("the tables of a call need more memory than was reserved for them");
     JAX_TT_RETURN_IF_ERROR(Upload(stream, reinterpret_cast<const uint32_t*>(image_.data()),
                                   static_cast<int64_t>(image_.size() / sizeof(uint32_t)),
                                   reinterpret_cast<uint32_t*>(memory_)));
@@ -102,6 +106,7 @@ class TableLaunches {
   }
 
   std::vector<Table> tables_;
+  int64_t columns_ = 0;
   bool one_;
   char* memory_;
   std::vector<char> image_;

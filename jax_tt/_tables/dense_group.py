@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 # Tables of one update: XLA takes time to compile it with the cube of the number of arrays that it changes in place.
 _MOST = 300
+# Ids of one update: its working memory grows with those of all its tables.
+_MOST_IDS = 2**26
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,9 +68,9 @@ class DenseTables:
                 found[k] = table.step(call.state, call.batch, residuals[k], g, lookup, call.values)
             elif lookup.wanted.weights:
                 found[k] = {}, table.weights_gradient(call.state, call.batch, g, lookup)
-        size = -(-len(stepped) // max(1, -(-len(stepped) // _MOST)))  # of equal parts
-        parts = [(stepped[k : k + size], _new_states) for k in range(0, len(stepped), size or 1)]
-        for members, of_part in (*parts, (others, _gradients)):
+        parts = [(part, _new_states) for part in _parts(calls, stepped)]
+        parts += [(part, _gradients) for part in _parts(calls, others)]
+        for members, of_part in parts:
             cotangents = partial(of_part, self.method)
             if wide is not None and members:
                 own = [calls[k] for k in members], [residuals[k] for k in members]
@@ -78,6 +81,22 @@ class DenseTables:
             for k, of_table in zip(members, results, strict=True):
                 found[k] = of_table
         return found
+
+
+def _parts(calls: Sequence[Call], members: Sequence[int]) -> list[list[int]]:
+    """The members in parts that one native call takes."""
+    size = -(-len(members) // max(1, -(-len(members) // _MOST)))  # of equal parts
+    parts: list[list[int]] = []
+    ids = 0
+    for k in members:
+        own = math.prod(calls[k].batch.ids.shape[:2])
+        own = own if isinstance(own, int) else 0
+        if not parts or len(parts[-1]) == size or ids + own > _MOST_IDS:
+            parts.append([])
+            ids = 0
+        parts[-1].append(k)
+        ids += own
+    return parts
 
 
 def _whole(calls: Sequence[Call]) -> bool:

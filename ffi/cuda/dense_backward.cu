@@ -3,7 +3,7 @@
 
 #include "ffi/cuda/dense_backward.h"
 #include "ffi/cuda/dense_ids.h"
-#include "ffi/cuda/dense_long_rows.h"
+#include "ffi/cuda/dense_rows.h"
 #include "ffi/cuda/dense_widths.h"
 
 namespace jax_tt {
@@ -26,10 +26,10 @@ struct GradientSink {
   float* gradient;
 
   __device__ __forceinline__ GradientSink(const GradientTable& table, const TablePlan&) : gradient(table.gradient) {}
-  static __device__ __forceinline__ bool SumsParts(const GradientTable&) { return true; }
 
-  template <int V, typename Sum>
-  __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner, const Sum& sum) const {
+  template <int V>
+  __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner,
+                                      const RowSum<V>& sum) const {
     for (int first = 0; first < dim; first += lanes.count * V) {
       const int column = first + lanes.lane() * V;
       const Packet<float, V> value = sum(column);
@@ -68,8 +68,8 @@ __global__ void __launch_bounds__(kDenseThreads)
 
 template <int V>
 void AddGradients(const DensePlan& plan, GradientLaunches& launches) {
-  AddSumOfRows<V, GradientSink>(
-      plan, [](const GradientTable& table) { return table.widths.four_wide == (V == 4); }, launches);
+  const auto takes = [](const GradientTable& table) { return table.widths.four_wide == (V == 4); };
+  AddSumRows(SumRows<V, GradientSink>, V, takes, plan, launches);
 }
 
 }  // namespace
@@ -106,6 +106,7 @@ Status DenseBackward(cudaStream_t stream, std::vector<GradientTable> tables, voi
                [](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
                  return Launch(stream, on.blocks, kDenseThreads, 0, ClearGradients, on.tables);
                });
+  AddLongRows(plan, launches);
   AddGradients<4>(plan, launches);
   AddGradients<1>(plan, launches);
   JAX_TT_RETURN_IF_ERROR(AddWeightGradients(plan, launches));

@@ -4,7 +4,7 @@
 
 #include "ffi/core/stochastic.h"
 #include "ffi/cuda/dense_backward.h"
-#include "ffi/cuda/dense_long_rows.h"
+#include "ffi/cuda/dense_rows.h"
 #include "ffi/cuda/dense_widths.h"
 #include "ffi/cuda/table_step.h"
 
@@ -18,10 +18,9 @@ struct FiniteSink {
 
   __device__ __forceinline__ FiniteSink(const GradientTable& table, const TablePlan& plan)
       : scale(table.step.scale), flags(plan.flags) {}
-  static __device__ __forceinline__ bool SumsParts(const GradientTable&) { return true; }
 
-  template <int V, typename Sum>
-  __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t, int dim, bool owner, const Sum& sum) const {
+  template <int V>
+  __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t, int dim, bool owner, const RowSum<V>& sum) const {
     float probe = 0;  // a sum of products with zero is zero unless one of them is infinite or NaN
     for (int first = 0; first < dim; first += lanes.count * V) {
       const Packet<float, V> gradient = sum(first + lanes.lane() * V);
@@ -41,11 +40,10 @@ struct StepSink {
 
   __device__ __forceinline__ StepSink(const GradientTable& table, const TablePlan& plan)
       : table(table), step(table.step), flags(plan.flags) {}
-  // A pass that looks for gradients that are not finite has summed them.
-  static __device__ __forceinline__ bool SumsParts(const GradientTable& table) { return !table.step.skip_nonfinite; }
 
-  template <int V, typename Sum>
-  __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner, const Sum& sum) const {
+  template <int V>
+  __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner,
+                                      const RowSum<V>& sum) const {
     if (step.scale[1] == 0.0f || (step.skip_nonfinite && flags[kNonFinite] != 0)) return;
     const Rule rule(step.hyper);
     const float scale = *step.scale;
@@ -94,9 +92,9 @@ struct StepSink {
   };
 
   // The sums over the row and its RowStep; the gradient of the last columns is kept.  Every lane gets what it returns.
-  template <int V, typename Sum>
+  template <int V>
   __device__ __forceinline__ typename Rule::Row Start(const RowLanes& lanes, const Rule& rule, int64_t row, int dim,
-                                                      bool owner, float scale, const Sum& sum,
+                                                      bool owner, float scale, const RowSum<V>& sum,
                                                       Packet<float, V>* gradient) const {
     float sums[kSumsOrOne<Rule>] = {};
     if constexpr (Rule::kSums > 0) {
@@ -127,9 +125,10 @@ struct StepSink {
 
 template <int V>
 void AddFiniteChecks(const DensePlan& plan, GradientLaunches& launches) {
-  AddSumOfRows<V, FiniteSink>(
-      plan, [](const GradientTable& table) { return table.step.skip_nonfinite && table.widths.four_wide == (V == 4); },
-      launches);
+  const auto takes = [](const GradientTable& table) {
+    return table.step.skip_nonfinite && table.widths.four_wide == (V == 4);
+  };
+  AddSumRows(SumRows<V, FiniteSink>, V, takes, plan, launches);
 }
 
 template <typename T, int V>
@@ -143,8 +142,8 @@ Status AddSteps(const DensePlan& plan, GradientLaunches& launches) {
   for (int kind : kinds) {
     JAX_TT_RETURN_IF_ERROR(DispatchRule(kind, [&](auto tag) -> Status {
       using Rule = typename decltype(tag)::template Rule<float>;
-      AddSumOfRows<V, StepSink<T, Rule>>(
-          plan, [=](const GradientTable& table) { return takes(table) && table.step.kind == kind; }, launches);
+      const auto takes_kind = [=](const GradientTable& table) { return takes(table) && table.step.kind == kind; };
+      AddSumRows(SumRows<V, StepSink<T, Rule>>, V, takes_kind, plan, launches);
       return {};
     }));
   }
@@ -161,6 +160,7 @@ Status DenseUpdate(cudaStream_t stream, std::vector<GradientTable> tables, void*
   GradientLaunches launches(std::move(tables), static_cast<char*>(workspace) + plan.bytes);
   AddSort(plan, /*all_or_none=*/true, launches);
   JAX_TT_RETURN_IF_ERROR(AddWeightGradients(plan, launches));
+  AddLongRows(plan, launches);
   AddFiniteChecks<4>(plan, launches);
   AddFiniteChecks<1>(plan, launches);
   JAX_TT_RETURN_IF_ERROR(ForEachWidth([&](auto storage, auto width) {

@@ -40,6 +40,8 @@ from jax_tt._collection.collection import Collection as Collection
 from jax_tt._collection.feature import Feature as Feature
 from jax_tt._collection.keyed_bags import KeyedBags as KeyedBags
 from jax_tt._collection.lookup import embed_collection as embed_collection
+from jax_tt._collection.reporter import StatisticsReporter as StatisticsReporter
+from jax_tt._collection.statistics import TableStatistics as TableStatistics
 from jax_tt._describe import dense_table as dense_table
 from jax_tt._describe import tt_table as tt_table
 from jax_tt._export import export_checks as export_checks
@@ -99,6 +101,7 @@ _LAYERS = (
     "FusedOptimizer",
     "CacheState",
     "IdOrderState",
+    "LookupCounts",
     "OutOfRange",
     "refresh_caches",
 )

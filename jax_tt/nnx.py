@@ -12,4 +12,5 @@ from jax_tt._flax._nnx_tt import TTEmbedBag as TTEmbedBag
 from jax_tt._flax._nnx_variables import CacheState as CacheState
 from jax_tt._flax._nnx_variables import FusedParam as FusedParam
 from jax_tt._flax._nnx_variables import IdOrderState as IdOrderState
+from jax_tt._flax._nnx_variables import LookupCounts as LookupCounts
 from jax_tt._flax._nnx_variables import OutOfRange as OutOfRange

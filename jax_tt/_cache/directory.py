@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_tt import _words
+
 POLICIES = ("lfu", "lru")
 
 # What the rows of `CacheDirectory.totals` count.
@@ -88,9 +90,6 @@ def init_directory(sets: int, ways: int, buckets: int, room: int, key_dtype: Any
 
 
 def add_to_statistics(directory: CacheDirectory, **counts: jax.Array | int) -> CacheDirectory:
-    """Adds to the 64-bit totals, which are stored as two words in case 64-bit types are disabled."""
-    low, high = directory.totals[:, 0], directory.totals[:, 1]
+    """Adds to the 64-bit totals."""
     more = jnp.stack([jnp.asarray(counts.get(name, 0)).astype(jnp.uint32) for name in COUNTERS])
-    total = low + more
-    carry = (total < low).astype(jnp.uint32)
-    return directory._replace(totals=jnp.stack([total, high + carry], axis=1))
+    return directory._replace(totals=_words.added(directory.totals, more))

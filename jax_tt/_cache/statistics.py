@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from jax_tt import _words
 from jax_tt._cache.directory import COUNTERS, CacheDirectory
 
 
@@ -25,10 +26,9 @@ def cache_statistics(directory: CacheDirectory) -> dict[str, int | float]:
     0.0
     """
     words, tags = jax.device_get((directory.totals, directory.tags))
-    totals: dict[str, int | float] = {
-        name: int(low) + (int(high) << 32)
-        for name, (low, high) in zip(COUNTERS, words, strict=True)
-    }
+    totals: dict[str, int | float] = dict(
+        zip(COUNTERS, _words.integers(words).tolist(), strict=True)
+    )
     requested = totals["requested"]
     occupied = int(np.sum(tags >= 0))
     return totals | {

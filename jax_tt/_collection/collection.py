@@ -18,8 +18,16 @@ from jax_tt._collection.states import (
     check_arrays,
     check_shared,
     check_states,
+    check_statistics,
     check_tables,
     listed,
+)
+from jax_tt._collection.statistics import (
+    STATISTICS,
+    TOTALS,
+    TableStatistics,
+    init_totals,
+    read_totals,
 )
 from jax_tt._lookup._shared import Shared, is_shared
 from jax_tt._tables.next_values import next_values
@@ -79,7 +87,7 @@ class Collection:
         for name, table in tables.items():
             if table.update is not None:
                 check_static(f"tables[{name!r}]: optimizer", table.update.optimizer)
-        for name in (UPDATES, *Shared._fields):
+        for name in (UPDATES, STATISTICS, *Shared._fields):
             if name in tables:
                 raise ValueError(
                     f"tables: got the name {name!r}, which stands for what all tables of a collection share; rename "
@@ -242,11 +250,55 @@ class Collection:
         shared = Shared.init(len(self.sharing))._replace(step=step, sentinel=sentinel)
         return found | {UPDATES: shared._asdict()}
 
+    def with_statistics(self, state: States) -> dict[str, dict[str, Any]]:
+        """``state`` with statistics of nothing, to which training calls of `embed_collection` add from then on.
+
+        They are one small array, and are neither trained nor part of `separated` states.
+
+        Raises:
+            TypeError, ValueError: ``state`` lacks a table or the shared scalars.
+        """
+        check_states("state", state, self.tables)
+        kept = {name: dict(own) for name, own in state.items()}
+        return kept | {STATISTICS: {TOTALS: init_totals(len(self.tables))}}
+
+    def statistics(self, state: States) -> dict[str, TableStatistics]:
+        """What has been counted since `with_statistics`, by table. Blocks until the device is done.
+
+        Args:
+            state: the arrays after a call, or only those under ``"statistics"``, which is also what linen's
+                collection of that name holds.
+
+        Raises:
+            TypeError, ValueError: ``state`` has no statistics, or not those of one such collection.
+
+        >>> import jax, jax.numpy as jnp, jax_tt
+        >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
+        >>> collection = jax_tt.Collection(tables, features)
+        >>> state = collection.with_statistics(collection.init(jax.random.key(0)))
+        >>> rows, state = jax_tt.embed_collection(collection, state, {"ad": jnp.array([[3, 3, 4]])})
+        >>> collection.statistics(state)["ad"]
+        TableStatistics(requests=3, unique=2, out_of_range=0, cache_hits=None)
+        """
+        check_statistics("state", state, len(self.tables))
+        if STATISTICS not in state:
+            raise ValueError(
+                "state: has no statistics; Collection.with_statistics(state) begins to count."
+            )
+        totals = state[STATISTICS][TOTALS]
+        if totals.ndim > 3:
+            raise ValueError(
+                f"state: got the statistics of several models, of shape {totals.shape}; expected those of one, e.g. "
+                "jax.tree.map(lambda array: array[0], state)."
+            )
+        return read_totals(self.tables, totals)
+
     def check(self, state: Any, argument: str = "state") -> None:
         """Raises unless a state has arrays by name of all tables, and the scalars that they share."""
         check_states(argument, state, self.tables)
         if self.sharing:
             check_shared(argument, state, len(self.sharing))
+        check_statistics(argument, state, len(self.tables))
 
     @functools.cached_property
     def sharing(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.requests import Request, requests_of, values_of
 from jax_tt._collection.states import UPDATES
+from jax_tt._collection.statistics import STATISTICS, TOTALS, count_batches
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
@@ -58,7 +60,7 @@ def embed_collection(
     Returns:
         By feature, ``[B, D]``, or ``[*ids.shape, D]`` for a sequence (``[capacity, D]`` for one of ragged bags, with
         zeros for positions without an id); or ``[B, total D]`` or ``[B, F, D]``. And the state after the call, which
-        differs from ``state`` only in counts, such as those of a row cache.
+        differs from ``state`` only in counts, such as those of a row cache or of `Collection.with_statistics`.
 
         Differentiable in ``state`` and in weights; the cotangents of the arrays of a table with an optimizer are their
         new values, see `Collection.overwritten`.
@@ -92,7 +94,8 @@ def embed_collection(
     collection.check(state)
     shared = Shared(**state[UPDATES]) if collection.sharing else None
     lookups = dict.fromkeys(collection.tables, lookup)
-    result, after = embed(collection, state, shared, batch, lookups, by_table, layout)
+    counting = {name: own for name, own in state.items() if lookup.train or name != STATISTICS}
+    result, after = embed(collection, counting, shared, batch, lookups, by_table, layout)
     return result, {name: after.get(name, dict(own)) for name, own in state.items()}
 
 
@@ -105,7 +108,10 @@ def embed(
     inputs: Mapping[str, StepInputs],
     layout: str,
 ) -> tuple[Any, dict[str, dict[str, Any]]]:
-    """`embed_collection` with the scalars that tables share, and with options and inputs by table."""
+    """`embed_collection` with the scalars that tables share, and with options and inputs by table.
+
+    The statistics are counted if ``state`` has them.
+    """
     one_of("layout", layout, LAYOUTS)
     for name, table in collection.tables.items():
         table.check(state[name])
@@ -119,21 +125,26 @@ def embed(
     scalars: list[dict[str, Any]] = [{}] * len(tables)
     if shared is not None:
         scalars = jax.lax.stop_gradient(shared).states(list(tables.values()))
-    calls, after = [], {}
+    calls, batches, after = [], [], {}
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         own = {feature: requests[feature] for feature in collection.features_of[name]}
         ids = _batch_of(table, storages[name], own, batch)
         call, changed = prepared(table, {**state[name], **read}, ids, lookups[name], inputs[name])
         calls.append(call)
+        batches.append(dataclasses.replace(ids, weights=None, slots=call.batch.slots))
         after[name] = {array: value for array, value in changed.items() if array not in read}
-    dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in after}
-    alike = len({(accumulator(storages[name]), dtypes[name]) for name in after}) == 1
+    if STATISTICS in state:
+        options = [lookups[name] for name in tables]
+        totals = count_batches(state[STATISTICS][TOTALS], [*tables.values()], options, batches)
+        after[STATISTICS] = {TOTALS: totals}
+    dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in tables}
+    alike = len({(accumulator(storages[name]), dtypes[name]) for name in tables}) == 1
     at_once = layout in WIDE and alike and explicit_mesh(calls) is None
     if at_once and (wide := wide_of(collection, requests)):
         array = pooled_sums(calls, wide, shared).astype(next(iter(dtypes.values())))
         array = limited_columns(array, [_limit(collection, name, inputs) for name in requests])
         return WIDE[layout].of_wide(array, len(requests)), after
-    sums = dict(zip(after, pooled_sums(calls, None, shared), strict=True))
+    sums = dict(zip(tables, pooled_sums(calls, None, shared), strict=True))
     rows: dict[str, jax.Array] = {}
     for name, features in collection.features_of.items():
         parts = separated(sums[name], [requests[feature].summed for feature in features])

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
+from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
 from jax_tt._lookup._shared import Shared
 
 # In the state of a collection, the scalars that its fused tables share.
@@ -49,6 +51,25 @@ def check_shared(argument: str, state: Mapping[str, Any], tables: int) -> None:
                 f"{name}[{scalar!r}]: got {what}; expected a float32 array of shape {shape}, as Collection.init "
                 "returns it."
             )
+
+
+def check_statistics(argument: str, state: Mapping[str, Any], tables: int) -> None:
+    """Raises unless the totals of a state, if it has any, are those of so many tables."""
+    _check_mapping(argument, state, _BY_TABLE)
+    if STATISTICS not in state:
+        return
+    name = f"{argument}[{STATISTICS!r}]"
+    _check_mapping(name, state[STATISTICS], "a mapping, as Collection.with_statistics returns it")
+    expected = jax.eval_shape(lambda: init_totals(tables))
+    got = state[STATISTICS].get(TOTALS)
+    # States of several models may be stacked along further axes.
+    shape = getattr(got, "shape", None)
+    if shape is None or shape[-3:] != expected.shape or got.dtype != expected.dtype:
+        what = f"a {type(got).__name__}" if shape is None else f"{got.dtype} of shape {shape}"
+        raise ValueError(
+            f"{name}[{TOTALS!r}]: got {what}; expected {expected.dtype} of shape {expected.shape}. "
+            "Collection.with_statistics(state) begins to count."
+        )
 
 
 def check_tables(argument: str, given: Any, known: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.lookup import embed
+from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
 from jax_tt._flax._linen_table import TableEmbed, fused_variable
 from jax_tt._lookup._shared import Shared
 from jax_tt._tables.options import Lookup
@@ -23,7 +24,8 @@ class EmbedCollection(nn.Module):
 
     Every table is a submodule of the name that it has in ``tables``. Its variables have the names and are in the
     collections that they have in a layer of that table alone, except that all tables with an optimizer share a
-    sentinel, a flag ``used`` and the step counts ``step``, which are variables of this module.
+    sentinel, a flag ``used`` and the step counts ``step``, which are variables of this module. Calls of ``apply`` with
+    a mutable collection ``statistics`` count there what they look up; `jax_tt.Collection.statistics` reads it.
 
     Attributes:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`.
@@ -108,9 +110,15 @@ class EmbedCollection(nn.Module):
         before, lookups, inputs = {}, {}, {}
         for name, of_table in arguments.items():
             before[name], lookups[name], inputs[name] = self.parts[name].before_call(*of_table)
-        result, after = embed(self.collection, before, self.shared, batch, lookups, inputs, layout)
-        for name, state in before.items():
-            self.parts[name].after_call(state, after[name], lookups[name])
+        state: dict[str, Any] = dict(before)
+        if self.is_mutable_collection(STATISTICS) and not self.is_initializing():
+            first = init_totals(len(before))
+            state[STATISTICS] = {TOTALS: self.get_variable(STATISTICS, TOTALS, first)}
+        result, after = embed(self.collection, state, self.shared, batch, lookups, inputs, layout)
+        for name, own in before.items():
+            self.parts[name].after_call(own, after[name], lookups[name])
+        if STATISTICS in state:
+            self.put_variable(STATISTICS, TOTALS, after[STATISTICS][TOTALS])
         return result
 
     def _declare_shared(self) -> Shared | None:

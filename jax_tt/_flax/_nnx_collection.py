@@ -14,10 +14,17 @@ from jax_tt._collection.feature import Feature
 from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.lookup import embed
 from jax_tt._collection.states import UPDATES, check_like
+from jax_tt._collection.statistics import (
+    STATISTICS,
+    TOTALS,
+    TableStatistics,
+    init_totals,
+    read_totals,
+)
 from jax_tt._flax._guard import refuse_gradient
 from jax_tt._flax._nnx_change import ChangingModule
 from jax_tt._flax._nnx_table import TableEmbed, hoisted_update
-from jax_tt._flax._nnx_variables import FusedParam
+from jax_tt._flax._nnx_variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
 from jax_tt._lookup._shared import Shared, is_shared
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table
@@ -68,6 +75,8 @@ class EmbedCollection(nnx.Module):
             backward pass, as `FusedOptimizer` describes; the parameters of the others have ordinary gradients.
         features: `Feature` by name. Those that share a table are looked up in it as one batch.
         lookup: options of the calls.
+        statistics: whether training calls count what they look up in every table, for `statistics`. It is counted in a
+            variable `LookupCounts`.
         rngs: random number generators; every table takes one key of ``params``, in the order of ``tables``.
 
     Raises:
@@ -98,6 +107,7 @@ class EmbedCollection(nnx.Module):
         features: Mapping[str, Feature],
         lookup: Lookup = _DEFAULT,
         *,
+        statistics: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
         check_lookup(lookup)
@@ -116,6 +126,9 @@ class EmbedCollection(nnx.Module):
         if self.sharing:
             shared = Shared.init(len(self.sharing))
             self.step, self.sentinel, self.used = map(FusedParam, shared)
+        # Set by `model.eval()` and `model.train()`, like that of dropout.
+        self.deterministic = False
+        self.counts = LookupCounts(init_totals(len(self._names))) if statistics else None
 
     @property
     def collection(self) -> Collection:
@@ -178,6 +191,27 @@ class EmbedCollection(nnx.Module):
         """
         return self._call(batch, "stacked", grad_scale, hyperparameters)
 
+    def statistics(self) -> dict[str, TableStatistics]:
+        """What training calls have looked up, by table. Blocks until the device is done.
+
+        Raises:
+            ValueError: the layer was built with ``statistics=False``.
+
+        Example:
+            >>> import jax.numpy as jnp, jax_tt
+            >>> from flax import nnx
+            >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
+            >>> embed = jax_tt.EmbedCollection(tables, features, statistics=True, rngs=nnx.Rngs(0))
+            >>> rows = embed({"ad": jnp.array([[3, 3, 4]])})
+            >>> embed.statistics()["ad"]
+            TableStatistics(requests=3, unique=2, out_of_range=0, cache_hits=None)
+        """
+        if self.counts is None:
+            raise ValueError(
+                "statistics: got a layer that counts nothing; build it with statistics=True."
+            )
+        return read_totals(self.collection.tables, self.counts[...])
+
     def states(self) -> dict[str, dict[str, jax.Array]]:
         """The arrays of every table under the names of a layer of that table alone, e.g. for checkpoints.
 
@@ -220,9 +254,16 @@ class EmbedCollection(nnx.Module):
         before, lookups, inputs = {}, {}, {}
         for name, of_table in arguments.items():
             before[name], lookups[name], inputs[name] = self.tables[name].before_call(*of_table)
-        result, after = embed(collection, before, self._shared(), batch, lookups, inputs, layout)
-        for name, state in before.items():
-            self.tables[name].after_call(state, after[name], lookups[name])
+        state: dict[str, Any] = dict(before)
+        counts = None if self.deterministic else self.counts
+        if counts is not None:
+            state[STATISTICS] = {TOTALS: counts[...]}
+        result, after = embed(collection, state, self._shared(), batch, lookups, inputs, layout)
+        for name, own in before.items():
+            self.tables[name].after_call(own, after[name], lookups[name])
+        if counts is not None:
+            with WHERE_FLAX_ALLOWS:
+                counts.set_value(after[STATISTICS][TOTALS])
         return result
 
     def _shared(self) -> Shared | None:

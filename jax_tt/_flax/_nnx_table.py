@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -11,14 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.errors import TraceContextError
 from flax.nnx.nn import dtypes
 
 from jax_tt._arguments import as_scalar
 from jax_tt._bags import Bags
 from jax_tt._describe import described_update
 from jax_tt._flax._call import attended, check_value, for_evaluation, step_inputs
-from jax_tt._flax._nnx_variables import CacheState, FusedParam, IdOrderState, OutOfRange
+from jax_tt._flax._nnx_variables import (
+    WHERE_FLAX_ALLOWS,
+    CacheState,
+    FusedParam,
+    IdOrderState,
+    OutOfRange,
+)
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._split_ids import SplitIds
@@ -195,8 +199,7 @@ class TableModule(nnx.Module):
                 if after[name] is not before[name]:
                     getattr(self, name)[...] = after[name]
         if OUT_OF_RANGE in before:
-            # Flax forbids changes in a plain JAX transformation that closes over the layer.
-            with contextlib.suppress(TraceContextError):
+            with WHERE_FLAX_ALLOWS:
                 self.out_of_range.set_value(after[OUT_OF_RANGE])
 
     def _call(

@@ -1,6 +1,12 @@
 """Variable types of the NNX layers."""
 
+import contextlib
+
 from flax import nnx
+from flax.errors import TraceContextError
+
+# For counts: Flax forbids changes in a plain JAX transformation that closes over the layer.
+WHERE_FLAX_ALLOWS = contextlib.suppress(TraceContextError)
 
 
 class FusedParam(nnx.Param):
@@ -34,6 +40,21 @@ class OutOfRange(nnx.Variable):
         >>> pooled = layer(jnp.array([[1, 12], [-3, 9]]))
         >>> int(layer.out_of_range[...])
         2
+    """
+
+
+class LookupCounts(nnx.Variable):
+    """Totals of an `EmbedCollection` with ``statistics=True``, uint32 ``[tables, 4, 2]``: low and high words.
+
+    They are saved with the model. `EmbedCollection.statistics` returns them by table and name.
+
+    Example:
+        >>> import jax_tt
+        >>> from flax import nnx
+        >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
+        >>> embed = jax_tt.EmbedCollection(tables, features, statistics=True, rngs=nnx.Rngs(0))
+        >>> nnx.state(embed, jax_tt.LookupCounts)["counts"].shape
+        (1, 4, 2)
     """
 
 

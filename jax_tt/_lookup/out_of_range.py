@@ -6,14 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import custom_vmap
 
 from jax_tt._arguments import as_positive
 from jax_tt._bags import Bags
 from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._examples import axes_to_count, summed_like
 from jax_tt._lookup._ids import Sizes, outside
 from jax_tt._lookup._inputs import bag_batch, lookup_batch
-from jax_tt._lookup._vma import varying_axes
 from jax_tt._shape import TTShape
 from jax_tt._split_ids import SplitIds
 from jax_tt._tables.table import Table
@@ -59,27 +58,11 @@ def add_out_of_range(total: jax.Array, batch: Batch, table: Table, axis_name: An
 @partial(jax.jit, static_argnums=(0, 3), inline=True)
 def _add(sizes: Sizes, batch: Batch, total: jax.Array, axis_name: Any) -> jax.Array:
     total = total.astype(jnp.int32)  # averaging models makes the count a float
-    count = _count(total, outside(sizes, batch))
-    axes = varying_axes(count) - varying_axes(total)
+    count = summed_like(total, outside(sizes, batch))
+    axes = axes_to_count(total, count, axis_name)
     if axes:
-        count = lax.psum(count, tuple(axes))
-    elif axis_name is not None and _is_bound(axis_name):
-        count = lax.psum(count, axis_name)
+        count = lax.psum(count, axes)
     return total + jnp.minimum(count, _MOST - total)
-
-
-@custom_vmap
-def _count(total: jax.Array, mask: jax.Array) -> jax.Array:
-    """The number of set entries of ``mask[*total.shape, ...]`` for each element of ``total``."""
-    return jnp.sum(mask, axis=tuple(range(total.ndim, mask.ndim)), dtype=jnp.int32)
-
-
-@_count.def_vmap
-def _count_mapped(size: int, mapped: list[bool], total: Any, mask: Any) -> tuple[Any, bool]:
-    of_total, of_mask = mapped
-    if not of_total:  # one total for all examples
-        return _count(total, jnp.moveaxis(mask, 0, -1)), False
-    return _count(total, mask if of_mask else jnp.broadcast_to(mask, (size, *mask.shape))), True
 
 
 def _table(ids_or_bags: Any, num_embeddings: int | TTShape) -> TTTable:
@@ -108,12 +91,3 @@ def _batch(table: Table, ids_or_bags: Any) -> Batch:
     if isinstance(ids_or_bags, Bags):
         return bag_batch(table, ids_or_bags, jnp.float32)[0]
     return lookup_batch(table, ids_or_bags)[0]
-
-
-def _is_bound(axis_name: Any) -> bool:
-    """Whether this runs inside a ``shard_map`` over these axes."""
-    try:
-        lax.axis_size(axis_name)
-    except NameError:
-        return False
-    return True

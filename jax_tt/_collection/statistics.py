@@ -1,0 +1,148 @@
+"""What a collection counts for every table, and the totals of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jax_tt import _words
+from jax_tt._lookup._batch import Batch, present
+from jax_tt._lookup._examples import axes_to_count, summed_like
+from jax_tt._lookup._explicit import over_explicit_axes
+from jax_tt._lookup._ids import Sizes, digits_in_range
+from jax_tt._lookup._vma import all_shards
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import Table
+
+# In the state of a collection, and the name of their linen collection.
+STATISTICS = "statistics"
+TOTALS = "totals"
+# Of a table with at most so many rows per id, distinct rows are marked in an array with an element for every row, which
+# takes a fraction of the time of a sort.
+_ROWS_PER_ID = 16
+
+
+class TableStatistics(NamedTuple):
+    """Totals of one table, as `Collection.statistics` returns them.
+
+    Attributes:
+        requests: ids looked up, including those out of range; padding is not counted.
+        unique: distinct rows that they read, batch by batch. The features of a table are one batch.
+        out_of_range: ids that are no row of the table.
+        cache_hits: ids whose row was cached; None without a row cache.
+
+    >>> import jax_tt
+    >>> jax_tt.TableStatistics(requests=4, unique=3, out_of_range=0, cache_hits=None).unique
+    3
+    """
+
+    requests: int
+    unique: int
+    out_of_range: int
+    cache_hits: int | None
+
+
+def init_totals(tables: int) -> jax.Array:
+    """Totals of nothing: for every table and column, a low and a high word."""
+    return jnp.zeros((tables, len(TableStatistics._fields), 2), jnp.uint32)
+
+
+def read_totals(tables: Mapping[str, Table], totals: jax.Array) -> dict[str, TableStatistics]:
+    """Totals by table. Blocks until the device is done."""
+    counts = _words.integers(jax.device_get(totals)).tolist()
+    found = {name: TableStatistics(*own) for name, own in zip(tables, counts, strict=True)}
+    return {
+        name: own if tables[name].cached is not None else own._replace(cache_hits=None)
+        for name, own in found.items()
+    }
+
+
+def count_batches(
+    totals: jax.Array,
+    tables: Sequence[Table],
+    lookups: Sequence[Lookup],
+    batches: Sequence[Batch],
+) -> jax.Array:
+    """The totals after one more batch of every table, the same on all devices.
+
+    Args:
+        totals: uint32 ``[tables, columns, 2]``. Under ``vmap``, all examples are counted in them unless they are mapped
+            themselves.
+        tables: the tables that the ids refer to.
+        lookups: their options.
+        batches: their ids and, of tables with a row cache, slots.
+    """
+    described = tuple(
+        (Sizes(table.num_embeddings, table.radices), lookup.bounds, lookup.axis_name)
+        for table, lookup in zip(tables, lookups, strict=True)
+    )
+
+    def count(inputs: tuple[jax.Array, Sequence[Batch]]) -> jax.Array:
+        return _counted(described, *inputs)
+
+    return over_explicit_axes(count, (totals, batches), batches[0], lambda axis: P())
+
+
+@partial(jax.jit, static_argnums=0, inline=True)
+def _counted(
+    described: Sequence[tuple[Sizes, str, Any]], totals: jax.Array, batches: Sequence[Batch]
+) -> jax.Array:
+    counts = [
+        _counts(sizes, bounds, batch, axes_to_count(totals, batch, axis_name))
+        for (sizes, bounds, axis_name), batch in zip(described, batches, strict=True)
+    ]
+    return _words.added(totals, summed_like(totals[..., 0], jnp.stack(counts)))
+
+
+def _counts(sizes: Sizes, bounds: str, batch: Batch, axes: Any) -> jax.Array:
+    """The counts of one batch in the order of `TableStatistics`, uint32 ``[4]``."""
+    here = present(batch)
+    rows, inside = _rows(sizes, batch)
+    reads = here if bounds == "clip" else here & inside
+    hits = jnp.zeros_like(here) if batch.slots is None else batch.slots >= 0
+    masks = jnp.stack([here, here & ~inside, hits])
+    requests, outside, found = jnp.sum(masks, axis=(1, 2), dtype=jnp.uint32)
+    rows = [jnp.where(reads, rows[0], _mark(rows[0])), *rows[1:]]
+    rows = [row.reshape(-1) for row in rows]
+    if axes:
+        requests, outside, found = lax.psum((requests, outside, found), axes)
+        rows = [all_shards(row, axes) for row in rows]
+    return jnp.stack([requests, _distinct(rows, sizes.num_embeddings), outside, found])
+
+
+def _rows(sizes: Sizes, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
+    """The row of every position, clamped to the table and in as many parts as it needs, and whether it was in range."""
+    rows = sizes.num_embeddings
+    if not batch.split:
+        sizes = Sizes(rows, (rows,) if rows < 2**31 else (-(-rows // 2**30), 2**30))
+    digits, inside = digits_in_range(sizes, batch)
+    if rows >= 2**31:
+        return digits, inside
+    row = jnp.zeros_like(digits[0], jnp.int32)
+    for digit, factor in zip(digits, sizes.radices, strict=True):
+        row = row * factor + digit.astype(jnp.int32)
+    return [row], inside
+
+
+def _distinct(rows: list[jax.Array], num_embeddings: int) -> jax.Array:
+    """The number of distinct rows other than marked ones, uint32."""
+    first = rows[0]
+    if num_embeddings <= _ROWS_PER_ID * first.size:
+        marks = jnp.zeros(num_embeddings, bool).at[first].set(True, mode="drop")
+        return jnp.sum(marks, dtype=jnp.uint32)
+    parts = lax.sort(rows, num_keys=len(rows))
+    new = jnp.zeros(first.shape, bool).at[:1].set(True)
+    for part in parts:
+        new = new.at[1:].set(new[1:] | (part[1:] != part[:-1]))
+    return jnp.sum(new & (parts[0] != _mark(first)), dtype=jnp.uint32)
+
+
+def _mark(rows: jax.Array) -> jax.Array:
+    """What stands for no row: no part of a row is that large."""
+    return jnp.asarray(jnp.iinfo(rows.dtype).max, rows.dtype)

@@ -83,7 +83,7 @@ def join_flat(parts: Sequence[Any], offsets: Sequence[Any]) -> tuple[Any, Any]:
             if xp is np:
                 out[start : start + leaf.shape[0]] = leaf
             else:
-                at = (start, *(0 for _ in leaf.shape[1:]))
+                at = (start, *(jnp.zeros_like(start) for _ in leaf.shape[1:]))
                 out = lax.dynamic_update_slice(out, jnp.asarray(leaf), at)
         return out
 

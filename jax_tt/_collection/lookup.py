@@ -55,7 +55,7 @@ def embed_collection(
             ``grad_scale`` divides the gradients of tables with an optimizer; those of the others are as JAX gives them.
         layout: ``"features"`` for a dict; ``"concatenated"`` for one array of all columns, in the order of the
             features; ``"stacked"`` for one array with an axis of features, which must have the same width. In the last
-            two, every feature has one vector per sample.
+            two, every feature has one vector per sample, and the array has the widest type of the features.
 
     Returns:
         By feature, ``[B, D]``, or ``[*ids.shape, D]`` for a sequence (``[capacity, D]`` for one of ragged bags, with

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.requests import Request
+from jax_tt._dtypes import widest
 from jax_tt._lookup._wide import Wide
 
 
@@ -26,12 +28,17 @@ class Layout(NamedTuple):
     of_wide: Callable[[jax.Array, int], jax.Array]
 
 
+def _of_one_type(rows: Mapping[str, jax.Array]) -> list[jax.Array]:
+    dtype = functools.reduce(widest, (array.dtype for array in rows.values()))
+    return [array.astype(dtype) for array in rows.values()]
+
+
 WIDE = {
     "concatenated": Layout(
-        lambda rows: jnp.concatenate(list(rows.values()), axis=1), lambda array, _: array
+        lambda rows: jnp.concatenate(_of_one_type(rows), axis=1), lambda array, _: array
     ),
     "stacked": Layout(
-        lambda rows: jnp.stack(list(rows.values()), axis=1),
+        lambda rows: jnp.stack(_of_one_type(rows), axis=1),
         lambda array, features: array.reshape(array.shape[0], features, array.shape[1] // features),
     ),
 }

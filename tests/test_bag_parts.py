@@ -108,6 +108,16 @@ def test_pooled_rows_of_every_feature(method):
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.usefixtures("x64")
+def test_traced_split_ids_with_64_bit_types():
+    shape = jax_tt.TTShape.suggest(100, 8, ranks=2)
+    parts = [Bags.from_ragged(rows, capacity=4) for rows in ([[1, 2], []], [[99]])]
+    parts = [Bags(shape.split_ids(part.ids), part.offsets) for part in parts]
+    joined = jax.jit(lambda parts: Bags.concatenate(parts))(parts)
+    np.testing.assert_array_equal(joined.offsets, [0, 2, 2, 3])
+    np.testing.assert_array_equal(joined.ids.digits[:3], shape.split_ids([1, 2, 99]).digits)
+
+
 def test_mixed_forms_without_padding_become_ragged():
     parts = [make("rectangle", [[1, 2], [3, 4]], True), make("ragged", [[5], []], False, 1)]
     bags = Bags.concatenate(parts, capacity=9)

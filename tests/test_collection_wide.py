@@ -124,6 +124,21 @@ def test_features_of_equal_width_are_stacked(method):
     assert_same(stacked, wide.reshape(4, 3, 5))
 
 
+def test_tables_of_several_types():
+    """Their array has the widest type, under strict promotion too."""
+    types = {"half": "float16", "brain": "bfloat16"}
+    tables = {name: jax_tt.dense_table(9, 4, param_dtype=dtype) for name, dtype in types.items()}
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = arrays_of(collection)
+    batch = dict.fromkeys(tables, np.array([[1], [8]]))
+    rows, _ = jax_tt.embed_collection(collection, state, batch)
+    for layout, join in (("concatenated", np.concatenate), ("stacked", np.stack)):
+        array, _ = jax_tt.embed_collection(collection, state, batch, layout=layout)
+        want = join([np.asarray(rows[name], np.float32) for name in tables], axis=1)
+        assert array.dtype == np.float32
+        np.testing.assert_array_equal(array, want)
+
+
 def test_no_samples_are_stacked(method):
     collection = jax_tt.Collection({"plain": TABLES["plain"]}, {"weighted": FEATURES["weighted"]})
     batch = {"weighted": np.zeros((0, 2), np.int32)}

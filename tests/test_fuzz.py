@@ -15,7 +15,7 @@ def test_hostile_calls_raise_or_return(part, calls):
     if part == "files":
         for package in ("safetensors", "orbax.checkpoint", "matplotlib", "scipy", "tqdm"):
             pytest.importorskip(package)
-    if part in ("data", "raw") and not native_available():
+    if part in ("data", "raw", "collection") and not native_available():
         pytest.skip("the native module is not built")
     passed, report = run(part, round(calls * SHARES[part]), seed=0, timeout=1800)
     print(report)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -164,7 +165,7 @@ def _value(rng: np.random.Generator, form: Form, table: Any, bounds: str) -> tup
     if form.kind == "ragged":
         lengths = rng.integers(0, 5, form.shape[0])
         ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        bags = [np.arange(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True)]
+        bags = [np.arange(a, b) for a, b in itertools.pairwise(ends)]
         rows = [given[bag].tolist() for bag in bags]
         of_bags = None if weights is None else [weights[bag].tolist() for bag in bags]
     elif form.kind == "array":

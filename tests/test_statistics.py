@@ -49,11 +49,13 @@ def fresh(collection: Any) -> Any:
     return collection.with_statistics(jax.jit(collection.init)(jax.random.key(0)))
 
 
-def model(rows: int, ids: Any, bounds: str) -> TableStatistics:
-    """The statistics of one batch of a table without a cache."""
+def model(rows: int, ids: Any, bounds: str, order: Any = None) -> TableStatistics:
+    """The statistics of one batch of a table without a cache; ``order`` has the row of every id."""
     ids = np.asarray(ids, object).ravel()
     inside = [i for i in ids if 0 <= i < rows]
-    read = [min(max(i, 0), rows - 1) for i in ids] if bounds == "clip" else inside
+    read = [i if order is None else int(order[i]) for i in inside]
+    if bounds == "clip":
+        read += [0 if i < 0 else rows - 1 for i in ids if not 0 <= i < rows]
     return TableStatistics(len(ids), len(set(read)), len(ids) - len(inside), None)
 
 
@@ -100,7 +102,9 @@ def test_counts_of_random_batches(bounds, method):
         batch, ids = random_batch(rng, bounds)
         state = counted(COLLECTION, state, batch, Lookup(bounds=bounds, method=method))
         for name, table in COLLECTION.tables.items():
-            want[name] = added(want[name], model(table.num_embeddings, ids[name], bounds))
+            order = None if table.id_order is None else table.id_order.rows
+            counts = model(table.num_embeddings, ids[name], bounds, order)
+            want[name] = added(want[name], counts)
     assert COLLECTION.statistics(state) == want
     assert want["short"].unique < want["short"].requests
     assert (want["short"].out_of_range > 0) == (bounds in OUTSIDE)

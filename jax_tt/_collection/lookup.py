@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.requests import Request, requests_of, values_of
 from jax_tt._collection.states import UPDATES
-from jax_tt._collection.statistics import STATISTICS, TOTALS, count_batches
+from jax_tt._collection.statistics import STATISTICS, TOTALS, Counted, count_batches
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
@@ -125,18 +124,16 @@ def embed(
     scalars: list[dict[str, Any]] = [{}] * len(tables)
     if shared is not None:
         scalars = jax.lax.stop_gradient(shared).states(list(tables.values()))
-    calls, batches, after = [], [], {}
+    calls, counted, after = [], [], {}
     for (name, table), read in zip(tables.items(), scalars, strict=True):
         own = {feature: requests[feature] for feature in collection.features_of[name]}
         ids = _batch_of(table, storages[name], own, batch)
         call, changed = prepared(table, {**state[name], **read}, ids, lookups[name], inputs[name])
         calls.append(call)
-        batches.append(dataclasses.replace(ids, weights=None, slots=call.batch.slots))
+        counted.append(Counted(table, lookups[name], ids, call.batch))
         after[name] = {array: value for array, value in changed.items() if array not in read}
     if STATISTICS in state:
-        options = [lookups[name] for name in tables]
-        totals = count_batches(state[STATISTICS][TOTALS], [*tables.values()], options, batches)
-        after[STATISTICS] = {TOTALS: totals}
+        after[STATISTICS] = {TOTALS: count_batches(state[STATISTICS][TOTALS], counted)}
     dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in tables}
     alike = len({(accumulator(storages[name]), dtypes[name]) for name in tables}) == 1
     at_once = layout in WIDE and alike and explicit_mesh(calls) is None

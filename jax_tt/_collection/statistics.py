@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -63,28 +64,40 @@ def read_totals(tables: Mapping[str, Table], totals: jax.Array) -> dict[str, Tab
     }
 
 
-def count_batches(
-    totals: jax.Array,
-    tables: Sequence[Table],
-    lookups: Sequence[Lookup],
-    batches: Sequence[Batch],
-) -> jax.Array:
+class Counted(NamedTuple):
+    """A batch of a table to count.
+
+    Attributes:
+        table: the table.
+        lookup: its options.
+        given: the batch as it was given, over whose shards it is counted.
+        prepared: the batch of `Table.prepare`: its rows and, with a row cache, slots.
+    """
+
+    table: Table
+    lookup: Lookup
+    given: Batch
+    prepared: Batch
+
+
+def count_batches(totals: jax.Array, counted: Sequence[Counted]) -> jax.Array:
     """The totals after one more batch of every table, the same on all devices.
 
     Args:
         totals: uint32 ``[tables, columns, 2]``. Under ``vmap``, all examples are counted in them unless they are mapped
             themselves.
-        tables: the tables that the ids refer to.
-        lookups: their options.
-        batches: their ids and, of tables with a row cache, slots.
+        counted: one batch of every table.
     """
-    described = tuple(
-        (Sizes(table.num_embeddings, table.radices), lookup.bounds, lookup.axis_name)
-        for table, lookup in zip(tables, lookups, strict=True)
-    )
+    described, batches = [], []
+    for table, lookup, given, prepared in counted:
+        sizes = Sizes(table.num_embeddings, table.radices)
+        described.append((sizes, lookup.bounds, axes_to_count(totals, given, lookup.axis_name)))
+        # Parameters of other devices mark a prepared batch as theirs: it is taken only where it is another.
+        batch = prepared if table.buffers else given
+        batches.append(dataclasses.replace(batch, weights=None))
 
     def count(inputs: tuple[jax.Array, Sequence[Batch]]) -> jax.Array:
-        return _counted(described, *inputs)
+        return _counted(tuple(described), *inputs)
 
     return over_explicit_axes(count, (totals, batches), batches[0], lambda axis: P())
 
@@ -94,13 +107,13 @@ def _counted(
     described: Sequence[tuple[Sizes, str, Any]], totals: jax.Array, batches: Sequence[Batch]
 ) -> jax.Array:
     counts = [
-        _counts(sizes, bounds, batch, axes_to_count(totals, batch, axis_name))
-        for (sizes, bounds, axis_name), batch in zip(described, batches, strict=True)
+        _counts(sizes, bounds, axes, batch)
+        for (sizes, bounds, axes), batch in zip(described, batches, strict=True)
     ]
     return _words.added(totals, summed_like(totals[..., 0], jnp.stack(counts)))
 
 
-def _counts(sizes: Sizes, bounds: str, batch: Batch, axes: Any) -> jax.Array:
+def _counts(sizes: Sizes, bounds: str, axes: Any, batch: Batch) -> jax.Array:
     """The counts of one batch in the order of `TableStatistics`, uint32 ``[4]``."""
     here = present(batch)
     rows, inside = _rows(sizes, batch)

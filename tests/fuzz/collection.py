@@ -329,13 +329,23 @@ def _close(got: Any, want: np.ndarray, tolerance: float, what: str) -> None:
 
 def _read(case: Case, name: str, rows: Rows) -> Rows:
     """The bags with ids that the table has: the nearest row, or one more that is 0; a maximum leaves these out."""
-    n = case.collection.for_features[name].num_embeddings
+    table = case.collection.tables[case.collection.features[name].table]
+    n = table.num_embeddings
     bags, weights = rows
     if case.lookup.bounds == "clip":
-        return [[min(max(i, 0), n - 1) for i in bag] for bag in bags], weights
+        return [[_nearest(table, i) for i in bag] for bag in bags], weights
     if case.collection.features[name].combiner == "max":
         return [[i for i in bag if 0 <= i < n] for bag in bags], weights
     return [[i if 0 <= i < n else n for i in bag] for bag in bags], weights
+
+
+def _nearest(table: Any, i: int) -> int:
+    """The id whose row is nearest to that of an id which may be out of range."""
+    n = table.num_embeddings
+    if 0 <= i < n:
+        return i
+    row = 0 if i < 0 else n - 1
+    return row if table.id_order is None else int(np.argmax(table.id_order.rows == row))
 
 
 def _model(case: Case, name: str, dense: np.ndarray, contents: Any, g: np.ndarray) -> Any:
@@ -389,11 +399,11 @@ def _check_arrays(case: Case, state: Any, contents: Any, g: Any, after: Any) -> 
 def _check_statistics(case: Case, state: Any, contents: Any, after: Any) -> None:
     old, new = case.collection.statistics(state), case.collection.statistics(after)
     for name, features in case.collection.features_of.items():
-        n = case.collection.tables[name].num_embeddings
+        table = case.collection.tables[name]
         ids = [i for f in features for bag in contents[f][0] for i in bag]
-        inside = [i for i in ids if 0 <= i < n]
-        clipped = [min(max(i, 0), n - 1) for i in ids]
-        unique = len(set(clipped if case.lookup.bounds == "clip" else inside))
+        inside = [i for i in ids if 0 <= i < table.num_embeddings]
+        read = [_nearest(table, i) for i in ids] if case.lookup.bounds == "clip" else inside
+        unique = len(set(read))
         want = (len(ids), unique, len(ids) - len(inside))
         got = tuple(b - a for a, b in zip(old[name][:3], new[name][:3], strict=True))
         assert got == want, f"statistics of {name}: {got} instead of {want}"

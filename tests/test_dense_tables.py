@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
 from jax_tt._lookup import _groups
-from jax_tt._tables import dense_group
+from jax_tt._tables import table_group
 from tests.conftest import native_available
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the native module is not built")
@@ -171,9 +171,9 @@ def test_updates_in_several_calls(layout, monkeypatch):
 
     want, once = step()
     assert once == 1
-    for name, most, expected in (("_MOST", 3, 3), ("_MOST_IDS", 1, 7)):
+    for name, most, expected in (("_MOST", 9, 3), ("_MOST_IDS", 1, 7)):
         with monkeypatch.context() as patch:
-            patch.setattr(dense_group, name, most)
+            patch.setattr(table_group, name, most)
             got, several = step()
         assert several == expected
         jax.tree.map(np.testing.assert_array_equal, got, want)

@@ -1,51 +1,9 @@
 #include "ffi/common/dense_tables.h"
 
 #include <optional>
-#include <string>
-#include <vector>
 
 namespace jax_tt {
 namespace {
-
-using Buffers = std::vector<ffi::AnyBuffer>;
-
-// Reads the tables of a call one after another.
-class TableReader {
- public:
-  explicit TableReader(const TablesCall& call) : call_(call) {}
-
-  bool done() const { return next_arg_ >= call_.args.size() && next_ret_ >= call_.results; }
-
-  Status ReadAttrs(std::optional<ffi::Dictionary>* own) {
-    auto found = call_.attrs.get<ffi::Dictionary>(std::to_string(next_table_));
-    if (!found.has_value()) return InvalidArgument("a table has no attributes");
-    *own = *found;
-    ++next_table_;
-    return {};
-  }
-  Status ReadArgs(size_t count, Buffers* buffers) {
-    for (buffers->clear(); buffers->size() < count; ++next_arg_) {
-      auto buffer = call_.args.get<ffi::AnyBuffer>(next_arg_);
-      if (!buffer.has_value()) return InvalidArgument("an argument of a table is missing");
-      buffers->push_back(*buffer);
-    }
-    return {};
-  }
-  Status ReadRets(size_t count, Buffers* buffers) {
-    for (buffers->clear(); buffers->size() < count; ++next_ret_) {
-      if (next_ret_ >= call_.results) return InvalidArgument("a result of a table is missing");
-      auto buffer = call_.rets.get<ffi::AnyBuffer>(next_ret_);
-      if (!buffer.has_value()) return InvalidArgument("a result of a table is missing");
-      buffers->push_back(**buffer);
-    }
-    return {};
-  }
-
- private:
-  const TablesCall& call_;
-  size_t next_arg_ = 0, next_ret_ = 0;
-  int next_table_ = 0;
-};
 
 // Reads the array of all features, where there is one: `args` arguments and `rets` results.
 struct WideReader {
@@ -86,46 +44,6 @@ Status ReadTables(const TablesCall& call, const WideReader& of_all, TableReader&
   return {};
 }
 
-// Reads the steps of several tables, whose numbers follow each other in one array each.
-class StepsReader {
- public:
-  Status Start(const Buffers& args, const ffi::AnyBuffer& applied) {
-    hyper_left_ = Count(args[0]);
-    tables_left_ = Count(args[1]) / 2;
-    JAX_TT_RETURN_IF_ERROR(Data(args[0], "hyper-parameters", hyper_left_, &next_.hyper));
-    JAX_TT_RETURN_IF_ERROR(Data(args[1], "gradient scales", 2 * tables_left_, &next_.scale));
-    JAX_TT_RETURN_IF_ERROR(Data(args[2], "seeds", 2 * tables_left_, &next_.seed));
-    applied_left_ = Count(applied);
-    return Data(applied, "applied", applied_left_, &applied_);
-  }
-  // Must be called after the last table.
-  Status Finish() const {
-    if (hyper_left_ == 0 && tables_left_ == 0 && applied_left_ == 0) return {};
-    return InvalidArgument("there are hyper-parameters, scales or results of more tables than the call has");
-  }
-  // The step of the next table, which has these attributes, and its place in `applied`.
-  Status Read(const ffi::Dictionary& attrs, StepArgs* step, float** applied) {
-    JAX_TT_RETURN_IF_ERROR(ReadUpdateAttrs(attrs, &next_));
-    const int64_t hypers = next_.traits().hyperparameters;
-    if (hypers > hyper_left_ || tables_left_ == 0) return InvalidArgument("hyper-parameters of a table are missing");
-    if (applied_left_ == 0) return InvalidArgument("applied is shorter than the number of tables");
-    *step = next_;
-    *applied = applied_++;
-    next_.hyper += hypers;
-    next_.scale += 2;
-    next_.seed += 2;
-    hyper_left_ -= hypers;
-    --tables_left_;
-    --applied_left_;
-    return {};
-  }
-
- private:
-  StepArgs next_;
-  float* applied_ = nullptr;
-  int64_t hyper_left_ = 0, tables_left_ = 0, applied_left_ = 0;
-};
-
 }  // namespace
 
 Status ReadForwardTables(const TablesCall& call,
@@ -158,10 +76,7 @@ Status ReadUpdateTables(const TablesCall& call,
                         const std::function<Status(const TableArgs&, const UpdateArgs&)>& read) {
   TableReader reader(call);
   StepsReader steps;
-  Buffers of_steps, applied;
-  JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(3, &of_steps));
-  JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &applied));
-  JAX_TT_RETURN_IF_ERROR(steps.Start(of_steps, applied[0]));
+  JAX_TT_RETURN_IF_ERROR(steps.Start(&reader));
   JAX_TT_RETURN_IF_ERROR(ReadTables(
       call, {2, 0}, reader, [&](const ffi::Dictionary& own, const Buffers& wide, const Span64& columns) -> Status {
         StepArgs step;

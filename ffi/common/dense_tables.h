@@ -2,12 +2,12 @@
 #ifndef JAX_TT_COMMON_DENSE_TABLES_H_
 #define JAX_TT_COMMON_DENSE_TABLES_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string_view>
 
 #include "ffi/common/call_args.h"
+#include "ffi/common/table_reader.h"
 #include "ffi/core/bag_vectors.h"
 
 namespace jax_tt {
@@ -33,20 +33,10 @@ struct UpdateArgs {
   const ffi::AnyBuffer &out_gradient, &weight_gradient, &new_table;
 };
 
-// A call on many tables: the arguments of the first, then of the second, and so on; likewise the results.  An update
-// has the slots of a table after the table; the hyper-parameters, scales and seeds of all tables, which follow each
-// other in one array each, come first, as does the result applied [tables].  Attributes "0", "1" and so on are a
-// dictionary for each table.  With the attribute columns, the vectors of all bags are columns of one array [samples,
-// width], from these columns on, `features` of them for a table.  The array comes before the first table: the result
-// out, or the argument out gradient, before which the update has the result of the forward pass.
-struct TablesCall {
-  const Args& args;
-  const Rets& rets;
-  const ffi::Dictionary& attrs;
-  size_t results;  // of the tables; a platform may have more after them
-};
-
-// They call read(args, own) for one table after another.
+// They call read(args, own) for one table after another of a call on many.  With its attribute columns, the vectors of
+// all bags are columns of one array [samples, width], from these columns on, `features` of them for a table.  The array
+// comes before the first table: the result out, or the argument out gradient, before which the update has the result of
+// the forward pass.
 Status ReadForwardTables(const TablesCall& call,
                          const std::function<Status(const TableArgs&, const ForwardArgs&)>& read);
 Status ReadBackwardTables(const TablesCall& call,

@@ -3,6 +3,7 @@
 #define JAX_TT_COMMON_STATUS_H_
 
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace jax_tt {
@@ -20,6 +21,13 @@ inline Status InvalidArgument(std::string message) { return {Code::kInvalidArgum
 inline Status OutOfRange(std::string message) { return {Code::kOutOfRange, std::move(message)}; }
 inline Status ResourceExhausted(std::string message) { return {Code::kResourceExhausted, std::move(message)}; }
 inline Status Internal(std::string message) { return {Code::kInternal, std::move(message)}; }
+
+// The status with the name of the table, where it does not say it.
+inline Status Named(Status status, std::string_view table) {
+  if (!status.ok() && !table.empty() && status.message.find(table) == std::string::npos)
+    status.message = "table '" + std::string(table) + "': " + status.message;
+  return status;
+}
 
 #define JAX_TT_RETURN_IF_ERROR(expr)                                  \
   if (::jax_tt::Status jax_tt_status = (expr); !jax_tt_status.ok()) { \

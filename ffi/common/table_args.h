@@ -34,13 +34,14 @@ Status DispatchCores(const Args& args, size_t first, F&& body) {
   return DispatchStorage(core->element_type(), std::forward<F>(body));
 }
 
-// Cores and slots that an update changes in place: the results from `first` on must be the arguments themselves.
+// Cores and slots that an update changes in place: the results from `first_ret` on must be the arguments from
+// `first_arg` on.
 template <typename Table>
-Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Args& args, size_t first, const Rets& rets,
-                  Table* tables) {
+Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Args& args, size_t first_arg,
+                  const Rets& rets, size_t first_ret, Table* tables) {
   const auto aliased = [&](size_t index, int64_t count, std::string_view name, auto** data) -> Status {
-    auto in = args.get<ffi::AnyBuffer>(first + index);
-    auto out = rets.get<ffi::AnyBuffer>(index);
+    auto in = args.get<ffi::AnyBuffer>(first_arg + index);
+    auto out = rets.get<ffi::AnyBuffer>(first_ret + index);
     if (!in.has_value() || !out.has_value()) return InvalidArgument(std::string(name) + " is missing");
     return UpdatedInPlace(*in, **out, name, count, data);
   };

@@ -1,6 +1,7 @@
 #include "ffi/core/tt_shape.h"
 
 #include <cmath>
+#include <utility>
 
 namespace jax_tt {
 namespace {
@@ -35,18 +36,25 @@ double SideCost(const TTShape& shape, const Side& side, double n) {
 
 }  // namespace
 
+double ContractionCost(const TTShape& shape, const Contraction& contraction, int64_t n) {
+  const double lookups = static_cast<double>(n);
+  const Side& primary = contraction.primary;
+  const double join = lookups * static_cast<double>(shape.dim()) * static_cast<double>(primary.rank[primary.depth]);
+  return SideCost(shape, primary, lookups) + SideCost(shape, contraction.secondary, lookups) + join;
+}
+
 Contraction ChooseContraction(const TTShape& shape, int64_t n) {
-  const double lookups = n > 0 ? static_cast<double>(n) : 1.0;
+  const int64_t lookups = n > 0 ? n : 1;
   Contraction best;
   double best_cost = -1;
   for (int split = 1; split < shape.d; ++split) {
-    const Side left = MakeSide(shape, true, split), right = MakeSide(shape, false, shape.d - split);
-    const double left_cost = SideCost(shape, left, lookups), right_cost = SideCost(shape, right, lookups);
-    const double join = lookups * static_cast<double>(shape.dim()) * static_cast<double>(shape.r[split]);
-    if (best_cost >= 0 && left_cost + right_cost + join >= best_cost) continue;
-    best_cost = left_cost + right_cost + join;
-    best.primary = left_cost >= right_cost ? left : right;
-    best.secondary = left_cost >= right_cost ? right : left;
+    Contraction own{MakeSide(shape, true, split), MakeSide(shape, false, shape.d - split)};
+    const auto side_cost = [&](const Side& side) { return SideCost(shape, side, static_cast<double>(lookups)); };
+    if (side_cost(own.primary) < side_cost(own.secondary)) std::swap(own.primary, own.secondary);
+    const double cost = ContractionCost(shape, own, lookups);
+    if (best_cost >= 0 && cost >= best_cost) continue;
+    best_cost = cost;
+    best = own;
   }
   return best;
 }

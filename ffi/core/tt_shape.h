@@ -52,7 +52,10 @@ struct Contraction {
   Side secondary;
 };
 
-// Cheapest contraction for a batch of n lookups, counting each distinct chain of digits once.
+// Multiply-adds of the rows of n uniform lookups, counting each distinct chain of digits once.
+double ContractionCost(const TTShape& shape, const Contraction& contraction, int64_t n);
+
+// Cheapest contraction for a batch of n lookups.
 Contraction ChooseContraction(const TTShape& shape, int64_t n);
 
 // Column of the row for each element of the primary x secondary block; true when it is the identity.

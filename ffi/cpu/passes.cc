@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
-#include <string>
 
 namespace jax_tt {
 namespace {
@@ -34,13 +33,6 @@ void AddRounds(std::vector<TaskSet> rounds, const std::atomic<bool>& failed, Pha
     const Turn& turn = (*turns)[static_cast<size_t>(task)];
     turn.round->run(turn.task, worker);
   });
-}
-
-// The status with the name of the table, where it does not say it.
-Status Named(Status status, std::string_view table) {
-  if (!status.ok() && !table.empty() && status.message.find(table) == std::string::npos)
-    status.message = "table '" + std::string(table) + "': " + status.message;
-  return status;
 }
 
 using Passes = std::vector<std::unique_ptr<Pass>>;

@@ -1,13 +1,18 @@
 // FFI handlers of the TT operations, which check shapes and types.
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <numeric>
+#include <optional>
+#include <vector>
 
+#include "ffi/common/table_reader.h"
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/handlers.h"
 #include "ffi/cpu/ids.h"
 #include "ffi/cpu/plan.h"
 #include "ffi/cpu/plan_check.h"
+#include "ffi/cpu/table_ops.h"
 #include "ffi/cpu/tt_args.h"
 #include "ffi/cpu/tt_backward.h"
 #include "ffi/cpu/tt_forward.h"
@@ -16,36 +21,156 @@
 namespace jax_tt {
 namespace {
 
-// The problem of one call, and the memory that its plan may need.
+// What all ops on one table are given; its cores are the arguments from `first_core` on.
+struct TTArgs {
+  const ffi::Dictionary& attrs;
+  BatchArgs batch;
+  const Args& args;
+  size_t first_core;
+};
+
+// What comes from the forward pass, the gradients of the vectors and of the weights, and the results of the cores from
+// `first_result` on.
+struct GradientArgs {
+  const ffi::AnyBuffer &plan, &saved, &out_gradient, &weight_gradient;
+  const Rets& rets;
+  size_t first_result;
+};
+
+// The problem of one table, its arrays, and the memory that its plan may need.
 template <typename T>
 struct TTCall {
+  using C = typename TTProblem<T>::C;
+
   TTProblem<T> problem;
-  int64_t saved_size = 0;   // elements of the saved products, if any
-  bool saved_valid = true;  // whether the saved products belong to this plan
+  Lookups lookups;
+  int64_t saved_size = 0;  // elements of the saved products, if any
+  const C* out_gradient = nullptr;
+  const C* saved = nullptr;  // of the plan
+  C* weight_gradient = nullptr;
 
-  Status Read(const ffi::Dictionary& attrs, const BatchArgs& batch, const ffi::AnyBuffer& plan, const Args& cores,
-              const Pool& pool) {
-    Lookups lookups;
-    JAX_TT_RETURN_IF_ERROR(ReadTTProblem(attrs, batch, cores, 0, &lookups, &problem, &saved_size));
-    return ReadPlan(lookups, plan, pool);
+  Status Read(const TTArgs& given) {
+    return ReadTTProblem(given.attrs, given.batch, given.args, given.first_core, &lookups, &problem, &saved_size);
   }
-
- private:
-  Status ReadPlan(const Lookups& lookups, const ffi::AnyBuffer& plan, const Pool& pool) {
+  Status ReadGradient(const TTArgs& given, const GradientArgs& own) {
+    JAX_TT_RETURN_IF_ERROR(Read(given));
+    JAX_TT_RETURN_IF_ERROR(Data(own.out_gradient, "out gradient", problem.out_size(), &out_gradient));
+    JAX_TT_RETURN_IF_ERROR(OptionalData(own.saved, "saved", saved_size, &saved));
+    return OptionalData(own.weight_gradient, "weight gradient", problem.layout.n, &weight_gradient);
+  }
+  // Takes the plan of an op before, or makes one if that is not a plan of this batch.
+  Status TakePlan(const ffi::AnyBuffer& plan, const Pool& pool) {
     JAX_TT_RETURN_IF_ERROR(CheckOffsets(lookups.offsets, lookups.groups, lookups.bags, lookups.capacity));
     JAX_TT_RETURN_IF_ERROR(Data(plan, "plan", -1, &problem.plan));
     if (Count(plan) >= problem.layout.size() && IsPlanOf(problem.layout, lookups, problem.plan))
       return CheckPlan(problem.shape, problem.contraction, problem.layout, problem.groups * problem.bags, problem.plan);
-    int32_t* own = nullptr;
-    own_plan_.Request(&own, problem.layout.size());
+    saved = nullptr;
+    return MakeOwnPlan(pool);
+  }
+  // Makes the plan, in `plan` or, if that is empty, in memory of this op.
+  Status MakePlan(const ffi::AnyBuffer& plan, const Pool& pool) {
+    int32_t* made = nullptr;
+    JAX_TT_RETURN_IF_ERROR(Data(plan, "plan", -1, &made));
+    if (Count(plan) == 0) return MakeOwnPlan(pool);
+    if (Count(plan) < problem.layout.size()) return InvalidArgument("the plan is too small for this batch");
+    problem.plan = made;
+    return BuildTTPlan(problem.shape, problem.contraction, lookups, pool, made);
+  }
+  // The op on this table, which it owns; plan and run take a call and a pool.
+  template <typename Plan, typename Run>
+  static TableOp Op(std::shared_ptr<TTCall> call, Plan plan, Run run) {
+    const TTProblem<T>& problem = call->problem;
+    const double work = ContractionCost(problem.shape, problem.contraction, problem.layout.n);
+    return {call->lookups.table, work, [call, plan](const Pool& pool) { return plan(*call, pool); },
+            [call, run](const Pool& pool) { return run(*call, pool); }};
+  }
+
+ private:
+  Status MakeOwnPlan(const Pool& pool) {
+    int32_t* made = nullptr;
+    own_plan_.Request(&made, problem.layout.size());
     JAX_TT_RETURN_IF_ERROR(own_plan_.Allocate());
-    problem.plan = own;
-    saved_valid = false;
-    return BuildTTPlan(problem.shape, problem.contraction, lookups, pool, own);
+    problem.plan = made;
+    return BuildTTPlan(problem.shape, problem.contraction, lookups, pool, made);
   }
 
   Workspace own_plan_;
 };
+
+// plan(call, pool) sets the plan of the call.
+template <typename Plan>
+Status ReadForward(const TTArgs& given, const ffi::AnyBuffer& out, const ffi::AnyBuffer& saved, Plan plan,
+                   TableOp* op) {
+  return DispatchCores(given.args, given.first_core, [&](auto tag) -> Status {
+    using Call = TTCall<typename decltype(tag)::type>;
+    const auto call = std::make_shared<Call>();
+    typename Call::C *out_data = nullptr, *saved_data = nullptr;
+    JAX_TT_RETURN_IF_ERROR(call->Read(given));
+    JAX_TT_RETURN_IF_ERROR(Data(out, "out", call->problem.out_size(), &out_data));
+    JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", call->saved_size, &saved_data));
+    PreferHugePages({out, saved});
+    *op = Call::Op(call, plan, [out_data, saved_data](const Call& own, const Pool& pool) {
+      return TTForward(own.problem, pool, /*add=*/false, out_data, saved_data);
+    });
+    return {};
+  });
+}
+
+// The plan of backward passes and updates.
+auto Taking(const ffi::AnyBuffer& plan) {
+  return [plan](auto& call, const Pool& pool) { return call.TakePlan(plan, pool); };
+}
+
+Status ReadBackward(const TTArgs& given, const ffi::AnyBuffer& touched, const GradientArgs& gradient, TableOp* op) {
+  return DispatchCores(given.args, given.first_core, [&](auto tag) -> Status {
+    using Call = TTCall<typename decltype(tag)::type>;
+    const auto call = std::make_shared<Call>();
+    CoreGradients<typename Call::C> sink;
+    int32_t* touched_data = nullptr;
+    JAX_TT_RETURN_IF_ERROR(call->ReadGradient(given, gradient));
+    const TTShape& shape = call->problem.shape;
+    const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
+    JAX_TT_RETURN_IF_ERROR(Data(touched, "touched", slices, &touched_data));
+    for (int k = 0; k < shape.d; touched_data += shape.p[k++]) {
+      auto buffer = gradient.rets.get<ffi::AnyBuffer>(gradient.first_result + static_cast<size_t>(k));
+      if (!buffer.has_value()) return InvalidArgument("a core gradient is missing");
+      JAX_TT_RETURN_IF_ERROR(Data(**buffer, "core gradient", shape.core_size(k), &sink.gradient[k]));
+      sink.touched[k] = touched_data;
+    }
+    *op = Call::Op(call, Taking(gradient.plan), [sink](const Call& own, const Pool& pool) -> Status {
+      JAX_TT_RETURN_IF_ERROR(TTBackward(own.problem, pool, own.out_gradient, own.saved, sink, own.weight_gradient));
+      ClearUntouched(own.problem.shape, pool, sink);
+      return {};
+    });
+    return {};
+  });
+}
+
+Status ReadUpdate(const TTArgs& given, const GradientArgs& gradient, const OptimizerStep& step, float* applied,
+                  TableOp* op) {
+  return DispatchCores(given.args, given.first_core, [&](auto tag) -> Status {
+    using T = typename decltype(tag)::type;
+    const auto call = std::make_shared<TTCall<T>>();
+    CoreTables<T> in_place;
+    JAX_TT_RETURN_IF_ERROR(call->ReadGradient(given, gradient));
+    JAX_TT_RETURN_IF_ERROR(ReadTables(call->problem.shape, step.traits(), given.args, given.first_core, gradient.rets,
+                                      gradient.first_result, in_place.table));
+    *op = TTCall<T>::Op(
+        call, Taking(gradient.plan), [in_place, step, applied](const TTCall<T>& own, const Pool& pool) {
+          return TTUpdate(own.problem, pool, in_place, own.out_gradient, own.saved, step, own.weight_gradient, applied);
+        });
+    return {};
+  });
+}
+
+// Runs the ops that `read` appends.
+template <typename Read>
+ffi::Error Run(ffi::ThreadPool threads, Changes changes, const char* name, Read read) {
+  std::vector<TableOp> ops;
+  Status status = read(&ops);
+  if (status.ok()) status = RunTableOps(ops, changes, MakePool(threads));
+  return ToError(status, name);
+}
 
 ffi::Error PlanImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer sentinel,
                     ffi::Result<ffi::AnyBuffer> plan, ffi::Dictionary attrs) {
@@ -72,59 +197,19 @@ ffi::Error PlanImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer 
 ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                        ffi::AnyBuffer plan, Args cores, ffi::Result<ffi::AnyBuffer> out,
                        ffi::Result<ffi::AnyBuffer> saved, ffi::Dictionary attrs) {
-  return ToError(DispatchCores(cores, 0,
-                               [&](auto tag) -> Status {
-                                 using T = typename decltype(tag)::type;
-                                 using C = typename TTProblem<T>::C;
-                                 const Pool pool = MakePool(threads);
-                                 TTCall<T> call;
-                                 C* out_data = nullptr;
-                                 C* saved_data = nullptr;
-                                 JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights}, plan, cores, pool));
-                                 JAX_TT_RETURN_IF_ERROR(Data(*out, "out", call.problem.out_size(), &out_data));
-                                 JAX_TT_RETURN_IF_ERROR(OptionalData(*saved, "saved", call.saved_size, &saved_data));
-                                 PreferHugePages({*out, *saved});
-                                 return TTForward(call.problem, pool, /*add=*/false, out_data, saved_data);
-                               }),
-                 "tt_forward");
+  return Run(threads, Changes::kNothing, "tt_forward", [&](std::vector<TableOp>* ops) {
+    return ReadForward({attrs, {ids, offsets, weights}, cores, 0}, *out, *saved, Taking(plan), &ops->emplace_back());
+  });
 }
 
 ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                         ffi::AnyBuffer plan, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient, Args cores,
                         ffi::Result<ffi::AnyBuffer> touched, ffi::Result<ffi::AnyBuffer> weight_gradient,
                         Rets gradients, ffi::Dictionary attrs) {
-  return ToError(
-      DispatchCores(cores, 0,
-                    [&](auto tag) -> Status {
-                      using T = typename decltype(tag)::type;
-                      using C = typename TTProblem<T>::C;
-                      const Pool pool = MakePool(threads);
-                      TTCall<T> call;
-                      CoreGradients<C> sink;
-                      const C* g = nullptr;
-                      const C* saved_data = nullptr;
-                      C* weight_data = nullptr;
-                      int32_t* touched_data = nullptr;
-                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights}, plan, cores, pool));
-                      const TTShape& shape = call.problem.shape;
-                      JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.problem.out_size(), &g));
-                      JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", call.saved_size, &saved_data));
-                      JAX_TT_RETURN_IF_ERROR(
-                          OptionalData(*weight_gradient, "weight gradient", call.problem.layout.n, &weight_data));
-                      const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
-                      JAX_TT_RETURN_IF_ERROR(Data(*touched, "touched", slices, &touched_data));
-                      for (int k = 0; k < shape.d; touched_data += shape.p[k++]) {
-                        auto buffer = gradients.get<ffi::AnyBuffer>(static_cast<size_t>(k));
-                        if (!buffer.has_value()) return InvalidArgument("a core gradient is missing");
-                        JAX_TT_RETURN_IF_ERROR(Data(**buffer, "core gradient", shape.core_size(k), &sink.gradient[k]));
-                        sink.touched[k] = touched_data;
-                      }
-                      JAX_TT_RETURN_IF_ERROR(TTBackward(call.problem, pool, g, call.saved_valid ? saved_data : nullptr,
-                                                        sink, weight_data));
-                      ClearUntouched(shape, pool, sink);
-                      return {};
-                    }),
-      "tt_backward");
+  return Run(threads, Changes::kNothing, "tt_backward", [&](std::vector<TableOp>* ops) {
+    return ReadBackward({attrs, {ids, offsets, weights}, cores, 0}, *touched,
+                        {plan, saved, out_gradient, *weight_gradient, gradients, 0}, &ops->emplace_back());
+  });
 }
 
 ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids,
@@ -132,32 +217,15 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
                       ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale, ffi::AnyBuffer seed,
                       Args tables, ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient,
                       Rets results, ffi::Dictionary attrs) {
-  return ToError(
-      DispatchCores(tables, 0,
-                    [&](auto tag) -> Status {
-                      using T = typename decltype(tag)::type;
-                      using C = typename TTProblem<T>::C;
-                      const Pool pool = MakePool(threads);
-                      TTCall<T> call;
-                      OptimizerStep step;
-                      CoreTables<T> in_place;
-                      const C* g = nullptr;
-                      const C* saved_data = nullptr;
-                      C* weight_data = nullptr;
-                      float* applied_data = nullptr;
-                      JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
-                      JAX_TT_RETURN_IF_ERROR(call.Read(attrs, {ids, offsets, weights}, plan, tables, pool));
-                      JAX_TT_RETURN_IF_ERROR(Data(out_gradient, "out gradient", call.problem.out_size(), &g));
-                      JAX_TT_RETURN_IF_ERROR(OptionalData(saved, "saved", call.saved_size, &saved_data));
-                      JAX_TT_RETURN_IF_ERROR(
-                          OptionalData(*weight_gradient, "weight gradient", call.problem.layout.n, &weight_data));
-                      JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-                      JAX_TT_RETURN_IF_ERROR(
-                          ReadTables(call.problem.shape, step.traits(), tables, 0, results, in_place.table));
-                      return TTUpdate(call.problem, pool, in_place, g, call.saved_valid ? saved_data : nullptr, step,
-                                      weight_data, applied_data);
-                    }),
-      "tt_update");
+  return Run(threads, Changes::kTables, "tt_update", [&](std::vector<TableOp>* ops) -> Status {
+    OptimizerStep step;
+    float* applied_data = nullptr;
+    JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
+    JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
+    return ReadUpdate({attrs, {ids, offsets, weights}, tables, 0},
+                      {plan, saved, out_gradient, *weight_gradient, results, 0}, step, applied_data,
+                      &ops->emplace_back());
+  });
 }
 
 ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBuffer hyper, ffi::AnyBuffer scale,
@@ -182,11 +250,88 @@ ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBu
           JAX_TT_RETURN_IF_ERROR(ReadCores<C>(shape, args, 0, gradients.gradient));
           for (int k = 0; k < shape.d; touched_data += shape.p[k++]) gradients.touched[k] = touched_data;
           JAX_TT_RETURN_IF_ERROR(
-              ReadTables(shape, step.traits(), args, static_cast<size_t>(shape.d), results, in_place.table));
+              ReadTables(shape, step.traits(), args, static_cast<size_t>(shape.d), results, 0, in_place.table));
           return TTApply(shape, MakePool(threads), in_place, gradients, step, applied_data);
         });
       }(),
       "tt_apply");
+}
+
+// Calls read(attrs, shape) for every table of a call on many.
+template <typename Read>
+Status ReadTTTables(TableReader& reader, Read read) {
+  while (!reader.done()) {
+    std::optional<ffi::Dictionary> own;
+    TTShape shape;
+    JAX_TT_RETURN_IF_ERROR(reader.ReadAttrs(&own));
+    JAX_TT_RETURN_IF_ERROR(ReadTable(*own, &shape));
+    JAX_TT_RETURN_IF_ERROR(read(*own, shape));
+  }
+  return {};
+}
+
+ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run(threads, Changes::kNothing, "embed_collection", [&](std::vector<TableOp>* ops) {
+    const TablesCall call{args, rets, attrs, rets.size()};
+    TableReader reader(call);
+    return ReadTTTables(reader, [&](const ffi::Dictionary& own, const TTShape& shape) -> Status {
+      Buffers in, cores, out;
+      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(4, &in));
+      const size_t first_core = reader.next_arg();
+      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(static_cast<size_t>(shape.d), &cores));
+      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(3, &out));
+      PreferHugePages({out[1]});
+      const auto plan = [plan = out[1], sentinel = in[3]](auto& table, const Pool& pool) -> Status {
+        JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, table.lookups.table));
+        return table.MakePlan(plan, pool);
+      };
+      return ReadForward({own, {in[0], in[1], in[2]}, args, first_core}, out[0], out[2], plan, &ops->emplace_back());
+    });
+  });
+}
+
+ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run(threads, Changes::kNothing, "embed_collection_backward", [&](std::vector<TableOp>* ops) {
+    const TablesCall call{args, rets, attrs, rets.size()};
+    TableReader reader(call);
+    return ReadTTTables(reader, [&](const ffi::Dictionary& own, const TTShape& shape) -> Status {
+      Buffers in, cores, out, gradients;
+      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(6, &in));
+      const size_t first_core = reader.next_arg();
+      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(static_cast<size_t>(shape.d), &cores));
+      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
+      const size_t first_result = reader.next_ret();
+      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(static_cast<size_t>(shape.d), &gradients));
+      return ReadBackward({own, {in[0], in[1], in[2]}, args, first_core}, out[0],
+                          {in[3], in[4], in[5], out[1], rets, first_result}, &ops->emplace_back());
+    });
+  });
+}
+
+ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run(threads, Changes::kTables, "embed_collection_update", [&](std::vector<TableOp>* ops) -> Status {
+    const TablesCall call{args, rets, attrs, rets.size()};
+    TableReader reader(call);
+    StepsReader steps;
+    JAX_TT_RETURN_IF_ERROR(steps.Start(&reader));
+    JAX_TT_RETURN_IF_ERROR(ReadTTTables(reader, [&](const ffi::Dictionary& own, const TTShape& shape) -> Status {
+      StepArgs step;
+      float* applied = nullptr;
+      Buffers in, tables, out, results;
+      JAX_TT_RETURN_IF_ERROR(steps.Read(own, &step, &applied));
+      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(7, &in));
+      const auto count = static_cast<size_t>(shape.d * (1 + step.traits().slots()));
+      const size_t first_core = reader.next_arg();
+      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(count, &tables));
+      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
+      const size_t first_result = reader.next_ret();
+      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(count, &results));
+      return ReadUpdate({own, {in[1], in[2], in[3]}, args, first_core},
+                        {in[4], in[5], in[6], out[0], rets, first_result}, StepOf(step), applied,
+                        &ops->emplace_back());
+    }));
+    return steps.Finish();
+  });
 }
 
 }  // namespace
@@ -258,5 +403,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTApplyCpu, ApplyImpl,
                                   .Ret<ffi::AnyBuffer>()  // applied f32 []
                                   .RemainingRets()        // cores and slots, in place
                                   .Attrs());
+
+// The same of many tables, as ffi/common/table_reader.h describes them.  The arguments of a forward pass are ids,
+// offsets, weights, sentinel and cores, and its results out, plan, and saved; the plan is empty if no other op needs it.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesForwardCpu, TablesForwardImpl,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesBackwardCpu, TablesBackwardImpl,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesUpdateCpu, TablesUpdateImpl,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
 }  // namespace jax_tt

@@ -128,7 +128,7 @@ def backward(
     for (group, members), residuals in zip(groups, saved, strict=True):
         own, of_own = [calls[k] for k in members], [gs[k] for k in members]
         if group is None:
-            cotangents = [_of_one_table(own[0], residuals, of_own[0])]
+            cotangents = [of_one_table(own[0], residuals, of_own[0])]
         else:
             cotangents = group.backward(own, residuals, of_own, None)
         found.update(zip(members, cotangents, strict=True))
@@ -141,7 +141,8 @@ def _group_of_all(groups: Groups) -> tuple[Group, tuple[int, ...]] | None:
     return (group, members) if group is not None and len(groups) == 1 else None
 
 
-def _of_one_table(call: Call, residuals: Any, g: jax.Array | None) -> Cotangents:
+def of_one_table(call: Call, residuals: Any, g: jax.Array | None) -> Cotangents:
+    """The wanted cotangents of a table on its own."""
     use, state, batch, values = call
     table, lookup = use.table, use.lookup
     if g is None or not (lookup.wanted.names or lookup.wanted.weights):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -25,6 +26,7 @@ from jax_tt._native._operands import (
     update_attributes,
     weights_result,
 )
+from jax_tt._native._table_call import Calls, TableCall, Types
 from jax_tt._native.partition import Arrays, is_resharded, over_blocks
 from jax_tt._precision import tensor_float32
 from jax_tt._tables import reference
@@ -122,182 +124,200 @@ def tt_plan(
     return plan, saved, operands.gradient(out)["g"]
 
 
-def tt_forward(
-    table: TTTable,
-    platform: str,
-    cores: Cores,
-    batch: Batch,
-    lookup: Lookup,
-    sentinel: jax.Array | None,
-) -> tuple[jax.Array, Arrays]:
-    operands = make_operands(table, cores[0].dtype, batch)
-    plan_size, saved_size = blocked_sizes(platform, operands, table)
-    kept = saved_size if lookup.wanted.names else 0
-    named = dict(zip(table.param_names, cores, strict=True))
+class TTCall(TableCall):
+    """A call on a TT table, whose parameters are its cores."""
 
-    def local(args: Named, axes: Any) -> Named:
-        attributes = batch_attributes(platform, table, batch, lookup, axes)
-        plan = _plan(platform, table, plan_size, args, attributes)
-        ids = args["ids"]
+    kind = ""
+    together_on = ("cpu",)
+    in_columns = False
+    across_devices = False
+
+    def attributes(self, axes: Any) -> dict[str, Any]:
+        return batch_attributes(self.platform, self.table, self.batch, self.lookup, axes)
+
+    def asked(self) -> dict[str, bool]:
+        """Options of the op that need working memory."""
+        return {}
+
+    @classmethod
+    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
+        del columns
+        if calls[0].platform == "cpu":
+            return None
+        ((call,), (args,)) = calls, given
+        return _workspace(call.platform, cls.op, call.table, args["ids"], **call.asked())
+
+
+class Forward(TTCall):
+    op = "forward"
+    blocked_results = ("out", "plan", "saved")
+
+    def __init__(self, *of_all: Any, sentinel: jax.Array | None):
+        super().__init__(*of_all)
+        self.whole = {"sentinel": sentinel_operand(sentinel), **self.whole}
+        self.sizes = blocked_sizes(self.platform, self.operands, self.table)
+
+    def results(self, args: Named) -> Types:
+        ids, (plan, saved) = args["ids"], self.sizes if self.lookup.wanted.names else (0, 0)
+        return {
+            "out": self.operands.sums_type(ids, self.table.features),
+            "plan": jax.ShapeDtypeStruct((ids.shape[0], plan), jnp.int32),
+            "saved": jax.ShapeDtypeStruct((ids.shape[0], saved), self.operands.accum),
+        }
+
+    def local(self, args: Named, axes: Any) -> Named:
+        """On one table, the plan is an op of its own."""
+        attributes, results = self.attributes(axes), dict(self.results(args))
+        results.pop("plan")
+        plan = _plan(self.platform, self.table, self.sizes[0], args, attributes)
         found = native_call(
-            platform,
+            self.platform,
             "forward",
-            {name: args[name] for name in operands.arrays}
+            {name: args[name] for name in self.operands.arrays}
             | {"plan": plan}
-            | {name: args[name] for name in named},
-            {
-                "out": operands.sums_type(ids, table.features),
-                "saved": jax.ShapeDtypeStruct((ids.shape[0], kept), operands.accum),
-            },
-            _workspace(platform, "forward", table, ids),
+            | {name: args[name] for name in self.params},
+            results,
+            self.workspace([self], [args], 0),
             attributes,
         )
         return {**found, "plan": plan}
 
-    whole = {"sentinel": sentinel_operand(sentinel)} | named
-    found = over_blocks(local, operands.arrays, whole, ["out", "plan", "saved"])
-    # The forward result only orders the update after the forward pass; otherwise XLA would copy the cores.
-    residuals = (found["plan"], found["saved"], found["out"]) if lookup.wanted.names else ()
-    return found["out"].reshape(operands.groups, operands.bags, table.features), residuals
+    def finished(self, found: Named) -> tuple[jax.Array, Arrays]:
+        out, operands = found["out"], self.operands
+        sums = out.reshape(operands.groups, operands.bags, self.table.features)
+        # The forward result only orders the update after the forward pass; otherwise XLA would copy the cores.
+        kept = (found["plan"], found["saved"], out)
+        return sums, kept if self.lookup.wanted.names else ()
 
 
-def _residual_operands(operands: Operands, residuals: Arrays, g: jax.Array) -> dict[str, jax.Array]:
-    """The blocked operands of the backward pass."""
-    plan, saved, _ = residuals
-    return operands.arrays | {"plan": plan, "saved": saved} | operands.gradient(g)
+class GradientCall(TTCall):
+    """What the backward pass and the update have in common."""
+
+    blocked_results = ("dweights",)
+
+    def __init__(self, *of_all: Any, residuals: Arrays, g: jax.Array):
+        super().__init__(*of_all)
+        plan, saved, _ = residuals
+        self.blocked |= {"plan": plan, "saved": saved} | self.operands.gradient(g)
+
+    def asked(self) -> dict[str, bool]:
+        return {"weights": self.lookup.wanted.weights, "resharded": is_resharded(self.batch.ids)}
+
+    def weights_type(self, args: Named) -> jax.ShapeDtypeStruct:
+        return self.operands.weights_type(args["ids"], self.lookup.wanted.weights)
+
+    def gradient_types(self, args: Named) -> Types:
+        """``touched``, ``dweights`` and the gradients ``dparam_k``."""
+        dparams = types_of(self.params, self.operands.accum)
+        return {
+            "touched": jax.ShapeDtypeStruct((sum(self.table.row_factors),), jnp.int32),
+            "dweights": self.weights_type(args),
+            **{f"d{name}": of_core for name, of_core in dparams.items()},
+        }
 
 
-def _backward(
-    platform: str,
-    table: TTTable,
-    operands: Operands,
-    batch: Batch,
-    lookup: Lookup,
-    args: Named,
-    axes: Any,
-) -> dict[str, jax.Array]:
-    """``touched``, ``dweights`` and the gradients ``core_k`` of one shard; ``args`` are only the operands of the op."""
-    want_weights = lookup.wanted.weights
-    cores = {name: args[name] for name in table.param_shapes}
-    found = native_call(
-        platform,
-        "backward",
-        {name: array for name, array in args.items() if name not in cores}
-        | {f"of_{name}": core for name, core in cores.items()},
-        {
-            "touched": jax.ShapeDtypeStruct((sum(table.row_factors),), jnp.int32),
-            "dweights": operands.weights_type(args["ids"], want_weights),
-            **types_of(cores, operands.accum),
-        },
-        _workspace(
-            platform,
-            "backward",
-            table,
-            args["ids"],
-            weights=want_weights,
-            resharded=is_resharded(batch.ids),
-        ),
-        batch_attributes(platform, table, batch, lookup, axes),
-    )
-    return found
+class Backward(GradientCall):
+    op = "backward"
+
+    def results(self, args: Named) -> Types:
+        return self.gradient_types(args)
+
+    def summed(self, found: Named, args: Named, axes: Any) -> Named:
+        del args
+        grads = {name: grad for name, grad in found.items() if name.startswith("dparam")}
+        grads = lax.psum(grads, axes) if axes else grads
+        return {"dweights": found["dweights"], **grads}
+
+    def finished(self, found: Named) -> tuple[Arrays, jax.Array | None]:
+        dweights = weights_result(self.batch, found["dweights"], self.lookup)
+        return tuple(found[f"d{name}"] for name in self.params), dweights
 
 
-def tt_backward(
-    table: TTTable,
-    platform: str,
-    cores: Cores,
-    batch: Batch,
-    residuals: Arrays,
-    g: jax.Array,
-    lookup: Lookup,
-) -> tuple[Cores, jax.Array | None]:
-    operands = make_operands(table, cores[0].dtype, batch)
-    named = numbered("core", cores)
+class Update(GradientCall):
+    op = "update"
+    appended = ("hyper", "scale", "seed")
+    appended_results = ("applied",)
 
-    def local(args: Named, axes: Any) -> Named:
-        found = _backward(platform, table, operands, batch, lookup, args, axes)
-        summed = {name: lax.psum(found[name], axes) if axes else found[name] for name in named}
-        return {"dweights": found["dweights"]} | summed
+    def __init__(
+        self,
+        *of_all: Any,
+        slots: tuple[Arrays, ...],
+        residuals: Arrays,
+        g: jax.Array,
+        values: Named,
+    ):
+        super().__init__(*of_all, residuals=residuals, g=g)
+        self.of_batch = tuple(self.blocked)
+        self.blocked = {"out": residuals[2], **self.blocked}
+        self.slots = [numbered(f"slot_{k}", of_core) for k, of_core in enumerate(slots)]
+        self.changed = dict(self.params)
+        for of_core in self.slots:
+            self.changed |= of_core
+        self.whole = step_operands(values) | self.changed
 
-    blocked = _residual_operands(operands, residuals, g)
-    found = over_blocks(local, blocked, named, ["dweights"])
-    dweights = weights_result(batch, found["dweights"], lookup)
-    return tuple(found[name] for name in named), dweights
+    def asked(self) -> dict[str, bool]:
+        return super().asked() | {"skip_nonfinite": self.table.update.skip_nonfinite}
 
+    def update_attributes(self) -> dict[str, Any]:
+        return update_attributes(self.table.update, self.params["param_0"].dtype)
 
-def tt_update(
-    table: TTTable,
-    platform: str,
-    arrays: tuple[Cores, tuple[Arrays, ...]],
-    batch: Batch,
-    residuals: Arrays,
-    g: jax.Array,
-    lookup: Lookup,
-    values: Named,
-) -> tuple[Cores, tuple[Arrays, ...], jax.Array, jax.Array | None]:
-    cores, slots = arrays
-    assert table.update is not None
-    operands = make_operands(table, cores[0].dtype, batch)
-    of_batch = _residual_operands(operands, residuals, g)
-    step = step_operands(values)
-    named = numbered("core", cores)
-    tables = named | numbered("slot", (slot for core in slots for slot in core))
-    update = update_attributes(table.update, cores[0].dtype)
-    applied = {"applied": jax.ShapeDtypeStruct((), jnp.float32)}
-    want_weights = lookup.wanted.weights
+    def attributes(self, axes: Any) -> dict[str, Any]:
+        return super().attributes(axes) | self.update_attributes()
 
-    def summed(args: Named, axes: Any) -> Named:
+    def results(self, args: Named) -> Types:
+        return {
+            "applied": jax.ShapeDtypeStruct((), jnp.float32),
+            "dweights": self.weights_type(args),
+            **types_of(self.changed),
+        }
+
+    def local(self, args: Named, axes: Any) -> Named:
+        axes = self.lookup.axis_name or axes
+        return self._after_sum(args, axes) if axes else super().local(args, axes)
+
+    def _after_sum(self, args: Named, axes: Any) -> Named:
         """Sums the gradients of all shards, then applies the same update on each of them."""
-        shard_axes = varying_axes(*(args[name] for name in of_batch))
-        own = {name: args[name] for name in of_batch}
-        marked = vary_over({name: args[name] for name in named}, shard_axes)
-        results = _backward(platform, table, operands, batch, lookup, {**own, **marked}, axes)
-        results = vary_over(results, shard_axes)
-        grads = lax.psum({name: results[name] for name in ("touched", *named)}, axes)
+        shard_axes = varying_axes(*(args[name] for name in self.of_batch))
+        own = {name: args[name] for name in self.of_batch}
+        marked = vary_over({name: args[name] for name in self.params}, shard_axes)
+        results = native_call(
+            self.platform,
+            "backward",
+            {**own, **marked},
+            self.gradient_types(args),
+            _workspace(
+                self.platform, "backward", self.table, args["ids"], **GradientCall.asked(self)
+            ),
+            GradientCall.attributes(self, axes),
+        )
+        results = dict(vary_over(results, shard_axes))
+        dweights = results.pop("dweights")
+        grads = lax.psum(results, axes)
         # The op "apply" has no ids, and the backward pass only those of its own shard.
-        refused = reference.poisoned(table, shard_of(batch, args), lookup, axes)
+        refused = reference.poisoned(self.table, shard_of(self.batch, args), self.lookup, axes)
         scale = args["scale"].at[1].set(jnp.where(refused, 0, args["scale"][1]))
         found = native_call(
-            platform,
+            self.platform,
             "apply",
-            {"touched": grads["touched"]}
-            | {name: args[name] for name in step}
+            {"touched": grads.pop("touched")}
+            | {name: args[name] for name in self.appended}
             | {"scale": scale}
-            | {f"d{name}": grads[name] for name in named}
-            | {name: args[name] for name in tables},
-            applied | types_of(tables),
-            _workspace(platform, "apply", table, None),
-            table.native_attributes | update,
+            | grads
+            | {name: args[name] for name in self.changed},
+            {"applied": jax.ShapeDtypeStruct((), jnp.float32), **types_of(self.changed)},
+            _workspace(self.platform, "apply", self.table, None),
+            self.table.native_attributes | self.update_attributes(),
         )
         found["applied"] = jnp.where(refused, 0, found["applied"])
-        return {"dweights": results["dweights"], **found}
+        return {"dweights": dweights, **found}
 
-    def local(args: Named, axes: Any) -> Named:
-        axes = lookup.axis_name or axes
-        if axes:
-            return summed(args, axes)
-        return native_call(
-            platform,
-            "update",
-            args,
-            applied
-            | {"dweights": operands.weights_type(args["ids"], want_weights)}
-            | types_of(tables),
-            _workspace(
-                platform,
-                "update",
-                table,
-                args["ids"],
-                weights=want_weights,
-                resharded=is_resharded(batch.ids),
-                skip_nonfinite=table.update.skip_nonfinite,  # pyright: ignore[reportOptionalMemberAccess]
-            ),
-            batch_attributes(platform, table, batch, lookup, axes) | update,
-        )
+    def finished(
+        self, found: Named
+    ) -> tuple[Arrays, tuple[Arrays, ...], jax.Array, jax.Array | None]:
+        dweights = weights_result(self.batch, found["dweights"], self.lookup)
+        params = tuple(found[name] for name in self.params)
+        slots = tuple(tuple(found[name] for name in of_core) for of_core in self.slots)
+        return params, slots, found["applied"], dweights
 
-    blocked = {"out": residuals[2]} | of_batch
-    found = over_blocks(local, blocked, step | tables, ["dweights"])
-    rest = iter(tuple(found[name] for name in tables)[len(cores) :])
-    new_slots = tuple(tuple(next(rest) for _ in core) for core in slots)
-    dweights = weights_result(batch, found["dweights"], lookup)
-    return tuple(found[name] for name in named), new_slots, found["applied"], dweights
+
+TT = Calls(Forward, Backward, Update)

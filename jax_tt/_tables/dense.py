@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from jax_tt._tables.checks import (
     refuse_tables,
     table_label,
 )
-from jax_tt._tables.dense_group import DenseTables
 from jax_tt._tables.native import NativeTable
 from jax_tt._tables.options import Lookup, Update, check_update
 from jax_tt._tables.table import Params, Slots, State
@@ -52,6 +51,7 @@ class DenseTable(NativeTable):
     update: Update | None = None
     name: str | None = None
     embedding_init: Callable[..., Any] = default_embedding_init
+    calls: ClassVar[_native.Calls] = _native.DENSE
 
     def __post_init__(self) -> None:
         check_param_dtype(self.param_dtype)
@@ -99,11 +99,6 @@ class DenseTable(NativeTable):
         (table,), (ids,) = params, digits
         return gathered(table, ids)
 
-    def group(self, lookup: Lookup) -> Any:
-        if lookup.method == "reference":
-            return None
-        return DenseTables("cuda_emulated" if lookup.method == "cuda_emulated" else "auto")
-
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
@@ -114,10 +109,6 @@ class DenseTable(NativeTable):
     def to_dense(self, state: State) -> jax.Array:
         (table,) = self.params(state)
         return table.astype(accumulator(table.dtype))
-
-    native_forward = _native.dense_forward
-    native_backward = _native.dense_backward
-    native_update = _native.dense_update
 
 
 def gathered(param: jax.Array, digits: jax.Array) -> jax.Array:

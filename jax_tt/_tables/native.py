@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import abc
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,27 +11,35 @@ import jax.numpy as jnp
 from jax_tt._lookup import _backend
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._vma import vary_over, varying_axes
+from jax_tt._native._table_call import Calls, run
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.reference import stepped
 from jax_tt._tables.table import Params, Slots, State, Table, named
+from jax_tt._tables.table_group import TableGroup
 
 
 class NativeTable(Table):
-    """A kind with native ops, selected by ``method`` and by the platform that a program is lowered for."""
+    """A kind with native ops, selected by ``method`` and by the platform that a program is lowered for.
 
-    @abc.abstractmethod
+    Attributes:
+        calls: the native ops.
+    """
+
+    calls: ClassVar[Calls]
+
     def native_forward(
         self, platform: str, params: Params, batch: Batch, lookup: Lookup, sentinel: Any, /
     ) -> tuple[jax.Array, Params]:
         """`Table.forward` on one platform; ``sentinel`` is None if the table is not fused."""
+        return run(self.calls.forward(self, platform, params, batch, lookup, sentinel=sentinel))
 
-    @abc.abstractmethod
     def native_backward(
         self, platform: str, params: Params, batch: Batch, residuals: Any, g: Any, lookup: Lookup, /
     ) -> tuple[Params, jax.Array | None]:
         """`Table.param_gradients` on one platform."""
+        of_all = self, platform, params, batch, lookup
+        return run(self.calls.backward(*of_all, residuals=residuals, g=g))
 
-    @abc.abstractmethod
     def native_update(
         self,
         platform: str,
@@ -45,6 +52,16 @@ class NativeTable(Table):
         /,
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
         """`Table.stepped_params` on one platform; ``arrays`` are the parameters and their slots."""
+        params, slots = arrays
+        of_all = self, platform, params, batch, lookup
+        own = {"slots": slots, "residuals": residuals, "g": g, "values": values}
+        return run(self.calls.update(*of_all, **own))
+
+    def group(self, lookup: Lookup) -> Any:
+        if lookup.method == "reference":
+            return None
+        method = "cuda_emulated" if lookup.method == "cuda_emulated" else "auto"
+        return TableGroup(self.calls, method)
 
     def method(self, lookup: Lookup, state: State) -> str:
         return _backend.choose(lookup.method, self.storage(state))

@@ -56,6 +56,7 @@ class TTTable(NativeTable):
     name: str | None = None
     core_init: CoreInit | GivenCores = "approx-normal"
     cacheable: ClassVar[bool] = True
+    calls: ClassVar[_native.Calls] = _native.TT
 
     def __post_init__(self) -> None:
         check_param_dtype(self.param_dtype)
@@ -238,10 +239,6 @@ class TTTable(NativeTable):
             return vary_over(zeros_like(saved), axes)
 
         return _backend.run(lookup.method, native, reference, params, batch, out)
-
-    native_forward = _native.tt_forward
-    native_backward = _native.tt_backward
-    native_update = _native.tt_update
 
 
 def _ranks(label: str, shapes: list[tuple[int, ...]]) -> tuple[int, ...]:

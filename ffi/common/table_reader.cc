@@ -1,0 +1,68 @@
+#include "ffi/common/table_reader.h"
+
+#include <string>
+
+namespace jax_tt {
+
+Status TableReader::ReadAttrs(std::optional<ffi::Dictionary>* own) {
+  auto found = call_.attrs.get<ffi::Dictionary>(std::to_string(next_table_));
+  if (!found.has_value()) return InvalidArgument("a table has no attributes");
+  *own = *found;
+  ++next_table_;
+  return {};
+}
+
+Status TableReader::ReadArgs(size_t count, Buffers* buffers) {
+  for (buffers->clear(); buffers->size() < count; ++next_arg_) {
+    auto buffer = call_.args.get<ffi::AnyBuffer>(next_arg_);
+    if (!buffer.has_value()) return InvalidArgument("an argument of a table is missing");
+    buffers->push_back(*buffer);
+  }
+  return {};
+}
+
+Status TableReader::ReadRets(size_t count, Buffers* buffers) {
+  for (buffers->clear(); buffers->size() < count; ++next_ret_) {
+    if (next_ret_ >= call_.results) return InvalidArgument("a result of a table is missing");
+    auto buffer = call_.rets.get<ffi::AnyBuffer>(next_ret_);
+    if (!buffer.has_value()) return InvalidArgument("a result of a table is missing");
+    buffers->push_back(**buffer);
+  }
+  return {};
+}
+
+Status StepsReader::Start(TableReader* reader) {
+  Buffers args, applied;
+  JAX_TT_RETURN_IF_ERROR(reader->ReadArgs(3, &args));
+  JAX_TT_RETURN_IF_ERROR(reader->ReadRets(1, &applied));
+  hyper_left_ = Count(args[0]);
+  tables_left_ = Count(args[1]) / 2;
+  JAX_TT_RETURN_IF_ERROR(Data(args[0], "hyper-parameters", hyper_left_, &next_.hyper));
+  JAX_TT_RETURN_IF_ERROR(Data(args[1], "gradient scales", 2 * tables_left_, &next_.scale));
+  JAX_TT_RETURN_IF_ERROR(Data(args[2], "seeds", 2 * tables_left_, &next_.seed));
+  applied_left_ = Count(applied[0]);
+  return Data(applied[0], "applied", applied_left_, &applied_);
+}
+
+Status StepsReader::Read(const ffi::Dictionary& attrs, StepArgs* step, float** applied) {
+  JAX_TT_RETURN_IF_ERROR(ReadUpdateAttrs(attrs, &next_));
+  const int64_t hypers = next_.traits().hyperparameters;
+  if (hypers > hyper_left_ || tables_left_ == 0) return InvalidArgument("hyper-parameters of a table are missing");
+  if (applied_left_ == 0) return InvalidArgument("applied is shorter than the number of tables");
+  *step = next_;
+  *applied = applied_++;
+  next_.hyper += hypers;
+  next_.scale += 2;
+  next_.seed += 2;
+  hyper_left_ -= hypers;
+  --tables_left_;
+  --applied_left_;
+  return {};
+}
+
+Status StepsReader::Finish() const {
+  if (hyper_left_ == 0 && tables_left_ == 0 && applied_left_ == 0) return {};
+  return InvalidArgument("there are hyper-parameters, scales or results of more tables than the call has");
+}
+
+}  // namespace jax_tt

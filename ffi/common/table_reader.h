@@ -1,0 +1,66 @@
+// Calls on many tables, whose arguments and results follow each other, as the handlers of every platform read them.
+#ifndef JAX_TT_COMMON_TABLE_READER_H_
+#define JAX_TT_COMMON_TABLE_READER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "ffi/common/table_args.h"
+
+namespace jax_tt {
+
+// A call on many tables: the arguments of the first, then of the second, and so on; likewise the results.  An update
+// has the slots of a table after the table; the hyper-parameters, scales and seeds of all tables, which follow each
+// other in one array each, come first, as does the result applied [tables].  Attributes "0", "1" and so on are a
+// dictionary for each table.
+struct TablesCall {
+  const Args& args;
+  const Rets& rets;
+  const ffi::Dictionary& attrs;
+  size_t results;  // of the tables; a platform may have more after them
+};
+
+using Buffers = std::vector<ffi::AnyBuffer>;
+
+// Reads the tables of a call one after another.
+class TableReader {
+ public:
+  explicit TableReader(const TablesCall& call) : call_(call) {}
+
+  bool done() const { return next_arg_ >= call_.args.size() && next_ret_ >= call_.results; }
+  size_t next_arg() const { return next_arg_; }
+  size_t next_ret() const { return next_ret_; }
+
+  // The attributes of the next table.
+  Status ReadAttrs(std::optional<ffi::Dictionary>* own);
+  // The next arguments or results.
+  Status ReadArgs(size_t count, Buffers* buffers);
+  Status ReadRets(size_t count, Buffers* buffers);
+
+ private:
+  const TablesCall& call_;
+  size_t next_arg_ = 0, next_ret_ = 0;
+  int next_table_ = 0;
+};
+
+// Reads the steps of several tables, whose numbers follow each other in one array each.
+class StepsReader {
+ public:
+  // Must be called before the first table: the arrays come before all of theirs.
+  Status Start(TableReader* reader);
+  // The step of the next table, which has these attributes, and its place in `applied`.
+  Status Read(const ffi::Dictionary& attrs, StepArgs* step, float** applied);
+  // Must be called after the last table.
+  Status Finish() const;
+
+ private:
+  StepArgs next_;
+  float* applied_ = nullptr;
+  int64_t hyper_left_ = 0, tables_left_ = 0, applied_left_ = 0;
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_COMMON_TABLE_READER_H_

@@ -1,0 +1,191 @@
+"""`TableCall`: the call of a native op on one table, and on many tables at once."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._lookup._batch import Batch
+from jax_tt._native._call import Named, apart, native_call, numbered, together
+from jax_tt._native._operands import lookup_attributes, make_operands
+from jax_tt._native.partition import Arrays, over_blocks
+from jax_tt._tables.options import Lookup
+
+if TYPE_CHECKING:
+    from jax_tt._lookup._wide import Wide
+
+Types = Mapping[str, jax.ShapeDtypeStruct]
+
+
+class TableCall(abc.ABC):
+    """The call of an op on one table, or the part of one table in a call on many.
+
+    The operands and results of an op on many tables, ``tables_`` and the name, are those of the op on one, table by
+    table.
+
+    Attributes:
+        kind: what the names of the ops begin with.
+        op: the rest of the name of the op on one table.
+        together_on: platforms that have the op on many.
+        in_columns: whether that can have the sums of all tables, or their gradients, in one array.
+        across_devices: whether that takes a batch that is sharded.
+        blocked, whole: arrays as in `over_blocks`; together they are the operands in the order of the target.
+        blocked_results: as in `over_blocks`.
+        appended, appended_results: names of ``whole`` arrays and of results that follow each other, of all tables, in
+            one array each in a call on many tables.
+    """
+
+    kind: ClassVar[str]
+    op: ClassVar[str]
+    together_on: ClassVar[tuple[str, ...]]
+    in_columns: ClassVar[bool]
+    across_devices: ClassVar[bool]
+    blocked_results: ClassVar[tuple[str, ...]]
+    appended: ClassVar[tuple[str, ...]] = ()
+    appended_results: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, table: Any, platform: str, params: Arrays, batch: Batch, lookup: Lookup):
+        self.table, self.platform, self.batch, self.lookup = table, platform, batch, lookup
+        self.operands = make_operands(table, params[0].dtype, batch)
+        self.params = numbered("param", params)
+        self.blocked: dict[str, jax.Array] = dict(self.operands.arrays)
+        self.whole: dict[str, jax.Array] = dict(self.params)
+
+    @abc.abstractmethod
+    def results(self, args: Named) -> Types:
+        """Types of the results for the blocks of one device."""
+
+    @classmethod
+    @abc.abstractmethod
+    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
+        """Bytes of working memory for one native call on tables with these operands.
+
+        Args:
+            calls: on one table each.
+            given: their operands.
+            columns: of the array that has the sums of all features, if there is one.
+        """
+
+    @abc.abstractmethod
+    def finished(self, found: Named) -> Any:
+        """What the op returns for the table, from its results."""
+
+    def gathered(self, args: Named, axes: Any) -> Named:
+        """The operands on a device that has a share of the blocks."""
+        del axes
+        return args
+
+    def summed(self, found: Named, args: Named, axes: Any) -> Named:
+        """The results of all devices from those of one."""
+        del args, axes
+        return found
+
+    def attributes(self, axes: Any) -> dict[str, Any]:
+        return lookup_attributes(self.platform, self.table, self.batch, self.lookup, axes)
+
+    def local(self, args: Named, axes: Any) -> Named:
+        """The results of the call on one table, as `over_blocks` wants them."""
+        given = self.gathered(args, axes)
+        found = native_call(
+            self.platform,
+            f"{self.kind}{self.op}",
+            given,
+            self.results(given),
+            self.workspace([self], [given], 0),
+            self.attributes(axes),
+        )
+        return self.summed(found, args, axes)
+
+
+class Calls(NamedTuple):
+    """The calls of a kind of tables. All are constructed with the arguments of `TableCall` and some of their own.
+
+    Attributes:
+        forward: with ``sentinel``, that of a fused table or None; it returns sums ``[S, nb, D]`` and residuals.
+        backward: with ``residuals`` and ``g``, which is None where one array has those of all tables; it returns the
+            gradients of the parameters and of the weights.
+        update: with these and ``slots`` and ``values``; it returns what `Table.stepped_params` does.
+    """
+
+    forward: type[Any]
+    backward: type[Any]
+    update: type[Any]
+
+
+def run(call: Any) -> Any:
+    """What a call on one table returns."""
+    found = over_blocks(call.local, call.blocked, call.whole, call.blocked_results)
+    return call.finished(found)
+
+
+def run_together(
+    calls: Sequence[Any], wide: Wide | None = None, shared: Named | None = None
+) -> Any:
+    """What calls of the same op on several tables return, from one native call where the platform has it.
+
+    Args:
+        calls: on one table each, for one platform.
+        wide: where their sums are in one array, if they are. Sums and their gradients are then no operands and results
+            of the calls, and the result of a forward pass is that array.
+        shared: operands of all tables.
+    """
+    (kind,) = {type(call) for call in calls}
+    platform = calls[0].platform
+    if platform not in kind.together_on:
+        return [run(call) for call in calls]
+    appended = kind.appended
+    shared = {} if shared is None else shared
+    into = wide if kind.op == "forward" else None
+
+    def local(args: Named, axes: Any) -> Named:
+        own = list(zip(calls, apart(args, len(calls)), strict=True))
+        given = [call.gathered(these, axes) for call, these in own]
+        results: list[dict[str, Any]] = [
+            dict(call.results(these)) if into is None else {}
+            for call, these in zip(calls, given, strict=True)
+        ]
+        of_all = {} if into is None else {"sums": into.type(calls[0].operands.accum)}
+        for name in kind.appended_results:
+            types = [of_table.pop(name) for of_table in results]
+            of_all[name] = jax.ShapeDtypeStruct((len(types),), types[0].dtype)
+        attributes: dict[str, Any] = {str(k): call.attributes(axes) for k, call in enumerate(calls)}
+        by_table = () if wide is None else wide.columns
+        for k, own_columns in enumerate(by_table):
+            attributes[str(k)]["features"] = np.int64(len(own_columns))
+        columns = [column for own_columns in by_table for column in own_columns]
+        if kind.in_columns:
+            attributes["columns"] = np.asarray(columns, np.int64)
+        found = native_call(
+            platform,
+            f"{kind.kind}tables_{kind.op}",
+            {name: args[name] for name in (*appended, *shared)} | together(given),
+            of_all | together(results),
+            kind.workspace(calls, given, len(columns)),
+            attributes,
+        )
+        summed = together(
+            call.summed(results, these, axes)
+            for (call, these), results in zip(own, apart(found, len(calls)), strict=True)
+        )
+        return {name: found[name] for name in of_all} | summed
+
+    blocked = together(call.blocked for call in calls)
+    own_whole = together(
+        {name: array for name, array in call.whole.items() if name not in appended}
+        for call in calls
+    )
+    of_all = {name: jnp.concatenate([call.whole[name] for call in calls]) for name in appended}
+    whole = of_all | dict(shared) | own_whole
+    results = together(dict.fromkeys(call.blocked_results) for call in calls)
+    found = over_blocks(local, blocked, whole, list(results))
+    if into is not None:
+        return found["sums"]
+    return [
+        call.finished({**own, **{name: found[name][k] for name in kind.appended_results}})
+        for k, (call, own) in enumerate(zip(calls, apart(found, len(calls)), strict=True))
+    ]

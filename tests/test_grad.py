@@ -10,8 +10,7 @@ from jax.test_util import check_grads
 
 import jax_tt
 from jax_tt._lookup import _backend
-from jax_tt._tables import reference
-from jax_tt._tables.tensor_train import TTTable
+from jax_tt._tables import native, reference
 from tests.helpers import COMBINERS, SHAPES, WEIGHTABLE, assert_close, make_case, skip_unless_stored
 
 
@@ -83,18 +82,17 @@ def recorder(monkeypatch):
     """What is asked of the native ops, which the reference takes over: names of ops, and the cotangents they want."""
     calls = []
 
-    def forward(self, platform, params, batch, lookup, sentinel):
-        assert platform == "cpu"
-        calls.append(("forward", lookup.wanted))
-        return reference.forward(self, params, batch, lookup, sentinel), ()
+    def run(call):
+        assert call.platform == "cpu"
+        calls.append((call.op, call.lookup.wanted))
+        params = tuple(call.params.values())
+        if call.op == "forward":
+            none = (None, None, None)  # residuals
+            return reference.forward(call.table, params, call.batch, call.lookup, None), none
+        g = call.blocked["g"].reshape(call.batch.num_segments, call.batch.num_bags, -1)
+        return reference.backward(call.table, params, call.batch, g, call.lookup)
 
-    def backward(self, platform, params, batch, residuals, g, lookup):
-        assert platform == "cpu"
-        calls.append(("backward", lookup.wanted))
-        return reference.backward(self, params, batch, g, lookup)
-
-    monkeypatch.setattr(TTTable, "native_forward", forward)
-    monkeypatch.setattr(TTTable, "native_backward", backward)
+    monkeypatch.setattr(native, "run", run)
     monkeypatch.setattr(_backend, "native_platforms", lambda: ("cpu",))
     return calls
 

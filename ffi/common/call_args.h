@@ -14,13 +14,12 @@ struct BatchArgs {
   const ffi::AnyBuffer& weights;
 };
 
-// What the problems of all platforms have of a call on a TT table: shape, cores, weights, offsets and the sizes of the
-// batch.  `first_core`: the argument that is the first core.
+// What the problems of all platforms have of a call on a TT table of their shape: cores, weights, offsets and the sizes
+// of the batch.  `first_core`: the argument that is the first core.
 template <typename T, typename Problem>
 Status ReadCall(const ffi::Dictionary& attrs, const BatchArgs& batch, const Args& args, size_t first_core,
                 Lookups* lookups, Problem* problem) {
-  TTShape& shape = problem->shape;
-  JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
+  const TTShape& shape = problem->shape;
   JAX_TT_RETURN_IF_ERROR(ReadLookups(attrs, batch.ids, batch.offsets, shape.d, lookups));
   JAX_TT_RETURN_IF_ERROR(ReadCores<T>(shape, args, first_core, problem->cores));
   JAX_TT_RETURN_IF_ERROR(OptionalData(batch.weights, "weights", lookups->size(), &problem->weights));

@@ -43,6 +43,7 @@ Status Forward(const CachedArgs& args, const Args& cores, const ffi::Dictionary&
   const int32_t* slots = nullptr;
   int32_t* plan = nullptr;
   C *out = nullptr, *saved = nullptr;
+  JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &problem.shape));
   JAX_TT_RETURN_IF_ERROR(
       ReadTTProblem(attrs, {args.ids, args.offsets, args.weights}, cores, 0, &hits.lookups, &problem, &saved_size));
   const Lookups& lookups = hits.lookups;

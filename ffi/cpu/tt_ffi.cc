@@ -23,6 +23,7 @@ namespace {
 
 // What all ops on one table are given; its cores are the arguments from `first_core` on.
 struct TTArgs {
+  const TTShape& shape;
   const ffi::Dictionary& attrs;
   BatchArgs batch;
   const Args& args;
@@ -50,6 +51,7 @@ struct TTCall {
   C* weight_gradient = nullptr;
 
   Status Read(const TTArgs& given) {
+    problem.shape = given.shape;
     return ReadTTProblem(given.attrs, given.batch, given.args, given.first_core, &lookups, &problem, &saved_size);
   }
   Status ReadGradient(const TTArgs& given, const GradientArgs& own) {
@@ -163,6 +165,21 @@ Status ReadUpdate(const TTArgs& given, const GradientArgs& gradient, const Optim
   });
 }
 
+// The shape of a table with these cores.
+Status ReadShape(const Buffers& cores, int64_t num_embeddings, TTShape* shape) {
+  std::vector<int64_t> row_factors, col_factors, ranks{1};
+  for (const ffi::AnyBuffer& core : cores) {
+    const auto sizes = core.dimensions();
+    if (sizes.size() != 4 || sizes[1] != ranks.back())
+      return InvalidArgument("a core has four axes, and its left rank is the right rank of the core before");
+    row_factors.push_back(sizes[0]);
+    col_factors.push_back(sizes[2]);
+    ranks.push_back(sizes[3]);
+  }
+  const auto span = [](const std::vector<int64_t>& values) { return Span64(values.data(), values.size()); };
+  return ReadShape(span(row_factors), span(col_factors), span(ranks), num_embeddings, shape);
+}
+
 // Runs the ops that `read` appends.
 template <typename Read>
 ffi::Error Run(ffi::ThreadPool threads, Changes changes, const char* name, Read read) {
@@ -197,8 +214,10 @@ ffi::Error PlanImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer 
 ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                        ffi::AnyBuffer plan, Args cores, ffi::Result<ffi::AnyBuffer> out,
                        ffi::Result<ffi::AnyBuffer> saved, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kNothing, "tt_forward", [&](std::vector<TableOp>* ops) {
-    return ReadForward({attrs, {ids, offsets, weights}, cores, 0}, *out, *saved, Taking(plan), &ops->emplace_back());
+  return Run(threads, Changes::kNothing, "tt_forward", [&](std::vector<TableOp>* ops) -> Status {
+    TTShape shape;
+    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
+    return ReadForward({shape, attrs, {ids, offsets, weights}, cores, 0}, *out, *saved, Taking(plan), &ops->emplace_back());
   });
 }
 
@@ -206,8 +225,10 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuf
                         ffi::AnyBuffer plan, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient, Args cores,
                         ffi::Result<ffi::AnyBuffer> touched, ffi::Result<ffi::AnyBuffer> weight_gradient,
                         Rets gradients, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kNothing, "tt_backward", [&](std::vector<TableOp>* ops) {
-    return ReadBackward({attrs, {ids, offsets, weights}, cores, 0}, *touched,
+  return Run(threads, Changes::kNothing, "tt_backward", [&](std::vector<TableOp>* ops) -> Status {
+    TTShape shape;
+    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
+    return ReadBackward({shape, attrs, {ids, offsets, weights}, cores, 0}, *touched,
                         {plan, saved, out_gradient, *weight_gradient, gradients, 0}, &ops->emplace_back());
   });
 }
@@ -218,11 +239,13 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
                       Args tables, ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient,
                       Rets results, ffi::Dictionary attrs) {
   return Run(threads, Changes::kTables, "tt_update", [&](std::vector<TableOp>* ops) -> Status {
+    TTShape shape;
     OptimizerStep step;
     float* applied_data = nullptr;
+    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
     JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
     JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-    return ReadUpdate({attrs, {ids, offsets, weights}, tables, 0},
+    return ReadUpdate({shape, attrs, {ids, offsets, weights}, tables, 0},
                       {plan, saved, out_gradient, *weight_gradient, results, 0}, step, applied_data,
                       &ops->emplace_back());
   });
@@ -257,54 +280,66 @@ ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBu
       "tt_apply");
 }
 
-// Calls read(attrs, shape) for every table of a call on many.
-template <typename Read>
-Status ReadTTTables(TableReader& reader, Read read) {
-  while (!reader.done()) {
-    std::optional<ffi::Dictionary> own;
-    TTShape shape;
-    JAX_TT_RETURN_IF_ERROR(reader.ReadAttrs(&own));
-    JAX_TT_RETURN_IF_ERROR(ReadTable(*own, &shape));
-    JAX_TT_RETURN_IF_ERROR(read(*own, shape));
+// A table of a call on many.
+struct OneOfMany {
+  std::optional<ffi::Dictionary> attrs;
+  TTShape shape;
+  Buffers in;  // before the cores
+  size_t first_core = 0;
+
+  // `before`: the number of arguments before the cores.
+  Status Read(size_t before, TableReader& reader) {
+    int64_t count = 0, num_embeddings = 0;
+    Buffers cores;
+    JAX_TT_RETURN_IF_ERROR(reader.ReadAttrs(&attrs));
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(*attrs, "cores", &count));
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(*attrs, "num_embeddings", &num_embeddings));
+    if (count < 2 || count > kMaxCores) return InvalidArgument("a TT table has 2 to 5 cores");
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(before, &in));
+    first_core = reader.next_arg();
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(static_cast<size_t>(count), &cores));
+    return ReadShape(cores, num_embeddings, &shape);
   }
-  return {};
-}
+  // The batch, whose ids are the argument `ids`.
+  TTArgs Given(const Args& args, size_t ids) const {
+    return {shape, *attrs, {in[ids], in[ids + 1], in[ids + 2]}, args, first_core};
+  }
+};
 
 ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kNothing, "embed_collection", [&](std::vector<TableOp>* ops) {
+  return Run(threads, Changes::kNothing, "embed_collection", [&](std::vector<TableOp>* ops) -> Status {
     const TablesCall call{args, rets, attrs, rets.size()};
     TableReader reader(call);
-    return ReadTTTables(reader, [&](const ffi::Dictionary& own, const TTShape& shape) -> Status {
-      Buffers in, cores, out;
-      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(4, &in));
-      const size_t first_core = reader.next_arg();
-      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(static_cast<size_t>(shape.d), &cores));
+    while (!reader.done()) {
+      OneOfMany own;
+      Buffers out;
+      JAX_TT_RETURN_IF_ERROR(own.Read(4, reader));
       JAX_TT_RETURN_IF_ERROR(reader.ReadRets(3, &out));
       PreferHugePages({out[1]});
-      const auto plan = [plan = out[1], sentinel = in[3]](auto& table, const Pool& pool) -> Status {
+      const auto plan = [plan = out[1], sentinel = own.in[3]](auto& table, const Pool& pool) -> Status {
         JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, table.lookups.table));
         return table.MakePlan(plan, pool);
       };
-      return ReadForward({own, {in[0], in[1], in[2]}, args, first_core}, out[0], out[2], plan, &ops->emplace_back());
-    });
+      JAX_TT_RETURN_IF_ERROR(ReadForward(own.Given(args, 0), out[0], out[2], plan, &ops->emplace_back()));
+    }
+    return {};
   });
 }
 
 ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  return Run(threads, Changes::kNothing, "embed_collection_backward", [&](std::vector<TableOp>* ops) {
+  return Run(threads, Changes::kNothing, "embed_collection_backward", [&](std::vector<TableOp>* ops) -> Status {
     const TablesCall call{args, rets, attrs, rets.size()};
     TableReader reader(call);
-    return ReadTTTables(reader, [&](const ffi::Dictionary& own, const TTShape& shape) -> Status {
-      Buffers in, cores, out, gradients;
-      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(6, &in));
-      const size_t first_core = reader.next_arg();
-      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(static_cast<size_t>(shape.d), &cores));
+    while (!reader.done()) {
+      OneOfMany own;
+      Buffers out, gradients;
+      JAX_TT_RETURN_IF_ERROR(own.Read(6, reader));
       JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
-      const size_t first_result = reader.next_ret();
-      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(static_cast<size_t>(shape.d), &gradients));
-      return ReadBackward({own, {in[0], in[1], in[2]}, args, first_core}, out[0],
-                          {in[3], in[4], in[5], out[1], rets, first_result}, &ops->emplace_back());
-    });
+      const GradientArgs gradient{own.in[3], own.in[4], own.in[5], out[1], rets, reader.next_ret()};
+      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(static_cast<size_t>(own.shape.d), &gradients));
+      JAX_TT_RETURN_IF_ERROR(ReadBackward(own.Given(args, 0), out[0], gradient, &ops->emplace_back()));
+    }
+    return {};
   });
 }
 
@@ -314,22 +349,21 @@ ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::
     TableReader reader(call);
     StepsReader steps;
     JAX_TT_RETURN_IF_ERROR(steps.Start(&reader));
-    JAX_TT_RETURN_IF_ERROR(ReadTTTables(reader, [&](const ffi::Dictionary& own, const TTShape& shape) -> Status {
+    while (!reader.done()) {
+      OneOfMany own;
       StepArgs step;
       float* applied = nullptr;
-      Buffers in, tables, out, results;
-      JAX_TT_RETURN_IF_ERROR(steps.Read(own, &step, &applied));
-      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(7, &in));
-      const auto count = static_cast<size_t>(shape.d * (1 + step.traits().slots()));
-      const size_t first_core = reader.next_arg();
-      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(count, &tables));
+      Buffers slots, out, changed;
+      JAX_TT_RETURN_IF_ERROR(own.Read(7, reader));
+      JAX_TT_RETURN_IF_ERROR(steps.Read(*own.attrs, &step, &applied));
+      const auto arrays = static_cast<size_t>(own.shape.d * (1 + step.traits().slots()));
+      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(arrays - static_cast<size_t>(own.shape.d), &slots));
       JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
-      const size_t first_result = reader.next_ret();
-      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(count, &results));
-      return ReadUpdate({own, {in[1], in[2], in[3]}, args, first_core},
-                        {in[4], in[5], in[6], out[0], rets, first_result}, StepOf(step), applied,
-                        &ops->emplace_back());
-    }));
+      const GradientArgs gradient{own.in[4], own.in[5], own.in[6], out[0], rets, reader.next_ret()};
+      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(arrays, &changed));
+      JAX_TT_RETURN_IF_ERROR(
+          ReadUpdate(own.Given(args, 1), gradient, StepOf(step), applied, &ops->emplace_back()));
+    }
     return steps.Finish();
   });
 }

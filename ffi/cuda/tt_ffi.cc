@@ -26,6 +26,7 @@ struct TTCall {
   bool check_plan = false;
 
   Status Read(const ffi::Dictionary& attrs, const BatchArgs& batch, const ffi::AnyBuffer& plan, const Args& cores) {
+    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &args.shape));
     JAX_TT_RETURN_IF_ERROR(ReadCall<T>(attrs, batch, cores, 0, &lookups, &args));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "resharded", &check_plan));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "tensor_float32", &args.tensor_float32));

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_tt._lookup._batch import Batch
-from jax_tt._native._call import Named, apart, native_call, numbered, together
+from jax_tt._native._call import Named, apart, native_call, together
 from jax_tt._native._operands import lookup_attributes, make_operands
 from jax_tt._native.partition import Arrays, over_blocks
 from jax_tt._tables.options import Lookup
@@ -52,7 +53,7 @@ class TableCall(abc.ABC):
     def __init__(self, table: Any, platform: str, params: Arrays, batch: Batch, lookup: Lookup):
         self.table, self.platform, self.batch, self.lookup = table, platform, batch, lookup
         self.operands = make_operands(table, params[0].dtype, batch)
-        self.params = numbered("param", params)
+        self.params = dict(zip(table.param_names, params, strict=True))
         self.blocked: dict[str, jax.Array] = dict(self.operands.arrays)
         self.whole: dict[str, jax.Array] = dict(self.params)
 
@@ -75,6 +76,22 @@ class TableCall(abc.ABC):
     def finished(self, found: Named) -> Any:
         """What the op returns for the table, from its results."""
 
+    def gradient_types(self) -> Types:
+        """Types of the gradients of the parameters as results."""
+        return {
+            f"d{name}": jax.ShapeDtypeStruct(param.shape, self.operands.accum)
+            for name, param in self.params.items()
+        }
+
+    def gradients(self, found: Named) -> Arrays:
+        """The gradients of the parameters among the results."""
+        return tuple(found[f"d{name}"] for name in self.params)
+
+    def summed_gradients(self, found: Named, axes: Any) -> Named:
+        """Their sums over all devices, by name."""
+        own = dict(zip(self.gradient_types(), self.gradients(found), strict=True))
+        return lax.psum(own, axes) if axes else own
+
     def gathered(self, args: Named, axes: Any) -> Named:
         """The operands on a device that has a share of the blocks."""
         del axes
@@ -87,6 +104,10 @@ class TableCall(abc.ABC):
 
     def attributes(self, axes: Any) -> dict[str, Any]:
         return lookup_attributes(self.platform, self.table, self.batch, self.lookup, axes)
+
+    def attributes_of_many(self, axes: Any) -> dict[str, Any]:
+        """The attributes in a call on many tables, which take no arrays."""
+        return self.attributes(axes)
 
     def local(self, args: Named, axes: Any) -> Named:
         """The results of the call on one table, as `over_blocks` wants them."""
@@ -153,7 +174,9 @@ def run_together(
         for name in kind.appended_results:
             types = [of_table.pop(name) for of_table in results]
             of_all[name] = jax.ShapeDtypeStruct((len(types),), types[0].dtype)
-        attributes: dict[str, Any] = {str(k): call.attributes(axes) for k, call in enumerate(calls)}
+        attributes: dict[str, Any] = {
+            str(k): call.attributes_of_many(axes) for k, call in enumerate(calls)
+        }
         by_table = () if wide is None else wide.columns
         for k, own_columns in enumerate(by_table):
             attributes[str(k)]["features"] = np.int64(len(own_columns))

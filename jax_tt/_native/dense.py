@@ -75,14 +75,15 @@ class Backward(DenseCall):
     def results(self, args: Named) -> Types:
         return {
             "dweights": self.operands.weights_type(args["ids"], self.lookup.wanted.weights),
-            "drows": jax.ShapeDtypeStruct(self.params["param_0"].shape, self.operands.accum),
+            **self.gradient_types(),
         }
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:
-        return {**found, "drows": lax.psum(found["drows"], axes)} if axes else found
+        del args
+        return {**found, **self.summed_gradients(found, axes)}
 
     def finished(self, found: Named) -> tuple[Arrays, jax.Array | None]:
-        return (found["drows"],), weights_result(self.batch, found["dweights"], self.lookup)
+        return self.gradients(found), weights_result(self.batch, found["dweights"], self.lookup)
 
 
 class Update(DenseCall):
@@ -124,7 +125,7 @@ class Update(DenseCall):
 
     def attributes(self, axes: Any) -> dict[str, Any]:
         assert self.table.update is not None
-        update = update_attributes(self.table.update, self.params["param_0"].dtype)
+        update = update_attributes(self.table.update, self.table.storage(self.params))
         return super().attributes(self.lookup.axis_name or axes) | update
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:
@@ -139,7 +140,8 @@ class Update(DenseCall):
     ) -> tuple[Arrays, tuple[Arrays, ...], jax.Array, jax.Array | None]:
         dweights = weights_result(self.batch, found["dweights"], self.lookup)
         slots = tuple(found[name] for name in self.slots)
-        return (found["param_0"],), (slots,), found["applied"], dweights
+        rows = tuple(found[name] for name in self.params)
+        return rows, (slots,), found["applied"], dweights
 
 
 DENSE = Calls(Forward, Backward, Update)

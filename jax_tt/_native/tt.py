@@ -135,6 +135,15 @@ class TTCall(TableCall):
     def attributes(self, axes: Any) -> dict[str, Any]:
         return batch_attributes(self.platform, self.table, self.batch, self.lookup, axes)
 
+    def attributes_of_many(self, axes: Any) -> dict[str, Any]:
+        # The op reads the factors and ranks off the cores.
+        own = self.attributes(axes).items()
+        others = {name: value for name, value in own if name not in self.table.native_attributes}
+        return others | {
+            "cores": np.int64(self.table.d),
+            "num_embeddings": np.int64(self.table.num_embeddings),
+        }
+
     def asked(self) -> dict[str, bool]:
         """Options of the op that need working memory."""
         return {}
@@ -167,17 +176,21 @@ class Forward(TTCall):
 
     def local(self, args: Named, axes: Any) -> Named:
         """On one table, the plan is an op of its own."""
-        attributes, results = self.attributes(axes), dict(self.results(args))
-        results.pop("plan")
-        plan = _plan(self.platform, self.table, self.sizes[0], args, attributes)
+        platform, table, ids = self.platform, self.table, args["ids"]
+        attributes = batch_attributes(platform, table, self.batch, self.lookup, axes)
+        plan = _plan(platform, table, self.sizes[0], args, attributes)
+        saved = self.sizes[1] if self.lookup.wanted.names else 0
         found = native_call(
-            self.platform,
+            platform,
             "forward",
             {name: args[name] for name in self.operands.arrays}
             | {"plan": plan}
             | {name: args[name] for name in self.params},
-            results,
-            self.workspace([self], [args], 0),
+            {
+                "out": self.operands.sums_type(ids, table.features),
+                "saved": jax.ShapeDtypeStruct((ids.shape[0], saved), self.operands.accum),
+            },
+            _workspace(platform, "forward", table, ids),
             attributes,
         )
         return {**found, "plan": plan}
@@ -206,13 +219,11 @@ class GradientCall(TTCall):
     def weights_type(self, args: Named) -> jax.ShapeDtypeStruct:
         return self.operands.weights_type(args["ids"], self.lookup.wanted.weights)
 
-    def gradient_types(self, args: Named) -> Types:
-        """``touched``, ``dweights`` and the gradients ``dparam_k``."""
-        dparams = types_of(self.params, self.operands.accum)
+    def backward_types(self, args: Named) -> Types:
         return {
             "touched": jax.ShapeDtypeStruct((sum(self.table.row_factors),), jnp.int32),
             "dweights": self.weights_type(args),
-            **{f"d{name}": of_core for name, of_core in dparams.items()},
+            **self.gradient_types(),
         }
 
 
@@ -220,17 +231,14 @@ class Backward(GradientCall):
     op = "backward"
 
     def results(self, args: Named) -> Types:
-        return self.gradient_types(args)
+        return self.backward_types(args)
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:
         del args
-        grads = {name: grad for name, grad in found.items() if name.startswith("dparam")}
-        grads = lax.psum(grads, axes) if axes else grads
-        return {"dweights": found["dweights"], **grads}
+        return {"dweights": found["dweights"], **self.summed_gradients(found, axes)}
 
     def finished(self, found: Named) -> tuple[Arrays, jax.Array | None]:
-        dweights = weights_result(self.batch, found["dweights"], self.lookup)
-        return tuple(found[f"d{name}"] for name in self.params), dweights
+        return self.gradients(found), weights_result(self.batch, found["dweights"], self.lookup)
 
 
 class Update(GradientCall):
@@ -249,17 +257,15 @@ class Update(GradientCall):
         super().__init__(*of_all, residuals=residuals, g=g)
         self.of_batch = tuple(self.blocked)
         self.blocked = {"out": residuals[2], **self.blocked}
-        self.slots = [numbered(f"slot_{k}", of_core) for k, of_core in enumerate(slots)]
-        self.changed = dict(self.params)
-        for of_core in self.slots:
-            self.changed |= of_core
+        self.slots = numbered("slot", (slot for of_core in slots for slot in of_core))
+        self.changed = self.params | self.slots
         self.whole = step_operands(values) | self.changed
 
     def asked(self) -> dict[str, bool]:
         return super().asked() | {"skip_nonfinite": self.table.update.skip_nonfinite}
 
     def update_attributes(self) -> dict[str, Any]:
-        return update_attributes(self.table.update, self.params["param_0"].dtype)
+        return update_attributes(self.table.update, self.table.storage(self.params))
 
     def attributes(self, axes: Any) -> dict[str, Any]:
         return super().attributes(axes) | self.update_attributes()
@@ -284,7 +290,7 @@ class Update(GradientCall):
             self.platform,
             "backward",
             {**own, **marked},
-            self.gradient_types(args),
+            self.backward_types(args),
             _workspace(
                 self.platform, "backward", self.table, args["ids"], **GradientCall.asked(self)
             ),
@@ -316,7 +322,8 @@ class Update(GradientCall):
     ) -> tuple[Arrays, tuple[Arrays, ...], jax.Array, jax.Array | None]:
         dweights = weights_result(self.batch, found["dweights"], self.lookup)
         params = tuple(found[name] for name in self.params)
-        slots = tuple(tuple(found[name] for name in of_core) for of_core in self.slots)
+        rest = iter(found[name] for name in self.slots)
+        slots = tuple(tuple(next(rest) for _ in names) for names in self.table.stepped_names)
         return params, slots, found["applied"], dweights
 
 

@@ -27,36 +27,6 @@ class NativeTable(Table):
 
     calls: ClassVar[Calls]
 
-    def native_forward(
-        self, platform: str, params: Params, batch: Batch, lookup: Lookup, sentinel: Any, /
-    ) -> tuple[jax.Array, Params]:
-        """`Table.forward` on one platform; ``sentinel`` is None if the table is not fused."""
-        return run(self.calls.forward(self, platform, params, batch, lookup, sentinel=sentinel))
-
-    def native_backward(
-        self, platform: str, params: Params, batch: Batch, residuals: Any, g: Any, lookup: Lookup, /
-    ) -> tuple[Params, jax.Array | None]:
-        """`Table.param_gradients` on one platform."""
-        of_all = self, platform, params, batch, lookup
-        return run(self.calls.backward(*of_all, residuals=residuals, g=g))
-
-    def native_update(
-        self,
-        platform: str,
-        arrays: tuple[Params, Slots],
-        batch: Batch,
-        residuals: Any,
-        g: jax.Array,
-        lookup: Lookup,
-        values: dict[str, jax.Array],
-        /,
-    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        """`Table.stepped_params` on one platform; ``arrays`` are the parameters and their slots."""
-        params, slots = arrays
-        of_all = self, platform, params, batch, lookup
-        own = {"slots": slots, "residuals": residuals, "g": g, "values": values}
-        return run(self.calls.update(*of_all, **own))
-
     def group(self, lookup: Lookup) -> Any:
         if lookup.method == "reference":
             return None
@@ -75,7 +45,8 @@ class NativeTable(Table):
         params, batch, sentinel = vary_over((params, batch, sentinel), axes)
 
         def native(platform: str, params: Params, batch: Batch, sentinel: Any) -> Any:
-            return vary_over(self.native_forward(platform, params, batch, lookup, sentinel), axes)
+            of_all = self, platform, params, batch, lookup
+            return vary_over(run(self.calls.forward(*of_all, sentinel=sentinel)), axes)
 
         def reference(params: Params, batch: Batch, sentinel: Any) -> Any:
             state = named(self, params)
@@ -99,9 +70,8 @@ class NativeTable(Table):
         def native(
             platform: str, params: Params, batch: Batch, residuals: Any, g: jax.Array
         ) -> Any:
-            return vary_over(
-                self.native_backward(platform, params, batch, residuals, g, lookup), axes
-            )
+            of_all = self, platform, params, batch, lookup
+            return vary_over(run(self.calls.backward(*of_all, residuals=residuals, g=g)), axes)
 
         return _backend.run(lookup.method, native, reference, params, batch, residuals, g)
 
@@ -119,8 +89,9 @@ class NativeTable(Table):
         def native(
             platform: str, state: State, batch: Batch, residuals: Any, g: Any, values: Any
         ) -> Any:
-            arrays = self.params(state), self.stepped_slots(state)
-            return self.native_update(platform, arrays, batch, residuals, g, lookup, values)
+            of_all = self, platform, self.params(state), batch, lookup
+            own = {"slots": self.stepped_slots(state), "residuals": residuals, "g": g}
+            return run(self.calls.update(*of_all, **own, values=values))
 
         return _backend.run(lookup.method, native, reference, state, batch, residuals, g, values)
 

@@ -307,9 +307,34 @@ def build_dense_tables(rng: np.random.Generator) -> Call:
     wide = bool(rng.integers(2))
     parts = [build[op](rng) for _ in range(1 if wide else rng.integers(1, 4))]
     if op == "update":
-        parts = _with_common_steps(whole, parts)
+        parts = _with_common_steps(whole, parts, 5)
     if wide:
         return _in_one_array(rng, op, whole, parts[0])
+    return _one_after_another(whole, parts)
+
+
+def build_tables(rng: np.random.Generator) -> Call:
+    """An op on up to three TT tables at once; a forward pass makes the plans too."""
+    op = str(rng.choice(["forward", "backward", "update"]))
+    build = {"forward": build_forward, "backward": build_backward, "update": build_update}
+    whole = Call(f"jax_tt_tables_{op}_v1", [], [], {})
+    parts = [build[op](rng) for _ in range(rng.integers(1, 4))]
+    for own in parts:
+        attributes = dict(own.attributes)
+        cores = _i64(len(attributes.pop("row_factors")))
+        del attributes["col_factors"], attributes["ranks"]
+        own.attributes = attributes | {"cores": cores}
+        if op == "forward":
+            plan = own.args[3]
+            own.args[3] = np.float32(1)
+            kept = _result(plan.shape if rng.integers(2) else (0,), "int32")
+            own.results.insert(1, kept)
+    if op == "update":
+        parts = _with_common_steps(whole, parts, 7)
+    return _one_after_another(whole, parts)
+
+
+def _one_after_another(whole: Call, parts: list[Call]) -> Call:
     for k, own in enumerate(parts):
         before = len(whole.args), len(whole.results)
         whole.aliases |= {before[0] + a: before[1] + r for a, r in own.aliases.items()}
@@ -319,15 +344,18 @@ def build_dense_tables(rng: np.random.Generator) -> Call:
     return whole
 
 
-def _with_common_steps(whole: Call, parts: list[Call]) -> list[Call]:
-    """Updates whose hyper-parameters, scales and seeds, and whether they were applied, are one array of all tables."""
-    for k in range(5, 8):
+def _with_common_steps(whole: Call, parts: list[Call], first: int) -> list[Call]:
+    """Updates whose hyper-parameters, scales and seeds, and whether they were applied, are one array of all tables.
+
+    The hyper-parameters are the argument ``first`` of an update.
+    """
+    for k in range(first, first + 3):
         whole.args.append(np.concatenate([own.args[k] for own in parts]))
     whole.results.append(_result((len(parts),), "float32"))
     return [
         Call(
             own.target,
-            own.args[:5] + own.args[8:],
+            own.args[:first] + own.args[first + 3 :],
             own.results[1:],
             own.attributes,
             {a - 3: r - 1 for a, r in own.aliases.items()},
@@ -392,6 +420,7 @@ BUILDERS: tuple[Callable[[np.random.Generator], Call], ...] = (
     build_dense_backward,
     build_dense_update,
     build_dense_tables,
+    build_tables,
 )
 
 

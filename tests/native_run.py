@@ -120,6 +120,27 @@ def wide_sums(tables: list[jax.Array], bags: jax_tt.Bags) -> Any:
     return sums, gradients
 
 
+def collection_step() -> Any:
+    """Rows, and new values of tensor trains in one call, one of which has most of the work."""
+    tables = {
+        f"t{n}": jax_tt.tt_table(n, 16, tt_ranks=ranks, optimizer=RULES["adagrad"])
+        for n, ranks in ((40_000, 24), (900, 5), (300, 5), (70, 4), (31, 2))
+    }
+    features = {name: jax_tt.Feature(name) for name in tables}
+    collection = jax_tt.Collection(tables, features)
+    rng = np.random.default_rng(5)
+    batch = {name: jnp.asarray(rng.integers(0, 31, (50, 3)), jnp.int32) for name in tables}
+    batch["t40000"] = jnp.asarray(rng.integers(0, 40_000, (700, 5)), jnp.int32)
+    state = collection.init(jax.random.key(0))
+
+    def loss(trained: Any) -> Any:
+        arrays, lookup = collection.replaced(state, trained), jax_tt.Lookup(method="ffi")
+        rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
+        return sum(jnp.sum(jnp.sin(out)) for out in rows.values()), rows
+
+    return jax.jit(jax.grad(loss, has_aux=True))(collection.trained(state))
+
+
 def results() -> Iterator[tuple[str, list[Any]]]:
     yield from chunked_results()
     for weighted in (False, True):
@@ -143,6 +164,7 @@ def results() -> Iterator[tuple[str, list[Any]]]:
     g = jnp.asarray(half.g, jnp.float32)
     leaves = steps(table, half.bags(), RULES["adagrad"], g, "ffi")
     yield "fused bfloat16", [leaf.astype(jnp.float32) for leaf in leaves]
+    yield "collection", jax.tree.leaves(collection_step())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 from tests.helpers import cxx_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("tests/cpp/parallel_stress.cc", "ffi/cpu/workspace.cc")
+SOURCES = ("tests/cpp/parallel_stress.cc", "ffi/cpu/table_ops.cc", "ffi/cpu/workspace.cc")
 
 
 def test_phases_have_no_data_race(tmp_path):

@@ -24,7 +24,8 @@ class Ordered {
     double left = 0;
     for (const TableOp& op : ops_) left += op.work;
     size_t count = 0;
-    for (; count < order_.size() && ops_[order_[count]].work * workers > left; ++count) left -= ops_[order_[count]].work;
+    for (; count < order_.size() && ops_[order_[count]].work * workers > left; ++count)
+      left -= ops_[order_[count]].work;
     return count;
   }
 

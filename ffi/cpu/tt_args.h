@@ -9,7 +9,8 @@
 
 namespace jax_tt {
 
-// Reads a problem, which has its shape, without its plan.  *saved_size: number of elements of the saved products, if any.
+// Reads a problem, which has its shape, without its plan.  *saved_size: number of elements of the saved products, if
+// any.
 template <typename T>
 Status ReadTTProblem(const ffi::Dictionary& attrs, const BatchArgs& batch, const Args& args, size_t first_core,
                      Lookups* lookups, TTProblem<T>* problem, int64_t* saved_size) {

@@ -157,10 +157,9 @@ Status ReadUpdate(const TTArgs& given, const GradientArgs& gradient, const Optim
     JAX_TT_RETURN_IF_ERROR(call->ReadGradient(given, gradient));
     JAX_TT_RETURN_IF_ERROR(ReadTables(call->problem.shape, step.traits(), given.args, given.first_core, gradient.rets,
                                       gradient.first_result, in_place.table));
-    *op = TTCall<T>::Op(
-        call, Taking(gradient.plan), [in_place, step, applied](const TTCall<T>& own, const Pool& pool) {
-          return TTUpdate(own.problem, pool, in_place, own.out_gradient, own.saved, step, own.weight_gradient, applied);
-        });
+    *op = TTCall<T>::Op(call, Taking(gradient.plan), [in_place, step, applied](const TTCall<T>& own, const Pool& pool) {
+      return TTUpdate(own.problem, pool, in_place, own.out_gradient, own.saved, step, own.weight_gradient, applied);
+    });
     return {};
   });
 }
@@ -217,7 +216,8 @@ ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuff
   return Run(threads, Changes::kNothing, "tt_forward", [&](std::vector<TableOp>* ops) -> Status {
     TTShape shape;
     JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-    return ReadForward({shape, attrs, {ids, offsets, weights}, cores, 0}, *out, *saved, Taking(plan), &ops->emplace_back());
+    return ReadForward({shape, attrs, {ids, offsets, weights}, cores, 0}, *out, *saved, Taking(plan),
+                       &ops->emplace_back());
   });
 }
 
@@ -361,8 +361,7 @@ ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::
       JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
       const GradientArgs gradient{own.in[4], own.in[5], own.in[6], out[0], rets, reader.next_ret()};
       JAX_TT_RETURN_IF_ERROR(reader.ReadRets(arrays, &changed));
-      JAX_TT_RETURN_IF_ERROR(
-          ReadUpdate(own.Given(args, 1), gradient, StepOf(step), applied, &ops->emplace_back()));
+      JAX_TT_RETURN_IF_ERROR(ReadUpdate(own.Given(args, 1), gradient, StepOf(step), applied, &ops->emplace_back()));
     }
     return steps.Finish();
   });
@@ -439,7 +438,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTApplyCpu, ApplyImpl,
                                   .Attrs());
 
 // The same of many tables, as ffi/common/table_reader.h describes them.  The arguments of a forward pass are ids,
-// offsets, weights, sentinel and cores, and its results out, plan, and saved; the plan is empty if no other op needs it.
+// offsets, weights, sentinel and cores, and its results out, plan, and saved; the plan is empty if no other op needs
+// it.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesForwardCpu, TablesForwardImpl,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 

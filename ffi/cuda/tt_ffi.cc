@@ -171,7 +171,8 @@ ffi::Error ApplyImpl(cudaStream_t stream, ffi::AnyBuffer touched, ffi::AnyBuffer
           JAX_TT_RETURN_IF_ERROR(Data(touched, "touched", slices, &gradients.touched));
           JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
           JAX_TT_RETURN_IF_ERROR(ReadCores<float>(shape, args, 0, gradients.core));
-          JAX_TT_RETURN_IF_ERROR(ReadTables(shape, kOptimizers[step.kind], args, first_core, results, 0, in_place.core));
+          JAX_TT_RETURN_IF_ERROR(
+              ReadTables(shape, kOptimizers[step.kind], args, first_core, results, 0, in_place.core));
           JAX_TT_RETURN_IF_ERROR(ReadLastWorkspace(results, TTApplyWorkspace(), &memory));
           return TTApply(stream, shape, in_place, gradients, step, applied_data, memory);
         });

@@ -1,4 +1,5 @@
-// Phases under ThreadSanitizer: thousands of short runs on a pool that is slow, busy or shared by several callers.
+// Phases, and ops on tables, under ThreadSanitizer: thousands of short runs on a pool that is slow, busy or shared by
+// several callers.
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
@@ -6,10 +7,12 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "ffi/cpu/parallel.h"
+#include "ffi/cpu/table_ops.h"
 #include "ffi/cpu/workspace.h"
 
 namespace {
@@ -89,10 +92,48 @@ void RunOnce(Pool& pool, int workers, int64_t items, int phases_count) {
     if (last[i] != (i + phases_count) % items + phases_count) Fail("a phase ran before the one it follows was done");
 }
 
+// Ops on tables, of which number `wrong` has no plan, if there is such a number.  Each is planned once and runs at most
+// once, after that; if they change tables, none runs where one has no plan.
+void RunOps(Pool& threads, int workers, int count, int wrong, jax_tt::Changes changes) {
+  const jax_tt::Pool pool{workers, [&](std::function<void()> closure) { threads.Schedule(std::move(closure)); }};
+  std::vector<int> planned(static_cast<size_t>(count)), ran(planned.size()), shared(planned.size());
+  std::vector<jax_tt::TableOp> ops;
+  for (size_t k = 0; k < planned.size(); ++k) {
+    const bool large = k == 1;
+    ops.push_back({"t", large ? 1000.0 : static_cast<double>(k % 4),
+                   [&, k](const jax_tt::Pool&) -> jax_tt::Status {
+                     ++planned[k];
+                     if (static_cast<int>(k) >= wrong) return jax_tt::InvalidArgument("of " + std::to_string(k));
+                     return {};
+                   },
+                   [&, k](const jax_tt::Pool& own) -> jax_tt::Status {
+                     if (!planned[k]) Fail("an op ran before its plan");
+                     ++ran[k];
+                     shared[k] = own.workers;
+                     return {};
+                   }});
+  }
+  const jax_tt::Status status = jax_tt::RunTableOps(ops, changes, pool);
+  const bool fails = wrong < count;
+  if (status.message != (fails ? "table 't': of " + std::to_string(wrong) : ""))
+    Fail("not the error of the first table");
+  for (size_t k = 0; k < planned.size(); ++k) {
+    const bool runs = changes == jax_tt::Changes::kTables ? !fails : static_cast<int>(k) < wrong;
+    if (planned[k] != 1 || ran[k] != runs) Fail("an op was planned or run too often or too rarely");
+    const bool large = k == 1, small = k % 4 == 0;
+    if (runs && (large || small) && shared[k] != (large ? workers : 1)) Fail("an op had the wrong share of the pool");
+  }
+}
+
 }  // namespace
 
 int main() {
   Pool pool(3);
+  for (int round = 0; round < 300; ++round) {
+    const int count = round % 9;
+    const int wrong = round % 2 ? count : round % 5;
+    RunOps(pool, 1 + round % 5, count, wrong, round % 3 ? jax_tt::Changes::kTables : jax_tt::Changes::kNothing);
+  }
   for (int round = 0; round < 400; ++round) RunOnce(pool, 1 + round % 6, 1 + round % 37, round % 9);
   // Several callers at once, and closures that keep the pool busy: a caller must finish without any help.
   std::vector<std::thread> callers;

@@ -1,0 +1,390 @@
+"""Tables of a collection in one native call: bits, programs and errors are those of calls on single tables."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from jax_tt import Bags, Feature, Lookup, optimizers
+from jax_tt._lookup import _groups
+from jax_tt._tables import table_group
+from tests.conftest import native_available
+
+pytestmark = pytest.mark.skipif(not native_available(), reason="the native module is not built")
+
+RNG = np.random.default_rng(0)
+TABLES = {
+    "rowwise": jax_tt.dense_table(5003, 16, optimizer=optimizers.RowWiseAdagrad(0.1)),
+    "narrow": jax_tt.dense_table(
+        1009, 5, optimizer=optimizers.Adam(0.1), skip_nonfinite=True, param_dtype="bfloat16"
+    ),
+    "tiny": jax_tt.dense_table(3, 64, optimizer=optimizers.SGD(0.1), param_dtype="float16"),
+    "plain": jax_tt.dense_table(701, 8),
+    "ordered": jax_tt.OrderedTable(
+        jax_tt.dense_table(60, 4, optimizer=optimizers.Adagrad(0.1)),
+        jax_tt.order.IdOrder(RNG.permutation(60)),
+    ),
+    "train": jax_tt.tt_table(60, 8, tt_ranks=3),
+    "chain": jax_tt.tt_table(100_003, 12, tt_ranks=7, optimizer=optimizers.RowWiseAdagrad(0.1)),
+    "links": jax_tt.tt_table(
+        2001,
+        8,
+        tt_ranks=(3, 5),
+        optimizer=optimizers.Adam(0.1),
+        param_dtype="bfloat16",
+        skip_nonfinite=True,
+    ),
+    "short": jax_tt.tt_table(
+        70,
+        6,
+        tt_ranks=4,
+        row_factors=(7, 10),
+        col_factors=(2, 3),
+        optimizer=optimizers.Adagrad(0.1),
+        id_order=jax_tt.order.IdOrder(RNG.permutation(70)),
+    ),
+    "free": jax_tt.tt_table(500, 4, tt_ranks=2),
+}
+WEIGHTED = Bags.from_ragged([[5, 700, 5], [], [1], [9, 9]], [[1.0, 2.0, -1.0], [], [0.5], [1, 1]])
+BATCH = {
+    "rowwise": RNG.integers(0, 5003, (4, 300)).astype(np.int32),
+    "narrow": Bags.from_padded([[1, 1008, -1], [3, 3, 3], [-1, -1, -1], [7, -1, -1]]),
+    "tiny": RNG.integers(0, 3, (4, 200)).astype(np.int32),
+    "plain": WEIGHTED,
+    "ordered": Bags.from_ragged([[], [], [59, 0, 59], [1]]),
+    "train": np.array([[1], [2], [2], [1]], np.int32),
+    "chain": Bags.from_lengths(RNG.integers(0, 100_003, 90).astype(np.int32), [0, 50, 39, 1]),
+    "links": Bags.from_ragged([[7, 7, 2000], [], [0], [7]]),
+    "short": Bags.from_ragged([[69], [0, 69], [], [3, 4, 5]]),
+    "free": Bags.from_ragged([[1, 1], [2], [], [499]], [[0.5, 1.0], [-1.0], [], [2.0]]),
+}
+
+
+def collection_of(names):
+    return jax_tt.Collection(
+        {name: TABLES[name] for name in names},
+        {name: Feature(name, combiner="mean" if name == "plain" else "sum") for name in names},
+    )
+
+
+def loss_of(rows):
+    return sum(jnp.sum(jnp.sin(out.astype(jnp.float32))) for out in rows.values())
+
+
+def step_of(collection, lookup, donate=False):
+    def step(state, weights, batch):
+        def loss(trained, weights):
+            given = {**batch, "plain": Bags(batch["plain"].ids, batch["plain"].offsets, weights)}
+            arrays = collection.replaced(state, trained)
+            rows, _ = jax_tt.embed_collection(collection, arrays, given, lookup)
+            return loss_of(rows), rows
+
+        grad = jax.grad(loss, (0, 1), has_aux=True)
+        (trained, dweights), rows = grad(collection.trained(state), weights)
+        state, others = collection.overwritten(state, trained)
+        return state, others, dweights, rows
+
+    return jax.jit(step, donate_argnums=0 if donate else ())
+
+
+def updated(collection, state, batch, **options):
+    """The state after a step, with batches without weights."""
+
+    def loss(trained):
+        arrays = collection.replaced(state, trained)
+        lookup = Lookup(method="ffi", **options)
+        return loss_of(jax_tt.embed_collection(collection, arrays, batch, lookup)[0])
+
+    return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Makes every table of a call a group of its own."""
+    return functools.partial(
+        monkeypatch.setattr,
+        _groups,
+        "groups_of",
+        lambda uses: tuple((None, (k,)) for k in range(len(uses))),
+    )
+
+
+@pytest.mark.parametrize("bounds", ["zero", "error"])
+def test_bits_are_those_of_single_calls(bounds, one_by_one):
+    collection = collection_of(TABLES)
+    state = collection.init(jax.random.key(0))
+    batch, lookup = jax.tree.map(jnp.asarray, BATCH), Lookup(bounds=bounds, method="ffi")
+    lowered = step_of(collection, lookup).lower(state, WEIGHTED.weights, batch)
+    # Four devices may share the rectangular batches, but not the ragged ones.
+    most = 2 if jax.device_count() > 1 else 1
+    for op in ("forward", "update"):
+        assert 1 <= lowered.as_text().count(f"@jax_tt_dense_tables_{op}") <= most
+        assert f"@jax_tt_dense_{op}" not in lowered.as_text()
+        # A tensor train whose batch may be shared has calls of its own.
+        assert lowered.as_text().count(f"@jax_tt_tables_{op}") == 1
+        assert lowered.as_text().count(f"@jax_tt_{op}") == (most - 1) * (op == "forward")
+    got = lowered.compile()(state, WEIGHTED.weights, batch)
+    one_by_one()
+    want = step_of(collection, lookup)(state, WEIGHTED.weights, batch)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert np.any(np.asarray(got[2]))
+
+
+def all_bits(collection, state, batch, lookup):
+    """Rows, new states and gradients of a step."""
+
+    @jax.jit
+    def step(state, batch):
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
+            return loss_of(rows), rows
+
+        return jax.grad(loss, has_aux=True)(collection.trained(state))
+
+    return step(state, batch)
+
+
+@pytest.mark.parametrize(
+    ("form", "bounds"),
+    [("duplicates", "clip"), ("int64", "zero"), ("empty", "error"), ("split", "warn")],
+)
+def test_bits_of_tensor_trains(form, bounds, one_by_one, x64):
+    """Also out of range, without ids, and beside a table in float64."""
+    names = ("links", "free")
+    tables = {name: TABLES[name] for name in names}
+    tables["double"] = jax_tt.tt_table(
+        60, 3, tt_ranks=3, optimizer=optimizers.SGD(0.1), param_dtype="float64"
+    )
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = collection.init(jax.random.key(0))
+    ids = np.array([0, 59, -1, 59, 60, 100_003, 7], np.int64 if form == "int64" else np.int32)
+    bags = Bags(ids, np.array([0, 2, 2, 6, 7], np.int32))
+    if form == "int64":
+        ids[4] = 2**40 + 3
+    if form == "empty":
+        bags = Bags(np.zeros(0, np.int32), np.zeros(1, np.int32))
+    batch = dict.fromkeys(tables, bags)
+    if form == "split":
+        split = tables["double"].shape.split_ids(np.array([7, 59, 7]))
+        batch["double"] = Bags(split, np.array([0, 1, 1, 1, 3], np.int32))
+    lookup = Lookup(bounds=bounds, method="ffi")
+    got = all_bits(collection, state, batch, lookup)
+    one_by_one()
+    jax.tree.map(np.testing.assert_array_equal, got, all_bits(collection, state, batch, lookup))
+
+
+def test_large_and_small_tensor_trains(one_by_one):
+    """One has most of the work, so that all threads share it; the others are a task each."""
+    sizes = [10_000, 300, 200, 100, 50]
+    ranks = [16, 2, 2, 2, 2]
+    tables = {
+        f"t{n}": jax_tt.tt_table(n, 8, tt_ranks=rank, optimizer=optimizers.Adagrad(0.1))
+        for n, rank in zip(sizes, ranks, strict=True)
+    }
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = collection.init(jax.random.key(0))
+    batch = {f"t{n}": jnp.asarray(RNG.integers(0, n, (11, 9)), jnp.int32) for n in sizes}
+    got = all_bits(collection, state, batch, Lookup(method="ffi"))
+    one_by_one()
+    want = all_bits(collection, state, batch, Lookup(method="ffi"))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def test_plans_of_tensor_trains_that_nothing_needs_are_not_kept():
+    collection = collection_of(["chain", "free"])
+    state = collection.init(jax.random.key(0))
+    batch = {name: BATCH[name] for name in collection.tables}
+
+    def look_up(state):
+        return jax_tt.embed_collection(collection, state, batch, Lookup(method="ffi"))[0]
+
+    text = jax.jit(look_up).lower(state).as_text()
+    (results,) = re.findall(r"@jax_tt_tables_forward.* -> \((.*)\)", text)
+    assert re.findall(r"tensor<(\S+)xi32>", results) == ["1x0", "1x0"]
+
+
+def test_tensor_trains_are_mapped_and_recomputed(one_by_one):
+    """By `jax.vmap` over batches, and by `jax.checkpoint`."""
+    tables = {name: jax_tt.tt_table(70, 4, tt_ranks=2) for name in "ab"}
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = collection.init(jax.random.key(0))
+    batch = {name: jnp.asarray(RNG.integers(0, 70, (3, 11, 2)), jnp.int32) for name in tables}
+
+    def gradients():
+        @jax.jit
+        @functools.partial(jax.vmap, in_axes=(None, 0))
+        def step(trained, batch):
+            @jax.checkpoint
+            def loss(trained):
+                lookup = Lookup(method="ffi")
+                return loss_of(jax_tt.embed_collection(collection, trained, batch, lookup)[0])
+
+            return jax.grad(loss)(trained)
+
+        return step(state, batch)
+
+    got = gradients()
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(got))
+    one_by_one()
+    jax.tree.map(np.testing.assert_array_equal, got, gradients())
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize(("kind", "count"), [("dense", 26), ("tt", 7)])
+def test_tables_are_changed_in_place(kind, count):
+    sizes = [1000 + 10 * k for k in range(count)]
+    rule = optimizers.RowWiseAdagrad(0.1)
+    make = {"dense": jax_tt.dense_table, "tt": functools.partial(jax_tt.tt_table, tt_ranks=9)}[kind]
+    tables = {f"t{n}": make(n, 16, optimizer=rule) for n in sizes}
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = collection.init(jax.random.key(0))
+    batch = {f"t{n}": jnp.asarray(RNG.integers(0, n, (11, 2)).astype(np.int32)) for n in sizes}
+
+    step = jax.jit(functools.partial(updated, collection), donate_argnums=0)
+    text = step.lower(state, batch).compile().as_text()
+    assert len(re.findall(r"custom_call_target=\"jax_tt", text)) == 2
+    shapes = {array.shape for name in tables for array in state[name].values()}
+    assert len(shapes) >= 2 * (count if kind == "dense" else 1)
+    copied = re.findall(r"= f32\[([\d,]*)\][^ ]* copy", text)
+    assert not shapes & {tuple(map(int, sizes.split(","))) for sizes in copied if sizes}
+    places = {
+        (name, array): value.unsafe_buffer_pointer()
+        for name in tables
+        for array, value in state[name].items()
+    }
+    state = step(state, batch)
+    for (name, array), place in places.items():
+        own = {value.unsafe_buffer_pointer() for value in state[name].values()}
+        assert place in own, f"{array} of {name} was copied"
+
+
+def test_tables_that_need_much_memory_take_turns(one_by_one):
+    tables = {name: jax_tt.dense_table(5000, 2, optimizer=optimizers.SGD(0.1)) for name in "abc"}
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = collection.init(jax.random.key(0))
+    # The plan of a table takes 24 bytes an id, and the tables of one turn about 32 MiB.
+    batch = {
+        name: jnp.asarray(RNG.integers(0, 5000, (1000, 700)).astype(np.int32)) for name in tables
+    }
+
+    got = jax.jit(functools.partial(updated, collection))(state, batch)
+    one_by_one()
+    want = jax.jit(functools.partial(updated, collection))(state, batch)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"), [("dense", "features"), ("dense", "concatenated"), ("tt", "features")]
+)
+def test_updates_in_several_calls(kind, layout, monkeypatch):
+    rule = optimizers.Adam(0.1)
+    table = jax_tt.dense_table(9, 4, optimizer=rule)
+    if kind == "tt":
+        table = jax_tt.tt_table(27, 4, tt_ranks=2, optimizer=rule)
+    tables = dict.fromkeys((f"t{k}" for k in range(7)), table)
+    arrays = 3 * len(table.param_names)
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = collection.init(jax.random.key(0))
+    batch = {name: jnp.asarray(RNG.integers(0, 9, (11, 2)), jnp.int32) for name in tables}
+    target = {"dense": "jax_tt_dense_tables_update", "tt": "jax_tt_tables_update"}[kind]
+
+    def step():
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            rows, _ = jax_tt.embed_collection(
+                collection, arrays, batch, Lookup(method="ffi"), layout=layout
+            )
+            return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(rows))
+
+        lowered = jax.jit(jax.grad(loss)).lower(collection.trained(state))
+        calls = re.findall(target, lowered.as_text())
+        return lowered.compile()(collection.trained(state)), len(calls)
+
+    want, once = step()
+    assert once == 1
+    for name, most, expected in (("_MOST", 3 * arrays, 3), ("_MOST_IDS", 1, 7)):
+        with monkeypatch.context() as patch:
+            patch.setattr(table_group, name, most)
+            got, several = step()
+        assert several == expected
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert got["updates"]["step"].tolist() == [1] * 7
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("plain", "ordered"), ("links", "chain")])
+def test_wrong_offsets_of_one_table_are_an_error_that_names_it(wrong, right):
+    collection = collection_of([wrong, right])
+    state = collection.init(jax.random.key(0))
+    ids = jnp.array([1, 2, 3], jnp.int32)
+    bad = Bags(ids, jnp.array([0, 5, 1], jnp.int32))
+    batch = {wrong: bad, right: Bags(ids, jnp.array([0, 1, 3], jnp.int32))}
+    with pytest.raises(Exception, match=rf"table '{wrong}.*Bags.offsets"):
+        rows, _ = jax_tt.embed_collection(collection, state, batch, Lookup(method="ffi"))
+        jax.block_until_ready(rows)
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong", "ids"),
+    [
+        (["rowwise", "plain", "tiny"], "tiny", [[0, 3]]),
+        (["chain", "links", "short", "free"], "short", [[0, 70]]),
+    ],
+)
+def test_a_bad_id_in_one_table_is_an_error_that_names_it(names, wrong, ids):
+    collection = collection_of(names)
+    state = collection.init(jax.random.key(0))
+    batch = {name: BATCH[name] for name in collection.tables}
+    batch[wrong] = np.array(ids, np.int32)
+    with pytest.raises(Exception, match=rf"{wrong}.*{ids[0][1]}"):
+        rows, _ = jax_tt.embed_collection(collection, state, batch, Lookup(method="ffi"))
+        jax.block_until_ready(rows)
+
+
+@pytest.mark.parametrize(("finite", "careful"), [("rowwise", "narrow"), ("chain", "links")])
+def test_a_gradient_that_is_not_finite_skips_its_own_table(finite, careful):
+    collection = collection_of([finite, careful])
+    state = collection.init(jax.random.key(0))
+    batch = {finite: jnp.arange(33).reshape(11, 3), careful: jnp.arange(11)[:, None]}
+
+    @jax.jit
+    def step(state, scale):
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            rows, _ = jax_tt.embed_collection(collection, arrays, batch, Lookup(method="ffi"))
+            return jnp.sum(rows[finite]) + scale * jnp.sum(rows[careful].astype(jnp.float32))
+
+        return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
+
+    after = step(state, jnp.float32(np.inf))
+    jax.tree.map(np.testing.assert_array_equal, after[careful], state[careful])
+    assert collection.sharing == (finite, careful)
+    assert after["updates"]["step"].tolist() == [1, 0]
+    name = TABLES[finite].param_names[0]
+    assert np.any(after[finite][name] != state[finite][name])
+
+
+def test_a_sharded_batch_of_rectangles(one_by_one):
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    collection = collection_of(["rowwise", "tiny", "train"])
+    state = collection.init(jax.random.key(0))
+    batch = {name: BATCH[name] for name in collection.tables}
+    mesh = Mesh(np.asarray(jax.devices()[:4]), "x")
+    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("x"))
+
+    step = functools.partial(updated, collection, bounds="zero")
+    placed = jax.device_put(state, whole), jax.device_put(batch, split)
+    compiled = jax.jit(step).lower(*placed).compile()
+    assert "jax_tt_dense_tables_update" in compiled.as_text()
+    got = compiled(*placed)
+    one_by_one()
+    want = jax.jit(functools.partial(step))(state, batch)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=1e-3, atol=1e-5)

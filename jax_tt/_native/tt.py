@@ -176,21 +176,18 @@ class Forward(TTCall):
 
     def local(self, args: Named, axes: Any) -> Named:
         """On one table, the plan is an op of its own."""
-        platform, table, ids = self.platform, self.table, args["ids"]
+        platform, table = self.platform, self.table
         attributes = batch_attributes(platform, table, self.batch, self.lookup, axes)
         plan = _plan(platform, table, self.sizes[0], args, attributes)
-        saved = self.sizes[1] if self.lookup.wanted.names else 0
+        results = self.results(args)
         found = native_call(
             platform,
             "forward",
             {name: args[name] for name in self.operands.arrays}
             | {"plan": plan}
             | {name: args[name] for name in self.params},
-            {
-                "out": self.operands.sums_type(ids, table.features),
-                "saved": jax.ShapeDtypeStruct((ids.shape[0], saved), self.operands.accum),
-            },
-            _workspace(platform, "forward", table, ids),
+            {name: results[name] for name in ("out", "saved")},
+            _workspace(platform, "forward", table, args["ids"]),
             attributes,
         )
         return {**found, "plan": plan}
@@ -305,10 +302,10 @@ class Update(GradientCall):
         found = native_call(
             self.platform,
             "apply",
-            {"touched": grads.pop("touched")}
+            {"touched": grads["touched"]}
             | {name: args[name] for name in self.appended}
             | {"scale": scale}
-            | grads
+            | {name: grads[name] for name in self.gradient_types()}
             | {name: args[name] for name in self.changed},
             {"applied": jax.ShapeDtypeStruct((), jnp.float32), **types_of(self.changed)},
             _workspace(self.platform, "apply", self.table, None),

@@ -50,6 +50,7 @@ from jax_tt._files.stored import FileError as FileError
 from jax_tt._files.tables import StoredTable as StoredTable
 from jax_tt._files.tables import load_tables as load_tables
 from jax_tt._files.tables import save_tables as save_tables
+from jax_tt._include import get_include as get_include
 from jax_tt._init import init_cores as init_cores
 from jax_tt._lookup.attend import tt_attend as tt_attend
 from jax_tt._lookup.calls import lookup_rows as lookup_rows

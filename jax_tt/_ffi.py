@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import threading
 from importlib.metadata import entry_points
 from types import ModuleType
 
@@ -30,11 +31,28 @@ class _Native:
     option: str
 
 
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A rule of an extension, with its numbers of hyper-parameters and of slots per entry and per row."""
+
+    capsule: object
+    version: str
+    hyperparameters: int
+    entry_slots: int
+    row_slots: int
+
+
 _NATIVE = {
     "cpu": _Native("jax_tt._cpu", "cpu", "jax_tt_", "JAX_TT_NATIVE"),
     "cuda": _Native("jax_tt._cuda", "CUDA", "jax_tt_", "JAX_TT_CUDA"),
     "cuda_emulated": _Native("jax_tt._emulated", "cpu", "jax_tt_emulated_", "JAX_TT_EMULATION"),
 }
+
+
+# The rules of extensions by name, and the modules that have them all.
+_rules: dict[str, Rule] = {}
+_modules: list[ModuleType] = []
+_rules_lock = threading.Lock()
 
 
 @functools.cache
@@ -76,6 +94,10 @@ def _load(platform: str) -> tuple[ModuleType | None, str | None]:
             None,
             f"jax {jax.__version__} does not accept {native.module} ({error}); rebuild jax_tt against this jax",
         )
+    with _rules_lock:
+        for rule in _rules.values():
+            module.add_rule(rule.capsule, rule.version)
+        _modules.append(module)
     module.listen(_reports.report)
     # Threads of XLA may run on while Python ends, and must not call into it then.
     atexit.register(module.listen, None)
@@ -83,6 +105,31 @@ def _load(platform: str) -> tuple[ModuleType | None, str | None]:
         # The order in which threads and blocks run; races show as results that depend on it.
         module.set_seed(int(variable("JAX_TT_EMULATION_SEED") or 0))
     return module, None
+
+
+def add_rule(capsule: object, version: str) -> str:
+    """Adds a rule of an extension to all native modules, also to those that are loaded later; returns its name.
+
+    Args:
+        capsule: what the extension exports.
+        version: of jax_tt, for errors.
+
+    Raises:
+        ValueError: it is not the capsule of a rule, or was compiled for another version, or its name is taken.
+    """
+    cpu = load("cpu")
+    assert cpu is not None
+    with _rules_lock:
+        name, *counts = cpu.add_rule(capsule, version)
+        for module in _modules:
+            module.add_rule(capsule, version)
+        _rules[name] = Rule(capsule, version, *counts)
+    return name
+
+
+def rule(name: str) -> Rule | None:
+    """A rule that was added; None if there is none of that name."""
+    return _rules.get(name)
 
 
 def _without_cuda() -> str | None:

@@ -101,6 +101,7 @@ Status ReadLookups(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, cons
 }
 
 Status ReadOptimizer(const ffi::Dictionary& attrs, int* kind) {
+  if (auto name = attrs.get<std::string_view>("optimizer"); name.has_value()) return FindRule(*name, kind);
   int64_t value = 0;
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "optimizer", &value));
   if (value < 0 || value >= kNumOptimizers) return InvalidArgument("unknown optimizer " + std::to_string(value));

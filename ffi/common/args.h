@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "ffi/common/ffi_util.h"
+#include "ffi/common/rules.h"
 #include "ffi/core/lookups.h"
-#include "ffi/core/optimizers/optimizers.h"
 #include "ffi/core/tt_shape.h"
 
 namespace jax_tt {
@@ -41,17 +41,17 @@ Status ReadLookups(const ffi::Dictionary& attrs, const ffi::AnyBuffer& ids, cons
 
 // A fused update as the call gives it.  The pointers are memory of the device, which the host must not read.
 struct StepArgs {
-  int kind = 0;  // index into kOptimizers
+  int kind = 0;
   bool skip_nonfinite = false;
   bool stochastic_rounding = false;
   const float* hyper = nullptr;    // [traits().hyperparameters]
   const float* scale = nullptr;    // [2]: multiplies every gradient; 0 where the step may not be taken
   const uint32_t* seed = nullptr;  // [2]
 
-  const OptimizerTraits& traits() const { return kOptimizers[kind]; }
+  OptimizerTraits traits() const { return RuleTraits(kind); }
 };
 
-// The attribute optimizer, an index into kOptimizers.
+// The attribute optimizer: the number of a rule of the library, or the name of another.
 Status ReadOptimizer(const ffi::Dictionary& attrs, int* kind);
 
 // The attributes optimizer, skip_nonfinite and stochastic_rounding of a fused update.

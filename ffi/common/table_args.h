@@ -66,7 +66,8 @@ struct SlotBuffers {
 inline Status ReadSlots(const ffi::Dictionary& attrs, const Args& args, const Rets& rets, SlotBuffers* slots) {
   int kind = 0;
   JAX_TT_RETURN_IF_ERROR(ReadOptimizer(attrs, &kind));
-  for (size_t k = 0; k < static_cast<size_t>(kOptimizers[kind].slots()); ++k) {
+  const auto count = static_cast<size_t>(RuleTraits(kind).slots());
+  for (size_t k = 0; k < count; ++k) {
     auto in = args.get<ffi::AnyBuffer>(k);
     auto out = rets.get<ffi::AnyBuffer>(k);
     if (!in.has_value() || !out.has_value()) return InvalidArgument("a slot is missing");

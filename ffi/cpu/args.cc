@@ -41,6 +41,8 @@ Status CheckSentinel(const ffi::AnyBuffer& sentinel, std::string_view table) {
 OptimizerStep StepOf(const StepArgs& args) {
   OptimizerStep step;
   step.kind = args.kind;
+  step.traits = args.traits();
+  step.exported = ExportedOf(args.kind);
   step.skip_nonfinite = args.skip_nonfinite;
   step.stochastic_rounding = args.stochastic_rounding;
   step.hyper = args.hyper;

@@ -112,7 +112,6 @@ class GradientPass : public Pass {
   const DenseProblem<T>& problem() const { return problem_; }
   int64_t out_of_range() const { return rows_.out_of_range(); }
   C* scratch(int worker) const { return value_[static_cast<size_t>(worker)]; }
-  const Kernels<C>& kernels() const { return kernels_; }
 
  private:
   // Rows per task, whose sums stay in the first-level cache.
@@ -179,10 +178,10 @@ class UpdatePass : public GradientPass<T> {
                                  applies_.store(false, std::memory_order_relaxed);
                              });
     if (step_.allowed)
-      update = this->RowTasks([this](int64_t row) { table_.Prefetch(row, step_.traits()); },
+      update = this->RowTasks([this](int64_t row) { table_.Prefetch(row, step_.traits); },
                               [this](int64_t row, const C* sum, int worker) {
                                 if (applies_.load(std::memory_order_relaxed))
-                                  table_.Update(row, sum, step_, this->kernels(), this->scratch(worker));
+                                  table_.Update(row, sum, step_, update_, this->scratch(worker));
                               });
     return {this->WeightTasks(), std::move(check), std::move(update)};
   }
@@ -194,6 +193,7 @@ class UpdatePass : public GradientPass<T> {
  private:
   const RowTable<T> table_;
   const OptimizerStep step_;
+  const RowUpdate<C> update_ = step_.template update<C>();
   float* const applied_;
   std::atomic<bool> applies_{true};
 };

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "ffi/common/half.h"
-#include "ffi/core/optimizers/optimizers.h"
+#include "ffi/core/optimizers/exported_rule.h"
 #include "ffi/core/stochastic.h"
 #include "ffi/cpu/kernels/kernels.h"
 #include "ffi/cpu/prefetch.h"
@@ -17,15 +17,25 @@ namespace jax_tt {
 
 // An optimizer with the hyper-parameters of this step.
 struct OptimizerStep {
-  int kind = 0;                      // index into kOptimizers
-  const float* hyper = nullptr;      // [kOptimizers[kind].hyperparameters]
-  float gradient_scale = 1;          // multiplies every gradient
-  bool allowed = true;               // otherwise nothing is changed, but *applied is still computed
-  bool skip_nonfinite = false;       // skips the whole update if any gradient is not finite
-  bool stochastic_rounding = false;  // of 16-bit storage
+  int kind = 0;
+  OptimizerTraits traits{};
+  const ExportedRule* exported = nullptr;  // null: a rule of the library
+  const float* hyper = nullptr;            // [traits.hyperparameters]
+  float gradient_scale = 1;                // multiplies every gradient
+  bool allowed = true;                     // otherwise nothing is changed, but *applied is still computed
+  bool skip_nonfinite = false;             // skips the whole update if any gradient is not finite
+  bool stochastic_rounding = false;        // of 16-bit storage
   uint32_t seed[2] = {};
 
-  const OptimizerTraits& traits() const { return kOptimizers[kind]; }
+  // The rule, for rows that are computed in this type.
+  template <typename C>
+  RowUpdate<C> update() const {
+    if (exported == nullptr) return GetKernels<C>().update[kind];
+    if constexpr (std::is_same_v<C, float>)
+      return exported->update_float;
+    else
+      return exported->update_double;
+  }
 };
 
 // A table of rows of `width` elements with its slots, updated in place.
@@ -47,18 +57,18 @@ struct RowTable {
     }
   }
 
-  // `scratch` holds `width` elements; only 16-bit storage uses it.
-  void Update(int64_t row, const C* gradient, const OptimizerStep& step, const Kernels<C>& kernels, C* scratch) const {
+  // `update`: step.update<C>().  `scratch` holds `width` elements; only 16-bit storage uses it.
+  void Update(int64_t row, const C* gradient, const OptimizerStep& step, RowUpdate<C> update, C* scratch) const {
     T* stored = values + row * width;
-    const OptimizerTraits& traits = step.traits();
+    const OptimizerTraits& traits = step.traits;
     float* slot[kMaxSlots] = {};
     for (int k = 0; k < traits.slots(); ++k) slot[k] = slots[k] + row * traits.slot_width(k, width);
     const C scale = static_cast<C>(step.gradient_scale);
     if constexpr (std::is_same_v<T, C>) {
-      kernels.update[step.kind](width, step.hyper, scale, gradient, stored, slot[0], slot[1], slot[2]);
+      update(width, step.hyper, scale, gradient, stored, slot[0], slot[1], slot[2]);
     } else {
       for (int64_t i = 0; i < width; ++i) scratch[i] = ToCompute(stored[i]);
-      kernels.update[step.kind](width, step.hyper, scale, gradient, scratch, slot[0], slot[1], slot[2]);
+      update(width, step.hyper, scale, gradient, scratch, slot[0], slot[1], slot[2]);
       const RowRounding rounding(step.seed, stream, row, step.stochastic_rounding);
       for (int64_t i = 0; i < width; ++i) rounding.Store(scratch[i], i, stored + i);
     }

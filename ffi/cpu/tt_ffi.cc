@@ -155,7 +155,7 @@ Status ReadUpdate(const TTArgs& given, const GradientArgs& gradient, const Optim
     const auto call = std::make_shared<TTCall<T>>();
     CoreTables<T> in_place;
     JAX_TT_RETURN_IF_ERROR(call->ReadGradient(given, gradient));
-    JAX_TT_RETURN_IF_ERROR(ReadTables(call->problem.shape, step.traits(), given.args, given.first_core, gradient.rets,
+    JAX_TT_RETURN_IF_ERROR(ReadTables(call->problem.shape, step.traits, given.args, given.first_core, gradient.rets,
                                       gradient.first_result, in_place.table));
     *op = TTCall<T>::Op(call, Taking(gradient.plan), [in_place, step, applied](const TTCall<T>& own, const Pool& pool) {
       return TTUpdate(own.problem, pool, in_place, own.out_gradient, own.saved, step, own.weight_gradient, applied);
@@ -273,7 +273,7 @@ ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBu
           JAX_TT_RETURN_IF_ERROR(ReadCores<C>(shape, args, 0, gradients.gradient));
           for (int k = 0; k < shape.d; touched_data += shape.p[k++]) gradients.touched[k] = touched_data;
           JAX_TT_RETURN_IF_ERROR(
-              ReadTables(shape, step.traits(), args, static_cast<size_t>(shape.d), results, 0, in_place.table));
+              ReadTables(shape, step.traits, args, static_cast<size_t>(shape.d), results, 0, in_place.table));
           return TTApply(shape, MakePool(threads), in_place, gradients, step, applied_data);
         });
       }(),
@@ -356,7 +356,7 @@ ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::
       Buffers slots, out, changed;
       JAX_TT_RETURN_IF_ERROR(own.Read(7, reader));
       JAX_TT_RETURN_IF_ERROR(steps.Read(*own.attrs, &step, &applied));
-      const auto arrays = static_cast<size_t>(own.shape.d * (1 + step.traits().slots()));
+      const auto arrays = static_cast<size_t>(own.shape.d * (1 + step.traits.slots()));
       JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(arrays - static_cast<size_t>(own.shape.d), &slots));
       JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
       const GradientArgs gradient{own.in[4], own.in[5], own.in[6], out[0], rets, reader.next_ret()};

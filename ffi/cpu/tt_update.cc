@@ -43,6 +43,7 @@ Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& core
   const auto gradient = [&](int core, int64_t slice) {
     return gradients.gradient[core] + slice * shape.slice_size(core);
   };
+  const RowUpdate<C> update = step.template update<C>();
   std::atomic<bool> finite{true};
   Phases phases;
   if (step.skip_nonfinite)
@@ -53,8 +54,7 @@ Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& core
   if (step.allowed)
     add_phase(phases, [&](int core, int64_t slice, int worker) {
       if (finite.load(std::memory_order_relaxed))
-        cores.table[core].Update(slice, gradient(core, slice), step, GetKernels<C>(),
-                                 scratch[static_cast<size_t>(worker)]);
+        cores.table[core].Update(slice, gradient(core, slice), step, update, scratch[static_cast<size_t>(worker)]);
     });
   pool.Run(phases);
   *applied = finite.load() ? 1.0f : 0.0f;
@@ -68,6 +68,7 @@ Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<
   using C = typename TTProblem<T>::C;
   OptimizerStep step = given;
   step.allowed &= !problem.poisoned();
+  const RowUpdate<C> update = step.template update<C>();
   Workspace workspace;
   CoreGradients<C> gradients;
   if (!step.skip_nonfinite && problem.num_chunks() <= 1) {
@@ -77,7 +78,7 @@ Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<
     if (Status status = workspace.Allocate(); !status.ok()) return status;
     gradients.consume = [&](int core, int64_t slice, const C* gradient, int worker) {
       if (!step.allowed) return;
-      cores.table[core].Update(slice, gradient, step, GetKernels<C>(), scratch[static_cast<size_t>(worker)]);
+      cores.table[core].Update(slice, gradient, step, update, scratch[static_cast<size_t>(worker)]);
     };
     *applied = problem.poisoned() ? 0.0f : 1.0f;
     return TTBackward(problem, pool, out_gradient, saved, gradients, weight_gradient);

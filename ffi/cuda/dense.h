@@ -14,7 +14,7 @@
 #include "ffi/core/bag_vectors.h"
 #include "ffi/core/host_device.h"
 #include "ffi/core/lookups.h"
-#include "ffi/core/optimizers/optimizers.h"
+#include "ffi/core/optimizers/rule.h"
 #include "ffi/cuda/simt.h"
 
 namespace jax_tt {
@@ -64,7 +64,7 @@ struct ForwardTable {
 
 // One optimizer step.  The pointers are device memory.
 struct DenseStep {
-  int kind = 0;  // index into kOptimizers
+  int kind = 0;
   bool skip_nonfinite = false;
   bool stochastic_rounding = false;
   const float* hyper = nullptr;    // [hyper-parameters of the optimizer]

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kDenseThreads)
 template <int V>
 void AddGradients(const DensePlan& plan, GradientLaunches& launches) {
   const auto takes = [](const GradientTable& table) { return table.widths.four_wide == (V == 4); };
-  AddSumRows(SumRows<V, GradientSink>, V, takes, plan, launches);
+  AddSumRows(kSumRows<V, GradientSink>, V, takes, plan, launches);
 }
 
 }  // namespace

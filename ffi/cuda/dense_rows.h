@@ -15,6 +15,7 @@
 
 #include "ffi/cuda/dense_long_rows.h"
 #include "ffi/cuda/dense_sum.h"
+#include "ffi/cuda/kernel_launch.h"
 
 namespace jax_tt {
 
@@ -71,18 +72,22 @@ __global__ void __launch_bounds__(kDenseThreads)
                        RowSum<V>{PositionSum<V>{from, i, found.count}, total});
 }
 
+using RowsLaunch = KernelLaunch<TableList<GradientTable>, DensePlan>;
+
+template <int V, typename Sink>
+constexpr RowsLaunch kSumRows = LaunchKernel<SumRows<V, Sink>, kDenseThreads, 0>;
+
 // Adds one of these kernels, for V columns at a time, on the tables that takes(table) chooses.
 template <typename Takes>
-void AddSumRows(void (*kernel)(TableList<GradientTable>, DensePlan), int V, Takes takes, const DensePlan& plan,
-                GradientLaunches& launches) {
+void AddSumRows(RowsLaunch launch, int V, Takes takes, const DensePlan& plan, GradientLaunches& launches) {
   launches.Add(
       takes,
       [V](const GradientTable& table) {
         // Even a table without positions is told the end.
         return std::max<int64_t>(RowLanes::For(table.batch.dim, V).blocks(table.batch.n()), 1);
       },
-      [plan, kernel](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
-        return Launch(stream, on.blocks, kDenseThreads, 0, kernel, on.tables, plan);
+      [plan, launch](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
+        return LaunchStatus(launch(stream, on.blocks, on.tables, plan));
       });
 }
 

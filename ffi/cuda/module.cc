@@ -13,6 +13,7 @@
 
 #include "ffi/common/args.h"
 #include "ffi/common/python_reports.h"
+#include "ffi/common/python_rules.h"
 #include "ffi/cuda/cache.h"
 #include "ffi/cuda/cache_handlers.h"
 #include "ffi/cuda/dense.h"
@@ -119,6 +120,7 @@ NB_MODULE(_cuda, m) {
         jax_tt::Listen(std::move(function));
       },
       nb::arg("function").none(), "As in _cpu; the count is 0, because kernels tell of one id and count none.");
+  m.def("add_rule", &jax_tt::AddRuleOf, nb::arg("rule").none(), nb::arg("version"), "As in _cpu.");
   m.def("plan_size", &jax_tt::PlanSize, nb::arg("row_factors"), nb::arg("col_factors"), nb::arg("ranks"),
         nb::arg("num_embeddings"), nb::arg("n"), nb::arg("hint"),
         "Sizes of the buffers that travel from the plan and the forward pass to the backward pass.");

@@ -9,6 +9,8 @@
 //   Launch(stream, blocks, threads, shared_bytes, kernel, args...)
 //                        of no blocks launches one that does nothing: XLA may capture what a handler enqueues, and
 //                        older versions refuse a capture that stays empty
+//   LaunchUnasked        the same with little shared memory, for headers that extensions include: of the library, it
+//                        needs nothing that has to be linked
 #ifndef JAX_TT_CUDA_SIMT_H_
 #define JAX_TT_CUDA_SIMT_H_
 
@@ -80,11 +82,10 @@ __global__ void DoNothing() {}
 
 // A launch that the runtime refuses names the kernel; what goes wrong while it runs shows up in the stream.
 template <typename... Params, typename... Args>
-Status Launch(cudaStream_t stream, int64_t blocks, int threads, size_t shared_bytes, void (*kernel)(Params...),
-              Args&&... args) {
-  if (blocks == 0) return Launch(stream, 1, 1, 0, DoNothing<>);
+Status LaunchUnasked(cudaStream_t stream, int64_t blocks, int threads, size_t shared_bytes, void (*kernel)(Params...),
+                     Args&&... args) {
+  if (blocks == 0) return LaunchUnasked(stream, 1, 1, 0, DoNothing<>);
   if (blocks < 0 || blocks > INT32_MAX) return Internal("a grid of " + std::to_string(blocks) + " blocks");
-  if (shared_bytes > kSharedUnasked) JAX_TT_RETURN_IF_ERROR(AllowMostShared(reinterpret_cast<const void*>(kernel)));
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads));
@@ -98,6 +99,13 @@ Status Launch(cudaStream_t stream, int64_t blocks, int threads, size_t shared_by
   if (cudaFuncGetName(&name, reinterpret_cast<const void*>(kernel)) != cudaSuccess) name = "a kernel";
 #endif
   return Internal(std::string("launch of ") + name + ": " + cudaGetErrorString(error));
+}
+
+template <typename... Params, typename... Args>
+Status Launch(cudaStream_t stream, int64_t blocks, int threads, size_t shared_bytes, void (*kernel)(Params...),
+              Args&&... args) {
+  if (shared_bytes > kSharedUnasked) JAX_TT_RETURN_IF_ERROR(AllowMostShared(reinterpret_cast<const void*>(kernel)));
+  return LaunchUnasked(stream, blocks, threads, shared_bytes, kernel, std::forward<Args>(args)...);
 }
 
 }  // namespace jax_tt

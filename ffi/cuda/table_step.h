@@ -6,8 +6,8 @@
 
 #include <type_traits>
 
-#include "ffi/common/status.h"
-#include "ffi/core/optimizers/optimizers.h"
+#include "ffi/common/half.h"
+#include "ffi/core/optimizers/rule.h"
 #include "ffi/core/stochastic.h"
 #include "ffi/cuda/simt.h"
 
@@ -88,22 +88,6 @@ union RowWords {
   typename Rule::Row row;
   float word[kCount > 0 ? kCount : 1];
 };
-
-template <template <typename> class Rule_>
-struct RuleTag {
-  template <typename C>
-  using Rule = Rule_<C>;
-};
-// Calls body(tag) with the tag of the rule of that number, and returns its Status.
-template <typename Body>
-Status DispatchRule(int kind, Body&& body) {
-  int number = 0;
-#define JAX_TT_CALL(Rule) \
-  if (kind == number++) return body(RuleTag<Rule>{});
-  JAX_TT_OPTIMIZERS(JAX_TT_CALL)
-#undef JAX_TT_CALL
-  return Internal("unknown optimizer");
-}
 
 }  // namespace jax_tt
 

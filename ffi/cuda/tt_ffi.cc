@@ -142,7 +142,7 @@ ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::
             JAX_TT_RETURN_IF_ERROR(OptionalData(*weight_gradient, "weight gradient", call.args.layout.n, &weight_data));
             JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
             JAX_TT_RETURN_IF_ERROR(
-                ReadTables(call.args.shape, kOptimizers[step.kind], tables, 0, results, 0, in_place.core));
+                ReadTables(call.args.shape, RuleTraits(step.kind), tables, 0, results, 0, in_place.core));
             const TTAsked asked{weight_data != nullptr, call.check_plan, step.skip_nonfinite};
             JAX_TT_RETURN_IF_ERROR(
                 ReadLastWorkspace(results, TTUpdateWorkspace(call.args.shape, call.args.layout.n, asked), &memory));
@@ -171,8 +171,7 @@ ffi::Error ApplyImpl(cudaStream_t stream, ffi::AnyBuffer touched, ffi::AnyBuffer
           JAX_TT_RETURN_IF_ERROR(Data(touched, "touched", slices, &gradients.touched));
           JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
           JAX_TT_RETURN_IF_ERROR(ReadCores<float>(shape, args, 0, gradients.core));
-          JAX_TT_RETURN_IF_ERROR(
-              ReadTables(shape, kOptimizers[step.kind], args, first_core, results, 0, in_place.core));
+          JAX_TT_RETURN_IF_ERROR(ReadTables(shape, RuleTraits(step.kind), args, first_core, results, 0, in_place.core));
           JAX_TT_RETURN_IF_ERROR(ReadLastWorkspace(results, TTApplyWorkspace(), &memory));
           return TTApply(stream, shape, in_place, gradients, step, applied_data, memory);
         });

@@ -14,6 +14,7 @@ from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
 from jax_tt._native.partition import num_blocks
 from jax_tt._tables.options import Lookup, Update
+from jax_tt.optimizers.registered import check_registered
 
 if TYPE_CHECKING:
     from jax_tt._tables.table import Table
@@ -105,8 +106,10 @@ def lookup_attributes(
 def update_attributes(update: Update, storage: Any) -> dict[str, Any]:
     kind = update.optimizer.kind
     assert kind is not None
+    if isinstance(kind, str):
+        check_registered(update.optimizer, kind)
     return {
-        "optimizer": np.int64(kind),
+        "optimizer": kind if isinstance(kind, str) else np.int64(kind),
         "skip_nonfinite": bool(update.skip_nonfinite),
         "stochastic_rounding": update.rounds_stochastically(storage),
     }

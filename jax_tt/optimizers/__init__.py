@@ -2,6 +2,7 @@
 
 from jax_tt.optimizers._base import Optimizer as Optimizer
 from jax_tt.optimizers._base import Slot as Slot
+from jax_tt.optimizers._base import at_step as at_step
 from jax_tt.optimizers.adagrad import Adagrad as Adagrad
 from jax_tt.optimizers.adagrad_momentum import AdagradMomentum as AdagradMomentum
 from jax_tt.optimizers.adam import Adam as Adam
@@ -24,6 +25,7 @@ from jax_tt.optimizers.lamb import LAMB as LAMB
 from jax_tt.optimizers.lars_sgd import LARSSGD as LARSSGD
 from jax_tt.optimizers.partial_rowwise_adam import PartialRowWiseAdam as PartialRowWiseAdam
 from jax_tt.optimizers.partial_rowwise_lamb import PartialRowWiseLAMB as PartialRowWiseLAMB
+from jax_tt.optimizers.registered import register as register
 from jax_tt.optimizers.row_gradients import GradientsOfRows as GradientsOfRows
 from jax_tt.optimizers.row_gradients import RowGradients as RowGradients
 from jax_tt.optimizers.rowwise_adagrad import RowWiseAdagrad as RowWiseAdagrad
@@ -31,7 +33,7 @@ from jax_tt.optimizers.rowwise_rmsprop import RowWiseRMSProp as RowWiseRMSProp
 from jax_tt.optimizers.sgd import SGD as SGD
 
 # Those of the native operations, by their numbers.
-RULES: dict[int, type[Optimizer]] = {
+RULES: dict[int | str, type[Optimizer]] = {
     rule.native_kind: rule
     for rule in (
         SGD,

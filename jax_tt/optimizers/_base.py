@@ -44,21 +44,26 @@ class Optimizer(abc.ABC):
     A "row" is a row of a dense table or a slice ``core[k][i]`` of a core, flattened. Only rows that the batch uses
     are updated, with the sum of the gradients of all their occurrences. Other rows and their slots do not change.
 
+    A rule of your own is a frozen dataclass derived from this class, whose fields are its hyper-parameters. It has
+    `slots`, `hyperparameters`, `update_rows` and a `native_kind`, which `register` returns for a rule in C++. Without
+    one, use `Custom`. The other methods are for rules that need them.
+
     Attributes:
-        native_kind: number of the rule in the native operations.
+        native_kind: number of the rule in the native operations; for a rule of your own in C++, the name that
+            `register` returned.
         initial: fields that are used only to create new slots.
         static: fields that choose a formula, and so belong to the compiled program.
         scales_reads: whether lookups in training return rows times `read_scale`. Only for dense tables.
     """
 
-    native_kind: ClassVar[int]
+    native_kind: ClassVar[int | str]
     initial: ClassVar[frozenset[str]] = frozenset()
     static: ClassVar[frozenset[str]] = frozenset()
     scales_reads: ClassVar[bool] = False
 
     @property
-    def kind(self) -> int | None:
-        """Number of the native rule for these options; None for a rule in plain JAX on all platforms."""
+    def kind(self) -> int | str | None:
+        """Number or name of the native rule for these options; None for a rule in plain JAX on all platforms."""
         return self.native_kind
 
     @classmethod
@@ -132,7 +137,19 @@ class Optimizer(abc.ABC):
 
 
 def at_step(value: Scalar, step: jax.Array) -> jax.Array:
-    """A hyper-parameter at ``step`` as a float32 scalar."""
+    """A hyper-parameter at ``step`` as a float32 scalar, for `Optimizer.hyperparameters`.
+
+    Args:
+        value: a number, a scalar array, an ``nnx.Variable`` or a schedule, a function of the step.
+        step: number of steps before this one.
+
+    Raises:
+        ValueError: it is not a scalar, or the schedule does not return one.
+
+    >>> import jax_tt
+    >>> float(jax_tt.optimizers.at_step(lambda step: 1 / (step + 1), 3))
+    0.25
+    """
     if callable(value) and not is_array(value):
         value = value(step)
     scalar = jnp.asarray(value, jnp.float32)

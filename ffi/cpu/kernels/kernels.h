@@ -38,10 +38,7 @@ struct Kernels {
   // without weight they are 1; without out_at the results follow each other.
   void (*sum_bags)(int64_t n, const T* from, const int64_t* at, const T* weight, int64_t first, const int32_t* end,
                    int64_t bags, bool add, T* out, const int64_t* out_at);
-  // One optimizer step of a row of n elements with gradient scale * g.  The slots of the row are in the order of the
-  // table's; those that a rule does not have are null.
-  void (*update[kNumOptimizers])(int64_t n, const float* hyper, T scale, const T* g, T* w, float* slot0, float* slot1,
-                                 float* slot2);
+  RowUpdate<T> update[kNumOptimizers];
   const char* name;
 };
 

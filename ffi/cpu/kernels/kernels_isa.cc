@@ -4,6 +4,7 @@
 // library template and gives everything internal linkage: an inline function emitted here with wide instructions
 // must never be the copy that the linker keeps for the whole library.
 #include "ffi/cpu/kernels/kernels.h"
+#include "ffi/cpu/kernels/update_row.h"
 
 namespace jax_tt {
 namespace JAX_TT_ISA {
@@ -441,43 +442,6 @@ void SumBags(int64_t n, const T* from, const int64_t* at, const T* weight, int64
     SumTiles(n, from, at, weight, first, end, bags, add, out, out_at);
 }
 
-// The slots of one element.
-template <typename T, int N>
-struct ElementSlots {
-  T value[N > 0 ? N : 1] = {};
-
-  __attribute__((always_inline)) ElementSlots(const float* slot0, const float* slot1, int64_t i) {
-    if constexpr (N > 0) value[0] = static_cast<T>(slot0[i]);
-    if constexpr (N > 1) value[1] = static_cast<T>(slot1[i]);
-  }
-  __attribute__((always_inline)) void Store(float* slot0, float* slot1, int64_t i) const {
-    if constexpr (N > 0) slot0[i] = static_cast<float>(value[0]);
-    if constexpr (N > 1) slot1[i] = static_cast<float>(value[1]);
-  }
-};
-
-template <typename T, template <typename> class Rule_>
-void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __restrict w, float* __restrict slot0,
-            float* __restrict slot1, float* __restrict slot2) {
-  using Rule = Rule_<T>;
-  using Slots = ElementSlots<T, Rule::kElementSlots>;
-  static_assert(Rule::kElementSlots <= 2 && kMaxSlots == 3);
-  const Rule rule(hyper);
-  typename Rule::Row row = {};
-  if constexpr (kStepsRows<Rule>) {
-    T sums[kSumsOrOne<Rule>] = {};
-    if constexpr (Rule::kSums > 0)
-      for (int64_t i = 0; i < n; ++i) rule.Add(w[i], scale * g[i], Slots(slot0, slot1, i).value, sums);
-    float* const slots[kMaxSlots] = {slot0, slot1, slot2};
-    row = RowStepInPlace(rule, static_cast<T>(n), sums, slots + Rule::kElementSlots);
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    Slots slots(slot0, slot1, i);
-    w[i] = rule.Step(w[i], scale * g[i], row, slots.value);
-    slots.Store(slot0, slot1, i);
-  }
-}
-
 #define JAX_TT_STRING_(x) #x
 #define JAX_TT_STRING(x) JAX_TT_STRING_(x)
 
@@ -495,8 +459,8 @@ void Update(int64_t n, const float* hyper, T scale, const T* __restrict g, T* __
    SumBags<T>,                             \
    {JAX_TT_OPTIMIZERS(JAX_TT_UPDATE_##T)}, \
    JAX_TT_STRING(JAX_TT_ISA)}
-#define JAX_TT_UPDATE_float(Rule) Update<float, Rule>,
-#define JAX_TT_UPDATE_double(Rule) Update<double, Rule>,
+#define JAX_TT_UPDATE_float(Rule) UpdateRow<float, Rule>,
+#define JAX_TT_UPDATE_double(Rule) UpdateRow<double, Rule>,
 extern const Kernels<float> kFloat = JAX_TT_KERNELS(float);
 extern const Kernels<double> kDouble = JAX_TT_KERNELS(double);
 

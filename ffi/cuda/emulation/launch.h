@@ -63,6 +63,12 @@ Status Launch(LaunchSite site, int64_t blocks, int threads, size_t shared_bytes,
       [](const void* body) { (*static_cast<decltype(thread)*>(body))(); }, &thread);
 }
 
+template <typename... Params, typename... Args>
+Status LaunchUnasked(LaunchSite site, int64_t blocks, int threads, size_t shared_bytes, void (*kernel)(Params...),
+                     Args&&... args) {
+  return Launch(site, blocks, threads, shared_bytes, kernel, std::forward<Args>(args)...);
+}
+
 }  // namespace jax_tt
 
 #endif  // JAX_TT_CUDA_EMULATION_LAUNCH_H_

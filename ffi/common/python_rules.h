@@ -1,0 +1,41 @@
+// How rules of extensions come from Python, in every native module: each has its own.
+#ifndef JAX_TT_COMMON_PYTHON_RULES_H_
+#define JAX_TT_COMMON_PYTHON_RULES_H_
+
+#include <nanobind/nanobind.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "ffi/common/rules.h"
+
+namespace jax_tt {
+
+// Adds the rule of a capsule; returns its name and its numbers of hyper-parameters and of slots per element and per
+// row.  `version` of jax_tt, for errors.
+inline nanobind::tuple AddRuleOf(nanobind::object capsule, const std::string& version) {
+  if (!PyCapsule_IsValid(capsule.ptr(), kRuleCapsule))
+    throw std::invalid_argument("rule: expected a capsule of the name '" + std::string(kRuleCapsule) +
+                                "' with the address of a jax_tt::ExportedRule");
+  const auto& rule = *static_cast<const ExportedRule*>(PyCapsule_GetPointer(capsule.ptr(), kRuleCapsule));
+  if (rule.abi != kRuleAbi)
+    throw std::invalid_argument("rule: the extension was compiled with headers of another version (ABI " +
+                                std::to_string(rule.abi) + ", expected " + std::to_string(kRuleAbi) +
+                                "); rebuild the extension against jax_tt " + version);
+  if (rule.name == nullptr || *rule.name == '\0')
+    throw std::invalid_argument("rule: it has no name; give jax_tt::ExportRule one, such as 'my_package.lion'");
+  const OptimizerTraits& traits = rule.traits;
+  if (traits.hyperparameters < 0 || traits.element_slots < 0 || traits.element_slots > kMaxElementSlots ||
+      traits.row_slots < 0 || traits.slots() > kMaxSlots)
+    throw std::invalid_argument("rule: '" + std::string(rule.name) + "' has " + std::to_string(traits.hyperparameters) +
+                                " hyper-parameters, " + std::to_string(traits.element_slots) +
+                                " slots per element and " + std::to_string(traits.row_slots) +
+                                " per row; expected none or more, at most " + std::to_string(kMaxElementSlots) +
+                                " slots per element and " + std::to_string(kMaxSlots) + " in all");
+  if (const Status status = AddRule(rule); !status.ok()) throw std::invalid_argument(status.message);
+  return nanobind::make_tuple(rule.name, traits.hyperparameters, traits.element_slots, traits.row_slots);
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_COMMON_PYTHON_RULES_H_

@@ -1,0 +1,28 @@
+// The rules of this process: those of the library, then those of extensions in the order in which they came.
+//
+// Programs have the number of the former and the name of the latter, as they may run in another process later.
+#ifndef JAX_TT_COMMON_RULES_H_
+#define JAX_TT_COMMON_RULES_H_
+
+#include <string_view>
+
+#include "ffi/common/status.h"
+#include "ffi/core/optimizers/exported_rule.h"
+#include "ffi/core/optimizers/optimizers.h"
+
+namespace jax_tt {
+
+// Adds the rule of an extension.  Adding it again has no effect; another rule of the same name is an error.
+Status AddRule(const ExportedRule& rule);
+
+// The kind of the rule of that name.
+Status FindRule(std::string_view name, int* kind);
+
+// The rule of an extension; null for one of the library.  It stays where it is.
+const ExportedRule* ExportedOf(int kind);
+
+OptimizerTraits RuleTraits(int kind);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_COMMON_RULES_H_

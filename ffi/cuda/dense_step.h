@@ -1,0 +1,122 @@
+// The optimizer steps of rows of dense tables.
+#ifndef JAX_TT_CUDA_DENSE_STEP_H_
+#define JAX_TT_CUDA_DENSE_STEP_H_
+
+#include <stdint.h>
+
+#include "ffi/core/stochastic.h"
+#include "ffi/cuda/dense_rows.h"
+#include "ffi/cuda/table_step.h"
+
+namespace jax_tt {
+
+// Takes the optimizer step of a row in place.
+template <typename T, typename Rule>
+struct StepSink {
+  const GradientTable& table;
+  const DenseStep& step;
+  const int32_t* flags;
+
+  __device__ __forceinline__ StepSink(const GradientTable& table, const TablePlan& plan)
+      : table(table), step(table.step), flags(plan.flags) {}
+
+  template <int V>
+  __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner,
+                                      const RowSum<V>& sum) const {
+    if (step.scale[1] == 0.0f || (step.skip_nonfinite && flags[kNonFinite] != 0)) return;
+    const Rule rule(step.hyper);
+    const float scale = *step.scale;
+    const RowRounding rounding(step.seed, /*table=*/0, row, step.stochastic_rounding);
+    Packet<float, V> gradient{};
+    RowWords<Rule> of_row{};
+    if constexpr (kStepsRows<Rule>) of_row.row = Start<V>(lanes, rule, row, dim, owner, scale, sum, &gradient);
+    for (int first = 0; first < dim; first += lanes.count * V) {
+      const int column = first + lanes.lane() * V;
+      const bool writes = owner && column < dim;
+      // The row and its slots are asked for before the gradient is summed, not after.
+      Stored<V> stored;
+      if (writes) stored.Load(table, row * dim + column);
+      // A rule with sums has the gradient already, if these are the only columns.
+      if (Rule::kSums == 0 || dim > lanes.count * V) gradient = sum(column);
+      if (!writes) continue;
+      for (int v = 0; v < V; ++v) {
+        float slots[kElementSlotsOrOne<Rule>] = {};
+        stored.Slots(v, slots);
+        const float value = rule.Step(ToCompute(stored.values.x[v]), scale * gradient.x[v], of_row.row, slots);
+        for (int s = 0; s < Rule::kElementSlots; ++s) stored.slot[s].x[v] = slots[s];
+        rounding.Store(value, column + v, &stored.values.x[v]);
+      }
+      StorePacket(stored.values, static_cast<T*>(table.values) + row * dim + column);
+      for (int s = 0; s < Rule::kElementSlots; ++s) StorePacket(stored.slot[s], table.slots[s] + row * dim + column);
+    }
+  }
+  __device__ __forceinline__ void Finish() const {
+    *table.applied = (flags[kNonFinite] | flags[kBadOffsets] | flags[kBadIds]) == 0 ? 1.0f : 0.0f;
+  }
+
+ private:
+  // V elements of a row with their slots.
+  template <int V>
+  struct Stored {
+    Packet<T, V> values{};
+    Packet<float, V> slot[kElementSlotsOrOne<Rule>] = {};
+
+    __device__ __forceinline__ void Load(const GradientTable& table, int64_t element) {
+      values = LoadPacket<V>(static_cast<const T*>(table.values) + element);
+      for (int s = 0; s < Rule::kElementSlots; ++s) slot[s] = LoadPacket<V>(table.slots[s] + element);
+    }
+    __device__ __forceinline__ void Slots(int v, float* slots) const {
+      for (int s = 0; s < Rule::kElementSlots; ++s) slots[s] = slot[s].x[v];
+    }
+  };
+
+  // The sums over the row and its RowStep; the gradient of the last columns is kept.  Every lane gets what it returns.
+  template <int V>
+  __device__ __forceinline__ typename Rule::Row Start(const RowLanes& lanes, const Rule& rule, int64_t row, int dim,
+                                                      bool owner, float scale, const RowSum<V>& sum,
+                                                      Packet<float, V>* gradient) const {
+    float sums[kSumsOrOne<Rule>] = {};
+    if constexpr (Rule::kSums > 0) {
+      for (int first = 0; first < dim; first += lanes.count * V) {
+        const int column = first + lanes.lane() * V;
+        *gradient = sum(column);
+        if (!owner || column >= dim) continue;
+        Stored<V> stored;
+        stored.Load(table, row * dim + column);
+        for (int v = 0; v < V; ++v) {
+          float slots[kElementSlotsOrOne<Rule>] = {};
+          stored.Slots(v, slots);
+          rule.Add(ToCompute(stored.values.x[v]), scale * gradient->x[v], slots, sums);
+        }
+      }
+      for (float& value : sums) value = lanes.Sum(value);
+    }
+    RowWords<Rule> of_row{};
+    if (owner && lanes.lane() == 0) {
+      float* slots[kMaxSlots] = {};
+      for (int s = 0; s < Rule::kRowSlots; ++s) slots[s] = table.slots[Rule::kElementSlots + s] + row;
+      of_row.row = RowStepInPlace(rule, static_cast<float>(dim), sums, slots);
+    }
+    for (int k = 0; k < RowWords<Rule>::kCount; ++k) of_row.word[k] = lanes.OfFirst(of_row.word[k]);
+    return of_row.row;
+  }
+};
+
+// The launches of one rule, by storage type and number of columns at a time.
+struct DenseLaunches {
+  RowsLaunch launch[3][2];
+
+  RowsLaunch Of(Storage storage, bool four_wide) const { return launch[static_cast<int>(storage)][four_wide]; }
+};
+
+template <template <typename> class Rule>
+constexpr DenseLaunches DenseLaunchesOf() {
+  using R = Rule<float>;
+  return {{{kSumRows<1, StepSink<float, R>>, kSumRows<4, StepSink<float, R>>},
+           {kSumRows<1, StepSink<bfloat16, R>>, kSumRows<4, StepSink<bfloat16, R>>},
+           {kSumRows<1, StepSink<float16, R>>, kSumRows<4, StepSink<float16, R>>}}};
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_DENSE_STEP_H_

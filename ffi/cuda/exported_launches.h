@@ -1,0 +1,49 @@
+// The launches of a rule that was compiled outside the library.
+#ifndef JAX_TT_CUDA_EXPORTED_LAUNCHES_H_
+#define JAX_TT_CUDA_EXPORTED_LAUNCHES_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <type_traits>
+
+#include "ffi/core/optimizers/exported_rule.h"
+#include "ffi/cuda/dense_step.h"
+#include "ffi/cuda/tt_step.h"
+
+namespace jax_tt {
+
+// Differs where the kernels of an extension would misread what they are given.  What changes the meaning of arguments
+// and no size raises kRuleAbi.
+constexpr uint64_t LaunchLayout() {
+  uint64_t layout = kRuleAbi;
+  for (const size_t size : {sizeof(TableList<GradientTable>), sizeof(DensePlan), sizeof(SumArgs),
+                            sizeof(CoreTables<float>), sizeof(CoreGradients), sizeof(StepNumbers), sizeof(StopSigns)})
+    layout = layout * 1000003 + size;
+#if defined(JAX_TT_EMULATION)
+  layout = ~layout;  // emulated kernels cannot run on a GPU, nor those of a GPU in an emulation
+#endif
+  return layout;
+}
+
+struct RuleLaunches {
+  uint64_t layout;
+  DenseLaunches dense;
+  SliceLaunches<float> slices_float32;
+  SliceLaunches<bfloat16> slices_bfloat16;
+  SliceLaunches<float16> slices_float16;
+
+  template <typename T>
+  const SliceLaunches<T>& slices() const {
+    if constexpr (std::is_same_v<T, bfloat16>)
+      return slices_bfloat16;
+    else if constexpr (std::is_same_v<T, float16>)
+      return slices_float16;
+    else
+      return slices_float32;
+  }
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_EXPORTED_LAUNCHES_H_

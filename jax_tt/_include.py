@@ -1,0 +1,30 @@
+"""Where the headers for extensions are."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def get_include() -> str:
+    """The folder of the headers with which an extension compiles a rule of its own.
+
+    They are ``jax_tt/rule.h``, ``jax_tt/cuda_rule.h`` and what these include. An extension must be compiled again
+    after an update of jax_tt that changes them; `jax_tt.optimizers.register` raises an error if that was forgotten.
+
+    Returns:
+        The folder to pass to the compiler with ``-I``.
+
+    Raises:
+        RuntimeError: this installation has no native operations, which an extension extends.
+
+    >>> import jax_tt
+    >>> jax_tt.get_include()  # doctest: +SKIP
+    '/usr/lib/python3/site-packages/jax_tt/include'
+    """
+    spec = find_spec("jax_tt._cpu")
+    if spec is None or spec.origin is None:
+        raise RuntimeError(
+            "jax_tt._cpu was not built with this installation, so that there are no headers. Install jax_tt with it: "
+            "pip install . -C cmake.define.JAX_TT_NATIVE=ON."
+        )
+    # Beside the module, which is not beside this file in an editable installation.
+    return str(Path(spec.origin).parent / "include")

@@ -20,6 +20,7 @@ from jax_tt import _ffi
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "custom_rule"
+PACKAGE = EXAMPLE / "python" / "lion_rule"
 BUILD = ROOT / "build" / "test_extension"
 
 
@@ -71,13 +72,12 @@ def build(name: str, *defines: str) -> Path:
     """A folder that can be added to `sys.path`, with the package of the example."""
     folder = BUILD / f"{name}-{sys.implementation.cache_tag}"
     with locked(folder):
-        pybind11 = importlib.import_module("pybind11").get_cmake_dir()
         generator = ("-G", "Ninja") if shutil.which("ninja") else ()
-        where = (f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11}")
-        run("cmake", "-S", EXAMPLE, "-B", folder, *generator, *where, *defines)
+        python = f"-DPython_EXECUTABLE={sys.executable}"
+        run("cmake", "-S", EXAMPLE, "-B", folder, *generator, python, *defines)
         run("cmake", "--build", folder)
         run("cmake", "--install", folder, "--prefix", folder / "site")
-        shutil.copytree(EXAMPLE / "lion_rule", folder / "site" / "lion_rule", dirs_exist_ok=True)
+        shutil.copytree(PACKAGE, folder / "site" / "lion_rule", dirs_exist_ok=True)
     return folder / "site"
 
 

@@ -56,8 +56,8 @@ def check_registered(optimizer: Optimizer, name: str) -> None:
     if rowwise != expected:
         raise ValueError(
             f"optimizer: {given}.slots has {rowwise.count(False)} slots per entry and {rowwise.count(True)} per row, "
-            f"in the order rowwise={rowwise}; expected those of the native rule {name!r}: {rule.entry_slots} per entry, "
-            f"then {rule.row_slots} per row."
+            f"in the order rowwise={rowwise}; expected those of the native rule {name!r}: "
+            f"{rule.entry_slots} per entry, then {rule.row_slots} per row."
         )
     shape = jax.eval_shape(optimizer.hyperparameters, jnp.zeros(())).shape
     if shape != (rule.hyperparameters,):

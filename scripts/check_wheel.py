@@ -52,6 +52,7 @@ def check_contents(wheel: Path) -> None:
     assert any(re.match(r"jax_tt/_cpu\..*so$", n) for n in names), (
         "the wheel holds no native module"
     )
+    assert "jax_tt/include/jax_tt/rule.h" in names, "the wheel holds no headers for rules"
     assert "jax_tt/py.typed" in names, "the wheel holds no py.typed"
     assert any(n.endswith("/LICENSE") for n in names), "the wheel holds no LICENSE"
     print(f"{wheel.name}: {wheel.stat().st_size / 2**20:.1f} MiB, {len(names)} files")

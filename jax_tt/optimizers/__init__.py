@@ -33,7 +33,7 @@ from jax_tt.optimizers.rowwise_rmsprop import RowWiseRMSProp as RowWiseRMSProp
 from jax_tt.optimizers.sgd import SGD as SGD
 
 # Those of the native operations, by their numbers.
-RULES: dict[int | str, type[Optimizer]] = {
+RULES: dict[int, type[Optimizer]] = {
     rule.native_kind: rule
     for rule in (
         SGD,

@@ -56,7 +56,7 @@ class Optimizer(abc.ABC):
         scales_reads: whether lookups in training return rows times `read_scale`. Only for dense tables.
     """
 
-    native_kind: ClassVar[int | str]
+    native_kind: ClassVar[Any]  # int or str, which subclasses narrow
     initial: ClassVar[frozenset[str]] = frozenset()
     static: ClassVar[frozenset[str]] = frozenset()
     scales_reads: ClassVar[bool] = False

@@ -55,7 +55,10 @@ def suggest_sizes(
 def entry_bytes(
     largest_id: int, features: int, dtype: Any, optimizer: Optimizer | None
 ) -> tuple[int, int]:
-    """Bytes of a slot, with its row and the float32 optimizer state of the row, and of a counter."""
+    """Bytes of a slot, with its row and the optimizer state of the row, and of a counter."""
     counter = 20 if largest_id > 2**31 - 1 else 16
-    state = sum(4 if kind.rowwise else 4 * features for kind in optimizer.slots) if optimizer else 0
+    kinds = optimizer.slots if optimizer else ()
+    state = sum(
+        jnp.dtype(kind.dtype).itemsize * (1 if kind.rowwise else features) for kind in kinds
+    )
     return features * jnp.dtype(dtype).itemsize + state + counter - 4, counter

@@ -14,7 +14,7 @@ from jax import lax
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch, of_positions, present
 from jax_tt._lookup._ids import digits_in_range
-from jax_tt._lookup._rounding import round_to
+from jax_tt._lookup._rounding import of_array, round_to
 from jax_tt._lookup._vma import all_shards, own_shard
 from jax_tt._tables import reference
 from jax_tt._tables.options import IGNORED, Lookup
@@ -69,8 +69,13 @@ def update(
         own = tuple(_read(slot, found.rows) for slot in slots)
         new, stepped = rule.update_rows(old, sums, own, values["hyper"])
         seed = values["seed"] if table.update.rounds_stochastically(param.dtype) else None
-        new_param = _written(param, changed, _rounded(new, found.rows, param.dtype, seed))
-        new_slots = tuple(map(_written, slots, [changed] * len(slots), stepped))
+        key = None if seed is None else jax.random.wrap_key_data(seed, impl="threefry2x32")
+        new_param = _written(param, changed, _rounded(new, found.rows, param.dtype, key))
+        # Rows are below this number, which keeps the keys of slots apart from those of the parameter.
+        new_slots = tuple(
+            _written(slot, changed, _rounded(now, found.rows, slot.dtype, of_array(key, -1 - j)))
+            for j, (slot, now) in enumerate(zip(slots, stepped, strict=True))
+        )
     dweights = None
     if lookup.wanted.weights:
         places = found.places if axes is None else own_shard(found.places, rows.size, axes)
@@ -133,10 +138,9 @@ def _written(array: jax.Array, rows: jax.Array, new: jax.Array) -> jax.Array:
     )
 
 
-def _rounded(new: jax.Array, rows: jax.Array, dtype: Any, seed: jax.Array | None) -> jax.Array:
-    """The new rows in the type of the table; random bits depend on the row and not on its place in the batch."""
-    if seed is None:
+def _rounded(new: jax.Array, rows: jax.Array, dtype: Any, key: jax.Array | None) -> jax.Array:
+    """The new rows in this type; random bits depend on the row and not on its place in the batch."""
+    if key is None:
         return round_to(new, dtype, None)
-    key = jax.random.wrap_key_data(seed, impl="threefry2x32")
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows.astype(jnp.uint32))
     return jax.vmap(lambda values, key: round_to(values, dtype, key))(new, keys)

@@ -129,16 +129,20 @@ def _state(table: Table, given: FusedTable, params: tuple[jax.Array, ...]) -> di
     label = f"{table.label}table"
     rule = table.update.optimizer
 
-    def state(part: str, value: Any) -> jax.Array:
+    def state(part: str, value: Any, dtype: str = "float32") -> jax.Array:
         array = jnp.asarray(as_array(f"{label}.{part}", value))
-        if array.dtype != jnp.float32:
+        if array.dtype != dtype:
             raise ValueError(
-                f"{label}.{part}: got dtype {array.dtype}; slots, step, sentinel and used are float32."
+                f"{label}.{part}: got dtype {array.dtype}; expected {dtype}, as jax_tt.init_fused_table returns it."
             )
         return array
 
+    dtypes = [slot.dtype for slot in rule.slots]
     slots = tuple(
-        tuple(state(f"slots[{k}][{j}]", slot) for j, slot in enumerate(part))
+        tuple(
+            state(f"slots[{k}][{j}]", slot, dtypes[j] if j < len(dtypes) else "float32")
+            for j, slot in enumerate(part)
+        )
         for k, part in enumerate(given.slots)
     )
     scalars = {part: state(part, getattr(given, part)) for part in SCALARS}

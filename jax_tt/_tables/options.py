@@ -82,7 +82,7 @@ class Update:
     Attributes:
         optimizer: one of `jax_tt.optimizers`.
         skip_nonfinite: leave the table unchanged if any summed gradient is not finite.
-        stochastic_rounding: round 16-bit parameters stochastically instead of to nearest.
+        stochastic_rounding: round 16-bit parameters and optimizer state stochastically instead of to nearest.
         max_gradient: limit of the absolute value of every element of the gradient of the looked-up rows, before these
             gradients are weighted, pooled and summed by row; None for no limit. Loss scales are divided out first. With
             ``skip_nonfinite``, elements that are not finite are not limited.
@@ -114,8 +114,9 @@ class Update:
         return self.optimizer.kind is not None
 
     def rounds_stochastically(self, storage: Any) -> bool:
-        """Whether parameters of type ``storage`` are rounded stochastically."""
-        return self.stochastic_rounding and jnp.dtype(storage).itemsize == 2
+        """Whether parameters of type ``storage``, or slots, are rounded stochastically."""
+        types = (storage, *(slot.dtype for slot in self.optimizer.slots))
+        return self.stochastic_rounding and any(jnp.dtype(one).itemsize == 2 for one in types)
 
 
 def _as_limit(value: Any) -> float:

@@ -17,7 +17,7 @@ from jax_tt import _sentinel
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch, pool, present
 from jax_tt._lookup._ids import digits_in_range, outside
-from jax_tt._lookup._rounding import round_to
+from jax_tt._lookup._rounding import of_array, round_to
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._tables.options import IGNORED, Lookup
 
@@ -121,12 +121,17 @@ def stepped(
         new, stepped = table.update.optimizer.update_rows(
             old, grad.reshape(flat.shape), slot, values["hyper"]
         )
-        new = round_to(new, param.dtype, jax.random.fold_in(key, k) if stochastic else None)
+        own_key = jax.random.fold_in(key, k) if stochastic else None
+        new = round_to(new, param.dtype, own_key)
+        stepped = [
+            round_to(now, was.dtype, of_array(own_key, 1 + j))
+            for j, (now, was) in enumerate(zip(stepped, slot, strict=True))
+        ]
         keep = rows_touched & applied & (values["allowed"] != 0)
         new_params.append(jnp.where(keep[:, None], new, flat).reshape(param.shape))
         new_slots.append(
             tuple(
-                jnp.where(keep if now.ndim == 1 else keep[:, None], now.astype(was.dtype), was)
+                jnp.where(keep if now.ndim == 1 else keep[:, None], now, was)
                 for now, was in zip(stepped, slot, strict=True)
             )
         )

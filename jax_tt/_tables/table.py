@@ -173,6 +173,16 @@ class Table(abc.ABC):
         return shapes | dict.fromkeys(self.scalar_names, ())
 
     @functools.cached_property
+    def slot_dtypes(self) -> dict[str, Any]:
+        """Types of the optimizer state by name."""
+        slots = () if self.update is None else self.update.optimizer.slots
+        return {
+            name: jnp.dtype(slot.dtype)
+            for names in self.slot_names
+            for name, slot in zip(names, slots, strict=True)
+        }
+
+    @functools.cached_property
     def units(self) -> tuple[tuple[str, ...], ...]:
         """Parts of a fused table that can only be differentiated as a whole."""
         return (self.trained_names,)
@@ -223,7 +233,7 @@ class Table(abc.ABC):
         for names, param in zip(self.slot_names, self.params(params), strict=True):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
                 shape = slot_shape(param.shape, slot)
-                state[name] = jnp.full(shape, slot.init, jnp.float32)
+                state[name] = jnp.full(shape, slot.init, slot.dtype)
         return state | {
             name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
         }
@@ -276,8 +286,9 @@ class Table(abc.ABC):
             check_storage(self.label, "parameters", dtypes)
         for name, shape in self.trained_shapes.items():
             array = state[name]
-            if array.shape != shape or (name not in shapes and array.dtype != jnp.float32):
-                dtype = array.dtype if name in shapes else "float32"
+            own = array.dtype if name in shapes else jnp.float32
+            dtype = self.slot_dtypes.get(name, jnp.dtype(own))
+            if array.shape != shape or array.dtype != dtype:
                 raise ValueError(
                     f"{self.label}{name}: got {array.dtype} of shape {array.shape}; expected {dtype} of shape {shape}, "
                     "as this table and its optimizer have."

@@ -21,7 +21,7 @@ Slots = tuple[jax.Array, ...]
 
 
 class Slot(NamedTuple):
-    """One float32 array of optimizer state per core or table.
+    """One array of optimizer state per core or table.
 
     Attributes:
         name: part of the name of the array.
@@ -29,6 +29,7 @@ class Slot(NamedTuple):
         init: initial value.
         rows: number of rows of the array; None for that of the core or table.
         stepped: whether steps of rows change it; otherwise `Optimizer.change_all` alone does.
+        dtype: ``"float32"``, or ``"bfloat16"`` for a slot with an entry per entry of the row. Rules compute in float32.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Slot(NamedTuple):
     init: float
     rows: int | None = None
     stepped: bool = True
+    dtype: str = "float32"
 
 
 class Optimizer(abc.ABC):

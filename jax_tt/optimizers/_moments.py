@@ -2,11 +2,23 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jax_tt.optimizers._base import Optimizer, Scalar, at_step, check_scalar, one_minus_power
+from jax_tt._arguments import as_dtype
+from jax_tt.optimizers._base import (
+    Optimizer,
+    Scalar,
+    Slot,
+    at_step,
+    check_choice,
+    check_scalar,
+    one_minus_power,
+)
+
+MOMENT_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +30,8 @@ class Moments(Optimizer):
     b2: Scalar = 0.999
     eps: Scalar = 1e-8
     weight_decay: Scalar = 0.0
+    moment_dtype: Any = dataclasses.field(default="float32", kw_only=True)
+    static: ClassVar[frozenset[str]] = frozenset({"moment_dtype"})
 
     def __post_init__(self) -> None:
         check_scalar("learning_rate", self.learning_rate, 0.0)
@@ -25,6 +39,14 @@ class Moments(Optimizer):
         check_scalar("b2", self.b2, 0.0, 1.0)
         check_scalar("eps", self.eps, 0.0)
         check_scalar("weight_decay", self.weight_decay, 0.0)
+        # A name: jit reuses programs for equal rules.
+        dtype = as_dtype("moment_dtype", self.moment_dtype, jnp.dtype("float32")).name
+        check_choice("moment_dtype", dtype, MOMENT_DTYPES)
+        object.__setattr__(self, "moment_dtype", dtype)
+
+    def moment_slot(self, name: str) -> Slot:
+        """A moment of every entry of a row."""
+        return Slot(name, False, 0.0, dtype=self.moment_dtype)
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:
         t = jnp.asarray(step, jnp.float32) + 1

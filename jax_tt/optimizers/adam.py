@@ -28,6 +28,8 @@ class Adam(Moments):
         b1, b2: decay of the first and second moment.
         eps: added to the square root of the second moment.
         weight_decay: multiplied by the learning rate; only rows of the batch decay.
+        moment_dtype: type of the moments, ``"float32"`` or ``"bfloat16"``. They are computed in float32; bfloat16 is
+            rounded stochastically, unless the table switches that off.
         rowwise_bias_correction: whether ``t`` is counted for every row.
 
     >>> import jax_tt
@@ -42,7 +44,7 @@ class Adam(Moments):
     native_kind: ClassVar[int] = 3
     decayed_kind: ClassVar[int] = 9
     rowwise_kind: ClassVar[int] = 10
-    static: ClassVar[frozenset[str]] = frozenset({"rowwise_bias_correction"})
+    static: ClassVar[frozenset[str]] = Moments.static | {"rowwise_bias_correction"}
 
     @property
     def kind(self) -> int:
@@ -52,7 +54,7 @@ class Adam(Moments):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        moments = (Slot("mu", False, 0.0), Slot("nu", False, 0.0))
+        moments = (self.moment_slot("mu"), self.moment_slot("nu"))
         return (*moments, Slot("count", True, 0.0)) if self.rowwise_bias_correction else moments
 
     def hyperparameters(self, step: jax.Array) -> jax.Array:

@@ -25,6 +25,8 @@ class LAMB(Moments):
         b1, b2: decay of the first and second moment.
         eps: added to the square root of the second moment.
         weight_decay: part of the step before it is scaled; only rows of the batch decay.
+        moment_dtype: type of the moments, ``"float32"`` or ``"bfloat16"``. They are computed in float32; bfloat16 is
+            rounded stochastically, unless the table switches that off.
 
     >>> import jax_tt
     >>> [slot.name for slot in jax_tt.optimizers.LAMB(1e-3, weight_decay=0.01).slots]
@@ -35,7 +37,7 @@ class LAMB(Moments):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("mu", False, 0.0), Slot("nu", False, 0.0))
+        return (self.moment_slot("mu"), self.moment_slot("nu"))
 
     def update_rows(
         self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array

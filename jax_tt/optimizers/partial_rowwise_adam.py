@@ -24,6 +24,8 @@ class PartialRowWiseAdam(Moments):
         b1, b2: decay of the first and second moment.
         eps: added to the square root of the second moment.
         weight_decay: multiplied by the learning rate; only rows of the batch decay.
+        moment_dtype: type of the first moment, ``"float32"`` or ``"bfloat16"``. It is computed in float32; bfloat16 is
+            rounded stochastically, unless the table switches that off.
 
     >>> import jax_tt
     >>> [(slot.name, slot.rowwise) for slot in jax_tt.optimizers.PartialRowWiseAdam(1e-3).slots]
@@ -34,7 +36,7 @@ class PartialRowWiseAdam(Moments):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("mu", False, 0.0), Slot("nu", True, 0.0))
+        return (self.moment_slot("mu"), Slot("nu", True, 0.0))
 
     def update_rows(
         self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array

@@ -23,6 +23,8 @@ class PartialRowWiseLAMB(Moments):
         b1, b2: decay of the first and second moment.
         eps: added to the square root of the second moment.
         weight_decay: part of the step before it is scaled; only rows of the batch decay.
+        moment_dtype: type of the first moment, ``"float32"`` or ``"bfloat16"``. It is computed in float32; bfloat16 is
+            rounded stochastically, unless the table switches that off.
 
     >>> import jax_tt
     >>> [(slot.name, slot.rowwise) for slot in jax_tt.optimizers.PartialRowWiseLAMB(1e-3).slots]
@@ -33,7 +35,7 @@ class PartialRowWiseLAMB(Moments):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        return (Slot("mu", False, 0.0), Slot("nu", True, 0.0))
+        return (self.moment_slot("mu"), Slot("nu", True, 0.0))
 
     def update_rows(
         self, rows: jax.Array, grads: jax.Array, slots: Slots, hyper: jax.Array

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ffi/common/args.h"
+#include "ffi/core/slot_arrays.h"
 
 namespace jax_tt {
 
@@ -34,25 +35,45 @@ Status DispatchCores(const Args& args, size_t first, F&& body) {
   return DispatchStorage(core->element_type(), std::forward<F>(body));
 }
 
+// A slot of a table of `rows` rows of `width` elements, which an update changes in place.
+inline Status ReadSlot(const ffi::AnyBuffer& in, const ffi::AnyBuffer& out, const OptimizerTraits& traits, int slot,
+                       int64_t rows, int64_t width, SlotArrays* slots) {
+  const auto read = [&](auto* data) -> Status {
+    JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(in, out, "slot", rows * traits.slot_width(slot, width), &data));
+    slots->data[slot] = data;
+    return {};
+  };
+  if (slot >= traits.element_slots) return read(static_cast<float*>(nullptr));
+  const bool narrow = in.element_type() == ffi::DataType::BF16;
+  if (slot > 0 && narrow != slots->narrow)
+    return InvalidArgument("slots with a number per element must have the same type");
+  slots->narrow = narrow;
+  return narrow ? read(static_cast<bfloat16*>(nullptr)) : read(static_cast<float*>(nullptr));
+}
+
 // Cores and slots that an update changes in place: the results from `first_ret` on must be the arguments from
 // `first_arg` on.
 template <typename Table>
 Status ReadTables(const TTShape& shape, const OptimizerTraits& traits, const Args& args, size_t first_arg,
                   const Rets& rets, size_t first_ret, Table* tables) {
-  const auto aliased = [&](size_t index, int64_t count, std::string_view name, auto** data) -> Status {
+  const auto with = [&](size_t index, std::string_view name, auto read) -> Status {
     auto in = args.get<ffi::AnyBuffer>(first_arg + index);
     auto out = rets.get<ffi::AnyBuffer>(first_ret + index);
     if (!in.has_value() || !out.has_value()) return InvalidArgument(std::string(name) + " is missing");
-    return UpdatedInPlace(*in, **out, name, count, data);
+    return read(*in, **out);
   };
   for (int k = 0; k < shape.d; ++k) {
     Table& table = tables[k];
     table.width = shape.slice_size(k);
     table.stream = static_cast<uint64_t>(k);
-    JAX_TT_RETURN_IF_ERROR(aliased(static_cast<size_t>(k), shape.core_size(k), "core", &table.values));
+    JAX_TT_RETURN_IF_ERROR(with(static_cast<size_t>(k), "core", [&](const auto& in, const auto& out) {
+      return UpdatedInPlace(in, out, "core", shape.core_size(k), &table.values);
+    }));
     for (int s = 0; s < traits.slots(); ++s)
-      JAX_TT_RETURN_IF_ERROR(aliased(static_cast<size_t>(shape.d + k * traits.slots() + s),
-                                     shape.p[k] * traits.slot_width(s, shape.slice_size(k)), "slot", &table.slots[s]));
+      JAX_TT_RETURN_IF_ERROR(
+          with(static_cast<size_t>(shape.d + k * traits.slots() + s), "slot", [&](const auto& in, const auto& out) {
+            return ReadSlot(in, out, traits, s, shape.p[k], shape.slice_size(k), &table.slots);
+          }));
   }
   return {};
 }
@@ -83,10 +104,9 @@ Status ReadDenseTable(const OptimizerTraits& traits, const ffi::AnyBuffer& in, c
                       const SlotBuffers& slots, Table* table) {
   const int64_t rows = in.dimensions()[0], width = in.dimensions()[1];
   JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(in, out, "table", Count(in), &table->values));
-  for (size_t s = 0; s < slots.in.size(); ++s) {
-    const int64_t count = rows * traits.slot_width(static_cast<int>(s), width);
-    JAX_TT_RETURN_IF_ERROR(UpdatedInPlace(slots.in[s], slots.out[s], "slot", count, &table->slots[s]));
-  }
+  for (size_t s = 0; s < slots.in.size(); ++s)
+    JAX_TT_RETURN_IF_ERROR(
+        ReadSlot(slots.in[s], slots.out[s], traits, static_cast<int>(s), rows, width, &table->slots));
   return {};
 }
 

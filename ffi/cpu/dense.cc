@@ -77,7 +77,7 @@ class GradientPass : public Pass {
     value_.resize(static_cast<size_t>(workers));
     for (size_t w = 0; w < sums_.size(); ++w) {
       workspace.Request(&sums_[w], BlockRows() * problem_.dim);
-      workspace.Request(&value_[w], problem_.dim);
+      workspace.Request(&value_[w], RowTable<T>::ScratchSize(problem_.dim));
     }
   }
   Status Plan() override { return rows_.Build(problem_, weight_gradient_); }

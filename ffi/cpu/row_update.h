@@ -9,6 +9,7 @@
 
 #include "ffi/common/half.h"
 #include "ffi/core/optimizers/exported_rule.h"
+#include "ffi/core/slot_arrays.h"
 #include "ffi/core/stochastic.h"
 #include "ffi/cpu/kernels/kernels.h"
 #include "ffi/cpu/prefetch.h"
@@ -44,7 +45,7 @@ struct RowTable {
   using C = typename ComputeType<T>::type;
 
   T* values = nullptr;
-  float* slots[kMaxSlots] = {};
+  SlotArrays slots;
   int64_t width = 0;
   uint64_t stream = 0;  // distinguishes the random numbers of several tables
 
@@ -52,26 +53,46 @@ struct RowTable {
   void Prefetch(int64_t row, const OptimizerTraits& traits) const {
     PrefetchLines(values + row * width, width * static_cast<int64_t>(sizeof(T)));
     for (int k = 0; k < traits.slots(); ++k) {
-      const int64_t slot_width = traits.slot_width(k, width);
-      PrefetchLines(slots[k] + row * slot_width, slot_width * static_cast<int64_t>(sizeof(float)));
+      const int64_t size = SlotSize(traits, k);
+      PrefetchLines(static_cast<const char*>(slots.data[k]) + row * size, size);
     }
   }
 
-  // `update`: step.update<C>().  `scratch` holds `width` elements; only 16-bit storage uses it.
+  // Elements of the scratch memory of an update.
+  static int64_t ScratchSize(int64_t width) { return (1 + kMaxElementSlots) * width; }
+
+  // `update`: step.update<C>().  Only storage of 16 bits, of the table or of its slots, needs the scratch memory.
   void Update(int64_t row, const C* gradient, const OptimizerStep& step, RowUpdate<C> update, C* scratch) const {
     T* stored = values + row * width;
     const OptimizerTraits& traits = step.traits;
     float* slot[kMaxSlots] = {};
-    for (int k = 0; k < traits.slots(); ++k) slot[k] = slots[k] + row * traits.slot_width(k, width);
+    for (int k = 0; k < traits.slots(); ++k) slot[k] = slots.wide(k) + row * traits.slot_width(k, width);
+    const int narrow = slots.narrow ? traits.element_slots : 0;
+    for (int k = 0; k < narrow; ++k) {
+      slot[k] = reinterpret_cast<float*>(scratch + (1 + k) * width);
+      for (int64_t i = 0; i < width; ++i) slot[k][i] = ToCompute(slots.rounded(k)[row * width + i]);
+    }
     const C scale = static_cast<C>(step.gradient_scale);
     if constexpr (std::is_same_v<T, C>) {
       update(width, step.hyper, scale, gradient, stored, slot[0], slot[1], slot[2]);
     } else {
       for (int64_t i = 0; i < width; ++i) scratch[i] = ToCompute(stored[i]);
       update(width, step.hyper, scale, gradient, scratch, slot[0], slot[1], slot[2]);
-      const RowRounding rounding(step.seed, stream, row, step.stochastic_rounding);
-      for (int64_t i = 0; i < width; ++i) rounding.Store(scratch[i], i, stored + i);
+      Store(scratch, step, stream, row, stored);
     }
+    for (int k = 0; k < narrow; ++k) Store(slot[k], step, SlotStream(stream, k), row, slots.rounded(k) + row * width);
+  }
+
+ private:
+  // Bytes that a slot has for a row.
+  int64_t SlotSize(const OptimizerTraits& traits, int slot) const {
+    const bool narrow = slots.narrow && slot < traits.element_slots;
+    return traits.slot_width(slot, width) * static_cast<int64_t>(narrow ? sizeof(bfloat16) : sizeof(float));
+  }
+  template <typename Stored>
+  void Store(const float* from, const OptimizerStep& step, uint64_t own_stream, int64_t row, Stored* to) const {
+    const RowRounding rounding(step.seed, own_stream, row, step.stochastic_rounding);
+    for (int64_t i = 0; i < width; ++i) rounding.Store(from[i], i, to + i);
   }
 };
 

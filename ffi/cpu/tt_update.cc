@@ -27,7 +27,7 @@ Status TTApply(const TTShape& shape, const Pool& pool, const CoreTables<T>& core
   }
   Workspace workspace;
   std::vector<C*> scratch(static_cast<size_t>(pool.workers));
-  for (C*& buffer : scratch) workspace.Request(&buffer, MaxSlice(shape));
+  for (C*& buffer : scratch) workspace.Request(&buffer, RowTable<T>::ScratchSize(MaxSlice(shape)));
   if (Status status = workspace.Allocate(); !status.ok()) return status;
 
   // fn(core, slice, worker) for every touched slice.
@@ -74,7 +74,7 @@ Status TTUpdate(const TTProblem<T>& problem, const Pool& pool, const CoreTables<
   if (!step.skip_nonfinite && problem.num_chunks() <= 1) {
     // With one chunk, each slice is updated as soon as its gradient is complete, while this is in the cache.
     std::vector<C*> scratch(static_cast<size_t>(pool.workers));
-    for (C*& buffer : scratch) workspace.Request(&buffer, MaxSlice(problem.shape));
+    for (C*& buffer : scratch) workspace.Request(&buffer, RowTable<T>::ScratchSize(MaxSlice(problem.shape)));
     if (Status status = workspace.Allocate(); !status.ok()) return status;
     gradients.consume = [&](int core, int64_t slice, const C* gradient, int worker) {
       if (!step.allowed) return;

@@ -15,6 +15,7 @@
 #include "ffi/core/host_device.h"
 #include "ffi/core/lookups.h"
 #include "ffi/core/optimizers/rule.h"
+#include "ffi/core/slot_arrays.h"
 #include "ffi/cuda/simt.h"
 
 namespace jax_tt {
@@ -95,7 +96,7 @@ struct GradientTable {
   float* gradient = nullptr;  // [num_embeddings, dim], zero where no lookup reads
 
   // Of an update.
-  float* slots[kMaxSlots] = {};  // changed in place
+  SlotArrays slots;  // changed in place
   DenseStep step;
   float* applied = nullptr;  // []
 };

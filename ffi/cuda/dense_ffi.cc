@@ -37,7 +37,7 @@ Status ReadBatch(const TableArgs& args, DenseBatch* batch) {
 template <typename T>
 struct Typed {
   T* values = nullptr;
-  float* slots[kMaxSlots] = {};
+  SlotArrays slots;
 };
 
 // Calls read(Typed<T>*), and hands on what it has read.
@@ -49,7 +49,7 @@ Status ReadTyped(const ffi::AnyBuffer& table, Storage* storage, Typed<void>* in_
     JAX_TT_RETURN_IF_ERROR(read(&typed));
     *storage = kStorage<T>;
     in_place->values = typed.values;
-    std::copy_n(typed.slots, kMaxSlots, in_place->slots);
+    in_place->slots = typed.slots;
     return {};
   });
 }
@@ -95,7 +95,7 @@ Status ReadUpdate(const TableArgs& args, const UpdateArgs& own, GradientTable* t
     return ReadDenseTable(own.step.traits(), args.table, own.new_table, own.slots, typed);
   }));
   table->values = in_place.values;
-  std::copy_n(in_place.slots, kMaxSlots, table->slots);
+  table->slots = in_place.slots;
   const StepArgs& step = own.step;
   table->step = {step.kind, step.skip_nonfinite, step.stochastic_rounding, step.hyper, step.scale, step.seed};
   table->applied = own.applied;

@@ -4,11 +4,22 @@
 
 #include <stdint.h>
 
+#include "ffi/core/slot_arrays.h"
 #include "ffi/core/stochastic.h"
 #include "ffi/cuda/dense_rows.h"
 #include "ffi/cuda/table_step.h"
 
 namespace jax_tt {
+
+// V numbers of a slot that has one per element.
+template <int V>
+__device__ __forceinline__ Packet<float, V> LoadSlot(const SlotArrays& slots, int slot, int64_t element) {
+  if (!slots.narrow) return LoadPacket<V>(slots.wide(slot) + element);
+  const Packet<bfloat16, V> rounded = LoadPacket<V>(slots.rounded(slot) + element);
+  Packet<float, V> value;
+  for (int v = 0; v < V; ++v) value.x[v] = ToCompute(rounded.x[v]);
+  return value;
+}
 
 // Takes the optimizer step of a row in place.
 template <typename T, typename Rule>
@@ -47,7 +58,7 @@ struct StepSink {
         rounding.Store(value, column + v, &stored.values.x[v]);
       }
       StorePacket(stored.values, static_cast<T*>(table.values) + row * dim + column);
-      for (int s = 0; s < Rule::kElementSlots; ++s) StorePacket(stored.slot[s], table.slots[s] + row * dim + column);
+      for (int s = 0; s < Rule::kElementSlots; ++s) StoreSlot(stored.slot[s], s, row, row * dim, column);
     }
   }
   __device__ __forceinline__ void Finish() const {
@@ -63,12 +74,22 @@ struct StepSink {
 
     __device__ __forceinline__ void Load(const GradientTable& table, int64_t element) {
       values = LoadPacket<V>(static_cast<const T*>(table.values) + element);
-      for (int s = 0; s < Rule::kElementSlots; ++s) slot[s] = LoadPacket<V>(table.slots[s] + element);
+      for (int s = 0; s < Rule::kElementSlots; ++s) slot[s] = LoadSlot<V>(table.slots, s, element);
     }
     __device__ __forceinline__ void Slots(int v, float* slots) const {
       for (int s = 0; s < Rule::kElementSlots; ++s) slots[s] = slot[s].x[v];
     }
   };
+
+  template <int V>
+  __device__ __forceinline__ void StoreSlot(const Packet<float, V>& value, int slot, int64_t row, int64_t row_begin,
+                                            int column) const {
+    if (!table.slots.narrow) return StorePacket(value, table.slots.wide(slot) + row_begin + column);
+    const RowRounding rounding(step.seed, SlotStream(/*table=*/0, slot), row, step.stochastic_rounding);
+    Packet<bfloat16, V> rounded;
+    for (int v = 0; v < V; ++v) rounding.Store(value.x[v], column + v, &rounded.x[v]);
+    StorePacket(rounded, table.slots.rounded(slot) + row_begin + column);
+  }
 
   // The sums over the row and its RowStep; the gradient of the last columns is kept.  Every lane gets what it returns.
   template <int V>
@@ -94,7 +115,7 @@ struct StepSink {
     RowWords<Rule> of_row{};
     if (owner && lanes.lane() == 0) {
       float* slots[kMaxSlots] = {};
-      for (int s = 0; s < Rule::kRowSlots; ++s) slots[s] = table.slots[Rule::kElementSlots + s] + row;
+      for (int s = 0; s < Rule::kRowSlots; ++s) slots[s] = table.slots.wide(Rule::kElementSlots + s) + row;
       of_row.row = RowStepInPlace(rule, static_cast<float>(dim), sums, slots);
     }
     for (int k = 0; k < RowWords<Rule>::kCount; ++k) of_row.word[k] = lanes.OfFirst(of_row.word[k]);

@@ -39,7 +39,7 @@ DenseWidths WidthsOf(const Table& table, const float* vectors, int element_slots
   DenseWidths widths;
   widths.four_wide = table.batch.dim % 4 == 0 && IsAligned(table.values, 4 * element);
   if constexpr (requires { table.slots; })
-    for (int s = 0; s < element_slots; ++s) widths.four_wide &= IsAligned(table.slots[s], kFloats);
+    for (int s = 0; s < element_slots; ++s) widths.four_wide &= IsAligned(table.slots.data[s], kFloats);
   const BagVectors& of_bags = table.vectors;
   widths.vectors_aligned = IsAligned(vectors, kFloats);
   widths.vectors_aligned &= of_bags.stride % 4 == 0;

@@ -8,6 +8,7 @@
 
 #include "ffi/common/half.h"
 #include "ffi/core/optimizers/rule.h"
+#include "ffi/core/slot_arrays.h"
 #include "ffi/core/stochastic.h"
 #include "ffi/cuda/simt.h"
 
@@ -17,7 +18,7 @@ namespace jax_tt {
 template <typename T>
 struct TableRows {
   T* values = nullptr;
-  float* slots[kMaxSlots] = {};
+  SlotArrays slots;
   int64_t width = 0;
   uint64_t stream = 0;  // keeps the random numbers of several tables apart
 };
@@ -42,19 +43,20 @@ class RowStep {
   __device__ RowStep(const TableRows<T>& table, const StepNumbers& step, int64_t row)
       : table_(table),
         rule_(step.hyper),
+        step_(step),
         rounding_(step.seed, table.stream, row, step.stochastic_rounding),
         row_(row) {}
 
   __device__ void Add(int64_t element, float scaled_gradient, float* sums) const {
     const int64_t at = row_ * table_.width + element;
     float slots[kElementSlotsOrOne<Rule>] = {};
-    for (int k = 0; k < Rule::kElementSlots; ++k) slots[k] = table_.slots[k][at];
+    for (int k = 0; k < Rule::kElementSlots; ++k) slots[k] = table_.slots.Get(k, at);
     rule_.Add(ToCompute(table_.values[at]), scaled_gradient, slots, sums);
   }
 
   __device__ void StartRow(const float* sums) {
     float* slots[kMaxSlots] = {};
-    for (int k = 0; k < Rule::kRowSlots; ++k) slots[k] = table_.slots[Rule::kElementSlots + k] + row_;
+    for (int k = 0; k < Rule::kRowSlots; ++k) slots[k] = table_.slots.wide(Rule::kElementSlots + k) + row_;
     of_row_ = RowStepInPlace(rule_, static_cast<float>(table_.width), sums, slots);
   }
   // For the threads that did not start the row.
@@ -64,9 +66,9 @@ class RowStep {
   __device__ void Update(int64_t element, float scaled_gradient) {
     const int64_t at = row_ * table_.width + element;
     float slots[kElementSlotsOrOne<Rule>] = {};
-    for (int k = 0; k < Rule::kElementSlots; ++k) slots[k] = table_.slots[k][at];
+    for (int k = 0; k < Rule::kElementSlots; ++k) slots[k] = table_.slots.Get(k, at);
     const float value = rule_.Step(ToCompute(table_.values[at]), scaled_gradient, of_row_, slots);
-    for (int k = 0; k < Rule::kElementSlots; ++k) table_.slots[k][at] = slots[k];
+    for (int k = 0; k < Rule::kElementSlots; ++k) StoreSlot(k, element, slots[k]);
     if constexpr (std::is_same_v<T, float>)
       table_.values[at] = value;
     else
@@ -74,8 +76,19 @@ class RowStep {
   }
 
  private:
+  __device__ void StoreSlot(int slot, int64_t element, float value) const {
+    const int64_t at = row_ * table_.width + element;
+    if (!table_.slots.narrow) {
+      table_.slots.wide(slot)[at] = value;
+      return;
+    }
+    const RowRounding rounding(step_.seed, SlotStream(table_.stream, slot), row_, step_.stochastic_rounding);
+    rounding.Store(value, element, table_.slots.rounded(slot) + at);
+  }
+
   const TableRows<T>& table_;
   const Rule rule_;
+  const StepNumbers& step_;
   const RowRounding rounding_;
   const int64_t row_;
   Row of_row_ = {};

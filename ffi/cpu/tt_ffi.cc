@@ -356,7 +356,7 @@ ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::
       Buffers slots, out, changed;
       JAX_TT_RETURN_IF_ERROR(own.Read(7, reader));
       JAX_TT_RETURN_IF_ERROR(steps.Read(*own.attrs, &step, &applied));
-      const auto arrays = static_cast<size_t>(own.shape.d * (1 + step.traits.slots()));
+      const auto arrays = static_cast<size_t>(own.shape.d * (1 + step.traits().slots()));
       JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(arrays - static_cast<size_t>(own.shape.d), &slots));
       JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
       const GradientArgs gradient{own.in[4], own.in[5], own.in[6], out[0], rets, reader.next_ret()};

@@ -117,9 +117,9 @@ MUTANTS = {
         "cuda_tt cuda_fast",
     ),
     "tiles": Mutant(
-        "ffi/cuda/dense_sum.h",
-        "next <= tile + 2; ++next)",
-        "next <= tile + 1; ++next)",
+        "ffi/cuda/dense_rows.h",
+        "above == 0 && next < tile + 2)",
+        "above == 0 && next < tile + 1)",
         "dense_segments",
     ),
     "gathered gradients": Mutant(

@@ -309,9 +309,13 @@ def test_updates_in_several_calls(kind, layout, monkeypatch):
 
     want, once = step()
     assert once == 1
-    for name, most, expected in (("_MOST", 3 * arrays, 3), ("_MOST_IDS", 1, 7)):
+    update = type(table).calls.update
+    for where, name, most, expected in (
+        (update, "most_arrays", 3 * arrays, 3),
+        (table_group, "_MOST_IDS", 1, 7),
+    ):
         with monkeypatch.context() as patch:
-            patch.setattr(table_group, name, most)
+            patch.setattr(where, name, most)
             got, several = step()
         assert several == expected
         jax.tree.map(np.testing.assert_array_equal, got, want)

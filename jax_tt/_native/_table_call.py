@@ -35,6 +35,8 @@ class TableCall(abc.ABC):
         together_on: platforms that have the op on many.
         in_columns: whether that can have the sums of all tables, or their gradients, in one array.
         across_devices: whether that takes a batch that is sharded.
+        most_arrays: about how many arrays one call may change in place. XLA takes time to compile it with the cube of
+            their number.
         blocked, whole: arrays as in `over_blocks`; together they are the operands in the order of the target.
         blocked_results: as in `over_blocks`.
         appended, appended_results: names of ``whole`` arrays and of results that follow each other, of all tables, in
@@ -46,6 +48,7 @@ class TableCall(abc.ABC):
     together_on: ClassVar[tuple[str, ...]]
     in_columns: ClassVar[bool]
     across_devices: ClassVar[bool]
+    most_arrays: ClassVar[int]
     blocked_results: ClassVar[tuple[str, ...]]
     appended: ClassVar[tuple[str, ...]] = ()
     appended_results: ClassVar[tuple[str, ...]] = ()

@@ -29,6 +29,7 @@ class DenseCall(TableCall):
     together_on = ("cpu", "cuda", "cuda_emulated")
     in_columns = True
     across_devices = True
+    most_arrays = 600
 
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from jax_tt._lookup._groups import Call, Cotangents, Gradients, Use
     from jax_tt._lookup._wide import Wide
 
-# Arrays that one update changes in place: XLA takes time to compile it with the cube of their number.
-_MOST = 600
 # Ids of one update: its working memory may grow with those of all its tables.
 _MOST_IDS = 2**26
 
@@ -74,8 +72,8 @@ class TableGroup:
                 (g,) = _apart([call], wide.of([k]))(gs)
             # The sums of all tables may stand for those of this one: they only order the step after the forward pass.
             found[k] = of_one_table(call, residuals[k], g)
-        parts = [(part, self._new_states) for part in _parts(calls, stepped)]
-        parts += [(part, self._gradients) for part in _parts(calls, others)]
+        parts = [(part, self._new_states) for part in self._parts(calls, stepped)]
+        parts += [(part, self._gradients) for part in self._parts(calls, others)]
         for members, of_part in parts:
             if wide is not None and members:
                 own = [calls[k] for k in members], [residuals[k] for k in members]
@@ -94,6 +92,24 @@ class TableGroup:
     def _in_columns(self, calls: Sequence[Call]) -> bool:
         """Whether the native call can have the sums of all features in one array."""
         return self.calls.forward.in_columns and _whole(calls)
+
+    def _parts(self, calls: Sequence[Call], members: Sequence[int]) -> list[list[int]]:
+        """The members in about equal parts that one native call takes."""
+        arrays = [sum(map(len, (t.param_names, *t.stepped_names))) for t in _tables(calls)]
+        total = sum(arrays[k] for k in members)
+        most = -(-total // max(1, -(-total // self.calls.update.most_arrays)))
+        parts: list[list[int]] = []
+        size = ids = 0
+        for k in members:
+            own = math.prod(calls[k].batch.ids.shape[:2])
+            own = own if isinstance(own, int) else 0
+            if not parts or size >= most or ids + own > _MOST_IDS:
+                parts.append([])
+                size = ids = 0
+            parts[-1].append(k)
+            size += arrays[k]
+            ids += own
+        return parts
 
     def _sums(self, calls: Sequence[Call]) -> list[Any]:
         axes = [varying_axes(call.state, call.batch) for call in calls]
@@ -217,25 +233,6 @@ class TableGroup:
             new, _, dweights = table.after_step(call.state, step, *stepped)
             results.append((new, dweights))
         return results
-
-
-def _parts(calls: Sequence[Call], members: Sequence[int]) -> list[list[int]]:
-    """The members in about equal parts that one native call takes."""
-    arrays = [sum(map(len, (t.param_names, *t.stepped_names))) for t in _tables(calls)]
-    total = sum(arrays[k] for k in members)
-    most = -(-total // max(1, -(-total // _MOST)))
-    parts: list[list[int]] = []
-    size = ids = 0
-    for k in members:
-        own = math.prod(calls[k].batch.ids.shape[:2])
-        own = own if isinstance(own, int) else 0
-        if not parts or size >= most or ids + own > _MOST_IDS:
-            parts.append([])
-            size = ids = 0
-        parts[-1].append(k)
-        size += arrays[k]
-        ids += own
-    return parts
 
 
 def _tables(calls: Sequence[Call]) -> list[Any]:

@@ -179,6 +179,12 @@ MUTANTS = {
         "pass",
         "cache_lookup cache_layers",
     ),
+    "plans before updates": Mutant(
+        "ffi/cpu/table_ops.cc",
+        "if (changes == Changes::kNothing)",
+        "if (changes == Changes::kNothing || !ops.empty())",
+        "parallel",
+    ),
 }
 
 

@@ -174,6 +174,25 @@ def test_16_bit_tables_are_rounded_stochastically():
     assert np.all(f64(nearest.cores[0]) == 1)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_slots_beside_16_bit_rows_stay_float32(dtype):
+    rule = optimizers.Custom(counting_steps, slots={"sum": "entry", "uses": "row"})
+    table = jax_tt.init_fused_table(jnp.ones((9, 4), dtype), rule)
+
+    def loss(table):
+        ids = jnp.array([[1, 2, 1]])
+        return jnp.sum(jax_tt.fused_embed_bag(table, ids, rule).astype(jnp.float32))
+
+    sums, uses = jax.grad(loss)(table).slots[0]
+    assert sums.dtype == uses.dtype == jnp.float32
+    assert sums[:4, 0].tolist() == [0, 2, 1, 0]
+    assert uses[:4].tolist() == [0, 1, 1, 0]
+
+
+def counting_steps(rows, gradients, slots, step):
+    return rows - gradients, {"sum": slots["sum"] + gradients, "uses": slots["uses"] + 1}
+
+
 def tiny_steps(rows, gradients, slots, step):
     return rows - 1e-3 * gradients, {}
 

@@ -280,9 +280,18 @@ def test_a_class_that_does_not_fit_its_native_rule_is_refused(rule):
         ({"slots": slots}, "0 slots per entry and 1 per row.*: 1 per entry, then 0 per row"),
         ({"slots": ()}, "0 slots per entry and 0 per row"),
         ({"hyperparameters": lambda self, step: jnp.zeros(3)}, r"shape \(3,\).* \(4,\)"),
+        ({"hyperparameters": lambda self, step: jnp.zeros(4, jnp.int32)}, r"int32 of .* float32 of"),
     ):
         with pytest.raises(ValueError, match=message):
             one_step(variant(rule, **namespace))
+
+
+def test_hyperparameters_may_be_arrays(rule):
+    """They are operands of the program, which the static rule does not have."""
+    want = one_step(rule)
+    for rate in (jnp.float32(rule.learning_rate), lambda step: rule.learning_rate + 0 * step):
+        got = one_step(dataclasses.replace(rule, learning_rate=rate))
+        jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 @pytest.mark.parametrize("kind", ["dense", "tensor train"])

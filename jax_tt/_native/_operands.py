@@ -103,11 +103,11 @@ def lookup_attributes(
     }
 
 
-def update_attributes(update: Update, storage: Any) -> dict[str, Any]:
+def update_attributes(update: Update, storage: Any, hyper: jax.Array) -> dict[str, Any]:
     kind = update.optimizer.kind
     assert kind is not None
     if isinstance(kind, str):
-        check_registered(update.optimizer, kind)
+        check_registered(update.optimizer, kind, hyper)
     return {
         "optimizer": kind if isinstance(kind, str) else np.int64(kind),
         "skip_nonfinite": bool(update.skip_nonfinite),

@@ -126,7 +126,8 @@ class Update(DenseCall):
 
     def attributes(self, axes: Any) -> dict[str, Any]:
         assert self.table.update is not None
-        update = update_attributes(self.table.update, self.table.storage(self.params))
+        storage = self.table.storage(self.params)
+        update = update_attributes(self.table.update, storage, self.whole["hyper"])
         return super().attributes(self.lookup.axis_name or axes) | update
 
     def summed(self, found: Named, args: Named, axes: Any) -> Named:

@@ -263,7 +263,8 @@ class Update(GradientCall):
         return super().asked() | {"skip_nonfinite": self.table.update.skip_nonfinite}
 
     def update_attributes(self) -> dict[str, Any]:
-        return update_attributes(self.table.update, self.table.storage(self.params))
+        storage = self.table.storage(self.params)
+        return update_attributes(self.table.update, storage, self.whole["hyper"])
 
     def attributes(self, axes: Any) -> dict[str, Any]:
         return super().attributes(axes) | self.update_attributes()

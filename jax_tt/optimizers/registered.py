@@ -42,8 +42,8 @@ def register(rule: Any) -> str:
     return _ffi.add_rule(rule, __version__)
 
 
-def check_registered(optimizer: Optimizer, name: str) -> None:
-    """Raises unless the native rule of that name has the slots and the hyper-parameters of ``optimizer``."""
+def check_registered(optimizer: Optimizer, name: str, hyper: jax.Array) -> None:
+    """Raises unless the native rule of that name has the slots of ``optimizer`` and its hyper-parameters ``hyper``."""
     given = type(optimizer).__name__
     rule = _ffi.rule(name)
     if rule is None:
@@ -59,9 +59,9 @@ def check_registered(optimizer: Optimizer, name: str) -> None:
             f"in the order rowwise={rowwise}; expected those of the native rule {name!r}: "
             f"{rule.entry_slots} per entry, then {rule.row_slots} per row."
         )
-    shape = jax.eval_shape(optimizer.hyperparameters, jnp.zeros(())).shape
-    if shape != (rule.hyperparameters,):
+    expected = (rule.hyperparameters,)
+    if hyper.shape != expected or hyper.dtype != jnp.float32:
         raise ValueError(
-            f"optimizer: {given}.hyperparameters returns an array of shape {shape}; expected that of the native rule "
-            f"{name!r}, {(rule.hyperparameters,)}."
+            f"optimizer: {given}.hyperparameters returns {hyper.dtype} of shape {hyper.shape}; expected those of the "
+            f"native rule {name!r}, float32 of shape {expected}. jax_tt.optimizers.at_step returns float32."
         )

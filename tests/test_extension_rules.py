@@ -280,7 +280,10 @@ def test_a_class_that_does_not_fit_its_native_rule_is_refused(rule):
         ({"slots": slots}, "0 slots per entry and 1 per row.*: 1 per entry, then 0 per row"),
         ({"slots": ()}, "0 slots per entry and 0 per row"),
         ({"hyperparameters": lambda self, step: jnp.zeros(3)}, r"shape \(3,\).* \(4,\)"),
-        ({"hyperparameters": lambda self, step: jnp.zeros(4, jnp.int32)}, r"int32 of .* float32 of"),
+        (
+            {"hyperparameters": lambda self, step: jnp.zeros(4, jnp.int32)},
+            r"int32 of .* float32 of",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             one_step(variant(rule, **namespace))

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import jax_tt
 import jax_tt.linen
 from jax_tt import Bags, Feature, Lookup, TableStatistics, optimizers
-from jax_tt._collection.statistics import STATISTICS, TOTALS
+from jax_tt._collection.statistics import STATISTICS, TOTALS, _distinct
 from tests.conftest import method_fixture
 
 method = method_fixture("reference", "ffi")
@@ -182,6 +182,21 @@ def test_statistics_that_do_not_fit():
         jax_tt.Collection({"statistics": jax_tt.dense_table(9, 2)}, {"f": Feature("statistics")})
 
 
+def test_rows_in_several_parts():
+    rows = [jnp.array([0, 0, 1, 1, 0]), jnp.array([5, 6, 5, 6, 5])]
+    for num_embeddings in (60, 2**31):
+        assert _distinct(rows, num_embeddings) == 4
+
+
+def test_exported_programs_with_batches_of_any_size():
+    state = fresh(AD)
+    (bags,) = jax.export.symbolic_shape("bags")
+    ids = jax.ShapeDtypeStruct((bags, 2), jnp.int32)
+    count = jax.jit(lambda state, ids: counted(AD, state, {"ad": ids}, ZERO)[STATISTICS])
+    exported = jax.export.export(count, disabled_checks=jax_tt.export_checks())(state, ids)
+    assert AD.statistics({STATISTICS: exported.call(state, IDS)})["ad"] == OF_IDS
+
+
 def test_a_training_step_keeps_them():
     """They flow through a loss, its gradients and the maintenance beside the tables."""
 
@@ -318,6 +333,11 @@ def test_linen_counts_in_a_mutable_collection():
     restored = serialization.from_bytes(changed, serialization.to_bytes(changed))
     _, changed = step({**variables, **restored}, BATCH)
     assert collection.statistics(changed)["ad"] == TableStatistics(4, 2, 2, None)
+    other = {STATISTICS: {TOTALS: jnp.zeros((1, 4, 2), jnp.uint32)}}
+    with pytest.raises(
+        ValueError, match=r"got uint32 of shape \(1, 4, 2\); expected .*\(2, 4, 2\)"
+    ):
+        step({**variables, **other}, BATCH)
 
 
 # --- The reporter

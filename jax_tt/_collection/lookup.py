@@ -14,7 +14,7 @@ from jax_tt._collection.inputs import check_inputs, check_lookup, step_arguments
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.requests import Request, requests_of, values_of
-from jax_tt._collection.states import UPDATES
+from jax_tt._collection.states import UPDATES, check_statistics
 from jax_tt._collection.statistics import STATISTICS, TOTALS, Counted, count_batches
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._dtypes import accumulator
@@ -112,6 +112,7 @@ def embed(
     The statistics are counted if ``state`` has them.
     """
     one_of("layout", layout, LAYOUTS)
+    check_statistics("state", state, len(collection.tables))
     for name, table in collection.tables.items():
         table.check(state[name])
     storages = {name: table.storage(state[name]) for name, table in collection.tables.items()}

@@ -146,7 +146,9 @@ def _rows(sizes: Sizes, batch: Batch) -> tuple[list[jax.Array], jax.Array]:
 def _distinct(rows: list[jax.Array], num_embeddings: int) -> jax.Array:
     """The number of distinct rows other than marked ones, uint32."""
     first = rows[0]
-    if num_embeddings <= _ROWS_PER_ID * first.size:
+    # The size of a symbolic batch is not known here.
+    one_part = len(rows) == 1 and isinstance(first.size, int)
+    if one_part and num_embeddings <= _ROWS_PER_ID * first.size:
         marks = jnp.zeros(num_embeddings, bool).at[first].set(True, mode="drop")
         return jnp.sum(marks, dtype=jnp.uint32)
     parts = lax.sort(rows, num_keys=len(rows))

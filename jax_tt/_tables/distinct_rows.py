@@ -73,7 +73,9 @@ def update(
         new_param = _written(param, changed, _rounded(new, found.rows, param.dtype, key))
         # Rows are below this number, which keeps the keys of slots apart from those of the parameter.
         new_slots = tuple(
-            _written(slot, changed, _rounded(now, found.rows, slot.dtype, of_array(key, 2**32 - 1 - j)))
+            _written(
+                slot, changed, _rounded(now, found.rows, slot.dtype, of_array(key, 2**32 - 1 - j))
+            )
             for j, (slot, now) in enumerate(zip(slots, stepped, strict=True))
         )
     dweights = None

@@ -295,6 +295,19 @@ def test_nnx_counts_training_calls(trained):
     assert embed.statistics()["ad"].requests == 8
 
 
+def test_layers_outside_of_training_count_nothing():
+    lookup = Lookup(bounds="zero", train=False)
+    embed = jax_tt.EmbedCollection(
+        AD.tables, AD.features, lookup, statistics=True, rngs=nnx.Rngs(0)
+    )
+    embed({"ad": IDS})
+    assert embed.statistics()["ad"].requests == 0
+    module = jax_tt.linen.EmbedCollection(AD.tables, AD.features, lookup)
+    variables = module.init(jax.random.key(0), {"ad": IDS})
+    _, changed = module.apply(variables, {"ad": IDS}, mutable=[STATISTICS])
+    assert STATISTICS not in changed
+
+
 def test_nnx_in_a_plain_jit_counts_nothing():
     embed = jax_tt.EmbedCollection(AD.tables, AD.features, statistics=True, rngs=nnx.Rngs(0))
     jax.jit(lambda batch: embed(batch)["ad"])({"ad": IDS})

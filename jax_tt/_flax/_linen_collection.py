@@ -111,7 +111,8 @@ class EmbedCollection(nn.Module):
         for name, of_table in arguments.items():
             before[name], lookups[name], inputs[name] = self.parts[name].before_call(*of_table)
         state: dict[str, Any] = dict(before)
-        if self.is_mutable_collection(STATISTICS) and not self.is_initializing():
+        counting = self.lookup.train and not self.is_initializing()
+        if counting and self.is_mutable_collection(STATISTICS):
             first = init_totals(len(before))
             state[STATISTICS] = {TOTALS: self.get_variable(STATISTICS, TOTALS, first)}
         result, after = embed(self.collection, state, self.shared, batch, lookups, inputs, layout)

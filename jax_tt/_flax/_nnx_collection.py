@@ -126,8 +126,6 @@ class EmbedCollection(nnx.Module):
         if self.sharing:
             shared = Shared.init(len(self.sharing))
             self.step, self.sentinel, self.used = map(FusedParam, shared)
-        # Set by `model.eval()` and `model.train()`, like that of dropout.
-        self.deterministic = False
         self.counts = LookupCounts(init_totals(len(self._names))) if statistics else None
 
     @property
@@ -255,7 +253,7 @@ class EmbedCollection(nnx.Module):
         for name, of_table in arguments.items():
             before[name], lookups[name], inputs[name] = self.tables[name].before_call(*of_table)
         state: dict[str, Any] = dict(before)
-        counts = None if self.deterministic else self.counts
+        counts = self.counts if any(lookup.train for lookup in lookups.values()) else None
         if counts is not None:
             state[STATISTICS] = {TOTALS: counts[...]}
         result, after = embed(collection, state, self._shared(), batch, lookups, inputs, layout)

@@ -61,6 +61,7 @@ def target(platform: str, op: str) -> str:
     return f"{_NATIVE[platform].prefix}{op}_v1"
 
 
+@functools.cache
 def load(platform: str) -> ModuleType | None:
     """The native module of a platform with its targets registered, or None; `why_unavailable` tells why."""
     return _load(platform)[0]

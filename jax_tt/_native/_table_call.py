@@ -53,12 +53,21 @@ class TableCall(abc.ABC):
     appended: ClassVar[tuple[str, ...]] = ()
     appended_results: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, table: Any, platform: str, params: Arrays, batch: Batch, lookup: Lookup):
+    def __init__(
+        self,
+        table: Any,
+        platform: str,
+        params: Arrays,
+        batch: Batch,
+        lookup: Lookup,
+        **before: jax.Array,
+    ):
+        """``before``: operands that come before the parameters."""
         self.table, self.platform, self.batch, self.lookup = table, platform, batch, lookup
         self.operands = make_operands(table, params[0].dtype, batch)
         self.params = dict(zip(table.param_names, params, strict=True))
         self.blocked: dict[str, jax.Array] = dict(self.operands.arrays)
-        self.whole: dict[str, jax.Array] = dict(self.params)
+        self.whole: dict[str, jax.Array] = {**before, **self.params}
 
     @abc.abstractmethod
     def results(self, args: Named) -> Types:
@@ -130,7 +139,7 @@ class Calls(NamedTuple):
     """The calls of a kind of tables. All are constructed with the arguments of `TableCall` and some of their own.
 
     Attributes:
-        forward: with ``sentinel``, that of a fused table or None; it returns sums ``[S, nb, D]`` and residuals.
+        forward: with ``sentinel``; it returns sums ``[S, nb, D]`` and residuals.
         backward: with ``residuals`` and ``g``, which is None where one array has those of all tables; it returns the
             gradients of the parameters and of the weights.
         update: with these and ``slots`` and ``values``; it returns what `Table.stepped_params` does.

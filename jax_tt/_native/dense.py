@@ -13,7 +13,6 @@ from jax import lax
 from jax_tt._lookup._vma import all_shards, own_shard
 from jax_tt._native._call import Named, native, numbered, types_of
 from jax_tt._native._operands import (
-    sentinel_operand,
     step_operands,
     update_attributes,
     weights_result,
@@ -48,10 +47,6 @@ class DenseCall(TableCall):
 class Forward(DenseCall):
     op = "forward"
     blocked_results = ("out",)
-
-    def __init__(self, *of_all: Any, sentinel: jax.Array | None):
-        super().__init__(*of_all)
-        self.whole = {"sentinel": sentinel_operand(sentinel), **self.whole}
 
     def results(self, args: Named) -> Types:
         return {"out": self.operands.sums_type(args["ids"], self.table.features)}

@@ -53,13 +53,11 @@ def _plan_sizes(platform: str, *sizes: Any) -> tuple[int, int]:
     return max(plan for plan, _ in found), max(saved for _, saved in found)
 
 
-def _workspace(
-    platform: str, op: str, table: TTTable, ids: jax.Array | None, **asked: bool
-) -> int | None:
-    """Bytes of working memory for one call; ``asked`` are the options of the op that need memory."""
+@functools.cache
+def _workspace(platform: str, op: str, table: TTTable, count: Any, **asked: bool) -> int | None:
+    """Bytes of working memory for a call with ``count`` ids; ``asked`` are the options of the op that need memory."""
     if platform == "cpu":
         return None
-    count = 0 if ids is None else math.prod(ids.shape[:2])
     return native(platform).workspace_size(
         op, table.row_factors, table.col_factors, table.ranks, count, **asked
     )
@@ -103,7 +101,7 @@ def _plan(
     ids = args["ids"]
     operands = {name: args[name] for name in ("ids", "offsets", "sentinel")}
     results = {"plan": jax.ShapeDtypeStruct((ids.shape[0], size), jnp.int32)}
-    workspace = _workspace(platform, "plan", table, ids)
+    workspace = _workspace(platform, "plan", table, math.prod(ids.shape[:2]))
     return native_call(platform, "plan", operands, results, workspace, attributes)["plan"]
 
 
@@ -155,20 +153,18 @@ class TTCall(TableCall):
         if calls[0].platform == "cpu":
             return None
         ((call,), (args,)) = calls, given
-        return _workspace(call.platform, cls.op, call.table, args["ids"], **call.asked())
+        count = math.prod(args["ids"].shape[:2])
+        return _workspace(call.platform, cls.op, call.table, count, **call.asked())
 
 
 class Forward(TTCall):
     op = "forward"
     blocked_results = ("out", "plan", "saved")
 
-    def __init__(self, *of_all: Any, sentinel: jax.Array | None):
-        super().__init__(*of_all)
-        self.whole = {"sentinel": sentinel_operand(sentinel), **self.whole}
-        self.sizes = blocked_sizes(self.platform, self.operands, self.table)
-
     def results(self, args: Named) -> Types:
-        ids, (plan, saved) = args["ids"], self.sizes if self.lookup.wanted.names else (0, 0)
+        ids, plan, saved = args["ids"], 0, 0
+        if self.lookup.wanted.names:
+            plan, saved = blocked_sizes(self.platform, self.operands, self.table)
         return {
             "out": self.operands.sums_type(ids, self.table.features),
             "plan": jax.ShapeDtypeStruct((ids.shape[0], plan), jnp.int32),
@@ -179,7 +175,8 @@ class Forward(TTCall):
         """On one table, the plan is an op of its own."""
         platform, table = self.platform, self.table
         attributes = batch_attributes(platform, table, self.batch, self.lookup, axes)
-        plan = _plan(platform, table, self.sizes[0], args, attributes)
+        size, _ = blocked_sizes(platform, self.operands, table)
+        plan = _plan(platform, table, size, args, attributes)
         results = self.results(args)
         found = native_call(
             platform,
@@ -188,7 +185,7 @@ class Forward(TTCall):
             | {"plan": plan}
             | {name: args[name] for name in self.params},
             {name: results[name] for name in ("out", "saved")},
-            _workspace(platform, "forward", table, args["ids"]),
+            _workspace(platform, "forward", table, math.prod(args["ids"].shape[:2])),
             attributes,
         )
         return {**found, "plan": plan}
@@ -291,7 +288,11 @@ class Update(GradientCall):
             {**own, **marked},
             self.backward_types(args),
             _workspace(
-                self.platform, "backward", self.table, args["ids"], **GradientCall.asked(self)
+                self.platform,
+                "backward",
+                self.table,
+                math.prod(args["ids"].shape[:2]),
+                **GradientCall.asked(self),
             ),
             GradientCall.attributes(self, axes),
         )
@@ -310,7 +311,7 @@ class Update(GradientCall):
             | {name: grads[name] for name in self.gradient_types()}
             | {name: args[name] for name in self.changed},
             {"applied": jax.ShapeDtypeStruct((), jnp.float32), **types_of(self.changed)},
-            _workspace(self.platform, "apply", self.table, None),
+            _workspace(self.platform, "apply", self.table, 0),
             self.table.native_attributes | self.update_attributes(),
         )
         found["applied"] = jnp.where(refused, 0, found["applied"])

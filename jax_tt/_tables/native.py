@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax_tt._lookup import _backend
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._vma import vary_over, varying_axes
+from jax_tt._native._operands import sentinel_operand
 from jax_tt._native._table_call import Calls, run
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.reference import stepped
@@ -46,7 +47,9 @@ class NativeTable(Table):
 
         def native(platform: str, params: Params, batch: Batch, sentinel: Any) -> Any:
             of_all = self, platform, params, batch, lookup
-            return vary_over(run(self.calls.forward(*of_all, sentinel=sentinel)), axes)
+            return vary_over(
+                run(self.calls.forward(*of_all, sentinel=sentinel_operand(sentinel))), axes
+            )
 
         def reference(params: Params, batch: Batch, sentinel: Any) -> Any:
             state = named(self, params)

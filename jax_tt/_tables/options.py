@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -115,8 +116,12 @@ class Update:
 
     def rounds_stochastically(self, storage: Any) -> bool:
         """Whether parameters of type ``storage``, or slots, are rounded stochastically."""
-        types = (storage, *(slot.dtype for slot in self.optimizer.slots))
-        return self.stochastic_rounding and any(jnp.dtype(one).itemsize == 2 for one in types)
+        narrow = self._has_narrow_slots or jnp.dtype(storage).itemsize == 2
+        return self.stochastic_rounding and narrow
+
+    @functools.cached_property
+    def _has_narrow_slots(self) -> bool:
+        return any(jnp.dtype(slot.dtype).itemsize == 2 for slot in self.optimizer.slots)
 
 
 def _as_limit(value: Any) -> float:

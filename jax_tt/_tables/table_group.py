@@ -13,6 +13,7 @@ import jax
 from jax_tt._lookup import _backend
 from jax_tt._lookup._groups import of_one_table
 from jax_tt._lookup._vma import vary_over, varying_axes
+from jax_tt._native._operands import sentinel_operand
 from jax_tt._native._table_call import Calls, run_together
 from jax_tt._native.partition import is_partitioned, num_blocks
 
@@ -141,7 +142,8 @@ class TableGroup:
     def _forward_parts(self, platform: str, uses: Sequence[Use], arrays: Any) -> list[Any]:
         return [
             self.calls.forward(
-                *_arguments(platform, use, state, batch), sentinel=state.get("sentinel")
+                *_arguments(platform, use, state, batch),
+                sentinel=sentinel_operand(state.get("sentinel")),
             )
             for use, (state, batch) in zip(uses, arrays, strict=True)
         ]

@@ -26,4 +26,10 @@ def get_include() -> str:
             "pip install . -C cmake.define.JAX_TT_NATIVE=ON."
         )
     # Beside the module, which is not beside this file in an editable installation.
-    return str(Path(spec.origin).parent / "include")
+    folder = Path(spec.origin).parent / "include"
+    if not (folder / "jax_tt" / "rule.h").exists():
+        raise RuntimeError(
+            f"{folder} has no jax_tt/rule.h: jax_tt._cpu was copied there without the headers. Install jax_tt with "
+            "pip, which puts them beside it."
+        )
+    return str(folder)

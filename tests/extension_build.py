@@ -49,10 +49,10 @@ def why_not() -> str | None:
         return "cmake is not installed"
     if compiler() is None:
         return "there is no C++ compiler"
-    if not Path(jax_tt.get_include()).exists():
-        return (
-            f"{jax_tt.get_include()} is missing: the native module was copied without its headers"
-        )
+    try:
+        jax_tt.get_include()
+    except RuntimeError as error:
+        return str(error)
     return None
 
 

@@ -71,6 +71,11 @@ class StatisticsReporter:
         if step % self._every:
             return
         found = read()
+        if not isinstance(found, Mapping):
+            raise TypeError(
+                f"read: returned a {type(found).__name__}; expected the statistics by table, as embed.statistics "
+                "returns them."
+            )
         for table, totals in found.items():
             for name, value in _scalars(totals, self._last.get(table, _NONE)).items():
                 self._write(f"{self._prefix}/{table}/{name}", value, step)

@@ -16,6 +16,7 @@ from jax_tt._arguments import as_dtype, one_of
 from jax_tt._method import resolve_method
 from jax_tt._precision import resolve_precision
 from jax_tt.optimizers import Optimizer
+from jax_tt.optimizers._base import SLOT_DTYPES
 
 BOUNDS = ("error", "warn", "clip", "zero", "unchecked")
 # Modes in which ids out of range contribute nothing and do not count as touched.
@@ -169,7 +170,7 @@ def check_axis_name(axis_name: Any) -> None:
 def check_optimizer(optimizer: Any) -> None:
     """Raises unless ``optimizer`` is one of `jax_tt.optimizers`."""
     if isinstance(optimizer, Optimizer):
-        return
+        return _check_slots(optimizer)
     if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
         raise TypeError(
             f"optimizer: got the class {optimizer.__name__}; expected an instance of it, e.g. "
@@ -186,6 +187,17 @@ def check_optimizer(optimizer: Any) -> None:
         f"optimizer: got {optimizer!r}; expected a rule of jax_tt.optimizers, e.g. "
         "jax_tt.optimizers.Adagrad(learning_rate=0.05)."
     )
+
+
+def _check_slots(optimizer: Optimizer) -> None:
+    for slot in optimizer.slots:
+        types = ("float32",) if slot.rowwise else SLOT_DTYPES
+        if slot.dtype not in types:
+            kind = "row" if slot.rowwise else "entry"
+            raise ValueError(
+                f"optimizer: the slot {slot.name!r} of {type(optimizer).__name__} has dtype={slot.dtype!r}; expected "
+                f"{' or '.join(map(repr, types))} for a slot per {kind}."
+            )
 
 
 def check_static(argument: str, optimizer: Optimizer) -> None:

@@ -20,6 +20,10 @@ Scalar = float | jax.Array | Callable[[Any], Any]
 Slots = tuple[jax.Array, ...]
 
 
+# Of slots with an entry per entry of a row; those with one per row are float32.
+SLOT_DTYPES = ("float32", "bfloat16")
+
+
 class Slot(NamedTuple):
     """One array of optimizer state per core or table.
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jax_tt._arguments import as_dtype
 from jax_tt.optimizers._base import (
+    SLOT_DTYPES,
     Optimizer,
     Scalar,
     Slot,
@@ -17,8 +18,6 @@ from jax_tt.optimizers._base import (
     check_scalar,
     one_minus_power,
 )
-
-MOMENT_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Moments(Optimizer):
         check_scalar("weight_decay", self.weight_decay, 0.0)
         # A name: jit reuses programs for equal rules.
         dtype = as_dtype("moment_dtype", self.moment_dtype, jnp.dtype("float32")).name
-        check_choice("moment_dtype", dtype, MOMENT_DTYPES)
+        check_choice("moment_dtype", dtype, SLOT_DTYPES)
         object.__setattr__(self, "moment_dtype", dtype)
 
     def moment_slot(self, name: str) -> Slot:

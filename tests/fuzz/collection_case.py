@@ -20,7 +20,18 @@ RULES = (
     optimizers.Adagrad(0.1),
     optimizers.RowWiseAdagrad(0.1),
     optimizers.Adam(0.1),
+    optimizers.Adam(0.1, moment_dtype="bfloat16"),
 )
+
+
+def _momentum(rows: Any, gradients: Any, slots: Any, step: Any) -> Any:
+    del step
+    momentum = slots["momentum"] + gradients
+    return rows - RATE * momentum, {"momentum": momentum}
+
+
+# For dense tables alone.
+CUSTOM = optimizers.Custom(_momentum, {"momentum": "entry"})
 COMBINERS = ("sum", "sum", "mean", "mean_count", "sqrtn", "max", None)
 
 
@@ -83,7 +94,8 @@ def _table(rng: np.random.Generator, width: int | None, x64: bool) -> Any:
     }
     kind = rng.choice(["dense", "train", "cached"])
     if kind == "dense":
-        return jax_tt.dense_table(rows, width, **options)
+        own = {"optimizer": CUSTOM} if rng.random() < 0.15 else {}
+        return jax_tt.dense_table(rows, width, **{**options, **own})
     cache = None
     if kind == "cached":
         gradients = str(rng.choice(["rows", "cores"]))

@@ -216,13 +216,14 @@ def test_a_rule_may_be_registered_again(extension):
         ({"name": b"a", "element_slots": 3}, "3 slots per element and 0 per row"),
         ({"name": b"b", "row_slots": -1}, "1 slots per element and -1 per row"),
         ({"name": b"c", "hyperparameters": -1}, "-1 hyper-parameters"),
+        ({"name": b"d", "update_double": None}, "'d' has no step for float or for double"),
     ],
     ids=lambda value: str(value)[:20],
 )
 def test_what_is_no_new_rule_is_refused(fields, message, extension):
     with pytest.raises(ValueError, match=message):
         optimizers.register(changed(extension._lion.rule, **fields))
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "d"):
         assert _ffi.rule(name) is None
 
 

@@ -32,6 +32,9 @@ inline nanobind::tuple AddRuleOf(nanobind::object capsule, const std::string& ve
                                 " slots per element and " + std::to_string(traits.row_slots) +
                                 " per row; expected none or more, at most " + std::to_string(kMaxElementSlots) +
                                 " slots per element and " + std::to_string(kMaxSlots) + " in all");
+  if (rule.update_float == nullptr || rule.update_double == nullptr)
+    throw std::invalid_argument("rule: '" + std::string(rule.name) +
+                                "' has no step for float or for double; make it with jax_tt::ExportRule");
   if (const Status status = AddRule(rule); !status.ok()) throw std::invalid_argument(status.message);
   return nanobind::make_tuple(rule.name, traits.hyperparameters, traits.element_slots, traits.row_slots);
 }

@@ -9,12 +9,12 @@
 namespace jax_tt {
 namespace {
 
-using Step = std::function<Status(const TableOp&, const Pool&)>;
+using Step = std::function<Status(TableOp&, const Pool&)>;
 
 // The ops of a call, the one with most work first.
 class Ordered {
  public:
-  explicit Ordered(const std::vector<TableOp>& ops) : ops_(ops), order_(ops.size()), found_(ops.size()) {
+  explicit Ordered(std::vector<TableOp>& ops) : ops_(ops), order_(ops.size()), found_(ops.size()) {
     std::iota(order_.begin(), order_.end(), size_t{0});
     std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return ops[a].work > ops[b].work; });
   }
@@ -47,20 +47,24 @@ class Ordered {
   }
 
  private:
-  const std::vector<TableOp>& ops_;
+  std::vector<TableOp>& ops_;
   std::vector<size_t> order_;
   std::vector<Status> found_;
 };
 
 }  // namespace
 
-Status RunTableOps(const std::vector<TableOp>& ops, Changes changes, const Pool& pool) {
+Status RunTableOps(std::vector<TableOp> ops, Changes changes, const Pool& pool) {
   Ordered ordered(ops);
-  const Step plan = [](const TableOp& op, const Pool& own) { return op.plan(own); };
-  const Step run = [](const TableOp& op, const Pool& own) { return op.run(own); };
-  const Step both = [](const TableOp& op, const Pool& own) {
-    Status status = op.plan(own);
-    return status.ok() ? op.run(own) : status;
+  const Step plan = [](TableOp& op, const Pool& own) { return op.plan(own); };
+  const Step run = [](TableOp& op, const Pool& own) {
+    Status status = op.run(own);
+    op.plan = op.run = nullptr;  // the op may own its plan, whose memory the next one can use
+    return status;
+  };
+  const Step both = [&](TableOp& op, const Pool& own) {
+    Status status = plan(op, own);
+    return status.ok() ? run(op, own) : status;
   };
   const size_t large = ordered.Large(pool.workers);
   if (changes == Changes::kNothing) return ordered.Take(both, large, pool);

@@ -24,9 +24,9 @@ enum class Changes { kNothing, kTables };
 // Plans and runs all ops.  With Changes::kTables, all plans are made before the first op runs.
 //
 // Within a task there is nothing to wait for, and a table stays in the cache of its processor.  At most as many tables
-// as the pool has workers need working memory at a time.  An op with more than its share of the work has the whole pool
-// instead, while no other op runs.
-Status RunTableOps(const std::vector<TableOp>& ops, Changes changes, const Pool& pool);
+// as the pool has workers need working memory at a time, except for plans that ops own with Changes::kTables.  An op
+// with more than its share of the work has the whole pool instead, while no other op runs.
+Status RunTableOps(std::vector<TableOp> ops, Changes changes, const Pool& pool);
 
 }  // namespace jax_tt
 

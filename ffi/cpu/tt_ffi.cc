@@ -4,6 +4,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "ffi/common/table_reader.h"
@@ -184,7 +185,7 @@ template <typename Read>
 ffi::Error Run(ffi::ThreadPool threads, Changes changes, const char* name, Read read) {
   std::vector<TableOp> ops;
   Status status = read(&ops);
-  if (status.ok()) status = RunTableOps(ops, changes, MakePool(threads));
+  if (status.ok()) status = RunTableOps(std::move(ops), changes, MakePool(threads));
   return ToError(status, name);
 }
 

@@ -70,6 +70,8 @@ def as_dtype(name: str, value: Any, default: Any) -> Any:
     if value is None:
         return default
     try:
+        if isinstance(value, jax.Array | np.ndarray):  # which have a type
+            raise TypeError(f"an array of {value.dtype}")
         dtype = jnp.dtype(value)
     except (TypeError, ValueError) as error:
         raise TypeError(

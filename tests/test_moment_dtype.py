@@ -162,6 +162,8 @@ def test_other_types_are_refused():
     assert optimizers.LAMB(0.1, moment_dtype=jnp.bfloat16) == optimizers.LAMB(
         0.1, moment_dtype="bfloat16"
     )
+    with pytest.raises(TypeError, match="moment_dtype: got"):
+        optimizers.Adam(0.1, moment_dtype=jnp.zeros(3))
     table = jax_tt.dense_table(5, 4, optimizer=optimizers.Adam(0.1, moment_dtype="bfloat16"))
     state = table.init(jax.random.key(0))
     state["slot_mu_0"] = state["slot_mu_0"].astype(jnp.float32)
@@ -178,3 +180,35 @@ def test_other_types_are_refused():
         ValueError, match=re.escape("table.slots[0][0]: got dtype float32; expected bfloat16")
     ):
         jax_tt.fused_embed_bag(made, jnp.zeros((1, 1), jnp.int32), table.update.optimizer)
+
+
+class TwoTypes(optimizers.Adam):
+    """A rule whose slots are of ``dtypes``."""
+
+    dtypes = ("float32", "bfloat16")
+
+    @property
+    def slots(self):
+        names, rowwise = ("mu", "nu"), (False, self.dtypes[0] == "float32" and len(self.dtypes) > 2)
+        return tuple(
+            optimizers.Slot(name, each, 0.0, dtype=dtype)
+            for name, each, dtype in zip(names, rowwise, self.dtypes, strict=False)
+        )
+
+
+@pytest.mark.reference_once
+@pytest.mark.parametrize(
+    ("dtypes", "message"),
+    [
+        (("float32", "bfloat16"), "slots per entry of TwoTypes have dtypes"),
+        (
+            ("float16", "float16"),
+            "slot 'mu' of TwoTypes has dtype='float16'; expected 'float32' or",
+        ),
+        (("float32", "bfloat16", "row"), "expected 'float32' for a slot per row"),
+    ],
+)
+def test_types_of_slots_that_tables_cannot_have(dtypes, message, monkeypatch):
+    monkeypatch.setattr(TwoTypes, "dtypes", dtypes)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        jax_tt.dense_table(5, 4, optimizer=TwoTypes(0.1))

@@ -35,8 +35,13 @@ inline nanobind::tuple AddRuleOf(nanobind::object capsule, const std::string& ve
   if (rule.update_float == nullptr || rule.update_double == nullptr)
     throw std::invalid_argument("rule: '" + std::string(rule.name) +
                                 "' has no step for float or for double; make it with jax_tt::ExportRule");
+  const auto name = nanobind::steal(PyUnicode_FromString(rule.name));
+  if (!name.is_valid()) {
+    PyErr_Clear();
+    throw std::invalid_argument("rule: its name is not UTF-8");
+  }
   if (const Status status = AddRule(rule); !status.ok()) throw std::invalid_argument(status.message);
-  return nanobind::make_tuple(rule.name, traits.hyperparameters, traits.element_slots, traits.row_slots);
+  return nanobind::make_tuple(name, traits.hyperparameters, traits.element_slots, traits.row_slots);
 }
 
 }  // namespace jax_tt

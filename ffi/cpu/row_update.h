@@ -66,8 +66,8 @@ struct RowTable {
     T* stored = values + row * width;
     const OptimizerTraits& traits = step.traits;
     float* slot[kMaxSlots] = {};
-    for (int k = 0; k < traits.slots(); ++k) slot[k] = slots.wide(k) + row * traits.slot_width(k, width);
     const int narrow = slots.narrow ? traits.element_slots : 0;
+    for (int k = narrow; k < traits.slots(); ++k) slot[k] = slots.wide(k) + row * traits.slot_width(k, width);
     for (int k = 0; k < narrow; ++k) {
       slot[k] = reinterpret_cast<float*>(scratch + (1 + k) * width);
       for (int64_t i = 0; i < width; ++i) slot[k][i] = ToCompute(slots.rounded(k)[row * width + i]);

@@ -33,7 +33,8 @@ class Slot(NamedTuple):
         init: initial value.
         rows: number of rows of the array; None for that of the core or table.
         stepped: whether steps of rows change it; otherwise `Optimizer.change_all` alone does.
-        dtype: ``"float32"``, or ``"bfloat16"`` for a slot with an entry per entry of the row. Rules compute in float32.
+        dtype: ``"float32"``, or ``"bfloat16"`` for all slots with an entry per entry of the row. Rules compute in
+            float32.
     """
 
     name: str

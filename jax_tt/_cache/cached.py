@@ -23,6 +23,7 @@ from jax_tt._lookup import _backend
 from jax_tt._lookup._batch import Batch, present
 from jax_tt._lookup._explicit import over_explicit_axes
 from jax_tt._lookup._vma import vary_over, varying_axes
+from jax_tt._native._operands import sentinel_operand
 from jax_tt._native._table_call import run
 from jax_tt._tables import reference
 from jax_tt._tables.change import Change, Growth, Orders
@@ -411,7 +412,7 @@ def _native_forward(
     platform: str, table: Any, state: State, batch: Batch, lookup: Lookup
 ) -> tuple[jax.Array, Any]:
     of_all = table, platform, table.params(state), batch, lookup
-    return run(table.calls.forward(*of_all, sentinel=state.get("sentinel")))
+    return run(table.calls.forward(*of_all, sentinel=sentinel_operand(state.get("sentinel"))))
 
 
 def _part_weights_gradient(

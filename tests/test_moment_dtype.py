@@ -13,6 +13,8 @@ from jax import lax
 import jax_tt
 from jax_tt import optimizers
 
+pytestmark = pytest.mark.reference_once
+
 ROWS, WIDTH = 24, 9
 RULES = {
     "adam": optimizers.Adam(0.02, weight_decay=0.01),
@@ -151,7 +153,6 @@ def test_cached_rows_have_them_too(method):
     assert {whole["t"][name].dtype for name in dtypes} == {np.dtype(jnp.bfloat16)}
 
 
-@pytest.mark.reference_once
 def test_other_types_are_refused():
     with pytest.raises(
         ValueError, match=re.escape("moment_dtype: got 'float16'; expected 'float32', 'bfloat16'")
@@ -196,7 +197,6 @@ class TwoTypes(optimizers.Adam):
         )
 
 
-@pytest.mark.reference_once
 @pytest.mark.parametrize(
     ("dtypes", "message"),
     [

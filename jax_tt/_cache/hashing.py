@@ -24,11 +24,11 @@ def _hash(keys: jax.Array) -> jax.Array:
     """The murmur3 finaliser of the two 32-bit words of each id; int32 and int64 hash alike for ids below 2^32."""
     low = keys.astype(jnp.uint32)
     if keys.dtype.itemsize == 8:
-        low = low ^ _mix((keys >> 32).astype(jnp.uint32))
-    return _mix(low)
+        low = low ^ mix((keys >> 32).astype(jnp.uint32))
+    return mix(low)
 
 
-def _mix(word: jax.Array) -> jax.Array:
+def mix(word: jax.Array) -> jax.Array:
     word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)
     word = (word ^ (word >> 13)) * jnp.uint32(0xC2B2AE35)
     return word ^ (word >> 16)

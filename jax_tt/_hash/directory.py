@@ -1,0 +1,73 @@
+"""`KeyDirectory`: which keys have a row, and their scores."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+# What the score of a key is: nothing; the last batch that requested it; its requests; the same two within epochs, which
+# are given; or a number that is given with the batch.
+POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
+
+# What `Insertion.counts` holds. `hits` and `requests` are positions of the batch, the others distinct keys.
+COUNTERS = ("requests", "hits", "unique", "unique_hits", "inserted", "evicted", "refused")
+
+
+class KeyDirectory(NamedTuple):
+    """The keys of a table with ``sets * ways`` rows; slot ``s * ways + w`` is way w of set s.
+
+    A key is in one of the two sets that it hashes to. All 64-bit words are two uint32 words, the high one first. An
+    empty slot is one with ``touched`` 0, and is 0 in all arrays, so that no value of a key is reserved.
+
+    Attributes:
+        keys: uint32 ``[sets, 2, ways]``.
+        scores: uint32 ``[sets, 2, ways]``; the keys with the lowest ones are evicted.
+        touched: int32 ``[sets, ways]``, the number of the last batch that requested the key, from 1.
+    """
+
+    keys: Any
+    scores: Any
+    touched: Any
+
+    @property
+    def sets(self) -> int:
+        return self.touched.shape[0]
+
+    @property
+    def ways(self) -> int:
+        return self.touched.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """The number of slots."""
+        return self.sets * self.ways
+
+
+class Insertion(NamedTuple):
+    """What an insertion did, in ascending order of slots; ``n`` is the size of the batch.
+
+    Attributes:
+        slots: int32 ``[n]``, the slots of the keys that were inserted, then ``capacity`` for the rest.
+        keys: uint32 ``[n, 2]``, the keys that were inserted.
+        old_keys: uint32 ``[n, 2]``, the keys that were there before.
+        old_scores: uint32 ``[n, 2]``, their scores.
+        old_touched: int32 ``[n]``, their last batch; 0 where the slot was empty.
+        counts: int32 ``[len(COUNTERS)]``.
+    """
+
+    slots: Any
+    keys: Any
+    old_keys: Any
+    old_scores: Any
+    old_touched: Any
+    counts: Any
+
+
+def init_directory(sets: int, ways: int) -> KeyDirectory:
+    """An empty directory."""
+    return KeyDirectory(
+        keys=jnp.zeros((sets, 2, ways), jnp.uint32),
+        scores=jnp.zeros((sets, 2, ways), jnp.uint32),
+        touched=jnp.zeros((sets, ways), jnp.int32),
+    )

@@ -1,0 +1,111 @@
+"""A directory of keys as Python dicts, one per set: the model that the ops are compared with."""
+
+import numpy as np
+
+from jax_tt._hash.directory import COUNTERS
+
+MAX = 2**32 - 1
+
+
+def _mix(word: int) -> int:
+    word = (word ^ (word >> 16)) * 0x85EBCA6B & MAX
+    word = (word ^ (word >> 13)) * 0xC2B2AE35 & MAX
+    return word ^ (word >> 16)
+
+
+def homes(key: int, sets: int) -> tuple[int, int]:
+    high, low = key >> 32, key & MAX
+    return _mix(low ^ _mix(high)) % sets, _mix(high ^ _mix(low ^ 0x9E3779B9)) % sets
+
+
+class ModelDirectory:
+    """Slots by set: way -> [key, score, touched]; scores are 64-bit integers."""
+
+    def __init__(self, sets: int, ways: int):
+        self.ways = ways
+        self.sets: list[dict[int, list[int]]] = [{} for _ in range(sets)]
+
+    def find(self, key: int) -> int:
+        for home in homes(key, len(self.sets)):
+            for way, entry in self.sets[home].items():
+                if entry[0] == key:
+                    return home * self.ways + way
+        return -1
+
+    def entry(self, slot: int) -> list[int]:
+        return self.sets[slot // self.ways][slot % self.ways]
+
+    def scored(self, score, count, given, now, epoch, policy) -> int:
+        if policy == "custom":
+            return given
+        high = epoch if policy.startswith("epoch_") else 0
+        kind = policy.removeprefix("epoch_")
+        low = {"none": 0, "lru": now, "lfu": min((score & MAX) + count, MAX)}[kind]
+        return high << 32 | low
+
+    def insert(self, keys, present, given, now, epoch, policy, min_age):
+        counts: dict[int, int] = {}
+        best: dict[int, int] = {}
+        for key, here, score in zip(keys, present, given, strict=True):
+            if here:
+                counts[key] = counts.get(key, 0) + 1
+                best[key] = max(best.get(key, 0), score)
+        known = {key: slot for key in counts if (slot := self.find(key)) >= 0}
+        waiting, scores = [], {}
+        occupied = [len(own) for own in self.sets]
+        for key in sorted(counts):
+            before = self.entry(known[key])[1] if key in known else 0
+            scores[key] = self.scored(before, counts[key], best[key], now, epoch, policy)
+            if key in known:
+                self.entry(known[key])[1:] = [scores[key], now]
+            else:
+                waiting.append(key)
+        sides = {}
+        for key in waiting:
+            first, second = homes(key, len(self.sets))
+            sides[key] = (second, first) if occupied[second] < occupied[first] else (first, second)
+        inserted: dict[int, tuple[int, list[int]]] = {}
+        for evict in (False, True) if policy != "none" else (False,):
+            for side in range(2):
+                waiting = self._round(waiting, sides, side, evict, scores, now, min_age, inserted)
+        evicted = [old for _, old in inserted.values() if old[2]]
+        hits = sum(counts[key] for key in known)
+        numbers = (
+            *(sum(map(bool, present)), hits, len(counts), len(known)),
+            *(len(inserted), len(evicted), len(waiting)),
+        )
+        return inserted, dict(zip(COUNTERS, numbers, strict=True))
+
+    def _round(self, waiting, sides, side, evict, scores, now, min_age, inserted):
+        by_set: dict[int, list[int]] = {}
+        for key in sorted(waiting, key=lambda key: (-scores[key], key)):
+            by_set.setdefault(sides[key][side], []).append(key)
+        left = []
+        for home, keys in by_set.items():
+            own = self.sets[home]
+            if evict:
+                old = [w for w, entry in own.items() if entry[2] <= now - min_age]
+                ways = sorted(old, key=lambda w, own=own: (*own[w][1:], own[w][0]))
+            else:
+                ways = [way for way in range(self.ways) if way not in own]
+            for rank, key in enumerate(keys):
+                if rank >= len(ways) or (evict and own[ways[rank]][1] > scores[key]):
+                    left.append(key)
+                    continue
+                way = ways[rank]
+                inserted[home * self.ways + way] = key, own.get(way, [0, 0, 0])
+                own[way] = [key, scores[key], now]
+        return left
+
+    def erase(self, slots) -> None:
+        for slot in slots:
+            if 0 <= slot < len(self.sets) * self.ways:
+                self.sets[slot // self.ways].pop(slot % self.ways, None)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Keys and scores uint64 ``[sets, ways]``, and last batches."""
+        entries = np.zeros((3, len(self.sets), self.ways), np.uint64)
+        for home, own in enumerate(self.sets):
+            for way, entry in own.items():
+                entries[:, home, way] = entry
+        return entries[0], entries[1], entries[2].astype(np.int32)

@@ -1,0 +1,64 @@
+"""Finding, inserting and erasing keys, against a model of Python dicts."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_tt._hash import backend
+from jax_tt._hash.directory import COUNTERS, POLICIES, KeyDirectory, init_directory
+from jax_tt._hash.reference import erase
+from tests.hash_model import ModelDirectory
+
+EXTREMES = (0, 1, 2**64 - 1, 2**63, 2**63 - 1)
+
+
+def words(numbers):
+    array = np.array(numbers, np.uint64)
+    return np.stack([array >> np.uint64(32), array & np.uint64(2**32 - 1)], -1).astype(np.uint32)
+
+
+def joined(array):
+    high, low = np.moveaxis(np.asarray(array, np.uint64), -1, 0)
+    return high << np.uint64(32) | low
+
+
+def check_directory(directory: KeyDirectory, model: ModelDirectory) -> None:
+    keys, scores, touched = model.arrays()
+    assert (joined(np.moveaxis(np.asarray(directory.keys), 1, -1)) == keys).all()
+    assert (joined(np.moveaxis(np.asarray(directory.scores), 1, -1)) == scores).all()
+    assert (np.asarray(directory.touched) == touched).all()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("sets", "ways", "min_age"), [(1, 4, 1), (3, 5, 3), (16, 4, 1)])
+def test_directory_equals_model(policy, sets, ways, min_age):
+    draw = random.Random(f"{policy} {sets}")
+    directory, model, capacity = init_directory(sets, ways), ModelDirectory(sets, ways), sets * ways
+    insert = jax.jit(backend.insert, static_argnums=(6, 7, 8))
+    find = jax.jit(backend.find, static_argnums=3)
+    pool = [draw.randrange(2**64) for _ in range(2 * capacity)] + [*EXTREMES]
+    for now in range(1, 31):
+        keys = [draw.choice(pool) for _ in range(24)]
+        present = [draw.random() < 0.8 for _ in keys]
+        given = [draw.choice([0, 1, 2**40, draw.randrange(2**64)]) for _ in keys]
+        batch = words(keys), np.array(present), words(given), jnp.int32(now), jnp.uint32(now // 5)
+        directory, done = insert(directory, *batch, policy, min_age, "reference")
+        entries, counts = model.insert(keys, present, given, now, now // 5, policy, min_age)
+        check_directory(directory, model)
+        assert dict(zip(COUNTERS, done.counts.tolist(), strict=True)) == counts
+        slots = done.slots[: len(entries)].tolist()
+        assert slots == sorted(entries)
+        assert (done.slots[len(entries) :] == capacity).all()
+        for k, slot in enumerate(slots):
+            old = joined(done.old_keys)[k], joined(done.old_scores)[k], done.old_touched[k]
+            assert (joined(done.keys)[k], [*map(int, old)]) == entries[slot]
+        asked = [draw.choice(pool) for _ in range(40)]
+        here = np.arange(40) % 5 > 0
+        expected = [model.find(key) if ok else -1 for key, ok in zip(asked, here, strict=True)]
+        assert find(directory, words(asked), here, "reference").tolist() == expected
+        gone = [draw.randrange(-3, capacity + 3) for _ in range(3)]
+        directory = erase(directory, jnp.array(gone, jnp.int32))
+        model.erase(gone)

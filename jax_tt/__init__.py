@@ -78,6 +78,11 @@ from jax_tt._tables.options import StepInputs as StepInputs
 from jax_tt._tables.options import Update as Update
 from jax_tt._tables.table import Table as Table
 from jax_tt._tables.tensor_train import TTTable as TTTable
+from jax_tt._tiers.disk import StoreError as StoreError
+from jax_tt._tiers.table import Tier as Tier
+from jax_tt._tiers.table import TierStatistics as TierStatistics
+from jax_tt._tiers.tiers import Staged as Staged
+from jax_tt._tiers.tiers import Tiers as Tiers
 from jax_tt.order._ordered import OrderedTable as OrderedTable
 
 __version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Rows beyond the memory of the device: in host memory, and on disk."""

@@ -1,0 +1,169 @@
+"""`DiskStore`: records by key in an LMDB environment, committed together."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_tt._requires import require
+
+# The largest size of the file, which takes address space but no disk space until it is used.
+_MAP_BYTES = 1 << 42
+_ABOUT = b"about"
+_SAVED = b"saved"
+
+
+class StoreError(Exception):
+    """A store cannot be opened, read or written."""
+
+
+class DiskStore:
+    """Records of several tables by 64-bit key, in one directory.
+
+    Everything written since the last `commit` is one transaction, which this process reads and which is gone if it
+    dies. LMDB ties a transaction to a thread, so the store has its own.
+
+    Args:
+        path: directory, which is created if it does not exist.
+        sizes: bytes of a record, by table.
+        about: what the records are; a store is opened again only with the same description.
+
+    Raises:
+        StoreError: the directory cannot be written, another process or store has it open, or it holds other records.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], sizes: Mapping[str, int], about: Any):
+        self._lmdb: Any = require("lmdb", "a tier on disk", "disk")
+        self.path, self._sizes = Path(path), dict(sizes)
+        self._about = json.dumps(about, sort_keys=True).encode()
+        self._lock = _locked(self.path)
+        self._thread = ThreadPoolExecutor(1, "jax_tt_disk")
+        try:
+            self._run(self._open)
+        except BaseException:
+            self._thread.shutdown()
+            os.close(self._lock)
+            raise
+
+    def get(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whether each of the keys uint64 ``[n]`` is there, and the records found, uint8 ``[found, size]``."""
+        return self._run(self._get, table, keys)
+
+    def put(self, table: str, keys: np.ndarray, records: np.ndarray) -> None:
+        """Writes records uint8 ``[n, size]`` of distinct keys."""
+        if len(keys):
+            self._run(self._put, table, keys, records)
+
+    def saved(self) -> bytes | None:
+        """What the last `commit` saved beside the records."""
+        return self._run(lambda: self._write.get(_SAVED, db=self._others))
+
+    def commit(self, saved: bytes) -> None:
+        """Makes everything written so far permanent, together with ``saved``."""
+        self._run(self._commit, saved)
+
+    def count(self, table: str) -> int:
+        """The number of records of a table."""
+        return self._run(lambda: self._write.stat(self._records[table])["entries"])
+
+    def close(self) -> None:
+        """Closes the store without a commit."""
+        if self._lock < 0:
+            return
+        self._run(self._close)
+        self._thread.shutdown()
+        os.close(self._lock)
+        self._lock = -1
+
+    def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self._lock < 0:
+            raise StoreError(f"{self.path}: the store is closed.")
+        try:
+            return self._thread.submit(function, *args).result()
+        except self._lmdb.Error as error:
+            raise StoreError(
+                f"{self.path}: {error}. The last committed state is intact; free space or make the directory writable "
+                "and open the store again."
+            ) from error
+
+    def _open(self) -> None:
+        self._environment = self._lmdb.open(
+            str(self.path), map_size=_MAP_BYTES, max_dbs=1 + len(self._sizes), sync=False
+        )
+        self._records = {
+            name: self._environment.open_db(b"records/" + name.encode()) for name in self._sizes
+        }
+        self._others = self._environment.open_db(b"others")
+        self._write = self._environment.begin(write=True)
+        found = self._write.get(_ABOUT, db=self._others)
+        if found is None:
+            self._write.put(_ABOUT, self._about, db=self._others)
+        elif found != self._about:
+            self._close()
+            raise StoreError(
+                f"{self.path}: holds records of {found.decode()}; expected {self._about.decode()}. Use another "
+                "directory, or the table that it was written with."
+            )
+
+    def _get(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        order = np.argsort(keys)
+        names = _names(keys[order])
+        cursor = self._write.cursor(db=self._records[table])
+        pairs = cursor.getmulti(names)
+        found = np.zeros(len(keys), bool)
+        if not pairs:
+            return found, np.empty((0, self._sizes[table]), np.uint8)
+        there = np.frombuffer(b"".join(name for name, _ in pairs), ">u8").astype(np.uint64)
+        records = np.frombuffer(b"".join(value for _, value in pairs), np.uint8)
+        # The pairs come in the order of the keys; back to that of the caller.
+        places = np.searchsorted(keys[order], there)
+        found[order[places]] = True
+        return found, records.reshape(-1, self._sizes[table])[np.argsort(order[places])]
+
+    def _put(self, table: str, keys: np.ndarray, records: np.ndarray) -> None:
+        order = np.argsort(keys)
+        values = (records[place].tobytes() for place in order)
+        pairs = list(zip(_names(keys[order]), values, strict=True))
+        self._write.cursor(db=self._records[table]).putmulti(pairs)
+
+    def _commit(self, saved: bytes) -> None:
+        self._write.put(_SAVED, saved, db=self._others)
+        self._write.commit()
+        self._environment.sync(True)
+        self._write = self._environment.begin(write=True)
+
+    def _close(self) -> None:
+        self._write.abort()
+        self._environment.close()
+
+
+def _names(keys: np.ndarray) -> list[bytes]:
+    """Keys as LMDB has them: big-endian, so that they are in numeric order."""
+    flat = keys.astype(">u8").tobytes()
+    return [flat[k : k + 8] for k in range(0, len(flat), 8)]
+
+
+def _locked(path: Path) -> int:
+    """The descriptor of a lock of the directory; LMDB itself would wait for the other writer."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path / "in_use", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StoreError(
+            f"{path}: {error.strerror}; expected a directory that can be created and written."
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise StoreError(
+            f"{path}: is open in another process or store; close that one, or use another directory."
+        ) from error
+    return lock

@@ -1,0 +1,78 @@
+"""The ids of a host batch, and the batch with the slots of their rows in place of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_tt._bags import Bags
+from jax_tt._collection.keyed_bags import KeyedBags
+
+
+def features_of(batch: Any) -> dict[str, Any]:
+    """The input of every feature."""
+    return {name: batch[name] for name in batch}
+
+
+def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Keys uint64 of all positions of a feature in one axis, and whether each of them counts.
+
+    Raises:
+        TypeError, ValueError: the ids are not integers on the host, or out of range.
+    """
+    ids = value.ids if isinstance(value, Bags) else value
+    if isinstance(ids, jax.core.Tracer) or not hasattr(ids, "dtype"):
+        raise TypeError(
+            f"batch[{name!r}]: got a {type(ids).__name__}; expected a numpy array of integers, or Bags of it: tiers "
+            "are looked up on the host, outside jit."
+        )
+    ids = np.asarray(ids)
+    if ids.dtype.kind not in "iu":
+        raise TypeError(f"batch[{name!r}]: got ids of type {ids.dtype}; expected integers.")
+    present = np.ones(ids.shape, bool)
+    if isinstance(value, Bags) and value.offsets is not None:
+        present = np.arange(len(ids)) < np.asarray(value.offsets)[-1]
+    elif isinstance(value, Bags) and value.padded:
+        present = ids != np.array(-1).astype(ids.dtype)
+    if num_embeddings is not None:
+        bad = present & ((ids < 0) | (ids >= num_embeddings))
+        if bad.any():
+            raise ValueError(
+                f"batch[{name!r}]: got the id {ids[bad][0]}; expected 0 to {num_embeddings - 1}."
+            )
+    wide = ids if ids.dtype.kind == "u" else ids.astype(np.int64)
+    return wide.astype(np.uint64).reshape(-1), present.reshape(-1)
+
+
+def with_slots(batch: Any, slots: dict[str, np.ndarray]) -> Any:
+    """The batch with slots, by feature and in one axis, in place of ids; -1 stays where it is padding."""
+    if isinstance(batch, KeyedBags):
+        ids = np.array(batch.ids)
+        firsts = np.cumsum((0, *batch.batch_sizes))
+        for name, own in slots.items():
+            k = batch.keys.index(name)
+            first, last = np.asarray(batch.offsets)[firsts[k : k + 2]]
+            ids[first:last] = own[: last - first]
+        return dataclasses.replace(batch, ids=ids)
+    return {name: _replaced(value, slots.get(name)) for name, value in batch.items()}
+
+
+def _replaced(value: Any, slots: np.ndarray | None) -> Any:
+    if slots is None:
+        return value
+    if not isinstance(value, Bags):
+        return slots.reshape(value.shape)
+    slots = slots.reshape(value.ids.shape)
+    if value.padded:
+        ids = np.asarray(value.ids)
+        slots = np.where(ids == np.array(-1).astype(ids.dtype), np.int32(-1), slots)
+    return dataclasses.replace(value, ids=slots)
+
+
+def apart(values: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Consecutive parts of these sizes."""
+    return np.split(values, np.cumsum(sizes)[:-1])

@@ -1,0 +1,267 @@
+"""`Tier`, and the rows of one table in all its tiers."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jax_tt._arguments import as_int, as_positive, one_of
+from jax_tt._hash import backend
+from jax_tt._hash.initial import InitialRows, Normal
+from jax_tt._tables.dense import DenseTable
+from jax_tt._tiers.disk import DiskStore
+from jax_tt._tiers.host import HostStore
+from jax_tt._tiers.places import DevicePlaces, Exchanged
+from jax_tt._tiers.record import RecordLayout
+from jax_tt._tiers.words import on_host, padded, to_words
+from jax_tt.optimizers import Optimizer
+
+POLICIES = ("lru", "lfu")
+# Rows that are read from the device at once.
+_CHUNK = 1 << 16
+
+
+class TierStatistics(NamedTuple):
+    """Totals of a table with tiers.
+
+    Attributes:
+        requests: ids looked up.
+        device_hits: those whose row was on the device.
+        loaded: distinct rows that came to the device; the next three are its parts.
+        host_hits, disk_hits: rows that came from host memory, and from disk.
+        created: rows that were new.
+        evicted: rows that left the device for host memory.
+        to_disk: rows written to disk.
+        record_bytes: of a row with its optimizer state, to count bytes moved.
+    """
+
+    requests: int
+    device_hits: int
+    loaded: int
+    host_hits: int
+    disk_hits: int
+    created: int
+    evicted: int
+    to_disk: int
+    record_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Tier:
+    """How a table continues in host memory.
+
+    Attributes:
+        host_rows: rows in host memory, a multiple of ``ways``. Memory is taken only when rows come.
+        num_embeddings: ids are 0 to this number - 1; None for any 64-bit integers.
+        policy: the rows that leave the device are the least recently (``"lru"``) or the least frequently used ones
+            (``"lfu"``).
+        ways: rows in a set; a row can be in two sets.
+        seed: of initial rows.
+        initializer: of initial rows; default ``Normal(1 / sqrt(features))``.
+
+    >>> import jax_tt
+    >>> jax_tt.Tier(host_rows=1_000_000).policy
+    'lru'
+    """
+
+    host_rows: int
+    num_embeddings: int | None = None
+    policy: str = "lru"
+    ways: int = 16
+    seed: int = 0
+    initializer: InitialRows | None = None
+
+    def __post_init__(self) -> None:
+        as_positive("Tier.ways", self.ways)
+        if as_positive("Tier.host_rows", self.host_rows) % self.ways:
+            raise ValueError(
+                f"Tier.host_rows: got {self.host_rows}; expected a multiple of ways={self.ways}."
+            )
+        if self.num_embeddings is not None:
+            as_positive("Tier.num_embeddings", self.num_embeddings)
+        one_of("Tier.policy", self.policy, POLICIES)
+        as_int("Tier.seed", self.seed)
+        if self.initializer is not None and not isinstance(self.initializer, InitialRows):
+            raise TypeError(
+                f"Tier.initializer: got {self.initializer!r}; expected None or one of jax_tt.initial_rows, e.g. "
+                "Normal(0.01)."
+            )
+
+    def check(self, name: str, table: Any) -> None:
+        """Raises unless rows of this table can leave the device."""
+        if not isinstance(table, DenseTable) or table.update is None:
+            raise TypeError(
+                f"tiers[{name!r}]: got a {type(table).__name__} {'without' if table.update is None else 'with'} an "
+                "optimizer; expected a dense_table with one, whose state travels with the rows."
+            )
+        if table.num_embeddings % self.ways:
+            raise ValueError(
+                f"tiers[{name!r}]: the table has {table.num_embeddings} rows; expected a multiple of ways={self.ways}."
+            )
+        rule = table.update.optimizer
+        if type(rule).changes_all is not Optimizer.changes_all:
+            raise TypeError(
+                f"tiers[{name!r}]: {type(rule).__name__} changes all rows of a table between steps, those beyond the "
+                "device too; use another rule, such as RowWiseAdagrad."
+            )
+
+    def layout(self, table: DenseTable) -> RecordLayout:
+        """The records of the rows of this table."""
+        return RecordLayout.of(table)
+
+    def about(self, layout: RecordLayout) -> dict[str, Any]:
+        """What must not change while rows are on disk."""
+        rows = self.initializer and [type(self.initializer).__name__, self.initializer.scale]
+        return {"record": layout.about(), "seed": self.seed, "initializer": rows}
+
+
+class TieredRows:
+    """The rows of one table, by 64-bit key."""
+
+    def __init__(
+        self, name: str, table: DenseTable, tier: Tier, layout: RecordLayout, disk: DiskStore | None
+    ):
+        self.tier, self.layout = tier, layout
+        self.places = DevicePlaces(table.num_embeddings, tier.ways, tier.policy, f"table {name!r}")
+        self._host = HostStore(tier.host_rows, layout.size, tier.ways, disk, name)
+        self._initial = tier.initializer or Normal(table.features**-0.5)
+        self._features = table.features
+        seed = np.array([tier.seed >> 32, tier.seed], np.int64).astype(np.uint32)
+        self._seed = on_host(lambda: seed)
+        # Of what has been loaded: the key of every slot, whether it has one, and whether disk lacks its last value.
+        rows = table.num_embeddings
+        self._keys, self._full = np.zeros(rows, np.uint64), np.zeros(rows, bool)
+        self._changed = np.zeros(rows, bool)
+        # Keys that leave with a batch until they are in host memory, and their entries once it is loaded.
+        self._leaving: dict[int, tuple[Exchanged, list[jax.Array] | None]] = {}
+        self._created = 0
+
+    def settled(self, plan: Exchanged, most: int) -> bool:
+        """Whether all keys that come with this plan can be fetched. At most so many evictions are left waiting."""
+        self._absorb(most)
+        leaving = [own.evicted[own.full] for own, _ in self._leaving.values()]
+        return not any(np.isin(plan.loaded, keys).any() for keys in leaving) or self._absorb_until(
+            plan.loaded
+        )
+
+    def fetch(self, number: int, plan: Exchanged) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Slots and entries of the rows that come, padded to a power of two."""
+        self._leaving[number] = plan, None
+        found, records = self._host.get(plan.loaded)
+        entries = self.layout.entries(records)
+        new = np.flatnonzero(~found)
+        self._created += len(new)
+        if len(new):
+            entries[0][new] = self._initial_rows(plan.loaded[new])
+            for array, value in zip(entries[1:], self.layout.initial[1:], strict=True):
+                array[new] = value
+        count = len(plan.slots)
+        size = 1 << max(0, count - 1).bit_length()
+        slots = np.full(size, len(self._keys), np.int32)
+        slots[:count] = plan.slots
+        return slots, [_lengthened(array, size) for array in entries]
+
+    def loaded(self, number: int, plan: Exchanged, old: list[jax.Array]) -> None:
+        """Notes that the rows of a batch are on the device; ``old`` are the entries that left it."""
+        self._keys[plan.slots], self._full[plan.slots] = plan.loaded, True
+        self._changed[plan.requested] = True
+        self._leaving[number] = plan, old
+
+    def forget_staged(self, loaded: int) -> None:
+        """Returns to what is on the device, without the batches from this number on."""
+        self._leaving = {k: own for k, own in self._leaving.items() if k < loaded}
+        self.places.reset(self._keys, self._full)
+
+    def flush(self, state: Any) -> None:
+        """Writes all rows to disk whose last value is not there."""
+        self._absorb(0)
+        self._host.flush()
+        slots = np.flatnonzero(self._changed & self._full)
+        for first in range(0, len(slots), _CHUNK):
+            part = slots[first : first + _CHUNK]
+            self._host.write(self._keys[part], self._records(state, part))
+        self._changed[:] = False
+
+    def read(self, state: Any, keys: np.ndarray) -> np.ndarray:
+        """Rows of keys, wherever they are."""
+        self._absorb(0)
+        distinct, inverse = np.unique(keys, return_inverse=True)
+        found, records = self._host.get(distinct, counting=False)
+        rows = self.layout.entries(records)[0]
+        rows[~found] = self._initial_rows(distinct[~found])
+        slots = np.flatnonzero(self._full)
+        places = np.searchsorted(distinct, self._keys[slots])
+        here = (places < len(distinct)) & (
+            distinct[np.minimum(places, len(distinct) - 1)] == self._keys[slots]
+            if len(distinct)
+            else False
+        )
+        on_device = np.asarray(state[self.layout.names[0]])
+        rows[places[here]] = on_device[slots[here]]
+        return rows[inverse]
+
+    def statistics(self) -> TierStatistics:
+        counts, traffic = self.places.totals(), self._host.traffic
+        return TierStatistics(
+            counts["requests"],
+            counts["hits"],
+            counts["inserted"],
+            traffic.host_hits,
+            traffic.disk_hits,
+            self._created,
+            counts["evicted"],
+            traffic.to_disk,
+            self.layout.size,
+        )
+
+    def _absorb_until(self, keys: np.ndarray) -> bool:
+        """Moves evicted rows to host memory until these keys are there; False where they have not been loaded."""
+        last = [
+            k for k, (own, _) in self._leaving.items() if np.isin(keys, own.evicted[own.full]).any()
+        ]
+        return self._absorb_first(max(last))
+
+    def _absorb(self, most: int) -> None:
+        """Moves evicted rows to host memory until at most so many batches are left, of those that have been loaded."""
+        loaded = [k for k, (_, old) in sorted(self._leaving.items()) if old is not None]
+        if len(loaded) > most:
+            self._absorb_first(loaded[len(loaded) - most - 1])
+
+    def _absorb_first(self, last: int) -> bool:
+        for number in sorted(k for k in self._leaving if k <= last):
+            plan, old = self._leaving[number]
+            if old is None:
+                return False
+            self._host.erase(plan.loaded)
+            if plan.full.any():
+                entries = [np.asarray(array)[: len(plan.slots)][plan.full] for array in old]
+                self._host.put(plan.evicted[plan.full], self.layout.records(entries))
+            del self._leaving[number]
+        return True
+
+    def _records(self, state: Any, slots: np.ndarray) -> np.ndarray:
+        return self.layout.records([np.asarray(state[name])[slots] for name in self.layout.names])
+
+    def _initial_rows(self, keys: np.ndarray) -> np.ndarray:
+        words, present = padded(to_words(keys), 64)
+        dtype = self.layout.dtypes[0]
+        rows = _initial(self._initial, self._seed, words, present, self._features, dtype)
+        return np.asarray(rows)[: len(keys)]
+
+
+def _lengthened(array: np.ndarray, size: int) -> np.ndarray:
+    """With zeros up to this length."""
+    if len(array) == size:
+        return array
+    longer = np.zeros((size, *array.shape[1:]), array.dtype)
+    longer[: len(array)] = array
+    return longer
+
+
+@partial(jax.jit, static_argnums=(0, 4, 5))
+def _initial(distribution: Any, seed: Any, words: Any, present: Any, features: int, dtype: Any):
+    return backend.initial(distribution, seed, words, present, features, dtype, "auto")

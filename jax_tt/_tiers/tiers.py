@@ -1,0 +1,369 @@
+"""`Tiers`: tables of a collection that are larger than the device."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._arguments import as_int
+from jax_tt._collection.collection import Collection, States
+from jax_tt._hash import rows
+from jax_tt._tables.dense import DenseTable
+from jax_tt._tiers import saved as saved_arrays
+from jax_tt._tiers.disk import DiskStore, StoreError
+from jax_tt._tiers.inputs import apart, features_of, keys_of, with_slots
+from jax_tt._tiers.table import Tier, TieredRows, TierStatistics
+
+
+class Staged(NamedTuple):
+    """A batch whose rows are ready for the device, as `Tiers.prefetch` yields it.
+
+    Attributes:
+        batch: of the collection, with the slots of the rows in place of ids.
+        number: of the batch, from 0.
+        exchanges: slots and new entries by table.
+        plans: which keys the rows belong to, by table.
+    """
+
+    batch: Any
+    number: int
+    exchanges: dict[str, Any]
+    plans: dict[str, Any]
+
+
+class Tiers:
+    """Tables of a collection whose rows are on the device, in host memory and on disk.
+
+    The tables of the collection are those on the device: `DenseTable` with as many rows as there is room for, and an
+    optimizer. Ids of the batches are any 64-bit integers, or up to `Tier.num_embeddings`. `prefetch` decides on the
+    host which rows each batch needs on the device, fetches them with their optimizer state from memory and disk while
+    earlier batches are trained, and replaces ids by slots. `load` exchanges the rows on the device.
+
+    Training gives the same numbers as one table with a row for every id, bit for bit, unless rows are rounded
+    stochastically. A new row has an initial value that depends on the seed and the id alone.
+
+    Args:
+        collection: the tables on the device and the features.
+        tiers: `Tier` by table, for those that have more rows than the device.
+        path: directory of the tier on disk, for all tables; None for none. Requires ``jax-tt[disk]``.
+        depth: batches that are prepared ahead of the one that is loaded, in a thread; 0 for none.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit.
+        StoreError: the directory cannot be used, or belongs to other tables.
+
+    >>> import jax, numpy as np, jax_tt
+    >>> rule = jax_tt.optimizers.RowWiseAdagrad(0.1)
+    >>> collection = jax_tt.Collection(
+    ...     {"item": jax_tt.dense_table(64, 8, optimizer=rule)}, {"item": jax_tt.Feature("item")}
+    ... )
+    >>> tiers = jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=1024)})
+    >>> @jax.jit
+    ... def step(state, batch):
+    ...     def loss(trained):
+    ...         rows, _ = jax_tt.embed_collection(collection, collection.replaced(state, trained), batch)
+    ...         return (rows["item"] ** 2).sum()
+    ...     return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
+    >>> state = collection.init(jax.random.key(0))
+    >>> ids = np.random.default_rng(0).integers(0, 2**63, size=(20, 10, 1))
+    >>> for staged in tiers.prefetch({"item": batch} for batch in ids):
+    ...     state = step(tiers.load(state, staged), staged.batch)
+    >>> tiers.statistics()["item"].created
+    200
+    """
+
+    def __init__(
+        self,
+        collection: Collection,
+        tiers: Mapping[str, Tier],
+        *,
+        path: str | os.PathLike[str] | None = None,
+        depth: int = 2,
+    ):
+        self._collection, self._depth = collection, as_int("depth", depth)
+        if self._depth < 0:
+            raise ValueError(f"depth: got {depth}; expected a number of batches, at least 0.")
+        tables = _checked(collection, tiers)
+        self._disk: DiskStore | None = None
+        layouts = {name: tier.layout(tables[name]) for name, tier in tiers.items()}
+        if path is not None:
+            about = {name: tier.about(layouts[name]) for name, tier in tiers.items()}
+            sizes = {name: layout.size for name, layout in layouts.items()}
+            self._disk = DiskStore(path, sizes, about)
+        self._rows = {
+            name: TieredRows(name, tables[name], tier, layouts[name], self._disk)
+            for name, tier in tiers.items()
+        }
+        self._features = {
+            feature: spec.table
+            for feature, spec in collection.features.items()
+            if spec.table in tiers
+        }
+        self._staged = self._loaded = 0
+        # Guards the stores, and says when a batch has been loaded.
+        self._changed = threading.Condition()
+        self._running: _Prefetching | None = None
+        self.seconds_waited = 0.0
+
+    def prefetch(self, batches: Iterable[Any]) -> Iterator[Staged]:
+        """The batches in their order, each as soon as its rows are ready.
+
+        Every one must be given to `load` before the next one is asked for. If the iteration ends early, batches that
+        were prepared ahead are dropped.
+
+        Args:
+            batches: dicts or `KeyedBags` for `embed_collection`, of numpy arrays.
+
+        Raises:
+            TypeError, ValueError: a batch does not fit; with a depth, when it is its turn.
+        """
+        if self._running is not None:
+            raise RuntimeError(
+                "prefetch: another iteration over batches has not ended; close it first."
+            )
+        self._running = _Prefetching(self._stage, batches, self._depth, self._changed)
+        try:
+            while (staged := self._next()) is not None:
+                yield staged
+                if self._loaded <= staged.number:
+                    raise RuntimeError(
+                        f"prefetch: batch {staged.number} was not loaded before the next one was asked for; call "
+                        "state = tiers.load(state, staged) for every batch."
+                    )
+        finally:
+            self._running.stop()
+            self._running = None
+            self._forget_what_was_not_loaded()
+
+    def load(self, state: States, staged: Staged) -> dict[str, dict[str, Any]]:
+        """The state with the rows of a batch on the device. Its tables are donated.
+
+        Args:
+            state: arrays by table and name; those of the collection as the step before left them.
+            staged: of `prefetch`, in that order.
+
+        Raises:
+            ValueError: batches are loaded in another order.
+        """
+        if staged.number != self._loaded:
+            raise ValueError(
+                f"staged: got batch {staged.number}; expected {self._loaded}, the batches in the order of prefetch."
+            )
+        after = {name: dict(own) for name, own in state.items()}
+        left: dict[str, list[jax.Array]] = {}
+        for name, (slots, entries) in staged.exchanges.items():
+            own, plan = self._rows[name], staged.plans[name]
+            old: list[jax.Array] = []
+            if len(plan.loaded):
+                arrays = [after[name][array] for array in own.layout.names]
+                arrays, old = _exchanged(arrays, entries, slots)
+                after[name] |= zip(own.layout.names, arrays, strict=True)
+            left[name] = old
+        with self._changed:
+            for name, own in self._rows.items():
+                own.loaded(staged.number, staged.plans[name], left[name])
+            self._loaded += 1
+            self._changed.notify_all()
+        return after
+
+    def save(self, state: States, other: bytes = b"") -> None:
+        """Writes all rows and the rest of the state to disk, as one transaction.
+
+        A process that dies later goes on from here: see `restored`.
+
+        Args:
+            state: the arrays after a step.
+            other: what belongs to this state, such as the serialised parameters of the rest of the model.
+        """
+        disk = self._needs_disk("save")
+        with self._changed:
+            for name, own in self._rows.items():
+                own.flush(state[name])
+            rest = {
+                name: {array: value for array, value in own.items() if array not in names}
+                for name, own in state.items()
+                for names in [self._rows[name].layout.names if name in self._rows else ()]
+            }
+            disk.commit(saved_arrays.to_bytes(jax.device_get(rest), other))
+
+    def restored(self, state: States) -> tuple[dict[str, dict[str, Any]], bytes] | None:
+        """What was saved last, or None: a state with no rows on the device, and the other bytes.
+
+        Args:
+            state: an initial state of the collection.
+        """
+        data = self._needs_disk("restored").saved()
+        if data is None:
+            return None
+        rest, other = saved_arrays.from_bytes(data)
+        return {
+            name: {**own, **{k: jnp.asarray(v) for k, v in rest.get(name, {}).items()}}
+            for name, own in state.items()
+        }, other
+
+    def read(self, state: States, table: str, ids: Any) -> np.ndarray:
+        """Rows of any ids, wherever they are; initial rows for ids that were never trained.
+
+        Args:
+            state: the arrays after a step.
+            table: its name.
+            ids: integers ``[n]``.
+
+        Returns:
+            ``[n, D]`` on the host.
+        """
+        keys, _ = keys_of(table, np.asarray(ids), None)
+        with self._changed:
+            return self._rows[table].read(state[table], keys)
+
+    def statistics(self) -> dict[str, TierStatistics]:
+        """Totals by table so far."""
+        with self._changed:
+            return {name: own.statistics() for name, own in self._rows.items()}
+
+    def close(self) -> None:
+        """Closes the tier on disk without saving."""
+        if self._disk is not None:
+            self._disk.close()
+
+    def __enter__(self) -> Tiers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _needs_disk(self, caller: str) -> DiskStore:
+        if self._disk is None:
+            raise StoreError(
+                f"{caller}: there is no tier on disk; expected Tiers(..., path=directory)."
+            )
+        return self._disk
+
+    def _next(self) -> Staged | None:
+        assert self._running is not None
+        start = time.perf_counter()
+        staged = self._running.next()
+        self.seconds_waited += time.perf_counter() - start
+        return staged
+
+    def _stage(self, batch: Any, stopped: threading.Event) -> Staged:
+        """Decides which rows a batch exchanges, and fetches those that come."""
+        values = features_of(batch)
+        slots: dict[str, np.ndarray] = {}
+        plans, exchanges = {}, {}
+        for name, own in self._rows.items():
+            features = [feature for feature, table in self._features.items() if table == name]
+            found = [keys_of(f, values[f], own.tier.num_embeddings) for f in features]
+            keys, present = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            placed, plans[name] = own.places.place(keys, present)
+            parts = apart(placed, [len(part) for part, _ in found])
+            slots |= zip(features, parts, strict=True)
+            with self._changed:
+                while not own.settled(plans[name], self._depth):
+                    if stopped.is_set():
+                        raise _StoppedError
+                    self._changed.wait(0.1)
+                exchanges[name] = own.fetch(self._staged, plans[name])
+        staged = Staged(with_slots(batch, slots), self._staged, exchanges, plans)
+        self._staged += 1
+        return staged
+
+    def _forget_what_was_not_loaded(self) -> None:
+        with self._changed:
+            if self._staged > self._loaded:
+                self._staged = self._loaded
+                for own in self._rows.values():
+                    own.forget_staged(self._loaded)
+
+
+class _StoppedError(Exception):
+    """The iteration has ended while a batch was being prepared."""
+
+
+class _Prefetching:
+    """Stages batches in a thread, or on demand without a depth."""
+
+    def __init__(self, stage: Any, batches: Iterable[Any], depth: int, changed: Any):
+        self._stage, self._batches, self._changed = stage, iter(batches), changed
+        self._stopped = threading.Event()
+        self._ready: queue.Queue[Any] = queue.Queue(max(1, depth))
+        self._thread = threading.Thread(target=self._run, daemon=True) if depth else None
+        if self._thread:
+            self._thread.start()
+
+    def next(self) -> Staged | None:
+        """The next batch; None at the end."""
+        if self._thread is None:
+            return self._staged()
+        found = self._ready.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopped.set()
+        while self._thread and self._thread.is_alive():
+            with self._changed:
+                self._changed.notify_all()
+            try:  # the thread may wait for room
+                self._ready.get_nowait()
+            except queue.Empty:
+                self._thread.join(0.05)
+
+    def _staged(self) -> Staged | None:
+        for batch in self._batches:
+            return self._stage(batch, self._stopped)
+        return None
+
+    def _run(self) -> None:
+        found: Any = True
+        while found is not None and not self._stopped.is_set():
+            try:
+                found = self._staged()
+            except _StoppedError:
+                return
+            except BaseException as error:
+                self._ready.put(error)
+                return
+            self._ready.put(found)
+
+
+@partial(jax.jit, donate_argnums=0)
+def _exchanged(arrays: Any, entries: Any, slots: Any) -> Any:
+    return rows.exchange(arrays, entries, slots)
+
+
+def _checked(collection: Any, tiers: Any) -> dict[str, DenseTable]:
+    """The tables with tiers."""
+    if not isinstance(collection, Collection):
+        raise TypeError(
+            f"collection: got a {type(collection).__name__}; expected a jax_tt.Collection."
+        )
+    if not isinstance(tiers, Mapping) or not tiers:
+        raise TypeError(
+            f"tiers: got {tiers!r}; expected a dict from tables to Tier, e.g. {{'item': jax_tt.Tier(host_rows=10**6)}}."
+        )
+    found = {}
+    for name, tier in tiers.items():
+        table = collection.tables.get(name)
+        if table is None:
+            raise ValueError(
+                f"tiers: got the table {name!r}; expected one of {', '.join(map(repr, collection.tables))}."
+            )
+        if not isinstance(tier, Tier):
+            raise TypeError(
+                f"tiers[{name!r}]: got a {type(tier).__name__}; expected a jax_tt.Tier."
+            )
+        tier.check(name, table)
+        found[name] = table
+    return found

@@ -135,8 +135,8 @@ def insert(
     )
     old = jax.tree.map(lambda array: _where(kept, array[by], jnp.zeros_like(array)), old)
     new = _where(kept, distinct[by], jnp.zeros_like(distinct))
-    of_all = Insertion(placed[by], new, *old, numbers.astype(jnp.int32))
-    return flat.directory(directory), of_all
+    done = Insertion(placed[by], new, *old, counts=numbers.astype(jnp.int32))
+    return flat.directory(directory), done
 
 
 def erase(directory: KeyDirectory, slots: jax.Array) -> KeyDirectory:
@@ -183,14 +183,14 @@ def _distinct(
     n = present.shape[0]
     absent = (~present).astype(jnp.uint32)
     by = (absent, *_columns(keys), *(~word for word in _columns(given)))
-    absent, high, low, *given = jax.lax.sort(by, num_keys=len(by))
+    absent, high, low, *scores = jax.lax.sort(by, num_keys=len(by))
     new = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
     head = jnp.ones(n, bool).at[1:].set(new) & (absent == 0)
     run = jnp.cumsum(head) - 1
     here = jnp.where(absent == 0, run, n)
     counts = jnp.zeros(n, jnp.int32).at[here].add(1, mode="drop")
     heads = jnp.where(head, run, n)
-    words = jnp.stack([high, low, *(~word for word in given)], axis=1)
+    words = jnp.stack([high, low, *(~word for word in scores)], axis=1)
     first = jnp.zeros_like(words).at[heads].set(words, mode="drop")
     return first[:, :2], counts, first[:, 2:]
 

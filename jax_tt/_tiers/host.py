@@ -89,8 +89,8 @@ class HostStore:
         placed = slots >= 0
         if self._disk is None and not placed.all():
             raise StoreError(
-                f"tiers[{self._table!r}].host_rows: {len(self._records)} rows in host memory are full; raise host_rows, "
-                "or give a path for a tier on disk."
+                f"tiers[{self._table!r}].host_rows: {len(self._records)} rows in host memory are full; raise "
+                "host_rows, or give a path for a tier on disk."
             )
         self._records[slots[placed]] = records[placed]
         self._changed[slots[placed]] = True

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
 from jax_tt._bags import Bags
 from jax_tt._collection.keyed_bags import KeyedBags
@@ -25,7 +25,7 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
         TypeError, ValueError: the ids are not integers on the host, or out of range.
     """
     ids = value.ids if isinstance(value, Bags) else value
-    if isinstance(ids, jax.core.Tracer) or not hasattr(ids, "dtype"):
+    if isinstance(ids, Tracer) or not hasattr(ids, "dtype"):
         raise TypeError(
             f"batch[{name!r}]: got a {type(ids).__name__}; expected a numpy array of integers, or Bags of it: tiers "
             "are looked up on the host, outside jit."

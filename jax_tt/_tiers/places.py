@@ -49,7 +49,7 @@ class DevicePlaces:
         self._directory = on_host(lambda: init_directory(rows // ways, ways))
         self._policy, self._label, self._rows = policy, label, rows
         self._clock = 0
-        self._totals = dict.fromkeys(COUNTERS, 0)
+        self._totals: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
     def place(self, keys: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, Exchanged]:
         """The slots of the keys of a batch, int32 ``[n]`` and 0 where none is present, and the rows that it exchanges.
@@ -84,7 +84,7 @@ class DevicePlaces:
 
     def totals(self) -> dict[str, int]:
         """Sums of `COUNTERS` over the batches."""
-        return dict(self._totals)
+        return {**self._totals}
 
     def reset(self, keys: np.ndarray, full: np.ndarray) -> None:
         """Puts these keys uint64 ``[rows]`` in the slots that are full. All become equally old."""

@@ -1,14 +1,16 @@
 """Rows beyond the device: training through tiers equals training one table."""
 
+import random
+import subprocess
+import sys
+import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._hash.initial import Normal, initial_rows
-from jax_tt._tiers.words import to_words
+from tests import row_tiers_run
 
 RULE = jax_tt.optimizers.Adagrad(0.1)
 
@@ -20,20 +22,6 @@ def collection_of(rows, rule=RULE, features=("seen", "cart")):
     }
     specs = {"seen": jax_tt.Feature("item", combiner="mean"), "cart": jax_tt.Feature("item")}
     return jax_tt.Collection(tables, {**specs, "user": jax_tt.Feature("user")})
-
-
-def step_of(collection):
-    @jax.jit
-    def step(state, batch):
-        def loss(trained):
-            arrays = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
-            return sum(jnp.sum((row - 0.1) ** 2) for row in rows.values())
-
-        value, gradients = jax.value_and_grad(loss)(collection.trained(state))
-        return collection.overwritten(state, gradients)[0], value
-
-    return step
 
 
 def stream(count, seed, pool=200):
@@ -56,13 +44,6 @@ def stream(count, seed, pool=200):
         yield ids, *pair
 
 
-def large_state(collection, ids, seed):
-    state = collection.init(jax.random.key(0))
-    words = np.array([seed >> 32, seed], np.int64).astype(np.uint32)
-    rows = initial_rows(Normal(8**-0.5), words, to_words(ids), 8)
-    return {**state, "item": {**state["item"], "embedding": rows}}
-
-
 @pytest.mark.parametrize(
     ("rows", "host", "depth", "disk"),
     [(32, 512, 0, False), (32, 64, 3, True), (64, 16, 1, True)],
@@ -71,11 +52,11 @@ def test_equals_one_table(tmp_path, rows, host, depth, disk):
     small, large = collection_of(rows), collection_of(200)
     tier = jax_tt.Tier(host_rows=host, ways=8, seed=7)
     path = tmp_path / "rows" if disk else None
-    steps = step_of(small), step_of(large)
+    steps = row_tiers_run.step_of(small), row_tiers_run.step_of(large)
     state = small.init(jax.random.key(0))
     batches = list(stream(60, 1))
     (ids, *_) = batches[0]
-    whole = large_state(large, ids, 7)
+    whole = row_tiers_run.large_state(large, ids, 7)
     with jax_tt.Tiers(small, {"item": tier}, path=path, depth=depth) as tiers:
         for (_, _, numbered), staged in zip(
             batches, tiers.prefetch(b for _, b, _ in batches), strict=True
@@ -89,3 +70,23 @@ def test_equals_one_table(tmp_path, rows, host, depth, disk):
         assert counts.loaded == counts.created + counts.host_hits + counts.disk_hits
         assert counts.evicted > 0
         assert (counts.disk_hits > 0) == disk
+
+
+@pytest.mark.full
+def test_killed_training_goes_on(tmp_path):
+    steps, draw = 400, random.Random(5)
+    command = [sys.executable, "-m", "tests.row_tiers_run", "--steps", str(steps)]
+    command.append(str(tmp_path))
+    for _ in range(3):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for _ in range(draw.randrange(1, 4)):
+                assert process.stdout.readline().strip().isdigit()
+            time.sleep(draw.random() / 20)
+            process.kill()
+    last, whole = (
+        subprocess.run(own, capture_output=True, text=True, check=True).stdout.split()
+        for own in (command, command[:-1])
+    )
+    assert len(last) < steps // row_tiers_run.EVERY  # it did not begin again
+    assert last[-1] == whole[-1]

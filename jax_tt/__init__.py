@@ -105,6 +105,7 @@ _LAYERS = (
     "TableEmbedBag",
     "FusedParam",
     "FusedOptimizer",
+    "LayerTiers",
     "CacheState",
     "IdOrderState",
     "LookupCounts",

@@ -7,6 +7,7 @@ from jax_tt._flax._nnx_dense import EmbedBag as EmbedBag
 from jax_tt._flax._nnx_fused import FusedOptimizer as FusedOptimizer
 from jax_tt._flax._nnx_table import TableEmbed as TableEmbed
 from jax_tt._flax._nnx_table import TableEmbedBag as TableEmbedBag
+from jax_tt._flax._nnx_tiers import LayerTiers as LayerTiers
 from jax_tt._flax._nnx_tt import TTEmbed as TTEmbed
 from jax_tt._flax._nnx_tt import TTEmbedBag as TTEmbedBag
 from jax_tt._flax._nnx_variables import CacheState as CacheState

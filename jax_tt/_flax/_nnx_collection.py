@@ -221,10 +221,7 @@ class EmbedCollection(nnx.Module):
             >>> sorted(embed.states()["ad"])
             ['embedding', 'sentinel', 'step', 'used']
         """
-        state: dict[str, Any] = {name: self.tables[name].state() for name in self._names}
-        if (shared := self._shared()) is not None:
-            state[UPDATES] = shared._asdict()
-        return self.collection.separated(state)
+        return self.collection.separated(self.arrays())
 
     def set_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Overwrites the arrays of all tables with those of other layers or collections, as `states` returns them.
@@ -236,15 +233,25 @@ class EmbedCollection(nnx.Module):
                 unchanged then.
         """
         state = self.collection.joined(states)
-        shared = state.pop(UPDATES, {})
         for name, table in self.collection.tables.items():
             table.check(state[name])
             check_like(f"states[{name!r}]", state[name], self.tables[name].state())
+        self.set_arrays(state)
+
+    def arrays(self) -> dict[str, dict[str, jax.Array]]:
+        """The arrays by table and name, as `Collection.init` returns them."""
+        state: dict[str, Any] = {name: self.tables[name].state() for name in self._names}
+        if (shared := self._shared()) is not None:
+            state[UPDATES] = shared._asdict()
+        return state
+
+    def set_arrays(self, arrays: Mapping[str, Mapping[str, Any]]) -> None:
+        """Overwrites all arrays with those of `arrays`, or of such a layer, without a copy."""
         for name in self._names:
             for array in self.tables[name].state():
-                getattr(self.tables[name], array)[...] = state[name][array]
-        for name, value in shared.items():
-            getattr(self, name)[...] = value
+                getattr(self.tables[name], array).set_value(arrays[name][array])
+        for name, value in arrays.get(UPDATES, {}).items():
+            getattr(self, name).set_value(value)
 
     def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:
         collection = self.collection

@@ -1,0 +1,103 @@
+"""`LayerTiers`: tables of an `EmbedCollection` that are larger than the device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from jax_tt._flax._nnx_collection import EmbedCollection
+from jax_tt._tiers.table import Tier, TierStatistics
+from jax_tt._tiers.tiers import Tiers
+
+
+class LayerTiers:
+    """`Tiers` of the tables of an `EmbedCollection`, whose variables it loads rows into.
+
+    Args:
+        embed: the layer, whose tables are those on the device.
+        tiers, path, depth: as in `Tiers`.
+
+    Raises:
+        TypeError, ValueError, StoreError: as `Tiers`.
+
+    Example:
+        >>> import jax, jax_tt, numpy as np, optax
+        >>> from flax import nnx
+        >>> table = jax_tt.dense_table(64, 8, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1))
+        >>> embed = jax_tt.EmbedCollection({"item": table}, {"item": jax_tt.Feature("item")}, rngs=nnx.Rngs(0))
+        >>> optimizer = jax_tt.FusedOptimizer(embed, optax.sgd(0.1))
+        >>> @nnx.jit
+        ... def step(embed, optimizer, batch):
+        ...     optimizer.update(embed, nnx.grad(lambda embed: (embed(batch)["item"] ** 2).sum())(embed))
+        >>> tiers = jax_tt.LayerTiers(embed, {"item": jax_tt.Tier(host_rows=1024)})
+        >>> ids = np.random.default_rng(0).integers(0, 2**63, size=(20, 10, 1))
+        >>> for batch in tiers.prefetch({"item": batch} for batch in ids):
+        ...     step(embed, optimizer, batch)
+        >>> tiers.statistics()["item"].evicted
+        136
+    """
+
+    def __init__(
+        self,
+        embed: EmbedCollection,
+        tiers: Mapping[str, Tier],
+        *,
+        path: str | os.PathLike[str] | None = None,
+        depth: int = 2,
+    ):
+        if not isinstance(embed, EmbedCollection):
+            raise TypeError(
+                f"embed: got a {type(embed).__name__}; expected an EmbedCollection. Tiers takes collections without a "
+                "layer."
+            )
+        self._embed = embed
+        self._tiers = Tiers(embed.collection, tiers, path=path, depth=depth)
+
+    def prefetch(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches with slots in place of ids, each when its rows have been loaded into the layer.
+
+        Args:
+            batches: dicts or `KeyedBags` for the layer, of numpy arrays.
+        """
+        for staged in self._tiers.prefetch(batches):
+            self._embed.set_arrays(self._tiers.load(self._embed.arrays(), staged))
+            yield staged.batch
+
+    def save(self, other: bytes = b"") -> None:
+        """`Tiers.save` of the variables of the layer."""
+        self._tiers.save(self._embed.arrays(), other)
+
+    def restore(self) -> bytes | None:
+        """Sets the layer to what was saved last, and returns the other bytes; None if nothing was saved."""
+        found = self._tiers.restored(self._embed.arrays())
+        if found is None:
+            return None
+        state, other = found
+        self._embed.set_arrays(state)
+        return other
+
+    def read(self, table: str, ids: Any) -> np.ndarray:
+        """`Tiers.read`: rows of any ids, ``[n, D]`` on the host."""
+        return self._tiers.read(self._embed.arrays(), table, ids)
+
+    def statistics(self) -> dict[str, TierStatistics]:
+        """Totals by table so far."""
+        return self._tiers.statistics()
+
+    @property
+    def seconds_waited(self) -> float:
+        """The time that `prefetch` has waited for rows."""
+        return self._tiers.seconds_waited
+
+    def close(self) -> None:
+        """Closes the tier on disk without saving."""
+        self._tiers.close()
+
+    def __enter__(self) -> LayerTiers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,11 +1,13 @@
 """Rows beyond the device: training through tiers equals training one table."""
 
 import random
+import resource
 import subprocess
 import sys
 import time
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -90,3 +92,189 @@ def test_killed_training_goes_on(tmp_path):
     )
     assert len(last) < steps // row_tiers_run.EVERY  # it did not begin again
     assert last[-1] == whole[-1]
+
+
+def small_tiers(path=None, depth=0, rows=16, **tier):
+    collection = collection_of(rows)
+    return jax_tt.Tiers(
+        collection,
+        {"item": jax_tt.Tier(**{"host_rows": 64, "ways": 8, **tier})},
+        path=path,
+        depth=depth,
+    ), collection.init(jax.random.key(0))
+
+
+def batch_of(ids):
+    """Features with these ids of the tiered table."""
+    ids = np.asarray(ids)
+    return {"seen": ids[:, None], "cart": ids[:, None], "user": np.zeros((len(ids), 1), int)}
+
+
+def trained(tiers, state, batches):
+    step = row_tiers_run.step_of(collection_of(16))
+    for staged in tiers.prefetch(batches):
+        state, _ = step(tiers.load(state, staged), staged.batch)
+    return state
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_rows_and_layouts(dtype):
+    rule = jax_tt.optimizers.Adam(0.05, moment_dtype="bfloat16")
+    update = jax_tt.Update(rule, stochastic_rounding=False)
+    ids = np.arange(40, dtype=np.int64)[::-1] - 20
+    found = []
+    for rows in (16, 48):
+        table = jax_tt.DenseTable(rows, 6, dtype, update)
+        collection = jax_tt.Collection({"item": table}, {"seen": jax_tt.Feature("item")})
+        step, state = row_tiers_run.step_of(collection), collection.init(jax.random.key(0))
+        tiers = jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=64, ways=8)}, depth=1)
+        batches = [
+            {"seen": jax_tt.Bags(ids[[k, k, (7 * k + 1) % 40, 19]][None], padded=True)}
+            for k in range(40)
+        ]
+        for staged in tiers.prefetch(batches):
+            state, _ = step(tiers.load(state, staged), staged.batch)
+        found.append(tiers.read(state, "item", ids))
+    assert found[0].dtype == dtype
+    assert (found[0] == found[1]).all()
+
+
+def test_keyed_bags_and_lfu():
+    ids = np.array([5, 5, 9, 2**30, 7], np.int64)
+    offsets = np.array([0, 1, 3, 4, 4, 5, 5], np.int32)
+    batch = jax_tt.KeyedBags.from_offsets(("seen", "cart", "user"), [*ids[:4], 7], offsets)
+    tiers, state = small_tiers(policy="lfu")
+    (staged,) = [
+        staged for staged in tiers.prefetch([batch]) if (state := tiers.load(state, staged))
+    ]
+    slots = staged.batch.ids
+    assert slots[0] == slots[1] != slots[2]
+    assert slots[4] == 7
+    initial = tiers.read(state, "item", ids)
+    assert (np.asarray(state["item"]["embedding"])[slots[:4]] == initial[:4]).all()
+    assert (tiers.read(state, "item", ids[:0]).shape) == (0, 8)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_ended_early(depth):
+    tiers, state = small_tiers(depth=depth)
+    step = row_tiers_run.step_of(collection_of(16))
+    batches = [batch_of(np.arange(4) + 3 * k) for k in range(30)]
+    others, whole = small_tiers()
+    whole = trained(others, whole, [*batches[:10], *batches[20:]])
+    for k, staged in enumerate(tiers.prefetch(batches)):
+        state, _ = step(tiers.load(state, staged), staged.batch)
+        if k == 9:
+            break
+    state = trained(tiers, state, batches[20:])
+    ids = np.arange(100)
+    assert (tiers.read(state, "item", ids) == others.read(whole, "item", ids)).all()
+
+
+def test_batches_without_ids_and_empty_streams():
+    tiers, state = small_tiers()
+    assert list(tiers.prefetch([])) == []
+    nothing = batch_of(np.zeros(0, int))
+    state = trained(tiers, state, [nothing, batch_of([3]), nothing])
+    assert tiers.statistics()["item"].created == 1
+
+
+def test_errors_of_batches():
+    tiers, state = small_tiers(depth=1, num_embeddings=50)
+    for bad, message in (
+        ([0.5], r"batch\['seen'\]: got ids of type float64; expected integers"),
+        ([50], r"batch\['seen'\]: got the id 50; expected 0 to 49"),
+        (np.arange(17), "17 distinct ids of a batch do not fit into the 16 rows"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            trained(tiers, state, [batch_of(bad)])
+    batches = [batch_of([1]), batch_of([2])]
+    with pytest.raises(RuntimeError, match="batch 0 was not loaded before"):
+        list(tiers.prefetch(batches))
+    iteration = tiers.prefetch(batches)
+    first = next(iteration)
+    with pytest.raises(RuntimeError, match="another iteration over batches has not ended"):
+        next(tiers.prefetch(batches))
+    state = tiers.load(state, first)
+    with pytest.raises(ValueError, match="staged: got batch 0; expected 1"):
+        tiers.load(state, first)
+    iteration.close()
+
+
+def test_errors_of_options():
+    collection = collection_of(20)
+    tier = jax_tt.Tier(host_rows=64, ways=8)
+    for options, message in (
+        ({"host_rows": 60, "ways": 8}, "host_rows: got 60; expected a multiple of ways=8"),
+        ({"host_rows": 0}, "host_rows: got 0"),
+        ({"host_rows": 64, "policy": "fifo"}, "policy: got 'fifo'; expected one of 'lru', 'lfu'"),
+        ({"host_rows": 64, "initializer": 3}, "initializer: got 3"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            jax_tt.Tier(**options)
+    decays = jax_tt.optimizers.EMAInPlaceRowWiseAdagrad(0.1)
+    for rule, given, message in (
+        (RULE, {"items": tier}, "got the table 'items'; expected one of 'item', 'user'"),
+        (RULE, {"item": 64}, "expected a jax_tt.Tier"),
+        (RULE, {}, "tiers: got {}"),
+        (RULE, {"item": tier}, "20 rows; expected a multiple of ways=8"),
+        (None, {"item": tier}, "without an optimizer"),
+        (decays, {"item": tier}, "changes all rows of a table between steps"),
+    ):
+        own = collection if rule is RULE else collection_of(16, rule)
+        with pytest.raises((TypeError, ValueError), match=message):
+            jax_tt.Tiers(own, given)
+    with pytest.raises(ValueError, match="depth: got -1"):
+        jax_tt.Tiers(collection_of(16), {"item": tier}, depth=-1)
+
+
+def test_full_host_memory():
+    tiers, state = small_tiers(host_rows=8)
+    with pytest.raises(jax_tt.StoreError, match="8 rows in host memory are full; raise host_rows"):
+        trained(tiers, state, [batch_of(np.arange(8) + 8 * k) for k in range(8)])
+    with pytest.raises(jax_tt.StoreError, match=r"there is no tier on disk; expected Tiers"):
+        tiers.save(state)
+
+
+def test_errors_of_disks(tmp_path):
+    tiers, state = small_tiers(tmp_path / "rows")
+    assert tiers.restored(state) is None
+    with pytest.raises(jax_tt.StoreError, match="is open in another process or store"):
+        small_tiers(tmp_path / "rows")
+    state = trained(tiers, state, [batch_of(np.arange(8))])
+    tiers.save(state, b"first")
+    before = tiers.read(state, "item", np.arange(8))
+    tiers.close()
+    with pytest.raises(jax_tt.StoreError, match="the store is closed"):
+        tiers.save(state)
+    with pytest.raises(jax_tt.StoreError, match="holds records of"):
+        small_tiers(tmp_path / "rows", seed=1)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(jax_tt.StoreError, match="expected a directory that can be created"):
+        small_tiers(tmp_path / "file")
+    tiers, state = small_tiers(tmp_path / "rows")
+    state, other = tiers.restored(state)
+    assert other == b"first"
+    assert state["updates"]["step"].max() == 1
+    assert (tiers.read(state, "item", np.arange(8)) == before).all()
+    tiers.close()
+
+
+def test_full_disk_keeps_what_was_saved(tmp_path):
+    tiers, state = small_tiers(tmp_path)
+    state = trained(tiers, state, [batch_of(np.arange(8))])
+    tiers.save(state, b"first")
+    state = trained(tiers, state, [batch_of(np.arange(8) + 8 * k) for k in range(40)])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (tmp_path / "data.mdb").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        with pytest.raises(jax_tt.StoreError, match="The last committed state is intact"):
+            tiers.save(state, b"second" * 10**6)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    tiers.close()
+    tiers, state = small_tiers(tmp_path)
+    _, other = tiers.restored(state)
+    assert other == b"first"
+    tiers.close()

@@ -6,11 +6,15 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._arguments import as_positive
 from jax_tt._cache.cached import RowCachedTable
 from jax_tt._cache.config import RowCache
+from jax_tt._hash.admission import Admission
+from jax_tt._hash.table import HashTable, Initializer
 from jax_tt._init import CoreInit
 from jax_tt._shape import TTShape
 from jax_tt._tables.dense import DenseTable, default_embedding_init
@@ -56,6 +60,64 @@ def dense_table(
     update = _update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
     return DenseTable(
         num_embeddings, features, param_dtype, update, name, embedding_init=embedding_init
+    )
+
+
+def hash_table(
+    features: int,
+    capacity: int,
+    *,
+    policy: str = "lru",
+    ways: int = 16,
+    min_age: int = 1,
+    admission: Admission | int | None = None,
+    max_capacity: int | None = None,
+    seed: int = 0,
+    initializer: Initializer | None = None,
+    missing: str | int = "initial",
+    safe_check: str = "warn",
+    param_dtype: Any = jnp.float32,
+    optimizer: Optimizer | None = None,
+    skip_nonfinite: bool = False,
+    stochastic_rounding: bool = True,
+    max_gradient: float | None = None,
+    name: str | None = None,
+) -> HashTable:
+    """The description of a table of 64-bit keys with rows of its own.
+
+    Args:
+        features: number of columns, D.
+        capacity: number of rows, a multiple of ``ways``.
+        policy, ways, min_age, admission, max_capacity, seed, initializer, missing, safe_check: as in `HashTable`.
+        param_dtype, optimizer, skip_nonfinite, stochastic_rounding, max_gradient, name: as in `EmbedBag`.
+
+    Returns:
+        `HashTable` around a `DenseTable`.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax_tt
+    >>> table = jax_tt.hash_table(16, 4096, optimizer=jax_tt.optimizers.Adagrad(0.05), policy="lfu")
+    >>> table.num_embeddings, table.features, table.policy
+    (4096, 16, 'lfu')
+    """
+    as_positive("capacity", capacity)
+    update = _update(optimizer, skip_nonfinite, stochastic_rounding, max_gradient)
+    # Rows are initialised when they are given to a key.
+    zeros = jax.nn.initializers.zeros
+    dense = DenseTable(capacity, features, param_dtype, update, name, embedding_init=zeros)
+    return HashTable(
+        dense,
+        policy,
+        ways,
+        min_age,
+        admission,
+        max_capacity,
+        seed,
+        initializer,
+        missing,
+        safe_check,
     )
 
 

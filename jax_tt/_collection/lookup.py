@@ -131,7 +131,7 @@ def embed(
         ids = _batch_of(table, storages[name], own, batch)
         call, changed = prepared(table, {**state[name], **read}, ids, lookups[name], inputs[name])
         calls.append(call)
-        counted.append(Counted(table, lookups[name], ids, call.batch))
+        counted.append(Counted(table, call.use.lookup, ids, call.batch))
         after[name] = {array: value for array, value in changed.items() if array not in read}
     if STATISTICS in state:
         after[STATISTICS] = {TOTALS: count_batches(state[STATISTICS][TOTALS], counted)}

@@ -102,9 +102,9 @@ def initial_rows(
         keys: uint32 ``[n, 2]``, the high word first.
         features: number of columns.
     """
-    high, low = _threefry(seed[0], seed[1], keys[:, 0], keys[:, 1])
+    high, low = threefry(seed[0], seed[1], keys[:, 0], keys[:, 1])
     blocks = jnp.arange((features + 1) // 2, dtype=jnp.uint32)
-    pair = _threefry(high[:, None], low[:, None], blocks[None, :], jnp.uint32(0))
+    pair = threefry(high[:, None], low[:, None], blocks[None, :], jnp.uint32(0))
     bits = jnp.stack(pair, axis=2).reshape(keys.shape[0], -1)[:, :features]
     rest = (bits << 1) | 1
     octave = jax.lax.clz(rest).astype(jnp.int32)
@@ -119,7 +119,7 @@ def initial_rows(
     return whole.astype(jnp.float32) * np.float32(distribution.scale / UNIT)
 
 
-def _threefry(*words: Any) -> tuple[jax.Array, jax.Array]:
+def threefry(*words: Any) -> tuple[jax.Array, jax.Array]:
     """Threefry-2x32 of a counter of two words, the last two, under a key of two words."""
     words = tuple(jnp.asarray(word, jnp.uint32) for word in words)
     shape = jnp.broadcast_shapes(*(word.shape for word in words))

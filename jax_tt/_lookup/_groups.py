@@ -40,12 +40,14 @@ class Call(NamedTuple):
         state: the arrays that are trained or constant.
         batch: prepared.
         values: `Table.step_values` of a fused table.
+        added: another lookup, whose sums are added to those of this one, or None.
     """
 
     use: Use
     state: State
     batch: Batch
     values: Any
+    added: Call | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -102,7 +104,7 @@ def forward(calls: Sequence[Call], wide: Wide | None) -> tuple[Any, list[Any]]:
     for group, members in groups:
         if group is None:
             (k,) = members
-            use, state, batch, _ = calls[k]
+            use, state, batch, *_ = calls[k]
             sums[k], residuals = use.table.forward(state, batch, use.lookup)
         else:
             found, residuals = group.forward([calls[k] for k in members], None)
@@ -143,7 +145,7 @@ def _group_of_all(groups: Groups) -> tuple[Group, tuple[int, ...]] | None:
 
 def of_one_table(call: Call, residuals: Any, g: jax.Array | None) -> Cotangents:
     """The wanted cotangents of a table on its own."""
-    use, state, batch, values = call
+    use, state, batch, values, _ = call
     table, lookup = use.table, use.lookup
     if g is None or not (lookup.wanted.names or lookup.wanted.weights):
         return {}, None

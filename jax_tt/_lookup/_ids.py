@@ -36,6 +36,8 @@ def digits_in_range(table: Table | Sizes, batch: Batch) -> tuple[list[jax.Array]
 def reads_row(table: Table, batch: Batch, lookup: Lookup) -> jax.Array:
     """Positions that read a row: present, and not an id for which ``bounds`` reads zeros; bool ``[S, cap]``."""
     here = present(batch)
+    if table.takes_keys:
+        return here
     return here & digits_in_range(table, batch)[1] if lookup.bounds in IGNORED else here
 
 

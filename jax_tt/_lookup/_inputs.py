@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jax_tt._arguments import as_array, narrow
 from jax_tt._bags import Bags, as_ids, signed_padding
 from jax_tt._dtypes import x64_enabled
+from jax_tt._hash.keys import key_digits
 from jax_tt._lookup._batch import Batch, present
 from jax_tt._lookup._explicit import reshape_rows
 from jax_tt._split_ids import SplitIds, split_on_host
@@ -60,8 +61,7 @@ def bag_batch(table: Table, bags: Any, accum: Any) -> tuple[Batch, int]:
             )
         bags = Bags(ids)
     label = table.label
-    given = signed_padding(bags.ids) if bags.padded else bags.ids
-    ids = _table_ids(table, given, "bags.ids")
+    ids = _table_ids(table, bags.ids, "bags.ids", bags.padded)
     weights = bags.weights
     if weights is not None:
         weights = as_array(f"{label}bags.weights", weights)
@@ -105,8 +105,11 @@ def bag_batch(table: Table, bags: Any, accum: Any) -> tuple[Batch, int]:
     return batch, offsets.shape[1] - 1
 
 
-def _table_ids(table: Table, ids: Any, name: str = "ids") -> Any:
+def _table_ids(table: Table, ids: Any, name: str = "ids", padded: bool = False) -> Any:
     name = table.label + name
+    if table.takes_keys:
+        return key_digits(name, ids, padded)
+    ids = signed_padding(ids) if padded else ids
     if isinstance(ids, Tracer):
         _refuse_cut(table, ids, name)
     # JAX would silently truncate 64-bit host ids to 32 bits; here they stay exact.

@@ -55,10 +55,17 @@ def prepared(
     That is the choice of the method, the count of ids out of range, and `Table.prepare`.
     """
     lookup = _with(lookup, table.method(lookup, state), resolve_precision(lookup.precision))
-    if OUT_OF_RANGE in state:
-        total = add_out_of_range(state[OUT_OF_RANGE], batch, table, lookup.axis_name)
-        state = {**state, OUT_OF_RANGE: total}
+    if table.takes_keys:
+        # Keys without a row are out of range of the prepared batch, and are not in its sums.
+        lookup = dataclasses.replace(lookup, bounds="zero")
+    before, given = state, batch
     state, batch = table.prepare(state, batch, lookup)
+    if OUT_OF_RANGE in state:
+        # Keys are out of range if they have no row, which is known once they are prepared.
+        ids = batch if table.takes_keys else given
+        total = add_out_of_range(state[OUT_OF_RANGE], ids, table, lookup.axis_name)
+        state = {**state, OUT_OF_RANGE: total}
+    more = table.added(before, given, batch, lookup) if table.takes_keys else None
     if lookup.method == "reference" and lookup.bounds == "warn":
         warn_out_of_range(table, batch)
         lookup = dataclasses.replace(lookup, bounds="zero")
@@ -72,7 +79,14 @@ def prepared(
         trained = vary_over(trained, axes)
     elif table.update is None and lookup.axis_name is not None:
         trained = sum_gradients(trained, lookup.axis_name)
-    return Call(Use(table, lookup), {**trained, **rest}, batch, values), state
+    added = None if more is None else _added(*more, lookup)
+    return Call(Use(table, lookup), {**trained, **rest}, batch, values, added), state
+
+
+def _added(table: Table, rows: State, batch: Batch, lookup: Lookup) -> Call:
+    """The lookup of `Table.added`, whose rows have no gradient."""
+    rows, batch = vary_over((rows, batch), varying_axes(rows, batch))
+    return Call(Use(table, resolved(table, rows, lookup)), jax.lax.stop_gradient(rows), batch, ())
 
 
 def pooled_sums(
@@ -83,6 +97,8 @@ def pooled_sums(
     With ``wide``, they are columns of one array, which ops write if they can. One rule covers all tables but those that
     JAX can differentiate itself. ``shared`` are the scalars of the tables that do not have their own.
     """
+    if any(call.added is not None for call in calls):
+        return _sums_with_added(calls, wide, shared)
     if explicit_mesh(calls) is not None:
         # There, in automatic mode, the mesh has no explicit axes.
         assert wide is None  # the sums of tables may differ in their shardings
@@ -91,7 +107,7 @@ def pooled_sums(
     by_rule: dict[int, Call] = {}
     sums: dict[int, jax.Array] = {}
     for k, call in enumerate(calls):
-        use, state, batch, _ = call
+        use, state, batch, *_ = call
         if use.table.differentiates_itself(use.lookup):
             sums[k] = use.table.forward(state, batch, use.lookup)[0]
             continue
@@ -106,6 +122,17 @@ def pooled_sums(
         sums.update(zip(by_rule, _sums(list(by_rule.values()), shared, None), strict=True))
     found = tuple(sums[k] for k in range(len(calls)))
     return found if wide is None else wide.joined(found)
+
+
+def _sums_with_added(calls: Sequence[Call], wide: Wide | None, shared: Shared | None) -> Any:
+    added = {k: call.added for k, call in enumerate(calls) if call.added is not None}
+    # The added ones come last: the places of shared scalars are counted among the calls.
+    alone = [*(call._replace(added=None) for call in calls), *added.values()]
+    found = pooled_sums(alone, None, shared)
+    sums = list(found[: len(calls)])
+    for k, more in zip(added, found[len(calls) :], strict=True):
+        sums[k] = sums[k] + more
+    return tuple(sums) if wide is None else wide.joined(sums)
 
 
 def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any:
@@ -149,7 +176,8 @@ def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:
     applied = {places[k]: new[APPLIED] for k, (new, _) in enumerate(found) if APPLIED in new}
     after = shared.after(applied) if shared is not None and applied else None
     cotangents = []
-    for k, ((use, state, batch, _), (new, dweights)) in enumerate(zip(calls, found, strict=True)):
+    for k, (call, (new, dweights)) in enumerate(zip(calls, found, strict=True)):
+        use, state, batch = call.use, call.state, call.batch
         if use.table.update is None:
             new = {name: grad.astype(state[name].dtype) for name, grad in new.items()}
         elif after is not None and k in places and not new:

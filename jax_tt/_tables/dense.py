@@ -52,6 +52,7 @@ class DenseTable(NativeTable):
     name: str | None = None
     embedding_init: Callable[..., Any] = default_embedding_init
     calls: ClassVar[_native.Calls] = _native.DENSE
+    row_names: ClassVar[tuple[str, ...]] = ("embedding",)
 
     def __post_init__(self) -> None:
         check_param_dtype(self.param_dtype)

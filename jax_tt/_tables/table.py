@@ -64,6 +64,8 @@ class Table(abc.ABC):
         update: `Update` of a fused table; None for ordinary gradients.
         name: for error messages.
         cacheable: whether it can have a row cache.
+        takes_keys: whether ids are keys of 64 bits, of which any may have a row.
+        row_names: the parameters of which row k is that of id k alone.
     """
 
     num_embeddings: int
@@ -71,6 +73,8 @@ class Table(abc.ABC):
     update: Update | None
     name: str | None
     cacheable: ClassVar[bool] = False
+    takes_keys: ClassVar[bool] = False
+    row_names: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abc.abstractmethod
@@ -328,6 +332,20 @@ class Table(abc.ABC):
         """Preparation of a batch before the differentiated part: cache probes, counts, maps of ids."""
         del lookup
         return state, batch
+
+    def added(
+        self, state: State, given: Batch, prepared: Batch, lookup: Lookup
+    ) -> tuple[Table, State, Batch] | None:
+        """A lookup in constant rows whose sums are added to those of the prepared batch, or None; if ``takes_keys``.
+
+        Args:
+            state: before the call.
+            given: the batch before `prepare`.
+            prepared: the batch after it, which has the same weights and bags.
+            lookup: as in `prepare`.
+        """
+        del state, given, prepared, lookup
+        return None
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         """Weighted sums ``[S, nb, D]`` in the accumulator type, and residuals."""

@@ -48,7 +48,7 @@ class TableGroup:
             return wide.joined(sums), saved
         joined = [k for k, call in enumerate(calls) if self._joins(call)]
         found = dict(zip(joined, _in_parts(self._sums, [(calls[k],) for k in joined]), strict=True))
-        for k, (use, state, batch, _) in enumerate(calls):
+        for k, (use, state, batch, *_) in enumerate(calls):
             if k not in found:
                 found[k] = use.table.forward(state, batch, use.lookup)
         sums, saved = zip(*(found[k] for k in range(len(calls))), strict=True)

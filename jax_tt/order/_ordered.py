@@ -51,6 +51,11 @@ class OrderedTable(Wrapper):
                 "table: got one that has an order of ids; expected one without. Compose the two orders: "
                 "IdOrder(inner.rows[outer.rows])."
             )
+        if self.table.takes_keys:
+            raise TypeError(
+                "table: got a HashTable, whose ids are keys without an order; expected the order inside, "
+                "HashTable(OrderedTable(table, id_order))."
+            )
         check_id_order(self.id_order, self.num_embeddings)
 
     @functools.cached_property

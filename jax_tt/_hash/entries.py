@@ -1,0 +1,71 @@
+"""What is in a hash table, read on the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_tt import _words
+from jax_tt._hash.directory import COUNTERS
+from jax_tt._hash.table import KEYS, TOTALS, HashTable, directory_of, require_hash_table
+from jax_tt._tables.table import State
+
+_ENTRY = np.dtype(
+    [("key", np.uint64), ("slot", np.int32), ("score", np.uint64), ("touched", np.int32)]
+)
+
+
+def table_keys(table: HashTable, state: State) -> np.ndarray:
+    """The keys of a table in the order of their slots. Blocks until the device is done.
+
+    Args:
+        table: the `HashTable`.
+        state: its arrays by name.
+
+    Returns:
+        A structured array ``[keys]`` with the fields ``key`` (uint64; ``.astype(np.int64)`` for signed keys), ``slot``
+        (the row of the wrapped table), ``score`` (uint64) and ``touched`` (the number of the last batch that requested
+        the key).
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 1024)
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, -1]))
+    >>> sorted(jax_tt.table_keys(table, state)["key"].tolist())
+    [3, 18446744073709551615]
+    """
+    table = require_hash_table(table)
+    table.check(state)
+    keys, scores, touched = jax.device_get(directory_of(state))
+    (slots,) = np.nonzero(touched.reshape(-1))
+    entries = np.empty(slots.size, _ENTRY)
+    entries["slot"] = slots
+    entries["touched"] = touched.reshape(-1)[slots]
+    for field, words in ("key", keys), ("score", scores):
+        high, low = words.astype(np.uint64).transpose(1, 0, 2).reshape(2, -1)[:, slots]
+        entries[field] = high << np.uint64(32) | low
+    return entries
+
+
+def hash_statistics(table: HashTable, state: State) -> dict[str, int | float]:
+    """Statistics of a hash table. Blocks until the device is done.
+
+    Returns:
+        ``keys`` and ``load``, the number and the share of slots that have a key, and totals of all insertions:
+        ``requests`` and ``hits`` are ids; ``unique``, ``unique_hits``, ``inserted``, ``evicted`` and ``refused`` are
+        distinct keys, batch by batch.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 1024)
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([3, 3, -1]))
+    >>> found = jax_tt.hash_statistics(table, state)
+    >>> found["keys"], found["requests"], found["inserted"]
+    (2, 3, 2)
+    """
+    table = require_hash_table(table)
+    table.check(state)
+    totals, touched = jax.device_get((state[TOTALS], state[KEYS[2]]))
+    keys = int(np.count_nonzero(touched))
+    found: dict[str, Any] = {"keys": keys, "load": keys / table.num_embeddings}
+    return found | dict(zip(COUNTERS, _words.integers(totals).tolist(), strict=True))

@@ -1,0 +1,178 @@
+"""Growth of hash tables between steps, on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._arguments import as_int
+from jax_tt._hash.directory import KeyDirectory
+from jax_tt._hash.hashing import homes_of
+from jax_tt._hash.insert import row_arrays
+from jax_tt._hash.table import (
+    KEYS,
+    WAITING,
+    HashTable,
+    directory_of,
+    named_directory,
+    require_hash_table,
+    waiting_of,
+)
+from jax_tt._init import fresh_init
+from jax_tt._tables.change import Change, Growth
+from jax_tt._tables.table import State
+from jax_tt.order._id_order import IdOrder
+from jax_tt.order._ordered import ID_ORDER, under_order
+
+
+def grow_if_full(
+    table: HashTable, state: State, *, max_load: float = 0.75
+) -> tuple[HashTable, dict[str, Any]]:
+    """Doubles the capacity of a table for as long as its load exceeds a limit and ``max_capacity`` allows it.
+
+    Call it between steps, outside of ``jit``; it waits for the device. Every key keeps its row and its optimizer state,
+    bit for bit. Functions that were compiled for the table are compiled again if it has grown.
+
+    Args:
+        table: the `HashTable`.
+        state: its arrays by name.
+        max_load: the share of occupied slots, from 0 to 1, above which the table grows.
+
+    Returns:
+        The table and the state, as they were if the table has not grown.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 64, policy="none", max_capacity=256)
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(60))
+    >>> table, state = jax_tt.grow_if_full(table, state)
+    >>> table.num_embeddings, state["embedding"].shape
+    (128, (128, 8))
+    """
+    table = require_hash_table(table)
+    table.check(state)
+    capacity = grown_capacity(table, state, max_load)
+    if capacity == table.num_embeddings:
+        return table, dict(state)
+    change = grown(table, state, growth_to(table, capacity))
+    return require_hash_table(change.table), change.state
+
+
+def grown_capacity(table: HashTable, state: State, max_load: Any) -> int:
+    """The capacity that a table is to have, at least the present one."""
+    number = isinstance(max_load, int | float) and not isinstance(max_load, bool)
+    if not number or not 0 <= max_load <= 1:
+        raise ValueError(f"max_load: got {max_load!r}; expected a number from 0 to 1.")
+    touched = state[KEYS[2]]
+    if isinstance(touched, Tracer):
+        raise TypeError(
+            f"{table.label}state: got traced arrays; a table grows between steps, outside of jit."
+        )
+    occupied = int(jnp.sum(touched > 0))
+    capacity, most = table.num_embeddings, table.max_capacity or table.num_embeddings
+    while occupied > max_load * capacity and 2 * capacity <= most:
+        capacity *= 2
+    return capacity
+
+
+def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
+    """Growth with initial slices of tensor trains that depend on the seed and the capacity alone."""
+    key = jax.random.fold_in(jax.random.key(table.seed & 0xFFFFFFFF), capacity)
+    init = fresh_init(getattr(table.innermost, "core_init", None))
+    return Growth(capacity, key, init, None, method)
+
+
+def grown(table: HashTable, state: State, growth: Growth) -> Change:
+    """The table with a multiple of its capacity, a power of 2.
+
+    A set s is divided into the sets s, s + S and so on, where S is the number of sets, and keys keep their ways.
+    """
+    factor = _factor(table, growth)
+    directory, moved = divided(directory_of(state), factor)
+    if table.table.row_names:
+        change = _of_own_rows(table, state, factor)
+    else:
+        change = _of_shared_rows(table, state, growth, moved)
+    new = dataclasses.replace(table, table=change.table)
+    after = {name: value for name, value in state.items() if name in table.hash_shapes}
+    after |= named_directory(directory)
+    if new.waiting_sets != table.waiting_sets:
+        waiting, _ = divided(waiting_of(state), factor)
+        after |= named_directory(waiting, WAITING)
+    return Change(new, {**change.state, **after}, change.carry)
+
+
+def divided(directory: KeyDirectory, factor: int) -> tuple[KeyDirectory, jax.Array]:
+    """The directory with ``factor`` times the sets, and by which multiple of the old sets each slot has moved.
+
+    The second is int32 ``[sets, ways]``, 0 for empty slots.
+    """
+    sets, ways = directory.touched.shape
+    keys = directory.keys.transpose(0, 2, 1).reshape(-1, 2)
+    own = jnp.repeat(jnp.arange(sets, dtype=jnp.int32), ways)
+    first, second = homes_of(keys, factor * sets)
+    # Where both sets come from this one, a key is in its first set.
+    home = jnp.where(first % sets == own, first, second)
+    moved = jnp.where(directory.touched > 0, (home // sets).reshape(sets, ways), 0)
+    parts = []
+    for k in range(factor):
+        here = (directory.touched > 0) & (moved == k)
+        empty = [jnp.where(here[:, None], array, 0) for array in directory[:2]]
+        parts.append(KeyDirectory(*empty, jnp.where(here, directory.touched, 0)))
+    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts), moved
+
+
+def _factor(table: HashTable, growth: Growth) -> int:
+    capacity, old = as_int("num_embeddings", growth.num_embeddings), table.num_embeddings
+    factor = capacity // old
+    if growth.like is not None:
+        raise ValueError(
+            f"{table.label}like: got ids; expected None, since new rows of a HashTable belong to no key yet."
+        )
+    if capacity % old or factor < 1 or factor & (factor - 1):
+        raise ValueError(
+            f"{table.label}num_embeddings: got {capacity}; expected the capacity {old} times a power of 2."
+        )
+    if table.max_capacity is not None and capacity > table.max_capacity:
+        raise ValueError(
+            f"{table.label}num_embeddings: got {capacity}; expected at most max_capacity, {table.max_capacity}."
+        )
+    return factor
+
+
+def _of_own_rows(table: HashTable, state: State, factor: int) -> Change:
+    """Every part has all rows: those of keys of another part are free, and are reset when they are given to a key."""
+
+    def repeated(array: Any) -> jax.Array:
+        return jnp.concatenate([array] * factor)
+
+    def carried(old: Any, fresh: Any) -> Any:
+        return old if old.shape == fresh.shape else repeated(old)
+
+    own = {name: value for name, value in state.items() if name not in table.hash_shapes}
+    own |= {name: repeated(state[name]) for name in row_arrays(table)}
+    inner = dataclasses.replace(table.table, num_embeddings=table.num_embeddings * factor)
+    return Change(inner, own, dict.fromkeys(table.table.row_names, carried))
+
+
+def _of_shared_rows(table: HashTable, state: State, growth: Growth, moved: jax.Array) -> Change:
+    """An order of slots lets keys that move keep their row."""
+    own = {name: value for name, value in state.items() if name not in table.hash_shapes}
+    ordered, old = ID_ORDER in table.table.buffers, table.num_embeddings
+    rows = np.arange(growth.num_embeddings)
+    if ordered:
+        rows[:old] = IdOrder(state[ID_ORDER]).rows[:]
+    change = table.table.grown(own, growth)
+    slots = np.flatnonzero(np.asarray(moved))
+    new = slots + np.asarray(moved).reshape(-1)[slots].astype(np.int64) * old
+    rows[slots], rows[new] = rows[new], rows[slots]
+    if ordered:
+        change = change._replace(table=change.table.table)  # pyright: ignore[reportAttributeAccessIssue]
+    return under_order(change, IdOrder(rows))

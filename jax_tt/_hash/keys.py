@@ -1,0 +1,152 @@
+"""Keys as words: what users give as ids of a hash table, and how batches hold it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._arguments import as_array
+from jax_tt._dtypes import x64_enabled
+from jax_tt._lookup._batch import Batch
+from jax_tt._split_ids import SplitIds
+
+_FIX = "split them on the host, jax_tt.split_keys(keys), and pass the SplitIds, or turn on jax_enable_x64"
+
+
+def split_keys(keys: Any) -> SplitIds:
+    """Keys of a `HashTable` as two 32-bit words each, on the host.
+
+    Without ``jax_enable_x64`` JAX has no 64-bit integers, and cuts those that are passed to a compiled function.
+
+    Args:
+        keys: integers of any shape: int64, uint64 or narrower. A negative key is the unsigned one with the same bits.
+
+    Returns:
+        `SplitIds` with digits int32 ``[*keys.shape, 2]``, the bits of the high and of the low word.
+
+    Raises:
+        TypeError: ``keys`` are traced.
+        ValueError: ``keys`` are not integers.
+
+    >>> import jax_tt, numpy as np
+    >>> jax_tt.split_keys(np.array([2**32 + 7, -1])).digits
+    array([[ 1,  7],
+           [-1, -1]], dtype=int32)
+    """
+    array = as_array("keys", keys)
+    if isinstance(array, Tracer):
+        raise TypeError(
+            "keys: got a traced array, whose keys JAX may have cut to 32 bits; split them before jit, e.g. "
+            "jax_tt.split_keys(np.asarray(keys, np.int64))."
+        )
+    return SplitIds(_words_on_host("keys", np.asarray(array), keys))
+
+
+def key_digits(name: str, ids: Any, padded: bool) -> SplitIds:
+    """The ids of a lookup in a hash table as digits of a batch: int32 0, high word, low word; or -1 for padding.
+
+    The first digit tells the key with all bits set from padding.
+
+    Args:
+        name: of the argument, for errors.
+        ids: integers, or `SplitIds` of two words.
+        padded: whether an id with all bits set is padding.
+    """
+    words, marked = _words(name, ids, padded)
+    xp = np if isinstance(words, np.ndarray) else jnp
+    first = xp.where(marked, np.int32(-1), np.int32(0)).astype(np.int32)
+    words = xp.where(marked[..., None], np.int32(-1), words)
+    return SplitIds(xp.concatenate([first[..., None], words], axis=-1))
+
+
+def keys_of(batch: Batch) -> jax.Array:
+    """The keys of all positions of a batch, uint32 ``[S * cap, 2]``."""
+    words = batch.ids[..., 1:].reshape(-1, 2)
+    return jax.lax.bitcast_convert_type(words, jnp.uint32)
+
+
+def score_words(name: str, scores: Any, shape: tuple[int, ...]) -> Any:
+    """Scores of the policy "custom" as words, int32 ``[*shape, 2]``; negative ones are 0 if they are traced."""
+    array = scores if isinstance(scores, SplitIds) else as_array(name, scores)
+    if tuple(array.shape) != shape:
+        raise ValueError(
+            f"{name}: got shape {tuple(array.shape)}; expected one score per key, {shape}."
+        )
+    if isinstance(array, np.ndarray) and array.size and array.dtype.kind == "i":
+        if array.min() < 0:
+            raise ValueError(f"{name}: got {array.min()}; expected integers from 0 to 2**64 - 1.")
+    elif isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jnp.signedinteger):
+        array = jnp.maximum(array, 0)
+    return _words(name, array, padded=False)[0]
+
+
+def _words(name: str, ids: Any, padded: bool) -> tuple[Any, Any]:
+    """Words int32 ``[..., 2]``, and whether each position is padding, bool ``[...]``."""
+    if isinstance(ids, SplitIds):
+        words = as_array(f"{name}.digits", ids.digits)
+        if words.ndim < 1 or words.dtype != np.int32 or words.shape[-1] != 2:
+            raise ValueError(
+                f"{name}: got SplitIds with digits {words.dtype} {tuple(words.shape)}; expected int32 [..., 2], the "
+                "two words of a key. Make them with jax_tt.split_keys(keys)."
+            )
+        return words, _marks(words == -1, padded)
+    array = as_array(name, ids)
+    if isinstance(array, Tracer):
+        _refuse_cut(name, array)
+    if isinstance(array, np.ndarray):
+        words = _words_on_host(name, array, ids)
+    elif jnp.issubdtype(array.dtype, jnp.integer):
+        words = _words_on_device(array)
+    else:
+        raise ValueError(_float_message(name, array.dtype))
+    # A narrow unsigned mark has all bits of its own type set.
+    mark = np.iinfo(array.dtype).max if array.dtype.kind == "u" else -1
+    same = array == np.asarray(mark, array.dtype)
+    return words, _marks(same[..., None], padded)
+
+
+def _marks(same: Any, padded: bool) -> Any:
+    return same.all(axis=-1) & padded
+
+
+def _words_on_host(name: str, array: np.ndarray, given: Any) -> np.ndarray:
+    if array.dtype.kind not in "iu":
+        if array.size or isinstance(given, np.ndarray):
+            raise ValueError(_float_message(name, array.dtype))
+        array = array.astype(np.int64)  # an empty list has no type of its own
+    wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64).view(np.uint64)
+    words = np.stack([wide >> np.uint64(32), wide & np.uint64(2**32 - 1)], axis=-1)
+    return words.astype(np.uint32).view(np.int32)
+
+
+def _words_on_device(array: jax.Array) -> jax.Array:
+    unsigned = array.dtype.kind == "u"
+    if array.dtype.itemsize == 8:
+        high = jax.lax.shift_right_logical(array, jnp.asarray(32, array.dtype))
+        words = [part.astype(jnp.uint32) for part in (high, array)]
+    elif unsigned:
+        words = [jnp.zeros(array.shape, jnp.uint32), array.astype(jnp.uint32)]
+    else:
+        low = array.astype(jnp.int32)
+        words = [low >> 31, low]
+    return jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.int32)
+
+
+def _refuse_cut(name: str, array: Any) -> None:
+    """Raises for ids that may have been cut to 32 bits when the function was traced."""
+    if not x64_enabled() and array.dtype in (jnp.int32, jnp.uint32):
+        raise ValueError(
+            f"{name}: got traced {array.dtype} ids for a table of 64-bit keys. Without jax_enable_x64 JAX cuts 64-bit "
+            f"ids to 32 bits when it traces a function, so these may be other keys than the caller's; {_FIX}."
+        )
+
+
+def _float_message(name: str, dtype: Any) -> str:
+    return (
+        f"{name}: got dtype {dtype}; expected integers. A list with keys below 0 and above 2**63 becomes floats in "
+        "numpy; give it a type, e.g. np.array(keys, np.uint64)."
+    )

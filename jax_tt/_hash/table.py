@@ -1,0 +1,319 @@
+"""`HashTable`: a table of which any 64-bit key may have a row."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._arguments import as_int, as_positive, one_of
+from jax_tt._hash import backend
+from jax_tt._hash.admission import AdmitAfter, Admission, as_admission
+from jax_tt._hash.directory import COUNTERS, POLICIES, KeyDirectory, init_directory
+from jax_tt._hash.initial import InitialRows, Normal
+from jax_tt._hash.keys import keys_of
+from jax_tt._hash.missing import SAFE_CHECKS, check_count
+from jax_tt._lookup._batch import Batch, is_padding, present
+from jax_tt._lookup._explicit import over_explicit_axes
+from jax_tt._lookup._ids import outside
+from jax_tt._tables.change import Change, Growth, Orders
+from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import State, Table
+from jax_tt._tables.wrapper import Wrapper
+
+KEYS = tuple(f"hash_{field}" for field in KeyDirectory._fields)
+WAITING = tuple(f"hash_waiting_{field}" for field in KeyDirectory._fields)
+CLOCK, SEED, TOTALS = "hash_clock", "hash_seed", "hash_totals"
+# The linen collection of these arrays.
+COLLECTION = "hash_table"
+MISSING = ("initial", "zeros")
+
+Initializer = InitialRows | Callable[[jax.Array, int], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class HashTable(Wrapper):
+    """A table of 64-bit keys: each key in it has a slot, which is a row of the wrapped table.
+
+    `insert_keys` gives new keys a slot, between or at the beginning of training steps; lookups only find keys, and
+    never change the state. The positions of other keys read the initial values of these keys, which depend on the
+    seed and the key alone; they have a gradient with respect to weights, but train nothing.
+
+    Ids are keys: any integers of 64 bits, without exception, in int64, uint64, narrower types or, without
+    ``jax_enable_x64``, `SplitIds` of `split_keys`. An int64 key and the uint64 key with the same bits are the same.
+
+    The state is that of the wrapped table and ``hash_*``: the directory of keys, their scores and last batches, the
+    number of batches so far, the seed, and totals.
+
+    Attributes:
+        table: a `DenseTable`, whose rows are reset when another key gets their slot; or a table whose rows share
+            parameters, such as a `TTTable`, also with an order of ids, of which a slot is an id. Its number of rows is
+            the capacity.
+        policy: what the score of a key is, by which keys are evicted from full sets: ``"lru"``, the last batch that
+            requested it; ``"lfu"``, its requests; ``"epoch_lru"`` and ``"epoch_lfu"``, these within epochs; ``"custom"``,
+            scores that are given with the batch; or ``"none"``, nothing is evicted.
+        ways: slots of a set; a key may be in two sets.
+        min_age: a key may be evicted if its last batch is at least so many batches ago, 1 or more.
+        admission: which new keys are inserted: None for all, `AdmitAfter` (or its number of requests), or
+            `AdmitWithProbability`.
+        max_capacity: what `grow_if_full` never exceeds; None for no growth.
+        seed: of the initial values, an integer of 64 bits.
+        initializer: `Normal`, `TruncatedNormal`, `Uniform` or `Constant`, or a function of keys uint32 ``[n, 2]`` (high
+            and low words) and the number of columns that returns ``[n, D]``; None for ``Normal(1 / sqrt(D))``.
+        missing: what keys that are not in the table read where ``Lookup.train`` is False: their ``"initial"`` values,
+            ``"zeros"``, or the row of this number.
+        safe_check: what to do where a training lookup has missing keys, or an insertion finds no room for keys:
+            ``"error"`` raises, ``"warn"`` issues a `MissingKeyWarning`, ``"ignore"`` does nothing. The first two take a
+            host callback.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.HashTable(jax_tt.DenseTable(1024, 8), policy="lfu")
+    >>> state, keys = table.init(jax.random.key(0)), np.array([-1, 2**62, 5])
+    >>> state, inserted = jax_tt.insert_keys(table, state, keys)
+    >>> rows, _ = jax_tt.lookup_rows(table, state, keys, jax_tt.Lookup())
+    >>> rows.shape, int(inserted.counts["inserted"])
+    ((3, 8), 3)
+    """
+
+    policy: str = "lru"
+    ways: int = 16
+    min_age: int = 1
+    admission: Admission | int | None = None
+    max_capacity: int | None = None
+    seed: int = 0
+    initializer: Initializer | None = None
+    missing: str | int = "initial"
+    safe_check: str = "warn"
+    takes_keys: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_table(self.table)
+        one_of("policy", self.policy, POLICIES)
+        one_of("safe_check", self.safe_check, SAFE_CHECKS)
+        as_positive("min_age", self.min_age)
+        _check_capacity(self.label, self.num_embeddings, as_positive("ways", self.ways))
+        object.__setattr__(self, "admission", as_admission(self.admission))
+        if not -(2**63) <= as_int("seed", self.seed) < 2**64:
+            raise ValueError(f"seed: got {self.seed}; expected an integer of 64 bits.")
+        if self.max_capacity is not None:
+            _check_most(self.num_embeddings, as_int("max_capacity", self.max_capacity))
+        if self.initializer is None:
+            scale = 1 / math.sqrt(self.features)
+            object.__setattr__(self, "initializer", Normal(scale))
+        elif not callable(self.initializer) and not isinstance(self.initializer, InitialRows):
+            raise TypeError(
+                f"initializer: got {self.initializer!r}; expected None, a distribution such as jax_tt.Uniform(0.1), or "
+                "a function (keys, features) -> rows."
+            )
+        _check_missing(self.missing, self.num_embeddings)
+
+    @property
+    def sets(self) -> int:
+        return self.num_embeddings // self.ways
+
+    @property
+    def waiting_sets(self) -> int:
+        """Sets of the directory of keys that wait for admission, or 0."""
+        if not isinstance(self.admission, AdmitAfter):
+            return 0
+        waiting = self.admission.waiting or self.num_embeddings
+        return -(-waiting // self.ways)
+
+    @functools.cached_property
+    def hash_shapes(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Shapes and types of the arrays that the wrapped table does not have."""
+        found: dict[str, tuple[tuple[int, ...], Any]] = {
+            CLOCK: ((), jnp.int32),
+            SEED: ((2,), jnp.uint32),
+            TOTALS: ((len(COUNTERS), 2), jnp.uint32),
+        }
+        sizes = {KEYS: self.sets} | ({WAITING: self.waiting_sets} if self.waiting_sets else {})
+        for names, sets in sizes.items():
+            like = jax.eval_shape(functools.partial(init_directory, sets, self.ways))
+            found |= {
+                name: (a.shape, a.dtype) for name, a in zip(names, like, strict=True)
+            }
+        return found
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, str]:
+        return {**self.table.buffers, **dict.fromkeys(self.hash_shapes, COLLECTION)}
+
+    def check_split_ids(self, name: str, digits: int) -> None:
+        """Keys were checked when they became digits of a batch."""
+
+    def check(self, state: State) -> None:
+        self.table.check(state)
+        self.require(state, tuple(self.hash_shapes))
+        for name, (shape, dtype) in self.hash_shapes.items():
+            array = state[name]
+            if array.shape != shape or array.dtype != dtype:
+                raise ValueError(
+                    f"{self.label}{name}: got {array.dtype} of shape {array.shape}; expected {jnp.dtype(dtype)} of "
+                    f"shape {shape}, as this table has."
+                )
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        rest = {name: jnp.zeros(*own) for name, own in self.hash_shapes.items()}
+        words = (self.seed >> 32) & 0xFFFFFFFF, self.seed & 0xFFFFFFFF
+        return {**self.table.init_rest(params), **rest, SEED: jnp.array(words, jnp.uint32)}
+
+    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
+        return {**state, **self.table.maintain(state, method)}
+
+    # Lookups
+
+    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
+        """Finds the slot of every key; missing keys get a number out of range."""
+        directory = jax.lax.stop_gradient(directory_of(state))
+
+        def found(inputs: tuple[Batch, KeyDirectory]) -> jax.Array:
+            batch, directory = inputs
+            here = present(batch).reshape(-1)
+            slots = backend.find(directory, keys_of(batch), here, lookup.method)
+            slots = slots.reshape(batch.ids.shape[:2])
+            absent = self.num_embeddings
+            if not lookup.train and not isinstance(self.missing, str):
+                absent = self.missing
+            slots = jnp.where(slots < 0, jnp.int32(absent), slots)
+            return jnp.where(is_padding(batch), -1, slots) if batch.padded else slots
+
+        slots = over_explicit_axes(
+            found, (batch, directory), batch, lambda axis: P(axis, None)
+        )
+        batch = dataclasses.replace(batch, ids=slots)
+        if lookup.train and self.safe_check != "ignore":
+            count = jnp.sum(self._missing(batch), dtype=jnp.int32)
+            check_count(
+                self.safe_check,
+                f"{self.label}ids: {{count}} ids of a training batch are keys without a row. They read their initial "
+                "values and train nothing. Insert them first, jax_tt.insert_keys(table, state, ids); where tables are "
+                "full, raise the capacity. safe_check='ignore' says nothing.",
+                count,
+            )
+        return self.table.prepare(state, batch, lookup)
+
+    def added(
+        self, state: State, given: Batch, prepared: Batch, lookup: Lookup
+    ) -> tuple[Table, State, Batch] | None:
+        """The initial values of missing keys as a table with one row per position."""
+        if not lookup.train and self.missing != "initial":
+            return None
+        missing = self._missing(prepared)
+        rows = missing.size
+        storage = self.storage(state)
+        values = self.initial(state, keys_of(given), missing.reshape(-1), storage, lookup.method)
+        own = jnp.arange(rows, dtype=jnp.int32).reshape(missing.shape)
+        batch = dataclasses.replace(
+            prepared, ids=jnp.where(missing, own, rows), slots=None, padded=False
+        )
+        table = DenseTable(max(rows, 1), self.features, param_dtype=storage, name=self.name)
+        if not rows:
+            values = jnp.zeros((1, self.features), storage)
+        return table, {"embedding": values}, batch
+
+    def initial(
+        self, state: State, keys: jax.Array, wanted: jax.Array, dtype: Any, method: str
+    ) -> jax.Array:
+        """Initial rows ``[n, D]`` of keys uint32 ``[n, 2]``; those that are not ``wanted`` are unspecified."""
+        if isinstance(self.initializer, InitialRows):
+            seed = state[SEED]
+            return backend.initial(
+                self.initializer, seed, keys, wanted, self.features, dtype, method
+            )
+        assert self.initializer is not None
+        rows = jnp.asarray(self.initializer(keys, self.features))
+        if rows.shape != (keys.shape[0], self.features):
+            raise ValueError(
+                f"{self.label}initializer: returned shape {rows.shape}; expected one row per key, "
+                f"{(keys.shape[0], self.features)}."
+            )
+        return rows.astype(dtype)
+
+    def _missing(self, batch: Batch) -> jax.Array:
+        """The positions of a prepared batch whose key is missing."""
+        return outside(self.table, batch)
+
+    # Changes between steps, on the host
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        from jax_tt._hash import grow  # circular import
+
+        return grow.grown(self, state, growth)
+
+    def reordered(self, state: State, orders: Orders) -> Change:
+        del state, orders
+        raise TypeError(
+            f"{self.label}id_order: a HashTable maps keys to rows itself; expected the order in the wrapped table, e.g. "
+            "HashTable(OrderedTable(table, id_order))."
+        )
+
+
+def directory_of(state: State) -> KeyDirectory:
+    """The keys that have a row."""
+    return KeyDirectory(*(state[name] for name in KEYS))
+
+
+def waiting_of(state: State) -> KeyDirectory:
+    """The keys that wait for admission."""
+    return KeyDirectory(*(state[name] for name in WAITING))
+
+
+def named_directory(directory: KeyDirectory, names: tuple[str, ...] = KEYS) -> dict[str, Any]:
+    return dict(zip(names, directory, strict=True))
+
+
+def require_hash_table(table: Any) -> HashTable:
+    """The table, or an error for other kinds."""
+    if isinstance(table, HashTable):
+        return table
+    raise TypeError(
+        f"table: got a {type(table).__name__}; expected a HashTable, e.g. jax_tt.hash_table(16, 1024)."
+    )
+
+
+def _check_table(table: Table) -> None:
+    if table.takes_keys:
+        raise TypeError(
+            "table: got a HashTable; expected a table of numbered rows, e.g. a DenseTable."
+        )
+    if table.innermost.row_names and not table.row_names:
+        raise TypeError(
+            f"table: got a {type(table).__name__} around a {type(table.innermost).__name__}; expected the "
+            f"{type(table.innermost).__name__} itself, since slots are its rows in any order."
+        )
+
+
+def _check_capacity(label: str, capacity: int, ways: int) -> None:
+    if capacity % ways:
+        raise ValueError(
+            f"{label}ways: got {ways} for a capacity of {capacity}; expected a divisor of it. Use the capacity "
+            f"{-(-capacity // ways) * ways}, or other ways."
+        )
+    if capacity >= 2**31:
+        raise ValueError(f"{label}capacity: got {capacity}; expected less than 2**31.")
+
+
+def _check_most(capacity: int, most: int) -> None:
+    if most < capacity:
+        raise ValueError(
+            f"max_capacity: got {most} for a capacity of {capacity}; expected at least that."
+        )
+
+
+def _check_missing(missing: Any, capacity: int) -> None:
+    if isinstance(missing, str) or missing is None:
+        one_of("missing", missing, MISSING, ", or the number of a row")
+    elif not 0 <= as_int("missing", missing) < capacity:
+        raise ValueError(f"missing: got {missing}; expected a row from 0 to {capacity - 1}.")

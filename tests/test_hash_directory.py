@@ -10,7 +10,10 @@ import pytest
 from jax_tt._hash import backend
 from jax_tt._hash.directory import COUNTERS, POLICIES, KeyDirectory, init_directory
 from jax_tt._hash.reference import erase
+from tests.conftest import method_fixture
 from tests.hash_model import ModelDirectory
+
+method = method_fixture("reference", "ffi")
 
 EXTREMES = (0, 1, 2**64 - 1, 2**63, 2**63 - 1)
 
@@ -34,7 +37,7 @@ def check_directory(directory: KeyDirectory, model: ModelDirectory) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("sets", "ways", "min_age"), [(1, 4, 1), (3, 5, 3), (16, 4, 1)])
-def test_directory_equals_model(policy, sets, ways, min_age):
+def test_directory_equals_model(policy, sets, ways, min_age, method):
     draw = random.Random(f"{policy} {sets}")
     directory, model, capacity = init_directory(sets, ways), ModelDirectory(sets, ways), sets * ways
     insert = jax.jit(backend.insert, static_argnums=(6, 7, 8))
@@ -45,7 +48,7 @@ def test_directory_equals_model(policy, sets, ways, min_age):
         present = [draw.random() < 0.8 for _ in keys]
         given = [draw.choice([0, 1, 2**40, draw.randrange(2**64)]) for _ in keys]
         batch = words(keys), np.array(present), words(given), jnp.int32(now), jnp.uint32(now // 5)
-        directory, done = insert(directory, *batch, policy, min_age, "reference")
+        directory, done = insert(directory, *batch, policy, min_age, method)
         entries, counts = model.insert(keys, present, given, now, now // 5, policy, min_age)
         check_directory(directory, model)
         assert dict(zip(COUNTERS, done.counts.tolist(), strict=True)) == counts
@@ -58,7 +61,7 @@ def test_directory_equals_model(policy, sets, ways, min_age):
         asked = [draw.choice(pool) for _ in range(40)]
         here = np.arange(40) % 5 > 0
         expected = [model.find(key) if ok else -1 for key, ok in zip(asked, here, strict=True)]
-        assert find(directory, words(asked), here, "reference").tolist() == expected
+        assert find(directory, words(asked), here, method).tolist() == expected
         gone = [draw.randrange(-3, capacity + 3) for _ in range(3)]
         directory = erase(directory, jnp.array(gone, jnp.int32))
         model.erase(gone)

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jax_tt._hash import reference, rows
+from jax_tt import _native
+from jax_tt._hash import growth, reference, rows
 from jax_tt._hash.directory import Insertion, KeyDirectory
 from jax_tt._hash.initial import InitialRows, initial_rows
+from jax_tt._lookup import _backend
+from jax_tt._lookup._vma import vary_over, varying_axes
+
+# The other platforms run the reference.
+_PLATFORMS = ("cpu",)
 
 
 def find(directory: KeyDirectory, keys: jax.Array, present: jax.Array, method: str) -> jax.Array:
     """Slot of every key; see `jax_tt._hash.reference.find`."""
-    del method
-    return reference.find(directory, keys, present)
+    return _run(_native.hash_find, reference.find, {}, method, directory, keys, present)
 
 
 def insert(
@@ -31,8 +36,9 @@ def insert(
     method: str,
 ) -> tuple[KeyDirectory, Insertion]:
     """Finds or inserts the keys of a batch; see `jax_tt._hash.reference.insert`."""
-    del method
-    return reference.insert(directory, keys, present, given, now, epoch, policy, min_age)
+    options = {"policy": policy, "min_age": min_age}
+    batch = (directory, keys, present, given, now, epoch)
+    return _run(_native.hash_insert, reference.insert, options, method, *batch)
 
 
 def initial(
@@ -52,8 +58,17 @@ def initial(
         dtype: float32 rows are rounded to nearest even.
         method: as in `find`.
     """
-    del wanted, method
-    return initial_rows(distribution, seed, keys, features).astype(jnp.dtype(dtype))
+
+    def native(seed: jax.Array, keys: jax.Array, wanted: jax.Array, platform: str) -> jax.Array:
+        return _native.hash_initial(
+            distribution, seed, keys, wanted, features, jnp.dtype(dtype), platform=platform
+        )
+
+    def plain(seed: jax.Array, keys: jax.Array, wanted: jax.Array) -> jax.Array:
+        del wanted
+        return initial_rows(distribution, seed, keys, features).astype(jnp.dtype(dtype))
+
+    return _run(native, plain, {}, method, seed, keys, wanted)
 
 
 def exchange(
@@ -65,6 +80,51 @@ def exchange(
     return_old: bool,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Exchanges entries of arrays; see `jax_tt._hash.rows.exchange`. Without ``return_old`` there are no old ones."""
-    del method
-    changed, old = rows.exchange(arrays, new, slots)
-    return changed, old if return_old else []
+
+    def native(arrays: Any, new: Any, slots: jax.Array, platform: str) -> Any:
+        return _native.hash_exchange(arrays, new, slots, return_old=return_old, platform=platform)
+
+    def plain(arrays: Any, new: Any, slots: jax.Array) -> Any:
+        changed, old = rows.exchange(arrays, new, slots)
+        return changed, old if return_old else []
+
+    entries = [jnp.asarray(x, array.dtype) for x, array in zip(new, arrays, strict=True)]
+    return _run(native, plain, {}, method, list(arrays), entries, slots)
+
+
+def double(
+    directory: KeyDirectory, arrays: Sequence[jax.Array], method: str
+) -> tuple[KeyDirectory, list[jax.Array]]:
+    """Doubles the sets of a directory, with the arrays ``[capacity, ...]`` beside it.
+
+    Keys move as in `jax_tt._hash.growth.doubled`, and their entries with them; the other entries are 0.
+    """
+
+    def plain(directory: KeyDirectory, arrays: Any) -> Any:
+        after, source = growth.doubled(directory)
+        source = jnp.where(source < 0, directory.capacity, source)
+        return after, [x.at[source].get(mode="fill", fill_value=0) for x in arrays]
+
+    return _run(_native.hash_double, plain, {}, method, directory, list(arrays))
+
+
+def _run(
+    native: Callable[..., Any],
+    plain: Callable[..., Any],
+    options: dict[str, Any],
+    method: str,
+    *args: Any,
+) -> Any:
+    """``native(*args, **options, platform=...)`` or ``plain(*args, **options)``."""
+    # JAX does not know that the result of a native call varies over mesh axes.
+    axes = varying_axes(args)
+
+    def on_platform(platform: str, *args: Any) -> Any:
+        if platform not in _PLATFORMS:
+            return plain(*args, **options)
+        return vary_over(native(*args, **options, platform=platform), axes)
+
+    def anywhere(*args: Any) -> Any:
+        return plain(*args, **options)
+
+    return _backend.run(_backend.choose(method), on_platform, anywhere, *args)

@@ -43,6 +43,11 @@ class InitialRows:
                 f"{type(self).__name__}: got {value!r}; expected a finite number within the range of float32."
             )
 
+    @property
+    def factor(self) -> np.float32:
+        """What a number of units is multiplied by."""
+        return np.float32(self.scale / UNIT)
+
     def quantile(self, probability: float) -> float:
         """The absolute value that is exceeded with this probability, from 2^-32 to 1, if the scale is 1."""
         raise NotImplementedError
@@ -116,7 +121,7 @@ def initial_rows(
     whole = left + (((right - left) * part) >> 16)
     if distribution.signed:
         whole = jnp.where(bits >> 31 == 1, -whole, whole)
-    return whole.astype(jnp.float32) * np.float32(distribution.scale / UNIT)
+    return whole.astype(jnp.float32) * distribution.factor
 
 
 def threefry(*words: Any) -> tuple[jax.Array, jax.Array]:

@@ -1,6 +1,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "ffi/cpu/kernels/hash_kernels.h"
 #include "ffi/cpu/kernels/kernels.h"
 
 namespace jax_tt {
@@ -55,5 +56,6 @@ template <>
 const Kernels<double>& GetKernels<double>() {
   JAX_TT_CHOOSE(kDouble);
 }
+const HashKernels& GetHashKernels() { JAX_TT_CHOOSE(kHash); }
 
 }  // namespace jax_tt

@@ -3,6 +3,9 @@
 // This file is compiled once per instruction set with JAX_TT_ISA naming the namespace.  It includes no standard
 // library template and gives everything internal linkage: an inline function emitted here with wide instructions
 // must never be the copy that the linker keeps for the whole library.
+#include "ffi/cpu/kernels/find_keys.h"
+#include "ffi/cpu/kernels/hash_kernels.h"
+#include "ffi/cpu/kernels/initial_row.h"
 #include "ffi/cpu/kernels/kernels.h"
 #include "ffi/cpu/kernels/update_row.h"
 
@@ -463,6 +466,7 @@ void SumBags(int64_t n, const T* from, const int64_t* at, const T* weight, int64
 #define JAX_TT_UPDATE_double(Rule) UpdateRow<double, Rule>,
 extern const Kernels<float> kFloat = JAX_TT_KERNELS(float);
 extern const Kernels<double> kDouble = JAX_TT_KERNELS(double);
+extern const HashKernels kHash = {FindKeys, InitialPart};
 
 }  // namespace JAX_TT_ISA
 }  // namespace jax_tt

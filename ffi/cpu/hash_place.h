@@ -1,0 +1,59 @@
+// Finds places for the new keys of a batch.
+#ifndef JAX_TT_CPU_HASH_PLACE_H_
+#define JAX_TT_CPU_HASH_PLACE_H_
+
+#include <stdint.h>
+
+#include "ffi/common/status.h"
+#include "ffi/cpu/hash.h"
+#include "ffi/cpu/radix_sort.h"
+#include "ffi/cpu/workspace.h"
+
+namespace jax_tt {
+
+class HashPlacement {
+ public:
+  struct Counts {
+    int64_t distinct = 0, inserted = 0, evicted = 0;
+  };
+
+  HashPlacement(const HashDirectory& directory, const HashBatch& batch, const uint32_t* given, const HashStamp& stamp,
+                int64_t min_age)
+      : directory_(directory), batch_(batch), given_(given), stamp_(stamp), min_age_(min_age) {}
+
+  // Gathers the `misses` positions that are present and whose slot is -1.
+  Status Gather(const int32_t* slots, int64_t misses);
+
+  // Inserts their keys and says where, in `done`, whose entries are those of a batch without new keys.
+  Counts Place(const HashInsertion& done);
+
+ private:
+  struct NewKey {
+    uint64_t key, score, old_key, old_score;
+    int32_t homes[2];  // in the order in which they are tried
+    int32_t slot, old_touched;
+  };
+
+  void MakeDistinct();
+  void ChooseHomes();
+  void Round(int side, bool evict);
+  void FillEmpty(int64_t set, const PackedItem* keys, int64_t count);
+  void Replace(int64_t set, const PackedItem* keys, int64_t count);
+  void Put(NewKey* key, int64_t slot);
+  void PrefetchSet(int64_t set) const;
+
+  const HashDirectory& directory_;
+  const HashBatch& batch_;
+  const uint32_t* given_;
+  const HashStamp stamp_;
+  const int64_t min_age_;
+
+  Workspace workspace_;
+  int64_t misses_ = 0, distinct_ = 0;
+  PackedItem *items_ = nullptr, *other_items_ = nullptr;  // [misses]
+  NewKey* keys_ = nullptr;                                // [misses], of which `distinct` are used
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_HASH_PLACE_H_

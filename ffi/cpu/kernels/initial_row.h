@@ -1,0 +1,29 @@
+// Elements of initial rows, for the instruction set that it is compiled for.
+//
+// It includes no standard library template, for the reason that kernels_isa.cc gives.
+#ifndef JAX_TT_CPU_KERNELS_INITIAL_ROW_H_
+#define JAX_TT_CPU_KERNELS_INITIAL_ROW_H_
+
+#include <stdint.h>
+
+#include "ffi/cpu/kernels/hash_kernels.h"
+
+namespace jax_tt {
+
+static void InitialPart(const InitialValues& values, uint64_t key, int64_t begin, int64_t count, float* out) {
+  uint32_t high = static_cast<uint32_t>(key >> 32), low = static_cast<uint32_t>(key);
+  Threefry(values.seed[0], values.seed[1], &high, &low);
+  uint32_t bits[kInitialPart];
+  for (int64_t i = 0; i < (count + 1) / 2; ++i) {
+    uint32_t first = static_cast<uint32_t>(begin / 2 + i), second = 0;
+    Threefry(high, low, &first, &second);
+    bits[2 * i] = first;
+    bits[2 * i + 1] = second;
+  }
+  for (int64_t i = 0; i < count; ++i)
+    out[i] = static_cast<float>(InitialElement(bits[i], values.quantiles, values.with_sign)) * values.scale;
+}
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_KERNELS_INITIAL_ROW_H_

@@ -53,6 +53,9 @@ from jax_tt._files.tables import load_tables as load_tables
 from jax_tt._files.tables import save_tables as save_tables
 from jax_tt._hash.admission import AdmitAfter as AdmitAfter
 from jax_tt._hash.admission import AdmitWithProbability as AdmitWithProbability
+from jax_tt._hash.dump import Loaded as Loaded
+from jax_tt._hash.dump import dump_keys as dump_keys
+from jax_tt._hash.dump import load_keys as load_keys
 from jax_tt._hash.entries import hash_statistics as hash_statistics
 from jax_tt._hash.entries import table_keys as table_keys
 from jax_tt._hash.grow import grow_if_full as grow_if_full

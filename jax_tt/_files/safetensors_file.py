@@ -57,7 +57,8 @@ def read_safetensors(path: str) -> StoredArrays:
 def write_safetensors(path: str, arrays: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
     numpy = require("safetensors.numpy", "Writing .safetensors files", "cli")
     safetensors = require("safetensors", "Writing .safetensors files", "cli")
-    whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    # `ascontiguousarray` would give scalars an axis.
+    whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     try:
         numpy.save_file(whole, path, metadata={_KEY: json.dumps(notes)})
     except safetensors.SafetensorError as error:

@@ -1,0 +1,304 @@
+"""`dump_keys` and `load_keys`: hash tables in files, key by key."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._arguments import as_int, as_positive
+from jax_tt._files.output import writing
+from jax_tt._files.safetensors_file import read_safetensors, write_safetensors
+from jax_tt._files.stored import FileError, MissingError
+from jax_tt._hash import backend
+from jax_tt._hash.entries import table_keys
+from jax_tt._hash.insert import row_arrays
+from jax_tt._hash.keys import split_keys
+from jax_tt._hash.table import (
+    CLOCK,
+    KEYS,
+    HashTable,
+    directory_of,
+    named_directory,
+    require_hash_table,
+)
+from jax_tt._progress import Progress
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import State
+
+_ABOUT, _REST, _VERSION = "about.json", "rest.safetensors", 1
+_OF_KEYS = {"key": np.dtype(np.uint64), "score": np.dtype(np.uint64), "touched": np.dtype(np.int32)}
+# Files that are written at the same time.
+_WRITERS = 2
+
+
+class Loaded(NamedTuple):
+    """What `load_keys` did.
+
+    Attributes:
+        keys: the number of keys in the dump.
+        evicted: keys of the dump or of the table before that found no room in the end, those with the lowest scores.
+    """
+
+    keys: int
+    evicted: int
+
+
+def dump_keys(
+    table: HashTable,
+    state: State,
+    path: str | os.PathLike[str],
+    *,
+    since: int = 0,
+    keys_per_file: int = 1 << 20,
+    progress: bool = True,
+) -> int:
+    """Writes the keys of a table with their rows to a new directory of ``.safetensors`` files.
+
+    The directory is complete or absent. `load_keys` reads it into a table of any capacity and storage type. Arrays are
+    written in their types, ``keys_per_file`` keys at a time.
+
+    Args:
+        table: the `HashTable`, whose rows are those of single keys: not one of tensor trains, whose state has the same
+            shapes at all times and can be saved like any other.
+        state: its arrays by name.
+        path: of the directory, which must not exist.
+        since: only keys that were requested after this batch, for a dump of what has changed since the dump that
+            returned this number. Keys that have left the table since then are not named.
+        keys_per_file: keys in one file.
+        progress: show a progress bar if it takes longer than a second; requires ``jax-tt[order]``.
+
+    Returns:
+        The number of the last batch, for ``since``.
+
+    Raises:
+        FileError: the directory exists or cannot be written.
+        TypeError, ValueError: an argument does not fit.
+        ImportError: safetensors is not installed.
+
+    >>> import jax, jax_tt, numpy as np, os, tempfile
+    >>> table = jax_tt.hash_table(8, 1024)
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
+    >>> path = os.path.join(tempfile.mkdtemp(), "items")
+    >>> jax_tt.dump_keys(table, state, path)
+    1
+    >>> other = jax_tt.hash_table(8, 64)
+    >>> loaded, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), path)
+    >>> rows, _ = jax_tt.lookup_rows(table, state, np.arange(5), jax_tt.Lookup())
+    >>> again, _ = jax_tt.lookup_rows(other, loaded, np.arange(5), jax_tt.Lookup())
+    >>> bool((rows == again).all()), counts.keys
+    (True, 5)
+    """
+    table = _with_own_rows(table)
+    size, first = as_positive("keys_per_file", keys_per_file), as_int("since", since)
+    entries = table_keys(table, state)
+    entries = entries[entries["touched"] > first]
+    names = list(row_arrays(table))
+    parts = [entries[k : k + size] for k in range(0, len(entries), size)]
+    rest = {name: value for name, value in state.items() if name in _rest_names(table)}
+    about = {
+        "version": _VERSION,
+        "features": table.features,
+        "keys": len(entries),
+        "since": first,
+        "files": [_file(k) for k in range(len(parts))],
+        "arrays": {name: str(state[name].dtype) for name in names},
+    }
+    with (
+        writing(path, overwrite=False, directory=True) as place,
+        Progress(progress, "dump_keys", len(parts)) as bar,
+        ThreadPoolExecutor(_WRITERS) as writers,
+    ):
+        os.mkdir(place)
+        written = []
+        for k, part in enumerate(parts):
+            arrays = {name: np.ascontiguousarray(part[name]) for name in _OF_KEYS}
+            arrays |= {name: np.asarray(state[name][part["slot"]]) for name in names}
+            if k >= _WRITERS:  # no more than these are in memory
+                written[k - _WRITERS].result()
+                bar.step()
+            file = os.path.join(place, _file(k))
+            written.append(writers.submit(write_safetensors, file, arrays, {}))
+        for future in written[-_WRITERS:]:
+            future.result()
+            bar.step()
+        whole = {name: np.asarray(value) for name, value in rest.items()}
+        write_safetensors(os.path.join(place, _REST), whole, {})
+        Path(place, _ABOUT).write_text(json.dumps(about, indent=2))
+    return int(state[CLOCK])
+
+
+def load_keys(
+    table: HashTable,
+    state: State,
+    path: str | os.PathLike[str],
+    *,
+    optimizer_state: bool = True,
+    method: str = "auto",
+    progress: bool = True,
+) -> tuple[dict[str, Any], Loaded]:
+    """Puts the keys of a dump into a table, with their rows, scores and last batches.
+
+    Keys that the table has already are overwritten; load the dump of a whole table first, then those of changes. The
+    capacity may differ from that of the dumped table, and so may storage types, to which values are rounded. Where the
+    table has no room for all keys, those with the highest scores stay. Step counts, the seed and totals become those of
+    the dump.
+
+    Args:
+        table: the `HashTable`.
+        state: its arrays by name, such as those of ``table.init(key)``.
+        path: of the directory that `dump_keys` wrote.
+        optimizer_state: whether to load the optimizer state, which must be that of the rule of the table; otherwise
+            that of the keys is reset.
+        method: as in `tt_embed_bag`.
+        progress: as in `dump_keys`.
+
+    Returns:
+        The state, and `Loaded`.
+
+    Raises:
+        FileError: the directory is missing, incomplete, damaged or that of another kind of table.
+        ValueError: the policy is "none" and there is no room for all keys.
+        TypeError: ``table`` is not a `HashTable` whose rows are those of single keys.
+    """
+    table = _with_own_rows(table)
+    table.check(state)
+    name = os.fsdecode(path)
+    about = _about(name)
+    wanted = row_arrays(table)
+    taken = list(wanted) if optimizer_state else list(table.table.row_names)
+    _check_arrays(name, table, about, taken, exact=optimizer_state)
+    method = table.method(Lookup(method=method), state)
+    rest = read_safetensors(os.path.join(name, _REST)).arrays
+    scalars = {
+        array: jnp.asarray(np.asarray(rest[array].read()))
+        for array in _rest_names(table)
+        if array in rest and rest[array].shape == state[array].shape
+        if optimizer_state or array.startswith("hash_")
+    }
+    evicted = 0
+    now = int(np.maximum(state[CLOCK], scalars[CLOCK]))
+    state = dict(state)
+    with Progress(progress, "load_keys", len(about["files"])) as bar:
+        for part in _parts(name, about, taken, table.features):
+            now += 1
+            state, more = _placed(table, state, part, wanted, now, method)
+            evicted += more
+            bar.step()
+    return state | scalars, Loaded(about["keys"], evicted)
+
+
+def _placed(
+    table: HashTable,
+    state: dict[str, Any],
+    part: Mapping[str, np.ndarray],
+    wanted: Mapping[str, Any],
+    now: int,
+    method: str,
+) -> tuple[dict[str, Any], int]:
+    """The state with the keys of one file, and how many keys found no room."""
+    keys, given = (
+        jax.lax.bitcast_convert_type(jnp.asarray(split_keys(part[name]).digits), jnp.uint32)
+        for name in ("key", "score")
+    )
+    here = jnp.ones(len(part["key"]), bool)
+    # Under "none", all scores are 0, and no key may take the place of another one.
+    policy = "none" if table.policy == "none" else "custom"
+    directory, done = backend.insert(
+        *(directory_of(state), keys, here, given, jnp.int32(now), jnp.uint32(0)),
+        *(policy, 1, method),
+    )
+    evicted, refused = (int(count) for count in done.counts[-2:])
+    if refused and policy == "none":
+        raise ValueError(
+            f"{table.label}table: has no room for {refused} keys of the dump in its {table.num_embeddings} rows, and "
+            'the policy "none" evicts nothing; expected a larger capacity.'
+        )
+    slots = backend.find(directory, keys, here, method)
+    slots = jnp.where(slots < 0, table.num_embeddings, slots)
+    touched = directory.touched.reshape(-1).at[slots].set(part["touched"], mode="drop")
+    directory = directory._replace(touched=touched.reshape(directory.touched.shape))
+    # Slots in ascending order, as `exchange` takes them.
+    order = np.argsort(slots, kind="stable")
+    new = [
+        value if name not in part else jnp.asarray(part[name][order]).astype(state[name].dtype)
+        for name, value in wanted.items()
+    ]
+    arrays, _ = backend.exchange(
+        [state[name] for name in wanted], new, slots[order], method, return_old=False
+    )
+    state = {**state, **named_directory(directory), **dict(zip(wanted, arrays, strict=True))}
+    return state, evicted + refused
+
+
+def _with_own_rows(table: Any) -> HashTable:
+    table = require_hash_table(table)
+    if not table.table.row_names:
+        raise TypeError(
+            f"{table.label}table: the rows of its {type(table.table).__name__} share parameters; expected a "
+            "hash_table. Save its state like that of any table: its shapes do not change."
+        )
+    return table
+
+
+def _rest_names(table: HashTable) -> set[str]:
+    """The arrays that do not belong to single keys of the table."""
+    return {*table.trained_shapes, *table.hash_shapes} - {*row_arrays(table), *KEYS}
+
+
+def _file(number: int) -> str:
+    return f"keys-{number:05}.safetensors"
+
+
+def _about(path: str) -> dict[str, Any]:
+    try:
+        found = json.loads(Path(path, _ABOUT).read_text())
+        if found["version"] != _VERSION:
+            raise FileError(f"{path}: is of version {found['version']}; expected {_VERSION}.")
+        return found
+    except FileNotFoundError:
+        raise MissingError(
+            f"{path}: is no complete dump of a hash table; it has no {_ABOUT}."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{path}: {_ABOUT} cannot be read or is damaged ({error}).") from error
+
+
+def _check_arrays(
+    path: str, table: HashTable, about: Mapping[str, Any], taken: list[str], *, exact: bool
+) -> None:
+    if about["features"] != table.features:
+        raise FileError(
+            f"{path}: has rows of {about['features']} columns; expected {table.features}, those of the table."
+        )
+    given = list(about["arrays"])
+    if set(taken) != set(given) if exact else not set(taken) <= set(given):
+        raise FileError(
+            f"{path}: has {', '.join(given)}; expected {', '.join(taken)}. The optimizer state of another rule is left "
+            "out by optimizer_state=False."
+        )
+
+
+def _parts(
+    path: str, about: Mapping[str, Any], taken: list[str], features: int
+) -> Iterator[dict[str, np.ndarray]]:
+    for file in about["files"]:
+        stored = read_safetensors(os.path.join(path, file))
+        arrays = {name: np.asarray(stored[name].read()) for name in (*_OF_KEYS, *taken)}
+        lengths = {len(array) for array in arrays.values()}
+        if len(lengths) != 1 or any(arrays[k].dtype != dtype for k, dtype in _OF_KEYS.items()):
+            raise FileError(f"{stored.path}: its arrays do not belong to the same keys.")
+        if arrays[taken[0]].shape[1:] != (features,):
+            raise FileError(
+                f"{stored.path}: has rows of shape {arrays[taken[0]].shape[1:]}; expected ({features},)."
+            )
+        yield arrays

@@ -1,0 +1,154 @@
+"""Hash tables in files: dumps, dumps of changes, and loading into other tables."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+
+RULE = jax_tt.optimizers.Adagrad(0.1)
+
+
+def trained(table, state, steps, seed=0):
+    """The state after steps on random keys, the extremes among them."""
+    draw = np.random.default_rng(seed)
+    pool = draw.integers(0, 2**64, 60, dtype=np.uint64)
+    pool[:4] = 0, 2**64 - 1, 2**63, 1
+    for _ in range(steps):
+        keys = jax_tt.split_keys(draw.choice(pool, 12))
+        state, _ = jax_tt.insert_keys(table, state, keys)
+
+        def loss(own, state=state, keys=keys):
+            rows, _ = jax_tt.lookup_rows(table, {**state, **own}, keys, jax_tt.Lookup())
+            return jnp.sum((rows - 0.1) ** 2)
+
+        state = {**state, **jax.grad(loss)({name: state[name] for name in table.trained_names})}
+    return state, pool
+
+
+def by_key(table, state, names=("embedding",)):
+    """Entries of the arrays by key."""
+    arrays = [np.asarray(state[name]) for name in names]
+    return {
+        int(entry["key"]): (
+            int(entry["score"]),
+            int(entry["touched"]),
+            *(array[entry["slot"]].tolist() for array in arrays),
+        )
+        for entry in jax_tt.table_keys(table, state)
+    }
+
+
+@pytest.fixture(scope="module")
+def source():
+    table = jax_tt.hash_table(6, 128, optimizer=RULE, policy="lfu", ways=8)
+    state, pool = trained(table, table.init(jax.random.key(0)), 12)
+    return table, state, pool
+
+
+@pytest.mark.parametrize("capacity", [128, 64 * 8])
+@pytest.mark.parametrize("keys_per_file", [7, 1000])
+def test_round_trip(source, tmp_path, capacity, keys_per_file):
+    table, state, _ = source
+    last = jax_tt.dump_keys(table, state, tmp_path / "dump", keys_per_file=keys_per_file)
+    assert last == 12
+    other = jax_tt.hash_table(6, capacity, optimizer=RULE, policy="lfu", ways=8, seed=5)
+    loaded, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), tmp_path / "dump")
+    names = ("embedding", "slot_sum_0")
+    assert by_key(other, loaded, names) == by_key(table, state, names)
+    assert counts == (len(by_key(table, state)), 0)
+    for name in ("step", "hash_clock", "hash_seed", "hash_totals"):
+        assert (loaded[name] == state[name]).all()
+    went_on, continued = (
+        by_key(own, trained(own, start, 4, seed=1)[0], names)
+        for own, start in ((table, state), (other, loaded))
+    )
+    assert continued == went_on
+
+
+def test_changes(source, tmp_path):
+    table, state, _ = source
+    first = jax_tt.dump_keys(table, state, tmp_path / "0")
+    later, _ = trained(table, state, 2, seed=9)
+    second = jax_tt.dump_keys(table, later, tmp_path / "1", since=first)
+    assert second == first + 2
+    changed = json.loads((tmp_path / "1" / "about.json").read_text())["keys"]
+    assert 0 < changed < len(by_key(table, later))
+    found = table.init(jax.random.key(3))
+    for part in ("0", "1"):
+        found, _ = jax_tt.load_keys(table, found, tmp_path / part)
+    names = ("embedding", "slot_sum_0")
+    assert by_key(table, found, names) == by_key(table, later, names)
+
+
+def test_smaller_tables_keep_the_highest_scores(source, tmp_path):
+    table, state, _ = source
+    jax_tt.dump_keys(table, state, tmp_path / "dump", keys_per_file=10)
+    small = jax_tt.hash_table(6, 16, optimizer=RULE, policy="lfu", ways=16)
+    loaded, counts = jax_tt.load_keys(small, small.init(jax.random.key(0)), tmp_path / "dump")
+    kept, given = by_key(small, loaded), by_key(table, state)
+    assert kept.items() <= given.items()
+    assert counts.evicted == len(given) - 16
+    lost = [entry[0] for key, entry in given.items() if key not in kept]
+    assert min(entry[0] for entry in kept.values()) >= max(lost)
+    full = jax_tt.hash_table(6, 16, optimizer=RULE, policy="none", ways=16)
+    with pytest.raises(ValueError, match=r"has no room for \d+ keys of the dump in its 16 rows"):
+        jax_tt.load_keys(full, full.init(jax.random.key(0)), tmp_path / "dump")
+
+
+def test_other_types_and_rules(source, tmp_path):
+    table, state, pool = source
+    jax_tt.dump_keys(table, state, tmp_path / "dump")
+    narrow = jax_tt.hash_table(6, 128, param_dtype=jnp.bfloat16, ways=8)
+    with pytest.raises(jax_tt.FileError, match="is left out by optimizer_state=False"):
+        jax_tt.load_keys(narrow, narrow.init(jax.random.key(0)), tmp_path / "dump")
+    loaded, _ = jax_tt.load_keys(
+        narrow, narrow.init(jax.random.key(0)), tmp_path / "dump", optimizer_state=False
+    )
+    keys = jax_tt.split_keys(pool)
+    lookup = jax_tt.Lookup(train=False)
+    expected, _ = jax_tt.lookup_rows(table, state, keys, lookup)
+    rows, _ = jax_tt.lookup_rows(narrow, loaded, keys, lookup)
+    assert rows.dtype == jnp.bfloat16
+    assert (rows == expected.astype(jnp.bfloat16)).all()
+
+
+def test_empty_tables(tmp_path):
+    table = jax_tt.hash_table(3, 16)
+    state = table.init(jax.random.key(0))
+    assert jax_tt.dump_keys(table, state, tmp_path / "dump") == 0
+    loaded, counts = jax_tt.load_keys(table, state, tmp_path / "dump")
+    assert counts == (0, 0)
+    assert not by_key(table, loaded)
+
+
+def test_errors(source, tmp_path):
+    table, state, _ = source
+    path = tmp_path / "dump"
+    jax_tt.dump_keys(table, state, path, keys_per_file=20)
+    with pytest.raises(FileExistsError, match="exists; expected a new name"):
+        jax_tt.dump_keys(table, state, path)
+    with pytest.raises(FileNotFoundError, match="is no complete dump of a hash table"):
+        jax_tt.load_keys(table, state, tmp_path / "nothing")
+    wide = jax_tt.hash_table(7, 128, optimizer=RULE)
+    with pytest.raises(jax_tt.FileError, match="has rows of 6 columns; expected 7"):
+        jax_tt.load_keys(wide, wide.init(jax.random.key(0)), path)
+    train = jax_tt.HashTable(jax_tt.tt_table(1000, 8, tt_ranks=4), ways=10)
+    with pytest.raises(TypeError, match="rows of its TTTable share parameters"):
+        jax_tt.dump_keys(train, train.init(jax.random.key(0)), tmp_path / "train")
+    for options, message in (({"keys_per_file": 0}, "keys_per_file"), ({"since": 0.5}, "since")):
+        with pytest.raises((TypeError, ValueError), match=message):
+            jax_tt.dump_keys(table, state, tmp_path / "other", **options)
+    part = path / "keys-00001.safetensors"
+    part.write_bytes(part.read_bytes()[:-100])
+    with pytest.raises(jax_tt.FileError, match="is no whole safetensors file"):
+        jax_tt.load_keys(table, state, path)
+    part.unlink()
+    with pytest.raises(FileNotFoundError):
+        jax_tt.load_keys(table, state, path)
+    (path / "about.json").write_text("{")
+    with pytest.raises(jax_tt.FileError, match=r"about.json cannot be read or is damaged"):
+        jax_tt.load_keys(table, state, path)

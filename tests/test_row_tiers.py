@@ -171,6 +171,22 @@ def test_ended_early(depth):
     assert (tiers.read(state, "item", ids) == others.read(whole, "item", ids)).all()
 
 
+def test_split_keys():
+    keys = np.array([[2**63 - 1, -1], [0, -1]], np.int64)
+    found = []
+    for ids in (keys, jax_tt.split_keys(keys)):
+        tiers, state = small_tiers()
+        bags = jax_tt.Bags(ids, padded=True)
+        batch = {
+            "seen": bags,
+            "cart": ids[:, :1] if ids is keys else jax_tt.split_keys(keys[:, :1]),
+        }
+        state = trained(tiers, state, [{**batch, "user": np.zeros((2, 1), int)}])
+        assert tiers.statistics()["item"].created == 2
+        found.append(tiers.read(state, "item", keys[:, 0]))
+    assert (found[0] == found[1]).all()
+
+
 def test_batches_without_ids_and_empty_streams():
     tiers, state = small_tiers()
     assert list(tiers.prefetch([])) == []

@@ -11,6 +11,8 @@ from jax.core import Tracer
 
 from jax_tt._bags import Bags
 from jax_tt._collection.keyed_bags import KeyedBags
+from jax_tt._split_ids import SplitIds
+from jax_tt._tiers.words import to_integers
 
 
 def features_of(batch: Any) -> dict[str, Any]:
@@ -25,6 +27,8 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
         TypeError, ValueError: the ids are not integers on the host, or out of range.
     """
     ids = value.ids if isinstance(value, Bags) else value
+    split = isinstance(ids, SplitIds)
+    ids = ids.digits if split else ids
     if isinstance(ids, Tracer) or not hasattr(ids, "dtype"):
         raise TypeError(
             f"batch[{name!r}]: got a {type(ids).__name__}; expected a numpy array of integers, or Bags of it: tiers "
@@ -33,6 +37,11 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
     ids = np.asarray(ids)
     if ids.dtype.kind not in "iu":
         raise TypeError(f"batch[{name!r}]: got ids of type {ids.dtype}; expected integers.")
+    if split and ids.shape[-1] != 2:
+        raise ValueError(
+            f"batch[{name!r}]: got SplitIds of {ids.shape[-1]} digits; expected two, of jax_tt.split_keys."
+        )
+    ids = to_integers(ids.view(np.uint32)).view(np.int64) if split else ids
     present = np.ones(ids.shape, bool)
     if isinstance(value, Bags) and value.offsets is not None:
         present = np.arange(len(ids)) < np.asarray(value.offsets)[-1]
@@ -48,29 +57,33 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
     return wide.astype(np.uint64).reshape(-1), present.reshape(-1)
 
 
-def with_slots(batch: Any, slots: dict[str, np.ndarray]) -> Any:
-    """The batch with slots, by feature and in one axis, in place of ids; -1 stays where it is padding."""
+def with_slots(batch: Any, found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Any:
+    """The batch with slots in place of ids; -1 stays where it is padding.
+
+    Args:
+        batch: as it was given.
+        found: by feature, the slots of all positions in one axis, and which of them count.
+    """
     if isinstance(batch, KeyedBags):
         ids = np.array(batch.ids)
         firsts = np.cumsum((0, *batch.batch_sizes))
-        for name, own in slots.items():
+        for name, (slots, _) in found.items():
             k = batch.keys.index(name)
             first, last = np.asarray(batch.offsets)[firsts[k : k + 2]]
-            ids[first:last] = own[: last - first]
+            ids[first:last] = slots[: last - first]
         return dataclasses.replace(batch, ids=ids)
-    return {name: _replaced(value, slots.get(name)) for name, value in batch.items()}
+    return {name: _replaced(value, found.get(name)) for name, value in batch.items()}
 
 
-def _replaced(value: Any, slots: np.ndarray | None) -> Any:
-    if slots is None:
+def _replaced(value: Any, found: tuple[np.ndarray, np.ndarray] | None) -> Any:
+    if found is None:
         return value
+    slots, present = found
     if not isinstance(value, Bags):
         return slots.reshape(value.shape)
-    slots = slots.reshape(value.ids.shape)
     if value.padded:
-        ids = np.asarray(value.ids)
-        slots = np.where(ids == np.array(-1).astype(ids.dtype), np.int32(-1), slots)
-    return dataclasses.replace(value, ids=slots)
+        slots = np.where(present, slots, np.int32(-1))
+    return dataclasses.replace(value, ids=slots.reshape(value.ids.shape))
 
 
 def apart(values: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:

@@ -258,7 +258,7 @@ class Tiers:
     def _stage(self, batch: Any, stopped: threading.Event) -> Staged:
         """Decides which rows a batch exchanges, and fetches those that come."""
         values = features_of(batch)
-        slots: dict[str, np.ndarray] = {}
+        slots: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         plans, exchanges = {}, {}
         for name, own in self._rows.items():
             features = [feature for feature, table in self._features.items() if table == name]
@@ -266,7 +266,8 @@ class Tiers:
             keys, present = (np.concatenate(parts) for parts in zip(*found, strict=True))
             placed, plans[name] = own.places.place(keys, present)
             parts = apart(placed, [len(part) for part, _ in found])
-            slots |= zip(features, parts, strict=True)
+            pairs = zip(parts, (here for _, here in found), strict=True)
+            slots |= zip(features, pairs, strict=True)
             with self._changed:
                 while not own.settled(plans[name], self._depth):
                     if stopped.is_set():

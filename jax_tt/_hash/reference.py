@@ -141,10 +141,12 @@ def insert(
 
 def erase(directory: KeyDirectory, slots: jax.Array) -> KeyDirectory:
     """The directory without the keys of these slots, int32 ``[n]``; others than 0 to capacity - 1 are ignored."""
-    slots = jnp.where(slots < 0, directory.capacity, slots)
-    flat = _Flat.of(directory)
-    empty = jax.tree.map(lambda array: array.at[slots].set(0, mode="drop"), flat)
-    return empty.directory(directory)
+    at = jnp.where(slots < 0, directory.sets, slots // directory.ways), slots % directory.ways
+    return KeyDirectory(
+        directory.keys.at[at[0], :, at[1]].set(0, mode="drop"),
+        directory.scores.at[at[0], :, at[1]].set(0, mode="drop"),
+        directory.touched.at[at].set(0, mode="drop"),
+    )
 
 
 class _Flat(NamedTuple):

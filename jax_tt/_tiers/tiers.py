@@ -16,7 +16,7 @@ import numpy as np
 
 from jax_tt._arguments import as_int
 from jax_tt._collection.collection import Collection, States
-from jax_tt._hash import rows
+from jax_tt._hash import backend
 from jax_tt._tables.dense import DenseTable
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.disk import DiskStore, StoreError
@@ -341,7 +341,7 @@ class _Prefetching:
 
 @partial(jax.jit, donate_argnums=0)
 def _exchanged(arrays: Any, entries: Any, slots: Any) -> Any:
-    return rows.exchange(arrays, entries, slots)
+    return backend.exchange(arrays, entries, slots, "auto", return_old=True)
 
 
 def _checked(collection: Any, tiers: Any) -> dict[str, DenseTable]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,25 @@ class Traffic:
     to_disk: int = 0
 
 
+class Found(NamedTuple):
+    """Records of keys.
+
+    Attributes:
+        records: uint8 ``[n, record]``, zeros where there is none.
+        in_memory: bool ``[n]``.
+        on_disk: bool ``[n]``, of those that are not in memory.
+    """
+
+    records: np.ndarray
+    in_memory: np.ndarray
+    on_disk: np.ndarray
+
+    @property
+    def missing(self) -> np.ndarray:
+        """The keys that have no record, bool ``[n]``."""
+        return ~(self.in_memory | self.on_disk)
+
+
 class HostStore:
     """Records of equal size by 64-bit key.
 
@@ -51,22 +71,20 @@ class HostStore:
         self._clock = 0
         self.traffic = Traffic()
 
-    def get(self, keys: np.ndarray, counting: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """Whether each of the keys uint64 ``[n]`` is there, and its record, uint8 ``[n, record]``; zeros if not."""
+    def get(self, keys: np.ndarray, counting: bool = True) -> Found:
+        """The records of keys uint64 ``[n]``."""
         slots = self._slots(keys)
-        found = slots >= 0
+        in_memory, on_disk = slots >= 0, np.zeros(len(keys), bool)
         records = np.zeros((len(keys), self._records.shape[1]), np.uint8)
-        records[found] = self._records[slots[found]]
-        of_host = int(found.sum())
-        if self._disk is not None and not found.all():
-            rest = np.flatnonzero(~found)
+        records[in_memory] = self._records[slots[in_memory]]
+        if self._disk is not None and not in_memory.all():
+            rest = np.flatnonzero(~in_memory)
             there, of_disk = self._disk.get(self._table, keys[rest])
-            records[rest[there]] = of_disk
-            found[rest[there]] = True
+            records[rest[there]], on_disk[rest[there]] = of_disk, True
         if counting:
-            self.traffic.host_hits += of_host
-            self.traffic.disk_hits += int(found.sum()) - of_host
-        return found, records
+            self.traffic.host_hits += int(in_memory.sum())
+            self.traffic.disk_hits += int(on_disk.sum())
+        return Found(records, in_memory, on_disk)
 
     def put(self, keys: np.ndarray, records: np.ndarray) -> None:
         """Writes records of distinct keys; the oldest ones leave memory for the disk.

@@ -17,12 +17,12 @@ from jax_tt._tiers.disk import DiskStore
 from jax_tt._tiers.host import HostStore
 from jax_tt._tiers.places import DevicePlaces, Exchanged
 from jax_tt._tiers.record import RecordLayout
-from jax_tt._tiers.words import on_host, padded, to_words
+from jax_tt._tiers.words import on_host, padded, rounded_up, to_words
 from jax_tt.optimizers import Optimizer
 
 POLICIES = ("lru", "lfu")
-# Rows that are read from the device at once.
-_CHUNK = 1 << 16
+# Rows that are read from the device at once, and the smallest number of keys and rows in a call.
+_CHUNK, _FEWEST = 1 << 16, 64
 
 
 class TierStatistics(NamedTuple):
@@ -119,6 +119,21 @@ class Tier:
         return {"record": layout.about(), "seed": self.seed, "initializer": rows}
 
 
+@dataclasses.dataclass
+class _Leaving:
+    """The rows that leave the device with a batch, until they are in host memory.
+
+    Attributes:
+        plan: the exchange.
+        in_memory: keys that come from host memory, and leave it.
+        entries: of the arrays, with the padding of the exchange; None until the batch is loaded.
+    """
+
+    plan: Exchanged
+    in_memory: np.ndarray
+    entries: list[jax.Array] | None = None
+
+
 class TieredRows:
     """The rows of one table, by 64-bit key."""
 
@@ -137,30 +152,30 @@ class TieredRows:
         self._keys, self._full = np.zeros(rows, np.uint64), np.zeros(rows, bool)
         self._changed = np.zeros(rows, bool)
         # Keys that leave with a batch until they are in host memory, and their entries once it is loaded.
-        self._leaving: dict[int, tuple[Exchanged, list[jax.Array] | None]] = {}
+        self._leaving: dict[int, _Leaving] = {}
         self._created = 0
 
     def settled(self, plan: Exchanged, most: int) -> bool:
         """Whether all keys that come with this plan can be fetched. At most so many evictions are left waiting."""
         self._absorb(most)
-        leaving = [own.evicted[own.full] for own, _ in self._leaving.values()]
+        leaving = [own.plan.evicted[own.plan.full] for own in self._leaving.values()]
         return not any(np.isin(plan.loaded, keys).any() for keys in leaving) or self._absorb_until(
             plan.loaded
         )
 
     def fetch(self, number: int, plan: Exchanged) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Slots and entries of the rows that come, padded to a power of two."""
-        self._leaving[number] = plan, None
-        found, records = self._host.get(plan.loaded)
-        entries = self.layout.entries(records)
-        new = np.flatnonzero(~found)
+        """Slots and entries of the rows that come, padded."""
+        found = self._host.get(plan.loaded)
+        self._leaving[number] = _Leaving(plan, plan.loaded[found.in_memory])
+        entries = self.layout.entries(found.records)
+        new = np.flatnonzero(found.missing)
         self._created += len(new)
         if len(new):
             entries[0][new] = self._initial_rows(plan.loaded[new])
             for array, value in zip(entries[1:], self.layout.initial[1:], strict=True):
                 array[new] = value
         count = len(plan.slots)
-        size = 1 << max(0, count - 1).bit_length()
+        size = rounded_up(count, _FEWEST)
         slots = np.full(size, len(self._keys), np.int32)
         slots[:count] = plan.slots
         return slots, [_lengthened(array, size) for array in entries]
@@ -169,7 +184,7 @@ class TieredRows:
         """Notes that the rows of a batch are on the device; ``old`` are the entries that left it."""
         self._keys[plan.slots], self._full[plan.slots] = plan.loaded, True
         self._changed[plan.requested] = True
-        self._leaving[number] = plan, old
+        self._leaving[number].entries = old
 
     def forget_staged(self, loaded: int) -> None:
         """Returns to what is on the device, without the batches from this number on."""
@@ -190,9 +205,9 @@ class TieredRows:
         """Rows of keys, wherever they are."""
         self._absorb(0)
         distinct, inverse = np.unique(keys, return_inverse=True)
-        found, records = self._host.get(distinct, counting=False)
-        rows = self.layout.entries(records)[0]
-        rows[~found] = self._initial_rows(distinct[~found])
+        found = self._host.get(distinct, counting=False)
+        rows = self.layout.entries(found.records)[0]
+        rows[found.missing] = self._initial_rows(distinct[found.missing])
         slots = np.flatnonzero(self._full)
         places = np.searchsorted(distinct, self._keys[slots])
         here = (places < len(distinct)) & (
@@ -221,22 +236,25 @@ class TieredRows:
     def _absorb_until(self, keys: np.ndarray) -> bool:
         """Moves evicted rows to host memory until these keys are there; False where they have not been loaded."""
         last = [
-            k for k, (own, _) in self._leaving.items() if np.isin(keys, own.evicted[own.full]).any()
+            k
+            for k, own in self._leaving.items()
+            if np.isin(keys, own.plan.evicted[own.plan.full]).any()
         ]
         return self._absorb_first(max(last))
 
     def _absorb(self, most: int) -> None:
         """Moves evicted rows to host memory until at most so many batches are left, of those that have been loaded."""
-        loaded = [k for k, (_, old) in sorted(self._leaving.items()) if old is not None]
+        loaded = [k for k, own in sorted(self._leaving.items()) if own.entries is not None]
         if len(loaded) > most:
             self._absorb_first(loaded[len(loaded) - most - 1])
 
     def _absorb_first(self, last: int) -> bool:
         for number in sorted(k for k in self._leaving if k <= last):
-            plan, old = self._leaving[number]
+            own = self._leaving[number]
+            plan, old = own.plan, own.entries
             if old is None:
                 return False
-            self._host.erase(plan.loaded)
+            self._host.erase(own.in_memory)
             if plan.full.any():
                 entries = [np.asarray(array)[: len(plan.slots)][plan.full] for array in old]
                 self._host.put(plan.evicted[plan.full], self.layout.records(entries))
@@ -247,7 +265,7 @@ class TieredRows:
         return self.layout.records([np.asarray(state[name])[slots] for name in self.layout.names])
 
     def _initial_rows(self, keys: np.ndarray) -> np.ndarray:
-        words, present = padded(to_words(keys), 64)
+        words, present = padded(to_words(keys), _FEWEST)
         dtype = self.layout.dtypes[0]
         rows = _initial(self._initial, self._seed, words, present, self._features, dtype)
         return np.asarray(rows)[: len(keys)]

@@ -20,9 +20,15 @@ def to_integers(words: np.ndarray) -> np.ndarray:
     return high << np.uint64(32) | low
 
 
+def rounded_up(count: int, fewest: int = 1) -> int:
+    """A size of at least ``count`` and ``fewest``, at most an eighth larger, so that few programs are compiled."""
+    unit = 1 << max(0, (count - 1).bit_length() - 3)
+    return max(fewest, -(-count // unit) * unit)
+
+
 def padded(words: np.ndarray, fewest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Words with zeros up to a power of two, at least ``fewest``, and which of them are present."""
-    size = max(fewest, 1 << max(0, len(words) - 1).bit_length())
+    """Words with zeros up to `rounded_up` of their number, and which of them are present."""
+    size = rounded_up(len(words), fewest)
     more = np.zeros((size, 2), np.uint32)
     more[: len(words)] = words
     return more, np.arange(size) < len(words)

@@ -38,6 +38,7 @@ from jax_tt._cache.table import CachedTable as CachedTable
 from jax_tt._cache.table import init_cached_table as init_cached_table
 from jax_tt._collection.collection import Collection as Collection
 from jax_tt._collection.feature import Feature as Feature
+from jax_tt._collection.insertion import insert_collection_keys as insert_collection_keys
 from jax_tt._collection.keyed_bags import KeyedBags as KeyedBags
 from jax_tt._collection.lookup import embed_collection as embed_collection
 from jax_tt._collection.reporter import StatisticsReporter as StatisticsReporter
@@ -126,10 +127,13 @@ _LAYERS = (
     "EmbedCollection",
     "TableEmbed",
     "TableEmbedBag",
+    "HashEmbed",
+    "HashEmbedBag",
     "FusedParam",
     "FusedOptimizer",
     "LayerTiers",
     "CacheState",
+    "HashState",
     "IdOrderState",
     "LookupCounts",
     "OutOfRange",

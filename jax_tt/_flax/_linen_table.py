@@ -15,6 +15,7 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jax_tt._bags import Bags
 from jax_tt._cache.cached import COLLECTION as ROW_CACHE
 from jax_tt._flax._call import attended, check_value, for_evaluation, step_inputs
+from jax_tt._hash.table import COLLECTION as HASH_TABLE
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._split_ids import SplitIds
@@ -50,8 +51,9 @@ class TableModule(nn.Module):
 
     @property
     def deterministic(self) -> bool:
-        """Whether this call does not change the counts of a row cache."""
-        return self.is_initializing() or not self.is_mutable_collection(ROW_CACHE)
+        """Whether this is no training call: it does not count in a row cache, and reads unknown keys as in serving."""
+        training = map(self.is_mutable_collection, (ROW_CACHE, HASH_TABLE))
+        return self.is_initializing() or not any(training)
 
     def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps an initialiser so that it returns boxed values."""

@@ -12,6 +12,7 @@ from flax import nnx
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.inputs import check_lookup, step_arguments
+from jax_tt._collection.insertion import insert_collection_keys
 from jax_tt._collection.lookup import embed
 from jax_tt._collection.states import UPDATES, check_like
 from jax_tt._collection.statistics import (
@@ -22,9 +23,10 @@ from jax_tt._collection.statistics import (
     read_totals,
 )
 from jax_tt._flax._guard import refuse_gradient
-from jax_tt._flax._nnx_change import ChangingModule
+from jax_tt._flax._nnx_hash import HashedModule
 from jax_tt._flax._nnx_table import TableEmbed, hoisted_update
 from jax_tt._flax._nnx_variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
+from jax_tt._hash.insert import Inserted
 from jax_tt._lookup._shared import Shared, is_shared
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table
@@ -32,7 +34,7 @@ from jax_tt._tables.table import Table
 _DEFAULT = Lookup(bounds="warn")
 
 
-class CollectedTable(TableEmbed, ChangingModule):
+class CollectedTable(TableEmbed, HashedModule):
     """A table of an `EmbedCollection`: its variables, and what can be done with it between steps.
 
     A call of it returns rows outside of losses; only calls of the collection update a table with an optimizer.
@@ -189,6 +191,33 @@ class EmbedCollection(nnx.Module):
         """
         return self._call(batch, "stacked", grad_scale, hyperparameters)
 
+    def insert(
+        self,
+        batch: Any,
+        *,
+        scores: Mapping[str, Any] | None = None,
+        epoch: Any = None,
+        return_evicted: bool = False,
+    ) -> dict[str, Inserted]:
+        """Finds or inserts the keys of a batch in all hash tables; see `jax_tt.insert_collection_keys`.
+
+        Call it before the lookup of the batch, outside of the loss.
+
+        Args:
+            batch: as in ``__call__``; features of other tables are not looked at.
+            scores, epoch, return_evicted: as in `jax_tt.insert_collection_keys`.
+
+        Returns:
+            `Inserted` by hash table.
+        """
+        collection, state = self.collection, self.arrays()
+        after, inserted = insert_collection_keys(
+            collection, state, batch, scores=scores, epoch=epoch, return_evicted=return_evicted
+        )
+        for name in inserted:
+            self.tables[name].set_state(after[name])
+        return inserted
+
     def statistics(self) -> dict[str, TableStatistics]:
         """What training calls have looked up, by table. Blocks until the device is done.
 
@@ -270,6 +299,13 @@ class EmbedCollection(nnx.Module):
             with WHERE_FLAX_ALLOWS:
                 counts.set_value(after[STATISTICS][TOTALS])
         return result
+
+    def _state(self) -> dict[str, Any]:
+        """The arrays of all tables as `Collection` has them."""
+        state: dict[str, Any] = {name: self.tables[name].state() for name in self._names}
+        if (shared := self._shared()) is not None:
+            state[UPDATES] = shared._asdict()
+        return state
 
     def _shared(self) -> Shared | None:
         if not self.sharing:

@@ -20,6 +20,7 @@ from jax_tt._flax._nnx_variables import (
     WHERE_FLAX_ALLOWS,
     CacheState,
     FusedParam,
+    HashState,
     IdOrderState,
     OutOfRange,
 )
@@ -32,7 +33,11 @@ from jax_tt._tables.table import State, Table
 from jax_tt.optimizers import Optimizer
 
 # Variable types of non-trained arrays, by the name of their linen collection.
-_BUFFERS: dict[str, type[nnx.Variable[Any]]] = {"row_cache": CacheState, "id_order": IdOrderState}
+_BUFFERS: dict[str, type[nnx.Variable[Any]]] = {
+    "row_cache": CacheState,
+    "id_order": IdOrderState,
+    "hash_table": HashState,
+}
 
 
 _DEFAULT = Lookup(bounds="warn")

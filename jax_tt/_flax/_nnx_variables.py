@@ -70,6 +70,18 @@ class CacheState(nnx.Variable):
     """
 
 
+class HashState(nnx.Variable):
+    """The arrays of a `HashTable` other than those of the table that it wraps: keys, scores, last batches and totals.
+
+    Example:
+        >>> import jax_tt
+        >>> from flax import nnx
+        >>> layer = jax_tt.HashEmbed(jax_tt.hash_table(16, 1024), rngs=nnx.Rngs(0))
+        >>> nnx.state(layer, jax_tt.HashState)["hash_keys"].shape
+        (64, 2, 16)
+    """
+
+
 class IdOrderState(nnx.Variable):
     """The row of every id of a layer with an ``id_order``: saved with the model, but not trained.
 

@@ -85,7 +85,8 @@ def grown_capacity(table: HashTable, state: State, max_load: Any) -> int:
 def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
     """Growth with initial slices of tensor trains that depend on the seed and the capacity alone."""
     key = jax.random.fold_in(jax.random.key(table.seed & 0xFFFFFFFF), capacity)
-    init = fresh_init(getattr(table.innermost, "core_init", None))
+    own: Any = getattr(table.innermost, "core_init", None)  # other kinds have no cores
+    init = fresh_init(own)
     return Growth(capacity, key, init, None, method)
 
 
@@ -124,8 +125,10 @@ def divided(directory: KeyDirectory, factor: int) -> tuple[KeyDirectory, jax.Arr
     parts = []
     for k in range(factor):
         here = (directory.touched > 0) & (moved == k)
-        empty = [jnp.where(here[:, None], array, 0) for array in directory[:2]]
-        parts.append(KeyDirectory(*empty, jnp.where(here, directory.touched, 0)))
+        keys, scores = (
+            jnp.where(here[:, None], array, 0) for array in (directory.keys, directory.scores)
+        )
+        parts.append(KeyDirectory(keys, scores, jnp.where(here, directory.touched, 0)))
     return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts), moved
 
 

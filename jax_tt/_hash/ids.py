@@ -53,9 +53,7 @@ def hash_ids(*features: Any, seed: int = 0) -> np.ndarray:
     keys = [int(seed)] * int(np.prod(shape))
     for k, array in enumerate(arrays):
         values = np.broadcast_to(array, shape).reshape(-1).tolist()
-        keys = [
-            digest(_bytes(k, value), seed=key) for value, key in zip(values, keys, strict=True)
-        ]
+        keys = [digest(_bytes(k, value), seed=key) for value, key in zip(values, keys, strict=True)]
     return np.array(keys, np.uint64).reshape(shape)
 
 

@@ -118,9 +118,7 @@ def insert_keys(
     return inserted_requests(table, state, (keys, here, words), epoch, method, return_evicted)
 
 
-def requests_of(
-    table: HashTable, ids: Any, scores: Any
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def requests_of(table: HashTable, ids: Any, scores: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Keys uint32 ``[n, 2]``, which positions count, bool ``[n]``, and scores uint32 ``[n, 2]``."""
     keys, here = keys_of_ids(table, ids)
     if (table.policy == "custom") != (scores is not None):
@@ -165,7 +163,7 @@ def inserted_requests(
                 table, state, keys, here & ~found, now, method
             )
         else:
-            admitted, missed = _drawn(table.admission, state[SEED], keys, here & ~found, now)
+            admitted, missed = _drawn(table, state, keys, here & ~found, now)
         admitted = found | admitted
     directory, done = backend.insert(
         directory, keys, admitted, given, now, epochs, table.policy, table.min_age, method
@@ -267,17 +265,15 @@ def _low_words(directory: KeyDirectory) -> jax.Array:
 
 
 def _drawn(
-    admission: AdmitWithProbability,
-    seed: jax.Array,
-    keys: jax.Array,
-    missed: jax.Array,
-    now: jax.Array,
+    table: HashTable, state: State, keys: jax.Array, missed: jax.Array, now: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Positions whose keys are drawn, and the counts of those that missed."""
+    assert isinstance(table.admission, AdmitWithProbability)
+    seed = state[SEED]
     # Another key of the generator than that of initial rows, which is the seed itself.
     first, second = threefry(seed[0], seed[1], now.astype(jnp.uint32), jnp.uint32(1))
     bits, _ = threefry(first, second, keys[:, 0], keys[:, 1])
-    most = np.uint32(max(int(admission.probability * 2**32) - 1, 0))
+    most = np.uint32(max(int(table.admission.probability * 2**32) - 1, 0))
     by = (~missed, keys[:, 0], keys[:, 1])
     absent, high, low = jax.lax.sort(by, num_keys=3)
     new = jnp.ones(missed.shape, bool)
@@ -286,11 +282,9 @@ def _drawn(
     return missed & (bits <= most), (jnp.sum(missed, dtype=jnp.int32), unique)
 
 
-def _counts(
-    done: Insertion, missed: tuple[jax.Array, jax.Array] | None
-) -> dict[str, jax.Array]:
+def _counts(done: Insertion, missed: tuple[jax.Array, jax.Array] | None) -> dict[str, jax.Array]:
     """The counts by name; ``missed`` are the requests and distinct keys that were not in the table."""
-    counts = dict(zip(COUNTERS, done.counts, strict=True))
+    counts: dict[str, jax.Array] = dict(zip(COUNTERS, done.counts, strict=True))
     if missed is not None:
         requests, unique = missed
         counts |= {

@@ -106,9 +106,9 @@ def remove_keys(
     arrays = {
         name: state[name].at[slots].get(mode="fill", fill_value=0) for name in row_arrays(table)
     }
-    of_keys = (a.at[slots].get(mode="fill", fill_value=0) for a in view[:3])
+    of_keys = [a.at[slots].get(mode="fill", fill_value=0) for a in view[:3]]
     state = {**state, **named_directory(erase(directory, slots))}
-    return state, Evicted(*of_keys, arrays)
+    return state, Evicted(of_keys[0], of_keys[1], of_keys[2], arrays)
 
 
 def _view(state: State) -> KeyView:

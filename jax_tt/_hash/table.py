@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._arguments import as_int, as_positive, one_of
 from jax_tt._hash import backend
-from jax_tt._hash.admission import AdmitAfter, Admission, as_admission
+from jax_tt._hash.admission import Admission, AdmitAfter, as_admission
 from jax_tt._hash.directory import COUNTERS, POLICIES, KeyDirectory, init_directory
 from jax_tt._hash.initial import InitialRows, Normal
 from jax_tt._hash.keys import keys_of
@@ -57,8 +57,8 @@ class HashTable(Wrapper):
             parameters, such as a `TTTable`, also with an order of ids, of which a slot is an id. Its number of rows is
             the capacity.
         policy: what the score of a key is, by which keys are evicted from full sets: ``"lru"``, the last batch that
-            requested it; ``"lfu"``, its requests; ``"epoch_lru"`` and ``"epoch_lfu"``, these within epochs; ``"custom"``,
-            scores that are given with the batch; or ``"none"``, nothing is evicted.
+            requested it; ``"lfu"``, its requests; ``"epoch_lru"`` and ``"epoch_lfu"``, these within epochs;
+            ``"custom"``, scores that are given with the batch; or ``"none"``, nothing is evicted.
         ways: slots of a set; a key may be in two sets.
         min_age: a key may be evicted if its last batch is at least so many batches ago, 1 or more.
         admission: which new keys are inserted: None for all, `AdmitAfter` (or its number of requests), or
@@ -141,9 +141,7 @@ class HashTable(Wrapper):
         sizes = {KEYS: self.sets} | ({WAITING: self.waiting_sets} if self.waiting_sets else {})
         for names, sets in sizes.items():
             like = jax.eval_shape(functools.partial(init_directory, sets, self.ways))
-            found |= {
-                name: (a.shape, a.dtype) for name, a in zip(names, like, strict=True)
-            }
+            found |= {name: (a.shape, a.dtype) for name, a in zip(names, like, strict=True)}
         return found
 
     @functools.cached_property
@@ -189,9 +187,7 @@ class HashTable(Wrapper):
             slots = jnp.where(slots < 0, jnp.int32(absent), slots)
             return jnp.where(is_padding(batch), -1, slots) if batch.padded else slots
 
-        slots = over_explicit_axes(
-            found, (batch, directory), batch, lambda axis: P(axis, None)
-        )
+        slots = over_explicit_axes(found, (batch, directory), batch, lambda axis: P(axis, None))
         batch = dataclasses.replace(batch, ids=slots)
         if lookup.train and self.safe_check != "ignore":
             count = jnp.sum(self._missing(batch), dtype=jnp.int32)
@@ -255,8 +251,8 @@ class HashTable(Wrapper):
     def reordered(self, state: State, orders: Orders) -> Change:
         del state, orders
         raise TypeError(
-            f"{self.label}id_order: a HashTable maps keys to rows itself; expected the order in the wrapped table, e.g. "
-            "HashTable(OrderedTable(table, id_order))."
+            f"{self.label}id_order: a HashTable maps keys to rows itself; expected the order in the wrapped table, "
+            "e.g. HashTable(OrderedTable(table, id_order))."
         )
 
 

@@ -1,0 +1,88 @@
+"""`insert_collection_keys`: gives the keys of a batch rows in all hash tables of a collection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_tt._collection.collection import Collection, States
+from jax_tt._collection.requests import values_of
+from jax_tt._collection.states import listed
+from jax_tt._hash.insert import Inserted, inserted_requests, requests_of
+from jax_tt._hash.table import require_hash_table
+
+
+def insert_collection_keys(
+    collection: Collection,
+    state: States,
+    batch: Any,
+    *,
+    scores: Mapping[str, Any] | None = None,
+    epoch: Any = None,
+    method: str = "auto",
+    return_evicted: bool = False,
+) -> tuple[dict[str, dict[str, Any]], dict[str, Inserted]]:
+    """Finds or inserts the keys of a batch in all hash tables of a collection; see `insert_keys`.
+
+    The features of a table are one batch of it. Call it before `embed_collection`, outside of what is differentiated.
+
+    Args:
+        collection: the tables and features.
+        state: arrays by table and name.
+        batch: as in `embed_collection`; features of other tables are not looked at.
+        scores: by feature, for tables with the policy ``"custom"``.
+        epoch: for tables with the policies ``"epoch_lru"`` and ``"epoch_lfu"``.
+        method, return_evicted: as in `insert_keys`.
+
+    Returns:
+        The state, and `Inserted` by hash table.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; the message names the feature and the table.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> tables = {"item": jax_tt.hash_table(8, 1024), "ad": jax_tt.dense_table(50, 8)}
+    >>> features = {"clicked": jax_tt.Feature("item"), "ad": jax_tt.Feature("ad")}
+    >>> collection = jax_tt.Collection(tables, features)
+    >>> batch = {"clicked": np.array([[-1, 2**60]]), "ad": np.array([[3]])}
+    >>> state = collection.init(jax.random.key(0))
+    >>> state, inserted = jax_tt.insert_collection_keys(collection, state, batch)
+    >>> int(inserted["item"].counts["inserted"])
+    2
+    """
+    collection.check(state)
+    values, given = values_of(collection, batch), dict(scores or {})
+    found: dict[str, Inserted] = {}
+    after = {name: dict(own) for name, own in state.items()}
+    hashed = {
+        name: require_hash_table(t) for name, t in collection.for_batches.items() if t.takes_keys
+    }
+    known = {f for name in hashed for f in collection.features_of[name]}
+    for feature in given:
+        if feature not in known:
+            raise ValueError(
+                f"scores: got the feature {feature!r}; expected some of {listed(sorted(known))}."
+            )
+    of_epochs = [t for t in hashed.values() if t.policy.startswith("epoch_")]
+    if epoch is not None and not of_epochs:
+        raise ValueError(
+            f"epoch: got {epoch!r} for a collection whose tables have no epochs; expected None."
+        )
+    for name, table in hashed.items():
+        table.check(state[name])
+        parts = [
+            requests_of(
+                require_hash_table(collection.for_features[feature]),
+                values[feature],
+                given.get(feature),
+            )
+            for feature in collection.features_of[name]
+        ]
+        keys, here, words = (jnp.concatenate(own) for own in zip(*parts, strict=True))
+        own_epoch = epoch if table in of_epochs else None
+        after[name], found[name] = inserted_requests(
+            table, after[name], (keys, here, words), own_epoch, method, return_evicted
+        )
+    return after, found

@@ -1,0 +1,134 @@
+"""NNX layers of hash tables: insertion, removal and growth between lookups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import nnx
+
+from jax_tt._flax._nnx_change import ChangingModule
+from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag
+from jax_tt._hash.grow import grown_capacity, growth_to
+from jax_tt._hash.insert import Evicted, Inserted, insert_keys
+from jax_tt._hash.remove import KeyView, remove_keys
+from jax_tt._hash.table import require_hash_table
+
+
+class HashedModule(ChangingModule):
+    """A layer that may have a `HashTable`."""
+
+    def insert(
+        self,
+        ids: Any,
+        *,
+        scores: Any = None,
+        epoch: Any = None,
+        return_evicted: bool = False,
+    ) -> Inserted:
+        """Finds or inserts the keys of a batch; see `jax_tt.insert_keys`.
+
+        Call it before the lookup of the batch, outside of the loss.
+
+        Args:
+            ids, scores, epoch, return_evicted: as in `jax_tt.insert_keys`.
+
+        Raises:
+            TypeError: the layer has no hash table.
+        """
+        table = require_hash_table(self.table)
+        state, inserted = insert_keys(
+            table,
+            self.state(),
+            ids,
+            scores=scores,
+            epoch=epoch,
+            method=self.lookup.method,
+            return_evicted=return_evicted,
+        )
+        self.set_state(state)
+        return inserted
+
+    def remove(
+        self,
+        keys: Any = None,
+        *,
+        where: Callable[[KeyView], Any] | None = None,
+        size: int | None = None,
+    ) -> Evicted:
+        """Takes keys out of the table; see `jax_tt.remove_keys`.
+
+        Args:
+            keys, where, size: as in `jax_tt.remove_keys`.
+        """
+        table, method = require_hash_table(self.table), self.lookup.method
+        state, evicted = remove_keys(
+            table, self.state(), keys, where=where, size=size, method=method
+        )
+        self.set_state(state)
+        return evicted
+
+    def grow_if_full(
+        self,
+        *,
+        max_load: float = 0.75,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+    ) -> bool:
+        """Doubles the capacity where the load exceeds ``max_load``; see `jax_tt.grow_if_full`.
+
+        Args:
+            max_load: the share of occupied slots above which the table grows.
+            opt, model: as in `jax_tt.TTEmbed.grow`.
+
+        Returns:
+            Whether the table has grown.
+        """
+        table, state = require_hash_table(self.table), self.state()
+        capacity = grown_capacity(table, state, max_load)
+        if capacity == table.num_embeddings:
+            return False
+        growth = growth_to(table, capacity, self.lookup.method)
+        self._become(table.grown(state, growth), opt, model)
+        return True
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Sets the variables whose arrays are others than before."""
+        before = self.state()
+        for name, value in state.items():
+            if value is not before[name]:
+                getattr(self, name)[...] = value
+
+
+class HashEmbed(TableEmbed, HashedModule):
+    """Rows of a `HashTable`.
+
+    Args:
+        table: the `HashTable`.
+        lookup, promote_dtype, options: as in `TableEmbed`.
+
+    Example:
+        >>> import jax_tt, numpy as np
+        >>> from flax import nnx
+        >>> layer = jax_tt.HashEmbed(jax_tt.hash_table(16, 1024), rngs=nnx.Rngs(0))
+        >>> keys = np.array([2**63 - 1, -5])
+        >>> int(layer.insert(keys).counts["inserted"]), layer(keys).shape
+        (2, (2, 16))
+    """
+
+
+class HashEmbedBag(TableEmbedBag, HashedModule):
+    """Pooled rows of a `HashTable`.
+
+    Args:
+        table: the `HashTable`.
+        lookup, rngs, metadata, hyperparameters: as in `TableEmbedBag`.
+
+    Example:
+        >>> import jax_tt, numpy as np
+        >>> from flax import nnx
+        >>> layer = jax_tt.HashEmbedBag(jax_tt.hash_table(16, 1024), rngs=nnx.Rngs(0))
+        >>> bags = jax_tt.Bags.from_lengths(jax_tt.split_keys(np.array([2**40, 3, 3])), [2, 1])
+        >>> int(layer.insert(bags).counts["inserted"]), layer(bags).shape
+        (2, (2, 16))
+    """

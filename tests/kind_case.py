@@ -38,11 +38,28 @@ class KindCase:
     def state(self) -> dict[str, Any]:
         return jax.jit(self.table.init)(jax.random.key(0))
 
-    def bags(self, weighted: bool = True) -> jax_tt.Bags:
+    def ids(self, rows: Any) -> Any:
+        """The ids of rows."""
+        return rows
+
+    def with_ids(self, model: Any) -> Any:
+        """An NNX layer whose table has the ids of `bags`."""
+        return model
+
+    def variables_with_ids(self, model: Any, variables: Any) -> Any:
+        """The variables of a linen layer whose table has the ids of `bags`."""
+        del model
+        return variables
+
+    def row_bags(self) -> jax_tt.Bags:
+        """The rows of `bags`."""
         n = self.table.num_embeddings
-        ids, offsets = jnp.array([1, n - 1, 1, 0, 2, n // 2]), jnp.array([0, 3, 3, 6])
-        weights = jnp.array([0.5, 2.0, -1.0, 3.0, 0.25, 1.0]) if weighted else None
-        return jax_tt.Bags(ids, offsets, weights)
+        rows, offsets = jnp.array([1, n - 1, 1, 0, 2, n // 2]), jnp.array([0, 3, 3, 6])
+        return jax_tt.Bags(rows, offsets, jnp.array([0.5, 2.0, -1.0, 3.0, 0.25, 1.0]))
+
+    def bags(self) -> jax_tt.Bags:
+        bags = self.row_bags()
+        return dataclasses.replace(bags, ids=self.ids(bags.ids))
 
     def pooled(self, params: Any, weights: Any, combiner: str, method: str) -> jax.Array:
         lookup = jax_tt.Lookup(combiner, method=method)
@@ -80,7 +97,7 @@ class KindCase:
 
         def dense(params: Any, weights: Any) -> jax.Array:
             rows = self.table.to_dense({**self.state, **params})
-            bags = dataclasses.replace(self.bags(), weights=weights)
+            bags = dataclasses.replace(self.row_bags(), weights=weights)
             pooled = jax_tt.embed_bag(rows, bags, combiner=combiner, method="reference")
             return jnp.sum(jnp.sin(pooled))
 
@@ -125,7 +142,7 @@ class KindCase:
         collection = jax_tt.Collection(
             {"own": table, "other": other}, {**features, "c": jax_tt.Feature("own")}
         )
-        bags, more = self.bags(), jnp.array([[3, 1], [1, 0]], jnp.int32)
+        bags, more = self.bags(), self.ids(jnp.array([[3, 1], [1, 0]], jnp.int32))
         batch = {"a": bags, "b": jnp.array([[1, 8]]), "c": more}
         params = {name: self.state[name] for name in table.param_names}
         own = {**table.init_rest(params), **self.state}
@@ -158,7 +175,7 @@ class KindCase:
     @pytest.mark.parametrize("rule", [None, RULE], ids=["optax", "fused"])
     def test_nnx(self, rule: Any, tmp_path: Any) -> None:
         table = self.table if rule is None else self.fused(rule)
-        model = jax_tt.TableEmbedBag(table, rngs=nnx.Rngs(0))
+        model = self.with_ids(jax_tt.TableEmbedBag(table, rngs=nnx.Rngs(0)))
         opt = jax_tt.FusedOptimizer(model, optax.sgd(0.01))
 
         @nnx.jit
@@ -178,6 +195,7 @@ class KindCase:
         table = self.table if rule is None else self.fused(rule)
         model = jax_tt.linen.TableEmbedBag(table)
         variables = model.init(jax.random.key(0), self.bags())
+        variables = self.variables_with_ids(model, variables)
 
         @jax.jit
         def loss(trained: Any) -> jax.Array:

@@ -52,7 +52,9 @@ def one_bag_per_position(batch: Batch) -> Batch:
 
 def bag_batch(table: Table, bags: Any, accum: Any) -> tuple[Batch, int]:
     """The canonical batch of `Bags` or of ``[B, L]`` ids, and the number of bags."""
-    if not isinstance(bags, Bags):
+    if isinstance(bags, Bags):
+        ids = _table_ids(table, bags.ids, "bags.ids", bags.padded)
+    else:
         ids = _table_ids(table, bags, "bags")
         if ids.ndim != 2:
             raise ValueError(
@@ -61,7 +63,6 @@ def bag_batch(table: Table, bags: Any, accum: Any) -> tuple[Batch, int]:
             )
         bags = Bags(ids)
     label = table.label
-    ids = _table_ids(table, bags.ids, "bags.ids", bags.padded)
     weights = bags.weights
     if weights is not None:
         weights = as_array(f"{label}bags.weights", weights)

@@ -1,0 +1,69 @@
+"""Hash tables, in the tests that every kind passes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_tt
+import jax_tt.linen
+from tests.kind_case import KindCase
+
+TRAIN = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(48, 8, ranks=4))
+OPTIONS = {"policy": "none", "ways": 8, "safe_check": "error"}
+
+
+class HashCase(KindCase):
+    @functools.cached_property
+    def state(self):
+        """With a key in every slot."""
+        state = jax.jit(self.table.init)(jax.random.key(0))
+        insert = jax.jit(
+            lambda state, keys: jax_tt.insert_keys(
+                jax_tt.HashTable(self.table.table, **{**OPTIONS, "safe_check": "ignore"}),
+                state,
+                keys,
+            )[0]
+        )
+        draw = np.random.default_rng(0)
+        while (state["hash_touched"] == 0).any():
+            keys = draw.integers(0, 2**64, 200, np.uint64)
+            state = insert(state, jax_tt.split_keys(keys))
+        return state
+
+    def ids(self, rows):
+        entries = jax_tt.table_keys(self.table, self.state)
+        assert (entries["slot"] == np.arange(48)).all()
+        return jax_tt.SplitIds(jnp.asarray(jax_tt.split_keys(entries["key"]).digits)[rows])
+
+    def with_ids(self, model):
+        state, _ = jax_tt.insert_keys(model.table, model.state(), self.bags())
+        for name, value in state.items():
+            getattr(model, name)[...] = value
+        return model
+
+    def variables_with_ids(self, model, variables):
+        return jax_tt.linen.insert_keys(model, variables, self.bags())[0]
+
+    def test_lookup_equals_the_dense_table(self):
+        dense = self.table.to_dense(self.state)
+        rows = np.array([[0, 3], [47, 3]])
+        for method in ("reference", "auto"):
+            lookup = jax_tt.Lookup(method=method)
+            found, _ = jax_tt.lookup_rows(self.table, self.state, self.ids(rows), lookup)
+            np.testing.assert_allclose(found, dense[rows], rtol=1e-5, atol=1e-6)
+
+
+class TestHash(HashCase):
+    table = jax_tt.HashTable(jax_tt.DenseTable(48, 8), **OPTIONS)
+
+
+class TestHashOfTensorTrain(HashCase):
+    table = jax_tt.HashTable(TRAIN, **OPTIONS)
+
+
+class TestHashOfOrdered(HashCase):
+    table = jax_tt.HashTable(
+        jax_tt.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(48)[::-1])), **OPTIONS
+    )

@@ -110,7 +110,7 @@ def initial_rows(
     high, low = threefry(seed[0], seed[1], keys[:, 0], keys[:, 1])
     blocks = jnp.arange((features + 1) // 2, dtype=jnp.uint32)
     pair = threefry(high[:, None], low[:, None], blocks[None, :], jnp.uint32(0))
-    bits = jnp.stack(pair, axis=2).reshape(keys.shape[0], -1)[:, :features]
+    bits = jnp.stack(pair, axis=2).reshape(keys.shape[0], 2 * blocks.size)[:, :features]
     rest = (bits << 1) | 1
     octave = jax.lax.clz(rest).astype(jnp.int32)
     rest = rest << octave.astype(jnp.uint32)

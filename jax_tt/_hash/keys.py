@@ -147,6 +147,6 @@ def _refuse_cut(name: str, array: Any) -> None:
 
 def _float_message(name: str, dtype: Any) -> str:
     return (
-        f"{name}: got dtype {dtype}; expected integers. A list with keys below 0 and above 2**63 becomes floats in "
-        "numpy; give it a type, e.g. np.array(keys, np.uint64)."
+        f"{name}: got dtype {dtype}; expected integers. A list with keys of 2**63 or more and others becomes floats "
+        "in numpy; give it a type, e.g. np.array(keys, np.uint64)."
     )

@@ -39,7 +39,7 @@ def trained_state(keys):
 
 @pytest.mark.parametrize("x64", [False, True])
 def test_all_types_of_ids_are_the_same_keys(x64):
-    keys = np.array(EXTREMES + [2**31, 2**32 - 1, 5], np.uint64)
+    keys = np.array([*EXTREMES, 2**31, 2**32 - 1, 5], np.uint64)
     with jax.enable_x64(x64):
         state = trained_state(keys)
         want = rows_of(QUIET, state, jax_tt.split_keys(keys))
@@ -205,7 +205,7 @@ def test_bad_input():
         lookup(jax_tt.SplitIds(np.zeros((1, 3), np.int32)))
     with pytest.raises(ValueError, match="got traced int32 ids for a table of 64-bit keys"):
         jax.jit(lambda ids: lookup(ids)[0])(np.array([2**40]))
-    with pytest.raises(ValueError, match="jax_tt.split_keys"):
+    with pytest.raises(ValueError, match=r"jax_tt\.split_keys"):
         jax_tt.Bags.from_ragged([[2**40]])
     with pytest.raises(TypeError, match="keys: got a traced array"):
         jax.jit(lambda ids: jax_tt.split_keys(ids).digits)(np.array([1]))
@@ -264,7 +264,7 @@ def test_bad_tables(options, message):
 
 def test_wrappers_that_do_not_fit():
     order = jax_tt.order.IdOrder(np.arange(64)[::-1])
-    with pytest.raises(TypeError, match="got an OrderedTable|got a OrderedTable"):
+    with pytest.raises(TypeError, match="got a OrderedTable around a DenseTable"):
         jax_tt.HashTable(jax_tt.OrderedTable(jax_tt.DenseTable(64, 4), order))
     with pytest.raises(TypeError, match="table: got a HashTable"):
         jax_tt.HashTable(QUIET)

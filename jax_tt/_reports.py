@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
-_reported: dict[tuple[str, int], object] = {}
+_reported: dict[Hashable, object] = {}
 
 
 class OutOfRangeWarning(UserWarning):
@@ -26,11 +26,6 @@ def report(table: str, num_embeddings: int, count: int, first: str, position: in
         first: the first of them, as text.
         position: its position among the ids of the batch.
     """
-    # One step without a lock: the main thread may be led here by a native op while it is here for another reason, and a
-    # forked process would inherit the lock of a thread that it has not got.
-    mine = object()
-    if _reported.setdefault((table, num_embeddings), mine) is not mine:
-        return
     name = f"table {table!r}" if table else "a table"
     found = f"{first} at position {position} is"
     if count > 1:
@@ -40,7 +35,17 @@ def report(table: str, num_embeddings: int, count: int, first: str, position: in
         "This is said once per table; a layer counts them in its variable out_of_range. Pass ids in "
         "[0, num_embeddings); bounds='zero' says nothing, and bounds='error' stops."
     )
-    _without_raising(lambda: warnings.warn(message, OutOfRangeWarning, stacklevel=1))
+    warn_once((table, num_embeddings), message, OutOfRangeWarning)
+
+
+def warn_once(key: Hashable, message: str, category: type[Warning]) -> None:
+    """Warns unless a warning with this key has been issued; never raises."""
+    # One step without a lock: the main thread may be led here by a native op while it is here for another reason, and a
+    # forked process would inherit the lock of a thread that it has not got.
+    mine = object()
+    if _reported.setdefault(key, mine) is not mine:
+        return
+    _without_raising(lambda: warnings.warn(message, category, stacklevel=1))
 
 
 def forget() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import Any
 
 import jax
 from jax import lax
 
+from jax_tt import _reports
+
 SAFE_CHECKS = ("error", "warn", "ignore")
 
 
 class MissingKeyWarning(UserWarning):
-    """Keys without a row were trained on, or found no room, in a `HashTable` with ``safe_check="warn"``.
+    """Keys without a row were trained on, or found no room, in a `HashTable` with ``safe_check="warn"``; each is said
+    once per table.
 
     >>> import warnings, jax_tt
     >>> warnings.simplefilter("ignore", jax_tt.MissingKeyWarning)
@@ -37,7 +39,7 @@ def check_count(safe_check: str, message: str, count: jax.Array) -> None:
 def _tell(safe_check: str, message: str, count: Any) -> None:
     if not count:  # under vmap, both branches of the condition run
         return
-    text = message.format(count=int(count))
+    text = message.replace("{count}", str(int(count)))
     if safe_check == "error":
         raise ValueError(text)
-    warnings.warn(text, MissingKeyWarning, stacklevel=1)
+    _reports.warn_once(message, text, MissingKeyWarning)

@@ -17,6 +17,9 @@ import numpy as np
 
 import jax_tt
 from jax_tt import optimizers
+from jax_tt._hash import backend
+from jax_tt._hash.directory import init_directory
+from jax_tt._hash.initial import Normal
 from tests.helpers import SHAPES, make_case
 
 # So many columns that the 3,200 rows of chunked_batch take more memory than one chunk may.
@@ -141,6 +144,29 @@ def collection_step() -> Any:
     return jax.jit(jax.grad(loss, has_aux=True))(collection.trained(state))
 
 
+def hash_results() -> Iterator[tuple[str, list[Any]]]:
+    """A table of keys that is filled beyond its capacity and doubled, for sets of whole vectors and others."""
+    rng = np.random.default_rng(5)
+    insert = jax.jit(backend.insert, static_argnums=(6, 7, 8))
+    epoch, n = jnp.uint32(2), 9000
+    for ways in (4, 8, 16, 33):
+        directory = init_directory(6000 // ways, ways)
+        keys = rng.integers(9000, size=(3, n, 2), dtype=np.uint32) * np.array([0, 1], np.uint32)
+        here = rng.random((3, n)) < 0.9
+        done: list[Any] = []
+        for now, batch in enumerate(keys, 1):
+            stamps = jnp.zeros((n, 2), jnp.uint32), jnp.int32(now), epoch
+            directory, of_batch = insert(directory, batch, here[now - 1], *stamps, "lfu", 1, "ffi")
+            done.append(of_batch)
+        found = backend.find(directory, keys[0], here[2], "ffi")
+        rows = jnp.zeros((directory.capacity, 7))
+        initial = Normal(0.1), jnp.array([1, 2], jnp.uint32), done[-1].keys, here[0] | True
+        new = backend.initial(*initial, 7, jnp.float32, "ffi")
+        changed = backend.exchange([rows], [new], done[-1].slots, "ffi", return_old=True)
+        doubled = backend.double(directory, changed[0], "ffi")
+        yield f"hash {ways}", jax.tree.leaves((directory, done, found, new, changed, doubled))
+
+
 def results() -> Iterator[tuple[str, list[Any]]]:
     yield from chunked_results()
     for weighted in (False, True):
@@ -165,6 +191,7 @@ def results() -> Iterator[tuple[str, list[Any]]]:
     leaves = steps(table, half.bags(), RULES["adagrad"], g, "ffi")
     yield "fused bfloat16", [leaf.astype(jnp.float32) for leaf in leaves]
     yield "collection", jax.tree.leaves(collection_step())
+    yield from hash_results()
 
 
 if __name__ == "__main__":

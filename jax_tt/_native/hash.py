@@ -32,17 +32,10 @@ def hash_find(
 
 
 def hash_insert(
-    directory: KeyDirectory,
-    keys: jax.Array,
-    present: jax.Array,
-    given: jax.Array,
-    now: jax.Array,
-    epoch: jax.Array,
-    policy: str,
-    min_age: int,
-    *,
-    platform: str,
+    directory: KeyDirectory, *batch: jax.Array, policy: str, min_age: int, platform: str
 ) -> tuple[KeyDirectory, Insertion]:
+    """``batch``: keys, present, given, now and epoch, as `jax_tt._hash.reference.insert` takes them."""
+
     # Every device inserts the whole batch: replicas of the directory must stay identical.
     @sequential_vmap
     def call(directory: KeyDirectory, *batch: jax.Array) -> Any:
@@ -68,7 +61,7 @@ def hash_insert(
         changed = KeyDirectory(*(found[name] for name in KeyDirectory._fields))
         return changed, Insertion(*(found[f"new_{name}"] for name in Insertion._fields))
 
-    return call(directory, keys, present, given, now, epoch)
+    return call(directory, *batch)
 
 
 def hash_initial(

@@ -1,13 +1,11 @@
 // FFI handlers of the TT operations, which check shapes and types.
 #include <algorithm>
-#include <limits>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <utility>
 #include <vector>
 
-#include "ffi/common/table_reader.h"
+#include "ffi/common/tt_tables.h"
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/handlers.h"
 #include "ffi/cpu/ids.h"
@@ -22,23 +20,6 @@
 namespace jax_tt {
 namespace {
 
-// What all ops on one table are given; its cores are the arguments from `first_core` on.
-struct TTArgs {
-  const TTShape& shape;
-  const ffi::Dictionary& attrs;
-  BatchArgs batch;
-  const Args& args;
-  size_t first_core;
-};
-
-// What comes from the forward pass, the gradients of the vectors and of the weights, and the results of the cores from
-// `first_result` on.
-struct GradientArgs {
-  const ffi::AnyBuffer &plan, &saved, &out_gradient, &weight_gradient;
-  const Rets& rets;
-  size_t first_result;
-};
-
 // The problem of one table, its arrays, and the memory that its plan may need.
 template <typename T>
 struct TTCall {
@@ -51,11 +32,11 @@ struct TTCall {
   const C* saved = nullptr;  // of the plan
   C* weight_gradient = nullptr;
 
-  Status Read(const TTArgs& given) {
+  Status Read(const TTTableArgs& given) {
     problem.shape = given.shape;
     return ReadTTProblem(given.attrs, given.batch, given.args, given.first_core, &lookups, &problem, &saved_size);
   }
-  Status ReadGradient(const TTArgs& given, const GradientArgs& own) {
+  Status ReadGradient(const TTTableArgs& given, const TTGradientArgs& own) {
     JAX_TT_RETURN_IF_ERROR(Read(given));
     JAX_TT_RETURN_IF_ERROR(Data(own.out_gradient, "out gradient", problem.out_size(), &out_gradient));
     JAX_TT_RETURN_IF_ERROR(OptionalData(own.saved, "saved", saved_size, &saved));
@@ -102,7 +83,7 @@ struct TTCall {
 
 // plan(call, pool) sets the plan of the call.
 template <typename Plan>
-Status ReadForward(const TTArgs& given, const ffi::AnyBuffer& out, const ffi::AnyBuffer& saved, Plan plan,
+Status ReadForward(const TTTableArgs& given, const ffi::AnyBuffer& out, const ffi::AnyBuffer& saved, Plan plan,
                    TableOp* op) {
   return DispatchCores(given.args, given.first_core, [&](auto tag) -> Status {
     using Call = TTCall<typename decltype(tag)::type>;
@@ -124,7 +105,7 @@ auto Taking(const ffi::AnyBuffer& plan) {
   return [plan](auto& call, const Pool& pool) { return call.TakePlan(plan, pool); };
 }
 
-Status ReadBackward(const TTArgs& given, const ffi::AnyBuffer& touched, const GradientArgs& gradient, TableOp* op) {
+Status ReadBackward(const TTTableArgs& given, const ffi::AnyBuffer& touched, const TTGradientArgs& gradient, TableOp* op) {
   return DispatchCores(given.args, given.first_core, [&](auto tag) -> Status {
     using Call = TTCall<typename decltype(tag)::type>;
     const auto call = std::make_shared<Call>();
@@ -149,7 +130,7 @@ Status ReadBackward(const TTArgs& given, const ffi::AnyBuffer& touched, const Gr
   });
 }
 
-Status ReadUpdate(const TTArgs& given, const GradientArgs& gradient, const OptimizerStep& step, float* applied,
+Status ReadUpdate(const TTTableArgs& given, const TTGradientArgs& gradient, const OptimizerStep& step, float* applied,
                   TableOp* op) {
   return DispatchCores(given.args, given.first_core, [&](auto tag) -> Status {
     using T = typename decltype(tag)::type;
@@ -163,21 +144,6 @@ Status ReadUpdate(const TTArgs& given, const GradientArgs& gradient, const Optim
     });
     return {};
   });
-}
-
-// The shape of a table with these cores.
-Status ReadShape(const Buffers& cores, int64_t num_embeddings, TTShape* shape) {
-  std::vector<int64_t> row_factors, col_factors, ranks{1};
-  for (const ffi::AnyBuffer& core : cores) {
-    const auto sizes = core.dimensions();
-    if (sizes.size() != 4 || sizes[1] != ranks.back())
-      return InvalidArgument("a core has four axes, and its left rank is the right rank of the core before");
-    row_factors.push_back(sizes[0]);
-    col_factors.push_back(sizes[2]);
-    ranks.push_back(sizes[3]);
-  }
-  const auto span = [](const std::vector<int64_t>& values) { return Span64(values.data(), values.size()); };
-  return ReadShape(span(row_factors), span(col_factors), span(ranks), num_embeddings, shape);
 }
 
 // Runs the ops that `read` appends.
@@ -281,90 +247,37 @@ ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBu
       "tt_apply");
 }
 
-// A table of a call on many.
-struct OneOfMany {
-  std::optional<ffi::Dictionary> attrs;
-  TTShape shape;
-  Buffers in;  // before the cores
-  size_t first_core = 0;
-
-  // `before`: the number of arguments before the cores.
-  Status Read(size_t before, TableReader& reader) {
-    int64_t count = 0, num_embeddings = 0;
-    Buffers cores;
-    JAX_TT_RETURN_IF_ERROR(reader.ReadAttrs(&attrs));
-    JAX_TT_RETURN_IF_ERROR(ReadAttr(*attrs, "cores", &count));
-    JAX_TT_RETURN_IF_ERROR(ReadAttr(*attrs, "num_embeddings", &num_embeddings));
-    if (count < 2 || count > kMaxCores) return InvalidArgument("a TT table has 2 to 5 cores");
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(before, &in));
-    first_core = reader.next_arg();
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(static_cast<size_t>(count), &cores));
-    return ReadShape(cores, num_embeddings, &shape);
-  }
-  // The batch, whose ids are the argument `ids`.
-  TTArgs Given(const Args& args, size_t ids) const {
-    return {shape, *attrs, {in[ids], in[ids + 1], in[ids + 2]}, args, first_core};
-  }
-};
-
 ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, Changes::kNothing, "embed_collection", [&](std::vector<TableOp>* ops) -> Status {
-    const TablesCall call{args, rets, attrs, rets.size()};
-    TableReader reader(call);
-    while (!reader.done()) {
-      OneOfMany own;
-      Buffers out;
-      JAX_TT_RETURN_IF_ERROR(own.Read(4, reader));
-      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(3, &out));
-      PreferHugePages({out[1]});
-      const auto plan = [plan = out[1], sentinel = own.in[3]](auto& table, const Pool& pool) -> Status {
+    return ReadTTForwardTables({args, rets, attrs, rets.size()}, [ops](const TTTableArgs& given,
+                                                                      const TTForwardArgs& own) -> Status {
+      PreferHugePages({own.plan});
+      const auto plan = [plan = own.plan, sentinel = own.sentinel](auto& table, const Pool& pool) -> Status {
         JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, table.lookups.table));
         return table.MakePlan(plan, pool);
       };
-      JAX_TT_RETURN_IF_ERROR(ReadForward(own.Given(args, 0), out[0], out[2], plan, &ops->emplace_back()));
-    }
-    return {};
+      return ReadForward(given, own.out, own.saved, plan, &ops->emplace_back());
+    });
   });
 }
 
 ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, Changes::kNothing, "embed_collection_backward", [&](std::vector<TableOp>* ops) -> Status {
-    const TablesCall call{args, rets, attrs, rets.size()};
-    TableReader reader(call);
-    while (!reader.done()) {
-      OneOfMany own;
-      Buffers out, gradients;
-      JAX_TT_RETURN_IF_ERROR(own.Read(6, reader));
-      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
-      const GradientArgs gradient{own.in[3], own.in[4], own.in[5], out[1], rets, reader.next_ret()};
-      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(static_cast<size_t>(own.shape.d), &gradients));
-      JAX_TT_RETURN_IF_ERROR(ReadBackward(own.Given(args, 0), out[0], gradient, &ops->emplace_back()));
-    }
-    return {};
+    return ReadTTBackwardTables(
+        {args, rets, attrs, rets.size()},
+        [ops](const TTTableArgs& given, const ffi::AnyBuffer& touched, const TTGradientArgs& gradient) {
+          return ReadBackward(given, touched, gradient, &ops->emplace_back());
+        });
   });
 }
 
 ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, Changes::kTables, "embed_collection_update", [&](std::vector<TableOp>* ops) -> Status {
-    const TablesCall call{args, rets, attrs, rets.size()};
-    TableReader reader(call);
-    StepsReader steps;
-    JAX_TT_RETURN_IF_ERROR(steps.Start(&reader));
-    while (!reader.done()) {
-      OneOfMany own;
-      StepArgs step;
-      float* applied = nullptr;
-      Buffers slots, out, changed;
-      JAX_TT_RETURN_IF_ERROR(own.Read(7, reader));
-      JAX_TT_RETURN_IF_ERROR(steps.Read(*own.attrs, &step, &applied));
-      const auto arrays = static_cast<size_t>(own.shape.d * (1 + step.traits().slots()));
-      JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(arrays - static_cast<size_t>(own.shape.d), &slots));
-      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
-      const GradientArgs gradient{own.in[4], own.in[5], own.in[6], out[0], rets, reader.next_ret()};
-      JAX_TT_RETURN_IF_ERROR(reader.ReadRets(arrays, &changed));
-      JAX_TT_RETURN_IF_ERROR(ReadUpdate(own.Given(args, 1), gradient, StepOf(step), applied, &ops->emplace_back()));
-    }
-    return steps.Finish();
+    return ReadTTUpdateTables({args, rets, attrs, rets.size()},
+                              [ops](const TTTableArgs& given, const TTGradientArgs& gradient, const StepArgs& step,
+                                    float* applied) {
+                                return ReadUpdate(given, gradient, StepOf(step), applied, &ops->emplace_back());
+                              });
   });
 }
 
@@ -438,9 +351,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTApplyCpu, ApplyImpl,
                                   .RemainingRets()        // cores and slots, in place
                                   .Attrs());
 
-// The same of many tables, as ffi/common/table_reader.h describes them.  The arguments of a forward pass are ids,
-// offsets, weights, sentinel and cores, and its results out, plan, and saved; the plan is empty if no other op needs
-// it.
+// The same of many tables, as ffi/common/table_reader.h and tt_tables.h describe them.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesForwardCpu, TablesForwardImpl,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 

@@ -87,7 +87,9 @@ const int32_t* AddStableSort(const DensePlan& plan, GradientLaunches& launches) 
   launches.Add([plan, passes, count](cudaStream_t stream) {
     int32_t* orders[kMaxSortPasses] = {};
     for (int k = 0; k < count; ++k) orders[k] = plan.orders[k % 2];
-    return StableSort(stream, plan.positions, passes.data(), count, orders, plan.sorting);
+    TableQueue queue;
+    StableSort(queue, plan.positions, passes.data(), count, orders, plan.sorting);
+    return queue.Run(stream);
   });
   return plan.orders[(count - 1) % 2];
 }

@@ -17,8 +17,8 @@ namespace jax_tt {
 // and no size raises kRuleAbi.
 constexpr uint64_t LaunchLayout() {
   uint64_t layout = kRuleAbi;
-  for (const size_t size : {sizeof(TableList<GradientTable>), sizeof(DensePlan), sizeof(SumArgs),
-                            sizeof(CoreTables<float>), sizeof(CoreGradients), sizeof(StepNumbers), sizeof(StopSigns)})
+  for (const size_t size : {sizeof(TableList<GradientTable>), sizeof(DensePlan), sizeof(SumAndStepArgs<float>),
+                            sizeof(StepArgsOf<float>), sizeof(TablesOnDevice)})
     layout = layout * 1000003 + size;
 #if defined(JAX_TT_EMULATION)
   layout = ~layout;  // emulated kernels cannot run on a GPU, nor those of a GPU in an emulation
@@ -29,12 +29,10 @@ constexpr uint64_t LaunchLayout() {
 struct RuleLaunches {
   uint64_t layout;
   DenseLaunches dense;
-  SliceLaunches<float> slices_float32;
-  SliceLaunches<bfloat16> slices_bfloat16;
-  SliceLaunches<float16> slices_float16;
+  SliceLaunches slices_float32, slices_bfloat16, slices_float16;
 
   template <typename T>
-  const SliceLaunches<T>& slices() const {
+  const SliceLaunches& slices() const {
     if constexpr (std::is_same_v<T, bfloat16>)
       return slices_bfloat16;
     else if constexpr (std::is_same_v<T, float16>)

@@ -21,6 +21,7 @@
 #include "ffi/cuda/handlers.h"
 #include "ffi/cuda/notices.h"
 #include "ffi/cuda/plan.h"
+#include "ffi/cuda/table_works.h"
 #include "ffi/cuda/tt.h"
 
 namespace nb = nanobind;
@@ -47,6 +48,9 @@ nb::dict Registrations() {
   add("backward", TTBackwardCuda);
   add("update", TTUpdateCuda);
   add("apply", TTApplyCuda);
+  add("tables_forward", TTTablesForwardCuda);
+  add("tables_backward", TTTablesBackwardCuda);
+  add("tables_update", TTTablesUpdateCuda);
   add("dense_forward", DenseForwardCuda);
   add("dense_backward", DenseBackwardCuda);
   add("dense_update", DenseUpdateCuda);
@@ -75,15 +79,16 @@ std::tuple<int64_t, int64_t> PlanSize(const Sizes& row_factors, const Sizes& col
 }
 
 int64_t WorkspaceSize(const std::string& op, const Sizes& row_factors, const Sizes& col_factors, const Sizes& ranks,
-                      int64_t n, bool weights, bool resharded, bool skip_nonfinite) {
+                      int64_t n, bool weights, bool resharded, bool skip_nonfinite, bool own_plan) {
   const TTShape shape = MakeShape(row_factors, col_factors, ranks, 0);
   const TTAsked asked{weights, resharded, skip_nonfinite};
   if (op == "plan") return PlanWorkspace(MakeCudaPlan(shape, n));
   if (op == "forward") return TTForwardWorkspace(shape, n);
+  if (op == "plan_and_forward") return TTPlanAndForwardWorkspace(shape, n, own_plan);
   if (op == "backward") return TTBackwardWorkspace(shape, n, asked);
   if (op == "update") return TTUpdateWorkspace(shape, n, asked);
   if (op == "apply") return TTApplyWorkspace();
-  throw std::invalid_argument("op: got '" + op + "', expected plan, forward, backward, update or apply");
+  throw std::invalid_argument("op: got '" + op + "', expected plan, forward, plan_and_forward, backward, update or apply");
 }
 
 int64_t DenseWorkspaceSize(const std::string& op, const Sizes& num_embeddings, const Sizes& features, const Sizes& n,
@@ -126,7 +131,10 @@ NB_MODULE(_cuda, m) {
         "Sizes of the buffers that travel from the plan and the forward pass to the backward pass.");
   m.def("workspace_size", &jax_tt::WorkspaceSize, nb::arg("op"), nb::arg("row_factors"), nb::arg("col_factors"),
         nb::arg("ranks"), nb::arg("n"), nb::kw_only(), nb::arg("weights") = false, nb::arg("resharded") = false,
-        nb::arg("skip_nonfinite") = false, "Bytes of workspace that a TT op takes for n ids.");
+        nb::arg("skip_nonfinite") = false, nb::arg("own_plan") = false,
+        "Bytes of workspace that a TT op takes for n ids.");
+  m.def("tables_workspace_size", nb::overload_cast<const std::vector<int64_t>&>(&jax_tt::WorksMemory), nb::arg("bytes"),
+        "Bytes of workspace of one call on several TT tables, each of which takes as many bytes.");
   m.def(
       "dense_workspace_size", &jax_tt::DenseWorkspaceSize, nb::arg("op"), nb::arg("num_embeddings"),
       nb::arg("features"), nb::arg("n"), nb::arg("columns") = 0,

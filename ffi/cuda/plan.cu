@@ -2,7 +2,6 @@
 
 #include "ffi/core/sentinel.h"
 #include "ffi/cuda/block_scan.h"
-#include "ffi/cuda/cuda_status.h"
 #include "ffi/cuda/ids.h"
 #include "ffi/cuda/plan.h"
 #include "ffi/cuda/sort.h"
@@ -59,6 +58,31 @@ struct Rebuilt {
         plan(workspace.Take<int32_t>(layout.size())) {}
 };
 
+// What the kernels that build a plan are given.
+struct BuildArgs {
+  TTShape shape;
+  CudaPlan layout;
+  Lookups lookups;
+  const float* sentinel;
+  int32_t* plan;
+  int32_t* digits;     // [d, n] of every position
+  int32_t* tile_rows;  // rows that start in each tile
+  const int32_t* skip;
+  bool hash;
+
+  // Whether the plan is there already.
+  __device__ bool skips() const { return skip != nullptr && *skip != 0; }
+};
+
+// What the kernels are given that tell whether a plan is this batch's.
+struct CompareArgs {
+  Lookups lookups;
+  const int32_t* plan;
+  int64_t n;
+  unsigned long long* hash;
+  int32_t* is_given;
+};
+
 __device__ __forceinline__ uint64_t Mix(uint64_t x) {
   x ^= x >> 33;
   x *= 0xff51afd7ed558ccdu;
@@ -68,30 +92,36 @@ __device__ __forceinline__ uint64_t Mix(uint64_t x) {
 }
 
 // Adds a hash of the words, each with its place, to *hash: the order of the additions does not matter.
-__device__ void AddHash(const void* memory, int64_t words, uint64_t salt, unsigned long long* hash) {
+__device__ void AddHash(const BlockOfTable& block, const void* memory, int64_t words, uint64_t salt,
+                        unsigned long long* hash) {
   const uint32_t* word = static_cast<const uint32_t*>(memory);
   unsigned long long sum = 0;
-  for (int64_t i = blockIdx.x * static_cast<int64_t>(blockDim.x) + threadIdx.x; i < words;
-       i += static_cast<int64_t>(gridDim.x) * blockDim.x)
+  for (int64_t i = block.index * kThreads + threadIdx.x; i < words; i += block.count * kThreads)
     sum += Mix(word[i] + (salt + static_cast<uint64_t>(i)) * 0x9e3779b97f4a7c15u);
   for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
   if (threadIdx.x % 32 == 0) atomicAdd(hash, sum);
 }
 
-__device__ void AddBatchHash(const Lookups& lookups, unsigned long long* hash) {
+__device__ void AddBatchHash(const BlockOfTable& block, const Lookups& lookups, unsigned long long* hash) {
   const int64_t offsets = lookups.groups * (lookups.bags + 1);
-  AddHash(lookups.offsets, offsets, 0, hash);
-  AddHash(lookups.ids, lookups.size() * lookups.words_per_id, static_cast<uint64_t>(offsets), hash);
+  AddHash(block, lookups.offsets, offsets, 0, hash);
+  AddHash(block, lookups.ids, lookups.size() * lookups.words_per_id, static_cast<uint64_t>(offsets), hash);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    HashBatch(const __grid_constant__ Lookups lookups, unsigned long long* hash) {
-  AddBatchHash(lookups, hash);
+template <typename Tables>
+__global__ void __launch_bounds__(kThreads) HashBatch(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const CompareArgs& args = tables.Find(&block);
+  AddBatchHash(block, args.lookups, args.hash);
 }
 
-__global__ void ComparePlan(const int32_t* plan, int64_t n, const unsigned long long* hash, int32_t* is_given) {
-  *is_given =
-      plan[CudaPlan::kPositions] == n && *reinterpret_cast<const unsigned long long*>(plan + CudaPlan::kHash) == *hash;
+template <typename Tables>
+__global__ void __launch_bounds__(32) ComparePlan(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const CompareArgs& args = tables.Find(&block);
+  if (threadIdx.x != 0) return;
+  *args.is_given = args.plan[CudaPlan::kPositions] == args.n &&
+                   *reinterpret_cast<const unsigned long long*>(args.plan + CudaPlan::kHash) == *args.hash;
 }
 
 __device__ int64_t ReadRow(const Lookups& lookups, const TTShape& shape, int64_t position) {
@@ -116,18 +146,22 @@ __device__ void CheckOffset(const Lookups& lookups, int64_t i, int32_t* header) 
 }
 
 // Bag and digits of every position, and the checks of the batch.
-__global__ void __launch_bounds__(kThreads)
-    ReadBatch(const __grid_constant__ TTShape shape, const __grid_constant__ CudaPlan layout,
-              const __grid_constant__ Lookups lookups, const float* sentinel, bool hash, int32_t* plan, int32_t* digits,
-              const int32_t* skip) {
-  if (skip != nullptr && *skip) return;
-  const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
+template <typename Tables>
+__global__ void __launch_bounds__(kThreads) ReadBatch(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const BuildArgs& args = tables.Find(&block);
+  if (args.skips()) return;
+  const TTShape& shape = args.shape;
+  const CudaPlan& layout = args.layout;
+  const Lookups& lookups = args.lookups;
+  int32_t* plan = args.plan;
+  const int64_t i = block.index * kThreads + threadIdx.x;
   if (i < lookups.groups * (lookups.bags + 1)) CheckOffset(lookups, i, plan);
   if (i == 0) {
     plan[CudaPlan::kPositions] = static_cast<int32_t>(layout.n);
-    if (sentinel != nullptr && !SentinelHolds(*sentinel)) plan[CudaPlan::kBroken] = 1;
+    if (args.sentinel != nullptr && !SentinelHolds(*args.sentinel)) plan[CudaPlan::kBroken] = 1;
   }
-  if (hash) AddBatchHash(lookups, reinterpret_cast<unsigned long long*>(plan + CudaPlan::kHash));
+  if (args.hash) AddBatchHash(block, lookups, reinterpret_cast<unsigned long long*>(plan + CudaPlan::kHash));
   bool valid = false, poisoned = false;
   if (i < layout.n) {
     const int64_t group = i / lookups.capacity;
@@ -145,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
     int64_t id = row;
     for (int k = shape.d - 1; k >= 0; --k) {
       const int64_t quotient = id / shape.p[k];
-      digits[k * layout.n + i] = static_cast<int32_t>(valid ? id - quotient * shape.p[k] : shape.p[k]);
+      args.digits[k * layout.n + i] = static_cast<int32_t>(valid ? id - quotient * shape.p[k] : shape.p[k]);
       id = quotient;
     }
   }
@@ -165,31 +199,37 @@ __device__ bool StartsRow(const CudaPlan& layout, const int32_t* plan, const int
   return !same;
 }
 
-__global__ void __launch_bounds__(kRowThreads)
-    CountRows(const __grid_constant__ CudaPlan layout, const int32_t* plan, const int32_t* digits, int32_t* tile_rows,
-              const int32_t* skip) {
-  if (skip != nullptr && *skip) return;
+template <typename Tables>
+__global__ void __launch_bounds__(kRowThreads) CountRows(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const BuildArgs& args = tables.Find(&block);
+  if (args.skips()) return;
   SharedArena arena;
   const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
-  const int64_t first = blockIdx.x * kRowTile;
-  const int64_t last = min(static_cast<int64_t>(plan[CudaPlan::kValid]), first + kRowTile);
+  const int64_t first = block.index * kRowTile;
+  const int64_t last = min(static_cast<int64_t>(args.plan[CudaPlan::kValid]), first + kRowTile);
   int32_t rows = 0, total = 0;
-  for (int64_t i = first + threadIdx.x; i < last; i += kRowThreads) rows += StartsRow(layout, plan, digits, i);
+  for (int64_t i = first + threadIdx.x; i < last; i += kRowThreads)
+    rows += StartsRow(args.layout, args.plan, args.digits, i);
   BlockScan(rows, sums, &total);
-  if (threadIdx.x == 0) tile_rows[blockIdx.x] = total;
+  if (threadIdx.x == 0) args.tile_rows[block.index] = total;
 }
 
-// Numbers the rows in sorted order.  tile_rows: rows that start in each tile, read below this one only.
-__global__ void __launch_bounds__(kRowThreads)
-    NumberRows(const __grid_constant__ CudaPlan layout, int32_t* plan, const int32_t* __restrict__ digits,
-               const int32_t* tile_rows, const int32_t* skip) {
-  if (skip != nullptr && *skip) return;
+// Numbers the rows in sorted order.  Of tile_rows only what is below its own tile is read.
+template <typename Tables>
+__global__ void __launch_bounds__(kRowThreads) NumberRows(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const BuildArgs& args = tables.Find(&block);
+  if (args.skips()) return;
+  const CudaPlan& layout = args.layout;
+  int32_t* plan = args.plan;
+  const int32_t* __restrict__ digits = args.digits;
   SharedArena arena;
   const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
   constexpr int kEach = static_cast<int>(kRowTile / kRowThreads);
-  const int64_t tile = blockIdx.x, valid = plan[CudaPlan::kValid];
+  const int64_t tile = block.index, valid = plan[CudaPlan::kValid];
   int32_t below = 0, base = 0, total = 0;
-  for (int64_t t = threadIdx.x; t < tile; t += kRowThreads) below += tile_rows[t];
+  for (int64_t t = threadIdx.x; t < tile; t += kRowThreads) below += args.tile_rows[t];
   BlockScan(below, sums, &base);
   const int64_t first = tile * kRowTile + threadIdx.x * kEach;
   unsigned starts = 0;
@@ -241,13 +281,17 @@ struct SortedSlices {
 JAX_TT_INLINE bool CutByEntry(const CudaPlan& layout, int k) { return layout.p[k] <= layout.n; }
 
 // First entry of each slice of every core: where its digit first appears, and where no digit does that of the next.
-__global__ void __launch_bounds__(kThreads)
-    CutSegments(const __grid_constant__ CudaPlan layout, int32_t* plan, const int32_t* digits, const int32_t* skip) {
-  if (skip != nullptr && *skip) return;
-  const int64_t i = blockIdx.x * static_cast<int64_t>(kThreads) + threadIdx.x;
+template <typename Tables>
+__global__ void __launch_bounds__(kThreads) CutSegments(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const BuildArgs& args = tables.Find(&block);
+  if (args.skips()) return;
+  const CudaPlan& layout = args.layout;
+  int32_t* plan = args.plan;
+  const int64_t i = block.index * kThreads + threadIdx.x;
   const int lane = threadIdx.x % 32;
   for (int k = 0; k < layout.d; ++k) {
-    const SortedSlices slices(layout, plan, digits, k);
+    const SortedSlices slices(layout, plan, args.digits, k);
     int32_t* segment = plan + layout.segment(k);
     if (!CutByEntry(layout, k)) {
       if (i <= layout.p[k]) segment[i] = static_cast<int32_t>(slices.First(i));
@@ -270,12 +314,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The parts of the slices, one block per core.
-__global__ void __launch_bounds__(kRowThreads)
-    CutParts(const __grid_constant__ CudaPlan layout, int32_t* plan, const int32_t* skip) {
-  if (skip != nullptr && *skip) return;
+template <typename Tables>
+__global__ void __launch_bounds__(kRowThreads) CutParts(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const BuildArgs& args = tables.Find(&block);
+  if (args.skips()) return;
+  const CudaPlan& layout = args.layout;
+  int32_t* plan = args.plan;
   SharedArena arena;
   const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
-  const int k = blockIdx.x;
+  const int k = static_cast<int>(block.index);
   const int64_t part_rows = layout.part_rows[k], slices = layout.p[k];
   const int32_t* segment = plan + layout.segment(k);
   int32_t* first_part = plan + layout.first_part(k);
@@ -291,12 +339,21 @@ __global__ void __launch_bounds__(kRowThreads)
       part_slice[part] = static_cast<int32_t>(slice);
 }
 
-Status Build(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
-             const float* sentinel, bool hash, int32_t* plan, const Scratch& scratch, const int32_t* skip) {
-  JAX_TT_RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(plan, 0, CudaPlan::kHeader * sizeof(int32_t), stream)));
+constexpr TableKernel kHashBatch = TableKernelOf<CompareArgs, HashBatch<OneTable<CompareArgs>>, HashBatch<ManyTables<CompareArgs>>, kThreads>::kKernel;
+constexpr TableKernel kComparePlan = TableKernelOf<CompareArgs, ComparePlan<OneTable<CompareArgs>>, ComparePlan<ManyTables<CompareArgs>>, 32>::kKernel;
+constexpr TableKernel kReadBatch = TableKernelOf<BuildArgs, ReadBatch<OneTable<BuildArgs>>, ReadBatch<ManyTables<BuildArgs>>, kThreads>::kKernel;
+constexpr TableKernel kCountRows = TableKernelOf<BuildArgs, CountRows<OneTable<BuildArgs>>, CountRows<ManyTables<BuildArgs>>, kRowThreads>::kKernel;
+constexpr TableKernel kNumberRows = TableKernelOf<BuildArgs, NumberRows<OneTable<BuildArgs>>, NumberRows<ManyTables<BuildArgs>>, kRowThreads>::kKernel;
+constexpr TableKernel kCutSegments = TableKernelOf<BuildArgs, CutSegments<OneTable<BuildArgs>>, CutSegments<ManyTables<BuildArgs>>, kThreads>::kKernel;
+constexpr TableKernel kCutParts = TableKernelOf<BuildArgs, CutParts<OneTable<BuildArgs>>, CutParts<ManyTables<BuildArgs>>, kRowThreads>::kKernel;
+
+void Build(TableQueue& queue, const BuildArgs& args, const Scratch& scratch) {
+  const TTShape& shape = args.shape;
+  const CudaPlan& layout = args.layout;
+  const Lookups& lookups = args.lookups;
+  queue.Clear(args.plan, CudaPlan::kHeader);
   const int64_t threads = std::max<int64_t>({layout.n, lookups.groups * (lookups.bags + 1), 1});
-  JAX_TT_RETURN_IF_ERROR(Launch(stream, (threads + kThreads - 1) / kThreads, kThreads, 0, ReadBatch, shape, layout,
-                                lookups, sentinel, hash, plan, scratch.digits, skip));
+  queue.Add(kReadBatch, (threads + kThreads - 1) / kThreads, 0, args);
 
   int cores[kMaxCores], num_passes = 0;
   SortOrder(shape, layout.main, cores);
@@ -307,29 +364,34 @@ Status Build(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, 
     for (int j = 0; j < count; ++j, ++num_passes) {
       const int64_t top = layout.p[k] >> (10 * j);
       const bool last = j + 1 == count;
-      passes[num_passes] = {scratch.digits + k * layout.n, static_cast<int>(last ? top + 1 : kMaxBins - 1), 10 * j,
+      passes[num_passes] = {args.digits + k * layout.n, static_cast<int>(last ? top + 1 : kMaxBins - 1), 10 * j,
                             last ? -1 : kMaxBins - 2};
-      orders[num_passes] = last ? plan + layout.list(k) : scratch.order[j % 2];
+      orders[num_passes] = last ? args.plan + layout.list(k) : scratch.order[j % 2];
     }
   }
-  JAX_TT_RETURN_IF_ERROR(StableSort(stream, layout.n, passes, num_passes, orders, scratch.sorting, skip));
+  StableSort(queue, layout.n, passes, num_passes, orders, scratch.sorting, args.skip);
 
   const int64_t tiles = (layout.n + kRowTile - 1) / kRowTile;
   constexpr size_t kShared = kMaxWarps * sizeof(int32_t);
-  if (tiles > 1) {
-    JAX_TT_RETURN_IF_ERROR(Launch(stream, tiles, kRowThreads, kShared, CountRows, layout,
-                                  static_cast<const int32_t*>(plan), static_cast<const int32_t*>(scratch.digits),
-                                  scratch.tile_rows, skip));
-  }
-  JAX_TT_RETURN_IF_ERROR(Launch(stream, tiles, kRowThreads, kShared, NumberRows, layout, plan,
-                                static_cast<const int32_t*>(scratch.digits),
-                                static_cast<const int32_t*>(scratch.tile_rows), skip));
+  if (tiles > 1) queue.Add(kCountRows, tiles, kShared, args);
+  queue.Add(kNumberRows, tiles, kShared, args);
   int64_t cuts = layout.n + 1;
   for (int k = 0; k < layout.d; ++k)
     if (!CutByEntry(layout, k)) cuts = std::max(cuts, layout.p[k] + 1);
-  JAX_TT_RETURN_IF_ERROR(Launch(stream, (cuts + kThreads - 1) / kThreads, kThreads, 0, CutSegments, layout, plan,
-                                static_cast<const int32_t*>(scratch.digits), skip));
-  return Launch(stream, layout.d, kRowThreads, kShared, CutParts, layout, plan, skip);
+  queue.Add(kCutSegments, (cuts + kThreads - 1) / kThreads, 0, args);
+  queue.Add(kCutParts, layout.d, kShared, args);
+}
+
+BuildArgs MakeBuildArgs(const TTShape& shape, const CudaPlan& layout, const Lookups& lookups, int32_t* plan,
+                        const Scratch& scratch) {
+  BuildArgs args{};
+  args.shape = shape;
+  args.layout = layout;
+  args.lookups = lookups;
+  args.plan = plan;
+  args.digits = scratch.digits;
+  args.tile_rows = scratch.tile_rows;
+  return args;
 }
 
 }  // namespace
@@ -364,10 +426,14 @@ int64_t PlanWorkspace(const CudaPlan& layout) {
   return workspace.bytes();
 }
 
-Status BuildPlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
-                 const float* sentinel, bool hash, int32_t* plan, void* memory) {
+void BuildPlan(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
+               const float* sentinel, bool hash, int32_t* plan, void* memory) {
   Workspace workspace(memory);
-  return Build(stream, shape, layout, lookups, sentinel, hash, plan, Scratch(layout, workspace), nullptr);
+  const Scratch scratch(layout, workspace);
+  BuildArgs args = MakeBuildArgs(shape, layout, lookups, plan, scratch);
+  args.sentinel = sentinel;
+  args.hash = hash;
+  Build(queue, args, scratch);
 }
 
 int64_t EnsurePlanWorkspace(const CudaPlan& layout) {
@@ -377,19 +443,21 @@ int64_t EnsurePlanWorkspace(const CudaPlan& layout) {
   return workspace.bytes();
 }
 
-Status EnsurePlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
-                  const int32_t* given, void* memory, PlanRef* plan) {
+PlanRef EnsurePlan(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
+                   const int32_t* given, void* memory) {
   Workspace workspace(memory);
   const Rebuilt rebuilt(layout, workspace);
   const Scratch scratch(layout, workspace);
-  JAX_TT_RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(rebuilt.hash, 0, sizeof(uint64_t), stream)));
+  queue.Clear(rebuilt.hash, sizeof(uint64_t) / sizeof(int32_t));
   const int64_t words = std::max<int64_t>(lookups.size() * lookups.words_per_id, lookups.groups * (lookups.bags + 1));
-  const int64_t grid = std::clamp<int64_t>((words + kThreads - 1) / kThreads, 1, 1024);
-  JAX_TT_RETURN_IF_ERROR(Launch(stream, grid, kThreads, 0, HashBatch, lookups, rebuilt.hash));
-  JAX_TT_RETURN_IF_ERROR(Launch(stream, 1, 1, 0, ComparePlan, given, layout.n,
-                                static_cast<const unsigned long long*>(rebuilt.hash), rebuilt.is_given));
-  *plan = {given, rebuilt.plan, rebuilt.is_given};
-  return Build(stream, shape, layout, lookups, nullptr, /*hash=*/false, rebuilt.plan, scratch, rebuilt.is_given);
+  const int64_t blocks = std::clamp<int64_t>((words + kThreads - 1) / kThreads, 1, 1024);
+  const CompareArgs compare{lookups, given, layout.n, rebuilt.hash, rebuilt.is_given};
+  queue.Add(kHashBatch, blocks, 0, compare);
+  queue.Add(kComparePlan, 1, 0, compare);
+  BuildArgs args = MakeBuildArgs(shape, layout, lookups, rebuilt.plan, scratch);
+  args.skip = rebuilt.is_given;
+  Build(queue, args, scratch);
+  return {given, rebuilt.plan, rebuilt.is_given};
 }
 
 }  // namespace jax_tt

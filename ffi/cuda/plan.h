@@ -11,12 +11,11 @@
 
 #include <stdint.h>
 
-#include "ffi/common/status.h"
 #include "ffi/core/host_device.h"
 #include "ffi/core/lookups.h"
 #include "ffi/core/tt_shape.h"
 #include "ffi/cuda/pivot.h"
-#include "ffi/cuda/simt.h"
+#include "ffi/cuda/table_queue.h"
 
 namespace jax_tt {
 
@@ -75,13 +74,13 @@ struct PlanRef {
 int64_t PlanWorkspace(const CudaPlan& layout);
 // Makes a plan.  A sentinel (or none: null) that moved, or broken offsets, mark the plan as broken.  Only a plan
 // with a hash can be recognised by EnsurePlan.
-Status BuildPlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
-                 const float* sentinel, bool hash, int32_t* plan, void* workspace);
+void BuildPlan(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
+               const float* sentinel, bool hash, int32_t* plan, void* workspace);
 
 int64_t EnsurePlanWorkspace(const CudaPlan& layout);
 // A plan that may have been made for other parts of the batch is made again where it was.
-Status EnsurePlan(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
-                  const int32_t* given, void* workspace, PlanRef* plan);
+PlanRef EnsurePlan(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
+                   const int32_t* given, void* workspace);
 
 }  // namespace jax_tt
 

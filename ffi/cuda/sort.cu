@@ -10,10 +10,21 @@ constexpr int kThreads = 512, kWarps = kThreads / 32;
 // Positions that one block takes.  A batch that fits is sorted by one launch, all passes in one block.
 constexpr int64_t kTile = 8192, kSingleTile = 16384;
 
-struct Passes {
+struct BlockSort {
   SortPass pass[kMaxSortPasses];
   int32_t* order[kMaxSortPasses];
-  int count;
+  int count, max_bins;
+  int64_t n;
+  const int32_t* skip;
+};
+
+// One pass over a batch of many tiles.  counts: [bins, tiles], then the first place of each.
+struct TilePass {
+  SortPass pass;
+  const int32_t* order;
+  int64_t n, tiles;
+  int32_t *counts, *sorted;
+  const int32_t* skip;
 };
 
 // Positions of a block and their digits.  A warp has 32 * kItems adjacent ones, in rounds of 32, so that their order is
@@ -82,23 +93,24 @@ __device__ void Scatter(const SortPass& pass, const Items<kItems>& items, Shared
   }
 }
 
-int64_t SharedForBins(int max_bins) {
-  return static_cast<int64_t>(sizeof(int32_t)) * ((kWarps + 1) * static_cast<int64_t>(max_bins) + kMaxWarps) + 64;
+size_t SharedForBins(int max_bins) {
+  return sizeof(int32_t) * ((kWarps + 1) * static_cast<size_t>(max_bins) + kMaxWarps) + 64;
 }
 
-template <int kItems>
-__global__ void __launch_bounds__(kThreads)
-    SortInOneBlock(const __grid_constant__ Passes passes, int64_t n, int max_bins, const int32_t* skip) {
-  if (skip != nullptr && *skip) return;
+template <int kItems, typename Tables>
+__global__ void __launch_bounds__(kThreads) SortInOneBlock(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const BlockSort& sort = tables.Find(&block);
+  if (sort.skip != nullptr && *sort.skip) return;
   SharedArena arena;
-  const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * max_bins);
-  const Shared<int32_t> starts = arena.Take<int32_t>(max_bins);
+  const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * sort.max_bins);
+  const Shared<int32_t> starts = arena.Take<int32_t>(sort.max_bins);
   const Shared<int32_t> sums = arena.Take<int32_t>(kMaxWarps);
   const int32_t* order = nullptr;
-  for (int k = 0; k < passes.count; ++k) {
-    const SortPass& pass = passes.pass[k];
+  for (int k = 0; k < sort.count; ++k) {
+    const SortPass& pass = sort.pass[k];
     Items<kItems> items;
-    items.Load(pass, order, 0, n);
+    items.Load(pass, order, 0, sort.n);
     CountDigits(pass, items, counters);
     for (int bin = threadIdx.x; bin < pass.bins; bin += kThreads) {
       int32_t count = 0;
@@ -108,50 +120,66 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     ScanArray(starts, pass.bins, sums);
     PlaceWarps(pass.bins, counters, [&](int bin) { return static_cast<int32_t>(starts[bin]); });
-    Scatter(pass, items, counters, passes.order[k]);
-    order = passes.order[k];
+    Scatter(pass, items, counters, sort.order[k]);
+    order = sort.order[k];
     __syncthreads();
   }
 }
 
 constexpr int kTileItems = static_cast<int>(kTile / kThreads);
 
-// counts[bin * tiles + tile]
-__global__ void __launch_bounds__(kThreads) CountTiles(const __grid_constant__ SortPass pass, const int32_t* order,
-                                                       int64_t n, int64_t tiles, int32_t* counts, const int32_t* skip) {
-  if (skip != nullptr && *skip) return;
+template <typename Tables>
+__global__ void __launch_bounds__(kThreads) CountTiles(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const TilePass& own = tables.Find(&block);
+  if (own.skip != nullptr && *own.skip) return;
   SharedArena arena;
-  const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * pass.bins);
-  const int64_t first = blockIdx.x * kTile;
+  const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * own.pass.bins);
+  const int64_t first = block.index * kTile;
   Items<kTileItems> items;
-  items.Load(pass, order, first, min(n, first + kTile));
-  CountDigits(pass, items, counters);
-  for (int bin = threadIdx.x; bin < pass.bins; bin += kThreads) {
+  items.Load(own.pass, own.order, first, min(own.n, first + kTile));
+  CountDigits(own.pass, items, counters);
+  for (int bin = threadIdx.x; bin < own.pass.bins; bin += kThreads) {
     int32_t count = 0;
-    for (int warp = 0; warp < kWarps; ++warp) count += counters[warp * pass.bins + bin];
-    counts[bin * tiles + blockIdx.x] = count;
+    for (int warp = 0; warp < kWarps; ++warp) count += counters[warp * own.pass.bins + bin];
+    own.counts[bin * own.tiles + block.index] = count;
   }
 }
 
-__global__ void __launch_bounds__(kThreads) ScanCounts(int32_t* counts, int64_t count, const int32_t* skip) {
-  if (skip != nullptr && *skip) return;
+template <typename Tables>
+__global__ void __launch_bounds__(kThreads) ScanCounts(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const TilePass& own = tables.Find(&block);
+  if (own.skip != nullptr && *own.skip) return;
   SharedArena arena;
-  ScanArray(counts, count, arena.Take<int32_t>(kMaxWarps));
+  ScanArray(own.counts, own.pass.bins * own.tiles, arena.Take<int32_t>(kMaxWarps));
 }
 
-__global__ void __launch_bounds__(kThreads)
-    ScatterTiles(const __grid_constant__ SortPass pass, const int32_t* order, int64_t n, int64_t tiles,
-                 const int32_t* starts, int32_t* sorted, const int32_t* skip) {
-  if (skip != nullptr && *skip) return;
+template <typename Tables>
+__global__ void __launch_bounds__(kThreads) ScatterTiles(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const TilePass& own = tables.Find(&block);
+  if (own.skip != nullptr && *own.skip) return;
   SharedArena arena;
-  const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * pass.bins);
-  const int64_t tile = blockIdx.x, first = tile * kTile;
+  const Shared<int32_t> counters = arena.Take<int32_t>(kWarps * own.pass.bins);
+  const int64_t tile = block.index, first = tile * kTile;
   Items<kTileItems> items;
-  items.Load(pass, order, first, min(n, first + kTile));
-  CountDigits(pass, items, counters);
-  PlaceWarps(pass.bins, counters, [&](int bin) { return starts[bin * tiles + tile]; });
-  Scatter(pass, items, counters, sorted);
+  items.Load(own.pass, own.order, first, min(own.n, first + kTile));
+  CountDigits(own.pass, items, counters);
+  PlaceWarps(own.pass.bins, counters, [&](int bin) { return own.counts[bin * own.tiles + tile]; });
+  Scatter(own.pass, items, counters, own.sorted);
 }
+
+template <int kItems>
+constexpr TableKernel kSortInOneBlock =
+    TableKernelOf<BlockSort, SortInOneBlock<kItems, OneTable<BlockSort>>, SortInOneBlock<kItems, ManyTables<BlockSort>>,
+                  kThreads>::kKernel;
+constexpr TableKernel kCountTiles =
+    TableKernelOf<TilePass, CountTiles<OneTable<TilePass>>, CountTiles<ManyTables<TilePass>>, kThreads>::kKernel;
+constexpr TableKernel kScanCounts =
+    TableKernelOf<TilePass, ScanCounts<OneTable<TilePass>>, ScanCounts<ManyTables<TilePass>>, kThreads>::kKernel;
+constexpr TableKernel kScatterTiles =
+    TableKernelOf<TilePass, ScatterTiles<OneTable<TilePass>>, ScatterTiles<ManyTables<TilePass>>, kThreads>::kKernel;
 
 }  // namespace
 
@@ -159,38 +187,36 @@ int64_t SortWorkspace(int64_t n, int max_bins) {
   return n <= kSingleTile ? 0 : (n + kTile - 1) / kTile * max_bins * static_cast<int64_t>(sizeof(int32_t));
 }
 
-Status StableSort(cudaStream_t stream, int64_t n, const SortPass* passes, int num_passes, int32_t* const* orders,
-                  void* workspace, const int32_t* skip) {
-  if (n == 0) return {};
-  int max_bins = 1;
-  for (int k = 0; k < num_passes; ++k) max_bins = std::max(max_bins, passes[k].bins);
+void StableSort(TableQueue& queue, int64_t n, const SortPass* passes, int num_passes, int32_t* const* orders,
+                void* workspace, const int32_t* skip) {
+  if (n == 0) return;
   if (n <= kSingleTile) {
-    Passes all{};
-    all.count = num_passes;
+    BlockSort sort{};
+    sort.count = num_passes;
+    sort.max_bins = 1;
+    sort.n = n;
+    sort.skip = skip;
     for (int k = 0; k < num_passes; ++k) {
-      all.pass[k] = passes[k];
-      all.order[k] = orders[k];
+      sort.max_bins = std::max(sort.max_bins, passes[k].bins);
+      sort.pass[k] = passes[k];
+      sort.order[k] = orders[k];
     }
-    const auto kernel = n <= 8 * kThreads    ? SortInOneBlock<8>
-                        : n <= 16 * kThreads ? SortInOneBlock<16>
-                        : n <= 24 * kThreads ? SortInOneBlock<24>
-                                             : SortInOneBlock<32>;
-    return Launch(stream, 1, kThreads, SharedForBins(max_bins), kernel, all, n, max_bins, skip);
+    const TableKernel& kernel = n <= 8 * kThreads    ? kSortInOneBlock<8>
+                                : n <= 16 * kThreads ? kSortInOneBlock<16>
+                                : n <= 24 * kThreads ? kSortInOneBlock<24>
+                                                     : kSortInOneBlock<32>;
+    return queue.Add(kernel, 1, SharedForBins(sort.max_bins), sort);
   }
   const int64_t tiles = (n + kTile - 1) / kTile;
-  int32_t* counts = static_cast<int32_t*>(workspace);
   const int32_t* order = nullptr;
   for (int k = 0; k < num_passes; ++k) {
-    const int64_t shared = SharedForBins(passes[k].bins);
-    JAX_TT_RETURN_IF_ERROR(
-        Launch(stream, tiles, kThreads, shared, CountTiles, passes[k], order, n, tiles, counts, skip));
-    JAX_TT_RETURN_IF_ERROR(
-        Launch(stream, 1, kThreads, SharedForBins(1), ScanCounts, counts, passes[k].bins * tiles, skip));
-    JAX_TT_RETURN_IF_ERROR(Launch(stream, tiles, kThreads, shared, ScatterTiles, passes[k], order, n, tiles,
-                                  static_cast<const int32_t*>(counts), orders[k], skip));
+    const size_t shared = SharedForBins(passes[k].bins);
+    const TilePass pass{passes[k], order, n, tiles, static_cast<int32_t*>(workspace), orders[k], skip};
+    queue.Add(kCountTiles, tiles, shared, pass);
+    queue.Add(kScanCounts, 1, SharedForBins(1), pass);
+    queue.Add(kScatterTiles, tiles, shared, pass);
     order = orders[k];
   }
-  return {};
 }
 
 }  // namespace jax_tt

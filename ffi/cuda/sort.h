@@ -5,8 +5,7 @@
 
 #include <stdint.h>
 
-#include "ffi/common/status.h"
-#include "ffi/cuda/simt.h"
+#include "ffi/cuda/table_queue.h"
 
 namespace jax_tt {
 
@@ -27,8 +26,8 @@ int64_t SortWorkspace(int64_t n, int max_bins);
 
 // orders[k]: [n], the positions as they stand after pass k, the least significant pass first.  Orders may share memory
 // with each other only where neither is the input of the other.  Where `skip` points to anything but 0 nothing is done.
-Status StableSort(cudaStream_t stream, int64_t n, const SortPass* passes, int num_passes, int32_t* const* orders,
-                  void* workspace, const int32_t* skip = nullptr);
+void StableSort(TableQueue& queue, int64_t n, const SortPass* passes, int num_passes, int32_t* const* orders,
+                void* workspace, const int32_t* skip = nullptr);
 
 }  // namespace jax_tt
 

@@ -24,7 +24,7 @@ template <typename Table>
 struct OneTable {
   Table table;
 
-  __device__ __forceinline__ Table Find(BlockOfTable* own) const {
+  __device__ __forceinline__ const Table& Find(BlockOfTable* own) const {
     *own = {static_cast<int64_t>(blockIdx.x), static_cast<int64_t>(gridDim.x)};
     return table;
   }
@@ -37,7 +37,7 @@ struct ManyTables {
   int count = 0;
 
   // The table that this block works on.  Every lane of the warp must call this.
-  __device__ __forceinline__ Table Find(BlockOfTable* own) const {
+  __device__ __forceinline__ const Table& Find(BlockOfTable* own) const {
     // The lanes read the whole list side by side, which takes less time than a search, whose reads wait for each other.
     const int lane = static_cast<int>(threadIdx.x) % 32;
     const int32_t block = static_cast<int32_t>(blockIdx.x);
@@ -57,8 +57,10 @@ struct TableList {
   OneTable<Table> one;
   ManyTables<Table> many;  // without tables where there is one
 
+  // A copy: a reference to either would be one to memory of an unknown kind.
   __device__ __forceinline__ Table Find(BlockOfTable* own) const {
-    return many.tables == nullptr ? one.Find(own) : many.Find(own);
+    if (many.tables == nullptr) return one.Find(own);
+    return many.Find(own);
   }
 };
 

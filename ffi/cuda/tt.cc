@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "ffi/cuda/cuda_status.h"
 #include "ffi/cuda/tt_bags.h"
 #include "ffi/cuda/tt_pass.h"
 #include "ffi/cuda/workspace.h"
@@ -28,6 +27,17 @@ struct ForwardBuffers {
     bags = workspace.Take(PoolFloats(layout.n, shape.dim()));
     pass = workspace.Take(PlanForward(shape, layout).workspace_floats());
   }
+};
+
+// Where a plan that only the forward pass needs is, what its making takes, and the forward pass.
+struct PlanAndForwardMemory {
+  int32_t* plan;
+  void *making, *forward;
+
+  PlanAndForwardMemory(const TTShape& shape, const CudaPlan& layout, bool own_plan, Workspace& workspace)
+      : plan(workspace.Take<int32_t>(own_plan ? layout.size() : 0)),
+        making(workspace.Take<char>(PlanWorkspace(layout))),
+        forward(workspace.Take<char>(TTForwardWorkspace(shape, layout.n))) {}
 };
 
 bool LeftShares(const Pivot& pivot) { return pivot.core == 1; }
@@ -87,38 +97,34 @@ Status ForEachChunk(int64_t n, int64_t chunk_rows, Fn fn) {
 
 // The shares of all cores, chunk by chunk; then consume(chunk, shares).
 template <typename T, typename Consume>
-Status ForEachShare(cudaStream_t stream, const TTArgs<T>& args, const BackwardBuffers& buffers,
+Status ForEachShare(TableQueue& queue, const TTArgs<T>& args, const BackwardBuffers& buffers,
                     const float* out_gradient, float* weight_gradient, Consume consume) {
   const TTShape& shape = args.shape;
   const PivotList pivots = BackwardPivots(shape);
   return ForEachChunk(args.layout.n, buffers.chunk_rows, [&](const RowChunk& chunk) -> Status {
     if (weight_gradient != nullptr) {
-      JAX_TT_RETURN_IF_ERROR(RowsPass(stream, args, chunk, buffers.rows, buffers.pass));
-      JAX_TT_RETURN_IF_ERROR(WeightGradients(stream, args, chunk, buffers.rows, out_gradient, weight_gradient));
+      JAX_TT_RETURN_IF_ERROR(RowsPass(queue, args, chunk, buffers.rows, buffers.pass));
+      WeightGradients(queue, args, chunk, buffers.rows, out_gradient, weight_gradient);
     }
-    JAX_TT_RETURN_IF_ERROR(GatherRowGradients(stream, args, chunk, out_gradient, buffers.row_gradients, buffers.carry));
+    GatherRowGradients(queue, args, chunk, out_gradient, buffers.row_gradients, buffers.carry);
     for (int i = 0; i < pivots.count; ++i) {
       const Pivot pivot = MakePivot(shape, pivots.core[i]);
       const GradientShares shares{buffers.shares.part[pivot.core], LeftShares(pivot) ? buffers.shares.row[0] : nullptr,
                                   RightShares(shape, pivot) ? buffers.shares.row[shape.d - 1] : nullptr};
       JAX_TT_RETURN_IF_ERROR(
-          GradientPass(stream, args, pivot.core, chunk, buffers.row_gradients, shares, buffers.pass));
+          GradientPass(queue, args, pivot.core, chunk, buffers.row_gradients, shares, buffers.pass));
     }
-    JAX_TT_RETURN_IF_ERROR(SumRows(stream, shape, args.layout, args.plan, chunk, buffers.shares));
+    SumRows(queue, shape, args.layout, args.plan, chunk, buffers.shares);
     return consume(chunk, buffers.shares);
   });
 }
 
 // Sees to it that the plan in args is this batch's, where lookups are given.
 template <typename T>
-Status CheckPlan(cudaStream_t stream, const Lookups* lookups, Workspace& workspace, TTArgs<T>* args) {
-  if (lookups == nullptr) return {};
+void CheckPlan(TableQueue& queue, const Lookups* lookups, Workspace& workspace, TTArgs<T>* args) {
+  if (lookups == nullptr) return;
   void* memory = workspace.Take<char>(EnsurePlanWorkspace(args->layout));
-  return EnsurePlan(stream, args->shape, args->layout, *lookups, args->plan.given, memory, &args->plan);
-}
-
-Status Clear(cudaStream_t stream, int32_t* words, int64_t count) {
-  return ToStatus(cudaMemsetAsync(words, 0, static_cast<size_t>(count) * sizeof(int32_t), stream));
+  args->plan = EnsurePlan(queue, args->shape, args->layout, *lookups, args->plan.given, memory);
 }
 
 }  // namespace
@@ -126,6 +132,12 @@ Status Clear(cudaStream_t stream, int32_t* words, int64_t count) {
 int64_t TTForwardWorkspace(const TTShape& shape, int64_t n) {
   Workspace workspace(nullptr);
   ForwardBuffers(shape, MakeCudaPlan(shape, n), workspace);
+  return workspace.bytes();
+}
+
+int64_t TTPlanAndForwardWorkspace(const TTShape& shape, int64_t n, bool own_plan) {
+  Workspace workspace(nullptr);
+  PlanAndForwardMemory(shape, MakeCudaPlan(shape, n), own_plan, workspace);
   return workspace.bytes();
 }
 
@@ -147,65 +159,80 @@ int64_t TTUpdateWorkspace(const TTShape& shape, int64_t n, const TTAsked& asked)
 int64_t TTApplyWorkspace() { return 256; }
 
 template <typename T>
-Status TTForward(cudaStream_t stream, const TTArgs<T>& args, float* out, void* memory) {
+Status TTForward(TableQueue& queue, const TTArgs<T>& args, float* out, void* memory) {
   Workspace workspace(memory);
   const ForwardBuffers buffers(args.shape, args.layout, workspace);
   return ForEachChunk(args.layout.n, buffers.chunk_rows, [&](const RowChunk& chunk) -> Status {
-    JAX_TT_RETURN_IF_ERROR(RowsPass(stream, args, chunk, buffers.rows, buffers.pass));
-    return PoolRows(stream, args, chunk, buffers.rows, out, buffers.bags);
+    JAX_TT_RETURN_IF_ERROR(RowsPass(queue, args, chunk, buffers.rows, buffers.pass));
+    PoolRows(queue, args, chunk, buffers.rows, out, buffers.bags);
+    return {};
   });
 }
 
 template <typename T>
-Status TTBackward(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups, const float* out_gradient,
+Status TTPlanAndForward(TableQueue& queue, TTArgs<T> args, const Lookups& lookups, const float* sentinel, bool hash,
+                        int32_t* plan, float* out, void* memory) {
+  Workspace workspace(memory);
+  const PlanAndForwardMemory own(args.shape, args.layout, plan == nullptr, workspace);
+  if (plan == nullptr) plan = own.plan;
+  args.plan.given = plan;
+  BuildPlan(queue, args.shape, args.layout, lookups, sentinel, hash, plan, own.making);
+  return TTForward(queue, args, out, own.forward);
+}
+
+template <typename T>
+Status TTBackward(TableQueue& queue, TTArgs<T> args, const Lookups* lookups, const float* out_gradient,
                   const CoreGradients& gradients, float* weight_gradient, void* memory) {
   const TTShape& shape = args.shape;
   Workspace workspace(memory);
   const BackwardBuffers buffers(shape, args.layout, weight_gradient != nullptr, workspace);
-  JAX_TT_RETURN_IF_ERROR(CheckPlan(stream, lookups, workspace, &args));
-  JAX_TT_RETURN_IF_ERROR(Clear(stream, gradients.touched, NumSlices(shape)));
-  for (int k = 0; k < shape.d; ++k)
-    JAX_TT_RETURN_IF_ERROR(Clear(stream, reinterpret_cast<int32_t*>(gradients.core[k]), shape.core_size(k)));
-  return ForEachShare(stream, args, buffers, out_gradient, weight_gradient,
-                      [&](const RowChunk& chunk, const CoreShares& shares) {
-                        return SumParts(stream, shape, args.layout, args.plan, chunk, shares, gradients);
+  CheckPlan(queue, lookups, workspace, &args);
+  queue.Clear(gradients.touched, NumSlices(shape));
+  for (int k = 0; k < shape.d; ++k) queue.Clear(gradients.core[k], shape.core_size(k));
+  return ForEachShare(queue, args, buffers, out_gradient, weight_gradient,
+                      [&](const RowChunk& chunk, const CoreShares& shares) -> Status {
+                        SumParts(queue, shape, args.layout, args.plan, chunk, shares, gradients);
+                        return {};
                       });
 }
 
 template <typename T>
-Status TTUpdate(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups, const CoreTables<T>& tables,
+Status TTUpdate(TableQueue& queue, TTArgs<T> args, const Lookups* lookups, const CoreTables<T>& tables,
                 const float* out_gradient, const TTStep& step, float* weight_gradient, float* applied, void* memory) {
   const TTShape& shape = args.shape;
   Workspace workspace(memory);
   const BackwardBuffers buffers(shape, args.layout, weight_gradient != nullptr, workspace);
-  JAX_TT_RETURN_IF_ERROR(CheckPlan(stream, lookups, workspace, &args));
+  CheckPlan(queue, lookups, workspace, &args);
   if (StepsAtOnce(args.layout.n, buffers.chunk_rows, step.skip_nonfinite))
-    return ForEachShare(stream, args, buffers, out_gradient, weight_gradient,
+    return ForEachShare(queue, args, buffers, out_gradient, weight_gradient,
                         [&](const RowChunk&, const CoreShares& shares) {
-                          return SumPartsAndStep(stream, shape, args.layout, args.plan, shares, tables, step, applied);
+                          return SumPartsAndStep(queue, shape, args.layout, args.plan, shares, tables, step, applied);
                         });
   const UpdateBuffers sums(shape, workspace);
-  JAX_TT_RETURN_IF_ERROR(Clear(stream, sums.gradients.touched, NumSlices(shape)));
-  JAX_TT_RETURN_IF_ERROR(ForEachShare(
-      stream, args, buffers, out_gradient, weight_gradient, [&](const RowChunk& chunk, const CoreShares& shares) {
-        return SumParts(stream, shape, args.layout, args.plan, chunk, shares, sums.gradients);
-      }));
-  return ApplyStep(stream, shape, args.plan, tables, sums.gradients, step, sums.stop, applied);
+  queue.Clear(sums.gradients.touched, NumSlices(shape));
+  JAX_TT_RETURN_IF_ERROR(ForEachShare(queue, args, buffers, out_gradient, weight_gradient,
+                                      [&](const RowChunk& chunk, const CoreShares& shares) -> Status {
+                                        SumParts(queue, shape, args.layout, args.plan, chunk, shares, sums.gradients);
+                                        return {};
+                                      }));
+  return ApplyStep(queue, shape, args.plan, tables, sums.gradients, step, sums.stop, applied);
 }
 
 template <typename T>
-Status TTApply(cudaStream_t stream, const TTShape& shape, const CoreTables<T>& tables, const CoreGradients& gradients,
+Status TTApply(TableQueue& queue, const TTShape& shape, const CoreTables<T>& tables, const CoreGradients& gradients,
                const TTStep& step, float* applied, void* workspace) {
-  return ApplyStep(stream, shape, PlanRef{}, tables, gradients, step, static_cast<int32_t*>(workspace), applied);
+  return ApplyStep(queue, shape, PlanRef{}, tables, gradients, step, static_cast<int32_t*>(workspace), applied);
 }
 
 #define JAX_TT_INSTANTIATE(T)                                                                                          \
-  template Status TTForward(cudaStream_t, const TTArgs<T>&, float*, void*);                                            \
-  template Status TTBackward(cudaStream_t, TTArgs<T>, const Lookups*, const float*, const CoreGradients&, float*,      \
+  template Status TTForward(TableQueue&, const TTArgs<T>&, float*, void*);                                            \
+  template Status TTPlanAndForward(TableQueue&, TTArgs<T>, const Lookups&, const float*, bool, int32_t*, float*,       \
+                                   void*);                                            \
+  template Status TTBackward(TableQueue&, TTArgs<T>, const Lookups*, const float*, const CoreGradients&, float*,      \
                              void*);                                                                                   \
-  template Status TTUpdate(cudaStream_t, TTArgs<T>, const Lookups*, const CoreTables<T>&, const float*, const TTStep&, \
+  template Status TTUpdate(TableQueue&, TTArgs<T>, const Lookups*, const CoreTables<T>&, const float*, const TTStep&, \
                            float*, float*, void*);                                                                     \
-  template Status TTApply(cudaStream_t, const TTShape&, const CoreTables<T>&, const CoreGradients&, const TTStep&,     \
+  template Status TTApply(TableQueue&, const TTShape&, const CoreTables<T>&, const CoreGradients&, const TTStep&,     \
                           float*, void*)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "ffi/common/status.h"
+#include "ffi/cuda/table_queue.h"
 #include "ffi/cuda/tt_args.h"
 #include "ffi/cuda/tt_gradient.h"
 
@@ -19,28 +20,34 @@ struct TTAsked {
 
 // Bytes of workspace for n ids.
 int64_t TTForwardWorkspace(const TTShape& shape, int64_t n);
+int64_t TTPlanAndForwardWorkspace(const TTShape& shape, int64_t n, bool own_plan);
 int64_t TTBackwardWorkspace(const TTShape& shape, int64_t n, const TTAsked& asked);
 int64_t TTUpdateWorkspace(const TTShape& shape, int64_t n, const TTAsked& asked);
 int64_t TTApplyWorkspace();
 
 // out: [groups * bags, D]
 template <typename T>
-Status TTForward(cudaStream_t stream, const TTArgs<T>& args, float* out, void* workspace);
+Status TTForward(TableQueue& queue, const TTArgs<T>& args, float* out, void* workspace);
+
+// The same after making the plan, in `plan` or, where that is null, in the workspace.  sentinel, hash: as in BuildPlan.
+template <typename T>
+Status TTPlanAndForward(TableQueue& queue, TTArgs<T> args, const Lookups& lookups, const float* sentinel, bool hash,
+                        int32_t* plan, float* out, void* workspace);
 
 // The gradients of the cores; what no lookup read becomes zero.  weight_gradient: [n], or null.
 //
 // With `lookups` the plan is checked to be this batch's and made again where it is not.
 template <typename T>
-Status TTBackward(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups, const float* out_gradient,
+Status TTBackward(TableQueue& queue, TTArgs<T> args, const Lookups* lookups, const float* out_gradient,
                   const CoreGradients& gradients, float* weight_gradient, void* workspace);
 
 // Backward pass and optimizer step, in place.
 template <typename T>
-Status TTUpdate(cudaStream_t stream, TTArgs<T> args, const Lookups* lookups, const CoreTables<T>& tables,
+Status TTUpdate(TableQueue& queue, TTArgs<T> args, const Lookups* lookups, const CoreTables<T>& tables,
                 const float* out_gradient, const TTStep& step, float* weight_gradient, float* applied, void* workspace);
 
 template <typename T>
-Status TTApply(cudaStream_t stream, const TTShape& shape, const CoreTables<T>& tables, const CoreGradients& gradients,
+Status TTApply(TableQueue& queue, const TTShape& shape, const CoreTables<T>& tables, const CoreGradients& gradients,
                const TTStep& step, float* applied, void* workspace);
 
 }  // namespace jax_tt

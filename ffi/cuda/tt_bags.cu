@@ -37,8 +37,29 @@ BagArgs MakeBagArgs(const TTArgs<T>& args, const RowChunk& chunk) {
           args.shape.dim()};
 }
 
-__device__ __forceinline__ int64_t Warp() { return blockIdx.x * static_cast<int64_t>(kWarps) + threadIdx.x / 32; }
-__device__ __forceinline__ int64_t NumWarps() { return gridDim.x * static_cast<int64_t>(kWarps); }
+// Pooling: rows, and what each bag gets.
+struct PoolArgs {
+  BagArgs bags;
+  const float* rows;
+  float *out, *spans;
+  int64_t lines;
+};
+
+// The gradients of rows from those of bags.
+struct GatherArgs {
+  BagArgs bags;
+  const float* out_gradient;
+  float *row_gradients, *carry;
+};
+
+struct WeightArgs {
+  BagArgs bags;
+  const float *rows, *out_gradient;
+  float* weight_gradient;
+};
+
+__device__ __forceinline__ int64_t Warp(const BlockOfTable& block) { return block.index * kWarps + threadIdx.x / 32; }
+__device__ __forceinline__ int64_t NumWarps(const BlockOfTable& block) { return block.count * kWarps; }
 
 __device__ __forceinline__ float Weight(const BagArgs& args, int64_t position) {
   return args.weights == nullptr ? 1.0f : args.weights[position];
@@ -106,17 +127,20 @@ __device__ __forceinline__ void SumRun(const BagArgs& args, const int32_t* plan,
 }
 
 // The bags that are not long, then the spans of those that are, by line.
-__global__ void __launch_bounds__(kThreads)
-    Pool(const __grid_constant__ BagArgs args, const float* rows, float* out, int64_t lines, float* spans) {
+template <typename Tables>
+__global__ void __launch_bounds__(kThreads) Pool(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const PoolArgs& pool = tables.Find(&block);
+  const BagArgs& args = pool.bags;
   const int32_t* plan = args.plan.get();
-  for (int64_t item = Warp(); item < args.num_bags + lines; item += NumWarps()) {
+  for (int64_t item = Warp(block); item < args.num_bags + pool.lines; item += NumWarps(block)) {
     if (item < args.num_bags) {
       const Run run = BagRun(args, item);
-      if (run.size() <= kBagSpan) SumRun(args, plan, run, rows, args.chunk.begin > 0, out + item * args.dim);
+      if (run.size() <= kBagSpan) SumRun(args, plan, run, pool.rows, args.chunk.begin > 0, pool.out + item * args.dim);
     } else {
       const int64_t line = item - args.num_bags;
       const Run run = SpanOfLine(args, line);
-      if (run.size() > 0) SumRun(args, plan, run, rows, false, spans + line * args.dim);
+      if (run.size() > 0) SumRun(args, plan, run, pool.rows, false, pool.spans + line * args.dim);
     }
   }
 }
@@ -150,17 +174,20 @@ __device__ __forceinline__ void JoinLines(const float* lines, int64_t first, int
 }
 
 // The bags that are long, a block for each.
-__global__ void __launch_bounds__(kJoinThreads)
-    JoinBags(const __grid_constant__ BagArgs args, const float* spans, float* out) {
+template <typename Tables>
+__global__ void __launch_bounds__(kJoinThreads) JoinBags(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const PoolArgs& pool = tables.Find(&block);
+  const BagArgs& args = pool.bags;
   SharedArena arena;
   const Shared<float> sums = arena.Take<float>(kJoinThreads);
   const bool broken = args.plan.get()[CudaPlan::kBroken] != 0;
-  for (int64_t bag = blockIdx.x; bag < args.num_bags; bag += gridDim.x) {
+  for (int64_t bag = block.index; bag < args.num_bags; bag += block.count) {
     const Run run = BagRun(args, bag);
     if (run.size() <= kBagSpan) continue;
     const int64_t first = run.begin / kBagSpan, last = first + (run.size() - 1) / kBagSpan;
-    JoinLines(spans, first, last, args.dim, sums, [&](int64_t column, float sum) {
-      float* to = out + bag * args.dim + column;
+    JoinLines(pool.spans, first, last, args.dim, sums, [&](int64_t column, float sum) {
+      float* to = pool.out + bag * args.dim + column;
       *to = broken ? __int_as_float(0x7fc00000) : args.chunk.begin > 0 ? *to + sum : sum;
     });
   }
@@ -168,8 +195,11 @@ __global__ void __launch_bounds__(kJoinThreads)
 
 // Sums of the rows that lie within a span of sorted positions.  Of a row that began before the span or goes on after
 // it, carry[span] keeps the part: the first of two lines for the former, which also serves a span inside one row.
-__global__ void __launch_bounds__(kThreads)
-    SumSpans(const __grid_constant__ BagArgs args, const float* out_gradient, float* row_gradients, float* carry) {
+template <typename Tables>
+__global__ void __launch_bounds__(kThreads) SumSpans(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const GatherArgs& gather = tables.Find(&block);
+  const BagArgs& args = gather.bags;
   const int32_t* plan = args.plan.get();
   const CudaPlan& layout = args.layout;
   const int32_t* row_begin = plan + layout.row_begin();
@@ -177,7 +207,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t chunk_end = min(args.chunk.end, static_cast<int64_t>(plan[CudaPlan::kRows]));
   if (args.chunk.begin >= chunk_end) return;
   const int64_t last = row_begin[chunk_end];
-  for (int64_t span = row_begin[args.chunk.begin] / kSpan + Warp(); span * kSpan < last; span += NumWarps()) {
+  for (int64_t span = row_begin[args.chunk.begin] / kSpan + Warp(block); span * kSpan < last;
+       span += NumWarps(block)) {
     const int64_t begin = span * kSpan, count = min(kSpan, last - begin);
     const int64_t own = plan[layout.order() + begin + min(static_cast<int64_t>(lane), count - 1)];
     const int32_t own_row = plan[layout.row_of() + own], own_bag = plan[layout.bag() + own];
@@ -190,11 +221,12 @@ __global__ void __launch_bounds__(kThreads)
         const int64_t row = __shfl_sync(kAllLanes, own_row, i), bag = __shfl_sync(kAllLanes, own_bag, i);
         const float weight = __shfl_sync(kAllLanes, own_weight, i);
         const int64_t next = __shfl_sync(kAllLanes, own_row, i + 1 < count ? i + 1 : i);
-        if (inside) sum = fmaf(weight, out_gradient[bag * args.dim + column], sum);
+        if (inside) sum = fmaf(weight, gather.out_gradient[bag * args.dim + column], sum);
         if (i + 1 < count && next == row) continue;
         const bool whole = row_begin[row] >= begin && row_begin[row + 1] <= begin + kSpan;
         const int64_t line = 2 * span + (row_begin[row] >= begin ? 1 : 0);
-        float* target = whole ? row_gradients + (row - args.chunk.begin) * args.dim : carry + line * args.dim;
+        float* target =
+            whole ? gather.row_gradients + (row - args.chunk.begin) * args.dim : gather.carry + line * args.dim;
         if (inside && args.chunk.holds(row)) target[column] = sum;
         sum = 0;
       }
@@ -219,8 +251,13 @@ struct SpannedRow {
 
 // Rows of several spans, each added up by the warp of the span that it begins in, or, where there are many, by all of
 // its block.
-__global__ void __launch_bounds__(kJoinThreads)
-    JoinSpans(const __grid_constant__ BagArgs args, const float* carry, float* row_gradients) {
+template <typename Tables>
+__global__ void __launch_bounds__(kJoinThreads) JoinSpans(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const GatherArgs& gather = tables.Find(&block);
+  const BagArgs& args = gather.bags;
+  const float* carry = gather.carry;
+  float* row_gradients = gather.row_gradients;
   SharedArena arena;
   const Shared<float> sums = arena.Take<float>(kJoinThreads);
   const int32_t* plan = args.plan.get();
@@ -228,8 +265,8 @@ __global__ void __launch_bounds__(kJoinThreads)
   const int64_t chunk_end = min(args.chunk.end, static_cast<int64_t>(plan[CudaPlan::kRows]));
   if (args.chunk.begin >= chunk_end) return;
   const int64_t last = row_begin[chunk_end], first_span = row_begin[args.chunk.begin] / kSpan;
-  for (int64_t base = first_span + blockIdx.x * static_cast<int64_t>(kJoinWarps); (base + 1) * kSpan < last;
-       base += gridDim.x * static_cast<int64_t>(kJoinWarps)) {
+  for (int64_t base = first_span + block.index * kJoinWarps; (base + 1) * kSpan < last;
+       base += block.count * kJoinWarps) {
     const int64_t span = base + threadIdx.x / 32;
     const SpannedRow own(args, plan, span, last);
     const bool many = own.row >= 0 && own.last_span - span > kWarpSpans;
@@ -250,70 +287,75 @@ __global__ void __launch_bounds__(kJoinThreads)
   }
 }
 
-__global__ void __launch_bounds__(kThreads) DotWeights(const __grid_constant__ BagArgs args, const float* rows,
-                                                       const float* out_gradient, float* weight_gradient) {
+template <typename Tables>
+__global__ void __launch_bounds__(kThreads) DotWeights(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const WeightArgs& own = tables.Find(&block);
+  const BagArgs& args = own.bags;
   const int32_t* plan = args.plan.get();
   const int lane = threadIdx.x % 32;
-  for (int64_t position = Warp(); position < args.layout.n; position += NumWarps()) {
+  for (int64_t position = Warp(block); position < args.layout.n; position += NumWarps(block)) {
     const int64_t row = plan[args.layout.row_of() + position];
     if (!args.chunk.holds(row)) {
       if (row < 0 && args.chunk.begin == 0 && lane == 0) {
         const bool poisoned = plan[args.layout.bag() + position] == CudaPlan::kPoisoned;
-        weight_gradient[position] = poisoned ? __int_as_float(0x7fc00000) : 0.0f;
+        own.weight_gradient[position] = poisoned ? __int_as_float(0x7fc00000) : 0.0f;
       }
       continue;
     }
-    const float* g = out_gradient + plan[args.layout.bag() + position] * args.dim;
-    const float* values = rows + (row - args.chunk.begin) * args.dim;
+    const float* g = own.out_gradient + plan[args.layout.bag() + position] * args.dim;
+    const float* values = own.rows + (row - args.chunk.begin) * args.dim;
     float sum = 0;
     for (int64_t column = lane; column < args.dim; column += 32) sum = fmaf(values[column], g[column], sum);
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(kAllLanes, sum, step);
-    if (lane == 0) weight_gradient[position] = sum;
+    if (lane == 0) own.weight_gradient[position] = sum;
   }
 }
 
 // Two for every slot that a span can begin in; none where no bag can be long.
 int64_t SpanLines(int64_t n, int64_t longest) { return longest <= kBagSpan ? 0 : 2 * ((n + kBagSpan - 1) / kBagSpan); }
 
+constexpr TableKernel kPool = TableKernelOf<PoolArgs, Pool<OneTable<PoolArgs>>, Pool<ManyTables<PoolArgs>>, kThreads>::kKernel;
+constexpr TableKernel kJoinBags = TableKernelOf<PoolArgs, JoinBags<OneTable<PoolArgs>>, JoinBags<ManyTables<PoolArgs>>, kJoinThreads>::kKernel;
+constexpr TableKernel kSumSpans = TableKernelOf<GatherArgs, SumSpans<OneTable<GatherArgs>>, SumSpans<ManyTables<GatherArgs>>, kThreads>::kKernel;
+constexpr TableKernel kJoinSpans = TableKernelOf<GatherArgs, JoinSpans<OneTable<GatherArgs>>, JoinSpans<ManyTables<GatherArgs>>, kJoinThreads>::kKernel;
+constexpr TableKernel kDotWeights = TableKernelOf<WeightArgs, DotWeights<OneTable<WeightArgs>>, DotWeights<ManyTables<WeightArgs>>, kThreads>::kKernel;
+
 }  // namespace
 
 int64_t PoolFloats(int64_t n, int64_t dim) { return SpanLines(n, n) * dim; }
 
 template <typename T>
-Status PoolRows(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out,
-                float* workspace) {
-  const BagArgs bags = MakeBagArgs(args, chunk);
-  const int64_t lines = SpanLines(args.layout.n, args.capacity);
-  JAX_TT_RETURN_IF_ERROR(
-      Launch(stream, Blocks(bags.num_bags + lines), kThreads, 0, Pool, bags, rows, out, lines, workspace));
-  if (lines == 0) return {};
-  return Launch(stream, std::min(bags.num_bags, kMaxBlocks), kJoinThreads, SharedBytes<float>(kJoinThreads), JoinBags,
-                bags, static_cast<const float*>(workspace), out);
+void PoolRows(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out,
+              float* workspace) {
+  const PoolArgs pool{MakeBagArgs(args, chunk), rows, out, workspace, SpanLines(args.layout.n, args.capacity)};
+  queue.Add(kPool, Blocks(pool.bags.num_bags + pool.lines), 0, pool);
+  if (pool.lines > 0)
+    queue.Add(kJoinBags, std::min(pool.bags.num_bags, kMaxBlocks), SharedBytes<float>(kJoinThreads), pool);
 }
 
 int64_t CarryFloats(int64_t n, int64_t dim) { return 2 * ((n + kSpan - 1) / kSpan) * dim; }
 
 template <typename T>
-Status GatherRowGradients(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, const float* out_gradient,
-                          float* row_gradients, float* workspace) {
-  const BagArgs bags = MakeBagArgs(args, chunk);
+void GatherRowGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* out_gradient,
+                        float* row_gradients, float* workspace) {
+  const GatherArgs gather{MakeBagArgs(args, chunk), out_gradient, row_gradients, workspace};
   const int64_t blocks = Blocks((args.layout.n + kSpan - 1) / kSpan);
-  JAX_TT_RETURN_IF_ERROR(Launch(stream, blocks, kThreads, 0, SumSpans, bags, out_gradient, row_gradients, workspace));
-  return Launch(stream, blocks, kJoinThreads, SharedBytes<float>(kJoinThreads), JoinSpans, bags,
-                static_cast<const float*>(workspace), row_gradients);
+  queue.Add(kSumSpans, blocks, 0, gather);
+  queue.Add(kJoinSpans, blocks, SharedBytes<float>(kJoinThreads), gather);
 }
 
 template <typename T>
-Status WeightGradients(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, const float* rows,
-                       const float* out_gradient, float* weight_gradient) {
-  return Launch(stream, Blocks(args.layout.n), kThreads, 0, DotWeights, MakeBagArgs(args, chunk), rows, out_gradient,
-                weight_gradient);
+void WeightGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* rows,
+                     const float* out_gradient, float* weight_gradient) {
+  queue.Add(kDotWeights, Blocks(args.layout.n), 0,
+            WeightArgs{MakeBagArgs(args, chunk), rows, out_gradient, weight_gradient});
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                                        \
-  template Status PoolRows(cudaStream_t, const TTArgs<T>&, const RowChunk&, const float*, float*, float*);           \
-  template Status GatherRowGradients(cudaStream_t, const TTArgs<T>&, const RowChunk&, const float*, float*, float*); \
-  template Status WeightGradients(cudaStream_t, const TTArgs<T>&, const RowChunk&, const float*, const float*, float*)
+#define JAX_TT_INSTANTIATE(T)                                                                                       \
+  template void PoolRows(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, float*, float*);           \
+  template void GatherRowGradients(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, float*, float*); \
+  template void WeightGradients(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, const float*, float*)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);
 JAX_TT_INSTANTIATE(float16);

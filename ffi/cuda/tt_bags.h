@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "ffi/common/status.h"
+#include "ffi/cuda/table_queue.h"
 #include "ffi/cuda/tt_args.h"
 
 namespace jax_tt {
@@ -13,20 +13,20 @@ namespace jax_tt {
 int64_t PoolFloats(int64_t n, int64_t dim);
 // out: [groups * bags, D], the weighted sums of the rows of a chunk; those of later chunks are added to the first's.
 template <typename T>
-Status PoolRows(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out,
+void PoolRows(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out,
                 float* workspace);
 
 // Floats of workspace of GatherRowGradients.
 int64_t CarryFloats(int64_t n, int64_t dim);
 // row_gradients: [chunk, D], the sum over a row's positions of weight times their bag's gradient, in sorted order.
 template <typename T>
-Status GatherRowGradients(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, const float* out_gradient,
+void GatherRowGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* out_gradient,
                           float* row_gradients, float* workspace);
 
 // weight_gradient: [n], the row of a position times its bag's gradient, for the rows of a chunk; the first chunk also
 // clears what has no row.
 template <typename T>
-Status WeightGradients(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, const float* rows,
+void WeightGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* rows,
                        const float* out_gradient, float* weight_gradient);
 
 }  // namespace jax_tt

@@ -74,26 +74,28 @@ Status HasFastPass(const TTShape& shape, const Pivot& pivot, bool* has) {
 }
 
 template <typename T>
-Status FastRowsPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, float* rows) {
-  return WithRank(args.shape.r[1], NoSuchRank, [&](auto passes) {
-    return passes.Rows(stream, MakeFastArgs(args, chunk), args.layout.max_parts[args.layout.main], rows);
+Status FastRowsPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, float* rows) {
+  return WithRank(args.shape.r[1], NoSuchRank, [&](auto passes) -> Status {
+    passes.Rows(queue, MakeFastArgs(args, chunk), args.layout.max_parts[args.layout.main], rows);
+    return {};
   });
 }
 
 template <typename T>
-Status FastGradientPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, const float* row_gradients,
+Status FastGradientPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* row_gradients,
                         const GradientShares& shares) {
   const FastArgs<T> fast = MakeFastArgs(args, chunk);
   GradientShares seen = shares;
   if (fast.mirrored) std::swap(seen.left, seen.right);
-  return WithRank(args.shape.r[1], NoSuchRank, [&](auto passes) {
-    return passes.Shares(stream, fast, args.layout.max_parts[args.layout.main], row_gradients, seen);
+  return WithRank(args.shape.r[1], NoSuchRank, [&](auto passes) -> Status {
+    passes.Shares(queue, fast, args.layout.max_parts[args.layout.main], row_gradients, seen);
+    return {};
   });
 }
 
 #define JAX_TT_INSTANTIATE(T)                                                            \
-  template Status FastRowsPass(cudaStream_t, const TTArgs<T>&, const RowChunk&, float*); \
-  template Status FastGradientPass(cudaStream_t, const TTArgs<T>&, const RowChunk&, const float*, const GradientShares&)
+  template Status FastRowsPass(TableQueue&, const TTArgs<T>&, const RowChunk&, float*); \
+  template Status FastGradientPass(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, const GradientShares&)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);
 JAX_TT_INSTANTIATE(float16);

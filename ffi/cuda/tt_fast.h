@@ -27,9 +27,9 @@ Status HasFastPass(const TTShape& shape, const Pivot& pivot, bool* has);
 
 // As RowsPass and GradientPass, for shapes that have a fast pass; without workspace.
 template <typename T>
-Status FastRowsPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, float* rows);
+Status FastRowsPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, float* rows);
 template <typename T>
-Status FastGradientPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, const float* row_gradients,
+Status FastGradientPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* row_gradients,
                         const GradientShares& shares);
 
 }  // namespace jax_tt

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "ffi/common/status.h"
 #include "ffi/cuda/tt_fast_fma.h"
 #include "ffi/cuda/tt_fast_mma.h"
 #include "ffi/cuda/tt_fast_passes.h"
@@ -60,38 +59,42 @@ size_t FastPasses<kRank>::SharedBytes(int q) {
 
 template <int kRank>
 template <typename T>
-Status FastPasses<kRank>::Rows(cudaStream_t stream, FastArgs<T> args, int64_t max_parts, float* rows) {
-  return fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
+void FastPasses<kRank>::Rows(TableQueue& queue, FastArgs<T> args, int64_t max_parts, float* rows) {
+  fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
     using Tile = decltype(tag);
     fast_internal::SetTileRows<Tile>(args);
     const int64_t items = std::clamp<int64_t>(max_parts * (args.q() / Tile::kCount), 1, fast_internal::kMaxBlocks);
-    return fast_internal::WithMath<T>(args.tf32, [&](auto math) {
+    fast_internal::WithMath<T>(args.tf32, [&](auto math) {
       using Math = decltype(math);
-      return Launch(stream, items, Tile::kThreads, RowsMemory<Tile, Math>::kBytes, MakeRowsFast<Tile, Math, T>, args,
-                    rows);
+      using Own = FastRows<T>;
+      using Kernel = TableKernelOf<Own, MakeRowsFast<Tile, Math, T, OneTable<Own>>,
+                                   MakeRowsFast<Tile, Math, T, ManyTables<Own>>, Tile::kThreads>;
+      queue.Add(Kernel::kKernel, items, RowsMemory<Tile, Math>::kBytes, Own{args, rows});
     });
   });
 }
 
 template <int kRank>
 template <typename T>
-Status FastPasses<kRank>::Shares(cudaStream_t stream, FastArgs<T> args, int64_t max_parts, const float* row_gradients,
-                                 const GradientShares& shares) {
-  return fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
+void FastPasses<kRank>::Shares(TableQueue& queue, FastArgs<T> args, int64_t max_parts, const float* row_gradients,
+                               const GradientShares& shares) {
+  fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
     using Tile = decltype(tag);
     fast_internal::SetTileRows<Tile>(args);
     const int64_t blocks = std::clamp<int64_t>(max_parts, 1, fast_internal::kMaxBlocks);
-    return fast_internal::WithMath<T>(args.tf32, [&](auto math) {
+    fast_internal::WithMath<T>(args.tf32, [&](auto math) {
       using Math = decltype(math);
-      return Launch(stream, blocks, Tile::kThreads, SharesMemory<Tile, Math>::kBytes, MakeSharesFast<Tile, Math, T>,
-                    args, row_gradients, shares);
+      using Own = FastShares<T>;
+      using Kernel = TableKernelOf<Own, MakeSharesFast<Tile, Math, T, OneTable<Own>>,
+                                   MakeSharesFast<Tile, Math, T, ManyTables<Own>>, Tile::kThreads>;
+      queue.Add(Kernel::kKernel, blocks, SharesMemory<Tile, Math>::kBytes, Own{args, row_gradients, shares});
     });
   });
 }
 
-#define JAX_TT_INSTANTIATE_FAST(kRank, T)                                              \
-  template Status FastPasses<kRank>::Rows(cudaStream_t, FastArgs<T>, int64_t, float*); \
-  template Status FastPasses<kRank>::Shares(cudaStream_t, FastArgs<T>, int64_t, const float*, const GradientShares&)
+#define JAX_TT_INSTANTIATE_FAST(kRank, T)                                           \
+  template void FastPasses<kRank>::Rows(TableQueue&, FastArgs<T>, int64_t, float*); \
+  template void FastPasses<kRank>::Shares(TableQueue&, FastArgs<T>, int64_t, const float*, const GradientShares&)
 #define JAX_TT_INSTANTIATE_FAST_RANK(kRank)            \
   template size_t FastPasses<kRank>::SharedBytes(int); \
   JAX_TT_INSTANTIATE_FAST(kRank, float);               \

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "ffi/common/status.h"
+#include "ffi/cuda/table_queue.h"
 #include "ffi/cuda/tt_fast_tile.h"
 #include "ffi/cuda/tt_pass.h"
 
@@ -25,9 +25,9 @@ struct FastPasses {
   static size_t SharedBytes(int q);
 
   template <typename T>
-  static Status Rows(cudaStream_t stream, FastArgs<T> args, int64_t max_parts, float* rows);
+  static void Rows(TableQueue& queue, FastArgs<T> args, int64_t max_parts, float* rows);
   template <typename T>
-  static Status Shares(cudaStream_t stream, FastArgs<T> args, int64_t max_parts, const float* row_gradients,
+  static void Shares(TableQueue& queue, FastArgs<T> args, int64_t max_parts, const float* row_gradients,
                        const GradientShares& shares);
 };
 

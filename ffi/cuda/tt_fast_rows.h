@@ -2,6 +2,7 @@
 #ifndef JAX_TT_CUDA_TT_FAST_ROWS_H_
 #define JAX_TT_CUDA_TT_FAST_ROWS_H_
 
+#include "ffi/cuda/table_list.h"
 #include "ffi/cuda/tt_fast_lanes.h"
 #include "ffi/cuda/tt_fast_tile.h"
 
@@ -81,16 +82,24 @@ __device__ __forceinline__ void FinishRows(const FastArgs<T>& args, const RowsMe
   }
 }
 
+template <typename T>
+struct FastRows {
+  FastArgs<T> args;
+  float* out;
+};
+
 // A block makes a block of columns of a part at a time.
-template <typename Tile, typename Math, typename T>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
-    MakeRowsFast(const __grid_constant__ FastArgs<T> args, float* out) {
+template <typename Tile, typename Math, typename T, typename Tables>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeRowsFast(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const FastRows<T> own = tables.Find(&block);
+  const FastArgs<T>& args = own.args;
   const RowsMemory<Tile, Math> memory;
   TileRows<Tile> rows(memory.rows);
   const int32_t* plan = args.plan.get();
   const int column_blocks = args.q() / Tile::kCount;
   const int64_t items = static_cast<int64_t>(plan[args.num_parts]) * column_blocks;
-  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+  for (int64_t item = block.index; item < items; item += block.count) {
     const FastPart part(args, plan, item / column_blocks);
     const int first_column = static_cast<int>(item % column_blocks) * Tile::kCount;
     if (part.begin >= part.end) continue;
@@ -106,7 +115,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       __syncthreads();
       Math::template MakeProduct<Tile>(memory.left, memory.slice, memory.product);
       __syncthreads();
-      float* to = out + (first - args.chunk.begin) * args.dim();
+      float* to = own.out + (first - args.chunk.begin) * args.dim();
       if (args.log_b == 1)
         FinishRows<2>(args, memory, rows, first_column, to);
       else

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "ffi/cuda/table_list.h"
 #include "ffi/cuda/tt_fast_lanes.h"
 #include "ffi/cuda/tt_fast_tile.h"
 #include "ffi/cuda/tt_pass.h"
@@ -137,17 +138,26 @@ __device__ __forceinline__ void RightGradients(const FastArgs<T>& args, const Sh
     with_groups(std::integral_constant<int, 4>());
 }
 
+template <typename T>
+struct FastShares {
+  FastArgs<T> args;
+  const float* row_gradients;
+  GradientShares shares;
+};
+
 // A block makes the shares of a part, one block of columns after the other.
-template <typename Tile, typename Math, typename T>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
-    MakeSharesFast(const __grid_constant__ FastArgs<T> args, const float* row_gradients,
-                   const __grid_constant__ GradientShares shares) {
+template <typename Tile, typename Math, typename T, typename Tables>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeSharesFast(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const FastShares<T> own = tables.Find(&block);
+  const FastArgs<T>& args = own.args;
+  const GradientShares& shares = own.shares;
   const SharesMemory<Tile, Math> memory;
   TileRows<Tile> rows(memory.rows);
   typename Math::template SliceGradient<Tile> slice_gradient;
   const int32_t* plan = args.plan.get();
   const int slice_size = (Tile::kRank * Tile::kRank) << args.log_q, left_size = Tile::kRank << args.log_a;
-  for (int64_t index = blockIdx.x; index < plan[args.num_parts]; index += gridDim.x) {
+  for (int64_t index = block.index; index < plan[args.num_parts]; index += block.count) {
     const FastPart part(args, plan, index);
     for (int first_column = 0; first_column < args.q(); first_column += Tile::kCount) {
       const bool add = first_column > 0;
@@ -163,7 +173,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
         WithMirror(args, [&](auto mirrored) {
           LoadLeft<mirrored, Tile, Math>(args, rows, memory.left);
           LoadRight<mirrored>(args, rows, memory.right);
-          LoadGradients<mirrored>(args, rows, row_gradients + place * args.dim(), first_column, memory.gradient);
+          LoadGradients<mirrored>(args, rows, own.row_gradients + place * args.dim(), first_column, memory.gradient);
         });
         __syncthreads();
         Math::template MakeProduct<Tile>(memory.left, memory.slice, memory.product);

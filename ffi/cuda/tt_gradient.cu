@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "ffi/cuda/block_scan.h"
-#include "ffi/cuda/cuda_status.h"
 #include "ffi/cuda/rule_launches.h"
 #include "ffi/cuda/tt_step.h"
 
@@ -12,13 +11,16 @@ constexpr int64_t kMaxBlocks = 8448;  // fills the largest GPU several times
 
 // One block per part.  A slice narrower than the block is summed by several groups of threads, each over every
 // so-many-th row, whose sums are then added in order.
-__global__ void __launch_bounds__(kSliceThreads) SumPartRows(const __grid_constant__ SumArgs args) {
+template <typename Tables>
+__global__ void __launch_bounds__(kSliceThreads) SumPartRows(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const SumArgs& args = tables.Find(&block);
   SharedArena arena;
   const Shared<int32_t> batch = arena.Take<int32_t>(kSliceThreads);
   const Shared<float> sums = arena.Take<float>(kSliceThreads);
   const CudaPlan& layout = args.layout;
   const int32_t* plan = args.plan.get();
-  const PartOf at(layout, args.asked, blockIdx.x);
+  const PartOf at(layout, args.asked, block.index);
   if (at.part >= plan[CudaPlan::kParts + at.core]) return;
   const int64_t slice = plan[layout.part_slice(at.core) + at.part];
   const int32_t* segment = plan + layout.segment(at.core) + slice;
@@ -56,8 +58,11 @@ __global__ void __launch_bounds__(kSliceThreads) SumPartRows(const __grid_consta
   }
 }
 
-__global__ void __launch_bounds__(kSliceThreads) SumSlices(const __grid_constant__ SumArgs args) {
-  const SliceSum sum(args);
+template <typename Tables>
+__global__ void __launch_bounds__(kSliceThreads) SumSlices(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const SumArgs& args = tables.Find(&block);
+  const SliceSum sum(args, block.index);
   if (!sum.exists()) return;
   float* gradient = args.gradients.core[sum.core()] + sum.slice() * sum.width();
   const bool first_chunk = args.chunk.begin == 0;
@@ -76,26 +81,39 @@ int64_t NumSlices(const TTShape& shape) {
   return slices;
 }
 
-__global__ void __launch_bounds__(kSliceThreads)
-    FindNonFinite(const __grid_constant__ TTShape shape, const __grid_constant__ CoreGradients gradients,
-                  int64_t slices, const float* scale, int32_t* stop) {
-  for (int64_t index = blockIdx.x; index < slices; index += gridDim.x) {
-    if (!gradients.touched[index]) continue;
-    const SliceOf at(shape, index);
-    const int64_t width = shape.slice_size(at.core);
-    const float* gradient = gradients.core[at.core] + at.slice * width;
+struct FiniteArgs {
+  TTShape shape;
+  CoreGradients gradients;
+  int64_t slices;
+  const float* scale;
+  int32_t* stop;
+};
+
+template <typename Tables>
+__global__ void __launch_bounds__(kSliceThreads) FindNonFinite(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const FiniteArgs& own = tables.Find(&block);
+  for (int64_t index = block.index; index < own.slices; index += block.count) {
+    if (!own.gradients.touched[index]) continue;
+    const SliceOf at(own.shape, index);
+    const int64_t width = own.shape.slice_size(at.core);
+    const float* gradient = own.gradients.core[at.core] + at.slice * width;
     // A sum of products with zero is zero unless one of them is infinite or NaN.
     float probe = 0;
-    for (int64_t e = threadIdx.x; e < width; e += kSliceThreads) probe += (*scale * gradient[e]) * 0.0f;
-    if (!(probe == 0.0f)) atomicExch(stop, 1);
+    for (int64_t e = threadIdx.x; e < width; e += kSliceThreads) probe += (*own.scale * gradient[e]) * 0.0f;
+    if (!(probe == 0.0f)) atomicExch(own.stop, 1);
   }
 }
 
+constexpr TableKernel kSumPartRows = TableKernelOf<SumArgs, SumPartRows<OneTable<SumArgs>>, SumPartRows<ManyTables<SumArgs>>, kSliceThreads>::kKernel;
+constexpr TableKernel kSumSlices = TableKernelOf<SumArgs, SumSlices<OneTable<SumArgs>>, SumSlices<ManyTables<SumArgs>>, kSliceThreads>::kKernel;
+constexpr TableKernel kFindNonFinite = TableKernelOf<FiniteArgs, FindNonFinite<OneTable<FiniteArgs>>, FindNonFinite<ManyTables<FiniteArgs>>, kSliceThreads>::kKernel;
+
 // The launches of a rule; an error where it has none.
 template <typename T>
-Status FindLaunches(int kind, SliceLaunches<T>* launches) {
+Status FindLaunches(int kind, SliceLaunches* launches) {
 #define JAX_TT_LAUNCHES(Rule) SliceLaunchesOf<T, Rule>(),
-  static constexpr SliceLaunches<T> kOwn[] = {JAX_TT_OPTIMIZERS(JAX_TT_LAUNCHES)};
+  static constexpr SliceLaunches kOwn[] = {JAX_TT_OPTIMIZERS(JAX_TT_LAUNCHES)};
 #undef JAX_TT_LAUNCHES
   if (kind < kNumOptimizers) {
     *launches = kOwn[kind];
@@ -109,52 +127,52 @@ Status FindLaunches(int kind, SliceLaunches<T>* launches) {
 
 }  // namespace
 
-Status SumRows(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
-               const RowChunk& chunk, const CoreShares& shares) {
+void SumRows(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
+             const RowChunk& chunk, const CoreShares& shares) {
   SumArgs args{shape, layout, plan, chunk, shares, {}, {}};
   for (int k = 0; k < shape.d; ++k) args.asked[k] = shares.row[k] != nullptr;
-  return Launch(stream, args.blocks(), kSliceThreads,
-                SharedBytes<int32_t>(kSliceThreads) + SharedBytes<float>(kSliceThreads), SumPartRows, args);
+  queue.Add(kSumPartRows, args.blocks(), SharedBytes<int32_t>(kSliceThreads) + SharedBytes<float>(kSliceThreads), args);
 }
 
-Status SumParts(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
-                const RowChunk& chunk, const CoreShares& shares, const CoreGradients& gradients) {
+void SumParts(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
+              const RowChunk& chunk, const CoreShares& shares, const CoreGradients& gradients) {
   SumArgs args{shape, layout, plan, chunk, shares, gradients, {}};
   std::fill_n(args.asked, shape.d, true);
-  return Launch(stream, args.blocks(), kSliceThreads, 0, SumSlices, args);
+  queue.Add(kSumSlices, args.blocks(), 0, args);
 }
 
 template <typename T>
-Status SumPartsAndStep(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
+Status SumPartsAndStep(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
                        const CoreShares& shares, const CoreTables<T>& tables, const TTStep& step, float* applied) {
   SumArgs args{shape, layout, plan, {}, shares, {}, {}};
   std::fill_n(args.asked, shape.d, true);
-  const StopSigns signs{plan, nullptr};
-  SliceLaunches<T> launches;
-  JAX_TT_RETURN_IF_ERROR(FindLaunches(step.kind, &launches));
-  return LaunchStatus(
-      launches.sum_and_step(stream, std::max<int64_t>(args.blocks(), 1), args, tables, step.numbers, signs, applied));
+  SliceLaunches launches;
+  JAX_TT_RETURN_IF_ERROR(FindLaunches<T>(step.kind, &launches));
+  queue.Add(launches.sum_and_step, std::max<int64_t>(args.blocks(), 1), kStepShared,
+            SumAndStepArgs<T>{args, tables, step.numbers, {plan, nullptr}, applied});
+  return {};
 }
 
 template <typename T>
-Status ApplyStep(cudaStream_t stream, const TTShape& shape, const PlanRef& plan, const CoreTables<T>& tables,
+Status ApplyStep(TableQueue& queue, const TTShape& shape, const PlanRef& plan, const CoreTables<T>& tables,
                  const CoreGradients& gradients, const TTStep& step, int32_t* stop, float* applied) {
   const int64_t slices = NumSlices(shape), blocks = std::min(slices, kMaxBlocks);
   if (step.skip_nonfinite) {
-    JAX_TT_RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(stop, 0, sizeof(int32_t), stream)));
-    JAX_TT_RETURN_IF_ERROR(
-        Launch(stream, blocks, kSliceThreads, 0, FindNonFinite, shape, gradients, slices, step.numbers.scale, stop));
+    queue.Clear(stop, 1);
+    queue.Add(kFindNonFinite, blocks, 0, FiniteArgs{shape, gradients, slices, step.numbers.scale, stop});
   }
   const StopSigns signs{plan, step.skip_nonfinite ? stop : nullptr};
-  SliceLaunches<T> launches;
-  JAX_TT_RETURN_IF_ERROR(FindLaunches(step.kind, &launches));
-  return LaunchStatus(launches.step(stream, blocks, shape, tables, gradients, step.numbers, signs, slices, applied));
+  SliceLaunches launches;
+  JAX_TT_RETURN_IF_ERROR(FindLaunches<T>(step.kind, &launches));
+  queue.Add(launches.step, blocks, kStepShared,
+            StepArgsOf<T>{shape, tables, gradients, step.numbers, signs, slices, applied});
+  return {};
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                                         \
-  template Status SumPartsAndStep(cudaStream_t, const TTShape&, const CudaPlan&, const PlanRef&, const CoreShares&,   \
-                                  const CoreTables<T>&, const TTStep&, float*);                                       \
-  template Status ApplyStep(cudaStream_t, const TTShape&, const PlanRef&, const CoreTables<T>&, const CoreGradients&, \
+#define JAX_TT_INSTANTIATE(T)                                                                                        \
+  template Status SumPartsAndStep(TableQueue&, const TTShape&, const CudaPlan&, const PlanRef&, const CoreShares&,   \
+                                  const CoreTables<T>&, const TTStep&, float*);                                      \
+  template Status ApplyStep(TableQueue&, const TTShape&, const PlanRef&, const CoreTables<T>&, const CoreGradients&, \
                             const TTStep&, int32_t*, float*)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "ffi/common/status.h"
+#include "ffi/cuda/table_queue.h"
 #include "ffi/cuda/table_step.h"
 #include "ffi/cuda/tt_args.h"
 
@@ -35,23 +36,23 @@ struct CoreShares {
 };
 
 // Adds up the shares of rows to those of parts.
-Status SumRows(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
-               const RowChunk& chunk, const CoreShares& shares);
+void SumRows(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
+             const RowChunk& chunk, const CoreShares& shares);
 
 // Adds up the shares of parts to gradients; the first chunk assigns.  Slices that no lookup read are left alone.
-Status SumParts(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
-                const RowChunk& chunk, const CoreShares& shares, const CoreGradients& gradients);
+void SumParts(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
+              const RowChunk& chunk, const CoreShares& shares, const CoreGradients& gradients);
 
 // The same, and every slice takes its step at once: for a batch of one chunk.  *applied: 1, or 0 when the plan is that
 // of a batch that must not be trained on; whether the step was allowed changes nothing of it.
 template <typename T>
-Status SumPartsAndStep(cudaStream_t stream, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
+Status SumPartsAndStep(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
                        const CoreShares& shares, const CoreTables<T>& tables, const TTStep& step, float* applied);
 
 // The step of the slices that were touched.  *stop (workspace): set where a gradient is not finite, if that is to stop
 // the whole step.  *applied as above.
 template <typename T>
-Status ApplyStep(cudaStream_t stream, const TTShape& shape, const PlanRef& plan, const CoreTables<T>& tables,
+Status ApplyStep(TableQueue& queue, const TTShape& shape, const PlanRef& plan, const CoreTables<T>& tables,
                  const CoreGradients& gradients, const TTStep& step, int32_t* stop, float* applied);
 
 }  // namespace jax_tt

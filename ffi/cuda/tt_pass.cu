@@ -35,9 +35,25 @@ PassPlan MakePassPlan(const TTShape& shape, const CudaPlan& layout, int core, bo
   return plan;
 }
 
-template <typename T, bool kInShared>
-__global__ void __launch_bounds__(kThreads, 4) MakeRows(const __grid_constant__ PassArgs<T> args, float* rows) {
-  WithTile<kInShared>(args, [&](auto& tile) {
+template <typename T>
+struct RowsArgs {
+  PassArgs<T> pass;
+  float* rows;
+};
+
+template <typename T>
+struct SharesArgs {
+  PassArgs<T> pass;
+  const float* row_gradients;
+  GradientShares shares;
+};
+
+template <typename T, bool kInShared, typename Tables>
+__global__ void __launch_bounds__(kThreads, 4) MakeRows(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const RowsArgs<T>& own = tables.Find(&block);
+  const PassArgs<T>& args = own.pass;
+  WithTile<kInShared>(args, block, [&](auto& tile) {
     const TileLayout& p = args.tile;
     const auto make = [&](int64_t, bool) {
       tile.MakeProduct();
@@ -52,18 +68,20 @@ __global__ void __launch_bounds__(kThreads, 4) MakeRows(const __grid_constant__ 
                                     tile.Right()[t * p.right_size + k * columns + j], sum)
                              : fmaf(tile.Left()[t * p.left_size + i * inner + k],
                                     tile.Product()[t * p.product_size + k * columns + j], sum);
-        rows[(tile.row(t) - args.chunk.begin) * p.dim + place] = sum;
+        own.rows[(tile.row(t) - args.chunk.begin) * p.dim + place] = sum;
       }
     };
     tile.ForEach(make, [](int64_t) {});
   });
 }
 
-template <typename T, bool kInShared>
-__global__ void __launch_bounds__(kThreads, 4)
-    MakeShares(const __grid_constant__ PassArgs<T> args, const float* row_gradients,
-               const __grid_constant__ GradientShares shares) {
-  WithTile<kInShared>(args, [&](auto& tile) {
+template <typename T, bool kInShared, typename Tables>
+__global__ void __launch_bounds__(kThreads, 4) MakeShares(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const SharesArgs<T>& own = tables.Find(&block);
+  const PassArgs<T>& args = own.pass;
+  const GradientShares& shares = own.shares;
+  WithTile<kInShared>(args, block, [&](auto& tile) {
     const TileLayout& p = args.tile;
     const int qr = p.q * p.r_right, qb = p.q * p.b;
     // One share per row of the tile, written where the row stands in the chunk.
@@ -82,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       for (int e = threadIdx.x; e < rows * p.dim; e += kThreads) {
         const int t = e / p.dim;
         const int64_t row = tile.row(t);
-        tile.Gradient()[e] = row < 0 ? 0.0f : row_gradients[(row - args.chunk.begin) * p.dim + (e - t * p.dim)];
+        tile.Gradient()[e] = row < 0 ? 0.0f : own.row_gradients[(row - args.chunk.begin) * p.dim + (e - t * p.dim)];
       }
       tile.MakeProduct();
       __syncthreads();
@@ -125,6 +143,14 @@ __global__ void __launch_bounds__(kThreads, 4)
   });
 }
 
+template <typename T, bool kInShared>
+constexpr TableKernel kMakeRows = TableKernelOf<RowsArgs<T>, MakeRows<T, kInShared, OneTable<RowsArgs<T>>>,
+                                                MakeRows<T, kInShared, ManyTables<RowsArgs<T>>>, kThreads>::kKernel;
+template <typename T, bool kInShared>
+constexpr TableKernel kMakeShares =
+    TableKernelOf<SharesArgs<T>, MakeShares<T, kInShared, OneTable<SharesArgs<T>>>,
+                  MakeShares<T, kInShared, ManyTables<SharesArgs<T>>>, kThreads>::kKernel;
+
 size_t SharedForTile(const PassPlan& plan) {
   return SharedBytes<int32_t>(kMaxTile) + SharedBytes<float>(plan.in_shared ? plan.tile_floats : 0);
 }
@@ -156,33 +182,35 @@ Status MakePass(const TTArgs<T>& args, int core, bool backward, const RowChunk& 
 }  // namespace
 
 template <typename T>
-Status RowsPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, float* rows, float* workspace) {
+Status RowsPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, float* rows, float* workspace) {
   bool fast = false;
   JAX_TT_RETURN_IF_ERROR(HasFastPass(args.shape, MakePivot(args.shape, args.layout.main), &fast));
-  if (fast) return FastRowsPass(stream, args, chunk, rows);
+  if (fast) return FastRowsPass(queue, args, chunk, rows);
   const PassPlan plan = PlanForward(args.shape, args.layout);
   std::optional<PassArgs<T>> pass;
   JAX_TT_RETURN_IF_ERROR(MakePass(args, args.layout.main, /*backward=*/false, chunk, plan, workspace, &pass));
-  return Launch(stream, plan.blocks, kThreads, SharedForTile(plan),
-                plan.in_shared ? MakeRows<T, true> : MakeRows<T, false>, *pass, rows);
+  queue.Add(plan.in_shared ? kMakeRows<T, true> : kMakeRows<T, false>, plan.blocks, SharedForTile(plan),
+            RowsArgs<T>{*pass, rows});
+  return {};
 }
 
 template <typename T>
-Status GradientPass(cudaStream_t stream, const TTArgs<T>& args, int pivot, const RowChunk& chunk,
+Status GradientPass(TableQueue& queue, const TTArgs<T>& args, int pivot, const RowChunk& chunk,
                     const float* row_gradients, const GradientShares& shares, float* workspace) {
   bool fast = false;
   JAX_TT_RETURN_IF_ERROR(HasFastPass(args.shape, MakePivot(args.shape, pivot), &fast));
-  if (fast) return FastGradientPass(stream, args, chunk, row_gradients, shares);
+  if (fast) return FastGradientPass(queue, args, chunk, row_gradients, shares);
   const PassPlan plan = PlanBackward(args.shape, args.layout, pivot);
   std::optional<PassArgs<T>> pass;
   JAX_TT_RETURN_IF_ERROR(MakePass(args, pivot, /*backward=*/true, chunk, plan, workspace, &pass));
-  return Launch(stream, plan.blocks, kThreads, SharedForTile(plan),
-                plan.in_shared ? MakeShares<T, true> : MakeShares<T, false>, *pass, row_gradients, shares);
+  queue.Add(plan.in_shared ? kMakeShares<T, true> : kMakeShares<T, false>, plan.blocks, SharedForTile(plan),
+            SharesArgs<T>{*pass, row_gradients, shares});
+  return {};
 }
 
 #define JAX_TT_INSTANTIATE(T)                                                                      \
-  template Status RowsPass(cudaStream_t, const TTArgs<T>&, const RowChunk&, float*, float*);       \
-  template Status GradientPass(cudaStream_t, const TTArgs<T>&, int, const RowChunk&, const float*, \
+  template Status RowsPass(TableQueue&, const TTArgs<T>&, const RowChunk&, float*, float*);       \
+  template Status GradientPass(TableQueue&, const TTArgs<T>&, int, const RowChunk&, const float*, \
                                const GradientShares&, float*)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);

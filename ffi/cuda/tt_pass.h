@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "ffi/common/status.h"
+#include "ffi/cuda/table_queue.h"
 #include "ffi/cuda/tt_args.h"
 
 namespace jax_tt {
@@ -28,7 +29,7 @@ PassPlan PlanBackward(const TTShape& shape, const CudaPlan& layout, int pivot);
 
 // rows: [chunk, D], the rows of the table in sorted order.
 template <typename T>
-Status RowsPass(cudaStream_t stream, const TTArgs<T>& args, const RowChunk& chunk, float* rows, float* workspace);
+Status RowsPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, float* rows, float* workspace);
 
 // Shares of the gradients that the pass around a pivot gives.
 struct GradientShares {
@@ -39,7 +40,7 @@ struct GradientShares {
 
 // row_gradients: [chunk, D].
 template <typename T>
-Status GradientPass(cudaStream_t stream, const TTArgs<T>& args, int pivot, const RowChunk& chunk,
+Status GradientPass(TableQueue& queue, const TTArgs<T>& args, int pivot, const RowChunk& chunk,
                     const float* row_gradients, const GradientShares& shares, float* workspace);
 
 }  // namespace jax_tt

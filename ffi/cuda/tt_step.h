@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "ffi/cuda/kernel_launch.h"
+#include "ffi/cuda/table_kernel.h"
 #include "ffi/cuda/tt_gradient.h"
 
 namespace jax_tt {
@@ -44,8 +44,8 @@ struct SumArgs {
 // The slice whose first part this block has, and the sum of its parts.
 class SliceSum {
  public:
-  __device__ explicit SliceSum(const SumArgs& args)
-      : args_(args), plan_(args.plan.get()), at_(args.layout, args.asked, blockIdx.x) {
+  __device__ SliceSum(const SumArgs& args, int64_t block)
+      : args_(args), plan_(args.plan.get()), at_(args.layout, args.asked, block) {
     if (at_.part >= plan_[CudaPlan::kParts + at_.core]) return;
     slice_ = plan_[args.layout.part_slice(at_.core) + at_.part];
     const int32_t* ends = plan_ + args.layout.first_part(at_.core) + slice_;
@@ -120,18 +120,39 @@ struct StopSigns {
   }
 };
 
-template <typename T, template <typename> class Rule>
-__global__ void __launch_bounds__(kSliceThreads)
-    SumAndStepSlices(const __grid_constant__ SumArgs args, const __grid_constant__ CoreTables<T> tables,
-                     const __grid_constant__ StepNumbers numbers, const __grid_constant__ StopSigns signs,
-                     float* applied) {
-  const bool stop = signs.any();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *applied = stop ? 0.0f : 1.0f;
-  if (stop || !numbers.allowed() || static_cast<int64_t>(blockIdx.x) >= args.blocks()) return;
-  const SliceSum sum(args);
+// What the kernels of a step are given: shares of parts that are summed first, or gradients.
+template <typename T>
+struct SumAndStepArgs {
+  SumArgs sums;
+  CoreTables<T> tables;
+  StepNumbers numbers;
+  StopSigns signs;
+  float* applied;
+};
+
+template <typename T>
+struct StepArgsOf {
+  TTShape shape;
+  CoreTables<T> tables;
+  CoreGradients gradients;
+  StepNumbers numbers;
+  StopSigns signs;
+  int64_t slices;
+  float* applied;
+};
+
+template <typename T, template <typename> class Rule, typename Tables>
+__global__ void __launch_bounds__(kSliceThreads) SumAndStepSlices(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const SumAndStepArgs<T>& own = tables.Find(&block);
+  const SumArgs& args = own.sums;
+  const bool stop = own.signs.any();
+  if (block.index == 0 && threadIdx.x == 0) *own.applied = stop ? 0.0f : 1.0f;
+  if (stop || !own.numbers.allowed() || block.index >= args.blocks()) return;
+  const SliceSum sum(args, block.index);
   if (!sum.exists()) return;
-  const float scale = *numbers.scale;
-  RowStep<T, Rule> step(tables.core[sum.core()], numbers, sum.slice());
+  const float scale = *own.numbers.scale;
+  RowStep<T, Rule> step(own.tables.core[sum.core()], own.numbers, sum.slice());
   if constexpr (Rule<float>::kSums > 0) {
     // The gradients are needed twice: each thread keeps its own where the first share stood.
     StartRow(step, sum.width(), [&](int64_t e) { return scale * (*sum.share(e) = sum.Sum(e)); });
@@ -151,21 +172,20 @@ struct SliceOf {
   }
 };
 
-template <typename T, template <typename> class Rule>
-__global__ void __launch_bounds__(kSliceThreads)
-    StepSlices(const __grid_constant__ TTShape shape, const __grid_constant__ CoreTables<T> tables,
-               const __grid_constant__ CoreGradients gradients, const __grid_constant__ StepNumbers numbers,
-               const __grid_constant__ StopSigns signs, int64_t slices, float* applied) {
-  const bool stop = signs.any();
-  if (blockIdx.x == 0 && threadIdx.x == 0) *applied = stop ? 0.0f : 1.0f;
-  if (stop || !numbers.allowed()) return;
-  const float scale = *numbers.scale;
-  for (int64_t index = blockIdx.x; index < slices; index += gridDim.x) {
-    if (!gradients.touched[index]) continue;
-    const SliceOf at(shape, index);
-    const int64_t width = shape.slice_size(at.core);
-    const float* gradient = gradients.core[at.core] + at.slice * width;
-    RowStep<T, Rule> step(tables.core[at.core], numbers, at.slice);
+template <typename T, template <typename> class Rule, typename Tables>
+__global__ void __launch_bounds__(kSliceThreads) StepSlices(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const StepArgsOf<T>& own = tables.Find(&block);
+  const bool stop = own.signs.any();
+  if (block.index == 0 && threadIdx.x == 0) *own.applied = stop ? 0.0f : 1.0f;
+  if (stop || !own.numbers.allowed()) return;
+  const float scale = *own.numbers.scale;
+  for (int64_t index = block.index; index < own.slices; index += block.count) {
+    if (!own.gradients.touched[index]) continue;
+    const SliceOf at(own.shape, index);
+    const int64_t width = own.shape.slice_size(at.core);
+    const float* gradient = own.gradients.core[at.core] + at.slice * width;
+    RowStep<T, Rule> step(own.tables.core[at.core], own.numbers, at.slice);
     StartRow(step, width, [&](int64_t e) { return scale * gradient[e]; });
     for (int64_t e = threadIdx.x; e < width; e += kSliceThreads) step.Update(e, scale * gradient[e]);
   }
@@ -173,17 +193,19 @@ __global__ void __launch_bounds__(kSliceThreads)
 
 constexpr size_t kStepShared = SharedBytes<float>(kSliceThreads);
 
-// The launches of these kernels for one rule and storage type.
-template <typename T>
+// The launches of these kernels for one rule and storage type; all take kStepShared.
 struct SliceLaunches {
-  KernelLaunch<SumArgs, CoreTables<T>, StepNumbers, StopSigns, float*> sum_and_step;
-  KernelLaunch<TTShape, CoreTables<T>, CoreGradients, StepNumbers, StopSigns, int64_t, float*> step;
+  TableKernel sum_and_step, step;
 };
 
 template <typename T, template <typename> class Rule>
-constexpr SliceLaunches<T> SliceLaunchesOf() {
-  return {LaunchKernel<SumAndStepSlices<T, Rule>, kSliceThreads, kStepShared>,
-          LaunchKernel<StepSlices<T, Rule>, kSliceThreads, kStepShared>};
+constexpr SliceLaunches SliceLaunchesOf() {
+  using Sums = SumAndStepArgs<T>;
+  using Steps = StepArgsOf<T>;
+  return {TableKernelOf<Sums, SumAndStepSlices<T, Rule, OneTable<Sums>>, SumAndStepSlices<T, Rule, ManyTables<Sums>>,
+                        kSliceThreads, /*kAsks=*/false>::kKernel,
+          TableKernelOf<Steps, StepSlices<T, Rule, OneTable<Steps>>, StepSlices<T, Rule, ManyTables<Steps>>,
+                        kSliceThreads, /*kAsks=*/false>::kKernel};
 }
 
 }  // namespace jax_tt

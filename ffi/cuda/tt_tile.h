@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "ffi/cuda/pivot.h"
+#include "ffi/cuda/table_list.h"
 #include "ffi/cuda/tt_args.h"
 #include "ffi/cuda/tt_pass.h"
 #include "ffi/cuda/tt_products.h"
@@ -79,8 +80,8 @@ struct PassArgs {
 template <typename T, typename Memory>
 class Tile {
  public:
-  __device__ Tile(const PassArgs<T>& args, Memory memory, Shared<int32_t> rows)
-      : args_(args), plan_(args.table.plan.get()), memory_(memory), rows_(rows) {}
+  __device__ Tile(const PassArgs<T>& args, const BlockOfTable& block, Memory memory, Shared<int32_t> rows)
+      : args_(args), block_(block), plan_(args.table.plan.get()), memory_(memory), rows_(rows) {}
 
   // fn(part, first tile) for every tile of this block's parts that has a row of this chunk, with its slice, left and
   // right sides in place; none(part) for every part without such a tile.
@@ -89,7 +90,7 @@ class Tile {
     const CudaPlan& layout = args_.table.layout;
     const int core = args_.core;
     const int64_t parts = plan_[CudaPlan::kParts + core];
-    for (int64_t part = blockIdx.x; part < parts; part += gridDim.x) {
+    for (int64_t part = block_.index; part < parts; part += block_.count) {
       const int64_t slice = plan_[layout.part_slice(core) + part];
       const int32_t* segment = plan_ + layout.segment(core) + slice;
       const int64_t part_rows = layout.part_rows[core];
@@ -212,6 +213,7 @@ class Tile {
   }
 
   const PassArgs<T>& args_;
+  const BlockOfTable& block_;
   const int32_t* plan_;
   Memory memory_;
   Shared<int32_t> rows_;
@@ -219,14 +221,14 @@ class Tile {
 
 // Calls fn with the memory of this block's tile.
 template <bool kInShared, typename T, typename Fn>
-__device__ void WithTile(const PassArgs<T>& args, Fn fn) {
+__device__ void WithTile(const PassArgs<T>& args, const BlockOfTable& block, Fn fn) {
   SharedArena arena;
   const Shared<int32_t> rows = arena.Take<int32_t>(kMaxTile);
   if constexpr (kInShared) {
-    Tile<T, Shared<float>> tile(args, arena.Take<float>(args.plan.tile_floats), rows);
+    Tile<T, Shared<float>> tile(args, block, arena.Take<float>(args.plan.tile_floats), rows);
     fn(tile);
   } else {
-    Tile<T, float*> tile(args, args.workspace + blockIdx.x * args.plan.tile_floats, rows);
+    Tile<T, float*> tile(args, block, args.workspace + block.index * args.plan.tile_floats, rows);
     fn(tile);
   }
 }

@@ -126,7 +126,7 @@ class TTCall(TableCall):
     """A call on a TT table, whose parameters are its cores."""
 
     kind = ""
-    together_on = ("cpu",)
+    together_on = ("cpu", "cuda", "cuda_emulated")
     in_columns = False
     across_devices = False
     most_arrays = 300  # where it compiles as fast as a call for each table
@@ -147,14 +147,21 @@ class TTCall(TableCall):
         """Options of the op that need working memory."""
         return {}
 
+    def own_workspace(self, args: Named) -> int:
+        """Bytes of working memory for this table alone, on a GPU."""
+        count = math.prod(args["ids"].shape[:2])
+        found = _workspace(self.platform, self.op, self.table, count, **self.asked())
+        assert found is not None
+        return found
+
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
         del columns
-        if calls[0].platform == "cpu":
+        platform = calls[0].platform
+        if platform == "cpu":
             return None
-        ((call,), (args,)) = calls, given
-        count = math.prod(args["ids"].shape[:2])
-        return _workspace(call.platform, cls.op, call.table, count, **call.asked())
+        own = [call.own_workspace(args) for call, args in zip(calls, given, strict=True)]
+        return native(platform).tables_workspace_size(own)
 
 
 class Forward(TTCall):
@@ -189,6 +196,15 @@ class Forward(TTCall):
             attributes,
         )
         return {**found, "plan": plan}
+
+    def own_workspace(self, args: Named) -> int:
+        """The op on many tables makes the plans, too."""
+        count = math.prod(args["ids"].shape[:2])
+        own_plan = not self.lookup.wanted.names
+        op = "plan_and_forward"
+        found = _workspace(self.platform, op, self.table, count, own_plan=own_plan)
+        assert found is not None
+        return found
 
     def finished(self, found: Named) -> tuple[jax.Array, Arrays]:
         out, operands = found["out"], self.operands

@@ -22,6 +22,9 @@ struct BlockOfTable {
 // A list of one table travels as a parameter, so that nothing has to be written for it.
 template <typename Table>
 struct OneTable {
+  // What keeps Find's table at hand in loops: parameters are, and reads of other memory would be repeated.
+  using Held = const Table&;
+
   Table table;
 
   __device__ __forceinline__ const Table& Find(BlockOfTable* own) const {
@@ -32,6 +35,8 @@ struct OneTable {
 
 template <typename Table>
 struct ManyTables {
+  using Held = const Table;
+
   const Table* tables = nullptr;        // of the call
   const TableBlocks* blocks = nullptr;  // [count], in the order of `first`, which begins at 0
   int count = 0;

@@ -92,7 +92,7 @@ struct FastRows {
 template <typename Tile, typename Math, typename T, typename Tables>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeRowsFast(const __grid_constant__ Tables tables) {
   BlockOfTable block;
-  const FastRows<T> own = tables.Find(&block);
+  typename Tables::Held own = tables.Find(&block);
   const FastArgs<T>& args = own.args;
   const RowsMemory<Tile, Math> memory;
   TileRows<Tile> rows(memory.rows);

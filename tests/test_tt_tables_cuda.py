@@ -1,0 +1,230 @@
+"""TT tables of a collection in one call of the CUDA kernels: bits of single calls, and few launches."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import Bags, Feature, Lookup, _ffi, optimizers
+from jax_tt._lookup import _groups
+from tests.conftest import native_available
+
+pytestmark = pytest.mark.skipif(
+    not native_available("cuda_emulated"), reason="the emulator is not built"
+)
+
+ADAGRAD = optimizers.RowWiseAdagrad(0.1)
+# Specialised and general passes, several storage types and rules, and two tables without a rule.
+FAST = {"tt_ranks": 16, "row_factors": (8, 5, 8), "col_factors": (2, 4, 2)}
+TABLES = {
+    "fast": (200, 16, FAST, ADAGRAD),
+    "fast again": (210, 16, FAST, optimizers.RowWiseAdagrad(0.01)),
+    "fast free": (210, 16, FAST, None),
+    "usual": (60, 8, {"tt_ranks": 3}, ADAGRAD),
+    "half": (2001, 8, {"tt_ranks": (3, 5), "param_dtype": "bfloat16"}, optimizers.Adam(0.1)),
+    "short": (
+        70,
+        6,
+        {"tt_ranks": 4, "row_factors": (7, 10), "col_factors": (2, 3)},
+        optimizers.LAMB(0.1),
+    ),
+    "long bags": (90, 8, {"tt_ranks": 2, "param_dtype": "float16"}, optimizers.SGD(0.1)),
+    "many slices": (3000, 4, {"tt_ranks": 2, "row_factors": (2, 1500)}, ADAGRAD),
+    "empty": (60, 8, {"tt_ranks": 3}, ADAGRAD),
+    "free": (500, 4, {"tt_ranks": 2}, None),
+}
+WEIGHTED = ("fast", "short", "free")
+
+
+def collection_of(names, **options):
+    tables = {}
+    for name in names:
+        rows, columns, shape, rule = TABLES[name]
+        of_rule = {} if rule is None else {"optimizer": rule, **options}
+        tables[name] = jax_tt.tt_table(rows, columns, **shape, **of_rule)
+    return jax_tt.Collection(tables, {name: Feature(name) for name in names})
+
+
+def batch_of(names, bad=()):
+    """Ragged bags with duplicates, some with weights; with an id out of range for the tables ``bad``."""
+    rng = np.random.default_rng(0)
+    batch = {}
+    for name in names:
+        rows = TABLES[name][0]
+        lengths = {"empty": [0] * 4, "long bags": [300, 0, 40, 3]}.get(name, [5, 0, 9, 1])
+        ids = [rng.integers(0, rows, length).tolist() for length in lengths]
+        if name in bad:
+            ids[2][1:3] = rows + 5000, -3
+        weights = [rng.normal(size=length).tolist() for length in lengths]
+        batch[name] = Bags.from_ragged(ids, weights if name in WEIGHTED else None)
+    return jax.tree.map(jnp.asarray, batch)
+
+
+def stepped(collection, lookup, state, batch, scale=1.0):
+    """The rows, what a step makes of the state, and the gradients of weights and of tables without a rule."""
+    weights = {name: bags.weights for name, bags in batch.items() if bags.weights is not None}
+
+    def loss(trained, weights):
+        given = {
+            name: Bags(bags.ids, bags.offsets, weights.get(name)) for name, bags in batch.items()
+        }
+        arrays = collection.replaced(state, trained)
+        rows, _ = jax_tt.embed_collection(collection, arrays, given, lookup)
+        sums = {name: jnp.sum(jnp.sin(out.astype(jnp.float32))) for name, out in rows.items()}
+        return sum(sums.values()) + (scale - 1) * next(iter(sums.values())), rows
+
+    (trained, of_weights), rows = jax.grad(loss, (0, 1), has_aux=True)(
+        collection.trained(state), weights
+    )
+    return rows, collection.overwritten(state, trained), of_weights
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Makes every table of a call a group of its own."""
+    return functools.partial(
+        monkeypatch.setattr,
+        _groups,
+        "groups_of",
+        lambda uses: tuple((None, (k,)) for k in range(len(uses))),
+    )
+
+
+def assert_same_bits(got, want):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "skip"),
+    [
+        ("error", False),
+        pytest.param("zero", True, marks=pytest.mark.full),
+        pytest.param("clip", True, marks=pytest.mark.full),
+    ],
+)
+def test_bits_are_those_of_single_calls(bounds, skip, one_by_one):
+    collection = collection_of(TABLES, skip_nonfinite=skip)
+    state, batch = collection.init(jax.random.key(0)), batch_of(TABLES, bad=("usual", "fast again"))
+    lookup = Lookup(bounds=bounds, method="cuda_emulated")
+    lowered = jax.jit(functools.partial(stepped, collection, lookup)).lower(state, batch)
+    for op in ("forward", "backward", "update"):
+        assert lowered.as_text().count(f"@jax_tt_emulated_tables_{op}") == 1
+        assert f"@jax_tt_emulated_{op}" not in lowered.as_text()
+    got = lowered.compile()(state, batch)
+    one_by_one()
+    alone = jax.jit(functools.partial(stepped, collection, lookup))
+    assert "tables_update" not in alone.lower(state, batch).as_text()
+    assert_same_bits(got, alone(state, batch))
+    # Bad ids keep their own tables from a step, and no others.
+    taken = dict(zip(collection.sharing, got[1][0]["updates"]["step"].tolist(), strict=True))
+    refused = {"usual", "fast again"} if bounds == "error" else set()
+    assert {name for name, steps in taken.items() if steps == 0} == refused
+
+
+def test_order_of_threads_leaves_no_trace():
+    names = ("fast", "fast again", "usual", "long bags", "free")
+    collection = collection_of(names)
+    state, batch = collection.init(jax.random.key(0)), batch_of(names)
+    step = jax.jit(functools.partial(stepped, collection, Lookup(method="cuda_emulated")))
+    module = _ffi.load("cuda_emulated")
+    assert module is not None
+    results = []
+    try:
+        for seed in range(3):
+            module.set_seed(seed)
+            results.append(jax.block_until_ready(step(state, batch)))
+    finally:
+        module.set_seed(0)
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
+
+
+def test_a_gradient_that_is_not_finite_skips_its_own_table():
+    names = ("usual", "fast", "half")
+    collection = collection_of(names, skip_nonfinite=True)
+    state, batch = collection.init(jax.random.key(0)), batch_of(names)
+    step = jax.jit(functools.partial(stepped, collection, Lookup(method="cuda_emulated")))
+    _, (after, _), _ = step(state, batch, scale=jnp.float32(np.inf))
+    assert_same_bits(after["usual"], state["usual"])
+    taken = dict(zip(collection.sharing, after["updates"]["step"].tolist(), strict=True))
+    assert taken == {"usual": 0, "fast": 1, "half": 1}
+
+
+def test_rows_of_split_ids(one_by_one):
+    tables = {
+        name: jax_tt.tt_table(6_000_000_000, 8, tt_ranks=2, optimizer=ADAGRAD) for name in "ab"
+    }
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = collection.init(jax.random.key(0))
+    split = tables["a"].shape.split_ids(np.array([5_999_999_999, 0, 2**31 + 7]))
+    batch = dict.fromkeys(tables, Bags(split, np.array([0, 1, 1, 3], np.int32)))
+    lookup = Lookup(method="cuda_emulated")
+    got = jax.jit(functools.partial(stepped, collection, lookup))(state, batch)
+    assert np.any(np.asarray(got[0]["a"]))
+    one_by_one()
+    assert_same_bits(got, jax.jit(functools.partial(stepped, collection, lookup))(state, batch))
+
+
+def launches_of(tables, samples, length=1):
+    """Grids that a step of these tables launches."""
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = collection.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    batch = {name: jnp.asarray(rng.integers(0, 60, (samples, length)), jnp.int32) for name in tables}
+
+    def updated(state, batch):
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            rows, _ = jax_tt.embed_collection(
+                collection, arrays, batch, Lookup(method="cuda_emulated")
+            )
+            return sum(jnp.sum(out.astype(jnp.float32)) for out in rows.values())
+
+        return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
+
+    step = jax.jit(updated).lower(state, batch).compile()
+    module = _ffi.load("cuda_emulated")
+    assert module is not None
+    before = module.launches()
+    jax.block_until_ready(step(state, batch))
+    return module.launches() - before
+
+
+@pytest.mark.parametrize(
+    ("count", "ranks"), [(3, 16), (26, 2), pytest.param(26, 16, marks=pytest.mark.full)]
+)
+def test_few_launches(count, ranks):
+    """Tables with the same ranks, column factors, storage type and rule, but of different sizes."""
+    tables = {
+        f"t{k}": jax_tt.tt_table(
+            800 + 80 * k,
+            16,
+            tt_ranks=ranks,
+            row_factors=(8, 10, 10 + k),
+            col_factors=(2, 4, 2),
+            optimizer=ADAGRAD,
+        )
+        for k in range(count)
+    }
+    assert launches_of(tables, 11) <= 18
+
+
+def test_every_signature_adds_some_launches():
+    """Every further pass, rule or storage type costs the launches of what differs, not those of a table."""
+    table = functools.partial(jax_tt.tt_table, 60, 8, tt_ranks=3)
+    rules = [ADAGRAD, optimizers.Adam(0.1)]
+    one = launches_of({"a": table(optimizer=ADAGRAD)}, 11)
+    same = {f"t{k}": table(optimizer=ADAGRAD) for k in range(6)}
+    rules = {f"t{k}": table(optimizer=rules[k % 2]) for k in range(6)}
+    types = {
+        f"t{k}": table(optimizer=ADAGRAD, param_dtype=["float32", "bfloat16"][k % 2])
+        for k in range(6)
+    }
+    of_same = launches_of(same, 11)
+    assert of_same <= one + 4  # what clears memory and writes the descriptions of the tables
+    assert launches_of(rules, 11) == of_same + 1
+    assert launches_of(types, 11) == of_same + 3

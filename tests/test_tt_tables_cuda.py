@@ -154,19 +154,65 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table():
     assert taken == {"usual": 0, "fast": 1, "half": 1}
 
 
-def test_rows_of_split_ids(one_by_one):
-    tables = {
-        name: jax_tt.tt_table(6_000_000_000, 8, tt_ranks=2, optimizer=ADAGRAD) for name in "ab"
-    }
+def assert_same_steps(tables, batch, one_by_one):
+    """That a step of these tables in common has the bits of steps of each."""
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
     state = collection.init(jax.random.key(0))
-    split = tables["a"].shape.split_ids(np.array([5_999_999_999, 0, 2**31 + 7]))
-    batch = dict.fromkeys(tables, Bags(split, np.array([0, 1, 1, 3], np.int32)))
     lookup = Lookup(method="cuda_emulated")
     got = jax.jit(functools.partial(stepped, collection, lookup))(state, batch)
-    assert np.any(np.asarray(got[0]["a"]))
+    assert all(np.any(np.asarray(rows, np.float32)) for rows in got[0].values())
     one_by_one()
     assert_same_bits(got, jax.jit(functools.partial(stepped, collection, lookup))(state, batch))
+
+
+def test_rows_of_split_ids(one_by_one):
+    table = jax_tt.tt_table(6_000_000_000, 8, tt_ranks=2, optimizer=ADAGRAD)
+    assert isinstance(table, jax_tt.TTTable)
+    split = table.shape.split_ids(np.array([5_999_999_999, 0, 2**31 + 7]))
+    bags = Bags(split, np.array([0, 1, 1, 3], np.int32))
+    assert_same_steps({"a": table, "b": table}, {"a": bags, "b": bags}, one_by_one)
+
+
+@pytest.mark.full
+def test_batches_of_very_different_sizes(one_by_one):
+    """Sorts of one launch and of many, which the tables have at different places of their order."""
+    table = jax_tt.tt_table(60, 4, tt_ranks=2, optimizer=ADAGRAD)
+    rng = np.random.default_rng(0)
+    batch = {
+        f"t{n}": Bags.from_lengths(rng.integers(0, 60, n).astype(np.int32), [n // 2, 0, n - n // 2])
+        for n in (3, 4097, 17_000)
+    }
+    assert_same_steps(dict.fromkeys(batch, table), batch, one_by_one)
+
+
+@pytest.mark.full
+def test_tables_that_need_much_memory_take_turns(one_by_one):
+    """The update needs the gradients of all cores, 128 MiB of each of these tables."""
+    table = jax_tt.tt_table(
+        8000,
+        4096,
+        tt_ranks=512,
+        row_factors=(1000, 8),
+        col_factors=(64, 64),
+        optimizer=optimizers.SGD(0.1),
+        skip_nonfinite=True,
+    )
+    tables = dict.fromkeys("abc", table)
+    batch = {name: Bags.from_ragged([[k, 7999], [], [k]]) for k, name in enumerate(tables)}
+    assert_same_steps(tables, batch, one_by_one)
+
+
+@pytest.mark.parametrize("platform", ["cuda_emulated", "cuda"])
+def test_the_workspace_of_many_tables_is_bounded(platform):
+    module = _ffi.load(platform)
+    if module is None:
+        pytest.skip(str(_ffi.why_unavailable(platform)))
+    size = module.tables_workspace_size
+    mib = 2**20
+    assert size([5 * mib]) == 5 * mib
+    assert 15 * mib < size([5 * mib] * 3) < 16 * mib
+    assert size([5 * mib] * 300) < 257 * mib
+    assert 400 * mib <= size([5 * mib, 400 * mib, 5 * mib]) < 401 * mib
 
 
 def launches_of(tables, samples, length=1):
@@ -174,7 +220,9 @@ def launches_of(tables, samples, length=1):
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
     state = collection.init(jax.random.key(0))
     rng = np.random.default_rng(0)
-    batch = {name: jnp.asarray(rng.integers(0, 60, (samples, length)), jnp.int32) for name in tables}
+    batch = {
+        name: jnp.asarray(rng.integers(0, 60, (samples, length)), jnp.int32) for name in tables
+    }
 
     def updated(state, batch):
         def loss(trained):
@@ -195,7 +243,7 @@ def launches_of(tables, samples, length=1):
 
 
 @pytest.mark.parametrize(
-    ("count", "ranks"), [(3, 16), (26, 2), pytest.param(26, 16, marks=pytest.mark.full)]
+    ("count", "ranks"), [(3, 16), (7, 2), pytest.param(26, 2, marks=pytest.mark.full)]
 )
 def test_few_launches(count, ranks):
     """Tables with the same ranks, column factors, storage type and rule, but of different sizes."""

@@ -36,8 +36,7 @@ struct TTGradientArgs {
 using ReadTTForward = std::function<Status(const TTTableArgs&, const TTForwardArgs&)>;
 Status ReadTTForwardTables(const TablesCall& call, const ReadTTForward& read);
 
-using ReadTTBackward =
-    std::function<Status(const TTTableArgs&, const ffi::AnyBuffer& touched, const TTGradientArgs&)>;
+using ReadTTBackward = std::function<Status(const TTTableArgs&, const ffi::AnyBuffer& touched, const TTGradientArgs&)>;
 Status ReadTTBackwardTables(const TablesCall& call, const ReadTTBackward& read);
 
 // `applied`: of the table, in memory of the device.

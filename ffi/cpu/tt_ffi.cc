@@ -105,7 +105,8 @@ auto Taking(const ffi::AnyBuffer& plan) {
   return [plan](auto& call, const Pool& pool) { return call.TakePlan(plan, pool); };
 }
 
-Status ReadBackward(const TTTableArgs& given, const ffi::AnyBuffer& touched, const TTGradientArgs& gradient, TableOp* op) {
+Status ReadBackward(const TTTableArgs& given, const ffi::AnyBuffer& touched, const TTGradientArgs& gradient,
+                    TableOp* op) {
   return DispatchCores(given.args, given.first_core, [&](auto tag) -> Status {
     using Call = TTCall<typename decltype(tag)::type>;
     const auto call = std::make_shared<Call>();
@@ -249,15 +250,15 @@ ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBu
 
 ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, Changes::kNothing, "embed_collection", [&](std::vector<TableOp>* ops) -> Status {
-    return ReadTTForwardTables({args, rets, attrs, rets.size()}, [ops](const TTTableArgs& given,
-                                                                      const TTForwardArgs& own) -> Status {
-      PreferHugePages({own.plan});
-      const auto plan = [plan = own.plan, sentinel = own.sentinel](auto& table, const Pool& pool) -> Status {
-        JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, table.lookups.table));
-        return table.MakePlan(plan, pool);
-      };
-      return ReadForward(given, own.out, own.saved, plan, &ops->emplace_back());
-    });
+    return ReadTTForwardTables(
+        {args, rets, attrs, rets.size()}, [ops](const TTTableArgs& given, const TTForwardArgs& own) -> Status {
+          PreferHugePages({own.plan});
+          const auto plan = [plan = own.plan, sentinel = own.sentinel](auto& table, const Pool& pool) -> Status {
+            JAX_TT_RETURN_IF_ERROR(CheckSentinel(sentinel, table.lookups.table));
+            return table.MakePlan(plan, pool);
+          };
+          return ReadForward(given, own.out, own.saved, plan, &ops->emplace_back());
+        });
   });
 }
 
@@ -273,11 +274,11 @@ ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi
 
 ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, Changes::kTables, "embed_collection_update", [&](std::vector<TableOp>* ops) -> Status {
-    return ReadTTUpdateTables({args, rets, attrs, rets.size()},
-                              [ops](const TTTableArgs& given, const TTGradientArgs& gradient, const StepArgs& step,
-                                    float* applied) {
-                                return ReadUpdate(given, gradient, StepOf(step), applied, &ops->emplace_back());
-                              });
+    return ReadTTUpdateTables(
+        {args, rets, attrs, rets.size()},
+        [ops](const TTTableArgs& given, const TTGradientArgs& gradient, const StepArgs& step, float* applied) {
+          return ReadUpdate(given, gradient, StepOf(step), applied, &ops->emplace_back());
+        });
   });
 }
 

@@ -88,7 +88,8 @@ int64_t WorkspaceSize(const std::string& op, const Sizes& row_factors, const Siz
   if (op == "backward") return TTBackwardWorkspace(shape, n, asked);
   if (op == "update") return TTUpdateWorkspace(shape, n, asked);
   if (op == "apply") return TTApplyWorkspace();
-  throw std::invalid_argument("op: got '" + op + "', expected plan, forward, plan_and_forward, backward, update or apply");
+  throw std::invalid_argument("op: got '" + op +
+                              "', expected plan, forward, plan_and_forward, backward, update or apply");
 }
 
 int64_t DenseWorkspaceSize(const std::string& op, const Sizes& num_embeddings, const Sizes& features, const Sizes& n,

@@ -339,13 +339,20 @@ __global__ void __launch_bounds__(kRowThreads) CutParts(const __grid_constant__ 
       part_slice[part] = static_cast<int32_t>(slice);
 }
 
-constexpr TableKernel kHashBatch = TableKernelOf<CompareArgs, HashBatch<OneTable<CompareArgs>>, HashBatch<ManyTables<CompareArgs>>, kThreads>::kKernel;
-constexpr TableKernel kComparePlan = TableKernelOf<CompareArgs, ComparePlan<OneTable<CompareArgs>>, ComparePlan<ManyTables<CompareArgs>>, 32>::kKernel;
-constexpr TableKernel kReadBatch = TableKernelOf<BuildArgs, ReadBatch<OneTable<BuildArgs>>, ReadBatch<ManyTables<BuildArgs>>, kThreads>::kKernel;
-constexpr TableKernel kCountRows = TableKernelOf<BuildArgs, CountRows<OneTable<BuildArgs>>, CountRows<ManyTables<BuildArgs>>, kRowThreads>::kKernel;
-constexpr TableKernel kNumberRows = TableKernelOf<BuildArgs, NumberRows<OneTable<BuildArgs>>, NumberRows<ManyTables<BuildArgs>>, kRowThreads>::kKernel;
-constexpr TableKernel kCutSegments = TableKernelOf<BuildArgs, CutSegments<OneTable<BuildArgs>>, CutSegments<ManyTables<BuildArgs>>, kThreads>::kKernel;
-constexpr TableKernel kCutParts = TableKernelOf<BuildArgs, CutParts<OneTable<BuildArgs>>, CutParts<ManyTables<BuildArgs>>, kRowThreads>::kKernel;
+constexpr TableKernel kHashBatch =
+    TableKernelOf<CompareArgs, HashBatch<OneTable<CompareArgs>>, HashBatch<ManyTables<CompareArgs>>, kThreads>::kKernel;
+constexpr TableKernel kComparePlan =
+    TableKernelOf<CompareArgs, ComparePlan<OneTable<CompareArgs>>, ComparePlan<ManyTables<CompareArgs>>, 32>::kKernel;
+constexpr TableKernel kReadBatch =
+    TableKernelOf<BuildArgs, ReadBatch<OneTable<BuildArgs>>, ReadBatch<ManyTables<BuildArgs>>, kThreads>::kKernel;
+constexpr TableKernel kCountRows =
+    TableKernelOf<BuildArgs, CountRows<OneTable<BuildArgs>>, CountRows<ManyTables<BuildArgs>>, kRowThreads>::kKernel;
+constexpr TableKernel kNumberRows =
+    TableKernelOf<BuildArgs, NumberRows<OneTable<BuildArgs>>, NumberRows<ManyTables<BuildArgs>>, kRowThreads>::kKernel;
+constexpr TableKernel kCutSegments =
+    TableKernelOf<BuildArgs, CutSegments<OneTable<BuildArgs>>, CutSegments<ManyTables<BuildArgs>>, kThreads>::kKernel;
+constexpr TableKernel kCutParts =
+    TableKernelOf<BuildArgs, CutParts<OneTable<BuildArgs>>, CutParts<ManyTables<BuildArgs>>, kRowThreads>::kKernel;
 
 void Build(TableQueue& queue, const BuildArgs& args, const Scratch& scratch) {
   const TTShape& shape = args.shape;

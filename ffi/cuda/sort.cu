@@ -171,9 +171,8 @@ __global__ void __launch_bounds__(kThreads) ScatterTiles(const __grid_constant__
 }
 
 template <int kItems>
-constexpr TableKernel kSortInOneBlock =
-    TableKernelOf<BlockSort, SortInOneBlock<kItems, OneTable<BlockSort>>, SortInOneBlock<kItems, ManyTables<BlockSort>>,
-                  kThreads>::kKernel;
+constexpr TableKernel kSortInOneBlock = TableKernelOf<BlockSort, SortInOneBlock<kItems, OneTable<BlockSort>>,
+                                                      SortInOneBlock<kItems, ManyTables<BlockSort>>, kThreads>::kKernel;
 constexpr TableKernel kCountTiles =
     TableKernelOf<TilePass, CountTiles<OneTable<TilePass>>, CountTiles<ManyTables<TilePass>>, kThreads>::kKernel;
 constexpr TableKernel kScanCounts =

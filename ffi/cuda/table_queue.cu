@@ -1,11 +1,10 @@
-#include "ffi/cuda/table_queue.h"
-
 #include <string.h>
 
 #include <algorithm>
 #include <map>
 
 #include "ffi/cuda/cuda_status.h"
+#include "ffi/cuda/table_queue.h"
 #include "ffi/cuda/upload.h"
 
 namespace jax_tt {
@@ -22,8 +21,7 @@ struct ClearArgs {
 __global__ void __launch_bounds__(kThreads) ClearWords(const __grid_constant__ ManyTables<ClearArgs> tables) {
   BlockOfTable block;
   const ClearArgs& args = tables.Find(&block);
-  for (int64_t i = block.index * kThreads + threadIdx.x; i < args.count; i += block.count * kThreads)
-    args.words[i] = 0;
+  for (int64_t i = block.index * kThreads + threadIdx.x; i < args.count; i += block.count * kThreads) args.words[i] = 0;
 }
 
 // Of one table, it is no launch at all.
@@ -129,10 +127,9 @@ class Batch {
                                   static_cast<int64_t>(image_.size() / sizeof(uint32_t)),
                                   reinterpret_cast<uint32_t*>(memory_)));
     for (const Launching& own : launchings_)
-      JAX_TT_RETURN_IF_ERROR(
-          LaunchStatus(own.tables.count == 0
-                           ? own.kernel.one(stream_, own.blocks, own.shared_bytes, own.first->args.data())
-                           : own.kernel.many(stream_, own.blocks, own.shared_bytes, own.tables)));
+      JAX_TT_RETURN_IF_ERROR(LaunchStatus(
+          own.tables.count == 0 ? own.kernel.one(stream_, own.blocks, own.shared_bytes, own.first->args.data())
+                                : own.kernel.many(stream_, own.blocks, own.shared_bytes, own.tables)));
     launchings_.clear();
     image_.clear();
     places_.clear();

@@ -97,8 +97,8 @@ Status ForEachChunk(int64_t n, int64_t chunk_rows, Fn fn) {
 
 // The shares of all cores, chunk by chunk; then consume(chunk, shares).
 template <typename T, typename Consume>
-Status ForEachShare(TableQueue& queue, const TTArgs<T>& args, const BackwardBuffers& buffers,
-                    const float* out_gradient, float* weight_gradient, Consume consume) {
+Status ForEachShare(TableQueue& queue, const TTArgs<T>& args, const BackwardBuffers& buffers, const float* out_gradient,
+                    float* weight_gradient, Consume consume) {
   const TTShape& shape = args.shape;
   const PivotList pivots = BackwardPivots(shape);
   return ForEachChunk(args.layout.n, buffers.chunk_rows, [&](const RowChunk& chunk) -> Status {
@@ -111,8 +111,7 @@ Status ForEachShare(TableQueue& queue, const TTArgs<T>& args, const BackwardBuff
       const Pivot pivot = MakePivot(shape, pivots.core[i]);
       const GradientShares shares{buffers.shares.part[pivot.core], LeftShares(pivot) ? buffers.shares.row[0] : nullptr,
                                   RightShares(shape, pivot) ? buffers.shares.row[shape.d - 1] : nullptr};
-      JAX_TT_RETURN_IF_ERROR(
-          GradientPass(queue, args, pivot.core, chunk, buffers.row_gradients, shares, buffers.pass));
+      JAX_TT_RETURN_IF_ERROR(GradientPass(queue, args, pivot.core, chunk, buffers.row_gradients, shares, buffers.pass));
     }
     SumRows(queue, shape, args.layout, args.plan, chunk, buffers.shares);
     return consume(chunk, buffers.shares);
@@ -224,14 +223,14 @@ Status TTApply(TableQueue& queue, const TTShape& shape, const CoreTables<T>& tab
   return ApplyStep(queue, shape, PlanRef{}, tables, gradients, step, static_cast<int32_t*>(workspace), applied);
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                                          \
+#define JAX_TT_INSTANTIATE(T)                                                                                         \
   template Status TTForward(TableQueue&, const TTArgs<T>&, float*, void*);                                            \
-  template Status TTPlanAndForward(TableQueue&, TTArgs<T>, const Lookups&, const float*, bool, int32_t*, float*,       \
-                                   void*);                                            \
+  template Status TTPlanAndForward(TableQueue&, TTArgs<T>, const Lookups&, const float*, bool, int32_t*, float*,      \
+                                   void*);                                                                            \
   template Status TTBackward(TableQueue&, TTArgs<T>, const Lookups*, const float*, const CoreGradients&, float*,      \
-                             void*);                                                                                   \
+                             void*);                                                                                  \
   template Status TTUpdate(TableQueue&, TTArgs<T>, const Lookups*, const CoreTables<T>&, const float*, const TTStep&, \
-                           float*, float*, void*);                                                                     \
+                           float*, float*, void*);                                                                    \
   template Status TTApply(TableQueue&, const TTShape&, const CoreTables<T>&, const CoreGradients&, const TTStep&,     \
                           float*, void*)
 JAX_TT_INSTANTIATE(float);

@@ -207,8 +207,7 @@ __global__ void __launch_bounds__(kThreads) SumSpans(const __grid_constant__ Tab
   const int64_t chunk_end = min(args.chunk.end, static_cast<int64_t>(plan[CudaPlan::kRows]));
   if (args.chunk.begin >= chunk_end) return;
   const int64_t last = row_begin[chunk_end];
-  for (int64_t span = row_begin[args.chunk.begin] / kSpan + Warp(block); span * kSpan < last;
-       span += NumWarps(block)) {
+  for (int64_t span = row_begin[args.chunk.begin] / kSpan + Warp(block); span * kSpan < last; span += NumWarps(block)) {
     const int64_t begin = span * kSpan, count = min(kSpan, last - begin);
     const int64_t own = plan[layout.order() + begin + min(static_cast<int64_t>(lane), count - 1)];
     const int32_t own_row = plan[layout.row_of() + own], own_bag = plan[layout.bag() + own];
@@ -315,11 +314,16 @@ __global__ void __launch_bounds__(kThreads) DotWeights(const __grid_constant__ T
 // Two for every slot that a span can begin in; none where no bag can be long.
 int64_t SpanLines(int64_t n, int64_t longest) { return longest <= kBagSpan ? 0 : 2 * ((n + kBagSpan - 1) / kBagSpan); }
 
-constexpr TableKernel kPool = TableKernelOf<PoolArgs, Pool<OneTable<PoolArgs>>, Pool<ManyTables<PoolArgs>>, kThreads>::kKernel;
-constexpr TableKernel kJoinBags = TableKernelOf<PoolArgs, JoinBags<OneTable<PoolArgs>>, JoinBags<ManyTables<PoolArgs>>, kJoinThreads>::kKernel;
-constexpr TableKernel kSumSpans = TableKernelOf<GatherArgs, SumSpans<OneTable<GatherArgs>>, SumSpans<ManyTables<GatherArgs>>, kThreads>::kKernel;
-constexpr TableKernel kJoinSpans = TableKernelOf<GatherArgs, JoinSpans<OneTable<GatherArgs>>, JoinSpans<ManyTables<GatherArgs>>, kJoinThreads>::kKernel;
-constexpr TableKernel kDotWeights = TableKernelOf<WeightArgs, DotWeights<OneTable<WeightArgs>>, DotWeights<ManyTables<WeightArgs>>, kThreads>::kKernel;
+constexpr TableKernel kPool =
+    TableKernelOf<PoolArgs, Pool<OneTable<PoolArgs>>, Pool<ManyTables<PoolArgs>>, kThreads>::kKernel;
+constexpr TableKernel kJoinBags =
+    TableKernelOf<PoolArgs, JoinBags<OneTable<PoolArgs>>, JoinBags<ManyTables<PoolArgs>>, kJoinThreads>::kKernel;
+constexpr TableKernel kSumSpans =
+    TableKernelOf<GatherArgs, SumSpans<OneTable<GatherArgs>>, SumSpans<ManyTables<GatherArgs>>, kThreads>::kKernel;
+constexpr TableKernel kJoinSpans = TableKernelOf<GatherArgs, JoinSpans<OneTable<GatherArgs>>,
+                                                 JoinSpans<ManyTables<GatherArgs>>, kJoinThreads>::kKernel;
+constexpr TableKernel kDotWeights =
+    TableKernelOf<WeightArgs, DotWeights<OneTable<WeightArgs>>, DotWeights<ManyTables<WeightArgs>>, kThreads>::kKernel;
 
 }  // namespace
 
@@ -352,7 +356,7 @@ void WeightGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& c
             WeightArgs{MakeBagArgs(args, chunk), rows, out_gradient, weight_gradient});
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                                       \
+#define JAX_TT_INSTANTIATE(T)                                                                                     \
   template void PoolRows(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, float*, float*);           \
   template void GatherRowGradients(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, float*, float*); \
   template void WeightGradients(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, const float*, float*)

@@ -93,7 +93,7 @@ Status FastGradientPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk
   });
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                            \
+#define JAX_TT_INSTANTIATE(T)                                                           \
   template Status FastRowsPass(TableQueue&, const TTArgs<T>&, const RowChunk&, float*); \
   template Status FastGradientPass(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, const GradientShares&)
 JAX_TT_INSTANTIATE(float);

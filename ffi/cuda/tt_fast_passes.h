@@ -28,7 +28,7 @@ struct FastPasses {
   static void Rows(TableQueue& queue, FastArgs<T> args, int64_t max_parts, float* rows);
   template <typename T>
   static void Shares(TableQueue& queue, FastArgs<T> args, int64_t max_parts, const float* row_gradients,
-                       const GradientShares& shares);
+                     const GradientShares& shares);
 };
 
 }  // namespace jax_tt

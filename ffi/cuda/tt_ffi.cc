@@ -140,8 +140,8 @@ Status ReadUpdate(const TTTableArgs& given, const TTGradientArgs& own, const Ste
     CoreTables<T> tables;
     JAX_TT_RETURN_IF_ERROR(call.Read(given, own));
     const TTShape& shape = call.args.shape;
-    JAX_TT_RETURN_IF_ERROR(ReadTables(shape, step_args.traits(), given.args, given.first_core, own.rets,
-                                      own.first_result, tables.core));
+    JAX_TT_RETURN_IF_ERROR(
+        ReadTables(shape, step_args.traits(), given.args, given.first_core, own.rets, own.first_result, tables.core));
     const TTStep step = StepOf(step_args);
     *work = {TTUpdateWorkspace(shape, call.args.layout.n, call.Asked(step.skip_nonfinite)),
              [call, tables, step, applied](TableQueue& queue, void* memory) {
@@ -267,10 +267,10 @@ ffi::Error ApplyImpl(cudaStream_t stream, ffi::AnyBuffer touched, ffi::AnyBuffer
 
 ffi::Error TablesForwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
   const auto read = [&](std::vector<TableWork>* works) {
-    return ReadTTForwardTables({args, rets, attrs, rets.size() - 1}, [works](const TTTableArgs& given,
-                                                                            const TTForwardArgs& own) {
-      return ReadPlanAndForward(given, own, &works->emplace_back());
-    });
+    return ReadTTForwardTables({args, rets, attrs, rets.size() - 1},
+                               [works](const TTTableArgs& given, const TTForwardArgs& own) {
+                                 return ReadPlanAndForward(given, own, &works->emplace_back());
+                               });
   };
   return ToError(Run(stream, rets, read), "embed_collection");
 }

@@ -105,9 +105,12 @@ __global__ void __launch_bounds__(kSliceThreads) FindNonFinite(const __grid_cons
   }
 }
 
-constexpr TableKernel kSumPartRows = TableKernelOf<SumArgs, SumPartRows<OneTable<SumArgs>>, SumPartRows<ManyTables<SumArgs>>, kSliceThreads>::kKernel;
-constexpr TableKernel kSumSlices = TableKernelOf<SumArgs, SumSlices<OneTable<SumArgs>>, SumSlices<ManyTables<SumArgs>>, kSliceThreads>::kKernel;
-constexpr TableKernel kFindNonFinite = TableKernelOf<FiniteArgs, FindNonFinite<OneTable<FiniteArgs>>, FindNonFinite<ManyTables<FiniteArgs>>, kSliceThreads>::kKernel;
+constexpr TableKernel kSumPartRows =
+    TableKernelOf<SumArgs, SumPartRows<OneTable<SumArgs>>, SumPartRows<ManyTables<SumArgs>>, kSliceThreads>::kKernel;
+constexpr TableKernel kSumSlices =
+    TableKernelOf<SumArgs, SumSlices<OneTable<SumArgs>>, SumSlices<ManyTables<SumArgs>>, kSliceThreads>::kKernel;
+constexpr TableKernel kFindNonFinite = TableKernelOf<FiniteArgs, FindNonFinite<OneTable<FiniteArgs>>,
+                                                     FindNonFinite<ManyTables<FiniteArgs>>, kSliceThreads>::kKernel;
 
 // The launches of a rule; an error where it has none.
 template <typename T>

@@ -208,7 +208,7 @@ Status GradientPass(TableQueue& queue, const TTArgs<T>& args, int pivot, const R
   return {};
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                      \
+#define JAX_TT_INSTANTIATE(T)                                                                     \
   template Status RowsPass(TableQueue&, const TTArgs<T>&, const RowChunk&, float*, float*);       \
   template Status GradientPass(TableQueue&, const TTArgs<T>&, int, const RowChunk&, const float*, \
                                const GradientShares&, float*)

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 
 # What `Insertion.counts` holds. `hits` and `requests` are positions of the batch, the others distinct keys.
-COUNTERS: tuple[str, ...] = ("requests", "hits", "unique", "unique_hits", "inserted", "evicted", "refused")
+COUNTERS: tuple[str, ...] = (
+    "requests",
+    "hits",
+    "unique",
+    "unique_hits",
+    "inserted",
+    "evicted",
+    "refused",
+)
 
 
 class KeyDirectory(NamedTuple):

@@ -19,7 +19,6 @@ from jax_tt._files.safetensors_file import read_safetensors, write_safetensors
 from jax_tt._files.stored import FileError, MissingError
 from jax_tt._hash import backend
 from jax_tt._hash.entries import table_keys
-from jax_tt._hash.insert import row_arrays
 from jax_tt._hash.keys import split_keys
 from jax_tt._hash.table import (
     CLOCK,
@@ -100,7 +99,7 @@ def dump_keys(
     size, first = as_positive("keys_per_file", keys_per_file), as_int("since", since)
     entries = table_keys(table, state)
     entries = entries[entries["touched"] > first]
-    names = list(row_arrays(table))
+    names = list(table.table.row_arrays)
     parts = [entries[k : k + size] for k in range(0, len(entries), size)]
     rest = {name: value for name, value in state.items() if name in _rest_names(table)}
     about = {
@@ -172,7 +171,7 @@ def load_keys(
     table.check(state)
     name = os.fsdecode(path)
     about = _about(name)
-    wanted = row_arrays(table)
+    wanted = table.table.row_arrays
     taken = list(wanted) if optimizer_state else list(table.table.row_names)
     _check_arrays(name, table, about, taken, exact=optimizer_state)
     method = table.method(Lookup(method=method), state)
@@ -228,7 +227,7 @@ def _placed(
     # Slots in ascending order, as `exchange` takes them.
     order = np.argsort(slots, kind="stable")
     new = [
-        value if name not in part else jnp.asarray(part[name][order]).astype(state[name].dtype)
+        jnp.asarray(part[name][order] if name in part else value, state[name].dtype)
         for name, value in wanted.items()
     ]
     arrays, _ = backend.exchange(
@@ -250,7 +249,7 @@ def _with_own_rows(table: Any) -> HashTable:
 
 def _rest_names(table: HashTable) -> set[str]:
     """The arrays that do not belong to single keys of the table."""
-    return {*table.trained_shapes, *table.hash_shapes} - {*row_arrays(table), *KEYS}
+    return {*table.trained_shapes, *table.hash_shapes} - {*table.table.row_arrays, *KEYS}
 
 
 def _file(number: int) -> str:

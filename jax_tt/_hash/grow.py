@@ -11,9 +11,8 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._arguments import as_int
+from jax_tt._hash import backend
 from jax_tt._hash.directory import KeyDirectory
-from jax_tt._hash.hashing import homes_of
-from jax_tt._hash.insert import row_arrays
 from jax_tt._hash.table import (
     KEYS,
     WAITING,
@@ -91,45 +90,36 @@ def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
 
 
 def grown(table: HashTable, state: State, growth: Growth) -> Change:
-    """The table with a multiple of its capacity, a power of 2.
-
-    A set s is divided into the sets s, s + S and so on, where S is the number of sets, and keys keep their ways.
-    """
+    """The table with a multiple of its capacity, a power of 2."""
     factor = _factor(table, growth)
-    directory, moved = divided(directory_of(state), factor)
-    if table.table.row_names:
-        change = _of_own_rows(table, state, factor)
+    own = list(table.table.row_arrays)
+    numbers = jnp.arange(table.num_embeddings, dtype=jnp.int32) + 1
+    arrays = [*(state[name] for name in own), numbers]
+    directory, arrays = _doubled(directory_of(state), arrays, factor, growth.method)
+    # The old slot of every new one; -1 for those that are empty.
+    source = arrays.pop() - 1
+    kept = {name: value for name, value in state.items() if name not in table.hash_shapes}
+    if own:
+        change = _of_own_rows(table, kept | dict(zip(own, arrays, strict=True)), factor, source)
     else:
-        change = _of_shared_rows(table, state, growth, moved)
+        change = _of_shared_rows(table, kept, growth, np.asarray(source))
     new = dataclasses.replace(table, table=change.table)
     after = {name: value for name, value in state.items() if name in table.hash_shapes}
     after |= named_directory(directory)
     if new.waiting_sets != table.waiting_sets:
-        waiting, _ = divided(waiting_of(state), factor)
+        waiting, _ = _doubled(waiting_of(state), [], factor, growth.method)
         after |= named_directory(waiting, WAITING)
     return Change(new, {**change.state, **after}, change.carry)
 
 
-def divided(directory: KeyDirectory, factor: int) -> tuple[KeyDirectory, jax.Array]:
-    """The directory with ``factor`` times the sets, and by which multiple of the old sets each slot has moved.
-
-    The second is int32 ``[sets, ways]``, 0 for empty slots.
-    """
-    sets, ways = directory.touched.shape
-    keys = directory.keys.transpose(0, 2, 1).reshape(-1, 2)
-    own = jnp.repeat(jnp.arange(sets, dtype=jnp.int32), ways)
-    first, second = homes_of(keys, factor * sets)
-    # Where both sets come from this one, a key is in its first set.
-    home = jnp.where(first % sets == own, first, second)
-    moved = jnp.where(directory.touched > 0, (home // sets).reshape(sets, ways), 0)
-    parts = []
-    for k in range(factor):
-        here = (directory.touched > 0) & (moved == k)
-        keys, scores = (
-            jnp.where(here[:, None], array, 0) for array in (directory.keys, directory.scores)
-        )
-        parts.append(KeyDirectory(keys, scores, jnp.where(here, directory.touched, 0)))
-    return jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *parts), moved
+def _doubled(
+    directory: KeyDirectory, arrays: list[jax.Array], factor: int, method: str
+) -> tuple[KeyDirectory, list[jax.Array]]:
+    """The directory with ``factor`` times the sets, and the entries of its keys in their new slots."""
+    while factor > 1:
+        directory, arrays = backend.double(directory, arrays, method)
+        factor //= 2
+    return directory, arrays
 
 
 def _factor(table: HashTable, growth: Growth) -> int:
@@ -150,32 +140,31 @@ def _factor(table: HashTable, growth: Growth) -> int:
     return factor
 
 
-def _of_own_rows(table: HashTable, state: State, factor: int) -> Change:
-    """Every part has all rows: those of keys of another part are free, and are reset when they are given to a key."""
-
-    def repeated(array: Any) -> jax.Array:
-        return jnp.concatenate([array] * factor)
+def _of_own_rows(table: HashTable, state: dict[str, Any], factor: int, source: jax.Array) -> Change:
+    """Rows moved with their keys; the others are reset when they are given to a key."""
 
     def carried(old: Any, fresh: Any) -> Any:
-        return old if old.shape == fresh.shape else repeated(old)
+        if old.shape == fresh.shape:
+            return old
+        places = jnp.where(source < 0, table.num_embeddings, source)
+        return old.at[places].get(mode="fill", fill_value=0)
 
-    own = {name: value for name, value in state.items() if name not in table.hash_shapes}
-    own |= {name: repeated(state[name]) for name in row_arrays(table)}
     inner = dataclasses.replace(table.table, num_embeddings=table.num_embeddings * factor)
-    return Change(inner, own, dict.fromkeys(table.table.row_names, carried))
+    return Change(inner, state, dict.fromkeys(table.table.row_names, carried))
 
 
-def _of_shared_rows(table: HashTable, state: State, growth: Growth, moved: jax.Array) -> Change:
-    """An order of slots lets keys that move keep their row."""
-    own = {name: value for name, value in state.items() if name not in table.hash_shapes}
-    ordered, old = ID_ORDER in table.table.buffers, table.num_embeddings
-    rows = np.arange(growth.num_embeddings)
+def _of_shared_rows(
+    table: HashTable, state: dict[str, Any], growth: Growth, source: np.ndarray
+) -> Change:
+    """An order of slots lets keys keep their row in another slot."""
+    ordered = ID_ORDER in table.table.buffers
+    old = np.arange(table.num_embeddings)
     if ordered:
-        rows[:old] = IdOrder(state[ID_ORDER]).rows[:]
-    change = table.table.grown(own, growth)
-    slots = np.flatnonzero(np.asarray(moved))
-    new = slots + np.asarray(moved).reshape(-1)[slots].astype(np.int64) * old
-    rows[slots], rows[new] = rows[new], rows[slots]
+        old = np.asarray(IdOrder(state[ID_ORDER]).rows[:])
+    taken, rows = source >= 0, np.empty(source.size, np.int64)
+    rows[taken] = old[source[taken]]
+    rows[~taken] = np.setdiff1d(np.arange(rows.size), rows[taken])
+    change = table.table.grown(state, growth)
     if ordered:
         change = change._replace(table=change.table.table)  # pyright: ignore[reportAttributeAccessIssue]
     return under_order(change, IdOrder(rows))

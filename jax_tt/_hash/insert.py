@@ -195,32 +195,20 @@ def _shape(ids: Any) -> tuple[int, ...]:
     return tuple(ids.shape) if hasattr(ids, "shape") else np.shape(ids)
 
 
-def row_arrays(table: HashTable) -> dict[str, Any]:
-    """The arrays of which entry k is that of slot k alone, with the value of new entries; None for initial rows."""
-    names = table.table.row_names
-    found: dict[str, Any] = dict.fromkeys(names)
-    if table.update is None:
-        return found
-    for name, own in zip(table.param_names, table.slot_names, strict=True):
-        for array, slot in zip(own, table.update.optimizer.slots, strict=True):
-            if name in names and slot.rows is None:
-                found[array] = jnp.asarray(slot.init, slot.dtype)
-    return found
-
-
 def _reset(
     table: HashTable, state: dict[str, Any], done: Insertion, method: str, return_old: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The state with initial rows and optimizer state in the slots of new keys, and the old ones by name."""
-    arrays = row_arrays(table)
+    arrays = table.table.row_arrays
     if not arrays:
         return state, {}
     new = []
     for name, value in arrays.items():
         if value is None:
             wanted = done.slots < table.num_embeddings
-            value = table.initial(state, done.keys, wanted, state[name].dtype, method)
-        new.append(value)
+            new.append(table.initial(state, done.keys, wanted, state[name].dtype, method))
+        else:
+            new.append(jnp.asarray(value, state[name].dtype))
     changed, old = backend.exchange(
         [state[name] for name in arrays], new, done.slots, method, return_old=return_old
     )

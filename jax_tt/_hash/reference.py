@@ -105,10 +105,8 @@ def insert(
         rank = rank_within(group, directory.sets, ~scores[:, 0], ~scores[:, 1])
         own = home[:, None] * directory.ways + jnp.arange(directory.ways, dtype=jnp.int32)[None]
         there = jax.tree.map(lambda array, own=own: array[own], flat)
-        if evict:
-            open_to = (there.touched > 0) & (there.touched <= now - min_age)
-        else:
-            open_to = there.touched == 0
+        full = there.touched > 0
+        open_to = full & (there.touched <= now - min_age) if evict else ~full
         order = (there.touched, *_columns(there.keys)) if evict else ()
         order = (*_columns(there.scores), *order) if evict else ()
         ways = jnp.lexsort((*reversed(order), ~open_to), axis=1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jax_tt._arguments import as_positive
 from jax_tt._hash import backend
-from jax_tt._hash.insert import Evicted, keys_of_ids, row_arrays
+from jax_tt._hash.insert import Evicted, keys_of_ids
 from jax_tt._hash.reference import erase
 from jax_tt._hash.table import (
     CLOCK,
@@ -104,7 +104,8 @@ def remove_keys(
     slots = slots.astype(jnp.int32)
     view = _view(state)
     arrays = {
-        name: state[name].at[slots].get(mode="fill", fill_value=0) for name in row_arrays(table)
+        name: state[name].at[slots].get(mode="fill", fill_value=0)
+        for name in table.table.row_arrays
     }
     of_keys = [a.at[slots].get(mode="fill", fill_value=0) for a in view[:3]]
     state = {**state, **named_directory(erase(directory, slots))}

@@ -187,6 +187,16 @@ class Table(abc.ABC):
         }
 
     @functools.cached_property
+    def row_arrays(self) -> dict[str, float | None]:
+        """The arrays of which entry k is that of row k alone, and what entries of a new row are; None for its values."""
+        found: dict[str, float | None] = dict.fromkeys(self.row_names)
+        slots = () if self.update is None else self.update.optimizer.slots
+        for param, names in zip(self.param_names, self.slot_names, strict=True):
+            pairs = zip(names, slots, strict=True) if param in self.row_names else ()
+            found |= {name: slot.init for name, slot in pairs if slot.rows is None}
+        return found
+
+    @functools.cached_property
     def units(self) -> tuple[tuple[str, ...], ...]:
         """Parts of a fused table that can only be differentiated as a whole."""
         return (self.trained_names,)

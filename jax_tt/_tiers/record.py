@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from jax_tt._tables.dense import DenseTable
@@ -21,33 +21,20 @@ class RecordLayout:
         names: of the arrays, those of the state of the table.
         shapes: of one entry.
         dtypes: of the arrays.
-        initial: what entries of new rows are filled with; the first array has initial rows instead.
+        initial: what entries of new rows are filled with; None for the first array, which has initial rows.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype, ...]
-    initial: tuple[float, ...]
+    initial: tuple[float | None, ...]
 
     @classmethod
     def of(cls, table: DenseTable) -> RecordLayout:
-        (rows,) = table.param_names
-        (slot_names,) = table.slot_names
-        slots = () if table.update is None else table.update.optimizer.slots
-        own = [
-            (name, slot) for name, slot in zip(slot_names, slots, strict=True) if slot.rows is None
-        ]
-        shapes = table.trained_shapes
-        names = (rows, *(name for name, _ in own))
-        return cls(
-            names,
-            tuple(shapes[name][1:] for name in names),
-            (
-                np.dtype(jnp.dtype(table.param_dtype)),
-                *(np.dtype(table.slot_dtypes[n]) for n, _ in own),
-            ),
-            (0.0, *(slot.init for _, slot in own)),
-        )
+        own = table.row_arrays
+        like = jax.eval_shape(table.init, jax.random.key(0))
+        shapes = tuple(like[name].shape[1:] for name in own)
+        return cls(tuple(own), shapes, tuple(like[name].dtype for name in own), (*own.values(),))
 
     @property
     def sizes(self) -> tuple[int, ...]:

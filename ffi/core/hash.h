@@ -159,11 +159,11 @@ JAX_TT_INLINE int32_t InitialElement(uint32_t bits, const int32_t* quantiles, bo
   const int octave = __builtin_clz(rest);
 #endif
   rest <<= octave;
-  const int32_t* place =
-      quantiles + octave * (kQuantileSegments + 1) + static_cast<int>(rest >> 24 & (kQuantileSegments - 1));
-  const uint32_t part = rest >> 8 & 0xFFFFu, step = static_cast<uint32_t>(place[1]) - static_cast<uint32_t>(place[0]);
-  const int32_t more = static_cast<int32_t>(step * part) >> 16;
-  const int32_t whole = static_cast<int32_t>(static_cast<uint32_t>(place[0]) + static_cast<uint32_t>(more));
+  const int32_t place = octave * (kQuantileSegments + 1) + static_cast<int32_t>(rest >> 24 & (kQuantileSegments - 1));
+  const uint32_t left = static_cast<uint32_t>(quantiles[place]), right = static_cast<uint32_t>(quantiles[place + 1]);
+  const uint32_t part = rest >> 8 & 0xFFFFu;
+  const int32_t more = static_cast<int32_t>((right - left) * part) >> 16;
+  const int32_t whole = static_cast<int32_t>(left + static_cast<uint32_t>(more));
   return with_sign && bits >> 31 ? -whole : whole;
 }
 

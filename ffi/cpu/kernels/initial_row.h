@@ -20,8 +20,13 @@ static void InitialPart(const InitialValues& values, uint64_t key, int64_t begin
     bits[2 * i] = first;
     bits[2 * i + 1] = second;
   }
-  for (int64_t i = 0; i < count; ++i)
-    out[i] = static_cast<float>(InitialElement(bits[i], values.quantiles, values.with_sign)) * values.scale;
+  // Two loops over local arrays, which compilers turn into vector instructions.
+  int32_t whole[kInitialPart];
+  const int32_t* const quantiles = values.quantiles;
+  const bool with_sign = values.with_sign;
+  const float scale = values.scale;
+  for (int64_t i = 0; i < count; ++i) whole[i] = InitialElement(bits[i], quantiles, with_sign);
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(whole[i]) * scale;
 }
 
 }  // namespace jax_tt

@@ -68,7 +68,7 @@ def hash_table(
     capacity: int,
     *,
     policy: str = "lru",
-    ways: int = 16,
+    ways: int = 8,
     min_age: int = 1,
     admission: Admission | int | None = None,
     max_capacity: int | None = None,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_tt._hash import backend
-from jax_tt._hash.directory import COUNTERS, POLICIES, KeyDirectory, init_directory
+from jax_tt._hash.directory import COUNTERS, POLICIES, Eviction, KeyDirectory, init_directory
 from jax_tt._hash.reference import erase
 from tests.conftest import method_fixture
 from tests.hash_model import ModelDirectory
@@ -40,7 +40,7 @@ def check_directory(directory: KeyDirectory, model: ModelDirectory) -> None:
 def test_directory_equals_model(policy, sets, ways, min_age, method):
     draw = random.Random(f"{policy} {sets}")
     directory, model, capacity = init_directory(sets, ways), ModelDirectory(sets, ways), sets * ways
-    insert = jax.jit(backend.insert, static_argnums=(6, 7, 8))
+    insert = jax.jit(backend.insert, static_argnums=(6, 7))
     find = jax.jit(backend.find, static_argnums=3)
     pool = [draw.randrange(2**64) for _ in range(2 * capacity)] + [*EXTREMES]
     for now in range(1, 31):
@@ -48,7 +48,7 @@ def test_directory_equals_model(policy, sets, ways, min_age, method):
         present = [draw.random() < 0.8 for _ in keys]
         given = [draw.choice([0, 1, 2**40, draw.randrange(2**64)]) for _ in keys]
         batch = words(keys), np.array(present), words(given), jnp.int32(now), jnp.uint32(now // 5)
-        directory, done = insert(directory, *batch, policy, min_age, method)
+        directory, done = insert(directory, *batch, Eviction(policy, min_age), method)
         entries, counts = model.insert(keys, present, given, now, now // 5, policy, min_age)
         check_directory(directory, model)
         assert dict(zip(COUNTERS, done.counts.tolist(), strict=True)) == counts

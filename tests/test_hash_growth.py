@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_tt._hash import backend
-from jax_tt._hash.directory import init_directory
+from jax_tt._hash.directory import Eviction, init_directory
 from jax_tt._hash.growth import doubled
 from tests.test_hash_directory import EXTREMES, joined, words
 
@@ -20,7 +20,7 @@ def test_every_key_is_found_after_growth(sets, ways):
     keys = words([*EXTREMES, *(draw.randrange(2**64) for _ in range(n))])
     present, given = np.ones(len(keys), bool), words(range(5, len(keys) + 5))
     batch = keys, present, given, jnp.int32(1), jnp.uint32(0)
-    before, _ = backend.insert(before, *batch, "custom", 1, "reference")
+    before, _ = backend.insert(before, *batch, Eviction("custom"), "reference")
     after, source = jax.jit(doubled)(before)
 
     old = np.asarray(source).reshape(2, sets, ways)

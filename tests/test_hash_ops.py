@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_tt._hash import backend
-from jax_tt._hash.directory import POLICIES, init_directory
+from jax_tt._hash.directory import POLICIES, Eviction, init_directory
 from jax_tt._hash.initial import Constant, Normal, TruncatedNormal, Uniform
 from tests.conftest import method_fixture
 from tests.test_hash_directory import EXTREMES, words
@@ -121,7 +121,7 @@ def test_growth(sets, ways, method):
     n = 2 * sets * ways
     keys = words([*EXTREMES, *draw.integers(2**64, size=n, dtype=np.uint64)])
     given, here = draw.integers(9, size=keys.shape, dtype=np.uint32), np.ones(len(keys), bool)
-    batch = keys, here, given, jnp.int32(3), jnp.uint32(0), "custom", 1
+    batch = keys, here, given, jnp.int32(3), jnp.uint32(0), Eviction("custom")
     directory, _ = backend.insert(init_directory(sets, ways), *batch, method)
     arrays = [jnp.arange(float(3 * sets * ways)).reshape(-1, 3), jnp.arange(sets * ways)]
     equal(backend.double(directory, arrays, method), backend.double(directory, arrays, "reference"))
@@ -135,7 +135,9 @@ def test_under_vmap(method):
 
     def batches(method):
         def one(directory, keys, here, given):
-            after, done = backend.insert(directory, keys, here, given, now, epoch, "lru", 1, method)
+            after, done = backend.insert(
+                directory, keys, here, given, now, epoch, Eviction("lru"), method
+            )
             return after, done, backend.find(after, keys, here, method)
 
         return jax.vmap(one)(directory, keys, here, given)

@@ -15,7 +15,7 @@ from benchmarks.timing import Call, interleave
 from benchmarks.work import LEARNING_RATE, Work
 from jax_tt import optimizers
 from jax_tt._hash import backend
-from jax_tt._hash.directory import KeyDirectory, init_directory
+from jax_tt._hash.directory import Eviction, KeyDirectory, init_directory
 from jax_tt._hash.initial import Normal
 
 LOADS = (0.5, 0.75, 1.0)
@@ -43,7 +43,9 @@ def filled(keys: np.ndarray, capacity: int) -> KeyDirectory:
     n = keys.size
     zeros, now, epoch = jnp.zeros((n, 2), jnp.uint32), jnp.int32(1), jnp.uint32(0)
     batch = words(keys), jnp.ones(n, bool), zeros, now, epoch
-    return backend.insert(init_directory(capacity // WAYS, WAYS), *batch, "none", 1, "auto")[0]
+    return backend.insert(init_directory(capacity // WAYS, WAYS), *batch, Eviction("none"), "auto")[
+        0
+    ]
 
 
 def _search(settings: Settings, report: Report, capacity: int, n: int, load: float) -> None:
@@ -52,7 +54,7 @@ def _search(settings: Settings, report: Report, capacity: int, n: int, load: flo
     directory, library = filled(keys, capacity), robin_map.compiled()
     asked = [rng.choice(keys, n) for _ in range(10)]
     batches, present = [words(batch) for batch in asked], jnp.ones(n, bool)
-    find = jax.jit(lambda *args: backend.find(*args, "auto"))
+    find = jax.jit(lambda directory, batch, here: backend.find(directory, batch, here, "auto"))
     label = f"load {load}"
     calls: dict[tuple[str, str], Call] = {
         (label, FIND): lambda i: find(directory, batches[i % 10], present).block_until_ready()
@@ -102,7 +104,7 @@ def _with_keys(work: Work, directory: KeyDirectory, batches: list[jax.Array]) ->
         directory, table = state
         given = jnp.zeros((n, 2), jnp.uint32)
         batch = keys, jnp.ones(n, bool), given, now, jnp.uint32(0)
-        directory, done = backend.insert(directory, *batch, "lru", 1, "auto")
+        directory, done = backend.insert(directory, *batch, Eviction("lru"), "auto")
         new = done.slots < directory.capacity
         fresh = backend.initial(
             distribution, seed, done.keys, new, work.shape.features, jnp.float32, "auto"

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jax_tt import _native
 from jax_tt._hash import growth, reference, rows
-from jax_tt._hash.directory import Insertion, KeyDirectory
+from jax_tt._hash.directory import Eviction, Insertion, KeyDirectory
 from jax_tt._hash.initial import InitialRows, initial_rows
 from jax_tt._lookup import _backend
 from jax_tt._lookup._vma import vary_over, varying_axes
@@ -31,12 +31,11 @@ def insert(
     given: jax.Array,
     now: jax.Array,
     epoch: jax.Array,
-    policy: str,
-    min_age: int,
+    eviction: Eviction,
     method: str,
 ) -> tuple[KeyDirectory, Insertion]:
     """Finds or inserts the keys of a batch; see `jax_tt._hash.reference.insert`."""
-    options = {"policy": policy, "min_age": min_age}
+    options = eviction._asdict()
     batch = (directory, keys, present, given, now, epoch)
     return _run(_native.hash_insert, reference.insert, options, method, *batch)
 

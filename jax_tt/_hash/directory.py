@@ -22,6 +22,18 @@ COUNTERS: tuple[str, ...] = (
 )
 
 
+class Eviction(NamedTuple):
+    """Which keys make room for new ones.
+
+    Attributes:
+        policy: one of `POLICIES`; nothing is evicted under ``"none"``.
+        min_age: how many batches ago the last one of an evicted key is, at least 1.
+    """
+
+    policy: str
+    min_age: int = 1
+
+
 class KeyDirectory(NamedTuple):
     """The keys of a table with ``sets * ways`` rows; slot ``s * ways + w`` is way w of set s.
 

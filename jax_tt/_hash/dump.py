@@ -18,6 +18,7 @@ from jax_tt._files.output import writing
 from jax_tt._files.safetensors_file import read_safetensors, write_safetensors
 from jax_tt._files.stored import FileError, MissingError
 from jax_tt._hash import backend
+from jax_tt._hash.directory import Eviction
 from jax_tt._hash.entries import table_keys
 from jax_tt._hash.keys import split_keys
 from jax_tt._hash.table import (
@@ -209,13 +210,13 @@ def _placed(
     )
     here = jnp.ones(len(part["key"]), bool)
     # Under "none", all scores are 0, and no key may take the place of another one.
-    policy = "none" if table.policy == "none" else "custom"
+    eviction = Eviction("none" if table.policy == "none" else "custom")
     directory, done = backend.insert(
         *(directory_of(state), keys, here, given, jnp.int32(now), jnp.uint32(0)),
-        *(policy, 1, method),
+        *(eviction, method),
     )
     evicted, refused = (int(count) for count in done.counts[-2:])
-    if refused and policy == "none":
+    if refused and eviction.policy == "none":
         raise ValueError(
             f"{table.label}table: has no room for {refused} keys of the dump in its {table.num_embeddings} rows, and "
             'the policy "none" evicts nothing; expected a larger capacity.'

@@ -13,7 +13,7 @@ from jax_tt._arguments import as_array
 from jax_tt._bags import Bags
 from jax_tt._hash import backend
 from jax_tt._hash.admission import AdmitAfter, AdmitWithProbability
-from jax_tt._hash.directory import COUNTERS, Insertion, KeyDirectory
+from jax_tt._hash.directory import COUNTERS, Eviction, Insertion, KeyDirectory
 from jax_tt._hash.initial import threefry
 from jax_tt._hash.keys import keys_of, score_words
 from jax_tt._hash.missing import check_count
@@ -166,7 +166,7 @@ def inserted_requests(
             admitted, missed = _drawn(table, state, keys, here & ~found, now)
         admitted = found | admitted
     directory, done = backend.insert(
-        directory, keys, admitted, given, now, epochs, table.policy, table.min_age, method
+        directory, keys, admitted, given, now, epochs, table.eviction, method
     )
     counts = _counts(done, missed)
     total = jnp.stack(list(counts.values())).astype(jnp.uint32)
@@ -236,8 +236,7 @@ def _admitted_after(
         jnp.zeros_like(keys),
         now,
         now.astype(jnp.uint32),
-        "epoch_lfu",
-        1,
+        Eviction("epoch_lfu"),
         method,
     )
     slots = backend.find(waiting, keys, missed, method)

@@ -15,7 +15,13 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._arguments import as_int, as_positive, one_of
 from jax_tt._hash import backend
 from jax_tt._hash.admission import Admission, AdmitAfter, as_admission
-from jax_tt._hash.directory import COUNTERS, POLICIES, KeyDirectory, init_directory
+from jax_tt._hash.directory import (
+    COUNTERS,
+    POLICIES,
+    Eviction,
+    KeyDirectory,
+    init_directory,
+)
 from jax_tt._hash.initial import InitialRows, Normal
 from jax_tt._hash.keys import keys_of
 from jax_tt._hash.missing import SAFE_CHECKS, check_count
@@ -86,7 +92,7 @@ class HashTable(Wrapper):
     """
 
     policy: str = "lru"
-    ways: int = 16
+    ways: int = 8
     min_age: int = 1
     admission: Admission | int | None = None
     max_capacity: int | None = None
@@ -117,6 +123,10 @@ class HashTable(Wrapper):
                 "a function (keys, features) -> rows."
             )
         _check_missing(self.missing, self.num_embeddings)
+
+    @property
+    def eviction(self) -> Eviction:
+        return Eviction(self.policy, self.min_age)
 
     @property
     def sets(self) -> int:

@@ -188,7 +188,7 @@ class Table(abc.ABC):
 
     @functools.cached_property
     def row_arrays(self) -> dict[str, float | None]:
-        """The arrays of which entry k is that of row k alone, and what entries of a new row are; None for its values."""
+        """The arrays of which entry k is that of row k alone, and the entries of a new row; None for its values."""
         found: dict[str, float | None] = dict.fromkeys(self.row_names)
         slots = () if self.update is None else self.update.optimizer.slots
         for param, names in zip(self.param_names, self.slot_names, strict=True):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._hash import backend
-from jax_tt._hash.directory import Insertion, KeyDirectory, init_directory
+from jax_tt._hash.directory import Eviction, Insertion, KeyDirectory, init_directory
 from jax_tt._hash.reference import erase
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.words import on_host, padded, to_integers, to_words
@@ -151,7 +151,7 @@ def _insert(
     directory: KeyDirectory, words: jax.Array, present: jax.Array, now: jax.Array, policy: str
 ) -> tuple[KeyDirectory, Insertion]:
     rest = jnp.zeros_like(words), jnp.asarray(now, jnp.int32), jnp.zeros((), jnp.uint32)
-    return backend.insert(directory, words, present, *rest, policy, 1, "auto")
+    return backend.insert(directory, words, present, *rest, Eviction(policy), "auto")
 
 
 @partial(jax.jit, donate_argnums=0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._hash import backend
-from jax_tt._hash.directory import COUNTERS, Insertion, KeyDirectory, init_directory
+from jax_tt._hash.directory import COUNTERS, Eviction, Insertion, KeyDirectory, init_directory
 from jax_tt._tiers.words import on_host, padded, to_integers, to_words
 
 
@@ -102,5 +102,5 @@ def _place(
     directory: KeyDirectory, words: jax.Array, present: jax.Array, now: jax.Array, policy: str
 ) -> tuple[KeyDirectory, jax.Array, Insertion]:
     rest = jnp.zeros_like(words), jnp.asarray(now, jnp.int32), jnp.zeros((), jnp.uint32)
-    directory, done = backend.insert(directory, words, present, *rest, policy, 1, "auto")
+    directory, done = backend.insert(directory, words, present, *rest, Eviction(policy), "auto")
     return directory, backend.find(directory, words, present, "auto"), done

@@ -71,7 +71,7 @@ class Tier:
     host_rows: int
     num_embeddings: int | None = None
     policy: str = "lru"
-    ways: int = 16
+    ways: int = 8
     seed: int = 0
     initializer: InitialRows | None = None
 

@@ -61,7 +61,11 @@ class Grouping {
     // A kernel that no table has behind another one loses nothing by being next; else the one with most tables.
     KernelId best = nullptr;
     int most = 0;
-    for (const auto& [kernel, count] : heads) {
+    for (size_t k = 0; k < queues_.size(); ++k) {
+      const Item* head = Head(k);
+      if (head == nullptr) continue;
+      const KernelId kernel = head->kernel.many;
+      const int count = heads[kernel];
       const int worth = count == waiting_[kernel] ? count + static_cast<int>(queues_.size()) : count;
       if (worth > most) {
         most = worth;

@@ -149,7 +149,7 @@ struct FastShares {
 template <typename Tile, typename Math, typename T, typename Tables>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeSharesFast(const __grid_constant__ Tables tables) {
   BlockOfTable block;
-  typename Tables::Held own = tables.Find(&block);
+  const FastShares<T>& own = tables.Find(&block);  // a copy would not fit in registers
   const FastArgs<T>& args = own.args;
   const GradientShares& shares = own.shares;
   const SharesMemory<Tile, Math> memory;

@@ -128,7 +128,7 @@ class SyntheticClicks:
         groups = min(self.groups, size)
         if self.id_order == "clustered":
             return ids.astype(np.int64) * groups // size
-        return _hash(ids, 2 * table) % np.uint64(groups)
+        return hashed_bits(ids, 2 * table) % np.uint64(groups)
 
     def _log_odds(self, dense: np.ndarray, ids: np.ndarray) -> np.ndarray:
         p = self._planted
@@ -141,7 +141,7 @@ class SyntheticClicks:
             first += hot
             group = self._group(own, t)
             vector = p.vector[t, group].sum(1) / math.sqrt(hot)
-            effect = p.group[t, group] + p.id_scale * _normal(own, 2 * t + 1)
+            effect = p.group[t, group] + p.id_scale * hashed_normal(own, 2 * t + 1)
             logit = logit + effect.sum(1) / math.sqrt(hot)
             total += vector
             square += np.sum(vector**2, axis=1)
@@ -171,7 +171,7 @@ def _plant(rng: np.random.Generator, tables: int, groups: int) -> _Planted:
     )
 
 
-def _hash(ids: np.ndarray, salt: int) -> np.ndarray:
+def hashed_bits(ids: np.ndarray, salt: int) -> np.ndarray:
     """64 well-mixed bits of each id (the finaliser of splitmix64). uint64, the shape of ids."""
     x = ids.astype(np.uint64) + np.uint64((salt + 1) * 0x9E3779B97F4A7C15 % 2**64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -179,9 +179,9 @@ def _hash(ids: np.ndarray, salt: int) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def _normal(ids: np.ndarray, salt: int) -> np.ndarray:
+def hashed_normal(ids: np.ndarray, salt: int) -> np.ndarray:
     """A standard normal number that belongs to each id (Box-Muller on its hashed bits)."""
-    bits = _hash(ids, salt)
+    bits = hashed_bits(ids, salt)
     u = ((bits >> np.uint64(32)).astype(np.float64) + 1.0) / 2.0**32
     v = (bits & np.uint64(0xFFFFFFFF)).astype(np.float64) / 2.0**32
     return np.sqrt(-2.0 * np.log(u)) * np.cos(2.0 * np.pi * v)

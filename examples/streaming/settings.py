@@ -31,7 +31,7 @@ VARIANTS = {
     "tt": Variant("dynamic + TT", "#d94801", 0.1),
     "unlimited": Variant("a row for every id", "black", 0.1),
 }
-LEARNING_RATES = (0.03, 0.05, 0.1, 0.2, 0.3)
+LEARNING_RATES = (0.05, 0.1, 0.2, 0.4)
 # Another stream than the ones that are reported.
 TUNING_SEED = 1000
 
@@ -63,7 +63,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--data", type=Path, help="interaction file, see files.py; default: a synthetic stream")
     add("--variants", default=",".join(VARIANTS), help="comma-separated")
     add("--budget", type=float, default=1.0, help="bytes on the device in millions, all counted")
-    add("--steps", type=int, help="batches; default 2500, or all of the file")
+    add("--steps", type=int, help="batches; default 2000, or all of the file")
     add("--batch-size", type=int, default=256)
     add("--features", type=int, default=32, help="columns of the tables")
     add("--init-std", type=float, default=0.05, help="standard deviation of initial rows")
@@ -74,7 +74,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--seeds", type=int, default=1, help="number of streams")
     add("--seed", type=int, default=0, help="of the first stream")
     add("--tune", action="store_true", help="compare learning rates on another stream, and end")
-    add("--workdir", type=Path, default=Path("demo_output/streaming"), help="results, disk tier")
+    add("--fresh", action="store_true", help="delete earlier runs instead of continuing them")
+    add("--workdir", type=Path, default=Path("demo_output/streaming"), help="results")
     add("--worker", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     options.variants = options.variants.split(",")

@@ -27,7 +27,7 @@ from examples.streaming.clicks import Clicks
 
 LATENT = 4  # length of the planted vectors
 # Standard deviation that each part contributes to the log-odds.
-SCALE_USER, SCALE_ITEM, SCALE_PAIR = 0.8, 1.0, 1.5
+SCALE_USER, SCALE_ITEM, SCALE_PAIR = 1.0, 1.0, 1.0
 BIAS = -0.5
 # Salts of the hashes. Those of the vectors follow that of the effect.
 _LIFE, _PHASE, _ITEM, _USER, _EFFECT = 0, 1, 2, 3, 4

@@ -98,7 +98,9 @@ class Hashed:
             for table, own in jax.device_get(self.state).items()
             for name, array in own.items()
         }
-        write_whole(self.path, arrays | {"bias": self.bias, "other": np.frombuffer(other, np.uint8)})
+        write_whole(
+            self.path, arrays | {"bias": self.bias, "other": np.frombuffer(other, np.uint8)}
+        )
 
     def restored(self) -> bytes | None:
         if not self.path.exists():
@@ -189,7 +191,9 @@ class Tiered(Hashed):
             yield Outcome(clicks, logits, self._served_by_tiers())
 
     def device_bytes(self) -> dict[str, int]:
-        return tables.device_bytes(self.state) | {"on their way": tables.in_flight_bytes(self._config)}
+        return tables.device_bytes(self.state) | {
+            "on their way": tables.in_flight_bytes(self._config)
+        }
 
     def other_bytes(self) -> dict[str, int]:
         rows = tables.host_rows(self._config, self.collection)

@@ -61,9 +61,7 @@ def _tuned(options: Any, argv: list[str]) -> dict[str, dict[float, dict[str, Any
     }
 
 
-def _measure(
-    workdir: Path, argv: list[str], variant: str, seed: int, *more: str
-) -> dict[str, Any]:
+def _measure(workdir: Path, argv: list[str], variant: str, seed: int, *more: str) -> dict[str, Any]:
     """Trains a variant in a separate process, so that none of them has the memory or the programs of another."""
     folder = workdir / "-".join([variant, str(seed), *more[1:]])
     own = ["--worker", variant, "--seed", str(seed), "--workdir", str(folder), *more]

@@ -1,5 +1,6 @@
 """The final table and picture that compare the variants."""
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def table(results: Results) -> str:
     )
     runs = next(iter(results.values()))
     best = [r["whole"]["best"] for r in runs]
-    about = f"\n\n{len(runs)} seed{'s' * (len(runs) > 1)}, {runs[0]['steps']:,} steps of {runs[0]['config']['batch_size']} examples."
+    seeds, size = len(runs), runs[0]["config"]["batch_size"]
+    about = f"\n\n{seeds} seed{'s' * (seeds > 1)}, {runs[0]['steps']:,} steps of {size} examples."
     if np.isfinite(best).all():
         about += f" Best possible AUC: {_spread(best)}."
     return text + about
@@ -98,7 +100,7 @@ def picture(path: Path, results: Results) -> None:
         axis.set_title(VARIANTS[variant].label)
     if dynamic:
         axes[0].set_ylabel("share of the ids")
-        axes[0].legend(loc="lower left", fontsize=8)
+        axes[0].legend(loc="lower right", fontsize=8)
     bottom.suptitle("Where the rows of a batch came from")
     figure.savefig(path, dpi=120)
     plt.close(figure)
@@ -135,7 +137,7 @@ def _served(axis: Any, result: dict[str, Any]) -> None:
 
 
 def _memory(axis: Any, results: Results) -> None:
-    names = [VARIANTS[variant].label.replace(" ", "\n", 1) for variant in results]
+    names = [textwrap.fill(VARIANTS[variant].label, 10) for variant in results]
     start = np.zeros(len(names))
     for part, colour in zip(_PARTS, _PART_COLOURS, strict=True):
         sizes = [runs[0]["device_bytes"].get(part, 0) / 1e6 for runs in results.values()]
@@ -143,9 +145,14 @@ def _memory(axis: Any, results: Results) -> None:
         start += np.array(sizes)
     budget = next(iter(results.values()))[0]["config"]["budget"] / 1e6
     axis.axhline(budget, color="black", linestyle=":", linewidth=1)
+    # The table without a budget would leave no room for the others.
+    top = 1.8 * budget
+    axis.set_ylim(0, top)
+    for name, total in zip(names, start, strict=True):
+        axis.text(name, min(total, 0.94 * top), f"{total:.2f}", ha="center", va="bottom")
     axis.set_title("Bytes on the device (MB)")
     axis.tick_params(axis="x", labelsize=8)
-    axis.legend(fontsize=8)
+    axis.legend(loc="upper left", fontsize=8)
 
 
 def _spread(values: Sequence[float]) -> str:

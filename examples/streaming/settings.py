@@ -68,7 +68,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--features", type=int, default=32, help="columns of the tables")
     add("--init-std", type=float, default=0.05, help="standard deviation of initial rows")
     add("--learning-rate", type=float, help="default: tuned for each variant")
-    add("--host-share", type=float, default=2.0, help="rows in host memory over those on the device")
+    add(
+        "--host-share", type=float, default=2.0, help="rows in host memory over those on the device"
+    )
     add("--depth", type=int, default=1, help="batches whose rows are fetched ahead, for tiers")
     add("--windows", type=int, default=20, help="parts of the stream that are evaluated")
     add("--seeds", type=int, default=1, help="number of streams")

@@ -20,8 +20,6 @@ WAYS = 16
 _DIRECTORY_BYTES = 20
 # What a table has beside its rows and slots: a clock, a seed, totals, counts of steps.
 _REST = 256
-# Slots of a tensor train over the rows that a hash table of the same bytes has.
-TT_SLOTS = 4
 
 
 def make(config: Config) -> jax_tt.Collection:
@@ -39,9 +37,7 @@ def make_tiers(config: Config, collection: jax_tt.Collection, path: Any) -> jax_
         seed=config.seed,
         initializer=jax_tt.Normal(config.init_std),
     )
-    return jax_tt.Tiers(
-        collection, dict.fromkeys(NAMES, tier), path=path, depth=config.depth
-    )
+    return jax_tt.Tiers(collection, dict.fromkeys(NAMES, tier), path=path, depth=config.depth)
 
 
 def host_rows(config: Config, collection: jax_tt.Collection) -> int:
@@ -96,9 +92,7 @@ def _dynamic(config: Config) -> jax_tt.Table:
 
 def _unlimited(config: Config) -> jax_tt.Table:
     """It grows in training."""
-    return _hashed(
-        config, 1 << 13, policy="none", max_capacity=1 << 30, safe_check="error"
-    )
+    return _hashed(config, 1 << 13, policy="none", max_capacity=1 << 30, safe_check="error")
 
 
 def _hashed(config: Config, capacity: int, **options: Any) -> jax_tt.Table:
@@ -114,10 +108,11 @@ def _hashed(config: Config, capacity: int, **options: Any) -> jax_tt.Table:
 
 
 def _tt(config: Config) -> jax_tt.Table:
-    slots = TT_SLOTS * _rows(config, _row_bytes(config) + _DIRECTORY_BYTES)
-    rest = config.budget // len(NAMES) - slots * _DIRECTORY_BYTES - _REST
+    # Half of the bytes for the directory, half for the tensor train.
+    half = (config.budget // len(NAMES) - _REST) // 2
+    slots = max(WAYS, _in_sets(half // _DIRECTORY_BYTES))
     # The optimizer's state is a number for each slice of a core, less than 1 / 16 of the cores.
-    shape = jax_tt.TTShape.for_budget(slots, config.features, max_bytes=rest * 15 // 16)
+    shape = jax_tt.TTShape.for_budget(slots, config.features, max_bytes=half * 15 // 16)
     table = jax_tt.tt_table(
         **shape.layer_arguments(),
         core_init=scaled_init(shape, config.init_std),
@@ -139,8 +134,8 @@ def _rows(config: Config, each: int, reserved: int = 0) -> int:
     rows = ((config.budget - reserved) // len(NAMES) - _REST) // each
     if rows < WAYS:
         raise ValueError(
-            f"budget: got {config.budget:,} bytes; expected room for at least {WAYS} rows of {each} bytes for users and "
-            f"for items, and {reserved:,} bytes for rows on their way."
+            f"budget: got {config.budget:,} bytes; expected room for at least {WAYS} rows of {each} bytes for users "
+            f"and for items, and {reserved:,} bytes for rows on their way."
         )
     return _in_sets(rows)
 

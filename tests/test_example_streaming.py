@@ -71,7 +71,7 @@ def test_items_die_and_users_come_back() -> None:
 def test_planted_probability_is_that_of_the_clicks() -> None:
     batches = list(DriftingClicks(60, 512).batches())
     labels = np.concatenate([batch.labels for batch in batches])
-    best = np.concatenate([batch.best for batch in batches])
+    best = np.concatenate([np.asarray(batch.best) for batch in batches])
     p = 1 / (1 + np.exp(-best))
     for low in np.arange(0.1, 0.9, 0.1):
         chosen = (p >= low) & (p < low + 0.1)

@@ -135,8 +135,9 @@ class Dynamic(Hashed):
     """Keys get a row when they come; the least recently used ones lose theirs, or the table grows."""
 
     def _ids(self, clicks: Clicks) -> Any:
-        grown = {}
+        grown: dict[str, jax_tt.Table] = {}
         for name, table in self.collection.tables.items():
+            assert isinstance(table, jax_tt.HashTable)
             grown[name], self.state[name] = jax_tt.grow_if_full(table, self.state[name])
         self._use(grown)
         return {name: jax_tt.split_keys(ids) for name, ids in clicks.ids.items()}

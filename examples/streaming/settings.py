@@ -84,8 +84,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name in options.variants:
         if name not in VARIANTS:
             parser.error(f"--variants: got {name!r}; expected some of {', '.join(VARIANTS)}")
-    for name in ("batch_size", "features", "windows", "seeds"):
-        if getattr(options, name) < 1:
+    for name in ("steps", "batch_size", "features", "windows", "seeds"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
             flag = name.replace("_", "-")
             parser.error(f"--{flag}: got {getattr(options, name)}; expected at least 1")
     for name in ("budget", "host_share"):

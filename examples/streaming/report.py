@@ -88,7 +88,8 @@ def picture(path: Path, results: Results) -> None:
     dynamic = [variant for variant in results if variant != "hashing"]
     columns = max(2, len(dynamic))
     figure = plt.figure(figsize=(3.4 * columns, 8), layout="constrained")
-    top, bottom = np.ravel(figure.subfigures(2, 1, height_ratios=(1.3, 1)))
+    halves = figure.add_gridspec(2, 1, height_ratios=(1.3, 1))
+    top, bottom = (figure.add_subfigure(half) for half in halves)
     quality, memory = top.subplots(1, 2, width_ratios=(1.5, 1))
     _quality(quality, results)
     _memory(memory, results)

@@ -28,10 +28,10 @@ VARIANTS = {
     "hashing": Variant("fixed hashing", "#737373", 0.1),
     "dynamic": Variant("dynamic", "#2171b5", 0.1),
     "tiers": Variant("dynamic + tiers", "#238b45", 0.1),
-    "tt": Variant("dynamic + TT", "#d94801", 0.1),
+    "tt": Variant("dynamic + TT", "#d94801", 0.05),
     "unlimited": Variant("a row for every id", "black", 0.1),
 }
-LEARNING_RATES = (0.05, 0.1, 0.2, 0.4)
+LEARNING_RATES = (0.025, 0.05, 0.1, 0.2, 0.4)
 # Another stream than the ones that are reported.
 TUNING_SEED = 1000
 

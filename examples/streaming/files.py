@@ -7,7 +7,8 @@ Two layouts are understood, plain, .gz or .xz, words separated by white space:
   user are spread evenly over the stream: the k-th of n comes at (k + u) / n, with a random u for each user.
 
 Files have no items that were shown and not clicked. Half of every batch are interactions, and the other half the same
-users with the items of others in the batch, which are as popular.
+users with random items of that time, each of those that occur within 50 batches before and after with the same
+probability.
 """
 
 import gzip
@@ -20,13 +21,16 @@ import numpy as np
 import jax_tt
 from examples.streaming.clicks import Clicks
 
+# Batches before and after, whose items may be those that are not clicked.
+_NEAR = 50
+
 
 class Interactions:
     """The stream of a file.
 
     Args:
         path: of the file.
-        batch_size: examples of a batch, an even number.
+        batch_size: examples of a batch, an even number; half of them are interactions.
         seed: of the items that were not clicked, and of the order of lists.
         steps: at most so many batches; None for all.
 
@@ -35,8 +39,8 @@ class Interactions:
     """
 
     def __init__(self, path: Path, batch_size: int, seed: int = 0, steps: int | None = None):
-        if batch_size < 4 or batch_size % 2:
-            raise ValueError(f"batch_size: got {batch_size}; expected an even number from 4 on.")
+        if batch_size % 2:
+            raise ValueError(f"batch_size: got {batch_size}; expected an even number.")
         users, items = _read(path, seed)
         self._half, self._seed = batch_size // 2, seed
         self.steps = min(len(users) // self._half, steps or len(users))
@@ -56,8 +60,10 @@ class Interactions:
         """The batch of one step."""
         own = slice(step * self._half, (step + 1) * self._half)
         users, items = self._users[own], self._items[own]
-        by = np.random.default_rng([self._seed, step]).integers(1, self._half)
-        ids = {"user": np.tile(users, 2), "item": np.concatenate([items, np.roll(items, by)])}
+        first, last = max(0, step - _NEAR) * self._half, (step + 1 + _NEAR) * self._half
+        draw = np.random.default_rng([self._seed, step])
+        others = draw.choice(np.unique(self._items[first:last]), self._half)
+        ids = {"user": np.tile(users, 2), "item": np.concatenate([items, others])}
         return Clicks(ids, np.repeat([1, 0], self._half).astype(np.float32), None)
 
 

@@ -15,7 +15,7 @@ class Variant:
     Attributes:
         label: in the report.
         colour: there.
-        learning_rate: the best of `--tune` on the synthetic stream.
+        learning_rate: the best of `--tune` on the synthetic stream; for tables that never evict, that of "dynamic".
     """
 
     label: str

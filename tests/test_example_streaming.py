@@ -179,7 +179,7 @@ def test_training_and_its_figures(tmp_path: Path, variant: str) -> None:
 
 
 def worker(workdir: Path, variant: str) -> subprocess.Popen[bytes]:
-    flags = [*TINY, "--steps", "200", "--windows", "25", "--worker", variant]
+    flags = [*TINY, "--steps", "400", "--windows", "50", "--worker", variant]
     command = [sys.executable, "-m", "examples.streaming.main", *flags, "--workdir", str(workdir)]
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
 
@@ -197,9 +197,9 @@ def test_killed_run_ends_with_the_same_numbers(tmp_path: Path, variant: str) -> 
     expected = figures_of(worker(whole, variant), whole)
     saved = broken / ("disk/data.mdb" if variant == "tiers" else "checkpoint.npz")
     process = worker(broken, variant)
-    while process.poll() is None and not (saved.exists() and saved.stat().st_size > 60_000):
+    least = 60_000 if variant == "tiers" else 1  # the store has some pages before the first rows
+    while process.poll() is None and not (saved.exists() and saved.stat().st_size >= least):
         time.sleep(0.01)
-    time.sleep(0.1)
     if process.poll() is None:
         os.kill(process.pid, signal.SIGKILL)
     process.communicate()

@@ -171,6 +171,33 @@ def test_ended_early(depth):
     assert (tiers.read(state, "item", ids) == others.read(whole, "item", ids)).all()
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_rows_are_right_after_a_batch_that_failed(depth):
+    tiers, state = small_tiers(depth=depth)
+    with pytest.raises(ValueError, match="17 distinct ids"):
+        for staged in tiers.prefetch([batch_of(np.arange(4)), batch_of(np.arange(20, 37))]):
+            state = tiers.load(state, staged)
+    ids = np.array([20, 21, 22, 23, 0, 1, 2, 3])
+    expected = tiers.read(state, "item", ids)
+    for first in (0, 4):
+        for staged in tiers.prefetch([batch_of(ids[first : first + 4])]):
+            state = tiers.load(state, staged)
+        rows = np.asarray(state["item"]["embedding"])[staged.batch["seen"][:, 0]]
+        assert (rows == expected[first : first + 4]).all()
+
+
+def test_batches_that_were_dropped_are_refused():
+    tiers, state = small_tiers()
+    iteration = tiers.prefetch([batch_of([1])])
+    dropped = next(iteration)
+    iteration.close()
+    with pytest.raises(ValueError, match="staged: got batch 0; expected 1"):
+        tiers.load(state, dropped)
+    state = trained(tiers, state, [batch_of([2])])
+    with pytest.raises(ValueError, match="staged: got batch 0; expected 2"):
+        tiers.load(state, dropped)
+
+
 def test_split_keys():
     keys = np.array([[2**63 - 1, -1], [0, -1]], np.int64)
     found = []

@@ -29,7 +29,7 @@ class Staged(NamedTuple):
 
     Attributes:
         batch: of the collection, with the slots of the rows in place of ids.
-        number: of the batch, from 0.
+        number: of the batch, from 0. Those of batches that are dropped are not used again.
         exchanges: slots and new entries by table.
         plans: which keys the rows belong to, by table.
     """
@@ -156,7 +156,8 @@ class Tiers:
         """
         if staged.number != self._loaded:
             raise ValueError(
-                f"staged: got batch {staged.number}; expected {self._loaded}, the batches in the order of prefetch."
+                f"staged: got batch {staged.number}; expected {self._loaded}: every batch once, in the order of "
+                "prefetch, and before its iteration ends."
             )
         after = {name: dict(own) for name, own in state.items()}
         left: dict[str, list[jax.Array]] = {}
@@ -258,6 +259,8 @@ class Tiers:
     def _stage(self, batch: Any, stopped: threading.Event) -> Staged:
         """Decides which rows a batch exchanges, and fetches those that come."""
         values = features_of(batch)
+        # Counted before the first change, so that what a failed batch left behind is forgotten.
+        number, self._staged = self._staged, self._staged + 1
         slots: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         plans, exchanges = {}, {}
         for name, own in self._rows.items():
@@ -273,17 +276,16 @@ class Tiers:
                     if stopped.is_set():
                         raise _StoppedError
                     self._changed.wait(0.1)
-                exchanges[name] = own.fetch(self._staged, plans[name])
-        staged = Staged(with_slots(batch, slots), self._staged, exchanges, plans)
-        self._staged += 1
-        return staged
+                exchanges[name] = own.fetch(number, plans[name])
+        return Staged(with_slots(batch, slots), number, exchanges, plans)
 
     def _forget_what_was_not_loaded(self) -> None:
         with self._changed:
             if self._staged > self._loaded:
-                self._staged = self._loaded
                 for own in self._rows.values():
                     own.forget_staged(self._loaded)
+                # Numbers are not used again, so that `load` refuses the batches that were dropped.
+                self._loaded = self._staged
 
 
 class _StoppedError(Exception):

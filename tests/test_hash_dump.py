@@ -125,6 +125,31 @@ def test_empty_tables(tmp_path):
     assert not by_key(table, loaded)
 
 
+def test_the_number_of_batches_never_falls(source, tmp_path):
+    table, state, pool = source
+    other = table.init(jax.random.key(0))
+    for _ in range(int(state["hash_clock"]) + 3):
+        other, _ = jax_tt.insert_keys(table, other, jax_tt.split_keys(pool[:2]))
+    jax_tt.dump_keys(table, state, tmp_path / "dump")
+    loaded, _ = jax_tt.load_keys(table, other, tmp_path / "dump")
+    assert loaded["hash_clock"] == other["hash_clock"]
+    jax_tt.dump_keys(table, other, tmp_path / "later")
+    loaded, _ = jax_tt.load_keys(table, state, tmp_path / "later")
+    assert loaded["hash_clock"] == other["hash_clock"]
+
+
+@pytest.mark.parametrize("name", ["features", "keys", "files", "arrays"])
+def test_damaged_descriptions(source, tmp_path, name):
+    table, state, _ = source
+    jax_tt.dump_keys(table, state, tmp_path / "dump")
+    about = tmp_path / "dump" / "about.json"
+    found = json.loads(about.read_text())
+    del found[name]
+    about.write_text(json.dumps(found))
+    with pytest.raises(jax_tt.FileError, match=r"about.json cannot be read or is damaged"):
+        jax_tt.load_keys(table, state, tmp_path / "dump")
+
+
 def test_errors(source, tmp_path):
     table, state, _ = source
     path = tmp_path / "dump"
@@ -133,6 +158,9 @@ def test_errors(source, tmp_path):
         jax_tt.dump_keys(table, state, path)
     with pytest.raises(FileNotFoundError, match="is no complete dump of a hash table"):
         jax_tt.load_keys(table, state, tmp_path / "nothing")
+    row_wise = jax_tt.hash_table(6, 128, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1))
+    with pytest.raises(jax_tt.FileError, match=r"slot_sum_0 has entries of shape \(6,\); expected"):
+        jax_tt.load_keys(row_wise, row_wise.init(jax.random.key(0)), path)
     wide = jax_tt.hash_table(7, 128, optimizer=RULE)
     with pytest.raises(jax_tt.FileError, match="has rows of 6 columns; expected 7"):
         jax_tt.load_keys(wide, wide.init(jax.random.key(0)), path)
@@ -146,9 +174,10 @@ def test_errors(source, tmp_path):
     part.write_bytes(part.read_bytes()[:-100])
     with pytest.raises(jax_tt.FileError, match="is no whole safetensors file"):
         jax_tt.load_keys(table, state, path)
-    part.unlink()
-    with pytest.raises(FileNotFoundError):
-        jax_tt.load_keys(table, state, path)
+    for file in (part, path / "rest.safetensors"):
+        file.unlink()
+        with pytest.raises(jax_tt.FileError, match=f"no complete dump .* it has no {file.name}"):
+            jax_tt.load_keys(table, state, path)
     (path / "about.json").write_text("{")
     with pytest.raises(jax_tt.FileError, match=r"about.json cannot be read or is damaged"):
         jax_tt.load_keys(table, state, path)

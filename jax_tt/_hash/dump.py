@@ -16,7 +16,7 @@ import numpy as np
 from jax_tt._arguments import as_int, as_positive
 from jax_tt._files.output import writing
 from jax_tt._files.safetensors_file import read_safetensors, write_safetensors
-from jax_tt._files.stored import FileError, MissingError
+from jax_tt._files.stored import FileError, MissingError, StoredArrays
 from jax_tt._hash import backend
 from jax_tt._hash.directory import Eviction
 from jax_tt._hash.entries import table_keys
@@ -149,7 +149,7 @@ def load_keys(
     Keys that the table has already are overwritten; load the dump of a whole table first, then those of changes. The
     capacity may differ from that of the dumped table, and so may storage types, to which values are rounded. Where the
     table has no room for all keys, those with the highest scores stay. Step counts, the seed and totals become those of
-    the dump.
+    the dump, and the number of batches the larger one.
 
     Args:
         table: the `HashTable`.
@@ -176,7 +176,7 @@ def load_keys(
     taken = list(wanted) if optimizer_state else list(table.table.row_names)
     _check_arrays(name, table, about, taken, exact=optimizer_state)
     method = table.method(Lookup(method=method), state)
-    rest = read_safetensors(os.path.join(name, _REST)).arrays
+    rest = _read(name, _REST).arrays
     scalars = {
         array: jnp.asarray(np.asarray(rest[array].read()))
         for array in _rest_names(table)
@@ -184,10 +184,12 @@ def load_keys(
         if optimizer_state or array.startswith("hash_")
     }
     evicted = 0
-    now = int(np.maximum(state[CLOCK], scalars[CLOCK]))
+    # The batches of both tables lie in the past.
+    scalars[CLOCK] = jnp.maximum(state[CLOCK], scalars[CLOCK])
+    now = int(scalars[CLOCK])
     state = dict(state)
     with Progress(progress, "load_keys", len(about["files"])) as bar:
-        for part in _parts(name, about, taken, table.features):
+        for part in _parts(name, about, {own: state[own].shape[1:] for own in taken}):
             now += 1
             state, more = _placed(table, state, part, wanted, now, method)
             evicted += more
@@ -257,12 +259,19 @@ def _file(number: int) -> str:
     return f"keys-{number:05}.safetensors"
 
 
+def _read(path: str, file: str) -> StoredArrays:
+    try:
+        return read_safetensors(os.path.join(path, file))
+    except FileNotFoundError:
+        raise MissingError(f"{path}: is no complete dump of a hash table; it has no {file}.") from None
+
+
 def _about(path: str) -> dict[str, Any]:
     try:
         found = json.loads(Path(path, _ABOUT).read_text())
         if found["version"] != _VERSION:
             raise FileError(f"{path}: is of version {found['version']}; expected {_VERSION}.")
-        return found
+        return {name: found[name] for name in ("features", "keys", "files", "arrays")}
     except FileNotFoundError:
         raise MissingError(
             f"{path}: is no complete dump of a hash table; it has no {_ABOUT}."
@@ -289,16 +298,18 @@ def _check_arrays(
 
 
 def _parts(
-    path: str, about: Mapping[str, Any], taken: list[str], features: int
+    path: str, about: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[dict[str, np.ndarray]]:
     for file in about["files"]:
-        stored = read_safetensors(os.path.join(path, file))
-        arrays = {name: np.asarray(stored[name].read()) for name in (*_OF_KEYS, *taken)}
+        stored = _read(path, file)
+        arrays = {name: np.asarray(stored[name].read()) for name in (*_OF_KEYS, *shapes)}
         lengths = {len(array) for array in arrays.values()}
         if len(lengths) != 1 or any(arrays[k].dtype != dtype for k, dtype in _OF_KEYS.items()):
             raise FileError(f"{stored.path}: its arrays do not belong to the same keys.")
-        if arrays[taken[0]].shape[1:] != (features,):
-            raise FileError(
-                f"{stored.path}: has rows of shape {arrays[taken[0]].shape[1:]}; expected ({features},)."
-            )
+        for name, expected in shapes.items():
+            if (shape := arrays[name].shape[1:]) != expected:
+                raise FileError(
+                    f"{stored.path}: {name} has entries of shape {shape}; expected {expected}, that of the table. "
+                    "The optimizer state of another rule is left out by optimizer_state=False."
+                )
         yield arrays

@@ -263,7 +263,9 @@ def _read(path: str, file: str) -> StoredArrays:
     try:
         return read_safetensors(os.path.join(path, file))
     except FileNotFoundError:
-        raise MissingError(f"{path}: is no complete dump of a hash table; it has no {file}.") from None
+        raise MissingError(
+            f"{path}: is no complete dump of a hash table; it has no {file}."
+        ) from None
 
 
 def _about(path: str) -> dict[str, Any]:

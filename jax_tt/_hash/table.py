@@ -107,7 +107,8 @@ class HashTable(Wrapper):
         _check_table(self.table)
         one_of("policy", self.policy, POLICIES)
         one_of("safe_check", self.safe_check, SAFE_CHECKS)
-        as_positive("min_age", self.min_age)
+        if as_positive("min_age", self.min_age) >= 2**31:
+            raise ValueError(f"min_age: got {self.min_age}; expected less than 2**31.")
         _check_capacity(self.label, self.num_embeddings, as_positive("ways", self.ways))
         object.__setattr__(self, "admission", as_admission(self.admission))
         if not -(2**63) <= as_int("seed", self.seed) < 2**64:

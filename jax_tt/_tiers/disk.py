@@ -95,7 +95,7 @@ class DiskStore:
 
     def _open(self) -> None:
         self._environment = self._lmdb.open(
-            str(self.path), map_size=_MAP_BYTES, max_dbs=1 + len(self._sizes), sync=False
+            str(self.path), map_size=_MAP_BYTES, max_dbs=1 + len(self._sizes)
         )
         self._records = {
             name: self._environment.open_db(b"records/" + name.encode()) for name in self._sizes
@@ -136,7 +136,6 @@ class DiskStore:
     def _commit(self, saved: bytes) -> None:
         self._write.put(_SAVED, saved, db=self._others)
         self._write.commit()
-        self._environment.sync(True)
         self._write = self._environment.begin(write=True)
 
     def _close(self) -> None:

@@ -36,4 +36,4 @@ def padded(words: np.ndarray, fewest: int) -> tuple[np.ndarray, np.ndarray]:
 
 def on_host(make: Callable[[], Any]) -> Any:
     """Arrays in host memory, whose ops run on the CPU."""
-    return jax.device_put(make(), jax.devices("cpu")[0])
+    return jax.device_put(make(), jax.local_devices(backend="cpu")[0])

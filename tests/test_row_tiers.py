@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import jax_tt
+from jax_tt._hash.initial import Normal, initial_rows
+from jax_tt._tiers.words import to_words
 from tests import row_tiers_run
 
 RULE = jax_tt.optimizers.Adagrad(0.1)
@@ -232,16 +234,29 @@ def test_errors_of_batches():
         with pytest.raises((TypeError, ValueError), match=message):
             trained(tiers, state, [batch_of(bad)])
     batches = [batch_of([1]), batch_of([2])]
-    with pytest.raises(RuntimeError, match="batch 0 was not loaded before"):
+    with pytest.raises(RuntimeError, match=r"batch \d+ was not loaded before"):
         list(tiers.prefetch(batches))
     iteration = tiers.prefetch(batches)
     first = next(iteration)
     with pytest.raises(RuntimeError, match="another iteration over batches has not ended"):
         next(tiers.prefetch(batches))
     state = tiers.load(state, first)
-    with pytest.raises(ValueError, match="staged: got batch 0; expected 1"):
+    message = f"staged: got batch {first.number}; expected {first.number + 1}"
+    with pytest.raises(ValueError, match=message):
         tiers.load(state, first)
     iteration.close()
+
+
+@pytest.mark.parametrize("seed", [np.int64(3), -(2**63), 2**64 - 1])
+def test_seeds_are_those_of_hash_tables(tmp_path, seed):
+    keys = np.array([1, 2**63], np.uint64)
+    words = np.array([int(seed) >> 32 & 0xFFFFFFFF, int(seed) & 0xFFFFFFFF], np.uint32)
+    for _ in range(2):
+        tiers, state = small_tiers(tmp_path / "rows", seed=seed)
+        rows = initial_rows(Normal(8**-0.5), words, to_words(keys), 8)
+        assert (tiers.read(state, "item", keys) == rows).all()
+        tiers.save(state)
+        tiers.close()
 
 
 def test_errors_of_options():
@@ -252,6 +267,7 @@ def test_errors_of_options():
         ({"host_rows": 0}, "host_rows: got 0"),
         ({"host_rows": 64, "policy": "fifo"}, "policy: got 'fifo'; expected one of 'lru', 'lfu'"),
         ({"host_rows": 64, "initializer": 3}, "initializer: got 3"),
+        ({"host_rows": 64, "seed": 2**64}, "seed: got 18446744073709551616; expected an integer"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
             jax_tt.Tier(**options)
@@ -286,6 +302,8 @@ def test_errors_of_disks(tmp_path):
         small_tiers(tmp_path / "rows")
     state = trained(tiers, state, [batch_of(np.arange(8))])
     tiers.save(state, b"first")
+    with pytest.raises(RuntimeError, match="restored: rows have changed"):
+        tiers.restored(state)
     before = tiers.read(state, "item", np.arange(8))
     tiers.close()
     with pytest.raises(jax_tt.StoreError, match="the store is closed"):

@@ -60,7 +60,7 @@ class Tier:
         policy: the rows that leave the device are the least recently (``"lru"``) or the least frequently used ones
             (``"lfu"``).
         ways: rows in a set; a row can be in two sets.
-        seed: of initial rows.
+        seed: of initial rows, an integer of 64 bits.
         initializer: of initial rows; default ``Normal(1 / sqrt(features))``.
 
     >>> import jax_tt
@@ -84,7 +84,8 @@ class Tier:
         if self.num_embeddings is not None:
             as_positive("Tier.num_embeddings", self.num_embeddings)
         one_of("Tier.policy", self.policy, POLICIES)
-        as_int("Tier.seed", self.seed)
+        if not -(2**63) <= as_int("Tier.seed", self.seed) < 2**64:
+            raise ValueError(f"Tier.seed: got {self.seed}; expected an integer of 64 bits.")
         if self.initializer is not None and not isinstance(self.initializer, InitialRows):
             raise TypeError(
                 f"Tier.initializer: got {self.initializer!r}; expected None or one of jax_tt.initial_rows, e.g. "
@@ -115,8 +116,8 @@ class Tier:
 
     def about(self, layout: RecordLayout) -> dict[str, Any]:
         """What must not change while rows are on disk."""
-        rows = self.initializer and [type(self.initializer).__name__, self.initializer.scale]
-        return {"record": layout.about(), "seed": self.seed, "initializer": rows}
+        rows = self.initializer and [type(self.initializer).__name__, float(self.initializer.scale)]
+        return {"record": layout.about(), "seed": int(self.seed), "initializer": rows}
 
 
 @dataclasses.dataclass
@@ -145,7 +146,7 @@ class TieredRows:
         self._host = HostStore(tier.host_rows, layout.size, tier.ways, disk, name)
         self._initial = tier.initializer or Normal(table.features**-0.5)
         self._features = table.features
-        seed = np.array([tier.seed >> 32, tier.seed], np.int64).astype(np.uint32)
+        seed = to_words(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
         self._seed = on_host(lambda: seed)
         # Of what has been loaded: the key of every slot, whether it has one, and whether disk lacks its last value.
         rows = table.num_embeddings

@@ -201,8 +201,18 @@ class Tiers:
 
         Args:
             state: an initial state of the collection.
+
+        Raises:
+            RuntimeError: batches have been prefetched before.
+            StoreError: there is no tier on disk, or it cannot be read.
         """
-        data = self._needs_disk("restored").saved()
+        disk = self._needs_disk("restored")
+        if self._staged:
+            raise RuntimeError(
+                "restored: rows have changed since the tiers were opened; close them without saving, and call it on "
+                "new ones before the first batch."
+            )
+        data = disk.saved()
         if data is None:
             return None
         rest, other = saved_arrays.from_bytes(data)

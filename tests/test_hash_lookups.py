@@ -246,6 +246,7 @@ def test_bad_input():
         ({"capacity": 0}, "capacity: got 0"),
         ({"ways": 7}, "ways: got 7 for a capacity of 64; expected a divisor of it. Use the capac"),
         ({"ways": 0}, "ways: got 0"),
+        ({"capacity": 256, "ways": 128}, "ways: got 128; expected at most 64"),
         ({"policy": "fifo"}, "policy: got 'fifo'; expected one of"),
         ({"min_age": 0}, "min_age: got 0"),
         ({"min_age": 2**31}, r"min_age: got 2147483648; expected less than 2\*\*31"),

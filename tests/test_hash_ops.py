@@ -35,12 +35,12 @@ def test_find_and_insert(sets, ways, n, keys, policy, method):
     draw = np.random.default_rng(n)
     pool = words([*EXTREMES, *draw.integers(2**64, size=keys, dtype=np.uint64)])
     directory = init_directory(sets, ways)
-    insert = jax.jit(backend.insert, static_argnums=(6, 7, 8))
+    insert = jax.jit(backend.insert, static_argnums=(6, 7))
     find = jax.jit(backend.find, static_argnums=3)
     for now in range(1, 5):
         asked, here = pool[draw.integers(len(pool), size=n)], draw.random(n) < 0.9
         given = draw.integers(2, size=(n, 2), dtype=np.uint32)
-        batch = asked, here, given, jnp.int32(now), jnp.uint32(now // 2), policy, 2
+        batch = asked, here, given, jnp.int32(now), jnp.uint32(now // 2), Eviction(policy, 2)
         expected = insert(directory, *batch, "reference")
         equal(insert(directory, *batch, method), expected)
         directory = expected[0]
@@ -147,10 +147,10 @@ def test_under_vmap(method):
 
 def test_changes_are_in_place(method):
     directory = init_directory(4, 4)
-    insert = jax.jit(backend.insert, static_argnums=(6, 7, 8), donate_argnums=0)
+    insert = jax.jit(backend.insert, static_argnums=(6, 7), donate_argnums=0)
     before = [array.unsafe_buffer_pointer() for array in directory]
     batch = words([5, 6]), np.ones(2, bool), words([0, 0]), jnp.int32(1), jnp.uint32(0)
-    after, done = insert(directory, *batch, "lru", 1, method)
+    after, done = insert(directory, *batch, Eviction("lru"), method)
     assert [array.unsafe_buffer_pointer() for array in after] == before
     rows = jnp.zeros((16, 2))
     where = rows.unsafe_buffer_pointer()

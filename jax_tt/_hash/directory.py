@@ -10,6 +10,9 @@ import jax.numpy as jnp
 # are given; or a number that is given with the batch.
 POLICIES = ("none", "lru", "lfu", "epoch_lru", "epoch_lfu", "custom")
 
+# The native ops have a bit for every way of a set.
+MAX_WAYS = 64
+
 # What `Insertion.counts` holds. `hits` and `requests` are positions of the batch, the others distinct keys.
 COUNTERS: tuple[str, ...] = (
     "requests",

@@ -17,6 +17,7 @@ from jax_tt._hash import backend
 from jax_tt._hash.admission import Admission, AdmitAfter, as_admission
 from jax_tt._hash.directory import (
     COUNTERS,
+    MAX_WAYS,
     POLICIES,
     Eviction,
     KeyDirectory,
@@ -65,8 +66,8 @@ class HashTable(Wrapper):
         policy: what the score of a key is, by which keys are evicted from full sets: ``"lru"``, the last batch that
             requested it; ``"lfu"``, its requests; ``"epoch_lru"`` and ``"epoch_lfu"``, these within epochs;
             ``"custom"``, scores that are given with the batch; or ``"none"``, nothing is evicted.
-        ways: slots of a set; a key may be in two sets.
-        min_age: a key may be evicted if its last batch is at least so many batches ago, 1 or more.
+        ways: slots of a set, at most 64; a key may be in two sets.
+        min_age: a key may be evicted if its last batch is at least so many batches ago, from 1 to 2^31 - 1.
         admission: which new keys are inserted: None for all, `AdmitAfter` (or its number of requests), or
             `AdmitWithProbability`.
         max_capacity: what `grow_if_full` never exceeds; None for no growth.
@@ -303,6 +304,8 @@ def _check_table(table: Table) -> None:
 
 
 def _check_capacity(label: str, capacity: int, ways: int) -> None:
+    if ways > MAX_WAYS:
+        raise ValueError(f"{label}ways: got {ways}; expected at most {MAX_WAYS}, e.g. ways=8.")
     if capacity % ways:
         raise ValueError(
             f"{label}ways: got {ways} for a capacity of {capacity}; expected a divisor of it. Use the capacity "

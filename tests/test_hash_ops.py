@@ -100,6 +100,19 @@ def test_exchange(skipped, return_old, method):
     equal(jax.jit(exchanged, static_argnums=0)(method), exchanged("reference"))
 
 
+def test_gradients_of_an_exchange(method):
+    """Of the rows that stay and of the new ones; arrays of integers beside them have none."""
+    arrays, slots = [jnp.ones((4, 2)), jnp.arange(4)], jnp.array([1, 2, 4], jnp.int32)
+
+    def loss(rows, new):
+        changed, old = backend.exchange([rows, arrays[1]], [new, 7], slots, method, return_old=True)
+        return jnp.sum(changed[0] * jnp.arange(8.0).reshape(4, 2)) + 10 * jnp.sum(old[0])
+
+    of_rows, of_new = jax.jit(jax.grad(loss, (0, 1)))(arrays[0], jnp.ones((3, 2)))
+    equal(of_rows, [[0, 1], [10, 10], [10, 10], [6, 7]])
+    equal(of_new, [[2, 3], [4, 5], [0, 0]])
+
+
 def test_exchange_of_nothing(method):
     array, none = jnp.ones((4, 2)), jnp.zeros(0, jnp.int32)
     equal(

@@ -80,12 +80,20 @@ def exchange(
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Exchanges entries of arrays; see `jax_tt._hash.rows.exchange`. Without ``return_old`` there are no old ones."""
 
-    def native(arrays: Any, new: Any, slots: jax.Array, platform: str) -> Any:
-        return _native.hash_exchange(arrays, new, slots, return_old=return_old, platform=platform)
-
     def plain(arrays: Any, new: Any, slots: jax.Array) -> Any:
         changed, old = rows.exchange(arrays, new, slots)
         return changed, old if return_old else []
+
+    def native(arrays: Any, new: Any, slots: jax.Array, platform: str) -> Any:
+        @jax.custom_jvp
+        def exchanged(arrays: Any, new: Any, slots: jax.Array) -> Any:
+            return _native.hash_exchange(
+                arrays, new, slots, return_old=return_old, platform=platform
+            )
+
+        # A native call has no derivative, and rows may be inserted inside a function that is differentiated.
+        exchanged.defjvp(lambda primals, tangents: jax.jvp(plain, primals, tangents))
+        return exchanged(arrays, new, slots)
 
     entries = [jnp.asarray(x, array.dtype) for x, array in zip(new, arrays, strict=True)]
     return _run(native, plain, {}, method, list(arrays), entries, slots)

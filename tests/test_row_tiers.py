@@ -224,15 +224,28 @@ def test_batches_without_ids_and_empty_streams():
     assert tiers.statistics()["item"].created == 1
 
 
+def test_other_entries_travel_with_a_batch():
+    tiers, state = small_tiers(depth=1)
+    batches = [{**batch_of([k]), "label": np.array([k])} for k in range(5)]
+    labels = []
+    for staged in tiers.prefetch(batches):
+        state = tiers.load(state, staged)
+        labels.append(int(staged.other["label"][0]))
+        assert "label" not in staged.batch
+    assert labels == [0, 1, 2, 3, 4]
+
+
 def test_errors_of_batches():
     tiers, state = small_tiers(depth=1, num_embeddings=50)
     for bad, message in (
         ([0.5], r"batch\['seen'\]: got ids of type float64; expected integers"),
         ([50], r"batch\['seen'\]: got the id 50; expected 0 to 49"),
         (np.arange(17), "17 distinct ids of a batch do not fit into the 16 rows"),
+        (None, "batch: got a NoneType; expected a dict"),
+        ({}, "batch: has no feature 'seen'; expected 'seen', 'cart', 'user'"),
     ):
         with pytest.raises((TypeError, ValueError), match=message):
-            trained(tiers, state, [batch_of(bad)])
+            trained(tiers, state, [batch_of(bad) if isinstance(bad, list | np.ndarray) else bad])
     batches = [batch_of([1]), batch_of([2])]
     with pytest.raises(RuntimeError, match=r"batch \d+ was not loaded before"):
         list(tiers.prefetch(batches))

@@ -32,7 +32,7 @@ def measure(settings: Settings, report: Report) -> None:
     try:
         tier = jax_tt.Tier(host_rows=host)
         with jax_tt.Tiers(collection, {"item": tier}, path=directory) as tiers:
-            times = []
+            times, start, waited, before = [], 0.0, 0.0, tiers.statistics()["item"]
             iteration = tiers.prefetch({"item": ids} for ids in stream)
             for k, staged in enumerate(iteration):
                 if k == warm:

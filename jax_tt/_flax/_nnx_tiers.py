@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_tt._flax._nnx_collection import EmbedCollection
 from jax_tt._tiers.table import Tier, TierStatistics
-from jax_tt._tiers.tiers import Tiers
+from jax_tt._tiers.tiers import Staged, Tiers
 
 
 class LayerTiers:
@@ -34,8 +34,8 @@ class LayerTiers:
         ...     optimizer.update(embed, nnx.grad(lambda embed: (embed(batch)["item"] ** 2).sum())(embed))
         >>> tiers = jax_tt.LayerTiers(embed, {"item": jax_tt.Tier(host_rows=1024)})
         >>> ids = np.random.default_rng(0).integers(0, 2**63, size=(20, 10, 1))
-        >>> for batch in tiers.prefetch({"item": batch} for batch in ids):
-        ...     step(embed, optimizer, batch)
+        >>> for staged in tiers.prefetch({"item": batch} for batch in ids):
+        ...     step(embed, optimizer, staged.batch)
         >>> tiers.statistics()["item"].evicted
         136
     """
@@ -56,15 +56,19 @@ class LayerTiers:
         self._embed = embed
         self._tiers = Tiers(embed.collection, tiers, path=path, depth=depth)
 
-    def prefetch(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches with slots in place of ids, each when its rows have been loaded into the layer.
+    def prefetch(self, batches: Iterable[Any]) -> Iterator[Staged]:
+        """The batches in their order, each when its rows have been loaded into the layer.
 
         Args:
-            batches: dicts or `KeyedBags` for the layer, of numpy arrays.
+            batches: dicts or `KeyedBags` for the layer, of numpy arrays. A dict may hold more than the features.
+
+        Returns:
+            An iterator over `Staged`: ``staged.batch`` has slots in place of ids, and ``staged.other`` the rest of a
+            dict.
         """
         for staged in self._tiers.prefetch(batches):
             self._embed.set_arrays(self._tiers.load(self._embed.arrays(), staged))
-            yield staged.batch
+            yield staged
 
     def save(self, other: bytes = b"") -> None:
         """`Tiers.save` of the variables of the layer."""

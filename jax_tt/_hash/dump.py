@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -187,7 +188,8 @@ def load_keys(
     # The batches of both tables lie in the past.
     scalars[CLOCK] = jnp.maximum(state[CLOCK], scalars[CLOCK])
     now = int(scalars[CLOCK])
-    state = dict(state)
+    # One copy, which the files are then written into.
+    state = {**state, **{array: jnp.copy(state[array]) for array in wanted}}
     with Progress(progress, "load_keys", len(about["files"])) as bar:
         for part in _parts(name, about, {own: state[own].shape[1:] for own in taken}):
             now += 1
@@ -233,11 +235,14 @@ def _placed(
         jnp.asarray(part[name][order] if name in part else value, state[name].dtype)
         for name, value in wanted.items()
     ]
-    arrays, _ = backend.exchange(
-        [state[name] for name in wanted], new, slots[order], method, return_old=False
-    )
+    arrays = _written([state[name] for name in wanted], new, slots[order], method)
     state = {**state, **named_directory(directory), **dict(zip(wanted, arrays, strict=True))}
     return state, evicted + refused
+
+
+@partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _written(arrays: Any, new: Any, slots: jax.Array, method: str) -> Any:
+    return backend.exchange(arrays, new, slots, method, return_old=False)[0]
 
 
 def _with_own_rows(table: Any) -> HashTable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,25 @@ from jax_tt._split_ids import SplitIds
 from jax_tt._tiers.words import to_integers
 
 
-def features_of(batch: Any) -> dict[str, Any]:
-    """The input of every feature."""
-    return {name: batch[name] for name in batch}
+def features_of(batch: Any, features: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """The part of a batch that a collection takes, and the rest of a dict.
+
+    Raises:
+        TypeError, ValueError: the batch is of another type, or lacks a feature.
+    """
+    if not isinstance(batch, Mapping | KeyedBags):
+        raise TypeError(
+            f"batch: got a {type(batch).__name__}; expected a dict from the features to ids or Bags, or KeyedBags."
+        )
+    missing = [name for name in features if name not in list(batch)]
+    if missing:
+        raise ValueError(
+            f"batch: has no feature {missing[0]!r}; expected {', '.join(map(repr, features))}."
+        )
+    if isinstance(batch, KeyedBags):
+        return batch, {}
+    own = {name: batch[name] for name in features}
+    return own, {name: value for name, value in batch.items() if name not in own}
 
 
 def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarray, np.ndarray]:

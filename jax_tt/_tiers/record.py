@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.table import Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class RecordLayout:
     initial: tuple[float | None, ...]
 
     @classmethod
-    def of(cls, table: DenseTable) -> RecordLayout:
+    def of(cls, table: Table) -> RecordLayout:
         own = table.row_arrays
         like = jax.eval_shape(table.init, jax.random.key(0))
         shapes = tuple(like[name].shape[1:] for name in own)

@@ -12,7 +12,7 @@ import numpy as np
 from jax_tt._arguments import as_int, as_positive, one_of
 from jax_tt._hash import backend
 from jax_tt._hash.initial import InitialRows, Normal
-from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.table import Table
 from jax_tt._tiers.disk import DiskStore
 from jax_tt._tiers.host import HostStore
 from jax_tt._tiers.places import DevicePlaces, Exchanged
@@ -94,7 +94,7 @@ class Tier:
 
     def check(self, name: str, table: Any) -> None:
         """Raises unless rows of this table can leave the device."""
-        if not isinstance(table, DenseTable) or table.update is None:
+        if not table.row_names or table.update is None:
             raise TypeError(
                 f"tiers[{name!r}]: got a {type(table).__name__} {'without' if table.update is None else 'with'} an "
                 "optimizer; expected a dense_table with one, whose state travels with the rows."
@@ -110,7 +110,7 @@ class Tier:
                 "device too; use another rule, such as RowWiseAdagrad."
             )
 
-    def layout(self, table: DenseTable) -> RecordLayout:
+    def layout(self, table: Table) -> RecordLayout:
         """The records of the rows of this table."""
         return RecordLayout.of(table)
 
@@ -139,7 +139,7 @@ class TieredRows:
     """The rows of one table, by 64-bit key."""
 
     def __init__(
-        self, name: str, table: DenseTable, tier: Tier, layout: RecordLayout, disk: DiskStore | None
+        self, name: str, table: Table, tier: Tier, layout: RecordLayout, disk: DiskStore | None
     ):
         self.tier, self.layout = tier, layout
         self.places = DevicePlaces(table.num_embeddings, tier.ways, tier.policy, f"table {name!r}")
@@ -199,7 +199,8 @@ class TieredRows:
         slots = np.flatnonzero(self._changed & self._full)
         for first in range(0, len(slots), _CHUNK):
             part = slots[first : first + _CHUNK]
-            self._host.write(self._keys[part], self._records(state, part))
+            entries = self._entries(state, self.layout.names, part)
+            self._host.write(self._keys[part], self.layout.records(entries))
         self._changed[:] = False
 
     def read(self, state: Any, keys: np.ndarray) -> np.ndarray:
@@ -216,8 +217,7 @@ class TieredRows:
             if len(distinct)
             else False
         )
-        on_device = np.asarray(state[self.layout.names[0]])
-        rows[places[here]] = on_device[slots[here]]
+        (rows[places[here]],) = self._entries(state, self.layout.names[:1], slots[here])
         return rows[inverse]
 
     def statistics(self) -> TierStatistics:
@@ -262,8 +262,12 @@ class TieredRows:
             del self._leaving[number]
         return True
 
-    def _records(self, state: Any, slots: np.ndarray) -> np.ndarray:
-        return self.layout.records([np.asarray(state[name])[slots] for name in self.layout.names])
+    def _entries(self, state: Any, names: tuple[str, ...], slots: np.ndarray) -> list[np.ndarray]:
+        """The entries of these slots on the device, of which no others are transferred."""
+        wanted = np.zeros(rounded_up(len(slots), _FEWEST), np.int32)
+        wanted[: len(slots)] = slots
+        found = _gathered([state[name] for name in names], wanted)
+        return [np.asarray(array)[: len(slots)] for array in found]
 
     def _initial_rows(self, keys: np.ndarray) -> np.ndarray:
         words, present = padded(to_words(keys), _FEWEST)
@@ -279,6 +283,11 @@ def _lengthened(array: np.ndarray, size: int) -> np.ndarray:
     longer = np.zeros((size, *array.shape[1:]), array.dtype)
     longer[: len(array)] = array
     return longer
+
+
+@jax.jit
+def _gathered(arrays: list[jax.Array], slots: jax.Array) -> list[jax.Array]:
+    return [array[slots] for array in arrays]
 
 
 @partial(jax.jit, static_argnums=(0, 4, 5))

@@ -17,7 +17,7 @@ import numpy as np
 from jax_tt._arguments import as_int
 from jax_tt._collection.collection import Collection, States
 from jax_tt._hash import backend
-from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.table import Table
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.inputs import apart, features_of, keys_of, with_slots
@@ -29,12 +29,14 @@ class Staged(NamedTuple):
 
     Attributes:
         batch: of the collection, with the slots of the rows in place of ids.
+        other: what a dict had beside the features, such as labels, unchanged.
         number: of the batch, from 0. Those of batches that are dropped are not used again.
         exchanges: slots and new entries by table.
         plans: which keys the rows belong to, by table.
     """
 
     batch: Any
+    other: dict[str, Any]
     number: int
     exchanges: dict[str, Any]
     plans: dict[str, Any]
@@ -121,7 +123,8 @@ class Tiers:
         were prepared ahead are dropped.
 
         Args:
-            batches: dicts or `KeyedBags` for `embed_collection`, of numpy arrays.
+            batches: dicts or `KeyedBags` for `embed_collection`, of numpy arrays. A dict may hold more than the features.
+                With a ``depth`` they are asked for in a thread, which is waited for when the iteration ends.
 
         Raises:
             TypeError, ValueError: a batch does not fit; with a depth, when it is its turn.
@@ -268,7 +271,7 @@ class Tiers:
 
     def _stage(self, batch: Any, stopped: threading.Event) -> Staged:
         """Decides which rows a batch exchanges, and fetches those that come."""
-        values = features_of(batch)
+        values, other = features_of(batch, list(self._collection.features))
         # Counted before the first change, so that what a failed batch left behind is forgotten.
         number, self._staged = self._staged, self._staged + 1
         slots: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -287,7 +290,7 @@ class Tiers:
                         raise _StoppedError
                     self._changed.wait(0.1)
                 exchanges[name] = own.fetch(number, plans[name])
-        return Staged(with_slots(batch, slots), number, exchanges, plans)
+        return Staged(with_slots(values, slots), other, number, exchanges, plans)
 
     def _forget_what_was_not_loaded(self) -> None:
         with self._changed:
@@ -356,7 +359,7 @@ def _exchanged(arrays: Any, entries: Any, slots: Any) -> Any:
     return backend.exchange(arrays, entries, slots, "auto", return_old=True)
 
 
-def _checked(collection: Any, tiers: Any) -> dict[str, DenseTable]:
+def _checked(collection: Any, tiers: Any) -> dict[str, Table]:
     """The tables with tiers."""
     if not isinstance(collection, Collection):
         raise TypeError(

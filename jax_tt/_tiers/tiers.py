@@ -123,7 +123,7 @@ class Tiers:
         were prepared ahead are dropped.
 
         Args:
-            batches: dicts or `KeyedBags` for `embed_collection`, of numpy arrays. A dict may hold more than the features.
+            batches: dicts or `KeyedBags` for `embed_collection`, of numpy arrays. A dict may hold more than features.
                 With a ``depth`` they are asked for in a thread, which is waited for when the iteration ends.
 
         Raises:

@@ -18,7 +18,7 @@ import numpy as np
 import jax_tt
 from jax_tt import optimizers
 from jax_tt._hash import backend
-from jax_tt._hash.directory import init_directory
+from jax_tt._hash.directory import Eviction, init_directory
 from jax_tt._hash.initial import Normal
 from tests.helpers import SHAPES, make_case
 
@@ -147,7 +147,7 @@ def collection_step() -> Any:
 def hash_results() -> Iterator[tuple[str, list[Any]]]:
     """A table of keys that is filled beyond its capacity and doubled, for sets of whole vectors and others."""
     rng = np.random.default_rng(5)
-    insert = jax.jit(backend.insert, static_argnums=(6, 7, 8))
+    insert = jax.jit(backend.insert, static_argnums=(6, 7))
     epoch, n = jnp.uint32(2), 9000
     for ways in (4, 8, 16, 33):
         directory = init_directory(6000 // ways, ways)
@@ -156,7 +156,9 @@ def hash_results() -> Iterator[tuple[str, list[Any]]]:
         done: list[Any] = []
         for now, batch in enumerate(keys, 1):
             stamps = jnp.zeros((n, 2), jnp.uint32), jnp.int32(now), epoch
-            directory, of_batch = insert(directory, batch, here[now - 1], *stamps, "lfu", 1, "ffi")
+            directory, of_batch = insert(
+                directory, batch, here[now - 1], *stamps, Eviction("lfu"), "ffi"
+            )
             done.append(of_batch)
         found = backend.find(directory, keys[0], here[2], "ffi")
         rows = jnp.zeros((directory.capacity, 7))

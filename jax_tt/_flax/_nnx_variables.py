@@ -78,7 +78,7 @@ class HashState(nnx.Variable):
         >>> from flax import nnx
         >>> layer = jax_tt.HashEmbed(jax_tt.hash_table(16, 1024), rngs=nnx.Rngs(0))
         >>> nnx.state(layer, jax_tt.HashState)["hash_keys"].shape
-        (64, 2, 16)
+        (128, 2, 8)
     """
 
 

@@ -46,6 +46,10 @@ class Loaded(NamedTuple):
     Attributes:
         keys: the number of keys in the dump.
         evicted: keys of the dump or of the table before that found no room in the end, those with the lowest scores.
+
+    >>> import jax_tt
+    >>> jax_tt.Loaded(keys=5, evicted=0).keys
+    5
     """
 
     keys: int
@@ -168,6 +172,15 @@ def load_keys(
         FileError: the directory is missing, incomplete, damaged or that of another kind of table.
         ValueError: the policy is "none" and there is no room for all keys.
         TypeError: ``table`` is not a `HashTable` whose rows are those of single keys.
+
+    >>> import jax, jax_tt, numpy as np, os, tempfile
+    >>> table, path = jax_tt.hash_table(8, 64), os.path.join(tempfile.mkdtemp(), "items")
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
+    >>> last = jax_tt.dump_keys(table, state, path)
+    >>> larger = jax_tt.hash_table(8, 256)
+    >>> loaded, counts = jax_tt.load_keys(larger, larger.init(jax.random.key(1)), path)
+    >>> counts
+    Loaded(keys=5, evicted=0)
     """
     table = _with_own_rows(table)
     table.check(state)

@@ -30,6 +30,10 @@ class InitialRows:
 
     Attributes:
         scale: what quantiles are multiplied by.
+
+    >>> import jax_tt
+    >>> isinstance(jax_tt.Normal(0.01), jax_tt.InitialRows)
+    True
     """
 
     scale: float
@@ -62,14 +66,24 @@ class InitialRows:
 
 
 class Normal(InitialRows):
-    """A normal distribution with standard deviation ``scale``, up to 6.2 standard deviations."""
+    """A normal distribution with standard deviation ``scale``, up to 6.2 standard deviations.
+
+    >>> import jax_tt
+    >>> jax_tt.Normal(1.0).quantile(0.5) < 0.68 < jax_tt.Normal(1.0).quantile(0.49)
+    True
+    """
 
     def quantile(self, probability: float) -> float:
         return NormalDist().inv_cdf(1 - probability / 2)
 
 
 class TruncatedNormal(InitialRows):
-    """A normal distribution cut off at two standard deviations, with standard deviation ``scale`` before the cut."""
+    """A normal distribution cut off at two standard deviations, with standard deviation ``scale`` before the cut.
+
+    >>> import jax_tt
+    >>> round(jax_tt.TruncatedNormal(1.0).quantile(2**-32), 3)
+    2.0
+    """
 
     def quantile(self, probability: float) -> float:
         inside = 2 * NormalDist().cdf(2) - 1
@@ -77,14 +91,26 @@ class TruncatedNormal(InitialRows):
 
 
 class Uniform(InitialRows):
-    """A uniform distribution between ``-scale`` and ``scale``."""
+    """A uniform distribution between ``-scale`` and ``scale``.
+
+    >>> import jax_tt
+    >>> jax_tt.hash_table(8, 64, initializer=jax_tt.Uniform(0.1)).initializer.scale
+    0.1
+    """
 
     def quantile(self, probability: float) -> float:
         return 1 - probability
 
 
 class Constant(InitialRows):
-    """``scale`` in every element."""
+    """``scale`` in every element.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 64, initializer=jax_tt.Constant(0.5), safe_check="ignore")
+    >>> rows, _ = jax_tt.lookup_rows(table, table.init(jax.random.key(0)), np.array([3]), jax_tt.Lookup())
+    >>> float(rows[0, 0])
+    0.5
+    """
 
     signed: ClassVar[bool] = False
 

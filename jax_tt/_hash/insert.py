@@ -46,6 +46,13 @@ class Evicted(NamedTuple):
         touched: int32 ``[n]``, the number of the last batch that requested the key.
         arrays: the row and its optimizer state by the name of the array in the state, ``[n, ...]`` in its type; empty
             if the rows of the table share parameters.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 8, ways=8)
+    >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(8))
+    >>> state, inserted = jax_tt.insert_keys(table, state, np.array([99]), return_evicted=True)
+    >>> inserted.evicted.keys.tolist(), inserted.evicted.arrays["embedding"].shape
+    ([[0, 0]], (1, 8))
     """
 
     keys: Any
@@ -64,6 +71,12 @@ class Inserted(NamedTuple):
             ``"inserted"``, ``"evicted"`` and ``"refused"`` distinct keys. Refused ones found no room; the others that
             were neither there nor inserted were not admitted.
         evicted: `Evicted`, beside the new keys in the same slots; None unless asked for.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 64)
+    >>> state, inserted = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.array([7, 7, 3]))
+    >>> sorted(inserted.keys[:2, 1].tolist())
+    [3, 7]
     """
 
     slots: Any

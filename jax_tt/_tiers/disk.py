@@ -21,7 +21,19 @@ _SAVED = b"saved"
 
 
 class StoreError(Exception):
-    """A store cannot be opened, read or written."""
+    """A store cannot be opened, read or written.
+
+    >>> import jax_tt, tempfile
+    >>> table = jax_tt.dense_table(64, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+    >>> collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
+    >>> sizes, path = {"item": jax_tt.Tier(host_rows=64)}, tempfile.mkdtemp()
+    >>> with jax_tt.Tiers(collection, sizes, path=path) as tiers:
+    ...     try:
+    ...         jax_tt.Tiers(collection, sizes, path=path)
+    ...     except jax_tt.StoreError as error:
+    ...         print(str(error).partition(": ")[2].partition(";")[0])
+    is open in another process or store
+    """
 
 
 class DiskStore:

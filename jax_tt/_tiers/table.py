@@ -37,6 +37,11 @@ class TierStatistics(NamedTuple):
         evicted: rows that left the device for host memory.
         to_disk: rows written to disk.
         record_bytes: of a row with its optimizer state, to count bytes moved.
+
+    >>> import jax_tt
+    >>> counts = jax_tt.TierStatistics(10, 6, 4, 1, 1, 2, 0, 0, 260)
+    >>> counts.loaded * counts.record_bytes
+    1040
     """
 
     requests: int

@@ -33,6 +33,15 @@ class Staged(NamedTuple):
         number: of the batch, from 0. Those of batches that are dropped are not used again.
         exchanges: slots and new entries by table.
         plans: which keys the rows belong to, by table.
+
+    >>> import jax_tt, numpy as np
+    >>> table = jax_tt.dense_table(64, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+    >>> collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
+    >>> tiers = jax_tt.Tiers(collection, {"item": jax_tt.Tier(host_rows=64)}, depth=0)
+    >>> batches = tiers.prefetch([{"item": np.array([[10**12, 10**12]]), "label": 1}])
+    >>> staged = next(batches)
+    >>> bool(staged.batch["item"][0, 0] == staged.batch["item"][0, 1]), staged.other
+    (True, {'label': 1})
     """
 
     batch: Any

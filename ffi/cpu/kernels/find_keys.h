@@ -14,8 +14,8 @@
 
 namespace jax_tt {
 
-// A mask of those of `count` <= 64 words that equal `word`.  No vector reaches beyond the words, where another cache line
-// may begin; a masked one would still read it.
+// A mask of those of `count` <= 64 words that equal `word`.  No vector reaches beyond the words, where another cache
+// line may begin; a masked one would still read it.
 static inline __attribute__((always_inline)) uint64_t EqualWords(const uint32_t* words, int64_t count, uint32_t word) {
   uint64_t mask = 0;
   int64_t i = 0;
@@ -64,8 +64,8 @@ static inline __attribute__((always_inline)) void PrefetchSet(const HashDirector
   for (int64_t offset = 0; offset < 8 * directory.ways; offset += 64) __builtin_prefetch(words + offset);
 }
 
-// Keys that are searched together, in three steps.  Those of three groups alternate, so that what one of them prefetches
-// arrives while others work.
+// Keys that are searched together, in three steps.  Those of three groups alternate, so that what one of them
+// prefetches arrives while others work.
 struct KeyGroup {
   static constexpr int64_t kKeys = 32;
   const uint32_t* keys;

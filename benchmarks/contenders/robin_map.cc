@@ -35,5 +35,4 @@ void find(const void* map, const uint64_t* keys, int64_t n, int32_t* rows) {
     rows[i] = found == of_keys.end() ? -1 : found->second;
   }
 }
-
 }

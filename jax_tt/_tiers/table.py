@@ -26,11 +26,11 @@ _CHUNK, _FEWEST = 1 << 16, 64
 
 
 class TierStatistics(NamedTuple):
-    """Totals of a table with tiers.
+    """Totals of a table with tiers, of all batches that have been prepared, those that are still to be loaded included.
 
     Attributes:
         requests: ids looked up.
-        device_hits: those whose row was on the device.
+        device_hits: those whose row was on the device. All following counts are of distinct rows.
         loaded: distinct rows that came to the device; the next three are its parts.
         host_hits, disk_hits: rows that came from host memory, and from disk.
         created: rows that were new.

@@ -68,6 +68,9 @@ class Tiers:
         path: directory of the tier on disk, for all tables; None for none. Requires ``jax-tt[disk]``.
         depth: batches that are prepared ahead of the one that is loaded, in a thread; 0 for none.
 
+    Attributes:
+        seconds_waited: the time that `prefetch` has waited for rows, and for the batches themselves.
+
     Raises:
         TypeError, ValueError: an argument does not fit.
         StoreError: the directory cannot be used, or belongs to other tables.
@@ -195,7 +198,8 @@ class Tiers:
 
         Args:
             state: the arrays after a step.
-            other: what belongs to this state, such as the serialised parameters of the rest of the model.
+            other: what belongs to this state, such as the serialised parameters of the rest of the model. The file
+                keeps the room of the previous ones for what is written later.
         """
         disk = self._needs_disk("save")
         with self._changed:

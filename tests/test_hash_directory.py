@@ -35,6 +35,7 @@ def check_directory(directory: KeyDirectory, model: ModelDirectory) -> None:
     assert (np.asarray(directory.touched) == touched).all()
 
 
+@pytest.mark.full(but="3-5-3")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("sets", "ways", "min_age"), [(1, 4, 1), (3, 5, 3), (16, 4, 1)])
 def test_directory_equals_model(policy, sets, ways, min_age, method):

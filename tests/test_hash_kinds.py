@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jax_tt
 import jax_tt.linen
@@ -63,6 +64,7 @@ class TestHashOfTensorTrain(HashCase):
     table = jax_tt.HashTable(TRAIN, **OPTIONS)
 
 
+@pytest.mark.full
 class TestHashOfOrdered(HashCase):
     table = jax_tt.HashTable(
         jax_tt.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(48)[::-1])), **OPTIONS

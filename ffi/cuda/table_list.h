@@ -27,10 +27,12 @@ struct OneTable {
 
   Table table;
 
+#if defined(__CUDACC__) || defined(JAX_TT_EMULATION)
   __device__ __forceinline__ const Table& Find(BlockOfTable* own) const {
     *own = {static_cast<int64_t>(blockIdx.x), static_cast<int64_t>(gridDim.x)};
     return table;
   }
+#endif
 };
 
 template <typename Table>
@@ -41,6 +43,7 @@ struct ManyTables {
   const TableBlocks* blocks = nullptr;  // [count], in the order of `first`, which begins at 0
   int count = 0;
 
+#if defined(__CUDACC__) || defined(JAX_TT_EMULATION)
   // The table that this block works on.  Every lane of the warp must call this.
   __device__ __forceinline__ const Table& Find(BlockOfTable* own) const {
     // The lanes read the whole list side by side, which takes less time than a search, whose reads wait for each other.
@@ -54,6 +57,7 @@ struct ManyTables {
     *own = {block - found.first, end - found.first};
     return tables[found.table];
   }
+#endif
 };
 
 // Either of them, for kernels that would take too long to compile for both.
@@ -62,11 +66,13 @@ struct TableList {
   OneTable<Table> one;
   ManyTables<Table> many;  // without tables where there is one
 
+#if defined(__CUDACC__) || defined(JAX_TT_EMULATION)
   // A copy: a reference to either would be one to memory of an unknown kind.
   __device__ __forceinline__ Table Find(BlockOfTable* own) const {
     if (many.tables == nullptr) return one.Find(own);
     return many.Find(own);
   }
+#endif
 };
 
 }  // namespace jax_tt

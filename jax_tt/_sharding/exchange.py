@@ -1,0 +1,51 @@
+"""The messages that devices exchange, those of all tables at once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Carry = TypeVar("Carry")
+
+
+def exchanged(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
+    """Arrays ``[devices, ...]``, of which part k goes to device k; part k of a result comes from device k."""
+    words = [_words(message) for message in messages]
+    ends = [0, *itertools.accumulate(part.shape[1] for part in words)]
+    received = lax.all_to_all(jnp.concatenate(words, axis=1), axes, 0, 0, tiled=True)
+    return [
+        _from_words(received[:, begin:end], message)
+        for begin, end, message in zip(ends[:-1], ends[1:], messages, strict=True)
+    ]
+
+
+def over_rounds(body: Callable[[jax.Array, Carry], Carry], bits: jax.Array, carry: Carry) -> Carry:
+    """``carry = body(k, carry)`` for the rounds that this number of leading bits tells apart, at least one."""
+    last = jnp.where(
+        bits < 32, (jnp.uint32(1) << bits.astype(jnp.uint32)) - 1, jnp.uint32(2**32 - 1)
+    )
+
+    def step(held: Any) -> Any:
+        k, _, carry = held
+        return k + 1, k < last, body(k, carry)
+
+    start = jnp.zeros((), jnp.uint32), jnp.ones((), bool), carry
+    return lax.while_loop(lambda held: held[1], step, start)[2]
+
+
+def _words(array: jax.Array) -> jax.Array:
+    """uint32 ``[devices, words]``."""
+    words = lax.bitcast_convert_type(array, jnp.uint32)
+    return words.reshape(array.shape[0], math.prod(words.shape[1:]))
+
+
+def _from_words(words: jax.Array, like: jax.Array) -> jax.Array:
+    ratio = like.dtype.itemsize // 4
+    shape = like.shape if ratio == 1 else (*like.shape, ratio)
+    return lax.bitcast_convert_type(words.reshape(shape), like.dtype)

@@ -1,0 +1,126 @@
+"""`ShardedGroup`: all sharded tables of a call, whose rows and gradients travel together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._lookup._groups import Call, Cotangents, Gradients
+from jax_tt._lookup._wide import Wide
+from jax_tt._sharding.backward import local_backward
+from jax_tt._sharding.forward import local_forward
+from jax_tt._tables.table import APPLIED
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedGroup:
+    """The group of all tables that are divided over the same devices, for `jax_tt._lookup._groups`.
+
+    Attributes:
+        mesh: the devices.
+        axes: mesh axes that pages are divided over.
+    """
+
+    mesh: Mesh
+    axes: tuple[str, ...]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The other axes, along which devices hold the same rows."""
+        return tuple(name for name in self.mesh.axis_names if name not in self.axes)
+
+    def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
+        self._check(calls)
+        uses = [call.use for call in calls]
+
+        def local(arrays: Any) -> Any:
+            own = [
+                Call(use, state, batch, ())
+                for use, (state, batch) in zip(uses, arrays, strict=True)
+            ]
+            return local_forward(own, self.axes, self.others)
+
+        arrays = [(call.state, call.batch) for call in calls]
+        specs = ([self._specs(call)[:2] for call in calls],)
+        sums, residuals = self._on_devices(local, specs, self._batch)(arrays)
+        return (sums if wide is None else wide.joined(sums)), residuals
+
+    def backward(
+        self, calls: Sequence[Call], residuals: Any, gs: Gradients, wide: Wide | None
+    ) -> list[Cotangents]:
+        if wide is not None:
+            gs = wide.separated(gs, [call.shape for call in calls])
+        uses = [call.use for call in calls]
+
+        def local(arrays: Any, residuals: Any, gs: Any) -> Any:
+            own = [Call(use, *part) for use, part in zip(uses, arrays, strict=True)]
+            return local_backward(own, residuals, gs, self.axes, self.others)
+
+        arrays = [(call.state, call.batch, call.values) for call in calls]
+        states = [self._specs(call) for call in calls]
+        results = [
+            ({name: self._spec_of(call, name) for name in self._names(call, g)}, self._batch)
+            for call, g in zip(calls, gs, strict=True)
+        ]
+        run = self._on_devices(local, (states, self._batch, self._batch), None, results)
+        return run(arrays, residuals, list(gs))
+
+    @property
+    def _batch(self) -> P:
+        """The shards of what has one part per device."""
+        return P(self.mesh.axis_names)
+
+    def _specs(self, call: Call) -> tuple[dict[str, P], P, P]:
+        return {name: self._spec_of(call, name) for name in call.state}, self._batch, P()
+
+    def _spec_of(self, call: Call, name: str) -> P:
+        return P(self.axes) if name in call.use.table.row_arrays else P()
+
+    def _names(self, call: Call, g: Any) -> list[str]:
+        """The arrays of the cotangents of a call."""
+        table, wanted = call.use.table, call.use.lookup.wanted
+        if g is None or not wanted.names:
+            return []
+        if table.update is None:
+            return list(table.param_names)
+        shared = table.update.shared
+        return [*table.row_arrays, *([APPLIED] if shared else table.scalar_names)]
+
+    def _on_devices(
+        self, local: Callable[..., Any], specs: Any, out: Any, results: Any = None
+    ) -> Callable[..., Any]:
+        """``local`` on the part of every device, unless it runs inside of a ``shard_map`` already."""
+        if inside_shard_map():
+            return local
+        # JAX cannot know that devices that hold the same rows take the same steps.
+        return jax.shard_map(
+            local,
+            mesh=self.mesh,
+            in_specs=specs,
+            out_specs=out if results is None else results,
+            check_vma=False,
+        )
+
+    def _check(self, calls: Sequence[Call]) -> None:
+        if inside_shard_map():
+            return
+        devices = math.prod(self.mesh.shape.values())
+        for call in calls:
+            segments = call.batch.num_segments
+            if segments % devices:
+                raise ValueError(
+                    f"{call.use.table.label}batch: got {segments} bags, or ragged ones, for a table on {devices} "
+                    f"devices; expected rectangular ids whose number of bags is a multiple of {devices}, or calls "
+                    "inside of a shard_map, where every device has its own bags."
+                )
+
+
+def inside_shard_map() -> bool:
+    """Whether arrays are the parts of one device."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)

@@ -1,0 +1,96 @@
+"""What one device requests of the others for its part of a batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_tt._lookup._batch import Batch, present
+from jax_tt._lookup._ids import digits_in_range
+from jax_tt._sharding.pages import Paged, paged
+from jax_tt._sharding.placement import Layout
+from jax_tt._sharding.route import Distinct, Route, distinct
+from jax_tt._tables.options import IGNORED, Lookup
+
+if TYPE_CHECKING:
+    from jax_tt._lookup._groups import Call
+    from jax_tt._sharding.table import ShardedTable
+
+# In a state: where the pages are.
+PAGES = "page_table"
+
+
+class Requests(NamedTuple):
+    """The different rows of a batch.
+
+    Attributes:
+        distinct: where their first replicas for this device are, and the positions that request them.
+        pages: of the different rows, -1 for none.
+        pooled: the batch with ids that count the different rows, and past the last one for ids without a row.
+        refused: whether an id must not be in the batch, ``[1]``.
+    """
+
+    distinct: Distinct
+    pages: Paged
+    pooled: Batch
+    refused: jax.Array
+
+
+def requests_of(
+    table: ShardedTable, page_table: jax.Array, batch: Batch, lookup: Lookup, axes: Any
+) -> Requests:
+    """The requests of this device.
+
+    Args:
+        table: divided over the devices.
+        page_table: int32 ``[pages, replicas]``.
+        batch: of this device.
+        lookup: options of the call.
+        axes: mesh axes that pages are divided over.
+    """
+    layout = table.layout
+    (rows,), ok = digits_in_range(table, batch)
+    here = present(batch)
+    read = here & ok if lookup.bounds in (*IGNORED, "error") else here
+    own = paged(layout, jnp.where(read, rows, jnp.zeros_like(rows)).reshape(-1))
+    read = read.reshape(-1)
+    places = page_table[own.page]
+    # Devices share the replicas of a page evenly.
+    count = jnp.sum(places >= 0, axis=1)
+    turn = lax.axis_index(axes).astype(jnp.int32) % count
+    place = jnp.take_along_axis(places, turn[:, None], axis=1)[:, 0]
+    requested = Route(
+        jnp.where(read, place // layout.pool, layout.devices),
+        place % layout.pool * layout.page_size + own.row,
+    )
+    found = distinct(requested, layout.devices)
+    pages = own
+    if read.size:
+        parts = (part.at[found.source].get(mode="fill", fill_value=-1) for part in own)
+        pages = Paged(*parts)
+    ids = jnp.where(read, found.places, read.size).reshape(batch.ids.shape)
+    ids = jnp.where(here, ids, -1)
+    refused = jnp.any(here & ~ok) if lookup.bounds == "error" else jnp.zeros((), bool)
+    pooled = dataclasses.replace(batch, ids=ids, slots=None)
+    return Requests(found, pages, pooled, refused[None])
+
+
+def replicas_of(layout: Layout, page_table: jax.Array, pages: Paged, others: int) -> Route:
+    """Where all replicas of rows are, ``[rows * replicas * others]``, also on the ``others`` times as many devices."""
+    devices = layout.devices * others
+    places = jnp.where((pages.page >= 0)[:, None], page_table[pages.page], -1)
+    first = layout.devices * jnp.arange(others, dtype=jnp.int32)
+    device = places[:, :, None] // layout.pool + first[None, None]
+    device = jnp.where(places[:, :, None] >= 0, device, devices)
+    row = places % layout.pool * layout.page_size + pages.row[:, None]
+    return Route(device.reshape(-1), jnp.broadcast_to(row[:, :, None], device.shape).reshape(-1))
+
+
+def sharded(call: Call) -> ShardedTable:
+    """The table of a call of a `ShardedGroup`."""
+    table: Any = call.use.table
+    return table

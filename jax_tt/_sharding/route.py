@@ -1,0 +1,105 @@
+"""Which rows go to which devices, in rounds of messages of a fixed size.
+
+The rows for a device are ordered by a hash. A round takes those whose hashes have the same leading bits, of which
+there are as many as it takes for every message to hold its rows: none as a rule, and then there is one round. All
+requests for a row are in the same round on all devices, so that the gradients of a row are complete in it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_tt._sharding.pages import mixed
+
+
+class Route(NamedTuple):
+    """Different rows, ordered by device and hash.
+
+    Attributes:
+        device: ``[n]``, the number of devices for none.
+        row: of that device, ``[n]``.
+    """
+
+    device: jax.Array
+    row: jax.Array
+
+
+class Distinct(NamedTuple):
+    """The different rows among requests.
+
+    Attributes:
+        route: to them.
+        source: a request for each of them, ``[n]``; n for none.
+        places: where the row of every request is in the route, ``[n]``.
+    """
+
+    route: Route
+    source: jax.Array
+    places: jax.Array
+
+
+def distinct(requests: Route, devices: int) -> Distinct:
+    """The different rows among requests, whose order is free."""
+    (count,) = requests.row.shape
+    if not count:
+        return Distinct(requests, requests.row, requests.row)
+    keys = requests.device, mixed(requests.row.astype(jnp.uint32))
+    *keys, order = lax.sort((*keys, lax.iota(jnp.int32, count)), num_keys=2)
+    first = _changes(*keys)
+    rank = jnp.cumsum(first, dtype=jnp.int32) - 1
+    places = jnp.zeros_like(order).at[order].set(rank, unique_indices=True)
+    source = jnp.full_like(order, count).at[jnp.where(first, rank, count)].set(order, mode="drop")
+    device = requests.device.at[source].get(mode="fill", fill_value=devices)
+    row = requests.row.at[source].get(mode="fill", fill_value=0)
+    return Distinct(Route(device, row), source, places)
+
+
+def sorted_route(requests: Route) -> tuple[Route, jax.Array]:
+    """A route to different rows in any order, and which of them every entry is."""
+    keys = requests.device, mixed(requests.row.astype(jnp.uint32))
+    numbers = lax.iota(jnp.int32, requests.row.shape[0])
+    device, _, order = lax.sort((*keys, numbers), num_keys=2)
+    return Route(device, requests.row[order]), order
+
+
+def message_rows(count: int, devices: int) -> int:
+    """Rows of a message: four standard deviations above the mean, if ``count`` rows are spread evenly."""
+    mean = count / devices
+    return max(1, min(count, math.ceil(mean + 4 * math.sqrt(mean))))
+
+
+def leading_bits(route: Route, size: int, devices: int) -> jax.Array:
+    """The number of leading bits of hashes by which rounds are told apart, so that messages of ``size`` suffice."""
+    (count,) = route.row.shape
+    if count <= size:
+        return jnp.zeros((), jnp.int32)
+    hashes = mixed(route.row.astype(jnp.uint32))
+    together = (route.device[:-size] == route.device[size:]) & (route.device[size:] < devices)
+    common = lax.clz(hashes[:-size] ^ hashes[size:]).astype(jnp.int32)
+    return jnp.max(jnp.where(together, common + 1, 0))
+
+
+def in_rounds(
+    route: Route, bits: jax.Array, size: int, devices: int
+) -> tuple[jax.Array, jax.Array]:
+    """The round of every row, uint32, and its place among the messages ``[devices * size]``, which none is past."""
+    (count,) = route.row.shape
+    hashes = mixed(route.row.astype(jnp.uint32))
+    shift = jnp.clip(32 - bits, 0, 31).astype(jnp.uint32)
+    turn = jnp.where(bits > 0, hashes >> shift, np.uint32(0))
+    numbers = lax.iota(jnp.int32, count)
+    begin = lax.cummax(jnp.where(_changes(route.device, turn), numbers, 0)) if count else numbers
+    place = route.device * size + numbers - begin
+    return turn, jnp.where(route.device < devices, place, devices * size)
+
+
+def _changes(*keys: jax.Array) -> jax.Array:
+    """Where sorted keys differ from the ones before them."""
+    found = [key[1:] != key[:-1] for key in keys]
+    return jnp.concatenate([jnp.ones(1, bool), found[0] | found[1]])

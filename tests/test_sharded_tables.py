@@ -1,0 +1,244 @@
+"""Tables divided over the devices of a mesh equal tables on one device."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from jax_tt._sharding.placement import Placement
+from jax_tt._sharding.table import ShardedTable
+
+RULES = {
+    "adam": jax_tt.optimizers.Adam(0.05),
+    "sgd": jax_tt.optimizers.SGD(0.1),
+    "optax": None,
+    "adagrad": jax_tt.optimizers.RowWiseAdagrad(0.1),
+}
+PLACEMENTS = {
+    "adam": Placement.pages([(0, 1), 1, 0, (1, 0), 1], 200),
+    "sgd": Placement.hashed(),
+    "optax": Placement.round_robin(7),
+    "adagrad": Placement.replicated(),
+}
+FEATURES = {
+    "weighted": jax_tt.Feature("adam"),
+    "mean": jax_tt.Feature("sgd", combiner="mean"),
+    "sequence": jax_tt.Feature("optax", combiner=None),
+    "single": jax_tt.Feature("adagrad"),
+}
+NUM_EMBEDDINGS = 1000
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def _collections(mesh):
+    plain = {
+        name: jax_tt.dense_table(NUM_EMBEDDINGS, 16 if rule is None else 8, optimizer=rule)
+        for name, rule in RULES.items()
+    }
+    sharded = {
+        name: ShardedTable(table, mesh, "model", PLACEMENTS[name]) for name, table in plain.items()
+    }
+    return jax_tt.Collection(plain, FEATURES), jax_tt.Collection(sharded, FEATURES)
+
+
+def _batch(rng):
+    ids = rng.zipf(1.2, (12, 5)) % NUM_EMBEDDINGS
+    weights = rng.normal(size=ids.shape).astype(np.float32)
+    return {
+        "weighted": jax_tt.Bags(jnp.asarray(ids), weights=jnp.asarray(weights)),
+        "mean": jnp.asarray(rng.zipf(1.2, (12, 3)) % NUM_EMBEDDINGS),
+        "sequence": jnp.asarray(rng.integers(0, NUM_EMBEDDINGS, (12, 4))),
+        "single": jnp.asarray(rng.integers(0, NUM_EMBEDDINGS, (12, 1))),
+    }
+
+
+def _step(collection, state, batch):
+    def loss(trained):
+        rows, _ = jax_tt.embed_collection(collection, collection.replaced(state, trained), batch)
+        return sum(jnp.sum(jnp.sin(array)) for array in rows.values())
+
+    value, gradients = jax.value_and_grad(loss)(collection.trained(state))
+    state, others = collection.overwritten(state, gradients)
+    own = jax.tree.map(
+        lambda p, g: p - 0.1 * g, state["optax"]["embedding"], others["optax"]["embedding"]
+    )
+    return value, {**state, "optax": {**state["optax"], "embedding": own}}
+
+
+def test_twenty_steps_of_a_collection_equal_those_on_one_device(mesh):
+    plain, sharded = _collections(mesh)
+    state, own = plain.init(jax.random.key(1)), sharded.init(jax.random.key(1))
+    step = jax.jit(_step, static_argnums=0)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        batch = _batch(rng)
+        expected, state = step(plain, state, batch)
+        value, own = step(sharded, own, batch)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_array_equal(own["updates"]["step"], state["updates"]["step"])
+    for name, table in sharded.tables.items():
+        for array, found in table.by_row(own[name]).items():
+            np.testing.assert_allclose(
+                found, state[name][array], rtol=1e-5, atol=1e-6, err_msg=array
+            )
+    _check_replicas(sharded.tables["adam"], own["adam"])
+
+
+def _check_replicas(table, state):
+    """All replicas of a page, also those along other axes of the mesh, are bitwise equal."""
+    size, page_table = table.layout.page_size, np.asarray(state["page_table"])
+    assert (page_table >= 0).all(axis=1).sum() == 2  # pages with two replicas
+    for name in table.row_arrays:
+        stored = np.asarray(state[name]).reshape(-1, size, *state[name].shape[1:])
+        for first, second in page_table[page_table[:, 1] >= 0]:
+            np.testing.assert_array_equal(stored[first], stored[second])
+        of_devices = {}
+        for shard in state[name].addressable_shards:
+            of_devices.setdefault(shard.index[0].start, []).append(np.asarray(shard.data))
+        for copies in of_devices.values():
+            assert len(copies) == 2
+            np.testing.assert_array_equal(*copies)
+
+
+def test_a_step_has_three_exchanges_for_all_tables_and_gathers_nothing(mesh):
+    _, sharded = _collections(mesh)
+    state, batch = sharded.init(jax.random.key(1)), _batch(np.random.default_rng(0))
+    step = jax.jit(_step, static_argnums=0, donate_argnums=1)
+    text = step.lower(sharded, state, batch).compile().as_text()
+    # Ids, rows and gradients.
+    assert len(re.findall(r" all-to-all\(", text)) == 3
+    assert "all-gather" not in text
+
+
+@pytest.mark.parametrize("rule", [None, jax_tt.optimizers.RowWiseAdagrad(0.1)])
+@pytest.mark.parametrize(
+    "placement",
+    [
+        pytest.param(Placement.on(3), id="on"),
+        pytest.param(Placement.contiguous(), id="contiguous", marks=pytest.mark.full),
+        pytest.param(Placement.hashed(), id="hashed", marks=pytest.mark.full),
+        pytest.param(Placement.round_robin(), id="round_robin", marks=pytest.mark.full),
+        pytest.param(Placement.replicated(), id="replicated", marks=pytest.mark.full),
+    ],
+)
+def test_one_table_equals_that_of_one_device(rule, placement):
+    """With all rows on one device, messages overflow and there are several rounds."""
+    mesh = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
+    plain = jax_tt.dense_table(NUM_EMBEDDINGS, 8, optimizer=rule)
+    table = ShardedTable(plain, mesh, "model", placement)
+    state, own = plain.init(jax.random.key(0)), table.init(jax.random.key(0))
+    ids = jnp.asarray(np.random.default_rng(0).integers(-3, NUM_EMBEDDINGS + 3, (16, 9)))
+
+    @jax.jit(static_argnums=0)
+    def forward_and_gradients(table, state):
+        def loss(trained):
+            lookup = jax_tt.Lookup(bounds="zero")
+            rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, ids, lookup)
+            return jnp.sum(rows**2), rows
+
+        return jax.grad(loss, has_aux=True)({name: state[name] for name in table.trained_names})
+
+    gradients, rows = forward_and_gradients(plain, state)
+    found, own_rows = forward_and_gradients(table, own)
+    np.testing.assert_array_equal(own_rows, rows)
+    found = table.by_row({**own, **found})
+    for name in gradients:
+        np.testing.assert_allclose(found[name], gradients[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_on_one_device_stops_the_step_on_all(mesh):
+    rule = jax_tt.optimizers.SGD(0.1)
+    plain = jax_tt.dense_table(40, 4, optimizer=rule, skip_nonfinite=True)
+    table = ShardedTable(plain, mesh, "model", Placement.round_robin())
+    state, ids = table.init(jax.random.key(0)), jnp.arange(12)[:, None]
+    trained = {name: state[name] for name in table.trained_names}
+
+    @jax.jit
+    def step(scale):
+        def loss(trained):
+            rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, ids, jax_tt.Lookup())
+            return jnp.sum(rows * scale)
+
+        return jax.grad(loss)(trained)
+
+    refused = step(jnp.ones((12, 4)).at[7, 0].set(jnp.nan))
+    np.testing.assert_array_equal(refused["embedding"], state["embedding"])
+    assert float(refused["step"]) == 0
+    taken = step(jnp.ones((12, 4)))
+    assert float(taken["step"]) == 1
+    moved = table.by_row(state)["embedding"] - table.by_row({**state, **taken})["embedding"]
+    np.testing.assert_allclose(moved[:12], 0.1, rtol=1e-4)
+    assert not np.asarray(moved[12:]).any()
+
+
+@pytest.mark.full
+def test_calls_inside_of_a_shard_map_equal_those_outside(mesh):
+    table = ShardedTable(jax_tt.dense_table(100, 4), mesh, "model", Placement.hashed())
+    state, ids = table.init(jax.random.key(0)), jnp.arange(24).reshape(8, 3)
+
+    def lookup(state, ids):
+        return jax_tt.pooled_rows(table, state, ids, jax_tt.Lookup())[0]
+
+    specs = {"embedding": P("model"), "page_table": P()}, P(("data", "model"))
+    inside = jax.shard_map(lookup, mesh=mesh, in_specs=specs, out_specs=specs[1], check_vma=False)
+    np.testing.assert_array_equal(jax.jit(inside)(state, ids), jax.jit(lookup)(state, ids))
+
+
+def test_pages_of_large_embedding():
+    """The example of LargeEmbedding's README: 50,000 rows in pages of 10,000, two of which have replicas."""
+    layout = Placement.pages([(0, 1), (0, 3), 4, 5, 6], 10_000).layout(50_000, 7)
+    assert (layout.num_pages, layout.pool, layout.rows) == (5, 2, 20_000)
+    # device * 2 + place
+    expected = [[0, 2], [1, 6], [8, -1], [10, -1], [12, -1]]
+    np.testing.assert_array_equal(layout.page_table, expected)
+
+
+@pytest.mark.parametrize(
+    "placement", [Placement.round_robin(7), Placement.contiguous(), Placement.hashed()]
+)
+@pytest.mark.parametrize("rows", [1, 3, 97, 1000])
+def test_every_row_has_a_place_that_no_other_row_has(placement, rows):
+    from jax_tt._sharding.pages import stored_rows
+
+    layout = placement.layout(rows, 4)
+    found = np.asarray(stored_rows(layout, layout.page_table, np.arange(rows)))
+    assert len(set(found.tolist())) == rows
+    assert found.min() >= 0
+    assert found.max() < layout.rows * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Placement.pages([(0, 0)], 10), r"devices\[0\]: got \(0, 0\)"),
+        (lambda: Placement.pages([()], 10), r"devices\[0\]: got \(\)"),
+        (lambda: Placement.pages([0, 1], 10).layout(30, 2), "got 2 pages of 10 rows; expected 3"),
+        (lambda: Placement.pages([0, 5], 10).layout(20, 2), r"devices\[1\]: got \(5,\)"),
+        (lambda: Placement.on(2).layout(20, 2), "numbers from 0 to 1"),
+        (lambda: Placement.round_robin(0), "page_size"),
+    ],
+)
+def test_placements_that_do_not_fit_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_tables_and_batches_that_do_not_fit_are_refused(mesh):
+    dense = jax_tt.dense_table(40, 4)
+    with pytest.raises(TypeError, match="expected one with rows of its own"):
+        ShardedTable(jax_tt.tt_table(1000, 8, tt_ranks=2), mesh, "model", Placement.hashed())
+    with pytest.raises(ValueError, match="expected names of axes"):
+        ShardedTable(dense, mesh, "expert", Placement.hashed())
+    table = ShardedTable(dense, mesh, "model", Placement.hashed())
+    state = table.init(jax.random.key(0))
+    with pytest.raises(ValueError, match="a multiple of 4"):
+        jax_tt.pooled_rows(table, state, jnp.zeros((3, 2), jnp.int32), jax_tt.Lookup())

@@ -32,30 +32,57 @@ inline const char* LaunchWord(Status status) {
   return LaunchTrouble().c_str();
 }
 
-// `kOne` and `kMany`: a kernel instantiated for OneTable<Args> and for ManyTables<Args>.  `kAsks`: whether it may take
-// more shared memory than every kernel has, which extensions cannot.
-template <typename Args, auto kOne, auto kMany, int kThreads, bool kAsks = true>
+namespace table_kernel_internal {
+
+// `kAsks`: whether the kernel may take more shared memory than every kernel has, which extensions cannot.
+template <int kThreads, bool kAsks, typename Tables, typename Kernel>
+const char* Enqueue(cudaStream_t stream, int64_t blocks, size_t shared_bytes, Kernel kernel, const Tables& tables) {
+  if constexpr (kAsks)
+    return LaunchWord(Launch(stream, blocks, kThreads, shared_bytes, kernel, tables));
+  else
+    return LaunchWord(LaunchUnasked(stream, blocks, kThreads, shared_bytes, kernel, tables));
+}
+
+template <typename Args>
+ManyTables<Args> ManyOf(const TablesOnDevice& tables) {
+  return {static_cast<const Args*>(tables.args), tables.blocks, tables.count};
+}
+
+template <typename Args>
+constexpr bool kTravels = std::is_trivially_copyable_v<Args> && sizeof(Args) % 8 == 0 && alignof(Args) <= 8;
+
+}  // namespace table_kernel_internal
+
+// `kOne` and `kMany`: a kernel instantiated for OneTable<Args> and for ManyTables<Args>.
+template <typename Args, auto kOne, auto kMany, int kThreads>
 struct TableKernelOf {
-  static_assert(std::is_trivially_copyable_v<Args> && sizeof(Args) % 8 == 0 && alignof(Args) <= 8);
+  static_assert(table_kernel_internal::kTravels<Args>);
 
   static const char* One(cudaStream_t stream, int64_t blocks, size_t shared_bytes, const void* args) {
-    return Enqueue(stream, blocks, shared_bytes, kOne, OneTable<Args>{*static_cast<const Args*>(args)});
+    const OneTable<Args> one{*static_cast<const Args*>(args)};
+    return table_kernel_internal::Enqueue<kThreads, true>(stream, blocks, shared_bytes, kOne, one);
   }
   static const char* Many(cudaStream_t stream, int64_t blocks, size_t shared_bytes, const TablesOnDevice& tables) {
-    const ManyTables<Args> many{static_cast<const Args*>(tables.args), tables.blocks, tables.count};
-    return Enqueue(stream, blocks, shared_bytes, kMany, many);
+    const auto many = table_kernel_internal::ManyOf<Args>(tables);
+    return table_kernel_internal::Enqueue<kThreads, true>(stream, blocks, shared_bytes, kMany, many);
   }
   static constexpr TableKernel kKernel{One, Many};
+};
 
- private:
-  template <typename Kernel, typename Tables>
-  static const char* Enqueue(cudaStream_t stream, int64_t blocks, size_t shared_bytes, Kernel kernel,
-                             const Tables& tables) {
-    if constexpr (kAsks)
-      return LaunchWord(Launch(stream, blocks, kThreads, shared_bytes, kernel, tables));
-    else
-      return LaunchWord(LaunchUnasked(stream, blocks, kThreads, shared_bytes, kernel, tables));
+// For kernels of which there are too many to compile them twice.  `kEither`: one that takes a TableList<Args>.
+template <typename Args, auto kEither, int kThreads>
+struct ListKernelOf {
+  static_assert(table_kernel_internal::kTravels<Args>);
+
+  static const char* One(cudaStream_t stream, int64_t blocks, size_t shared_bytes, const void* args) {
+    const TableList<Args> list{{*static_cast<const Args*>(args)}, {}};
+    return table_kernel_internal::Enqueue<kThreads, false>(stream, blocks, shared_bytes, kEither, list);
   }
+  static const char* Many(cudaStream_t stream, int64_t blocks, size_t shared_bytes, const TablesOnDevice& tables) {
+    const TableList<Args> list{{}, table_kernel_internal::ManyOf<Args>(tables)};
+    return table_kernel_internal::Enqueue<kThreads, false>(stream, blocks, shared_bytes, kEither, list);
+  }
+  static constexpr TableKernel kKernel{One, Many};
 };
 
 }  // namespace jax_tt

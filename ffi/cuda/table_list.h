@@ -72,6 +72,11 @@ struct TableList {
     if (many.tables == nullptr) return one.Find(own);
     return many.Find(own);
   }
+
+  // For tables that do not fit into registers: a copy would be in local memory.
+  __device__ __forceinline__ const Table& FindInPlace(BlockOfTable* own) const {
+    return many.tables == nullptr ? one.Find(own) : many.Find(own);
+  }
 #endif
 };
 

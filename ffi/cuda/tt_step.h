@@ -141,10 +141,11 @@ struct StepArgsOf {
   float* applied;
 };
 
-template <typename T, template <typename> class Rule, typename Tables>
-__global__ void __launch_bounds__(kSliceThreads) SumAndStepSlices(const __grid_constant__ Tables tables) {
+template <typename T, template <typename> class Rule>
+__global__ void __launch_bounds__(kSliceThreads)
+    SumAndStepSlices(const __grid_constant__ TableList<SumAndStepArgs<T>> tables) {
   BlockOfTable block;
-  const SumAndStepArgs<T>& own = tables.Find(&block);
+  const SumAndStepArgs<T>& own = tables.FindInPlace(&block);
   const SumArgs& args = own.sums;
   const bool stop = own.signs.any();
   if (block.index == 0 && threadIdx.x == 0) *own.applied = stop ? 0.0f : 1.0f;
@@ -172,10 +173,10 @@ struct SliceOf {
   }
 };
 
-template <typename T, template <typename> class Rule, typename Tables>
-__global__ void __launch_bounds__(kSliceThreads) StepSlices(const __grid_constant__ Tables tables) {
+template <typename T, template <typename> class Rule>
+__global__ void __launch_bounds__(kSliceThreads) StepSlices(const __grid_constant__ TableList<StepArgsOf<T>> tables) {
   BlockOfTable block;
-  const StepArgsOf<T>& own = tables.Find(&block);
+  const StepArgsOf<T>& own = tables.FindInPlace(&block);
   const bool stop = own.signs.any();
   if (block.index == 0 && threadIdx.x == 0) *own.applied = stop ? 0.0f : 1.0f;
   if (stop || !own.numbers.allowed()) return;
@@ -202,10 +203,8 @@ template <typename T, template <typename> class Rule>
 constexpr SliceLaunches SliceLaunchesOf() {
   using Sums = SumAndStepArgs<T>;
   using Steps = StepArgsOf<T>;
-  return {TableKernelOf<Sums, SumAndStepSlices<T, Rule, OneTable<Sums>>, SumAndStepSlices<T, Rule, ManyTables<Sums>>,
-                        kSliceThreads, /*kAsks=*/false>::kKernel,
-          TableKernelOf<Steps, StepSlices<T, Rule, OneTable<Steps>>, StepSlices<T, Rule, ManyTables<Steps>>,
-                        kSliceThreads, /*kAsks=*/false>::kKernel};
+  return {ListKernelOf<Sums, SumAndStepSlices<T, Rule>, kSliceThreads>::kKernel,
+          ListKernelOf<Steps, StepSlices<T, Rule>, kSliceThreads>::kKernel};
 }
 
 }  // namespace jax_tt

@@ -113,7 +113,7 @@ cuda cuda-all: $(VENV)/.with-dev
 # that depends on the order, where the emulator does not name it outright.
 SEEDS ?= 1 2 3
 EMULATION_TESTS ?= conformance grad fused rules vmap jit bags arguments shard fused_shard cuda_tt cuda_fast cuda_storage \
-  dense_segments dense_tables_cuda tt_tables_cuda cache_ops
+  dense_segments dense_tables_cuda tt_tables_cuda cache_ops hash_ops hash_directory hash_tables
 emulated: $(VENV)/.with-test
 	@for seed in $(SEEDS); do echo "seed $$seed"; \
 	  JAX_TT_EMULATION_SEED=$$seed $(PY) -m pytest $(PYTEST_ARGS) -k cuda_emulated \

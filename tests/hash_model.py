@@ -1,5 +1,7 @@
 """A directory of keys as Python dicts, one per set: the model that the ops are compared with."""
 
+from __future__ import annotations
+
 import numpy as np
 
 from jax_tt._hash.directory import COUNTERS
@@ -101,6 +103,16 @@ class ModelDirectory:
         for slot in slots:
             if 0 <= slot < len(self.sets) * self.ways:
                 self.sets[slot // self.ways].pop(slot % self.ways, None)
+
+    def doubled(self) -> ModelDirectory:
+        """With twice the sets: keys keep their first set, or their second one, and the order of their ways."""
+        after = ModelDirectory(2 * len(self.sets), self.ways)
+        for number, own in enumerate(self.sets):
+            for _, entry in sorted(own.items()):
+                first, second = homes(entry[0], len(after.sets))
+                target = after.sets[first if first % len(self.sets) == number else second]
+                target[len(target)] = entry
+        return after
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys and scores uint64 ``[sets, ways]``, and last batches."""

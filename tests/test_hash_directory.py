@@ -10,10 +10,10 @@ import pytest
 from jax_tt._hash import backend
 from jax_tt._hash.directory import COUNTERS, POLICIES, Eviction, KeyDirectory, init_directory
 from jax_tt._hash.reference import erase
-from tests.conftest import method_fixture
+from tests.conftest import WAYS, method_fixture
 from tests.hash_model import ModelDirectory
 
-method = method_fixture("reference", "ffi")
+method = method_fixture(*WAYS)
 
 EXTREMES = (0, 1, 2**64 - 1, 2**63, 2**63 - 1)
 
@@ -66,3 +66,41 @@ def test_directory_equals_model(policy, sets, ways, min_age, method):
         gone = [draw.randrange(-3, capacity + 3) for _ in range(3)]
         directory = erase(directory, jnp.array(gone, jnp.int32))
         model.erase(gone)
+
+
+@pytest.mark.parametrize(
+    ("operations", "policy"),
+    [
+        (4000, "lfu"),
+        *(pytest.param(100_000, policy, marks=pytest.mark.full) for policy in POLICIES),
+    ],
+)
+def test_many_operations_equal_model(operations, policy, method):
+    """Requests for keys of which a few are frequent, removals, and growth when half of them are done."""
+    size, sets, ways = 500, 40, 8
+    draw = np.random.default_rng(operations)
+    insert = jax.jit(backend.insert, static_argnums=(6, 7))
+    find = jax.jit(backend.find, static_argnums=3)
+    directory, model = init_directory(sets, ways), ModelDirectory(sets, ways)
+    pool = np.array([*EXTREMES, *draw.integers(2**64, size=2000, dtype=np.uint64)], np.uint64)
+    batches = operations // size
+    for now in range(1, batches + 1):
+        keys = pool[(len(pool) ** draw.random(size)).astype(int) - 1]
+        if now % 4 == 0:
+            keys[: size // 2] = 0  # one of them many times
+        present, given = draw.random(size) < 0.9, draw.integers(2**64, size=size, dtype=np.uint64)
+        batch = words(keys), present, words(given), jnp.int32(now), jnp.uint32(now // 9)
+        directory, done = insert(directory, *batch, Eviction(policy), method)
+        listed = keys.tolist(), present.tolist(), given.tolist()
+        entries, counts = model.insert(*listed, now, now // 9, policy, 1)
+        assert dict(zip(COUNTERS, done.counts.tolist(), strict=True)) == counts
+        assert done.slots[: len(entries)].tolist() == sorted(entries)
+        expected = [model.find(key) if ok else -1 for key, ok in zip(*listed[:2], strict=True)]
+        assert find(directory, words(keys), present, method).tolist() == expected
+        gone = draw.integers(sets * ways, size=7)
+        directory = erase(directory, jnp.asarray(gone, jnp.int32))
+        model.erase(gone.tolist())
+        if now == batches // 2:
+            directory, _ = backend.double(directory, [], method)
+            model, sets = model.doubled(), 2 * sets
+        check_directory(directory, model)

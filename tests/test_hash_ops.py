@@ -10,10 +10,12 @@ import pytest
 from jax_tt._hash import backend
 from jax_tt._hash.directory import POLICIES, Eviction, init_directory
 from jax_tt._hash.initial import Constant, Normal, TruncatedNormal, Uniform
-from tests.conftest import method_fixture
+from jax_tt._native import hash as native_hash
+from tests.conftest import WAYS, method_fixture
+from tests.helpers import on_gpu
 from tests.test_hash_directory import EXTREMES, words
 
-method = method_fixture("ffi")
+method = method_fixture(*WAYS[1:])
 # sets, ways, keys of a batch, different keys
 SIZES = [
     (1, 1, 1, 1),
@@ -45,6 +47,79 @@ def test_find_and_insert(sets, ways, n, keys, policy, method):
         equal(insert(directory, *batch, method), expected)
         directory = expected[0]
         equal(find(directory, asked, here, method), find(directory, asked, here, "reference"))
+
+
+def test_one_key_many_times(method):
+    directory, keys = init_directory(3, 2), words([0] * 1000)
+    batch = keys, np.ones(1000, bool), keys, jnp.int32(1), jnp.uint32(0), Eviction("lfu")
+    after, done = backend.insert(directory, *batch, method)
+    equal((after, done), backend.insert(directory, *batch, "reference"))
+    assert done.counts.tolist() == [1000, 0, 1, 0, 1, 0, 0]
+
+
+# The largest has more keys than one block sorts; with fewer slots than keys, all sets are full.
+@pytest.mark.parametrize(
+    ("sets", "n"), [(200, 3000), pytest.param(5000, 20_000, marks=pytest.mark.full)]
+)
+@pytest.mark.parametrize("policy", ["lru", "none"])
+def test_large_batches(policy, sets, n, method):
+    draw = np.random.default_rng(n)
+    directory = init_directory(sets, 4)
+    insert = jax.jit(backend.insert, static_argnums=(6, 7))
+    for now in (1, 2):
+        keys = draw.integers(2**64, size=(n, 1), dtype=np.uint64) // np.array([2**32, 1], np.uint64)
+        keys = keys.astype(np.uint32)
+        batch = keys, np.ones(n, bool), keys, jnp.int32(now), jnp.uint32(0), Eviction(policy)
+        expected = insert(directory, *batch, "reference")
+        equal(insert(directory, *batch, method), expected)
+        directory = expected[0]
+
+
+def test_a_corrupt_directory_breaks_nothing_else(method):
+    """A directory of noise: nothing to compare with, but nothing may be written elsewhere either."""
+    draw = np.random.default_rng(4)
+    pool = words(range(20))
+    noise = init_directory(5, 33)._replace(
+        keys=jnp.asarray(draw.integers(2, size=(5, 2, 33), dtype=np.uint32)),
+        scores=jnp.asarray(draw.integers(2**32, size=(5, 2, 33), dtype=np.uint32)),
+        touched=jnp.asarray(draw.integers(-(2**31), 2**31, size=(5, 33), dtype=np.int32)),
+    )
+    keys, here = pool[draw.integers(20, size=300)], draw.random(300) < 0.9
+    for policy in POLICIES:
+        batch = keys, here, keys, jnp.int32(7), jnp.uint32(0), Eviction(policy)
+        after, done = backend.insert(noise, *batch, method)
+        assert done.counts[0] == here.sum()
+        slots = backend.find(after, keys, here, method)
+        assert ((slots >= -1) & (slots < noise.capacity)).all()
+    grown, _ = backend.double(noise, [jnp.ones(noise.capacity)], method)
+    assert grown.capacity == 2 * noise.capacity
+
+
+def test_a_workspace_that_is_too_small_is_refused(method, monkeypatch):
+    if method == "ffi" and not on_gpu():
+        pytest.skip("the CPU kernels allocate")
+    monkeypatch.setattr(native_hash, "_workspace", lambda *_: 1)
+    directory, keys = init_directory(3, 2), words([1, 2])
+    batch = keys, np.ones(2, bool), keys, jnp.int32(1), jnp.uint32(0), Eviction("lru")
+    for op in (
+        lambda: backend.insert(directory, *batch, method),
+        lambda: backend.double(directory, [], method),
+    ):
+        with pytest.raises(Exception, match="the workspace has 1 bytes, expected"):
+            jax.block_until_ready(op())
+
+
+def test_sizes_that_disagree_are_refused(method):
+    directory = init_directory(3, 2)._replace(touched=jnp.zeros((3, 3), jnp.int32))
+    keys = words([1, 2])
+    batch = keys, np.ones(2, bool), keys, jnp.int32(1), jnp.uint32(0), Eviction("lru")
+    for op in (
+        lambda: backend.find(directory, *batch[:2], method),
+        lambda: backend.insert(directory, *batch, method),
+        lambda: backend.double(directory, [], method),
+    ):
+        with pytest.raises(Exception, match=r"hash_(find|insert|double): \w+ has"):
+            jax.block_until_ready(op())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 import jax_tt
+from tests.conftest import method_fixture
 from tests.hash_model import ModelDirectory
 from tests.test_hash_directory import joined
+
+# Elsewhere "auto" chooses the kernels of the CPU.
+method = method_fixture("reference", "cuda_emulated", pytest.param("cuda", marks=pytest.mark.gpu))
 
 EXTREMES = [0, 1, 2**64 - 1, 2**63, 2**63 - 1]
 RULES = {
@@ -196,5 +200,25 @@ def test_equals_model_while_it_grows(rule):
     run("lru", rule, 16, "auto", rule, grows=True)
 
 
-def test_reference_equals_model():
-    run("lfu", "adam", 14, "reference", 7)
+def test_other_methods_equal_model(method):
+    run("lfu", "adam", 14, method, 7)
+
+
+@pytest.mark.parametrize(
+    "admission", [jax_tt.AdmitAfter(2, waiting=8), jax_tt.AdmitWithProbability(0.5)], ids=repr
+)
+def test_admission_equals_the_reference(admission, method):
+    if method == "reference":
+        pytest.skip("it is what the others are compared with")
+    table = jax_tt.hash_table(
+        D, 16, ways=4, admission=admission, optimizer=RULES["rowwise"], safe_check="ignore"
+    )
+    draw = np.random.default_rng(0)
+    state = table.init(jax.random.key(0))
+    for _ in range(5):
+        ids = jax_tt.split_keys(draw.integers(30, size=(4, 3)))
+        expected = insert(table, state, ids, None, None, "reference")
+        found = insert(table, state, ids, None, None, method)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+        state = expected[0]
+    assert int(expected[1].counts["hits"]) > 0

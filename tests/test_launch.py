@@ -63,6 +63,12 @@ def _cache_probe(module):
     return _results(((0,), jnp.int32)), (jnp.zeros((4, 32), jnp.int32), NO_IDS[0]), {}
 
 
+def _hash_find(module):
+    keys, touched = jnp.zeros((4, 2, 8), jnp.uint32), jnp.zeros((4, 8), jnp.int32)
+    asked = jnp.zeros((0, 2), jnp.uint32), jnp.zeros(0, bool)
+    return [jax.ShapeDtypeStruct((0,), jnp.int32)], (keys, touched, *asked), {}
+
+
 def _plan(module):
     size, _ = module.plan_size(*SHAPE.values(), 60, 0, 0)
     workspace = module.workspace_size("plan", *SHAPE.values(), 0)
@@ -94,7 +100,7 @@ def _table():
 
 @pytest.mark.parametrize(
     "call",
-    [_dense_forward, _dense_backward, _cache_probe, _plan, _forward],
+    [_dense_forward, _dense_backward, _cache_probe, _hash_find, _plan, _forward],
     ids=lambda f: f.__name__,
 )
 def test_a_call_without_ids_launches(call):

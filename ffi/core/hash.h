@@ -33,16 +33,55 @@ struct HashDirectory {
   int32_t* touched = nullptr;  // [sets, ways]
 
   JAX_TT_INLINE int64_t capacity() const { return sets * ways; }
-  JAX_TT_INLINE int64_t HighAt(int64_t slot) const { return slot + slot / ways * ways; }
-  JAX_TT_INLINE uint64_t WordOf(const uint32_t* words, int64_t slot) const {
-    const int64_t at = HighAt(slot);
+  JAX_TT_INLINE uint64_t WordOf(const uint32_t* words, int64_t set, int64_t way) const {
+    const int64_t at = 2 * set * ways + way;
     return HashWord(words[at], words[at + ways]);
   }
-  JAX_TT_INLINE void SetWordOf(uint32_t* words, int64_t slot, uint64_t word) const {
-    const int64_t at = HighAt(slot);
+  JAX_TT_INLINE void SetWordOf(uint32_t* words, int64_t set, int64_t way, uint64_t word) const {
+    const int64_t at = 2 * set * ways + way;
     words[at] = static_cast<uint32_t>(word >> 32);
     words[at + ways] = static_cast<uint32_t>(word);
   }
+  // The same by slot.
+  JAX_TT_INLINE uint64_t WordOf(const uint32_t* words, int64_t slot) const {
+    return WordOf(words, slot / ways, slot % ways);
+  }
+  JAX_TT_INLINE void SetWordOf(uint32_t* words, int64_t slot, uint64_t word) const {
+    SetWordOf(words, slot / ways, slot % ways, word);
+  }
+};
+
+// The keys of a call.
+struct HashBatch {
+  const uint32_t* keys = nullptr;  // [n, 2]
+  const bool* present = nullptr;   // [n]
+  int64_t n = 0;
+};
+
+// What an insertion did; jax_tt/_hash/directory.py says what is in it.
+struct HashInsertion {
+  int32_t* slots = nullptr;        // [n]
+  uint32_t* keys = nullptr;        // [n, 2]
+  uint32_t* old_keys = nullptr;    // [n, 2]
+  uint32_t* old_scores = nullptr;  // [n, 2]
+  int32_t* old_touched = nullptr;  // [n]
+  int32_t* counts = nullptr;       // [kHashCounts]
+};
+
+// An array whose entries are exchanged.
+struct HashArray {
+  char* entries = nullptr;     // [capacity] of entry_bytes each
+  const char* from = nullptr;  // the new ones [n], or one number for all elements
+  char* old = nullptr;         // [n], null if not asked for
+  int64_t entry_bytes = 0, item_bytes = 0;
+  bool constant = false;
+};
+
+// An array that grows with a directory.
+struct HashGrown {
+  const char* before = nullptr;
+  char* after = nullptr;
+  int64_t entry_bytes = 0;
 };
 
 // Remainders by the number of sets, with a multiplication in place of a division: with m = floor((2^32 - 1) / sets) the

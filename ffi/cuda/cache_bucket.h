@@ -40,7 +40,7 @@ class Bucket {
 
   // All lanes.
   __device__ void Settle() {
-    const unsigned newcomers = static_cast<unsigned>(batch_.bucket_sizes[bucket_]);
+    const unsigned newcomers = static_cast<unsigned>(batch_.newcomers.sizes[bucket_]);
     int64_t list = number_;
     if (newcomers > 1) {
       const int32_t listed = lane_ == 0 ? atomicAdd(batch_.words + kListed, static_cast<int32_t>(newcomers)) : 0;
@@ -66,7 +66,7 @@ class Bucket {
     int32_t count = 0;
     if (mine) {
       const unsigned entry = batch_.FindNewcomer(bucket_, static_cast<int32_t>(first + lane_));
-      key = CacheBatch<K>::KeyOf(batch_.items[entry]);
+      key = CacheBatch<K>::KeyOf(batch_.items.items[entry]);
       count = batch_.requests[entry];
     }
     int32_t place = -1;

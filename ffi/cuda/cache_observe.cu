@@ -34,11 +34,12 @@ __global__ void __launch_bounds__(kTallyThreads) TallyBatch(const __grid_constan
   int32_t bucket = 0;
   if (item != 0 && lane == __ffs(static_cast<int>(same)) - 1) {
     const uint32_t hash = hit ? CacheMix(static_cast<uint32_t>(slot)) : CacheHash(key);
-    const unsigned entry = batch.Enter(item, hash, &made);
-    atomicAdd(batch.requests + entry, __popc(same));
+    const auto entered = batch.items.Enter(item, hash);
+    made = entered.made;
+    atomicAdd(batch.requests + entered.entry, __popc(same));
     if (made && missed) {
       bucket = static_cast<int32_t>(CacheBucketOf(hash, shape));
-      first_of_bucket = batch.AddNewcomer(bucket, entry);
+      first_of_bucket = batch.newcomers.Add(bucket, entered.entry) == 0;
     }
   }
   const unsigned firsts = __ballot_sync(kAllLanes, first_of_bucket);
@@ -68,8 +69,8 @@ __global__ void __launch_bounds__(kSettleThreads, 5)
   const int32_t now = *directory.clock, stamp = *directory.stamp;
   if (thread < kCacheCounts) counts[thread] = batch.words[thread];
 
-  for (int64_t entry = thread; entry < batch.entries(); entry += threads) {
-    const auto item = batch.items[entry];
+  for (int64_t entry = thread; entry < batch.items.entries(); entry += threads) {
+    const auto item = batch.items.items[entry];
     if (!CacheBatch<K>::IsRow(item)) continue;
     const int32_t slot = CacheBatch<K>::SlotOf(item);
     directory.scores[slot] = CacheScore(directory.scores[slot], batch.requests[entry], stamp, batch.policy);

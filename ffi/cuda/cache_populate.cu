@@ -3,6 +3,7 @@
 #include "ffi/cuda/cache.h"
 #include "ffi/cuda/cuda_status.h"
 #include "ffi/cuda/lanes.h"
+#include "ffi/cuda/warp_reduce.h"
 #include "ffi/cuda/workspace.h"
 
 namespace jax_tt {
@@ -65,23 +66,6 @@ struct Seat {
             __shfl_xor_sync(kAllLanes, tag, step), __shfl_xor_sync(kAllLanes, place, step)};
   }
 };
-
-// The first of two candidates, either of which may be none.
-template <typename Candidate>
-__device__ __forceinline__ Candidate Earlier(const Candidate& a, const Candidate& b) {
-  return !b.exists() || (a.exists() && a.Before(b)) ? a : b;
-}
-
-template <typename Candidate>
-__device__ __forceinline__ Candidate FirstOfWarp(Candidate candidate) {
-  for (int step = 16; step > 0; step /= 2) candidate = Earlier(candidate, candidate.OfLane(step));
-  return candidate;
-}
-
-__device__ __forceinline__ uint32_t SumOfWarp(uint32_t value) {
-  for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(kAllLanes, value, step);
-  return value;
-}
 
 // The set of one warp.  Lane l sees to the places l, l + 32, ...
 template <typename K>

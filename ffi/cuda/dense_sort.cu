@@ -61,23 +61,12 @@ __global__ void __launch_bounds__(kDenseThreads)
 
 bool NeedsTwoWords(int64_t num_keys) { return num_keys - 1 > INT32_MAX; }
 
-// The passes that sort a word of this many bits, as even as they come: fewer bins make a pass cheaper.
-int AddPasses(const int32_t* word, int bits, SortPass* passes) {
-  constexpr int kMaxBits = 10;
-  const int count = (bits + kMaxBits - 1) / kMaxBits, each = count == 0 ? 0 : (bits + count - 1) / count;
-  for (int k = 0; k < count; ++k) {
-    const int bins = 1 << std::min(each, bits - k * each);
-    passes[k] = {word, bins, k * each, bins - 1};
-  }
-  return count;
-}
-
 // All passes over the keys 0 .. num_keys - 1; returns how many.
 int MakePasses(int64_t num_keys, const RowKeys& keys, SortPass* passes) {
   const int bits = std::max<int>(1, std::bit_width(static_cast<uint64_t>(std::max<int64_t>(num_keys, 1) - 1)));
-  if (!NeedsTwoWords(num_keys)) return AddPasses(keys.low, bits, passes);
-  const int count = AddPasses(keys.low, RowKeys::kLowBits, passes);
-  return count + AddPasses(keys.high, bits - RowKeys::kLowBits, passes + count);
+  if (!NeedsTwoWords(num_keys)) return AddSortPasses(keys.low, bits, passes);
+  const int count = AddSortPasses(keys.low, RowKeys::kLowBits, passes);
+  return count + AddSortPasses(keys.high, bits - RowKeys::kLowBits, passes + count);
 }
 
 // Adds the sort of all positions; returns where it leaves their order.

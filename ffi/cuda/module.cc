@@ -3,6 +3,7 @@
 // It is built twice: as _cuda for a GPU, and as _emulated, whose handlers run on the CPU under names of their own.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -19,6 +20,8 @@
 #include "ffi/cuda/dense.h"
 #include "ffi/cuda/dense_handlers.h"
 #include "ffi/cuda/handlers.h"
+#include "ffi/cuda/hash.h"
+#include "ffi/cuda/hash_handlers.h"
 #include "ffi/cuda/notices.h"
 #include "ffi/cuda/plan.h"
 #include "ffi/cuda/table_works.h"
@@ -60,6 +63,11 @@ nb::dict Registrations() {
   add("cache_probe", CacheProbeCuda);
   add("cache_observe", CacheObserveCuda);
   add("cache_populate", CachePopulateCuda);
+  add("hash_find", HashFindCuda);
+  add("hash_insert", HashInsertCuda);
+  add("hash_initial", HashInitialCuda);
+  add("hash_exchange", HashExchangeCuda);
+  add("hash_double", HashDoubleCuda);
   return targets;
 }
 
@@ -147,4 +155,6 @@ NB_MODULE(_cuda, m) {
       },
       nb::arg("op"), nb::arg("n"), nb::arg("sets"), nb::arg("ways"), nb::arg("buckets"), nb::arg("room"),
       "Bytes of workspace that an op on the row cache takes for n ids.");
+  m.def("hash_workspace_size", &jax_tt::HashWorkspace, nb::arg("op"), nb::arg("n"), nb::arg("sets"), nb::arg("ways"),
+        "Bytes of workspace that an op on hash tables takes for n keys.");
 }

@@ -182,6 +182,16 @@ constexpr TableKernel kScatterTiles =
 
 }  // namespace
 
+int AddSortPasses(const int32_t* word, int bits, SortPass* passes) {
+  constexpr int kMaxBits = 10;
+  const int count = (bits + kMaxBits - 1) / kMaxBits, each = count == 0 ? 0 : (bits + count - 1) / count;
+  for (int k = 0; k < count; ++k) {
+    const int bins = 1 << std::min(each, bits - k * each);
+    passes[k] = {word, bins, k * each, bins - 1};
+  }
+  return count;
+}
+
 int64_t SortWorkspace(int64_t n, int max_bins) {
   return n <= kSingleTile ? 0 : (n + kTile - 1) / kTile * max_bins * static_cast<int64_t>(sizeof(int32_t));
 }

@@ -21,6 +21,10 @@ struct SortPass {
   int32_t mask = -1;
 };
 
+// Sets the passes that sort a word of this many bits, as even as they come: fewer bins make a pass cheaper.  Returns
+// how many.
+int AddSortPasses(const int32_t* word, int bits, SortPass* passes);
+
 // Bytes of workspace for n positions.
 int64_t SortWorkspace(int64_t n, int max_bins);
 

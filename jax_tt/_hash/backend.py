@@ -15,9 +15,6 @@ from jax_tt._hash.initial import InitialRows, initial_rows
 from jax_tt._lookup import _backend
 from jax_tt._lookup._vma import vary_over, varying_axes
 
-# The other platforms run the reference.
-_PLATFORMS = ("cpu",)
-
 
 def find(directory: KeyDirectory, keys: jax.Array, present: jax.Array, method: str) -> jax.Array:
     """Slot of every key; see `jax_tt._hash.reference.find`."""
@@ -59,6 +56,9 @@ def initial(
     """
 
     def native(seed: jax.Array, keys: jax.Array, wanted: jax.Array, platform: str) -> jax.Array:
+        # The CUDA kernels store no float64.
+        if platform != "cpu" and jnp.dtype(dtype) == jnp.float64:
+            return plain(seed, keys, wanted)
         return _native.hash_initial(
             distribution, seed, keys, wanted, features, jnp.dtype(dtype), platform=platform
         )
@@ -127,8 +127,6 @@ def _run(
     axes = varying_axes(args)
 
     def on_platform(platform: str, *args: Any) -> Any:
-        if platform not in _PLATFORMS:
-            return plain(*args, **options)
         return vary_over(native(*args, **options, platform=platform), axes)
 
     def anywhere(*args: Any) -> Any:

@@ -12,8 +12,15 @@ from jax.custom_batching import sequential_vmap
 
 from jax_tt._hash.directory import COUNTERS, POLICIES, Insertion, KeyDirectory
 from jax_tt._hash.initial import InitialRows
-from jax_tt._native._call import Named, native_call, numbered, types_of
+from jax_tt._native._call import Named, native, native_call, numbered, types_of
 from jax_tt._native.partition import num_blocks, over_blocks
+
+
+def _workspace(platform: str, op: str, n: int, directory: KeyDirectory) -> int | None:
+    """Bytes of working memory for one call."""
+    if platform == "cpu":
+        return None
+    return native(platform).hash_workspace_size(op, n, directory.sets, directory.ways)
 
 
 def hash_find(
@@ -55,7 +62,7 @@ def hash_insert(
                 **{f"new_{name}": kind for name, kind in done._asdict().items()},
                 **types_of(directory._asdict()),
             },
-            None,
+            _workspace(platform, "insert", n, directory),
             {"policy": np.int64(POLICIES.index(policy)), "min_age": np.int64(min_age)},
         )
         changed = KeyDirectory(*(found[name] for name in KeyDirectory._fields))
@@ -126,7 +133,8 @@ def hash_double(
             f"new_{name}": jax.ShapeDtypeStruct((2 * x.shape[0], *x.shape[1:]), x.dtype)
             for name, x in before.items()
         }
-        found = list(native_call(platform, "hash_double", before, after, None, {}).values())
+        workspace = _workspace(platform, "double", 0, directory)
+        found = list(native_call(platform, "hash_double", before, after, workspace, {}).values())
         return KeyDirectory(*found[:3]), found[3:]
 
     return call(directory, list(arrays))

@@ -126,6 +126,7 @@ inline int __float_as_int(float x) { return jax_tt::emulation::FromLane<int>(jax
 inline unsigned __float_as_uint(float x) { return jax_tt::emulation::FromLane<unsigned>(jax_tt::emulation::ToLane(x)); }
 inline float __int_as_float(int x) { return jax_tt::emulation::FromLane<float>(jax_tt::emulation::ToLane(x)); }
 inline float __uint_as_float(unsigned x) { return jax_tt::emulation::FromLane<float>(jax_tt::emulation::ToLane(x)); }
+inline float __fmul_rn(float a, float b) { return a * b; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
 #define JAX_TT_FOR_ORDERED_TYPE(T)                 \

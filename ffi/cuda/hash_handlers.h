@@ -1,0 +1,17 @@
+// FFI handlers of hash tables in the CUDA module; hash_ffi.cc lists their arguments.
+#ifndef JAX_TT_CUDA_HASH_HANDLERS_H_
+#define JAX_TT_CUDA_HASH_HANDLERS_H_
+
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_tt {
+
+XLA_FFI_DECLARE_HANDLER_SYMBOL(HashFindCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(HashInsertCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(HashInitialCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(HashExchangeCuda);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(HashDoubleCuda);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CUDA_HASH_HANDLERS_H_

@@ -232,13 +232,109 @@ def test_placements_that_do_not_fit_are_refused(make, message):
         make()
 
 
-def test_tables_and_batches_that_do_not_fit_are_refused(mesh):
+def test_tables_that_do_not_fit_are_refused(mesh):
     dense = jax_tt.dense_table(40, 4)
     with pytest.raises(TypeError, match="expected one with rows of its own"):
         ShardedTable(jax_tt.tt_table(1000, 8, tt_ranks=2), mesh, "model", Placement.hashed())
     with pytest.raises(ValueError, match="expected names of axes"):
         ShardedTable(dense, mesh, "expert", Placement.hashed())
-    table = ShardedTable(dense, mesh, "model", Placement.hashed())
-    state = table.init(jax.random.key(0))
-    with pytest.raises(ValueError, match="a multiple of 4"):
-        jax_tt.pooled_rows(table, state, jnp.zeros((3, 2), jnp.int32), jax_tt.Lookup())
+
+
+SHARED = {
+    "pooled": jax_tt.Feature("item"),
+    "mean": jax_tt.Feature("item", combiner="mean"),
+    "sequence": jax_tt.Feature("item", combiner=None),
+    "largest": jax_tt.Feature("item", combiner="max"),
+    "other": jax_tt.Feature("user"),
+}
+
+
+def _batches(rng):
+    """Batches of features that share a table, of odd sizes and of all forms."""
+
+    def ragged(count, weighted=False):
+        rows = [rng.integers(0, 50, rng.integers(0, 4)).tolist() for _ in range(count)]
+        weights = [rng.normal(size=len(row)).tolist() for row in rows] if weighted else None
+        return jax_tt.Bags.from_ragged(rows, weights, capacity=4 * count)
+
+    def ids(*shape):
+        return jnp.asarray(rng.integers(-2, 52, shape))
+
+    forms = {
+        "rectangles": (ids(8, 3), ids(4, 3), ids(4), ids(12, 2), ids(8, 1)),
+        "odd": (ids(5, 3), ids(7, 2), ids(3, 3), ids(1, 2), ids(0, 4)),
+        "ragged": (ragged(9, True), ragged(5), ragged(2), ragged(3), ragged(1)),
+        "padded": (
+            jax_tt.Bags.from_padded(ids(6, 3), pad_id=-1),
+            ragged(4, True),
+            jax_tt.Bags.from_padded(ids(3, 2), pad_id=-1),
+            ids(4, 2),
+            ids(3, 0),
+        ),
+    }
+    forms = {form: dict(zip(SHARED, values, strict=True)) for form, values in forms.items()}
+    keyed = {name: ragged(6, name == "pooled") for name in SHARED if name != "largest"}
+    keyed["largest"] = ragged(6)
+    del keyed["sequence"]
+    return forms, keyed
+
+
+@pytest.mark.parametrize("form", ["rectangles", "odd", "ragged", "padded"])
+def test_batches_of_all_forms_and_sizes_equal_those_on_one_device(mesh, form):
+    forms, _ = _batches(np.random.default_rng(3))
+    _check_shared_tables(mesh, SHARED, forms[form])
+
+
+def test_keyed_bags_equal_those_on_one_device(mesh):
+    _, keyed = _batches(np.random.default_rng(4))
+    features = {name: SHARED[name] for name in keyed}
+    _check_shared_tables(mesh, features, jax_tt.KeyedBags.from_bags(keyed))
+
+
+def _check_shared_tables(mesh, features, batch):
+    plain = {
+        "item": jax_tt.dense_table(50, 4),
+        "user": jax_tt.dense_table(30, 4, optimizer=jax_tt.optimizers.SGD(0.5)),
+    }
+    own = {
+        name: ShardedTable(table, mesh, "model", Placement.round_robin(3))
+        for name, table in plain.items()
+    }
+    results = []
+    for tables in (plain, own):
+        collection = jax_tt.Collection(tables, features)
+        state = collection.init(jax.random.key(2))
+
+        def loss(trained, batch, collection=collection, state=state):
+            arrays = collection.replaced(state, trained)
+            rows, _ = jax_tt.embed_collection(
+                collection, arrays, batch, jax_tt.Lookup(bounds="zero")
+            )
+            return sum(jnp.sum(jnp.cos(array)) for array in rows.values()), rows
+
+        def weights_of(batch):
+            return [bags.weights for bags in batch.values() if hasattr(bags, "weights")]
+
+        found, rows = jax.jit(jax.grad(loss, has_aux=True))(collection.trained(state), batch)
+        after, gradients = collection.overwritten(state, found)
+        if isinstance(batch, dict):
+            of_batch = jax.jit(jax.grad(loss, argnums=1, has_aux=True, allow_int=True))
+            weights = weights_of(of_batch(collection.trained(state), batch)[0])
+        else:
+            weights = []
+        after = {**after["user"], "gradient": gradients["item"]["embedding"]}
+        results.append((rows, weights, after))
+    (expected, weights, after), (found, own_weights, own_after) = results
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6, err_msg=name)
+    for array, other in zip(weights, own_weights, strict=True):
+        if array is not None:
+            np.testing.assert_allclose(other, array, rtol=1e-5, atol=1e-6)
+    state = own["item"].init(jax.random.key(0))
+    gradient = own["item"].by_row({**state, "embedding": own_after["gradient"]})["embedding"]
+    np.testing.assert_allclose(gradient, after["gradient"], rtol=1e-5, atol=1e-6)
+    state = {**own["user"].init(jax.random.key(0)), "embedding": own_after["embedding"]}
+    np.testing.assert_allclose(
+        own["user"].by_row(state)["embedding"], after["embedding"], rtol=1e-5, atol=1e-6
+    )

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax_tt import _bag_parts
 from jax_tt._lookup._batch import HIGHEST_BIT, Batch, unsigned, with_marks
 from jax_tt._lookup._explicit import over_explicit_axes, sums_over_explicit_axes
+from jax_tt._lookup._parts import in_parts, join_parts, separate_parts
 from jax_tt._tables.table import Table
 
 
@@ -28,14 +29,18 @@ def joined(table: Table, batches: Mapping[str, Batch]) -> Batch:
     if len(batches) == 1:
         return next(iter(batches.values()))
     parts = _of_one_form(table, batches)
+    if table.parts > 1:
+        return join_parts([in_parts(part, table.parts) for part in parts])
     # With an explicit sharding, the joined batch is replicated: shards of it would be no shards of the features.
     return over_explicit_axes(_join, parts, parts[0], lambda axis: P())
 
 
-def separated(sums: jax.Array, batches: Sequence[Batch]) -> Sequence[jax.Array]:
+def separated(table: Table, sums: jax.Array, batches: Sequence[Batch]) -> Sequence[jax.Array]:
     """The sums ``[S, nb, D]`` of every batch from those of the joined one."""
     if len(batches) == 1:
         return [sums]
+    if table.parts > 1:
+        return separate_parts(sums, batches)
 
     def split(sums: jax.Array) -> tuple[jax.Array, ...]:
         rows = sums.reshape(-1, sums.shape[-1])

@@ -137,7 +137,8 @@ def embed(
         after[STATISTICS] = {TOTALS: count_batches(state[STATISTICS][TOTALS], counted)}
     dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in tables}
     alike = len({(accumulator(storages[name]), dtypes[name]) for name in tables}) == 1
-    at_once = layout in WIDE and alike and explicit_mesh(calls) is None
+    undivided = explicit_mesh(calls) is None and all(table.parts == 1 for table in tables.values())
+    at_once = layout in WIDE and alike and undivided
     if at_once and (wide := wide_of(collection, requests)):
         array = pooled_sums(calls, wide, shared).astype(next(iter(dtypes.values())))
         array = limited_columns(array, [_limit(collection, name, inputs) for name in requests])
@@ -145,7 +146,7 @@ def embed(
     sums = dict(zip(tables, pooled_sums(calls, None, shared), strict=True))
     rows: dict[str, jax.Array] = {}
     for name, features in collection.features_of.items():
-        parts = separated(sums[name], [requests[feature].summed for feature in features])
+        parts = separated(tables[name], sums[name], [requests[feature].summed for feature in features])
         for feature, part in zip(features, parts, strict=True):
             result = requests[feature].result(part, dtypes[name])
             rows[feature] = limited_columns(result, [_limit(collection, feature, inputs)])

@@ -22,6 +22,7 @@ from jax_tt._lookup import _groups
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh, sums_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
+from jax_tt._lookup._parts import calls_in_parts, whole
 from jax_tt._lookup._read_scale import scaled_reads
 from jax_tt._lookup._reverse_only import first_order, reverse_only
 from jax_tt._lookup._shared import Shared, is_shared, shared_places
@@ -106,7 +107,7 @@ def pooled_sums(
         return sums_over_explicit_axes(_sums_in_automatic_mode, (calls, shared), batches)
     by_rule: dict[int, Call] = {}
     sums: dict[int, jax.Array] = {}
-    for k, call in enumerate(calls):
+    for k, call in enumerate(calls_in_parts(calls)):
         use, state, batch, *_ = call
         if use.table.differentiates_itself(use.lookup):
             sums[k] = use.table.forward(state, batch, use.lookup)[0]
@@ -120,7 +121,7 @@ def pooled_sums(
         return _sums(list(by_rule.values()), shared, wide)
     if by_rule:
         sums.update(zip(by_rule, _sums(list(by_rule.values()), shared, None), strict=True))
-    found = tuple(sums[k] for k in range(len(calls)))
+    found = tuple(whole(sums[k], call.batch) for k, call in enumerate(calls))
     return found if wide is None else wide.joined(found)
 
 

@@ -27,7 +27,8 @@ def local_backward(
 ) -> list[Cotangents]:
     """The cotangents of every call for this device."""
     pools = [
-        pool_call(call, own, None) for call, own in zip(calls, residuals.requests, strict=True)
+        pool_call(call, own, rows)
+        for call, own, rows in zip(calls, residuals.requests, residuals.rows, strict=True)
     ]
     found = _groups.backward(pools, residuals.pooled, gs, None)
     trained = [k for k, (grads, _) in enumerate(found) if grads]

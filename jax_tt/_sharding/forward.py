@@ -32,12 +32,14 @@ class Residuals(NamedTuple):
         bits: that told the rounds apart, ``[1]``.
         pooled: residuals of the sums of the rows that this device has got.
         read: residuals of the rows that it has sent.
+        rows: of every table that this device has got, where gradients of weights need them; else None.
     """
 
     requests: list[Requests]
     bits: jax.Array
     pooled: Any
     read: Any
+    rows: list[jax.Array | None]
 
 
 def local_forward(
@@ -53,7 +55,11 @@ def local_forward(
         pool_call(call, own, table) for call, own, table in zip(calls, requests, rows, strict=True)
     ]
     sums, pooled = _groups.forward(pools, None)
-    return list(sums), Residuals(requests, bits[None], pooled, read)
+    kept = [
+        own if call.use.lookup.wanted.weights else None
+        for call, own in zip(calls, rows, strict=True)
+    ]
+    return list(sums), Residuals(requests, bits[None], pooled, read, kept)
 
 
 def _rows(
@@ -110,7 +116,7 @@ def _no_rows(call: Call, requests: Requests) -> jax.Array:
 
 
 def pool_call(call: Call, requests: Requests, rows: jax.Array | None) -> Call:
-    """The lookup of the batch in the rows that this device has got, or only its description."""
+    """The lookup of the batch in the rows that this device has got; without them, for gradients of rows alone."""
     (count,) = requests.distinct.route.row.shape
     table, lookup = call.use.table, call.use.lookup
     accum = accumulator(table.storage(call.state))

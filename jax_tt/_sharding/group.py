@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -36,7 +35,6 @@ class ShardedGroup:
         return tuple(name for name in self.mesh.axis_names if name not in self.axes)
 
     def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
-        self._check(calls)
         uses = [call.use for call in calls]
 
         def local(arrays: Any) -> Any:
@@ -106,19 +104,6 @@ class ShardedGroup:
             out_specs=out if results is None else results,
             check_vma=False,
         )
-
-    def _check(self, calls: Sequence[Call]) -> None:
-        if inside_shard_map():
-            return
-        devices = math.prod(self.mesh.shape.values())
-        for call in calls:
-            segments = call.batch.num_segments
-            if segments % devices:
-                raise ValueError(
-                    f"{call.use.table.label}batch: got {segments} bags, or ragged ones, for a table on {devices} "
-                    f"devices; expected rectangular ids whose number of bags is a multiple of {devices}, or calls "
-                    "inside of a shard_map, where every device has its own bags."
-                )
 
 
 def inside_shard_map() -> bool:

@@ -85,6 +85,10 @@ class ShardedTable(Wrapper):
     def axes(self) -> tuple[str, ...]:
         return self.axis if isinstance(self.axis, tuple) else (self.axis,)
 
+    @property
+    def parts(self) -> int:
+        return 1 if inside_shard_map() else self.mesh.size
+
     @functools.cached_property
     def layout(self) -> Layout:
         devices = 1

@@ -117,6 +117,11 @@ class Table(abc.ABC):
         return None
 
     @property
+    def parts(self) -> int:
+        """The number of devices that divide a batch among them, each of which looks up its own part."""
+        return 1
+
+    @property
     def id_order(self) -> IdOrder | None:
         """The order of ids in an initial state."""
         return None

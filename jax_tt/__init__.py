@@ -93,6 +93,9 @@ from jax_tt._plan.table_plan import TablePlan as TablePlan
 from jax_tt._reports import OutOfRangeWarning as OutOfRangeWarning
 from jax_tt._shape import TTCost as TTCost
 from jax_tt._shape import TTShape as TTShape
+from jax_tt._sharding.placement import Placement as Placement
+from jax_tt._sharding.table import ShardedTable as ShardedTable
+from jax_tt._sharding.tables import shard_tables as shard_tables
 from jax_tt._split_ids import SplitIds as SplitIds
 from jax_tt._tables.dense import DenseTable as DenseTable
 from jax_tt._tables.fused import FusedTable as FusedTable
@@ -134,6 +137,7 @@ _LAYERS = (
     "LayerTiers",
     "CacheState",
     "HashState",
+    "PageTable",
     "IdOrderState",
     "LookupCounts",
     "OutOfRange",

@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import jax
 import pytest
+from jax._src import pjit
 from jax._src.interpreters import mlir
 
 from tests.tiers import TIERS, optimized_last, select
@@ -105,11 +106,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_logfinish() -> None:
-    """Drops all compiled programs if a process has accumulated too many."""
+    """Drops all compiled programs if a process has accumulated too many.
+
+    Beyond the capacity of its cache, JAX does not remember calls of jitted functions.
+    """
     global _finished, _kept_mappings
     mlir.make_ir_context.cache_clear()
     _finished += 1
-    if _finished % TESTS_PER_COUNT == 0 and _mappings() - _kept_mappings > MOST_NEW_MAPPINGS:
+    if _finished % TESTS_PER_COUNT:
+        return
+    calls = pjit._cpp_pjit_cache_fun_only
+    full = calls.size() > 0.75 * calls.capacity()
+    if full or _mappings() - _kept_mappings > MOST_NEW_MAPPINGS:
         jax.clear_caches()
         gc.collect()
         _kept_mappings = _mappings()  # not of JAX programs, e.g. the stacks of emulated threads

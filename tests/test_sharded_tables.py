@@ -10,8 +10,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
-from jax_tt._sharding.placement import Placement
-from jax_tt._sharding.table import ShardedTable
+from jax_tt import Placement, ShardedTable
 
 RULES = {
     "adam": jax_tt.optimizers.Adam(0.05),
@@ -234,9 +233,9 @@ def test_placements_that_do_not_fit_are_refused(make, message):
 
 def test_tables_that_do_not_fit_are_refused(mesh):
     dense = jax_tt.dense_table(40, 4)
-    with pytest.raises(TypeError, match="expected one with rows of its own"):
+    with pytest.raises(TypeError, match="expected a DenseTable"):
         ShardedTable(jax_tt.tt_table(1000, 8, tt_ranks=2), mesh, "model", Placement.hashed())
-    with pytest.raises(ValueError, match="expected names of axes"):
+    with pytest.raises(ValueError, match="expected one or several different axes"):
         ShardedTable(dense, mesh, "expert", Placement.hashed())
 
 

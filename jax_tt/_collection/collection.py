@@ -198,15 +198,18 @@ class Collection:
     @functools.cached_property
     def separated_tables(self) -> dict[str, Table]:
         """Every table as it is on its own, which `separated` states are for."""
+        found = {name: table.unsharded for name, table in self.tables.items()}
         return {
             name: table.with_update(dataclasses.replace(table.update, shared=False))
             if table.update is not None
             else table
-            for name, table in self.tables.items()
+            for name, table in found.items()
         }
 
     def separated(self, state: States) -> dict[str, dict[str, Any]]:
         """The state of every table on its own, e.g. for a checkpoint that single layers can read.
+
+        Rows of a `ShardedTable` are in their order, so that a collection on other devices can read it as well.
 
         Raises:
             TypeError, ValueError: ``state`` lacks a table or the shared scalars.
@@ -219,7 +222,7 @@ class Collection:
         (['embedding', 'sentinel', 'step', 'used'], ['ad', 'updates'])
         """
         self.check(state)
-        found = {name: dict(state[name]) for name in self.tables}
+        found = {name: table.by_row(state[name]) for name, table in self.tables.items()}
         for place, name in enumerate(self.sharing):
             shared = state[UPDATES]
             found[name] |= {**shared, "step": shared["step"][place]}
@@ -242,6 +245,7 @@ class Collection:
             for scalar, values in scalars.items():
                 value = as_scalar(f"states[{name!r}][{scalar!r}]", states[name][scalar])
                 values.append(jnp.asarray(value, jnp.float32))
+        found = {name: table.of_rows(found[name]) for name, table in self.tables.items()}
         if not self.sharing:
             return found
         step, sentinels = (jnp.stack(values) for values in scalars.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ def joined(table: Table, batches: Mapping[str, Batch]) -> Batch:
         return next(iter(batches.values()))
     parts = _of_one_form(table, batches)
     if table.parts > 1:
-        return join_parts([in_parts(part, table.parts) for part in parts])
+        return over_explicit_axes(_join_parts_for(table), parts, parts[0], lambda axis: P(axis))
     # With an explicit sharding, the joined batch is replicated: shards of it would be no shards of the features.
     return over_explicit_axes(_join, parts, parts[0], lambda axis: P())
 
@@ -39,8 +39,9 @@ def separated(table: Table, sums: jax.Array, batches: Sequence[Batch]) -> Sequen
     """The sums ``[S, nb, D]`` of every batch from those of the joined one."""
     if len(batches) == 1:
         return [sums]
-    if table.parts > 1:
-        return separate_parts(sums, batches)
+
+    def split_parts(sums: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(separate_parts(sums, batches))
 
     def split(sums: jax.Array) -> tuple[jax.Array, ...]:
         rows = sums.reshape(-1, sums.shape[-1])
@@ -51,7 +52,11 @@ def separated(table: Table, sums: jax.Array, batches: Sequence[Batch]) -> Sequen
             for begin, end, shape in zip(ends[:-1], ends[1:], shapes, strict=True)
         )
 
-    return sums_over_explicit_axes(split, sums, batches)
+    return sums_over_explicit_axes(split if table.parts == 1 else split_parts, sums, batches)
+
+
+def _join_parts_for(table: Table) -> Callable[[Sequence[Batch]], Batch]:
+    return lambda parts: join_parts([in_parts(part, table.parts) for part in parts])
 
 
 def _join(parts: Sequence[Batch]) -> Batch:

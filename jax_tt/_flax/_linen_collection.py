@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 from flax import linen as nn
+from jax.sharding import Mesh
 
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
@@ -15,6 +16,8 @@ from jax_tt._collection.lookup import embed
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
 from jax_tt._flax._linen_table import TableEmbed, fused_variable
 from jax_tt._lookup._shared import Shared
+from jax_tt._sharding.placement import Placement
+from jax_tt._sharding.tables import over_mesh
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table
 
@@ -31,6 +34,7 @@ class EmbedCollection(nn.Module):
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`.
         features: `Feature` by name.
         lookup: options of the calls.
+        mesh, axis, placement: devices, and how the rows of tables are divided over them, as in `jax_tt.shard_tables`.
 
     Raises:
         ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message names it and the fix.
@@ -52,10 +56,14 @@ class EmbedCollection(nn.Module):
     tables: Mapping[str, Table]
     features: Mapping[str, Feature]
     lookup: Lookup = Lookup(bounds="warn")
+    mesh: Mesh | None = None
+    axis: str | tuple[str, ...] | None = None
+    placement: Placement | Mapping[str, Placement] | None = None
 
     def setup(self) -> None:
         check_lookup(self.lookup)
-        self.collection = Collection(self.tables, self.features)
+        tables = over_mesh(self.tables, self.mesh, self.axis, self.placement)
+        self.collection = Collection(tables, self.features)
         self.parts = {
             name: TableEmbed(table, self.lookup, name=name)
             for name, table in self.collection.tables.items()

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
 from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
@@ -28,6 +29,8 @@ from jax_tt._flax._nnx_table import TableEmbed, hoisted_update
 from jax_tt._flax._nnx_variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
 from jax_tt._hash.insert import Inserted
 from jax_tt._lookup._shared import Shared, is_shared
+from jax_tt._sharding.placement import Placement
+from jax_tt._sharding.tables import over_mesh
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table
 
@@ -77,6 +80,8 @@ class EmbedCollection(nnx.Module):
             backward pass, as `FusedOptimizer` describes; the parameters of the others have ordinary gradients.
         features: `Feature` by name. Those that share a table are looked up in it as one batch.
         lookup: options of the calls.
+        mesh, axis, placement: devices, and how the rows of tables are divided over them, as in `jax_tt.shard_tables`.
+            By default, tables are on one device, or on every device of a program.
         statistics: whether training calls count what they look up in every table, for `statistics`. It is counted in a
             variable `LookupCounts`.
         rngs: random number generators; every table takes one key of ``params``, in the order of ``tables``.
@@ -109,11 +114,14 @@ class EmbedCollection(nnx.Module):
         features: Mapping[str, Feature],
         lookup: Lookup = _DEFAULT,
         *,
+        mesh: Mesh | None = None,
+        axis: str | tuple[str, ...] | None = None,
+        placement: Placement | Mapping[str, Placement] | None = None,
         statistics: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
         check_lookup(lookup)
-        static, variables = _hoisted(tables)
+        static, variables = _hoisted(over_mesh(tables, mesh, axis, placement))
         described = Collection(static, features)
         self.features: Any = described.features  # hashable
         self.tables: dict[str, CollectedTable] = nnx.data(

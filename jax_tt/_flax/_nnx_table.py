@@ -23,6 +23,7 @@ from jax_tt._flax._nnx_variables import (
     HashState,
     IdOrderState,
     OutOfRange,
+    PageTable,
 )
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
@@ -37,6 +38,7 @@ _BUFFERS: dict[str, type[nnx.Variable[Any]]] = {
     "row_cache": CacheState,
     "id_order": IdOrderState,
     "hash_table": HashState,
+    "placement": PageTable,
 }
 
 

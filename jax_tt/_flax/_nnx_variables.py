@@ -82,6 +82,22 @@ class HashState(nnx.Variable):
     """
 
 
+class PageTable(nnx.Variable):
+    """Where the pages of a `ShardedTable` are, int32 ``[pages, replicas]``.
+
+    Example:
+        >>> import jax, jax_tt
+        >>> from flax import nnx
+        >>> embed = jax_tt.EmbedCollection(
+        ...     {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")},
+        ...     mesh=jax.make_mesh((1,), ("model",)), axis="model",
+        ...     placement=jax_tt.Placement.round_robin(page_size=10), rngs=nnx.Rngs(0),
+        ... )
+        >>> embed.tables["ad"].page_table[...].shape
+        (5, 1)
+    """
+
+
 class IdOrderState(nnx.Variable):
     """The row of every id of a layer with an ``id_order``: saved with the model, but not trained.
 

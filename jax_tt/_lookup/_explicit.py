@@ -40,6 +40,11 @@ def over_explicit_axes(
     return _automatic(call, inputs, lambda: specs(_axis(batch)))
 
 
+def replicated_over_explicit_axes(call: Callable[[Inputs], Result], inputs: Inputs) -> Result:
+    """``call(inputs)`` with results that every device has all of."""
+    return _automatic(call, inputs, P)
+
+
 def _automatic(
     call: Callable[[Inputs], Result], inputs: Inputs, specs: Callable[[], Any]
 ) -> Result:

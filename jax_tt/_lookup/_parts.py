@@ -12,7 +12,6 @@ import numpy as np
 
 from jax_tt._bag_parts import join_flat
 from jax_tt._lookup._batch import Batch, is_padding, padding_mark, present, with_marks
-from jax_tt._lookup._groups import Call
 
 
 def divided(batch: Batch, parts: int) -> Batch:
@@ -77,16 +76,6 @@ def separate_parts(sums: jax.Array, batches: Sequence[Batch]) -> list[jax.Array]
     ends = np.cumsum(bags)
     own = jnp.split(sums, ends[:-1].tolist(), axis=1)
     return [whole(part, batch) for part, batch in zip(own, batches, strict=True)]
-
-
-def calls_in_parts(calls: Sequence[Call]) -> list[Call]:
-    """The calls with batches that can be divided among the devices of their tables."""
-    return [
-        call._replace(batch=divided(call.batch, call.use.table.parts))
-        if call.use.table.parts > 1
-        else call
-        for call in calls
-    ]
 
 
 def _ragged(batch: Batch) -> bool:

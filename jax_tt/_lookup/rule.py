@@ -22,7 +22,7 @@ from jax_tt._lookup import _groups
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh, sums_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
-from jax_tt._lookup._parts import calls_in_parts, whole
+from jax_tt._lookup._parts import divided, whole
 from jax_tt._lookup._read_scale import scaled_reads
 from jax_tt._lookup._reverse_only import first_order, reverse_only
 from jax_tt._lookup._shared import Shared, is_shared, shared_places
@@ -107,8 +107,10 @@ def pooled_sums(
         return sums_over_explicit_axes(_sums_in_automatic_mode, (calls, shared), batches)
     by_rule: dict[int, Call] = {}
     sums: dict[int, jax.Array] = {}
-    for k, call in enumerate(calls_in_parts(calls)):
+    for k, call in enumerate(calls):
         use, state, batch, *_ = call
+        if use.table.parts > 1:
+            batch = divided(batch, use.table.parts)
         if use.table.differentiates_itself(use.lookup):
             sums[k] = use.table.forward(state, batch, use.lookup)[0]
             continue
@@ -121,7 +123,10 @@ def pooled_sums(
         return _sums(list(by_rule.values()), shared, wide)
     if by_rule:
         sums.update(zip(by_rule, _sums(list(by_rule.values()), shared, None), strict=True))
-    found = tuple(whole(sums[k], call.batch) for k, call in enumerate(calls))
+    found = tuple(
+        sums[k] if call.use.table.parts == 1 else whole(sums[k], call.batch)
+        for k, call in enumerate(calls)
+    )
     return found if wide is None else wide.joined(found)
 
 

@@ -96,10 +96,12 @@ class ShardedGroup:
         """``local`` on the part of every device, unless it runs inside of a ``shard_map`` already."""
         if inside_shard_map():
             return local
+        # Where the mesh of the user has explicit axes, this runs in a context in which they are automatic.
+        known = jax.sharding.get_abstract_mesh() == self.mesh.abstract_mesh
         # JAX cannot know that devices that hold the same rows take the same steps.
         return jax.shard_map(
             local,
-            mesh=self.mesh,
+            mesh=None if known else self.mesh,
             in_specs=specs,
             out_specs=out if results is None else results,
             check_vma=False,

@@ -9,10 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._explicit import replicated_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
 from jax_tt._sharding.pages import stored_rows
@@ -41,10 +42,9 @@ class ShardedTable(Wrapper):
         TypeError, ValueError: an argument does not fit; the message names it and the fix.
 
     >>> import jax, jax.numpy as jnp, jax_tt
-    >>> from jax_tt._sharding.placement import Placement
-    >>> from jax_tt._sharding.table import ShardedTable
-    >>> mesh = jax.make_mesh((1,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
-    >>> table = ShardedTable(jax_tt.dense_table(1000, 16), mesh, "model", Placement.round_robin(100))
+    >>> mesh = jax.make_mesh((1,), ("model",))
+    >>> placement = jax_tt.Placement.round_robin(page_size=100)
+    >>> table = jax_tt.ShardedTable(jax_tt.dense_table(1000, 16), mesh, "model", placement)
     >>> state = table.init(jax.random.key(0))
     >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([1, 999]), jax_tt.Lookup())
     >>> rows.shape
@@ -57,29 +57,44 @@ class ShardedTable(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.table.row_names != self.table.param_names or self.table.cached is not None:
+        self._check()
+        _ = self.layout  # raises unless the placement fits
+
+    def _check(self) -> None:
+        label = self.table.label
+        if not can_be_sharded(self.table):
             raise TypeError(
-                f"table: got a {type(self.table).__name__}; expected one with rows of its own, a DenseTable. The cores "
-                "of a TTTable are small and are replicated."
+                f"{label}table: got a {type(self.table).__name__}; expected a DenseTable, whose rows can be divided. "
+                "The cores of a TTTable are small, and every device has all of them: leave it as it is."
+            )
+        if not isinstance(self.mesh, Mesh):
+            raise TypeError(
+                f"{label}mesh: got a {type(self.mesh).__name__}; expected a jax.sharding.Mesh, e.g. "
+                'jax.make_mesh((8,), ("model",)).'
+            )
+        if not isinstance(self.placement, Placement):
+            raise TypeError(
+                f"{label}placement: got a {type(self.placement).__name__}; expected a jax_tt.Placement, e.g. "
+                "jax_tt.Placement.round_robin()."
             )
         unknown = [name for name in self.axes if name not in self.mesh.axis_names]
-        if unknown:
+        if unknown or not self.axes or len(set(self.axes)) < len(self.axes):
             raise ValueError(
-                f"axis: got {self.axis!r}; expected names of axes of the mesh, {self.mesh.axis_names}."
+                f"{label}axis: got {self.axis!r}; expected one or several different axes of the mesh, which has "
+                f"{', '.join(map(repr, self.mesh.axis_names))}."
             )
         update = self.table.update
         if update is not None:
             if update.optimizer.changes_all(jnp.zeros(())) is not None:
                 raise ValueError(
-                    f"optimizer: {type(update.optimizer).__name__} changes all rows between steps; expected a rule "
+                    f"{label}optimizer: {type(update.optimizer).__name__} changes all rows between steps; expected a rule "
                     "that changes the rows of a batch."
                 )
             if any(slot.rows is not None for slot in update.optimizer.slots):
                 raise ValueError(
-                    f"optimizer: {type(update.optimizer).__name__} has state that is not divided by rows; expected a "
+                    f"{label}optimizer: {type(update.optimizer).__name__} has state that is not divided by rows; expected a "
                     "rule with one entry per row or per element."
                 )
-        _ = self.layout  # raises unless the placement fits
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -100,6 +115,10 @@ class ShardedTable(Wrapper):
     def local(self) -> Any:
         """The table that one device holds."""
         return dataclasses.replace(self.table, num_embeddings=self.layout.rows)
+
+    @property
+    def unsharded(self) -> Any:
+        return self.table
 
     # State
 
@@ -129,14 +148,17 @@ class ShardedTable(Wrapper):
             Table.check(self, state)
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
-        return self.of_rows(self.table.init_params(key))
+        return self._stored(self.table.init_params(key))
+
+    def init_param(self, name: str, key: jax.Array) -> Any:
+        return self._stored({name: self.table.init_param(name, key)})[name]
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, Any]:
         rest = jax.tree.map(self._placed, Table.init_rest(self, params))
         return {**rest, PAGES: jnp.asarray(self.layout.page_table)}
 
-    def of_rows(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Stored arrays, with all replicas, from arrays of which entry k is that of row k."""
+    def _stored(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Arrays of all pools, with all replicas, from arrays of which entry k is that of row k."""
         rows = jnp.arange(self.num_embeddings)
         table = jnp.asarray(self.layout.page_table)
         found = {}
@@ -153,21 +175,37 @@ class ShardedTable(Wrapper):
             found[name] = self._placed(stored)
         return found
 
+    def of_rows(self, state: State) -> dict[str, Any]:
+        """The inverse of `by_row`, e.g. of a checkpoint that other devices have written."""
+        arrays = {name: state[name] for name in self.row_arrays}
+        for name, shape in self.table.trained_shapes.items():
+            if name in arrays and arrays[name].shape != shape:
+                raise ValueError(
+                    f"{self.label}state[{name!r}]: got shape {arrays[name].shape}; expected {shape}, with an entry for "
+                    "every row of the table."
+                )
+        return {**state, **self._stored(arrays), PAGES: jnp.asarray(self.layout.page_table)}
+
     def by_row(self, state: State) -> dict[str, Any]:
         """The state as that of the wrapped table, whose entry k is that of row k, e.g. for a checkpoint."""
-        rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.num_embeddings))
-        return {
-            name: state[name][rows] if name in self.row_arrays else state[name]
-            for name in self.trained_names
-        }
+        self.require(state, (PAGES,))
+
+        def gathered(state: Any) -> dict[str, Any]:
+            rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.num_embeddings))
+            return {name: state[name][rows] for name in self.row_arrays}
+
+        found = replicated_over_explicit_axes(gathered, dict(state))
+        return {**{name: state[name] for name in state if name != PAGES}, **found}
 
     @functools.cached_property
     def row_arrays(self) -> dict[str, float | None]:
         return self.table.row_arrays
 
     def _placed(self, array: jax.Array) -> jax.Array:
-        spec = P(self.axis) if array.ndim else P()
-        return jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, spec))
+        sharding = NamedSharding(self.mesh, P(self.axis) if array.ndim else P())
+        explicit = AxisType.Explicit in self.mesh.axis_types
+        constrain = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
+        return constrain(array, sharding)
 
     # Lookups
 
@@ -175,7 +213,8 @@ class ShardedTable(Wrapper):
         return False
 
     def group(self, lookup: Lookup) -> ShardedGroup:
-        return ShardedGroup(self.mesh, self.axes)
+        # Lookups run in automatic mode, also where the mesh of the user has explicit axes.
+        return ShardedGroup(Mesh(self.mesh.devices, self.mesh.axis_names), self.axes)
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         call = Call(Use(self, lookup), state, batch, ())
@@ -206,3 +245,8 @@ class ShardedTable(Wrapper):
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
         return self.table.attend(self.by_row(state), query, precision)
+
+
+def can_be_sharded(table: Table) -> bool:
+    """Whether a `ShardedTable` can divide the rows of a table."""
+    return bool(table.row_names) and table.row_names == table.param_names and table.cached is None

@@ -66,6 +66,7 @@ class Table(abc.ABC):
         cacheable: whether it can have a row cache.
         takes_keys: whether ids are keys of 64 bits, of which any may have a row.
         row_names: the parameters of which row k is that of id k alone.
+        parts: the number of devices that divide a batch among them.
     """
 
     num_embeddings: int
@@ -75,6 +76,7 @@ class Table(abc.ABC):
     cacheable: ClassVar[bool] = False
     takes_keys: ClassVar[bool] = False
     row_names: ClassVar[tuple[str, ...]] = ()
+    parts = 1
 
     @property
     @abc.abstractmethod
@@ -117,9 +119,17 @@ class Table(abc.ABC):
         return None
 
     @property
-    def parts(self) -> int:
-        """The number of devices that divide a batch among them, each of which looks up its own part."""
-        return 1
+    def unsharded(self) -> Table:
+        """This table as one device would hold it, whose states `by_row` returns and `of_rows` takes."""
+        return self
+
+    def by_row(self, state: State) -> dict[str, Any]:
+        """The state of `unsharded`, e.g. for a checkpoint."""
+        return dict(state)
+
+    def of_rows(self, state: State) -> dict[str, Any]:
+        """The inverse of `by_row`."""
+        return dict(state)
 
     @property
     def id_order(self) -> IdOrder | None:

@@ -1,0 +1,82 @@
+"""`shard_tables`: several tables over the devices of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax.sharding import Mesh
+
+from jax_tt._sharding.placement import Placement
+from jax_tt._sharding.table import ShardedTable, can_be_sharded
+from jax_tt._tables.table import Table
+
+
+def shard_tables(
+    tables: Mapping[str, Table],
+    mesh: Mesh,
+    axis: str | tuple[str, ...],
+    placement: Placement | Mapping[str, Placement] | None = None,
+) -> dict[str, Table]:
+    """Divides the rows of tables over the devices of a mesh, e.g. for a `Collection`.
+
+    Tables without rows that could be divided, such as tensor trains, are on every device and are returned unchanged.
+
+    Args:
+        tables: by name.
+        mesh: the devices.
+        axis: the mesh axis, or a tuple of axes, that the rows are divided over. Devices along the other axes hold the
+            same rows.
+        placement: of all tables, or by name; default `Placement.round_robin`, also for tables that are not named.
+
+    Returns:
+        `ShardedTable`, or the table itself, by name.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax_tt
+    >>> mesh = jax.make_mesh((1,), ("model",))
+    >>> tables = {"user": jax_tt.dense_table(1000, 16), "item": jax_tt.tt_table(10**6, 16, tt_ranks=4)}
+    >>> tables = jax_tt.shard_tables(tables, mesh, "model", {"user": jax_tt.Placement.hashed()})
+    >>> [type(table).__name__ for table in tables.values()]
+    ['ShardedTable', 'TTTable']
+    """
+    if not isinstance(tables, Mapping):
+        raise TypeError(
+            f"tables: got a {type(tables).__name__}; expected a mapping from names to tables, e.g. "
+            '{"item": jax_tt.dense_table(1000, 16)}.'
+        )
+    default = Placement.round_robin()
+    named: Mapping[str, Any] = {}
+    if isinstance(placement, Mapping):
+        named = placement
+        for name in named:
+            if name not in tables:
+                known = ", ".join(map(repr, tables))
+                raise ValueError(f"placement: got the table {name!r}; expected some of {known}.")
+    elif placement is not None:
+        default = placement
+    found: dict[str, Table] = {}
+    for name, table in tables.items():
+        own = named.get(name, default)
+        divided = name in named or can_be_sharded(table)
+        found[name] = ShardedTable(table, mesh, axis, own) if divided else table
+    return found
+
+
+def over_mesh(tables: Any, mesh: Mesh | None, axis: Any, placement: Any) -> Any:
+    """`shard_tables` with a mesh, and the tables unchanged without one."""
+    if mesh is not None:
+        if axis is None:
+            raise ValueError(
+                "axis: got None beside a mesh; expected the mesh axis that rows are divided over, e.g. "
+                f"axis={mesh.axis_names[-1]!r}."
+            )
+        return shard_tables(tables, mesh, axis, placement)
+    for name, value in (("axis", axis), ("placement", placement)):
+        if value is not None:
+            raise ValueError(
+                f"{name}: got {value!r} without a mesh; expected mesh=, e.g. jax.make_mesh((8,), (\"model\",))."
+            )
+    return tables

@@ -18,3 +18,4 @@ from jax_tt._flax._nnx_variables import HashState as HashState
 from jax_tt._flax._nnx_variables import IdOrderState as IdOrderState
 from jax_tt._flax._nnx_variables import LookupCounts as LookupCounts
 from jax_tt._flax._nnx_variables import OutOfRange as OutOfRange
+from jax_tt._flax._nnx_variables import PageTable as PageTable

@@ -124,6 +124,7 @@ def _hotter(state: CacheDirectory, policy: str) -> CacheDirectory:
 
 
 # The odd sizes and the largest with every policy, the others with one in turn.
+@pytest.mark.singly
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
@@ -314,6 +315,7 @@ def test_donated_arrays_stay_in_place(method):
     assert " copy(" not in compiled.as_text()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not native_available(), reason="the native module is not built")
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=15)
@@ -352,6 +354,7 @@ np.savez(sys.argv[1], *results)
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not native_available(), reason="the native module is not built")
 def test_bitwise_equal_for_any_number_of_threads(tmp_path):
     results = []

@@ -20,6 +20,8 @@ from tests.cache_case import SHAPE, D, N, trained, warm
 from tests.cache_model import SCORINGS, SIZES, Model, Sizes, Subject, compare
 from tests.helpers import assert_close, dense_table, make_case
 
+pytestmark = pytest.mark.singly
+
 IDS = 90
 SMALL, LARGE = SIZES["odd"], Sizes(5, 4, 2, 5, IDS)
 
@@ -203,6 +205,7 @@ class LinenTower(nn.Module):
         return nn.Dense(1)(jax_tt.linen.TTEmbed(1000, 8, cache=self.cache, name="items")(ids))
 
 
+@pytest.mark.full
 def test_linen():
     model, ids = LinenTower(OLD), batches(1)[0]
     variables = model.init(jax.random.key(0), ids)

@@ -33,7 +33,7 @@ from tests.helpers import (
     on_gpu,
 )
 
-pytestmark = pytest.mark.reference_once
+pytestmark = [pytest.mark.reference_once, pytest.mark.singly]
 RULES = {
     "sgd": optimizers.SGD(0.1),
     "rowwise": optimizers.RowWiseAdagrad(0.1),
@@ -200,6 +200,7 @@ def test_inference_leaves_the_directory_alone(gradients, method):
 
 
 # Copies have no optimizer state, whatever trains the cores.
+@pytest.mark.full(but="ffi-False")
 @pytest.mark.parametrize(("fused", "gradients"), [(False, "rows"), (True, "rows"), (True, "cores")])
 def test_populate_flush_and_reset_under_jit(fused, gradients, method):
     case = make_case(SHAPE, "float32", False)

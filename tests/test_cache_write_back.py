@@ -15,6 +15,8 @@ from jax_tt._cache.metric import table_metric
 from jax_tt._cache.write_back import write_back
 from jax_tt._tables.tensor_train import TTTable
 
+pytestmark = pytest.mark.singly
+
 KEY = jax.random.key(0)
 OPTIONS = jax_tt.WriteBack()
 
@@ -59,6 +61,7 @@ def test_shapes(name):
     assert left < 0.3  # the smallest tables have few numbers to spare
 
 
+@pytest.mark.singly
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_storage_types(dtype, method):
     left = few_rows("d3", dtype, method)
@@ -253,7 +256,7 @@ def test_a_row_that_is_not_finite_is_dropped_alone():
 STREAM = [(16, "lfu", 0.1, 0.05), (32, "lru", 0.1, 0.05)]
 
 
-@pytest.mark.full(but="32-lru")
+@pytest.mark.full
 @pytest.mark.parametrize(("rank", "policy", "most", "most_of_all"), STREAM)
 def test_real_stream(rank, policy, most, most_of_all):
     """A recommender trained on the Video stream with 1 % of the rows cached: the cores keep 90 % or more of what

@@ -12,6 +12,8 @@ from jax_tt import _ffi
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.helpers import assert_close, core_gradients, dense_table
 
+pytestmark = pytest.mark.singly
+
 # Row factors: what a slice of the middle core is shared by.  "many": more rows than a part holds, some of which share
 # their left core too; "lone": hardly any two rows share anything.
 ROWS = {"many": (7, 2, 11), "lone": (6, 8, 9), "pairs": (40, 1, 2)}

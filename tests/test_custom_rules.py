@@ -19,6 +19,8 @@ from jax_tt import Bags, optimizers
 from tests.helpers import SHAPES, core_gradients, f64
 from tests.test_rules import COLUMNS, ROWS, batches, cores, gradients, rows, table_gradient
 
+pytestmark = pytest.mark.singly
+
 SHAPE = SHAPES["d3"]
 RATE, EPS = 0.05, 0.5
 
@@ -294,6 +296,7 @@ def test_in_a_collection_it_takes_the_steps_of_a_native_rule(layout):
             np.testing.assert_allclose(got[name][array], value, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_a_row_cache_is_stepped_as_by_a_native_rule():
     ids = jnp.array([[1, 5], [5, 7]])
     found = []

@@ -76,7 +76,7 @@ def sanitized(tmp_path_factory):
     return built(tmp_path_factory.mktemp("sanitized"), "-fsanitize=address,undefined")
 
 
-@pytest.fixture(params=["plain", "sanitized"])
+@pytest.fixture(params=["plain", pytest.param("sanitized", marks=pytest.mark.full)])
 def program(request):
     return request.getfixturevalue(request.param)
 

@@ -365,7 +365,7 @@ def saved_steps(config: Config, variant: str) -> list[int]:
     return [int(p.name) for p in folder.glob("*") if p.name.isdigit()] if folder.exists() else []
 
 
-@pytest.mark.full(but="tt_fused-0.02")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "variant, cache", [("dense_optax", 0.0), ("tt_fused", 0.0), ("tt_fused", 0.02)]
 )

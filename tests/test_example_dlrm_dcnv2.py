@@ -88,6 +88,7 @@ def test_cross_network_is_its_formula() -> None:
     np.testing.assert_allclose(network(first), x, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 def test_all_tables_learn() -> None:
     results = {variant: train(TINY, variant) for variant in COMPARED["dcnv2"]}
     for result in results.values():

@@ -339,6 +339,7 @@ def test_readme():
     assert failed == 0 < tried
 
 
+@pytest.mark.full
 def test_reordering_in_the_middle(log: Path, tmp_path: Path) -> None:
     """Both ways go on from the same epoch, and what is lost is reported."""
     out = tmp_path / "figures.json"

@@ -42,6 +42,7 @@ def promotion() -> Iterator[None]:
         yield
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["dense", "tensor train"])
 @pytest.mark.usefixtures("promotion")
 def test_the_test_of_the_example(kind, extension):

@@ -13,6 +13,8 @@ from tests.conftest import method_fixture
 from tests.hash_model import ModelDirectory
 from tests.test_hash_directory import joined
 
+pytestmark = pytest.mark.singly
+
 # Elsewhere "auto" chooses the kernels of the CPU.
 method = method_fixture("reference", "cuda_emulated", pytest.param("cuda", marks=pytest.mark.gpu))
 

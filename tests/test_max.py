@@ -11,7 +11,7 @@ from flax import nnx
 import jax_tt
 from tests.helpers import SHAPES, make_case
 
-pytestmark = pytest.mark.reference_once
+pytestmark = [pytest.mark.reference_once, pytest.mark.singly]
 
 RULE = jax_tt.optimizers.SGD(1.0)
 # Rows 0 to 4: 1 and 2 tie in the first column, 3 and 4 hold zeros of either sign.

@@ -13,7 +13,7 @@ from jax import lax
 import jax_tt
 from jax_tt import optimizers
 
-pytestmark = pytest.mark.reference_once
+pytestmark = [pytest.mark.reference_once, pytest.mark.singly]
 
 ROWS, WIDTH = 24, 9
 RULES = {

@@ -68,7 +68,7 @@ def test_bitwise_equal_for_any_number_of_threads(one_thread, tmp_path):
         )
 
 
-@pytest.mark.full(but="baseline")
+@pytest.mark.full
 @pytest.mark.parametrize("isa", ["baseline", "x86_64_v3"])
 def test_instruction_sets_agree(isa, one_thread, tmp_path):
     there = str(one_thread["isa"])
@@ -96,6 +96,7 @@ def test_rows_of_any_width(weighted):
         assert_close(gradient, mixing.T @ want, 1e-5, f"gradient of {width} columns")
 
 
+@pytest.mark.full
 def test_chunked_batches_equal_the_reference(one_thread):
     for name, leaves in chunked_results("reference"):
         for k, leaf in enumerate(leaves):

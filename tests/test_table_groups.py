@@ -237,7 +237,9 @@ def test_tensor_trains_are_mapped_and_recomputed(one_by_one):
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize(("kind", "count"), [("dense", 26), ("tt", 7)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [pytest.param("dense", 26, marks=pytest.mark.full), ("tt", 7)]
+)
 def test_tables_are_changed_in_place(kind, count):
     sizes = [1000 + 10 * k for k in range(count)]
     rule = optimizers.RowWiseAdagrad(0.1)

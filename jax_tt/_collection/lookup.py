@@ -146,7 +146,9 @@ def embed(
     sums = dict(zip(tables, pooled_sums(calls, None, shared), strict=True))
     rows: dict[str, jax.Array] = {}
     for name, features in collection.features_of.items():
-        parts = separated(tables[name], sums[name], [requests[feature].summed for feature in features])
+        parts = separated(
+            tables[name], sums[name], [requests[feature].summed for feature in features]
+        )
         for feature, part in zip(features, parts, strict=True):
             result = requests[feature].result(part, dtypes[name])
             rows[feature] = limited_columns(result, [_limit(collection, feature, inputs)])

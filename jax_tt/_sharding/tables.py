@@ -77,6 +77,6 @@ def over_mesh(tables: Any, mesh: Mesh | None, axis: Any, placement: Any) -> Any:
     for name, value in (("axis", axis), ("placement", placement)):
         if value is not None:
             raise ValueError(
-                f"{name}: got {value!r} without a mesh; expected mesh=, e.g. jax.make_mesh((8,), (\"model\",))."
+                f'{name}: got {value!r} without a mesh; expected mesh=, e.g. jax.make_mesh((8,), ("model",)).'
             )
     return tables

@@ -87,13 +87,13 @@ class ShardedTable(Wrapper):
         if update is not None:
             if update.optimizer.changes_all(jnp.zeros(())) is not None:
                 raise ValueError(
-                    f"{label}optimizer: {type(update.optimizer).__name__} changes all rows between steps; expected a rule "
-                    "that changes the rows of a batch."
+                    f"{label}optimizer: {type(update.optimizer).__name__} changes all rows between steps; expected a "
+                    "rule that changes the rows of a batch."
                 )
             if any(slot.rows is not None for slot in update.optimizer.slots):
                 raise ValueError(
-                    f"{label}optimizer: {type(update.optimizer).__name__} has state that is not divided by rows; expected a "
-                    "rule with one entry per row or per element."
+                    f"{label}optimizer: {type(update.optimizer).__name__} has state that is not divided by rows; "
+                    "expected a rule with one entry per row or per element."
                 )
 
     @property

@@ -25,18 +25,18 @@ def exchanged(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
     ]
 
 
-def over_rounds(body: Callable[[jax.Array, Carry], Carry], bits: jax.Array, carry: Carry) -> Carry:
-    """``carry = body(k, carry)`` for the rounds that this number of leading bits tells apart, at least one."""
+def other_rounds(body: Callable[[jax.Array, Carry], Carry], bits: jax.Array, carry: Carry) -> Carry:
+    """``carry = body(k, carry)`` for the rounds that leading bits tell apart but the first, as a rule none."""
     last = jnp.where(
         bits < 32, (jnp.uint32(1) << bits.astype(jnp.uint32)) - 1, jnp.uint32(2**32 - 1)
     )
 
     def step(held: Any) -> Any:
-        k, _, carry = held
-        return k + 1, k < last, body(k, carry)
+        k, carry = held
+        return k + 1, body(k + 1, carry)
 
-    start = jnp.zeros((), jnp.uint32), jnp.ones((), bool), carry
-    return lax.while_loop(lambda held: held[1], step, start)[2]
+    start = jnp.zeros((), jnp.uint32), carry
+    return lax.while_loop(lambda held: held[0] < last, step, start)[1]
 
 
 def _words(array: jax.Array) -> jax.Array:

@@ -14,9 +14,9 @@ from jax_tt._dtypes import accumulator
 from jax_tt._lookup import _groups
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._groups import Call, Use
-from jax_tt._sharding.exchange import exchanged, over_rounds
+from jax_tt._sharding.exchange import exchanged, other_rounds
 from jax_tt._sharding.requests import PAGES, Requests, requests_of, sharded
-from jax_tt._sharding.route import in_rounds, leading_bits, message_rows
+from jax_tt._sharding.route import Messages, kept_places, leading_bits, message_rows, messages_of
 from jax_tt._tables.dense import DenseTable
 from jax_tt._tables.options import Lookup, Wanted
 from jax_tt._tables.table import State
@@ -29,7 +29,9 @@ class Residuals(NamedTuple):
 
     Attributes:
         requests: of every table.
-        bits: that told the rounds apart, ``[1]``.
+        bits: that tell the rounds apart, ``[1]``.
+        kept: where the different rows of every table were kept.
+        batches: of every table, with ids that are places of rows.
         pooled: residuals of the sums of the rows that this device has got.
         read: residuals of the rows that it has sent.
         rows: of every table that this device has got, where gradients of weights need them; else None.
@@ -37,6 +39,8 @@ class Residuals(NamedTuple):
 
     requests: list[Requests]
     bits: jax.Array
+    kept: list[jax.Array]
+    batches: list[Batch]
     pooled: Any
     read: Any
     rows: list[jax.Array | None]
@@ -50,81 +54,90 @@ def local_forward(
         requests_of(sharded(call), call.state[PAGES], call.batch, call.use.lookup, axes)
         for call in calls
     ]
-    rows, bits, read = _rows(calls, requests, axes, others)
-    pools = [
-        pool_call(call, own, table) for call, own, table in zip(calls, requests, rows, strict=True)
-    ]
+    devices = sharded(calls[0]).layout.devices
+    routes = [own.distinct.route for own in requests]
+    messages, bits = all_messages(routes, devices, (*axes, *others), jnp.zeros((), jnp.int32))
+    kept = [kept_places(own, bits, devices) for own in messages]
+    rows, read = _rows(calls, requests, messages, (bits, kept), axes)
+    batches = [_pooled_batch(*parts) for parts in zip(calls, requests, kept, messages, strict=True)]
+    pools = [pool_call(*parts) for parts in zip(calls, batches, rows, strict=True)]
     sums, pooled = _groups.forward(pools, None)
-    kept = [
+    held = [
         own if call.use.lookup.wanted.weights else None
         for call, own in zip(calls, rows, strict=True)
     ]
-    return list(sums), Residuals(requests, bits[None], pooled, read, kept)
+    residuals = Residuals(requests, bits[None], kept, batches, pooled, read, held)
+    return list(sums), residuals
+
+
+def all_messages(
+    routes: Sequence[Any], devices: int, everywhere: Any, least: jax.Array
+) -> tuple[list[Messages], jax.Array]:
+    """The messages for all routes, whose rounds all devices tell apart by the same number of bits, ``least`` or more."""
+    sizes = [message_rows(route.row.shape[0], devices) for route in routes]
+    needed = [leading_bits(*pair, devices) for pair in zip(routes, sizes, strict=True)]
+    bits = lax.pmax(jnp.max(jnp.stack([least, *needed])), everywhere)
+    pairs = zip(routes, sizes, strict=True)
+    return [messages_of(route, bits, size, devices) for route, size in pairs], bits
 
 
 def _rows(
-    calls: Sequence[Call], requests: Sequence[Requests], axes: Any, others: Any
-) -> tuple[list[jax.Array], jax.Array, Any]:
-    """The different rows ``[n + 1, D]`` of every table, the last one for ids without a row."""
-    routes = [own.distinct.route for own in requests]
+    calls: Sequence[Call],
+    requests: Sequence[Requests],
+    messages: Sequence[Messages],
+    kept: tuple[jax.Array, Sequence[jax.Array]],
+    axes: Any,
+) -> tuple[list[jax.Array], Any]:
+    """The different rows of every table at the places where they are kept, and residuals of the reads."""
+    bits, places = kept
     devices = sharded(calls[0]).layout.devices
-    sizes = [message_rows(route.row.shape[0], devices) for route in routes]
-    needed = [leading_bits(*pair, devices) for pair in zip(routes, sizes, strict=True)]
-    bits = lax.pmax(jnp.max(jnp.stack(needed)), (*axes, *others))
-    places = [
-        in_rounds(route, bits, size, devices) for route, size in zip(routes, sizes, strict=True)
-    ]
 
-    def turn(k: jax.Array, carry: Any) -> Any:
-        rows, _ = carry
+    def got(k: Any) -> tuple[list[jax.Array], Any]:
         sent = []
-        for route, size, (own, place) in zip(routes, sizes, places, strict=True):
-            place = jnp.where(own == k, place, devices * size)
-            message = jnp.full(devices * size, -1, jnp.int32)
-            message = message.at[place].set(route.row, mode="drop", unique_indices=True)
-            sent.append(message.reshape(devices, size))
+        for own, table in zip(requests, messages, strict=True):
+            number = table.sent(k, devices)
+            row = own.distinct.route.row.at[number].get(mode="fill", fill_value=-1)
+            sent.append(row.reshape(devices, table.size))
         asked = exchanged(sent, axes)
         reads = [read_call(call, part.reshape(-1)) for call, part in zip(calls, asked, strict=True)]
         sums, read = _groups.forward(reads, None)
         found = exchanged([part.reshape(devices, -1, part.shape[-1]) for part in sums], axes)
-        new = []
-        for table, answer, (own, place) in zip(rows, found, places, strict=True):
-            flat = answer.reshape(-1, answer.shape[-1])
-            got = flat.at[place].get(mode="fill", fill_value=0)
-            new.append(table.at[:-1].set(jnp.where((own == k)[:, None], got, table[:-1])))
-        return new, read
+        return [part.reshape(-1, part.shape[-1]) for part in found], read
 
-    def shapes() -> Any:
-        reads = [
-            read_call(call, jnp.zeros(devices * size, jnp.int32))
-            for call, size in zip(calls, sizes, strict=True)
-        ]
-        return _groups.forward(reads, None)[1]
+    def other(k: jax.Array, carry: Any) -> Any:
+        found, read = got(k)
+        rows = []
+        for table, own, place, more in zip(carry[0], messages, places, found, strict=True):
+            number = own.sent(k, devices)
+            at = place.at[number].get(mode="fill", fill_value=table.shape[0])
+            rows.append(table.at[at].set(more, mode="drop"))
+        return rows, read
 
-    read = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(shapes))
-    rows, read = over_rounds(
-        turn, bits, ([_no_rows(call, own) for call, own in zip(calls, requests, strict=True)], read)
-    )
-    return rows, bits, read
+    return other_rounds(other, bits, got(0))
 
 
-def _no_rows(call: Call, requests: Requests) -> jax.Array:
-    table, (count,) = call.use.table, requests.distinct.route.row.shape
-    accum = accumulator(table.storage(call.state))
-    rows = jnp.zeros((count + 1, table.features), accum)
-    return rows.at[-1].set(jnp.nan) if call.use.lookup.bounds == "error" else rows
+def _pooled_batch(call: Call, requests: Requests, kept: jax.Array, messages: Messages) -> Batch:
+    """The batch with the places of its rows as ids; that of the row after all of them for ids without a row."""
+    total = messages.size * sharded(call).layout.devices
+    ids = jnp.where(requests.read, kept[requests.distinct.places], total)
+    ids = jnp.where(requests.here, ids.reshape(requests.here.shape), -1)
+    return dataclasses.replace(call.batch, ids=ids, slots=None)
 
 
-def pool_call(call: Call, requests: Requests, rows: jax.Array | None) -> Call:
-    """The lookup of the batch in the rows that this device has got; without them, for gradients of rows alone."""
-    (count,) = requests.distinct.route.row.shape
+def pool_call(call: Call, batch: Batch, rows: jax.Array) -> Call:
+    """The lookup of a batch of `_pooled_batch` in rows."""
     table, lookup = call.use.table, call.use.lookup
-    accum = accumulator(table.storage(call.state))
+    if lookup.bounds == "error":
+        rows = jnp.concatenate([rows, jnp.full_like(rows[:1], jnp.nan)])
     wanted = Wanted(_TABLE if lookup.wanted.names else frozenset(), lookup.wanted.weights)
-    if rows is None:
-        rows = jnp.zeros((count + 1, table.features), accum)
-    described = DenseTable(count + 1, table.features, accum, name=table.name)
-    return Call(Use(described, inner(lookup, wanted)), {"embedding": rows}, requests.pooled, ())
+    described = DenseTable(rows.shape[0], table.features, rows.dtype, name=table.name)
+    return Call(Use(described, inner(lookup, wanted)), {"embedding": rows}, batch, ())
+
+
+def described_rows(call: Call, kept_size: int) -> jax.Array:
+    """Stands for the rows of a call where only their shape and type matter."""
+    accum = accumulator(call.use.table.storage(call.state))
+    return jnp.zeros((kept_size, call.use.table.features), accum)
 
 
 def read_call(call: Call, rows: jax.Array, state: State | None = None) -> Call:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -30,13 +29,15 @@ class Requests(NamedTuple):
     Attributes:
         distinct: where their first replicas for this device are, and the positions that request them.
         pages: of the different rows, -1 for none.
-        pooled: the batch with ids that count the different rows, and past the last one for ids without a row.
+        read: the positions that read a row, ``[S * cap]``.
+        here: the positions that are in the batch, ``[S, cap]``.
         refused: whether an id must not be in the batch, ``[1]``.
     """
 
     distinct: Distinct
     pages: Paged
-    pooled: Batch
+    read: jax.Array
+    here: jax.Array
     refused: jax.Array
 
 
@@ -68,15 +69,9 @@ def requests_of(
         place % layout.pool * layout.page_size + own.row,
     )
     found = distinct(requested, layout.devices)
-    pages = own
-    if read.size:
-        parts = (part.at[found.source].get(mode="fill", fill_value=-1) for part in own)
-        pages = Paged(*parts)
-    ids = jnp.where(read, found.places, read.size).reshape(batch.ids.shape)
-    ids = jnp.where(here, ids, -1)
+    pages = Paged(*(part.at[found.source].get(mode="fill", fill_value=-1) for part in own))
     refused = jnp.any(here & ~ok) if lookup.bounds == "error" else jnp.zeros((), bool)
-    pooled = dataclasses.replace(batch, ids=ids, slots=None)
-    return Requests(found, pages, pooled, refused[None])
+    return Requests(found, pages, read, here, refused[None])
 
 
 def replicas_of(layout: Layout, page_table: jax.Array, pages: Paged, others: int) -> Route:

@@ -8,7 +8,7 @@ requests for a row are in the same round on all devices, so that the gradients o
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,27 @@ class Route(NamedTuple):
     row: jax.Array
 
 
+class Messages(NamedTuple):
+    """Where the rows of a route travel.
+
+    Attributes:
+        turn: the round of every row, uint32 ``[n]``.
+        place: among the messages of its round ``[devices * size]``; past the end for none.
+        size: rows of a message to one device.
+    """
+
+    turn: jax.Array
+    place: jax.Array
+    size: int
+
+    def sent(self, k: Any, devices: int) -> jax.Array:
+        """The rows of the route that are sent in round ``k``, ``[devices * size]``; past the end for none."""
+        total, (count,) = devices * self.size, self.place.shape
+        place = jnp.where(self.turn == jnp.asarray(k, jnp.uint32), self.place, total)
+        none = jnp.full(total, count, jnp.int32)
+        return none.at[place].set(lax.iota(jnp.int32, count), mode="drop", unique_indices=True)
+
+
 class Distinct(NamedTuple):
     """The different rows among requests.
 
@@ -47,8 +68,6 @@ class Distinct(NamedTuple):
 def distinct(requests: Route, devices: int) -> Distinct:
     """The different rows among requests, whose order is free."""
     (count,) = requests.row.shape
-    if not count:
-        return Distinct(requests, requests.row, requests.row)
     keys = requests.device, mixed(requests.row.astype(jnp.uint32))
     *keys, order = lax.sort((*keys, lax.iota(jnp.int32, count)), num_keys=2)
     first = _changes(*keys)
@@ -85,18 +104,36 @@ def leading_bits(route: Route, size: int, devices: int) -> jax.Array:
     return jnp.max(jnp.where(together, common + 1, 0))
 
 
-def in_rounds(
-    route: Route, bits: jax.Array, size: int, devices: int
-) -> tuple[jax.Array, jax.Array]:
-    """The round of every row, uint32, and its place among the messages ``[devices * size]``, which none is past."""
+def messages_of(route: Route, bits: jax.Array, size: int, devices: int) -> Messages:
+    """The round of every row and its place in the messages, which hold ``size`` rows for each device."""
     (count,) = route.row.shape
     hashes = mixed(route.row.astype(jnp.uint32))
     shift = jnp.clip(32 - bits, 0, 31).astype(jnp.uint32)
     turn = jnp.where(bits > 0, hashes >> shift, np.uint32(0))
     numbers = lax.iota(jnp.int32, count)
-    begin = lax.cummax(jnp.where(_changes(route.device, turn), numbers, 0)) if count else numbers
+    begin = lax.cummax(jnp.where(_changes(route.device, turn), numbers, 0))
     place = route.device * size + numbers - begin
-    return turn, jnp.where(route.device < devices, place, devices * size)
+    return Messages(turn, jnp.where(route.device < devices, place, devices * size), size)
+
+
+def kept_places(messages: Messages, bits: jax.Array, devices: int) -> jax.Array:
+    """Where rows are kept in an array as large as the messages of a round.
+
+    Those of the first round, as a rule all of them, stay where they arrive; others take places that are free.
+    """
+    total = devices * messages.size
+
+    def with_others() -> jax.Array:
+        turn, place, _ = messages
+        first, last = (turn == 0) & (place < total), (turn > 0) & (place < total)
+        free = jnp.ones(total, bool).at[jnp.where(first, place, total)].set(False, mode="drop")
+        order = jnp.cumsum(free, dtype=jnp.int32) - 1
+        places = jnp.zeros(total, jnp.int32)
+        places = places.at[jnp.where(free, order, total)].set(jnp.arange(total), mode="drop")
+        rank = jnp.cumsum(last, dtype=jnp.int32) - 1
+        return jnp.where(last, places[jnp.maximum(rank, 0)], place)
+
+    return lax.cond(bits > 0, with_others, lambda: messages.place)
 
 
 def _changes(*keys: jax.Array) -> jax.Array:

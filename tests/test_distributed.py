@@ -12,8 +12,8 @@ import pytest
 KINDS = ("tt", "tt fused", "dense fused", "tt fused shard_map")
 
 
-def _launch(folder: Path, count: int) -> list[dict[str, np.ndarray]]:
-    """The results of each of ``count`` processes."""
+def _launch(folder: Path, count: int, program: str) -> list[dict[str, np.ndarray]]:
+    """The results of each of ``count`` processes that run a module of the tests."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -23,7 +23,7 @@ def _launch(folder: Path, count: int) -> list[dict[str, np.ndarray]]:
             [
                 sys.executable,
                 "-m",
-                "tests.distributed_run",
+                f"tests.{program}",
                 str(process),
                 str(count),
                 port,
@@ -50,7 +50,7 @@ def _launch(folder: Path, count: int) -> list[dict[str, np.ndarray]]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
     """What one process computes, then each of two."""
     folder = tmp_path_factory.mktemp("distributed")
-    return _launch(folder, 1) + _launch(folder, 2)
+    return [*_launch(folder, 1, "distributed_run"), *_launch(folder, 2, "distributed_run")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,3 +65,16 @@ def test_two_processes_equal_one(kind, runs):
         np.testing.assert_allclose(first[name], alone[name], rtol=2e-5, atol=2e-5, err_msg=name)
     losses = alone[f"{kind} losses"]
     assert len(set(losses.tolist())) == len(losses)  # the steps did something
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_with_sharded_tables_equal_one(count, tmp_path):
+    (alone,) = _launch(tmp_path, 1, "sharded_run")
+    for own in _launch(tmp_path, count, "sharded_run"):
+        assert own.keys() == alone.keys()
+        for name, array in own.items():
+            # The gradients of cores are sums over devices.
+            exact = name.startswith(("item", "user"))
+            tolerance = {} if exact else {"rtol": 1e-5, "atol": 1e-6}
+            np.testing.assert_allclose(array, alone[name], **({"rtol": 0} | tolerance), err_msg=name)

@@ -52,6 +52,7 @@ nb::dict Registrations() {
   targets["jax_tt_hash_initial_v1"] = Encapsulate(HashInitialCpu);
   targets["jax_tt_hash_exchange_v1"] = Encapsulate(HashExchangeCpu);
   targets["jax_tt_hash_double_v1"] = Encapsulate(HashDoubleCpu);
+  targets["jax_tt_route_distinct_v1"] = Encapsulate(RouteDistinctCpu);
   return targets;
 }
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.sharding import PartitionSpec as P
 
 from jax_tt import _reports
 from jax_tt._lookup._batch import Batch
@@ -22,13 +23,14 @@ def warn_out_of_range(table: Table, batch: Batch) -> None:
     """
     tell = partial(_tell, table, batch.split)
 
-    def warn(batch: Batch) -> tuple[()]:
+    def warn(batch: Batch) -> jax.Array:
         ids = batch.ids if batch.split else batch.ids[..., None]
         found = _first(outside(table, batch).reshape(-1), ids.reshape(-1, ids.shape[-1]))
         lax.cond(found[0] > 0, partial(jax.debug.callback, tell), lambda *_: None, *found)
-        return ()
+        return found[0]
 
-    over_explicit_axes(warn, batch, batch, lambda axis: ())
+    # The mesh comes with a result: outside of a context with a mesh, JAX does not take it from the inputs.
+    over_explicit_axes(warn, batch, batch, lambda axis: P())
 
 
 def _tell(table: Table, split: bool, count: Any, position: Any, first: Any) -> None:

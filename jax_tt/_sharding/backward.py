@@ -12,15 +12,9 @@ from jax import lax
 from jax_tt._lookup import _groups
 from jax_tt._lookup._groups import Call, Cotangents
 from jax_tt._sharding.exchange import exchanged, other_rounds
-from jax_tt._sharding.forward import (
-    Residuals,
-    all_messages,
-    described_rows,
-    pool_call,
-    read_call,
-)
-from jax_tt._sharding.requests import PAGES, Requests, replicas_of, sharded
-from jax_tt._sharding.route import Route, message_rows, sorted_route
+from jax_tt._sharding.forward import Residuals, all_messages, pool_call, read_call
+from jax_tt._sharding.requests import PAGES, replicas_of, sharded
+from jax_tt._sharding.route import Messages, Route, distinct, round_of
 from jax_tt._tables.table import Step
 
 
@@ -32,32 +26,20 @@ def local_backward(
     others: tuple[str, ...],
 ) -> list[Cotangents]:
     """The cotangents of every call for this device."""
-    devices = sharded(calls[0]).layout.devices
     pools = [
-        pool_call(
-            call, batch, described_rows(call, _kept_size(own, devices)) if rows is None else rows
-        )
-        for call, batch, own, rows in zip(
-            calls, residuals.batches, residuals.requests, residuals.rows, strict=True
-        )
+        pool_call(*parts) for parts in zip(calls, residuals.batches, residuals.rows, strict=True)
     ]
     found = _groups.backward(pools, residuals.pooled, gs, None)
-    trained = [k for k, (grads, _) in enumerate(found) if grads]
     results: list[Cotangents] = [({}, dweights) for _, dweights in found]
-    if not trained:
-        return results
-    own = [
-        Trained(
-            calls[k],
-            residuals.requests[k],
-            residuals.kept[k],
-            found[k][0]["embedding"][: _kept_size(residuals.requests[k], devices)],
-        )
-        for k in trained
+    trained = [
+        Trained(k, call, found[k][0]["embedding"][: residuals.rows[k].shape[0]])
+        for k, call in enumerate(calls)
+        if found[k][0]
     ]
-    states = _exchanged_steps(own, residuals, axes, others)
-    for k, state in zip(trained, states, strict=True):
-        results[k] = state, results[k][1]
+    if trained:
+        states = _exchanged_steps(trained, residuals, axes, others)
+        for table, state in zip(trained, states, strict=True):
+            results[table.number] = state, results[table.number][1]
     return results
 
 
@@ -65,20 +47,33 @@ class Trained(NamedTuple):
     """A table with gradients.
 
     Attributes:
+        number: of its call.
         call: the lookup.
-        requests: the different rows of the batch.
-        kept: the places of their gradients.
-        grads: of all places.
+        grads: of the rows where they are kept.
     """
 
+    number: int
     call: Call
-    requests: Requests
-    kept: jax.Array
     grads: jax.Array
 
 
-def _kept_size(requests: Requests, devices: int) -> int:
-    return devices * message_rows(requests.distinct.route.row.shape[0], devices)
+class Sent(NamedTuple):
+    """What is sent of a table.
+
+    Attributes:
+        route: to the rows.
+        messages: of the route.
+        source: where the gradient of every entry of the route is.
+        asked: the rows that this device has sent in the forward pass, if gradients arrive in the same places in the
+            first round; else None.
+        allowed: whether the table is stepped.
+    """
+
+    route: Route
+    messages: Messages
+    source: jax.Array
+    asked: jax.Array | None
+    allowed: jax.Array
 
 
 def _exchanged_steps(
@@ -86,71 +81,93 @@ def _exchanged_steps(
 ) -> list[dict[str, Any]]:
     everywhere = (*others, *axes)
     devices = lax.axis_size(everywhere)
-    copies = devices // sharded(tables[0].call).layout.devices
-    allowed = _allowed(tables, everywhere)
-    pairs = [_to_replicas(*pair, copies) for pair in zip(tables, allowed, strict=True)]
-    routes, sources = zip(*pairs, strict=True)
-    # With fewer bits than the forward pass had, rows that were kept elsewhere would be in the first round.
-    messages, bits = all_messages(routes, devices, everywhere, residuals.bits[0])
+    sent, bits = _sent(tables, residuals, everywhere)
 
-    def step(k: Any, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        sent: list[jax.Array] = []
-        for own, table, route, source in zip(tables, messages, routes, sources, strict=True):
-            number = table.sent(k, devices)
-            row = route.row.at[number].get(mode="fill", fill_value=-1)
-            if source is None and isinstance(k, int):
-                # The rows of the first round are where they arrived. Others are not sent, as their row is -1.
-                values = own.grads
-            else:
-                entry = own.kept if source is None else own.kept[source]
-                at = entry.at[number].get(mode="fill", fill_value=own.grads.shape[0])
-                values = own.grads.at[at].get(mode="fill", fill_value=0)
-            sent += [row.reshape(devices, -1), values.reshape(devices, table.size, -1)]
-        got = exchanged(sent, everywhere)
+    def step(
+        k: Any, states: Sequence[dict[str, Any]], *, first: bool = False
+    ) -> list[dict[str, Any]]:
+        parts: list[jax.Array] = []
+        for own, of in zip(tables, sent, strict=True):
+            if first and of.asked is not None:
+                parts.append(own.grads.reshape(devices, of.messages.size, -1))
+                continue
+            number = of.messages.sent(k, devices)
+            row = of.route.row.at[number].get(mode="fill", fill_value=-1)
+            at = of.source.at[number].get(mode="fill", fill_value=own.grads.shape[0])
+            values = own.grads.at[at].get(mode="fill", fill_value=0)
+            parts += [
+                jnp.where(of.allowed, row, -1).reshape(devices, -1),
+                values.reshape(devices, of.messages.size, -1),
+            ]
+        got = iter(exchanged(parts, everywhere))
         steps, given = [], []
-        for own, rows, values, state in zip(tables, got[::2], got[1::2], states, strict=True):
-            steps.append(read_call(own.call, rows.reshape(-1), {**own.call.state, **state}))
-            given.append(values.reshape(-1, 1, values.shape[-1]))
+        for own, of, state in zip(tables, sent, states, strict=True):
+            if first and of.asked is not None:
+                rows = jnp.where(of.allowed & (round_of(of.asked, bits) == 0), of.asked, -1)
+            else:
+                rows = next(got).reshape(-1)
+            steps.append(read_call(own.call, rows, {**own.call.state, **state}))
+            given.append(next(got).reshape(-1, 1, own.grads.shape[-1]))
         new = _groups.backward(steps, residuals.read, given, None)
         return [
             _added(own.call, state, now)
             for own, state, (now, _) in zip(tables, states, new, strict=True)
         ]
 
-    states = other_rounds(step, bits, step(0, [_start(own.call) for own in tables]))
+    start = [_start(own.call) for own in tables]
+    states = other_rounds(step, bits, step(0, start, first=True))
     return [
-        _finished(own.call, *parts) for own, *parts in zip(tables, states, allowed, strict=True)
+        _finished(own.call, state, of.allowed)
+        for own, state, of in zip(tables, states, sent, strict=True)
     ]
 
 
-def _allowed(tables: Sequence[Trained], everywhere: tuple[str, ...]) -> list[jax.Array]:
+def _sent(
+    tables: Sequence[Trained], residuals: Residuals, everywhere: tuple[str, ...]
+) -> tuple[list[Sent], jax.Array]:
+    """What is sent of every table, and the number of bits that tell the rounds apart."""
+    devices = lax.axis_size(everywhere)
+    allowed = _allowed(tables, residuals, everywhere)
+    found = []
+    for table, flag in zip(tables, allowed, strict=True):
+        layout, k = sharded(table.call).layout, table.number
+        requests, kept = residuals.requests[k], residuals.kept[k]
+        copies = layout.replicas * (devices // layout.devices)
+        if copies == 1:
+            route, messages = requests.distinct.route, residuals.messages[k]
+            found.append(Sent(route, messages, kept, residuals.asked[k], flag))
+            continue
+        pages = table.call.state[PAGES]
+        given = replicas_of(layout, pages, requests.pages, devices // layout.devices)
+        to_all = distinct(given, devices, table.call.use.lookup.method)
+        source = kept.at[to_all.source // copies].get(mode="fill", fill_value=table.grads.shape[0])
+        found.append(Sent(to_all.route, residuals.messages[k], source, None, flag))
+    bits = residuals.bits[0]
+    if any(of.asked is None for of in found):
+        # With fewer bits than in the forward pass, rows that are kept in free places would be in the first round.
+        messages, bits = all_messages([of.route for of in found], devices, everywhere, bits)
+        found = [of._replace(messages=own) for of, own in zip(found, messages, strict=True)]
+    return found, bits
+
+
+def _allowed(
+    tables: Sequence[Trained], residuals: Residuals, everywhere: tuple[str, ...]
+) -> list[jax.Array]:
     """Whether all devices allow the step of a table, so that they agree."""
-    flags = []
-    for call, requests, _, grads in tables:
+    flags = {}
+    for k, (number, call, grads) in enumerate(tables):
         update = call.use.table.update
-        flag = ~requests.refused[0]
+        if call.use.lookup.bounds == "error":
+            flags[k] = ~residuals.requests[number].refused[0]
         if update is not None and update.skip_nonfinite:
             # Sums of this many finite gradients are then finite.
             largest = jnp.max(jnp.abs(grads), initial=0) * lax.axis_size(everywhere)
-            flag &= jnp.isfinite(largest)
-        flags.append(flag)
-    found = lax.pmin(jnp.stack(flags).astype(jnp.int32), everywhere) > 0
-    return [found[k] for k in range(len(tables))]
-
-
-def _to_replicas(table: Trained, allowed: jax.Array, copies: int) -> tuple[Route, jax.Array | None]:
-    """The route to all replicas of the rows of a batch, and the row of every entry; None for one entry per row."""
-    call, requests, *_ = table
-    layout = sharded(call).layout
-    if copies * layout.replicas == 1:
-        route, source = requests.distinct.route, None
-    else:
-        given = replicas_of(layout, call.state[PAGES], requests.pages, copies)
-        route, order = sorted_route(given)
-        source = order // (copies * layout.replicas)
-    if call.use.table.update is not None:
-        route = route._replace(device=jnp.where(allowed, route.device, layout.devices * copies))
-    return route, source
+            flags[k] = flags.get(k, jnp.ones((), bool)) & jnp.isfinite(largest)
+    if not flags:
+        return [jnp.ones((), bool)] * len(tables)
+    found = lax.pmin(jnp.stack(list(flags.values())).astype(jnp.int32), everywhere) > 0
+    agreed = dict(zip(flags, found, strict=True))
+    return [agreed.get(k, jnp.ones((), bool)) for k in range(len(tables))]
 
 
 def _start(call: Call) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_tt._dtypes import accumulator
 from jax_tt._lookup import _groups
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._groups import Call, Use
@@ -29,21 +28,25 @@ class Residuals(NamedTuple):
 
     Attributes:
         requests: of every table.
+        messages: of every table.
         bits: that tell the rounds apart, ``[1]``.
-        kept: where the different rows of every table were kept.
+        kept: where the different rows of every table are kept.
+        rows: of every table that this device has got.
         batches: of every table, with ids that are places of rows.
-        pooled: residuals of the sums of the rows that this device has got.
-        read: residuals of the rows that it has sent.
-        rows: of every table that this device has got, where gradients of weights need them; else None.
+        pooled: residuals of the sums of these rows.
+        asked: rows that this device has sent in the first round.
+        read: residuals of their lookup.
     """
 
     requests: list[Requests]
+    messages: list[Messages]
     bits: jax.Array
     kept: list[jax.Array]
+    rows: list[jax.Array]
     batches: list[Batch]
     pooled: Any
+    asked: list[jax.Array]
     read: Any
-    rows: list[jax.Array | None]
 
 
 def local_forward(
@@ -58,22 +61,18 @@ def local_forward(
     routes = [own.distinct.route for own in requests]
     messages, bits = all_messages(routes, devices, (*axes, *others), jnp.zeros((), jnp.int32))
     kept = [kept_places(own, bits, devices) for own in messages]
-    rows, read = _rows(calls, requests, messages, (bits, kept), axes)
+    rows, asked, read = _rows(calls, requests, messages, (bits, kept), axes)
     batches = [_pooled_batch(*parts) for parts in zip(calls, requests, kept, messages, strict=True)]
     pools = [pool_call(*parts) for parts in zip(calls, batches, rows, strict=True)]
     sums, pooled = _groups.forward(pools, None)
-    held = [
-        own if call.use.lookup.wanted.weights else None
-        for call, own in zip(calls, rows, strict=True)
-    ]
-    residuals = Residuals(requests, bits[None], kept, batches, pooled, read, held)
+    residuals = Residuals(requests, messages, bits[None], kept, rows, batches, pooled, asked, read)
     return list(sums), residuals
 
 
 def all_messages(
     routes: Sequence[Any], devices: int, everywhere: Any, least: jax.Array
 ) -> tuple[list[Messages], jax.Array]:
-    """The messages for all routes, whose rounds all devices tell apart by the same number of bits, ``least`` or more."""
+    """The messages for all routes, and the number of bits, ``least`` or more, that tell rounds apart on all devices."""
     sizes = [message_rows(route.row.shape[0], devices) for route in routes]
     needed = [leading_bits(*pair, devices) for pair in zip(routes, sizes, strict=True)]
     bits = lax.pmax(jnp.max(jnp.stack([least, *needed])), everywhere)
@@ -87,25 +86,25 @@ def _rows(
     messages: Sequence[Messages],
     kept: tuple[jax.Array, Sequence[jax.Array]],
     axes: Any,
-) -> tuple[list[jax.Array], Any]:
-    """The different rows of every table at the places where they are kept, and residuals of the reads."""
+) -> tuple[list[jax.Array], list[jax.Array], Any]:
+    """The different rows of every table where they are kept, those asked for in the first round, and residuals."""
     bits, places = kept
     devices = sharded(calls[0]).layout.devices
 
-    def got(k: Any) -> tuple[list[jax.Array], Any]:
+    def got(k: Any) -> tuple[list[jax.Array], list[jax.Array], Any]:
         sent = []
         for own, table in zip(requests, messages, strict=True):
             number = table.sent(k, devices)
             row = own.distinct.route.row.at[number].get(mode="fill", fill_value=-1)
             sent.append(row.reshape(devices, table.size))
-        asked = exchanged(sent, axes)
-        reads = [read_call(call, part.reshape(-1)) for call, part in zip(calls, asked, strict=True)]
+        asked = [part.reshape(-1) for part in exchanged(sent, axes)]
+        reads = [read_call(*pair) for pair in zip(calls, asked, strict=True)]
         sums, read = _groups.forward(reads, None)
         found = exchanged([part.reshape(devices, -1, part.shape[-1]) for part in sums], axes)
-        return [part.reshape(-1, part.shape[-1]) for part in found], read
+        return [part.reshape(-1, part.shape[-1]) for part in found], asked, read
 
     def other(k: jax.Array, carry: Any) -> Any:
-        found, read = got(k)
+        found, _, read = got(k)
         rows = []
         for table, own, place, more in zip(carry[0], messages, places, found, strict=True):
             number = own.sent(k, devices)
@@ -113,7 +112,9 @@ def _rows(
             rows.append(table.at[at].set(more, mode="drop"))
         return rows, read
 
-    return other_rounds(other, bits, got(0))
+    rows, asked, read = got(0)
+    rows, read = other_rounds(other, bits, (rows, read))
+    return rows, asked, read
 
 
 def _pooled_batch(call: Call, requests: Requests, kept: jax.Array, messages: Messages) -> Batch:
@@ -132,12 +133,6 @@ def pool_call(call: Call, batch: Batch, rows: jax.Array) -> Call:
     wanted = Wanted(_TABLE if lookup.wanted.names else frozenset(), lookup.wanted.weights)
     described = DenseTable(rows.shape[0], table.features, rows.dtype, name=table.name)
     return Call(Use(described, inner(lookup, wanted)), {"embedding": rows}, batch, ())
-
-
-def described_rows(call: Call, kept_size: int) -> jax.Array:
-    """Stands for the rows of a call where only their shape and type matter."""
-    accum = accumulator(call.use.table.storage(call.state))
-    return jnp.zeros((kept_size, call.use.table.features), accum)
 
 
 def read_call(call: Call, rows: jax.Array, state: State | None = None) -> Call:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._cache.hashing import mix
 from jax_tt._sharding.placement import Layout
 
 
@@ -24,7 +25,7 @@ def paged(layout: Layout, rows: jax.Array) -> Paged:
         pages = np.asarray(layout.num_pages, rows.dtype)
         block = (rows // pages).astype(jnp.int32)
         # Within a block of neighbouring rows, one in each page, a rotation by a hash of the block.
-        turn = (mixed(block.astype(jnp.uint32)) % np.uint32(layout.num_pages)).astype(jnp.int32)
+        turn = (mix(block.astype(jnp.uint32)) % np.uint32(layout.num_pages)).astype(jnp.int32)
         page = ((rows % pages).astype(jnp.int32) + turn) % np.int32(layout.num_pages)
         return Paged(page, block)
     size = min(layout.page_size, int(jnp.iinfo(rows.dtype).max))
@@ -36,10 +37,3 @@ def stored_rows(layout: Layout, page_table: Any, rows: Any) -> jax.Array:
     """Rows of the stored arrays, which hold the pools of all devices, that the first replicas are in."""
     page, row = paged(layout, jnp.asarray(rows))
     return jnp.asarray(page_table)[page, 0] * layout.page_size + row
-
-
-def mixed(words: jax.Array) -> jax.Array:
-    """A bijection of uint32 whose high bits depend on all bits, the finalizer of MurmurHash3."""
-    words = (words ^ (words >> 16)) * np.uint32(0x85EBCA6B)
-    words = (words ^ (words >> 13)) * np.uint32(0xC2B2AE35)
-    return words ^ (words >> 16)

@@ -68,7 +68,7 @@ def requests_of(
         jnp.where(read, place // layout.pool, layout.devices),
         place % layout.pool * layout.page_size + own.row,
     )
-    found = distinct(requested, layout.devices)
+    found = distinct(requested, layout.devices, lookup.method)
     pages = Paged(*(part.at[found.source].get(mode="fill", fill_value=-1) for part in own))
     refused = jnp.any(here & ~ok) if lookup.bounds == "error" else jnp.zeros((), bool)
     return Requests(found, pages, read, here, refused[None])

@@ -7,6 +7,8 @@ requests for a row are in the same round on all devices, so that the gradients o
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -15,7 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_tt._sharding.pages import mixed
+from jax_tt import _native
+from jax_tt._cache.hashing import mix
+from jax_tt._lookup._by_platform import by_platform
 
 
 class Route(NamedTuple):
@@ -30,18 +34,20 @@ class Route(NamedTuple):
     row: jax.Array
 
 
-class Messages(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Messages:
     """Where the rows of a route travel.
 
     Attributes:
         turn: the round of every row, uint32 ``[n]``.
         place: among the messages of its round ``[devices * size]``; past the end for none.
-        size: rows of a message to one device.
+        size: static; rows of a message to one device.
     """
 
     turn: jax.Array
     place: jax.Array
-    size: int
+    size: int = dataclasses.field(metadata={"static": True})
 
     def sent(self, k: Any, devices: int) -> jax.Array:
         """The rows of the route that are sent in round ``k``, ``[devices * size]``; past the end for none."""
@@ -65,10 +71,31 @@ class Distinct(NamedTuple):
     places: jax.Array
 
 
-def distinct(requests: Route, devices: int) -> Distinct:
-    """The different rows among requests, whose order is free."""
+def distinct(requests: Route, devices: int, method: str) -> Distinct:
+    """The different rows among requests, by ascending device and hash.
+
+    Args:
+        requests: in any order.
+        devices: the number of devices, which stands for none among requests.
+        method: as that of a lookup; there is a native op on CPU.
+    """
+    native = functools.partial(_native_distinct, devices)
+    plain = functools.partial(_distinct, devices)
+    if method not in ("auto", "ffi") or not _native.available("cpu"):
+        return plain(*requests)
+    # Elsewhere XLA sorts on the device.
+    return by_platform({"cpu": native}, plain, *requests)
+
+
+def _native_distinct(devices: int, device: jax.Array, row: jax.Array) -> Distinct:
+    found = _native.route_distinct(device, row, devices=devices, platform="cpu")
+    return Distinct(Route(*found[:2]), *found[2:])
+
+
+def _distinct(devices: int, device: jax.Array, row: jax.Array) -> Distinct:
+    requests = Route(device, row)
     (count,) = requests.row.shape
-    keys = requests.device, mixed(requests.row.astype(jnp.uint32))
+    keys = requests.device, mix(requests.row.astype(jnp.uint32))
     *keys, order = lax.sort((*keys, lax.iota(jnp.int32, count)), num_keys=2)
     first = _changes(*keys)
     rank = jnp.cumsum(first, dtype=jnp.int32) - 1
@@ -77,14 +104,6 @@ def distinct(requests: Route, devices: int) -> Distinct:
     device = requests.device.at[source].get(mode="fill", fill_value=devices)
     row = requests.row.at[source].get(mode="fill", fill_value=0)
     return Distinct(Route(device, row), source, places)
-
-
-def sorted_route(requests: Route) -> tuple[Route, jax.Array]:
-    """A route to different rows in any order, and which of them every entry is."""
-    keys = requests.device, mixed(requests.row.astype(jnp.uint32))
-    numbers = lax.iota(jnp.int32, requests.row.shape[0])
-    device, _, order = lax.sort((*keys, numbers), num_keys=2)
-    return Route(device, requests.row[order]), order
 
 
 def message_rows(count: int, devices: int) -> int:
@@ -98,7 +117,7 @@ def leading_bits(route: Route, size: int, devices: int) -> jax.Array:
     (count,) = route.row.shape
     if count <= size:
         return jnp.zeros((), jnp.int32)
-    hashes = mixed(route.row.astype(jnp.uint32))
+    hashes = mix(route.row.astype(jnp.uint32))
     together = (route.device[:-size] == route.device[size:]) & (route.device[size:] < devices)
     common = lax.clz(hashes[:-size] ^ hashes[size:]).astype(jnp.int32)
     return jnp.max(jnp.where(together, common + 1, 0))
@@ -107,13 +126,17 @@ def leading_bits(route: Route, size: int, devices: int) -> jax.Array:
 def messages_of(route: Route, bits: jax.Array, size: int, devices: int) -> Messages:
     """The round of every row and its place in the messages, which hold ``size`` rows for each device."""
     (count,) = route.row.shape
-    hashes = mixed(route.row.astype(jnp.uint32))
-    shift = jnp.clip(32 - bits, 0, 31).astype(jnp.uint32)
-    turn = jnp.where(bits > 0, hashes >> shift, np.uint32(0))
+    turn = round_of(route.row, bits)
     numbers = lax.iota(jnp.int32, count)
     begin = lax.cummax(jnp.where(_changes(route.device, turn), numbers, 0))
     place = route.device * size + numbers - begin
     return Messages(turn, jnp.where(route.device < devices, place, devices * size), size)
+
+
+def round_of(rows: jax.Array, bits: jax.Array) -> jax.Array:
+    """The round of rows of a device, uint32, if this number of leading bits tells rounds apart."""
+    shift = jnp.clip(32 - bits, 0, 31).astype(jnp.uint32)
+    return jnp.where(bits > 0, mix(rows.astype(jnp.uint32)) >> shift, np.uint32(0))
 
 
 def kept_places(messages: Messages, bits: jax.Array, devices: int) -> jax.Array:
@@ -124,7 +147,7 @@ def kept_places(messages: Messages, bits: jax.Array, devices: int) -> jax.Array:
     total = devices * messages.size
 
     def with_others() -> jax.Array:
-        turn, place, _ = messages
+        turn, place = messages.turn, messages.place
         first, last = (turn == 0) & (place < total), (turn > 0) & (place < total)
         free = jnp.ones(total, bool).at[jnp.where(first, place, total)].set(False, mode="drop")
         order = jnp.cumsum(free, dtype=jnp.int32) - 1

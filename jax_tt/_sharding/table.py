@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -155,7 +156,7 @@ class ShardedTable(Wrapper):
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, Any]:
         rest = jax.tree.map(self._placed, Table.init_rest(self, params))
-        return {**rest, PAGES: jnp.asarray(self.layout.page_table)}
+        return {**rest, PAGES: self._pages()}
 
     def _stored(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Arrays of all pools, with all replicas, from arrays of which entry k is that of row k."""
@@ -184,7 +185,7 @@ class ShardedTable(Wrapper):
                     f"{self.label}state[{name!r}]: got shape {arrays[name].shape}; expected {shape}, with an entry for "
                     "every row of the table."
                 )
-        return {**state, **self._stored(arrays), PAGES: jnp.asarray(self.layout.page_table)}
+        return {**state, **self._stored(arrays), PAGES: self._pages()}
 
     def by_row(self, state: State) -> dict[str, Any]:
         """The state as that of the wrapped table, whose entry k is that of row k, e.g. for a checkpoint."""
@@ -201,8 +202,17 @@ class ShardedTable(Wrapper):
     def row_arrays(self) -> dict[str, float | None]:
         return self.table.row_arrays
 
+    def _pages(self) -> jax.Array:
+        return self._on(jnp.asarray(self.layout.page_table), P())
+
     def _placed(self, array: jax.Array) -> jax.Array:
-        sharding = NamedSharding(self.mesh, P(self.axis) if array.ndim else P())
+        """An array of rows on the devices that hold them, and a scalar on all of them."""
+        return self._on(array, P(self.axis) if array.ndim else P())
+
+    def _on(self, array: jax.Array, spec: P) -> jax.Array:
+        sharding = NamedSharding(self.mesh, spec)
+        if not isinstance(array, Tracer):
+            return jax.device_put(array, sharding)
         explicit = AxisType.Explicit in self.mesh.axis_types
         constrain = jax.sharding.reshard if explicit else jax.lax.with_sharding_constraint
         return constrain(array, sharding)

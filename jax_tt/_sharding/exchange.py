@@ -16,12 +16,15 @@ Carry = TypeVar("Carry")
 
 def exchanged(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
     """Arrays ``[devices, ...]``, of which part k goes to device k; part k of a result comes from device k."""
-    words = [_words(message) for message in messages]
-    ends = [0, *itertools.accumulate(part.shape[1] for part in words)]
-    received = lax.all_to_all(jnp.concatenate(words, axis=1), axes, 0, 0, tiled=True)
+    alike = len({message.dtype for message in messages}) == 1
+    parts = [_flat(message) if alike else _words(message) for message in messages]
+    ends = [0, *itertools.accumulate(part.shape[1] for part in parts)]
+    received = lax.all_to_all(jnp.concatenate(parts, axis=1), axes, 0, 0, tiled=True)
+    pairs = zip(itertools.pairwise(ends), messages, strict=True)
+    own = [(received[:, begin:end], message) for (begin, end), message in pairs]
     return [
-        _from_words(received[:, begin:end], message)
-        for begin, end, message in zip(ends[:-1], ends[1:], messages, strict=True)
+        part.reshape(message.shape) if alike else _from_words(part, message)
+        for part, message in own
     ]
 
 
@@ -39,10 +42,13 @@ def other_rounds(body: Callable[[jax.Array, Carry], Carry], bits: jax.Array, car
     return lax.while_loop(lambda held: held[0] < last, step, start)[1]
 
 
+def _flat(array: jax.Array) -> jax.Array:
+    return array.reshape(array.shape[0], math.prod(array.shape[1:]))
+
+
 def _words(array: jax.Array) -> jax.Array:
     """uint32 ``[devices, words]``."""
-    words = lax.bitcast_convert_type(array, jnp.uint32)
-    return words.reshape(array.shape[0], math.prod(words.shape[1:]))
+    return _flat(lax.bitcast_convert_type(array, jnp.uint32))
 
 
 def _from_words(words: jax.Array, like: jax.Array) -> jax.Array:

@@ -25,6 +25,12 @@ class Placement:
         page_size: rows of a page, or None for a default.
         devices: numbers of devices along the axis of the table: those of each page for ``pages``, the device for
             ``on``.
+
+    >>> import jax_tt
+    >>> placement = jax_tt.Placement.pages([(0, 1), 2, 3], page_size=100)
+    >>> layout = placement.layout(num_embeddings=250, devices=4)
+    >>> layout.pool, layout.page_table.tolist()
+    (1, [[0, 1], [2, -1], [3, -1]])
     """
 
     kind: str

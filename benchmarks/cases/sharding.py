@@ -1,0 +1,70 @@
+"""Tables that are divided over devices: their fused step beside the same step on one device."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+from benchmarks.ids import batches
+from benchmarks.registry import Settings, case
+from benchmarks.results import Report
+from benchmarks.timing import Call, interleave
+from jax_tt import optimizers
+
+DEVICES = (2, 8)
+ONE = "one device"
+
+
+@case(
+    "sharding",
+    "Table of 1,000,000 x 64 on CPU devices of one process, 2,048 bags of 20: fused step",
+)
+def measure(settings: Settings, report: Report) -> None:
+    jax.config.update("jax_num_cpu_devices", max(DEVICES))
+    rows, bags = (2000, 64) if settings.quick else (1_000_000, 2048)
+    for stream in ("uniform", "zipf"):
+        ids = [found.reshape(bags, 20) for found in batches(stream, rows, bags * 20)]
+        table = jax_tt.dense_table(rows, 64, optimizer=optimizers.RowWiseAdagrad(0.05))
+        calls: dict[tuple[str, str], Call] = {(stream, ONE): _step(table, jax.device_put(ids))}
+        for count in DEVICES:
+            mesh = jax.make_mesh(
+                (count,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices()[:count]
+            )
+            placement = jax_tt.Placement.hashed()
+            sharded = jax_tt.ShardedTable(table, mesh, "model", placement)
+            placed = jax.device_put(ids, NamedSharding(mesh, P("model")))
+            calls[stream, f"{count} devices"] = _step(sharded, placed)
+        timings = interleave(calls, settings.budget)
+        del calls
+        report.timings(timings)
+        for count in DEVICES:
+            ratio = timings[stream, f"{count} devices"].median / timings[stream, ONE].median
+            meaning = f"time of a step on {count} devices that share the cores, over that on one, {stream}"
+            report.figure(f"{stream}_{count}_over_one", ratio, "x", meaning, at_most=2)
+
+
+def _step(table: jax_tt.Table, ids: list[jax.Array]) -> Call:
+    state = jax.jit(table.init)(jax.random.key(0))
+    gradient = jnp.asarray(
+        1e-3 * np.random.default_rng(2).normal(size=(ids[0].shape[0], 64)), jnp.float32
+    )
+
+    def step(state: dict, ids: jax.Array) -> dict:
+        def loss(trained: dict) -> jax.Array:
+            lookup = jax_tt.Lookup(bounds="zero")
+            return jnp.vdot(
+                jax_tt.pooled_rows(table, {**state, **trained}, ids, lookup)[0], gradient
+            )
+
+        return state | jax.grad(loss)({name: state[name] for name in table.trained_names})
+
+    run = jax.jit(step, donate_argnums=0)
+
+    def call(i: int) -> object:
+        nonlocal state
+        state = run(state, ids[i % len(ids)])
+        return jax.block_until_ready(state)
+
+    return call

@@ -352,6 +352,16 @@ def test_criteo_trains_and_says_when_it_ends(
     assert "AUC=" in capsys.readouterr().err
 
 
+def test_tables_on_several_devices_learn_the_same() -> None:
+    config = dataclasses.replace(TINY, steps=10)
+    one, several = (
+        train(dataclasses.replace(config, devices=count), "dense_fused") for count in (1, 4)
+    )
+    assert several.auc == pytest.approx(one.auc, abs=1e-4)
+    # Rounded up to whole rows for every device.
+    assert several.table_bytes < one.table_bytes + 3 * 8 * 4 * 4 + 4 * (3000 + 500 + 7)
+
+
 # --- checkpoints --------------------------------------------------------------------------------
 
 
@@ -367,11 +377,25 @@ def saved_steps(config: Config, variant: str) -> list[int]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "variant, cache", [("dense_optax", 0.0), ("tt_fused", 0.0), ("tt_fused", 0.02)]
+    "variant, cache, devices",
+    [
+        ("dense_optax", 0.0, 1),
+        ("dense_fused", 0.0, 2),
+        ("tt_fused", 0.0, 1),
+        ("tt_fused", 0.02, 1),
+    ],
 )
-def test_killed_run_resumes_to_equal_bits(tmp_path: Path, variant: str, cache: float) -> None:
+def test_killed_run_resumes_to_equal_bits(
+    tmp_path: Path, variant: str, cache: float, devices: int
+) -> None:
     config = dataclasses.replace(
-        TINY, steps=30, eval_every=10, checkpoint_every=1, cache=cache, cache_refresh=4
+        TINY,
+        steps=30,
+        eval_every=10,
+        checkpoint_every=1,
+        cache=cache,
+        cache_refresh=4,
+        devices=devices,
     )
     broken = dataclasses.replace(
         config, checkpoint_dir=str(tmp_path / "broken"), resume=True, out=str(tmp_path / "out")

@@ -73,7 +73,7 @@ class Checkpoints:
         """The latest checkpoint.
 
         Args:
-          abstract: the state as shapes and dtypes (of `nnx.eval_shape`).
+          abstract: the state as shapes and dtypes (of `nnx.eval_shape`), or as arrays, which also say where it goes.
 
         Raises:
           ValueError: it was saved by a run with other settings.
@@ -96,7 +96,7 @@ class Checkpoints:
             )
         place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         target = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or place),
             nnx.to_pure_dict(abstract),
         )
         restored = self._manager.restore(

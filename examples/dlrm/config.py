@@ -44,6 +44,7 @@ class Config:
     cross_rank: int = 512
     steps: int = 400
     batch_size: int = 8192
+    devices: int = 1
     table_rule: str = "adagrad"
     learning_rate: float = 0.05
     tt_learning_rate: float = 0.1
@@ -211,6 +212,13 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
     add("--steps", type=_positive)
     add("--batch-size", type=_positive, metavar="B")
     add(
+        "--devices",
+        type=_positive,
+        metavar="N",
+        help="divide the batch and the rows of dense tables over so many devices; "
+        "on a CPU, they share its cores",
+    )
+    add(
         "--table-rule", choices=("adagrad", "sgd"), help="update rule of the tables, fused or optax"
     )
     add("--learning-rate", type=float, metavar="LR", help="of the tables")
@@ -248,6 +256,10 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
     config = Config(**args)
     if config.resume and config.checkpoint_dir is None:
         parser.error("--resume: there is nothing to resume from without --checkpoint-dir")
+    if config.batch_size % config.devices:
+        parser.error(
+            f"--devices: got {config.devices}, expected a divisor of --batch-size {config.batch_size}"
+        )
     try:
         sizes = config.table_sizes
     except ValueError:

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 
 from examples.dlrm.batch import Batch, ClickData
 from examples.dlrm.config import Config
 from examples.dlrm.create import ClickModel, create
+from examples.dlrm.devices import divided, mesh_of, on_all
 from examples.dlrm.embeddings import CollectedTables
 
 
@@ -23,14 +25,20 @@ class Learner:
     Args:
       graphdef: structure of the pair (model, optimizer), from `nnx.split`.
       state: the values that belong to it; only its structure is used.
+      mesh: the devices that batches are divided over, or None.
     """
 
-    def __init__(self, graphdef: nnx.GraphDef, state: nnx.State):
+    def __init__(self, graphdef: nnx.GraphDef, state: nnx.State, mesh: Mesh | None = None):
         self._graphdef = graphdef
+        self._mesh = mesh
         self._structure = jax.tree.structure(state)
         # Donated: the old tables are overwritten where they lie.
-        self.step = jax.jit(self._step, donate_argnums=0)
+        self._compiled = jax.jit(self._step, donate_argnums=0)
         self.predict = jax.jit(self._predict)
+
+    def step(self, values: list[jax.Array], batch: Batch) -> tuple[list[jax.Array], jax.Array]:
+        """The values after one step, and the loss before it."""
+        return self._compiled(values, divided(batch, self._mesh))
 
     def state(self, values: list[jax.Array]) -> nnx.State:
         """The values as a state."""
@@ -41,7 +49,6 @@ class Learner:
         return nnx.merge(self._graphdef, self.state(values))
 
     def _step(self, values: list[jax.Array], batch: Batch) -> tuple[list[jax.Array], jax.Array]:
-        """The values after one step, and the loss before it."""
         model, optimizer = self.merge(values)
         dense, ids, label = map(jnp.asarray, batch)
 
@@ -66,4 +73,5 @@ def start(config: Config, variant: str, data: ClickData) -> tuple[Learner, list[
         sample = itertools.islice(data.stream(data.start), config.cache_sample)
         model.tables.fill_caches(np.concatenate([batch.ids for batch, _ in sample]))
     graphdef, state = nnx.split((model, optimizer))
-    return Learner(graphdef, state), jax.tree.leaves(state)
+    mesh = mesh_of(config)
+    return Learner(graphdef, state, mesh), on_all(jax.tree.leaves(state), mesh)

@@ -11,6 +11,7 @@ import sys
 import jax
 
 from benchmarks.timing import Budget, Call, Timing, interleave
+from examples.dlrm import devices
 from examples.dlrm.config import VARIANTS, Config, parse
 from examples.dlrm.learner import start
 from examples.dlrm.train import open_data
@@ -22,6 +23,7 @@ WARM_UP = 5  # steps of each variant before the first turn
 def main(argv: list[str]) -> None:
     """Runs the command line, which is that of `main`."""
     plan = parse(argv)
+    devices.use(plan.config)
     calls = {variant: _training(plan.config, variant) for variant in plan.variants}
     timings = interleave(calls, Budget(rounds=25, turn_seconds=0.5, turn_calls=20))
     base = timings[plan.variants[0]]

@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 
 import jax_tt
+from examples.dlrm import devices
 from examples.dlrm.config import Config
 from examples.dlrm.embeddings import CollectedTables, FlaxTables, Place
 
@@ -45,6 +46,9 @@ def create_tables(
         tables, places = _sharing(config, sizes, own, rule)
     else:
         tables, places = _separate(config, sizes, rule, compress=kind == "tt"), own
+    mesh = devices.mesh_of(config)
+    if mesh is not None:
+        tables = jax_tt.shard_tables(tables, mesh, devices.AXIS)
     return CollectedTables(tables, places, frozen_caches=not config.cache_refresh, rngs=rngs)
 
 

@@ -1,5 +1,6 @@
 """Trains one variant in this process and measures it."""
 
+import functools
 import hashlib
 import math
 import os
@@ -15,7 +16,7 @@ import numpy as np
 from flax import nnx
 from tqdm import tqdm
 
-from examples.dlrm import metrics
+from examples.dlrm import devices, metrics
 from examples.dlrm.batch import ClickData, Position
 from examples.dlrm.checkpoint import Checkpoints, Progress
 from examples.dlrm.config import VARIANTS, Config
@@ -61,6 +62,7 @@ def train(config: Config, variant: str) -> Result:
     Raises:
       SystemExit: the data is too short for the steps, or the loss is not finite; says what to do.
     """
+    devices.use(config)
     start_bytes = peak_memory()
     data = open_data(config)
     checkpoints = None
@@ -191,10 +193,12 @@ def _start(
     """The functions and the values of (model, optimizer), new or from the last checkpoint."""
     if checkpoints is None or checkpoints.latest is None:
         return *start(config, variant, data), Progress(data.start)
-    abstract = nnx.eval_shape(lambda: create(config, variant, data.table_sizes))
-    graphdef, shapes = nnx.split(abstract)
+    mesh = devices.mesh_of(config)
+    make = functools.partial(create, config, variant, data.table_sizes)
+    # The places of divided arrays are those of a model that has been made.
+    graphdef, shapes = nnx.split(nnx.eval_shape(make) if mesh is None else make())
     progress, state = checkpoints.restore(shapes)
-    return Learner(graphdef, state), jax.tree.leaves(state), progress
+    return Learner(graphdef, state, mesh), devices.on_all(jax.tree.leaves(state), mesh), progress
 
 
 def _tables(state: nnx.State) -> list[tuple[str, jax.Array]]:

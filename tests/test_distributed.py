@@ -77,4 +77,6 @@ def test_processes_with_sharded_tables_equal_one(count, tmp_path):
             # The gradients of cores are sums over devices.
             exact = name.startswith(("item", "user"))
             tolerance = {} if exact else {"rtol": 1e-5, "atol": 1e-6}
-            np.testing.assert_allclose(array, alone[name], **({"rtol": 0} | tolerance), err_msg=name)
+            np.testing.assert_allclose(
+                array, alone[name], **({"rtol": 0} | tolerance), err_msg=name
+            )

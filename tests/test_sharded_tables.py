@@ -1,6 +1,9 @@
 """Tables divided over the devices of a mesh equal tables on one device."""
 
+import os
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -194,8 +197,58 @@ def test_calls_inside_of_a_shard_map_equal_those_outside(mesh):
     np.testing.assert_array_equal(jax.jit(inside)(state, ids), jax.jit(lookup)(state, ids))
 
 
+# The example of LargeEmbedding's README: 50,000 rows in pages of 10,000, two of which have replicas.
+LARGE_EMBEDDING = """
+import jax, numpy as np
+jax.config.update("jax_num_cpu_devices", 7)
+import jax_tt
+
+mesh = jax.make_mesh((7,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
+dense = jax_tt.dense_table(50_000, 4, optimizer=jax_tt.optimizers.Adam(0.01))
+placement = jax_tt.Placement.pages([(0, 1), (0, 3), 4, 5, 6], page_size=10_000)
+table = jax_tt.ShardedTable(dense, mesh, "device", placement)
+whole = dense.init(jax.random.key(0))
+state = table.of_rows(whole)
+
+def pages_of(state):
+    shards = sorted(state["embedding"].addressable_shards, key=lambda shard: shard.device.id)
+    return [np.asarray(shard.data).reshape(2, 10_000, 4) for shard in shards]
+
+pages, rows = pages_of(state), np.asarray(whole["embedding"]).reshape(5, 10_000, 4)
+for page, places in enumerate([[(0, 0), (1, 0)], [(0, 1), (3, 0)], [(4, 0)], [(5, 0)], [(6, 0)]]):
+    for device, place in places:
+        np.testing.assert_array_equal(pages[device][place], rows[page])
+
+ids = jax.numpy.asarray(np.random.default_rng(0).integers(0, 50_000, (70, 8)))
+
+@jax.jit
+def step(state):
+    def loss(trained):
+        return (jax_tt.lookup_rows(table, {**state, **trained}, ids, jax_tt.Lookup())[0] ** 2).sum()
+    return {**state, **jax.grad(loss)({name: state[name] for name in table.trained_names})}
+
+after = pages_of(step(state))
+assert (after[0][0] != pages[0][0]).any()
+np.testing.assert_array_equal(after[0][0], after[1][0])
+np.testing.assert_array_equal(after[0][1], after[3][0])
+print("equal")
+"""
+
+
+@pytest.mark.full
+def test_the_example_of_large_embedding():
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE_EMBEDDING],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.strip() == "equal", done.stderr
+
+
 def test_pages_of_large_embedding():
-    """The example of LargeEmbedding's README: 50,000 rows in pages of 10,000, two of which have replicas."""
     layout = Placement.pages([(0, 1), (0, 3), 4, 5, 6], 10_000).layout(50_000, 7)
     assert (layout.num_pages, layout.pool, layout.rows) == (5, 2, 20_000)
     # device * 2 + place
@@ -339,3 +392,39 @@ def _check_shared_tables(mesh, features, batch):
     np.testing.assert_allclose(
         own["user"].by_row(state)["embedding"], after["embedding"], rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Placement.pages([(0, 1), 2, 3, (3, 1), 0], 50), Placement.hashed()),
+        pytest.param(Placement.hashed(), Placement.round_robin(7), marks=pytest.mark.full),
+        pytest.param(Placement.round_robin(), Placement.on(2), marks=pytest.mark.full),
+        pytest.param(Placement.on(1), Placement.replicated(), marks=pytest.mark.full),
+    ],
+)
+def test_pages_move_with_their_state_a_block_at_a_time(before, after, monkeypatch):
+    monkeypatch.setattr("jax_tt._sharding.move._BLOCK", 16)
+    mesh = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
+    plain = jax_tt.dense_table(231, 4, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1))
+    table = ShardedTable(plain, mesh, "model", before)
+    state = plain.init(jax.random.key(0))
+    state |= {"slot_sum_0": jnp.arange(231.0)}
+    moved, own = table.moved(table.of_rows(state), after)
+    expected = moved.of_rows(state)
+    assert own.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(own[name], array, err_msg=name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("placement", [Placement.contiguous(), Placement.hashed()])
+def test_large_tables_are_initialised_in_parts(placement, monkeypatch):
+    monkeypatch.setattr("jax_tt._sharding.table._WHOLE_BYTES", 0)
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    plain = jax_tt.dense_table(99, 4, optimizer=jax_tt.optimizers.Adam(0.1))
+    table = ShardedTable(plain, mesh, "model", placement)
+    state = jax.jit(table.init)(jax.random.key(3))
+    expected = plain.init(jax.random.key(3))
+    for name, array in table.by_row(state).items():
+        np.testing.assert_allclose(array, expected[name], rtol=1e-6, err_msg=name)

@@ -45,6 +45,13 @@ def replicated_over_explicit_axes(call: Callable[[Inputs], Result], inputs: Inpu
     return _automatic(call, inputs, P)
 
 
+def sharded_over_explicit_axes(
+    call: Callable[[Inputs], Result], inputs: Inputs, axis: Any
+) -> Result:
+    """``call(inputs)`` with results whose first axis is divided over mesh axes."""
+    return _automatic(call, inputs, lambda: P(axis))
+
+
 def _automatic(
     call: Callable[[Inputs], Result], inputs: Inputs, specs: Callable[[], Any]
 ) -> Result:

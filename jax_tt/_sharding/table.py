@@ -14,15 +14,19 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._lookup._batch import Batch
-from jax_tt._lookup._explicit import replicated_over_explicit_axes
+from jax_tt._lookup._explicit import replicated_over_explicit_axes, sharded_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
+from jax_tt._sharding.move import moved_rows
 from jax_tt._sharding.pages import stored_rows
 from jax_tt._sharding.placement import Layout, Placement
 from jax_tt._sharding.requests import PAGES
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State, Table
 from jax_tt._tables.wrapper import Wrapper
+
+# Larger tables are moved a block at a time, and no device has all of their rows; for others, what compiles fastest.
+_WHOLE_BYTES = 2**28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,10 +153,23 @@ class ShardedTable(Wrapper):
             Table.check(self, state)
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
-        return self._stored(self.table.init_params(key))
+        return self._initial(self.table.init_params(key))
 
     def init_param(self, name: str, key: jax.Array) -> Any:
-        return self._stored({name: self.table.init_param(name, key)})[name]
+        return self._initial({name: self.table.init_param(name, key)})[name]
+
+    def _initial(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+        whole = sum(array.nbytes for array in arrays.values()) <= _WHOLE_BYTES
+        if whole or not all(isinstance(array, Tracer) for array in arrays.values()):
+            return self._stored(arrays)
+        # Inside of jit, every device computes the entries of neighbouring rows alone, which are then moved.
+        neighbours = Placement.contiguous().layout(self.num_embeddings, self.layout.devices)
+        spare = neighbours.rows * neighbours.devices - self.num_embeddings
+        arrays = {
+            name: self._placed(jnp.pad(array, [(0, spare), *[(0, 0)] * (array.ndim - 1)]))
+            for name, array in arrays.items()
+        }
+        return self._moved(arrays, neighbours, jnp.asarray(neighbours.page_table))
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, Any]:
         rest = jax.tree.map(self._placed, Table.init_rest(self, params))
@@ -187,16 +204,59 @@ class ShardedTable(Wrapper):
                 )
         return {**state, **self._stored(arrays), PAGES: self._pages()}
 
+    def moved(self, state: State, placement: Placement) -> tuple[ShardedTable, dict[str, Any]]:
+        """The table with another placement, and its state, which is the same row by row.
+
+        Rows move between the devices a block at a time; no device has the whole table.
+
+        Args:
+            state: the arrays under the present placement.
+            placement: the new one.
+
+        Raises:
+            ValueError: the placement does not fit.
+
+        >>> import jax, jax_tt
+        >>> mesh = jax.make_mesh((1,), ("model",))
+        >>> dense = jax_tt.dense_table(1000, 16)
+        >>> table = jax_tt.ShardedTable(dense, mesh, "model", jax_tt.Placement.contiguous())
+        >>> state = table.init(jax.random.key(0))
+        >>> table, state = table.moved(state, jax_tt.Placement.round_robin(page_size=100))
+        >>> state["page_table"].shape
+        (10, 1)
+        """
+        self.check(state)
+        new = dataclasses.replace(self, placement=placement)
+        arrays = {name: state[name] for name in self.row_arrays}
+        found = new._moved(arrays, self.layout, state[PAGES])
+        return new, {**state, **found, PAGES: new._pages()}
+
+    def _moved(
+        self, arrays: Mapping[str, Any], layout: Layout, pages: jax.Array
+    ) -> dict[str, jax.Array]:
+        """Arrays of rows in the layout of this table, from another layout."""
+        layouts = (layout, self.layout)
+        mesh = Mesh(self.mesh.devices, self.mesh.axis_names)
+
+        def move(inputs: Any) -> Any:
+            return moved_rows(*inputs, layouts, self.num_embeddings, mesh, self.axes)
+
+        inputs = dict(arrays), (pages, jnp.asarray(self.layout.page_table))
+        return sharded_over_explicit_axes(move, inputs, self.axis)
+
     def by_row(self, state: State) -> dict[str, Any]:
         """The state as that of the wrapped table, whose entry k is that of row k, e.g. for a checkpoint."""
         self.require(state, (PAGES,))
+        others = {name: state[name] for name in state if name != PAGES}
+        if sum(state[name].nbytes for name in self.row_arrays) > _WHOLE_BYTES:
+            _, found = self.moved(state, Placement.contiguous())
+            return others | {name: found[name][: self.num_embeddings] for name in self.row_arrays}
 
         def gathered(state: Any) -> dict[str, Any]:
             rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.num_embeddings))
             return {name: state[name][rows] for name in self.row_arrays}
 
-        found = replicated_over_explicit_axes(gathered, dict(state))
-        return {**{name: state[name] for name in state if name != PAGES}, **found}
+        return others | replicated_over_explicit_axes(gathered, dict(state))
 
     @functools.cached_property
     def row_arrays(self) -> dict[str, float | None]:

@@ -1,0 +1,151 @@
+"""Moves the rows of arrays from one layout of pages to another, a block at a time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._cache.hashing import mix
+from jax_tt._sharding.exchange import exchanged, other_rounds
+from jax_tt._sharding.forward import all_messages
+from jax_tt._sharding.pages import paged
+from jax_tt._sharding.placement import Layout
+from jax_tt._sharding.route import Messages, Route, distinct, kept_places
+
+# Rows that a device asks for at a time.
+_BLOCK = 2**16
+
+
+def moved_rows(
+    arrays: Mapping[str, jax.Array],
+    pages: tuple[jax.Array, jax.Array],
+    layouts: tuple[Layout, Layout],
+    num_embeddings: int,
+    mesh: Mesh,
+    axes: tuple[str, ...],
+) -> dict[str, jax.Array]:
+    """Arrays of rows in another layout; no device ever has more than its pools and a block.
+
+    Args:
+        arrays: ``[devices * rows, ...]`` by name, in the first layout.
+        pages: the page tables of both layouts.
+        layouts: from and to.
+        num_embeddings: rows of the table.
+        mesh: with automatic axes.
+        axes: that pages are divided over.
+    """
+    before, after = layouts
+    size = min(after.rows, _BLOCK)
+
+    def local(arrays: dict[str, jax.Array], old: jax.Array, new: jax.Array) -> dict[str, jax.Array]:
+        own = lax.axis_index(axes).astype(jnp.int32)
+        page_at = _pages_at(after, new)
+
+        def block(k: jax.Array, found: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            # The last block is shifted back, so that all of them have the same size.
+            begin = jnp.minimum(k * size, after.rows - size)
+            places = begin + lax.iota(jnp.int32, size)
+            rows, here = _rows_at(after, page_at, own * after.rows + places, num_embeddings)
+            values = _fetched(before, old, arrays, rows, here, axes)
+            return {
+                name: lax.dynamic_update_slice_in_dim(found[name], values[name], begin, 0)
+                for name in found
+            }
+
+        start = {
+            name: jnp.zeros((after.rows, *array.shape[1:]), array.dtype)
+            for name, array in arrays.items()
+        }
+        return lax.fori_loop(0, -(-after.rows // size), block, start)
+
+    known = jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
+    run = jax.shard_map(
+        local,
+        mesh=None if known else mesh,
+        in_specs=(P(axes), P(), P()),
+        out_specs=P(axes),
+        check_vma=False,
+    )
+    return jax.jit(run)(dict(arrays), *pages)
+
+
+def _pages_at(layout: Layout, page_table: jax.Array) -> jax.Array:
+    """The page at every place of all pools, -1 for none."""
+    count = layout.devices * layout.pool
+    numbers = jnp.broadcast_to(
+        jnp.arange(layout.num_pages, dtype=jnp.int32)[:, None], page_table.shape
+    )
+    places = jnp.where(page_table < 0, count, page_table)
+    return jnp.full(count, -1, jnp.int32).at[places].set(numbers, mode="drop")
+
+
+def _rows_at(
+    layout: Layout, page_at: jax.Array, stored: jax.Array, num_embeddings: int
+) -> tuple[jax.Array, jax.Array]:
+    """The rows of the table at entries of the stored arrays, and whether there is one; the inverse of `paged`."""
+    page, row = page_at[stored // layout.page_size], stored % layout.page_size
+    wide = jnp.int64 if num_embeddings >= 2**31 else jnp.int32
+    if layout.hashed:
+        pages = np.int32(layout.num_pages)
+        turn = (mix(row.astype(jnp.uint32)) % np.uint32(layout.num_pages)).astype(jnp.int32)
+        rows = row.astype(wide) * pages.astype(wide) + ((page - turn) % pages).astype(wide)
+    else:
+        rows = page.astype(wide) * np.asarray(layout.page_size, wide) + row.astype(wide)
+    here = (page >= 0) & (rows < num_embeddings)
+    return jnp.where(here, rows, jnp.zeros_like(rows)), here
+
+
+def _fetched(
+    layout: Layout,
+    page_table: jax.Array,
+    arrays: Mapping[str, jax.Array],
+    rows: jax.Array,
+    here: jax.Array,
+    axes: Any,
+) -> dict[str, jax.Array]:
+    """Rows ``[n]`` of the arrays of all devices, zeros where there are none."""
+    page, row = paged(layout, rows)
+    place = page_table[page, 0]
+    device = jnp.where(here, place // layout.pool, layout.devices)
+    requests = Route(device, place % layout.pool * layout.page_size + row)
+    found = distinct(requests, layout.devices, "auto")
+    (messages,), bits = all_messages([found.route], layout.devices, axes, jnp.zeros((), jnp.int32))
+    kept = kept_places(messages, bits, layout.devices)
+    got = functools.partial(_answers, list(arrays.values()), found.route, messages, axes)
+
+    def other(k: jax.Array, held: Sequence[jax.Array]) -> list[jax.Array]:
+        number = messages.sent(k, layout.devices)
+        at = kept.at[number].get(mode="fill", fill_value=held[0].shape[0])
+        return [
+            table.at[at].set(more, mode="drop") for table, more in zip(held, got(k), strict=True)
+        ]
+
+    held = other_rounds(other, bits, got(0))
+    at = kept[found.places]
+    return {
+        name: table.at[at].get(mode="fill", fill_value=0)
+        for name, table in zip(arrays, held, strict=True)
+    }
+
+
+def _answers(
+    arrays: Sequence[jax.Array], route: Route, messages: Messages, axes: Any, k: Any
+) -> list[jax.Array]:
+    """The rows of round ``k`` in the order of its messages."""
+    devices = lax.axis_size(axes)
+    row = route.row.at[messages.sent(k, devices)].get(mode="fill", fill_value=-1)
+    (asked,) = exchanged([row.reshape(devices, -1)], axes)
+    parts = [
+        array.at[asked].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        for array in arrays
+    ]
+    found = [exchanged([part], axes)[0] for part in parts]
+    return [part.reshape(-1, *part.shape[2:]) for part in found]

@@ -238,8 +238,9 @@ class ShardedTable(Wrapper):
         layouts = (layout, self.layout)
         mesh = Mesh(self.mesh.devices, self.mesh.axis_names)
 
-        def move(inputs: Any) -> Any:
-            return moved_rows(*inputs, layouts, self.num_embeddings, mesh, self.axes)
+        def move(inputs: tuple[Any, Any]) -> dict[str, jax.Array]:
+            own, tables = inputs
+            return moved_rows(own, tables, layouts, self.num_embeddings, mesh, self.axes)
 
         inputs = dict(arrays), (pages, jnp.asarray(self.layout.page_table))
         return sharded_over_explicit_axes(move, inputs, self.axis)

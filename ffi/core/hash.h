@@ -66,6 +66,7 @@ struct HashInsertion {
   uint32_t* old_scores = nullptr;  // [n, 2]
   int32_t* old_touched = nullptr;  // [n]
   int32_t* counts = nullptr;       // [kHashCounts]
+  int32_t* found = nullptr;        // [n], on the CPU alone
 };
 
 // An array whose entries are exchanged.

@@ -33,7 +33,7 @@ struct InsertArgs {
   const ffi::AnyBuffer &asked, &present, &given, &now, &epoch;
 };
 
-Status Insert(const Pool& pool, const InsertArgs& args, const HashInsertionArgs& results,
+Status Insert(const Pool& pool, const InsertArgs& args, const HashInsertionArgs& results, const ffi::AnyBuffer& found,
               const HashDirectory& directory, const ffi::Dictionary& attrs) {
   HashBatch batch;
   HashInsertion done;
@@ -47,6 +47,7 @@ Status Insert(const Pool& pool, const InsertArgs& args, const HashInsertionArgs&
   JAX_TT_RETURN_IF_ERROR(Data(args.now, "now", 1, &now));
   JAX_TT_RETURN_IF_ERROR(Data(args.epoch, "epoch", 1, &epoch));
   JAX_TT_RETURN_IF_ERROR(ReadHashInsertion(results, batch.n, &done));
+  JAX_TT_RETURN_IF_ERROR(Data(found, "found", batch.n, &done.found));
   stamp.now = static_cast<uint32_t>(*now);
   stamp.epoch = *epoch;
   return HashInsert(directory, batch, given, stamp, min_age, pool, done);
@@ -57,13 +58,14 @@ ffi::Error InsertImpl(ffi::ThreadPool threads, ffi::AnyBuffer asked, ffi::AnyBuf
                       ffi::AnyBuffer touched, ffi::Result<ffi::AnyBuffer> slots, ffi::Result<ffi::AnyBuffer> inserted,
                       ffi::Result<ffi::AnyBuffer> old_keys, ffi::Result<ffi::AnyBuffer> old_scores,
                       ffi::Result<ffi::AnyBuffer> old_touched, ffi::Result<ffi::AnyBuffer> counts,
-                      ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_scores,
-                      ffi::Result<ffi::AnyBuffer> new_touched, ffi::Dictionary attrs) {
+                      ffi::Result<ffi::AnyBuffer> found, ffi::Result<ffi::AnyBuffer> new_keys,
+                      ffi::Result<ffi::AnyBuffer> new_scores, ffi::Result<ffi::AnyBuffer> new_touched,
+                      ffi::Dictionary attrs) {
   const auto run = [&]() -> Status {
     HashDirectory directory;
     JAX_TT_RETURN_IF_ERROR(ReadHashInPlace({keys, scores, touched, *new_keys, *new_scores, *new_touched}, &directory));
     return Insert(MakePool(threads), {asked, present, given, now, epoch},
-                  {*slots, *inserted, *old_keys, *old_scores, *old_touched, *counts}, directory, attrs);
+                  {*slots, *inserted, *old_keys, *old_scores, *old_touched, *counts}, *found, directory, attrs);
   };
   return ToError(run(), "hash_insert");
 }
@@ -154,6 +156,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(HashInsertCpu, InsertImpl,
                                   .Ret<ffi::AnyBuffer>()  // old scores u32 [n, 2]
                                   .Ret<ffi::AnyBuffer>()  // old touched s32 [n]
                                   .Ret<ffi::AnyBuffer>()  // counts s32 [7]
+                                  .Ret<ffi::AnyBuffer>()  // found s32 [n]
                                   .Ret<ffi::AnyBuffer>()  // keys, in place, as all that follow
                                   .Ret<ffi::AnyBuffer>()  // scores
                                   .Ret<ffi::AnyBuffer>()  // touched

@@ -4,12 +4,14 @@
 
 #include "ffi/cpu/hash.h"
 #include "ffi/cpu/hash_place.h"
+#include "ffi/cpu/prefetch.h"
 #include "ffi/cpu/workspace.h"
 
 namespace jax_tt {
 namespace {
 
-constexpr int64_t kBlock = 1024;
+// Positions that are looked at together; their sets stay in the cache.
+constexpr int64_t kTogether = 256;
 
 // What a task saw, in a cache line of its own.
 struct alignas(64) Seen {
@@ -26,107 +28,140 @@ Seen Total(const Seen* seen, int64_t tasks) {
   return sum;
 }
 
-// Updates the scores of the requested keys whose slots are in [first, last); no other task writes to these.
-int64_t TouchHits(const HashDirectory& directory, const int32_t* slots, int64_t n, const uint32_t* given,
-                  const HashStamp& stamp, int64_t first, int64_t last) {
-  constexpr int64_t kTogether = 256;
-  const bool custom = stamp.policy == HashPolicy::kCustom;
-  const auto now = static_cast<int32_t>(stamp.now);
-  const uint32_t ways = static_cast<uint32_t>(directory.ways);
-  int64_t unique = 0;
-  struct {
-    int32_t position;
-    int64_t high_at;
-  } own[kTogether + 1];
-  for (int64_t begin = 0; begin < n; begin += kTogether) {
-    const int64_t end = std::min(n, begin + kTogether);
-    int64_t count = 0;
-    for (int64_t i = begin; i < end; ++i) {
-      own[count].position = static_cast<int32_t>(i);
-      count += slots[i] >= first && slots[i] < last;
-    }
-    for (int64_t k = 0; k < count; ++k) {
-      const auto slot = static_cast<uint32_t>(slots[own[k].position]);
-      own[k].high_at = slot + static_cast<int64_t>(slot / ways) * ways;
-      __builtin_prefetch(directory.touched + slot, 1);
-      __builtin_prefetch(directory.scores + own[k].high_at, 1);
-      __builtin_prefetch(directory.scores + own[k].high_at + ways, 1);
-    }
-    for (int64_t k = 0; k < count; ++k) {
-      const int64_t i = own[k].position;
-      int32_t* const touched = directory.touched + slots[i];
-      uint32_t *const high = directory.scores + own[k].high_at, *const low = high + ways;
-      const bool again = *touched == now;
-      const uint64_t before = HashWord(*high, *low);
-      uint64_t of_batch = custom ? HashWord(given, i) : 0;
-      if (again) of_batch = std::max(of_batch, before);
-      const uint64_t score = HashScore(before, 1, of_batch, stamp);
-      *high = static_cast<uint32_t>(score >> 32);
-      *low = static_cast<uint32_t>(score);
-      *touched = now;
-      unique += !again;
+// The task of a key, below `tasks` <= 2^16: all positions of a key are of one task, whose slot no other writes to.
+uint32_t TaskOf(const uint32_t* key, uint32_t tasks) { return ((key[0] ^ key[1]) * 0x9E3779B1u >> 16) * tasks >> 16; }
+
+// Some positions of a batch, with their keys side by side.
+struct Picked {
+  int64_t count = 0;
+  int32_t positions[kTogether], slots[kTogether];
+  uint32_t keys[2 * kTogether];
+  bool present[kTogether];
+
+  // Those of [begin, end), at most kTogether, for which `wanted(position)` is true.
+  template <typename F>
+  void Pick(const HashBatch& batch, int64_t begin, int64_t end, F&& wanted) {
+    count = 0;
+    for (int64_t i = begin; i < end; ++i) {  // whether one is wanted cannot be predicted
+      positions[count] = static_cast<int32_t>(i);
+      memcpy(keys + 2 * count, batch.keys + 2 * i, 2 * sizeof(*keys));
+      present[count] = batch.present[i];
+      count += wanted(i);
     }
   }
-  return unique;
+
+  // Finds their slots, and writes them to `found` by position.
+  void Find(const HashDirectory& directory, int32_t* found) {
+    GetHashKernels().find(directory, keys, present, count, slots);
+    for (int64_t k = 0; k < count; ++k) found[positions[k]] = slots[k];
+  }
+};
+
+void PrefetchScores(const HashDirectory& directory, const Picked& picked) {
+  const int64_t ways = directory.ways;
+  for (int64_t k = 0; k < picked.count; ++k) {
+    const auto slot = static_cast<uint32_t>(std::max(picked.slots[k], 0));
+    const uint32_t* const high = directory.scores + slot + slot / static_cast<uint32_t>(ways) * ways;
+    __builtin_prefetch(directory.touched + slot, 1);
+    __builtin_prefetch(high, 1);
+    if (ways > 8) __builtin_prefetch(high + ways, 1);  // else most often in the same line
+  }
+}
+
+// Updates the scores of the picked keys that have a slot.
+void TouchHits(const HashDirectory& directory, const Picked& picked, const uint32_t* given, const HashStamp& stamp,
+               Seen* seen) {
+  const bool custom = stamp.policy == HashPolicy::kCustom;
+  const auto now = static_cast<int32_t>(stamp.now);
+  const int64_t ways = directory.ways;
+  for (int64_t k = 0; k < picked.count; ++k) {
+    seen->requests += picked.present[k];
+    if (picked.slots[k] < 0) {
+      seen->misses += picked.present[k];
+      continue;
+    }
+    const auto slot = static_cast<uint32_t>(picked.slots[k]);
+    int32_t* const touched = directory.touched + slot;
+    uint32_t *const high = directory.scores + slot + slot / static_cast<uint32_t>(ways) * ways, *const low =
+                                                                                                    high + ways;
+    const bool again = *touched == now;
+    const uint64_t before = HashWord(*high, *low);
+    uint64_t of_batch = custom ? HashWord(given, picked.positions[k]) : 0;
+    if (again) of_batch = std::max(of_batch, before);
+    const uint64_t score = HashScore(before, 1, of_batch, stamp);
+    *high = static_cast<uint32_t>(score >> 32);
+    *low = static_cast<uint32_t>(score);
+    __atomic_store_n(touched, now, __ATOMIC_RELAXED);  // other tasks may look whether the way is taken
+    seen->unique_hits += !again;
+  }
+}
+
+// The results of a batch that inserts nothing, in [begin, end), but for `found`.
+void ClearInsertion(const HashInsertion& done, int64_t begin, int64_t end, int64_t capacity) {
+  const auto clear = [=](auto* words, int64_t width) {
+    memset(words + width * begin, 0, static_cast<size_t>(width * (end - begin)) * sizeof(*words));
+  };
+  std::fill(done.slots + begin, done.slots + end, static_cast<int32_t>(capacity));
+  clear(done.keys, 2);
+  clear(done.old_keys, 2);
+  clear(done.old_scores, 2);
+  clear(done.old_touched, 1);
 }
 
 }  // namespace
 
 Status HashInsert(const HashDirectory& directory, const HashBatch& batch, const uint32_t* given, const HashStamp& stamp,
                   int64_t min_age, const Pool& pool, const HashInsertion& done) {
-  const HashKernels& kernels = GetHashKernels();
-  const int64_t n = batch.n, blocks = (n + kBlock - 1) / kBlock, capacity = directory.capacity();
-  // Tasks that each update the sets of one range, and look at the whole batch for that.
-  const int64_t tasks = std::clamp<int64_t>(pool.workers, 1, std::min(directory.sets, 1 + blocks / 4));
-  Seen *found = nullptr, *touched = nullptr;
+  const int64_t n = batch.n, parts = (n + kTogether - 1) / kTogether;
+  // Each looks at all positions, of which it takes its own.
+  const int64_t tasks = std::clamp<int64_t>(pool.workers, 1, std::min<int64_t>(1 + parts / 16, 1 << 16));
+  Seen* seen = nullptr;
   Workspace workspace;
-  workspace.Request(&found, blocks);
-  workspace.Request(&touched, tasks);
+  workspace.Request(&seen, tasks);
   JAX_TT_RETURN_IF_ERROR(workspace.Allocate());
-
-  int32_t* const slots = done.slots;  // until the inserted ones are known, those of the batch
   HashPlacement placement(directory, batch, given, stamp, min_age);
-  Status status;
+  JAX_TT_RETURN_IF_ERROR(placement.Reserve());  // before anything is changed
+
   Phases phases;
-  phases.Add(blocks, [&](int64_t block, int) {
-    const int64_t begin = block * kBlock, end = std::min(n, begin + kBlock);
-    kernels.find(directory, batch.keys + 2 * begin, batch.present + begin, end - begin, slots + begin);
-    Seen seen;
-    for (int64_t i = begin; i < end; ++i) {
-      seen.requests += batch.present[i];
-      seen.misses += batch.present[i] && slots[i] < 0;
-    }
-    found[block] = seen;
-  });
-  // The new keys are gathered before anything is changed, since this may run out of memory.
-  phases.Add(1, [&](int64_t, int) { status = placement.Gather(slots, Total(found, blocks).misses); });
   phases.Add(tasks, [&](int64_t task, int) {
-    touched[task] = {};
-    if (!status.ok()) return;
-    const auto start = [&](int64_t k) { return k * directory.sets / tasks * directory.ways; };
-    touched[task].unique_hits = TouchHits(directory, slots, n, given, stamp, start(task), start(task + 1));
-  });
-  phases.Add(blocks, [&](int64_t block, int) {
-    const int64_t begin = block * kBlock, count = std::min(n - begin, kBlock);
-    const auto clear = [=](auto* words, int64_t width) {
-      memset(words + width * begin, 0, static_cast<size_t>(width * count) * sizeof(*words));
-    };
-    std::fill_n(slots + begin, count, static_cast<int32_t>(capacity));
-    clear(done.keys, 2);
-    clear(done.old_keys, 2);
-    clear(done.old_scores, 2);
-    clear(done.old_touched, 1);
+    ClearInsertion(done, task * n / tasks, (task + 1) * n / tasks, directory.capacity());
+    Seen own;
+    Picked picked[2];  // the scores of one are fetched while the keys of the other are searched
+    // Tasks begin in different places: one does not wait for cache lines of `found` that another writes to.
+    const int64_t start = task * parts / tasks;
+    for (int64_t k = 0; k <= parts; ++k) {
+      Picked& next = picked[k % 2];
+      next.count = 0;
+      if (k < parts) {
+        const int64_t begin = (start + k) % parts * kTogether;
+        next.Pick(batch, begin, std::min(n, begin + kTogether),
+                  [&](int64_t i) { return TaskOf(batch.keys + 2 * i, static_cast<uint32_t>(tasks)) == task; });
+        next.Find(directory, done.found);
+        PrefetchScores(directory, next);
+      }
+      if (k > 0) TouchHits(directory, picked[(k - 1) % 2], given, stamp, &own);
+    }
+    seen[task] = own;
   });
   pool.Run(phases);
-  JAX_TT_RETURN_IF_ERROR(status);
 
-  const Seen seen = Total(found, blocks);
-  const int64_t unique_hits = Total(touched, tasks).unique_hits;
-  const auto placed = placement.Place(done);
-  const int64_t counts[kHashCounts] = {
-      seen.requests,  seen.requests - seen.misses,      placed.distinct + unique_hits, unique_hits, placed.inserted,
-      placed.evicted, placed.distinct - placed.inserted};
+  const Seen total = Total(seen, tasks);
+  const auto placed = placement.Place(total.misses, done);
+  const int64_t counts[kHashCounts] = {total.requests,
+                                       total.requests - total.misses,
+                                       placed.distinct + total.unique_hits,
+                                       total.unique_hits,
+                                       placed.inserted,
+                                       placed.evicted,
+                                       placed.distinct - placed.inserted};
   for (int k = 0; k < kHashCounts; ++k) done.counts[k] = static_cast<int32_t>(counts[k]);
+  if (placed.inserted == 0) return {};
+  Picked missed;
+  for (int64_t begin = 0; begin < n; begin += kTogether) {
+    missed.Pick(batch, begin, std::min(n, begin + kTogether),
+                [&](int64_t i) { return batch.present[i] && done.found[i] < 0; });
+    missed.Find(directory, done.found);
+  }
   return {};
 }
 

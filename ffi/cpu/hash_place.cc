@@ -21,24 +21,17 @@ void ForRuns(PackedItem* items, int64_t count, F&& body) {
 
 }  // namespace
 
-Status HashPlacement::Gather(const int32_t* slots, int64_t misses) {
-  misses_ = misses;
-  workspace_.Request(&items_, misses);
-  workspace_.Request(&other_items_, misses);
-  workspace_.Request(&keys_, misses);
-  JAX_TT_RETURN_IF_ERROR(workspace_.Allocate());
-  const HashSets sets(directory_.sets);
-  int64_t count = 0;
-  for (int64_t i = 0; count < misses; ++i) {
-    if (slots[i] >= 0 || !batch_.present[i]) continue;
-    const uint32_t set = sets.Of(FirstHash(batch_.keys[2 * i], batch_.keys[2 * i + 1]));
-    items_[count++] = PackedItem::Make(set, static_cast<int32_t>(i));
-  }
-  return {};
+Status HashPlacement::Reserve() {
+  workspace_.Request(&items_, batch_.n);
+  workspace_.Request(&other_items_, batch_.n);
+  workspace_.Request(&keys_, batch_.n);
+  return workspace_.Allocate();
 }
 
-HashPlacement::Counts HashPlacement::Place(const HashInsertion& done) {
-  if (misses_ == 0) return {};
+HashPlacement::Counts HashPlacement::Place(int64_t misses, const HashInsertion& done) {
+  if (misses == 0) return {};
+  misses_ = misses;
+  Gather(done.found);
   MakeDistinct();
   ChooseHomes();
   const int rounds = stamp_.policy == HashPolicy::kNone ? 2 : 4;
@@ -60,6 +53,16 @@ HashPlacement::Counts HashPlacement::Place(const HashInsertion& done) {
     evicted += key.old_touched > 0;
   }
   return {distinct_, inserted, evicted};
+}
+
+void HashPlacement::Gather(const int32_t* slots) {
+  const HashSets sets(directory_.sets);
+  int64_t count = 0;
+  for (int64_t i = 0; count < misses_; ++i) {
+    if (slots[i] >= 0 || !batch_.present[i]) continue;
+    const uint32_t set = sets.Of(FirstHash(batch_.keys[2 * i], batch_.keys[2 * i + 1]));
+    items_[count++] = PackedItem::Make(set, static_cast<int32_t>(i));
+  }
 }
 
 // Keys with the same first set may be the same; these are few, in ascending order.

@@ -21,11 +21,12 @@ class HashPlacement {
                 int64_t min_age)
       : directory_(directory), batch_(batch), given_(given), stamp_(stamp), min_age_(min_age) {}
 
-  // Gathers the `misses` positions that are present and whose slot is -1.
-  Status Gather(const int32_t* slots, int64_t misses);
+  // Reserves memory for any batch of this size.
+  Status Reserve();
 
-  // Inserts their keys and says where, in `done`, whose entries are those of a batch without new keys.
-  Counts Place(const HashInsertion& done);
+  // Inserts the keys of the `misses` positions that are present and whose slot in done.found is -1, and says where in
+  // the other arrays of `done`, whose entries are those of a batch without new keys.
+  Counts Place(int64_t misses, const HashInsertion& done);
 
  private:
   struct NewKey {
@@ -34,6 +35,7 @@ class HashPlacement {
     int32_t slot, old_touched;
   };
 
+  void Gather(const int32_t* slots);
   void MakeDistinct();
   void ChooseHomes();
   void Round(int side, bool evict);
@@ -50,8 +52,8 @@ class HashPlacement {
 
   Workspace workspace_;
   int64_t misses_ = 0, distinct_ = 0;
-  PackedItem *items_ = nullptr, *other_items_ = nullptr;  // [misses]
-  NewKey* keys_ = nullptr;                                // [misses], of which `distinct` are used
+  PackedItem *items_ = nullptr, *other_items_ = nullptr;  // [n], of which `misses` are used
+  NewKey* keys_ = nullptr;                                // [n], of which `distinct` are used
 };
 
 }  // namespace jax_tt

@@ -68,7 +68,7 @@ class KeyDirectory(NamedTuple):
 
 
 class Insertion(NamedTuple):
-    """What an insertion did, in ascending order of slots; ``n`` is the size of the batch.
+    """What an insertion did; ``n`` is the size of the batch. New keys come in ascending order of slots.
 
     Attributes:
         slots: int32 ``[n]``, the slots of the keys that were inserted, then ``capacity`` for the rest.
@@ -77,6 +77,7 @@ class Insertion(NamedTuple):
         old_scores: uint32 ``[n, 2]``, their scores.
         old_touched: int32 ``[n]``, their last batch; 0 where the slot was empty.
         counts: int32 ``[len(COUNTERS)]``.
+        found: int32 ``[n]``, what `find` gives after the insertion: the slot of every position of the batch, or -1.
     """
 
     slots: Any
@@ -85,6 +86,7 @@ class Insertion(NamedTuple):
     old_scores: Any
     old_touched: Any
     counts: Any
+    found: Any
 
 
 def init_directory(sets: int, ways: int) -> KeyDirectory:

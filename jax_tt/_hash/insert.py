@@ -252,7 +252,7 @@ def _admitted_after(
         Eviction("epoch_lfu"),
         method,
     )
-    slots = backend.find(waiting, keys, missed, method)
+    slots = done.found
     requests = _low_words(waiting)[jnp.maximum(slots, 0)]
     admitted = (slots >= 0) & (requests >= np.uint32(min(table.admission.requests, 2**32 - 1)))
     waiting = erase(waiting, jnp.where(admitted, slots, -1))

@@ -133,8 +133,9 @@ def insert(
     )
     old = jax.tree.map(lambda array: _where(kept, array[by], jnp.zeros_like(array)), old)
     new = _where(kept, distinct[by], jnp.zeros_like(distinct))
-    done = Insertion(placed[by], new, *old, counts=numbers.astype(jnp.int32))
-    return flat.directory(directory), done
+    after = flat.directory(directory)
+    found = find(after, keys, present)
+    return after, Insertion(placed[by], new, *old, counts=numbers.astype(jnp.int32), found=found)
 
 
 def erase(directory: KeyDirectory, slots: jax.Array) -> KeyDirectory:

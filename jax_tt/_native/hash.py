@@ -53,22 +53,28 @@ def hash_insert(
             jax.ShapeDtypeStruct((n,), jnp.int32),
         )
         counts = jax.ShapeDtypeStruct((len(COUNTERS),), jnp.int32)
-        done = Insertion(whole, words, words, words, whole, counts)
+        done = Insertion(whole, words, words, words, whole, counts, whole)._asdict()
+        if platform != "cpu":
+            del done["found"]  # the kernels leave it to a search
         found = native_call(
             platform,
             "hash_insert",
             {**dict(zip(names, batch, strict=True)), **directory._asdict()},
             {
-                **{f"new_{name}": kind for name, kind in done._asdict().items()},
+                **{f"new_{name}": kind for name, kind in done.items()},
                 **types_of(directory._asdict()),
             },
             _workspace(platform, "insert", n, directory),
             {"policy": np.int64(POLICIES.index(policy)), "min_age": np.int64(min_age)},
         )
         changed = KeyDirectory(*(found[name] for name in KeyDirectory._fields))
-        return changed, Insertion(*(found[f"new_{name}"] for name in Insertion._fields))
+        return changed, {name: found[f"new_{name}"] for name in done}
 
-    return call(directory, *batch)
+    changed, done = call(directory, *batch)
+    if "found" not in done:
+        keys, present, *_ = batch
+        done["found"] = hash_find(changed, keys, present, platform=platform)
+    return changed, Insertion(**done)
 
 
 def hash_initial(

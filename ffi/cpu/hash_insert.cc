@@ -12,6 +12,7 @@ namespace {
 
 // Positions that are looked at together; their sets stay in the cache.
 constexpr int64_t kTogether = 256;
+constexpr int64_t kAhead = 32;
 
 // What a task saw, in a cache line of its own.
 struct alignas(64) Seen {
@@ -57,33 +58,30 @@ struct Picked {
   }
 };
 
-void PrefetchScores(const HashDirectory& directory, const Picked& picked) {
-  const int64_t ways = directory.ways;
-  for (int64_t k = 0; k < picked.count; ++k) {
-    const auto slot = static_cast<uint32_t>(std::max(picked.slots[k], 0));
-    const uint32_t* const high = directory.scores + slot + slot / static_cast<uint32_t>(ways) * ways;
-    __builtin_prefetch(directory.touched + slot, 1);
-    __builtin_prefetch(high, 1);
-    if (ways > 8) __builtin_prefetch(high + ways, 1);  // else most often in the same line
-  }
-}
-
 // Updates the scores of the picked keys that have a slot.
 void TouchHits(const HashDirectory& directory, const Picked& picked, const uint32_t* given, const HashStamp& stamp,
                Seen* seen) {
   const bool custom = stamp.policy == HashPolicy::kCustom;
   const auto now = static_cast<int32_t>(stamp.now);
-  const int64_t ways = directory.ways;
+  const auto high_of = [&](int64_t k) {
+    const auto slot = static_cast<uint32_t>(std::max(picked.slots[k], 0)), ways = static_cast<uint32_t>(directory.ways);
+    return directory.scores + slot + static_cast<int64_t>(slot / ways) * ways;
+  };
+  const auto fetch = [&](int64_t k) {
+    PrefetchLines(directory.touched + std::max(picked.slots[k], 0), 1);
+    PrefetchLines(high_of(k), 1);
+    if (directory.ways > 8) PrefetchLines(high_of(k) + directory.ways, 1);  // else most often the same line
+  };
+  for (int64_t k = 0; k < std::min(kAhead, picked.count); ++k) fetch(k);
   for (int64_t k = 0; k < picked.count; ++k) {
+    if (k + kAhead < picked.count) fetch(k + kAhead);
     seen->requests += picked.present[k];
     if (picked.slots[k] < 0) {
       seen->misses += picked.present[k];
       continue;
     }
-    const auto slot = static_cast<uint32_t>(picked.slots[k]);
-    int32_t* const touched = directory.touched + slot;
-    uint32_t *const high = directory.scores + slot + slot / static_cast<uint32_t>(ways) * ways, *const low =
-                                                                                                    high + ways;
+    int32_t* const touched = directory.touched + picked.slots[k];
+    uint32_t *const high = high_of(k), *const low = high + directory.ways;
     const bool again = *touched == now;
     const uint64_t before = HashWord(*high, *low);
     uint64_t of_batch = custom ? HashWord(given, picked.positions[k]) : 0;
@@ -126,20 +124,15 @@ Status HashInsert(const HashDirectory& directory, const HashBatch& batch, const 
   phases.Add(tasks, [&](int64_t task, int) {
     ClearInsertion(done, task * n / tasks, (task + 1) * n / tasks, directory.capacity());
     Seen own;
-    Picked picked[2];  // the scores of one are fetched while the keys of the other are searched
+    Picked picked;
     // Tasks begin in different places: one does not wait for cache lines of `found` that another writes to.
     const int64_t start = task * parts / tasks;
-    for (int64_t k = 0; k <= parts; ++k) {
-      Picked& next = picked[k % 2];
-      next.count = 0;
-      if (k < parts) {
-        const int64_t begin = (start + k) % parts * kTogether;
-        next.Pick(batch, begin, std::min(n, begin + kTogether),
+    for (int64_t k = 0; k < parts; ++k) {
+      const int64_t begin = (start + k) % parts * kTogether;
+      picked.Pick(batch, begin, std::min(n, begin + kTogether),
                   [&](int64_t i) { return TaskOf(batch.keys + 2 * i, static_cast<uint32_t>(tasks)) == task; });
-        next.Find(directory, done.found);
-        PrefetchScores(directory, next);
-      }
-      if (k > 0) TouchHits(directory, picked[(k - 1) % 2], given, stamp, &own);
+      picked.Find(directory, done.found);
+      TouchHits(directory, picked, given, stamp, &own);
     }
     seen[task] = own;
   });

@@ -10,21 +10,33 @@
 #include "ffi/cpu/workspace.h"
 
 namespace jax_tt {
+namespace {
+
+// The positions up to the last one for which `wanted(position)` is true.  The new keys of a batch come first, and most
+// often there are few: there is no need to wake other threads for the rest.
+template <typename F>
+int64_t CountUpToLast(int64_t n, F&& wanted) {
+  while (n > 0 && !wanted(n - 1)) --n;
+  return n;
+}
+
+}  // namespace
 
 template <typename T>
 void HashInitial(const InitialValues& values, const HashBatch& batch, int64_t features, const Pool& pool, T* rows) {
   constexpr int64_t kBlock = 128;
   const HashKernels& kernels = GetHashKernels();
   Phases phases;
-  phases.AddBlocks(batch.n, kBlock, [&](int64_t i, int64_t end, int) {
+  const int64_t count = CountUpToLast(batch.n, [&](int64_t i) { return batch.present[i]; });
+  phases.AddBlocks(count, kBlock, [&](int64_t i, int64_t end, int) {
     float part[kInitialPart];
     for (; i < end; ++i) {
       if (!batch.present[i]) continue;
       T* const row = rows + i * features;
       for (int64_t begin = 0; begin < features; begin += kInitialPart) {
-        const int64_t count = std::min(kInitialPart, features - begin);
-        kernels.initial_part(values, HashWord(batch.keys, i), begin, count, part);
-        for (int64_t j = 0; j < count; ++j) Round(static_cast<typename ComputeType<T>::type>(part[j]), row + begin + j);
+        const int64_t width = std::min(kInitialPart, features - begin);
+        kernels.initial_part(values, HashWord(batch.keys, i), begin, width, part);
+        for (int64_t j = 0; j < width; ++j) Round(static_cast<typename ComputeType<T>::type>(part[j]), row + begin + j);
       }
     }
   });
@@ -50,8 +62,10 @@ Status HashExchange(const std::vector<HashArray>& arrays, const int32_t* slots, 
       for (int64_t offset = 0; offset < array.entry_bytes; offset += array.item_bytes)
         memcpy(filled[k] + offset, array.from, static_cast<size_t>(array.item_bytes));
   const auto valid = [=](int32_t slot) { return slot >= 0 && slot < capacity; };
+  const bool old_ones = std::any_of(arrays.begin(), arrays.end(), [](const HashArray& a) { return a.old != nullptr; });
+  const int64_t count = old_ones ? n : CountUpToLast(n, [&](int64_t i) { return valid(slots[i]); });
   Phases phases;
-  phases.AddBlocks(n, kBlock, [&](int64_t begin, int64_t end, int) {
+  phases.AddBlocks(count, kBlock, [&](int64_t begin, int64_t end, int) {
     for (size_t k = 0; k < arrays.size(); ++k) {
       const HashArray& array = arrays[k];
       const auto bytes = static_cast<size_t>(array.entry_bytes);

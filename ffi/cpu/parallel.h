@@ -8,6 +8,7 @@
 
 #include <stdint.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <functional>
@@ -40,8 +41,11 @@ class Phases {
   template <typename Schedule>
   void Run(int workers, Schedule&& schedule) {
     const std::shared_ptr<State> state = state_;
+    int64_t tasks = 0;  // of the phase with the most; waking more threads would only cost time
+    for (const std::unique_ptr<Phase>& phase : state->phases) tasks = std::max(tasks, phase->tasks);
     try {
-      for (int helper = 1; helper < workers; ++helper) schedule([state, helper] { state->Work(helper); });
+      for (int helper = 1; helper < std::min<int64_t>(workers, tasks); ++helper)
+        schedule([state, helper] { state->Work(helper); });
     } catch (...) {  // helpers are optional, and those already scheduled use the state: continue without the others
     }
     state->Work(0);

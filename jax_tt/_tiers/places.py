@@ -103,4 +103,4 @@ def _place(
 ) -> tuple[KeyDirectory, jax.Array, Insertion]:
     rest = jnp.zeros_like(words), jnp.asarray(now, jnp.int32), jnp.zeros((), jnp.uint32)
     directory, done = backend.insert(directory, words, present, *rest, Eviction(policy), "auto")
-    return directory, backend.find(directory, words, present, "auto"), done
+    return directory, done.found, done

@@ -60,7 +60,7 @@ def test_one_key_many_times(method):
 
 # The largest has more keys than one block sorts; with fewer slots than keys, all sets are full.
 @pytest.mark.parametrize(
-    ("sets", "n"), [(200, 3000), pytest.param(5000, 20_000, marks=pytest.mark.full)]
+    ("sets", "n"), [(200, 5000), pytest.param(5000, 20_000, marks=pytest.mark.full)]
 )
 @pytest.mark.parametrize("policy", ["lru", "none"])
 def test_large_batches(policy, sets, n, method):

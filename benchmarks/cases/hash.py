@@ -91,7 +91,10 @@ def _step(settings: Settings, report: Report, work: Work) -> None:
 
 
 def _with_keys(work: Work, directory: KeyDirectory, batches: list[jax.Array]) -> Call:
-    """Find or insert, initial rows of the new keys, and the fused step of the rows in their slots."""
+    """Find or insert, initial rows of the new keys, and the fused step of the rows in their slots.
+
+    The number of the batch is in the state, as in that of a `HashTable`.
+    """
     rule, distribution, n = optimizers.SGD(LEARNING_RATE), Normal(0.01), work.nnz
     seed, gradient = jnp.array([0, 1], jnp.uint32), jnp.asarray(work.gradient)
     rows = jnp.full((directory.capacity, work.shape.features), 0.01, jnp.float32)
@@ -100,8 +103,9 @@ def _with_keys(work: Work, directory: KeyDirectory, batches: list[jax.Array]) ->
     def loss(table: jax_tt.FusedTable, slots: jax.Array) -> jax.Array:
         return jnp.vdot(jax_tt.fused_embed_bag(table, jax_tt.Bags(slots, offsets), rule), gradient)
 
-    def step(state: tuple, keys: jax.Array, now: jax.Array) -> tuple[jax.Array, tuple]:
-        directory, table = state
+    def step(state: tuple, keys: jax.Array) -> tuple[jax.Array, tuple]:
+        directory, now, table = state
+        now += 1
         given = jnp.zeros((n, 2), jnp.uint32)
         batch = keys, jnp.ones(n, bool), given, now, jnp.uint32(0)
         directory, done = backend.insert(directory, *batch, Eviction("lru"), "auto")
@@ -112,15 +116,14 @@ def _with_keys(work: Work, directory: KeyDirectory, batches: list[jax.Array]) ->
         cores, _ = backend.exchange(table.cores, [fresh], done.slots, "auto", return_old=False)
         slots = backend.find(directory, keys, jnp.ones(n, bool), "auto")
         value, table = jax.value_and_grad(loss)(table._replace(cores=tuple(cores)), slots)
-        return value, (directory, table)
+        return value, (directory, now, table)
 
     run: Callable = jax.jit(step, donate_argnums=0)
-    state, now = (directory, jax_tt.init_fused_table(rows, rule)), 1
+    state = directory, jnp.int32(1), jax_tt.init_fused_table(rows, rule)
 
     def call(i: int) -> object:
-        nonlocal state, now
-        now += 1
-        value, state = run(state, batches[i % len(batches)], jnp.int32(now))
+        nonlocal state
+        value, state = run(state, batches[i % len(batches)])
         return jax.block_until_ready((value, state))
 
     return call

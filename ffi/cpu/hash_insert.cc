@@ -11,7 +11,8 @@ namespace jax_tt {
 namespace {
 
 // Positions that are looked at together; their sets stay in the cache.
-constexpr int64_t kTogether = 256;
+constexpr int64_t kTogether = 1024;
+// Keys whose scores are prefetched before they are updated.
 constexpr int64_t kAhead = 32;
 
 // What a task saw, in a cache line of its own.
@@ -112,7 +113,7 @@ Status HashInsert(const HashDirectory& directory, const HashBatch& batch, const 
                   int64_t min_age, const Pool& pool, const HashInsertion& done) {
   const int64_t n = batch.n, parts = (n + kTogether - 1) / kTogether;
   // Each looks at all positions, of which it takes its own.
-  const int64_t tasks = std::clamp<int64_t>(pool.workers, 1, std::min<int64_t>(1 + parts / 16, 1 << 16));
+  const int64_t tasks = std::clamp<int64_t>(pool.workers, 1, std::min<int64_t>(1 + parts / 4, 1 << 16));
   Seen* seen = nullptr;
   Workspace workspace;
   workspace.Request(&seen, tasks);

@@ -32,6 +32,7 @@ struct OneTable {
     *own = {static_cast<int64_t>(blockIdx.x), static_cast<int64_t>(gridDim.x)};
     return table;
   }
+  __device__ __forceinline__ const Table& FindInPlace(BlockOfTable* own) const { return Find(own); }
 #endif
 };
 
@@ -57,6 +58,7 @@ struct ManyTables {
     *own = {block - found.first, end - found.first};
     return tables[found.table];
   }
+  __device__ __forceinline__ const Table& FindInPlace(BlockOfTable* own) const { return Find(own); }
 #endif
 };
 

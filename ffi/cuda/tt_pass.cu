@@ -51,7 +51,7 @@ struct SharesArgs {
 template <typename T, bool kInShared, typename Tables>
 __global__ void __launch_bounds__(kThreads, 4) MakeRows(const __grid_constant__ Tables tables) {
   BlockOfTable block;
-  const RowsArgs<T>& own = tables.Find(&block);
+  const RowsArgs<T>& own = tables.FindInPlace(&block);
   const PassArgs<T>& args = own.pass;
   WithTile<kInShared>(args, block, [&](auto& tile) {
     const TileLayout& p = args.tile;
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, 4) MakeRows(const __grid_constant__ 
 template <typename T, bool kInShared, typename Tables>
 __global__ void __launch_bounds__(kThreads, 4) MakeShares(const __grid_constant__ Tables tables) {
   BlockOfTable block;
-  const SharesArgs<T>& own = tables.Find(&block);
+  const SharesArgs<T>& own = tables.FindInPlace(&block);
   const PassArgs<T>& args = own.pass;
   const GradientShares& shares = own.shares;
   WithTile<kInShared>(args, block, [&](auto& tile) {
@@ -143,13 +143,26 @@ __global__ void __launch_bounds__(kThreads, 4) MakeShares(const __grid_constant_
   });
 }
 
+// Tiles that do not fit in shared memory are rare, so that one kernel for both lists will do.  It is not used for the
+// others: in it, the arguments and the cores are memory of an unknown kind, and are read again after every write.
 template <typename T, bool kInShared>
-constexpr TableKernel kMakeRows = TableKernelOf<RowsArgs<T>, MakeRows<T, kInShared, OneTable<RowsArgs<T>>>,
-                                                MakeRows<T, kInShared, ManyTables<RowsArgs<T>>>, kThreads>::kKernel;
+constexpr TableKernel RowsKernel() {
+  using Own = RowsArgs<T>;
+  if constexpr (kInShared)
+    return TableKernelOf<Own, MakeRows<T, true, OneTable<Own>>, MakeRows<T, true, ManyTables<Own>>, kThreads>::kKernel;
+  else
+    return ListKernelOf<Own, MakeRows<T, false, TableList<Own>>, kThreads>::kKernel;
+}
+
 template <typename T, bool kInShared>
-constexpr TableKernel kMakeShares =
-    TableKernelOf<SharesArgs<T>, MakeShares<T, kInShared, OneTable<SharesArgs<T>>>,
-                  MakeShares<T, kInShared, ManyTables<SharesArgs<T>>>, kThreads>::kKernel;
+constexpr TableKernel SharesKernel() {
+  using Own = SharesArgs<T>;
+  if constexpr (kInShared)
+    return TableKernelOf<Own, MakeShares<T, true, OneTable<Own>>, MakeShares<T, true, ManyTables<Own>>,
+                         kThreads>::kKernel;
+  else
+    return ListKernelOf<Own, MakeShares<T, false, TableList<Own>>, kThreads>::kKernel;
+}
 
 size_t SharedForTile(const PassPlan& plan) {
   return SharedBytes<int32_t>(kMaxTile) + SharedBytes<float>(plan.in_shared ? plan.tile_floats : 0);
@@ -189,7 +202,7 @@ Status RowsPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk,
   const PassPlan plan = PlanForward(args.shape, args.layout);
   std::optional<PassArgs<T>> pass;
   JAX_TT_RETURN_IF_ERROR(MakePass(args, args.layout.main, /*backward=*/false, chunk, plan, workspace, &pass));
-  queue.Add(plan.in_shared ? kMakeRows<T, true> : kMakeRows<T, false>, plan.blocks, SharedForTile(plan),
+  queue.Add(plan.in_shared ? RowsKernel<T, true>() : RowsKernel<T, false>(), plan.blocks, SharedForTile(plan),
             RowsArgs<T>{*pass, rows});
   return {};
 }
@@ -203,7 +216,7 @@ Status GradientPass(TableQueue& queue, const TTArgs<T>& args, int pivot, const R
   const PassPlan plan = PlanBackward(args.shape, args.layout, pivot);
   std::optional<PassArgs<T>> pass;
   JAX_TT_RETURN_IF_ERROR(MakePass(args, pivot, /*backward=*/true, chunk, plan, workspace, &pass));
-  queue.Add(plan.in_shared ? kMakeShares<T, true> : kMakeShares<T, false>, plan.blocks, SharedForTile(plan),
+  queue.Add(plan.in_shared ? SharesKernel<T, true>() : SharesKernel<T, false>(), plan.blocks, SharedForTile(plan),
             SharesArgs<T>{*pass, row_gradients, shares});
   return {};
 }

@@ -25,6 +25,7 @@ struct TileLayout {
   int slice_size, left_size, right_size, product_size, dim;  // of one matrix each
   int slice, left, right, product, gradient, product_gradient, chain[2];
 
+  TileLayout() = default;
   // `size`: of all of it.
   TileLayout(const TTShape& shape, const Pivot& pivot, int64_t rows, bool backward, int64_t* size)
       : a(static_cast<int>(pivot.a)),

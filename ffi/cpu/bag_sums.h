@@ -8,7 +8,9 @@
 #include <type_traits>
 
 #include "ffi/common/half.h"
+#include "ffi/core/packed_rows.h"
 #include "ffi/cpu/kernels/kernels.h"
+#include "ffi/cpu/kernels/quantized_kernels.h"
 #include "ffi/cpu/prefetch.h"
 #include "ffi/cpu/workspace.h"
 
@@ -23,13 +25,15 @@ class alignas(64) BagSums {
 
   void RequestBuffers(int64_t dim, Workspace& workspace) {
     dim_ = dim;
+    pitch_ = kPacked > 0 ? PackedRowBytes(dim, kPacked) : dim;
     // Converted rows must stay in the first-level cache.
-    capacity_ = kStoredAsComputed ? kMaxRows : std::clamp<int64_t>(kConverted / std::max<int64_t>(dim, 1), 1, kMaxRows);
+    capacity_ =
+        !kConverts ? kMaxRows : std::clamp<int64_t>(kConvertedElements / std::max<int64_t>(dim, 1), 1, kMaxRows);
     workspace.Request(&at_, capacity_);
     workspace.Request(&weight_, capacity_);
     workspace.Request(&end_, kMaxBags);
     workspace.Request(&out_at_, kMaxBags);
-    if (!kStoredAsComputed) workspace.Request(&converted_, capacity_ * dim);
+    if (kConverts) workspace.Request(&converted_, capacity_ * dim);
   }
 
   // Rows of `table` will be summed into `out`, with weights or without.
@@ -47,7 +51,7 @@ class alignas(64) BagSums {
   }
   void Add(int64_t row, C weight) {
     if (rows_ == capacity_) FlushWithinBag();
-    at_[rows_] = row * dim_;
+    at_[rows_] = row * pitch_;
     weight_[rows_++] = weight;
   }
   void EndBag() { end_[bags_++] = static_cast<int32_t>(rows_); }
@@ -59,8 +63,10 @@ class alignas(64) BagSums {
   }
 
  private:
-  static constexpr bool kStoredAsComputed = std::is_same_v<T, C>;
-  static constexpr int64_t kMaxRows = 256, kMaxBags = 256, kConverted = 4096, kAhead = 8;
+  static constexpr int kPacked = kPackedBits<T>;
+  // Whether rows are converted before they are added.
+  static constexpr bool kConverts = !std::is_same_v<T, C> && kPacked == 0;
+  static constexpr int64_t kMaxRows = 256, kMaxBags = 256, kConvertedElements = 4096, kAhead = 8;
 
   void FlushWithinBag() {
     const int64_t out_at = out_at_[bags_];
@@ -71,12 +77,17 @@ class alignas(64) BagSums {
     continues_ = true;
   }
   void Run() {
-    const C* from = nullptr;
-    if constexpr (kStoredAsComputed)
-      from = table_;
-    else
-      from = Convert();
-    kernels_.sum_bags(dim_, from, at_, weighted_ ? weight_ : nullptr, 0, end_, bags_, continues_, out_, out_at_);
+    const C* const weight = weighted_ ? weight_ : nullptr;
+    if constexpr (kPacked > 0) {
+      packed_(dim_, &table_->byte, at_, weight, end_, bags_, continues_, out_, out_at_);
+    } else {
+      const C* from = nullptr;
+      if constexpr (kConverts)
+        from = Convert();
+      else
+        from = table_;
+      kernels_.sum_bags(dim_, from, at_, weight, 0, end_, bags_, continues_, out_, out_at_);
+    }
   }
   const C* Convert() {
     for (int64_t k = 0; k < rows_; ++k) {
@@ -90,9 +101,10 @@ class alignas(64) BagSums {
   }
 
   const Kernels<C>& kernels_ = GetKernels<C>();
+  const SumPackedBags packed_ = GetQuantizedKernels().sum_bags(kPacked);
   const T* table_ = nullptr;
   C* out_ = nullptr;
-  int64_t dim_ = 0, capacity_ = 0, rows_ = 0, bags_ = 0;
+  int64_t dim_ = 0, pitch_ = 0, capacity_ = 0, rows_ = 0, bags_ = 0;
   bool weighted_ = false, continues_ = false;
   int64_t *at_ = nullptr, *out_at_ = nullptr;
   C *weight_ = nullptr, *converted_ = nullptr;

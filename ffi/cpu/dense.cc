@@ -229,4 +229,9 @@ JAX_TT_INSTANTIATE(double, double);
 JAX_TT_INSTANTIATE(bfloat16, float);
 JAX_TT_INSTANTIATE(float16, float);
 
+template std::unique_ptr<Pass> DenseForward(const DenseProblem<Packed<8>>&, float*);
+template std::unique_ptr<Pass> DenseForward(const DenseProblem<Packed<4>>&, float*);
+template std::unique_ptr<Pass> DenseForward(const DenseProblem<Packed<3>>&, float*);
+template std::unique_ptr<Pass> DenseForward(const DenseProblem<Packed<2>>&, float*);
+
 }  // namespace jax_tt

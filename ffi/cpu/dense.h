@@ -18,7 +18,7 @@ template <typename T>
 struct DenseProblem {
   using C = typename ComputeType<T>::type;
 
-  const T* table = nullptr;  // [num_embeddings, dim]
+  const T* table = nullptr;  // [num_embeddings, dim], or packed rows
   int64_t num_embeddings = 0, dim = 0;
   Lookups lookups;
   const C* weights = nullptr;  // [n], or null for ones
@@ -27,7 +27,7 @@ struct DenseProblem {
   C weight(int64_t position) const { return weights == nullptr ? C{1} : weights[position]; }
 };
 
-// out: a vector of dim elements for every bag
+// out: a vector of dim elements for every bag.  It also takes tables of packed rows.
 template <typename T>
 std::unique_ptr<Pass> DenseForward(const DenseProblem<T>& problem, typename DenseProblem<T>::C* out);
 

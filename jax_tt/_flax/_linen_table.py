@@ -63,12 +63,13 @@ class TableModule(nn.Module):
         """The arrays of the table by name; initialisers may return boxed values."""
         table = self.described
         boxed = {
-            name: self._trained(name, self._box(functools.partial(table.init_param, name)))
+            name: self._first(name, self._box(functools.partial(table.init_param, name)))
             for name in table.innermost.param_shapes
         }
         params = {name: nn.meta.unbox(value) for name, value in boxed.items()}
         for name, param in params.items():
-            check_value(name, param, table.param_shapes[name])
+            if name not in table.buffers:
+                check_value(name, param, table.param_shapes[name])
         fresh = functools.cache(lambda: table.init_rest(params))
         rest = {}
         for name in (*table.trained_names, *table.buffers):
@@ -88,6 +89,13 @@ class TableModule(nn.Module):
 
             rest[name] = nn.meta.unbox(self._trained(name, init))
         return params | rest
+
+    def _first(self, name: str, init: Callable[[jax.Array], Any]) -> Any:
+        """`_trained`, or value of a parameter without gradient."""
+        if name not in self.described.buffers:
+            return self._trained(name, init)
+        collection = self.described.buffers[name]
+        return self.variable(collection, name, lambda: init(self.make_rng("params"))).value
 
     def _trained(self, name: str, init: Callable[[jax.Array], Any]) -> Any:
         """Value of a parameter or fused variable; boxed if its initialiser returns a box."""

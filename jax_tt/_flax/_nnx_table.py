@@ -111,10 +111,12 @@ class TableModule(nnx.Module):
             for name, value in table.init_params(rngs.params()).items()
         }
         for name, param in params.items():
-            check_value(name, param, table.param_shapes[name])
+            if name not in table.buffers:
+                check_value(name, param, table.param_shapes[name])
             setattr(self, name, param)
-        self.param_dtype = next(iter(params.values())).dtype
-        rest = table.init_rest({name: param[...] for name, param in params.items()})
+        arrays = {name: param[...] for name, param in params.items()}
+        self.param_dtype = table.storage(arrays)
+        rest = table.init_rest(arrays)
         for name, value in rest.items():
             # Optimizer state of the same shape as a parameter is sharded like it.
             twin = next((param for param in params.values() if param.shape == value.shape), None)

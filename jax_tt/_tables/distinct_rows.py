@@ -5,6 +5,7 @@ No array here has the size of the table: new rows are written into the table in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -38,6 +39,19 @@ class Distinct(NamedTuple):
     places: jax.Array
 
 
+class RowFormat(NamedTuple):
+    """How rows of numbers are stored.
+
+    Attributes:
+        decoded: stored rows ``[n, ...]`` as numbers ``[n, D]``.
+        encoded: new rows ``[n, D]`` in the form that they are stored in, ``(new, rows, dtype, key)``: their numbers in
+            the table, the type of the parameter, and the key of stochastic rounding or None.
+    """
+
+    decoded: Callable[[jax.Array], jax.Array]
+    encoded: Callable[[jax.Array, jax.Array, Any, jax.Array | None], jax.Array]
+
+
 def update(
     table: Table,
     state: State,
@@ -46,11 +60,16 @@ def update(
     g: jax.Array,
     lookup: Lookup,
     values: dict[str, jax.Array],
+    rows_as: RowFormat | None = None,
 ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-    """`Table.stepped_params` of a dense table."""
+    """`Table.stepped_params` of a table of which row k is that of id k alone.
+
+    ``rows_as`` is None if rows are numbers in the type of the parameter.
+    """
     assert table.update is not None
     (param,), (slots,) = table.params(state), table.stepped_slots(state)
     rule, axes = table.update.optimizer, lookup.axis_name
+    rows_as = NUMBERS if rows_as is None else rows_as
     rows, gradients = _positions(table, batch, g.astype(accumulator(param.dtype)), lookup)
     here = rows != _mark(rows)
     weighted = gradients if batch.weights is None else gradients * batch.weights[..., None]
@@ -62,15 +81,16 @@ def update(
         applied &= jnp.all(jnp.isfinite(sums))
     changes = applied & (values["allowed"] != 0) & ~_never(residuals, axes)
     changed = jnp.where(changes, found.rows, _mark(rows))
-    old = _read(param, found.rows).astype(sums.dtype)
+    old = rows_as.decoded(_read(param, found.rows)).astype(sums.dtype)
     if isinstance(rule, RowGradients):
         new_param, new_slots = param, rule.left(changed, sums)
     else:
         own = tuple(_read(slot, found.rows) for slot in slots)
         new, stepped = rule.update_rows(old, sums, own, values["hyper"])
-        seed = values["seed"] if table.update.rounds_stochastically(param.dtype) else None
+        stochastic = table.update.rounds_stochastically(table.rounded_type or param.dtype)
+        seed = values["seed"] if stochastic else None
         key = None if seed is None else jax.random.wrap_key_data(seed, impl="threefry2x32")
-        new_param = _written(param, changed, _rounded(new, found.rows, param.dtype, key))
+        new_param = _written(param, changed, rows_as.encoded(new, found.rows, param.dtype, key))
         # Rows are below this number, which keeps the keys of slots apart from those of the parameter.
         new_slots = tuple(
             _written(
@@ -144,5 +164,12 @@ def _rounded(new: jax.Array, rows: jax.Array, dtype: Any, key: jax.Array | None)
     """The new rows in this type; random bits depend on the row and not on its place in the batch."""
     if key is None:
         return round_to(new, dtype, None)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows.astype(jnp.uint32))
-    return jax.vmap(lambda values, key: round_to(values, dtype, key))(new, keys)
+    return jax.vmap(lambda values, key: round_to(values, dtype, key))(new, keys_of_rows(key, rows))
+
+
+def keys_of_rows(key: jax.Array, rows: jax.Array) -> jax.Array:
+    """A key for each row, which depends on its number and not on its place in the batch."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, rows.astype(jnp.uint32))
+
+
+NUMBERS = RowFormat(lambda stored: stored, _rounded)

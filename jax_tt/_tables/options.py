@@ -117,7 +117,7 @@ class Update:
 
     def rounds_stochastically(self, storage: Any) -> bool:
         """Whether parameters of type ``storage``, or slots, are rounded stochastically."""
-        narrow = self._has_narrow_slots or jnp.dtype(storage).itemsize == 2
+        narrow = self._has_narrow_slots or jnp.dtype(storage).itemsize <= 2
         return self.stochastic_rounding and narrow
 
     @functools.cached_property

@@ -66,6 +66,7 @@ class Table(abc.ABC):
         cacheable: whether it can have a row cache.
         takes_keys: whether ids are keys of 64 bits, of which any may have a row.
         row_names: the parameters of which row k is that of id k alone.
+        rounded_type: name of the type that new rows are rounded to; None for that of the parameters.
         parts: the number of devices that divide a batch among them.
     """
 
@@ -76,12 +77,18 @@ class Table(abc.ABC):
     cacheable: ClassVar[bool] = False
     takes_keys: ClassVar[bool] = False
     row_names: ClassVar[tuple[str, ...]] = ()
+    rounded_type: ClassVar[str | None] = None
     parts = 1
 
     @property
     @abc.abstractmethod
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters by name; the first axis counts the rows of the update."""
+
+    @property
+    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters as the rule of an update sees them."""
+        return self.param_shapes
 
     @abc.abstractmethod
     def init_params(self, key: jax.Array) -> dict[str, Any]:
@@ -186,7 +193,7 @@ class Table(abc.ABC):
         shapes: dict[str, tuple[int, ...]] = dict(self.param_shapes)
         if self.update is None:
             return shapes
-        for names, shape in zip(self.slot_names, tuple(shapes.values()), strict=True):
+        for names, shape in zip(self.slot_names, self.stepped_shapes.values(), strict=True):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
                 shapes[name] = slot_shape(shape, slot)
         return shapes | dict.fromkeys(self.scalar_names, ())
@@ -259,9 +266,12 @@ class Table(abc.ABC):
         if self.update is None:
             return {}
         state: dict[str, jax.Array] = {}
-        for names, param in zip(self.slot_names, self.params(params), strict=True):
+        shapes = self.stepped_shapes.values()
+        for names, param, of_param in zip(
+            self.slot_names, self.params(params), shapes, strict=True
+        ):
             for name, slot in zip(names, self.update.optimizer.slots, strict=True):
-                shape = slot_shape(param.shape, slot)
+                shape = slot_shape((param.shape[0], *of_param[1:]), slot)
                 state[name] = jnp.full(shape, slot.init, slot.dtype)
         return state | {
             name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
@@ -483,7 +493,8 @@ class Table(abc.ABC):
                 f"{self.label}a table of a collection was looked up on its own; its step count is with those of the "
                 "other tables. Call the collection, or look it up without an optimizer: table.with_update(None)."
             )
-        return step_values(self.update, state["step"], self.storage(state), inputs)
+        rounded_type = self.rounded_type or self.storage(state)
+        return step_values(self.update, state["step"], rounded_type, inputs)
 
     def param_gradients(
         self, params: Params, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup

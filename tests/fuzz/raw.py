@@ -276,6 +276,17 @@ def build_dense_forward(rng: np.random.Generator) -> Call:
     )
 
 
+def build_quantized_forward(rng: np.random.Generator) -> Call:
+    rows, features, bits = rng.integers(1, 9), rng.integers(1, 40), int(rng.choice([8, 4, 3, 2]))
+    packed = rng.integers(0, 256, (rows, 4 + -(-features * bits // 8)), np.uint8)
+    ids, offsets = _lookups(rng, int(rows), None)
+    weights = np.ones(ids.size if rng.integers(2) else 0, np.float32)
+    attributes = _lookup_attributes(rng, False) | {"bits": _i64(bits), "features": _i64(features)}
+    sums = _result((*offsets.shape[:-1], offsets.shape[-1] - 1, int(features)), "float32")
+    args = [ids, offsets, weights, np.float32(1), packed]
+    return Call("jax_tt_quantized_forward_v1", args, [sums], attributes)
+
+
 def build_dense_backward(rng: np.random.Generator) -> Call:
     accum, table, lookups, g = _dense(rng)
     wanted = lookups[0].size if rng.integers(2) else 0
@@ -420,6 +431,7 @@ BUILDERS: tuple[Callable[[np.random.Generator], Call], ...] = (
     build_dense_backward,
     build_dense_update,
     build_dense_tables,
+    build_quantized_forward,
     build_tables,
 )
 

@@ -3,6 +3,7 @@
 
 #include "ffi/cpu/kernels/hash_kernels.h"
 #include "ffi/cpu/kernels/kernels.h"
+#include "ffi/cpu/kernels/quantized_kernels.h"
 
 namespace jax_tt {
 namespace {
@@ -57,5 +58,6 @@ const Kernels<double>& GetKernels<double>() {
   JAX_TT_CHOOSE(kDouble);
 }
 const HashKernels& GetHashKernels() { JAX_TT_CHOOSE(kHash); }
+const QuantizedKernels& GetQuantizedKernels() { JAX_TT_CHOOSE(kQuantized); }
 
 }  // namespace jax_tt

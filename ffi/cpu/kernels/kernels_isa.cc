@@ -7,6 +7,7 @@
 #include "ffi/cpu/kernels/hash_kernels.h"
 #include "ffi/cpu/kernels/initial_row.h"
 #include "ffi/cpu/kernels/kernels.h"
+#include "ffi/cpu/kernels/sum_packed.h"
 #include "ffi/cpu/kernels/update_row.h"
 
 namespace jax_tt {
@@ -467,6 +468,7 @@ void SumBags(int64_t n, const T* from, const int64_t* at, const T* weight, int64
 extern const Kernels<float> kFloat = JAX_TT_KERNELS(float);
 extern const Kernels<double> kDouble = JAX_TT_KERNELS(double);
 extern const HashKernels kHash = {FindKeys, InitialPart};
+extern const QuantizedKernels kQuantized = {SumPacked<8>, SumPacked<4>, SumPacked<3>, SumPacked<2>};
 
 }  // namespace JAX_TT_ISA
 }  // namespace jax_tt

@@ -1,0 +1,1 @@
+"""Tables whose rows are rounded to a few bits a number."""

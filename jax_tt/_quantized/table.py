@@ -1,0 +1,270 @@
+"""`QuantizedTable`: a table whose numbers have 8, 4, 3 or 2 bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt import _native
+from jax_tt._arguments import as_int, as_positive
+from jax_tt._lookup import _backend
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._vma import vary_over, varying_axes
+from jax_tt._lookup._warn import warn_out_of_range
+from jax_tt._native._operands import sentinel_operand
+from jax_tt._native._table_call import run
+from jax_tt._quantized import codec
+from jax_tt._tables import distinct_rows
+from jax_tt._tables.dense import default_embedding_init
+from jax_tt._tables.distinct_rows import RowFormat
+from jax_tt._tables.options import Lookup, Update, check_update
+from jax_tt._tables.table import Params, Slots, State, Table, named
+from jax_tt.optimizers import Optimizer
+
+PACKED = "packed"
+# The linen collection of the rows, which have no gradient.
+COLLECTION = "quantized"
+TRAINED_BITS = (8, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedTable(Table):
+    """A table with 8, 4, 3 or 2 bits a number, and a scale and an offset for each row.
+
+    Its state is the array ``packed``, uint8 ``[N, W]``. A row has ``W = 4 + ceil(bits * D / 8)`` bytes: its scale and
+    offset in float16, then its numbers. Number q stands for ``scale * q + offset``, which lookups compute in float32.
+    `quantize` makes a table of trained rows; `init` makes one of random rows.
+
+    Without ``update``, the table is read-only and has no gradient. Those with respect to the weights of bags are as for
+    other tables.
+
+    With ``update``, for 8 and 4 bits, the backward pass of a lookup steps the rows of the batch: they are decoded, the
+    rule steps them in float32, and they are encoded with a new scale and offset. By default, numbers are rounded
+    stochastically, such that a row is the exact one in expectation. JAX differentiates only floats. ``packed`` is
+    therefore float32 ``[N, W / 4]``, whose words are the same bytes and no numbers, and the state has the optimizer
+    state beside it. `frozen` returns the read-only table.
+
+    Attributes:
+        num_embeddings, features: its sizes. With ``update``, 4 divides ``bits * features / 8``.
+        bits: 8, 4, 3 or 2; 8 or 4 with ``update``.
+        update: `Update` of a table that is trained, or None.
+        name: for error messages.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> table, state = jax_tt.quantize(jnp.eye(1000, 16), bits=4)
+    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([1, 999]), jax_tt.Lookup())
+    >>> rows.shape, table.row_bytes, table.nbytes
+    ((2, 16), 12, 12000)
+    """
+
+    num_embeddings: int
+    features: int
+    bits: int = 8
+    update: Update | None = None
+    name: str | None = None
+    rounded_type: ClassVar[str | None] = "uint8"
+
+    def __post_init__(self) -> None:
+        as_positive("num_embeddings", self.num_embeddings)
+        as_positive("features", self.features)
+        check_bits(self.bits)
+        check_update(self.update)
+        if self.update is not None:
+            _check_trained(self.label, self.features, self.bits, self.update.optimizer)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, with its scale and offset."""
+        return codec.row_bytes(self.features, self.bits)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, without optimizer state."""
+        return self.num_embeddings * self.row_bytes
+
+    def frozen(self, state: State) -> tuple[QuantizedTable, dict[str, jax.Array]]:
+        """The read-only table with the same rows, and its state."""
+        self.check(state)
+        return self.with_update(None), {PACKED: codec.as_bytes(state[PACKED])}
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, str]:
+        return {PACKED: COLLECTION} if self.update is None else {}
+
+    @functools.cached_property
+    def trained_names(self) -> tuple[str, ...]:
+        return () if self.update is None else super().trained_names
+
+    @functools.cached_property
+    def constant_names(self) -> tuple[str, ...]:
+        return (PACKED,) if self.update is None else ()
+
+    @property
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        width = self.row_bytes if self.update is None else self.row_bytes // codec.WORD
+        return {PACKED: (self.num_embeddings, width)}
+
+    @property
+    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {PACKED: (self.num_embeddings, self.features)}
+
+    def storage(self, state: State) -> Any:
+        del state
+        return jnp.dtype(jnp.float32)
+
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        rows = default_embedding_init(key, (self.num_embeddings, self.features), jnp.float32)
+        packed = codec.encoded(rows, self.bits)
+        return {PACKED: packed if self.update is None else codec.as_words(packed)}
+
+    def check(self, state: State) -> None:
+        if self.update is not None:
+            return super().check(state)
+        self.require(state, (PACKED,))
+        packed, width = state[PACKED], self.row_bytes
+        # Also the words of a table that is trained, of which this is the view for lookups elsewhere.
+        widths = {jnp.dtype(jnp.uint8): width, jnp.dtype(jnp.float32): width / codec.WORD}
+        if packed.shape == (self.num_embeddings, widths.get(packed.dtype)):
+            return None
+        raise ValueError(
+            f"{self.label}{PACKED}: got {packed.dtype} of shape {packed.shape}; expected uint8 of shape "
+            f"{self.param_shapes[PACKED]}: {self.bits} bits for each of {self.features} numbers, and 4 bytes of scale "
+            "and offset. jax_tt.quantize makes it of rows, jax_tt.from_fbgemm of rows of FBGEMM."
+        )
+
+    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        del precision
+        (packed,), (ids,) = params, digits
+        # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
+        found = packed.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        return codec.decoded(found, self.features, self.bits)
+
+    def to_dense(self, state: State) -> jax.Array:
+        return codec.decoded(state[PACKED], self.features, self.bits)
+
+    @functools.cached_property
+    def attended_names(self) -> tuple[str, ...]:
+        # Layers cast these arrays to the type of the queries, which would change the bytes of rows.
+        return ()
+
+    def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
+        rows = self.to_dense(state) if self.update is None else _scored_rows(self, state[PACKED])
+        return jnp.einsum("bd,nd->bn", query.astype(jnp.float32), rows, precision=precision)
+
+    # Lookups
+
+    def method(self, lookup: Lookup, state: State) -> str:
+        return _backend.choose(lookup.method, self.storage(state))
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        """`Table.forward`; native on the CPU, elsewhere the reference."""
+        if lookup.method == "reference":
+            return super().forward(state, batch, lookup)
+        params, sentinel = self.params(state), state.get("sentinel")
+        axes = varying_axes(params, batch)
+        params, batch, sentinel = vary_over((params, batch, sentinel), axes)
+
+        def reference(params: Params, batch: Batch, sentinel: Any) -> jax.Array:
+            if lookup.bounds == "warn":
+                warn_out_of_range(self, batch)
+            own = named(self, params)
+            if sentinel is not None:
+                own["sentinel"] = sentinel
+            return vary_over(Table.forward(self, own, batch, lookup)[0], axes)
+
+        def native(platform: str, params: Params, batch: Batch, sentinel: Any) -> jax.Array:
+            if platform != "cpu":
+                return reference(params, batch, sentinel)
+            call = _native.QuantizedForward(
+                self, platform, params, batch, lookup, sentinel=sentinel_operand(sentinel)
+            )
+            return vary_over(run(call), axes)
+
+        sums = _backend.run(lookup.method, native, reference, params, batch, sentinel)
+        # Among the residuals, the sums only order the step after the forward pass.
+        return sums, (sums,) if lookup.wanted.names else ()
+
+    def stepped_params(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        own = RowFormat(self._decoded, self._encoded)
+        return distinct_rows.update(self, state, batch, residuals, g, lookup, values, own)
+
+    def _decoded(self, stored: jax.Array) -> jax.Array:
+        return codec.decoded(stored, self.features, self.bits)
+
+    def _encoded(
+        self, new: jax.Array, rows: jax.Array, dtype: Any, key: jax.Array | None
+    ) -> jax.Array:
+        del dtype
+        if key is None:
+            return codec.as_words(codec.encoded(new, self.bits))
+        keys = distinct_rows.keys_of_rows(key, rows)
+        return codec.as_words(codec.encoded_stochastically(new, self.bits, keys))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scored_rows(table: QuantizedTable, packed: jax.Array) -> jax.Array:
+    """The rows of a table that is trained; a backward pass that reaches them raises, for bytes have no gradient."""
+    return table.to_dense({PACKED: packed})
+
+
+def _scored_rows_fwd(table: QuantizedTable, packed: jax.Array) -> tuple[jax.Array, None]:
+    return _scored_rows(table, packed), None
+
+
+def _scored_rows_bwd(table: QuantizedTable, residuals: None, g: jax.Array) -> Any:
+    del residuals, g
+    raise TypeError(
+        f"{table.label}attend is part of the loss, but the table is quantized: only lookups train it. Take the scores "
+        "of other arrays, jax.lax.stop_gradient(state), or use them outside the loss only."
+    )
+
+
+_scored_rows.defvjp(_scored_rows_fwd, _scored_rows_bwd)
+
+
+def _check_trained(label: str, features: int, bits: int, rule: Optimizer) -> None:
+    """Raises for sizes or rules that a table cannot be trained with."""
+    if bits not in TRAINED_BITS:
+        raise ValueError(
+            f"{label}bits: got {bits} with an update; expected 8 or 4. Train a DenseTable, and quantize its rows: "
+            "jax_tt.quantize(state['embedding'], bits)."
+        )
+    multiple = 8 * codec.WORD // bits
+    if features % multiple:
+        raise ValueError(
+            f"{label}features: got {features} with an update; expected a multiple of {multiple} at {bits} bits, so "
+            "that a row is a whole number of 32-bit words."
+        )
+    rule.check_width(features)
+    if rule.scales_reads or type(rule).changes_all is not Optimizer.changes_all:
+        raise ValueError(
+            f"{label}update: {type(rule).__name__} changes rows that a batch does not read, which would be rounded in "
+            "every step; expected another rule, e.g. jax_tt.optimizers.RowWiseAdagrad(0.05)."
+        )
+
+
+def check_bits(bits: Any) -> int:
+    """Raises for a number of bits that there is none of."""
+    if as_int("bits", bits) not in codec.BITS:
+        raise ValueError(f"bits: got {bits}; expected one of {', '.join(map(str, codec.BITS))}.")
+    return int(bits)
+
+
+def require_quantized(table: Any) -> QuantizedTable:
+    """The table, or an error for other kinds."""
+    if isinstance(table, QuantizedTable):
+        return table
+    raise TypeError(
+        f"table: got a {type(table).__name__}; expected a QuantizedTable, as jax_tt.quantize(rows, bits=8) returns it "
+        "with its state."
+    )

@@ -1,0 +1,369 @@
+"""Tables of 8, 4, 3 and 2 bits a number: their rows, lookups in them, and layers."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_tt
+import jax_tt.linen
+from jax_tt._quantized import codec
+from tests.conftest import method_fixture
+from tests.helpers import raises
+
+pytestmark = [pytest.mark.singly, pytest.mark.reference_once]
+BITS = (8, 4, 3, 2)
+# Columns that fill no vector, vectors of every width, all registers, and more than these.
+WIDTHS = (1, 3, 8, 13, 16, 24, 64, 77, 128, 168)
+
+# Compiled for a GPU, or for the emulator, lookups run the reference.
+method = method_fixture("reference", "ffi", "cuda_emulated")
+
+
+def random_rows(n: int, features: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, features)).astype(np.float32)
+
+
+@functools.cache
+def table_of(bits: int, n: int = 40, features: int = 13):
+    return jax_tt.quantize(random_rows(n, features), bits)
+
+
+def by_hand(rows: np.ndarray, bits: int) -> np.ndarray:
+    """The bytes of rows, number by number."""
+    found = []
+    for row in rows:
+        offset = np.float16(row.min())
+        scale = np.float16((row.max() - np.float32(offset)) / np.float32(2**bits - 1))
+        if scale == 0:
+            scale = np.float16(1)
+        steps = np.rint((row - np.float32(offset)) * (np.float32(1) / np.float32(scale)))
+        word = sum(int(np.clip(q, 0, 2**bits - 1)) << bits * j for j, q in enumerate(steps))
+        header = scale.tobytes() + offset.tobytes()
+        found.append(header + word.to_bytes(-(-len(row) * bits // 8), "little"))
+    return np.array([list(row) for row in found], np.uint8)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("features", [1, 7, 16, 45])
+def test_rows_have_the_bytes_of_the_layout(bits, features):
+    rows = random_rows(30, features)
+    rows[3], rows[4, 1:], rows[5] = 2.5, 0, 1e-9 * rows[5]
+    table, state = jax_tt.quantize(rows, bits)
+    np.testing.assert_array_equal(state["packed"], by_hand(rows, bits))
+    assert table.row_bytes == 4 + -(-features * bits // 8) == state["packed"].shape[1]
+    assert table.nbytes == sum(array.nbytes for array in state.values())
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_numbers_are_within_half_a_step_and_levels_are_unchanged(bits):
+    rows = random_rows(200, 32)
+    table, state = jax_tt.quantize(rows, bits)
+    dense = np.asarray(table.to_dense(state))
+    scale, offset = map(np.asarray, codec.header(state["packed"]))
+    # The scale and the offset are rounded to float16 themselves.
+    rounding = 2**-11 * (np.abs(offset) + (2**bits - 1) * scale)
+    assert (np.abs(dense - rows) <= (0.5001 * scale + rounding)[:, None]).all()
+    again, state_again = jax_tt.quantize(dense, bits)
+    assert again == table
+    np.testing.assert_allclose(again.to_dense(state_again), dense, atol=2e-3 * scale.max())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+def test_rows_of_all_types(dtype):
+    rows = jnp.asarray(random_rows(9, 5)).astype("float32" if dtype == "float64" else dtype)
+    given = np.asarray(rows, np.float64) if dtype == "float64" else rows
+    want = jax_tt.quantize(np.asarray(rows, np.float32), 4)[1]["packed"]
+    np.testing.assert_array_equal(jax_tt.quantize(given, 4)[1]["packed"], want)
+
+
+def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
+    monkeypatch.setattr("jax_tt._quantized.quantize._BLOCK", 64)
+    rows = random_rows(50, 13)
+    np.save(tmp_path / "rows.npy", rows)
+    mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+    np.testing.assert_array_equal(jax_tt.quantize(mapped, 3)[1]["packed"], by_hand(rows, 3))
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_bags_equal_those_of_the_dense_table(method, bits):
+    # The reference does not tell widths apart.
+    for features in WIDTHS if method == "ffi" else (13, 64):
+        table, state = table_of(bits, 40, features)
+        dense = table.to_dense(state)
+        rng = np.random.default_rng(features)
+        # 300 duplicates of one row, a bag without ids, and one of many rows.
+        ids = [[7] * 300, [], [0, 39], rng.integers(0, 40, 700).tolist(), [5]]
+        weights = [rng.normal(size=len(own)).tolist() for own in ids]
+        for given in (None, weights):
+            bags = jax_tt.Bags.from_ragged(ids, given)
+            lookup = jax_tt.Lookup(method=method)
+            got, _ = jax_tt.pooled_rows(table, state, bags, lookup)
+            want = jax_tt.embed_bag(dense, bags, method="reference")
+            np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_rows_are_exact(method, bits):
+    """A number and the scale are exact in float32, and so is their product."""
+    table, state = table_of(bits, 40, 45)
+    ids = jnp.arange(40)[::-1].reshape(8, 5)
+    got, _ = jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup(method=method))
+    np.testing.assert_array_equal(got, table.to_dense(state)[ids])
+
+
+@pytest.mark.parametrize("combiner", ["mean", "mean_count", "sqrtn", "max"])
+def test_combiners(method, combiner):
+    table, state = table_of(4)
+    weights = None if combiner == "max" else [[0.5, 2.0], [], [1.0, -3.0, 0.25]]
+    bags = jax_tt.Bags.from_ragged([[3, 3], [], [39, 0, 3]], weights)
+    lookup = jax_tt.Lookup(combiner, method=method)
+    got, _ = jax_tt.pooled_rows(table, state, bags, lookup)
+    dense = table.to_dense(state)
+    want = jax_tt.embed_bag(dense, bags, combiner=combiner, method="reference")
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean"])
+def test_gradients_of_weights(method, combiner):
+    table, state = table_of(4)
+    bags = jax_tt.Bags.from_ragged([[3, 3], [], [39, 0, 3]], [[0.5, 2.0], [], [1.0, 3.0, 0.25]])
+
+    def loss(weights, rows):
+        own = dataclasses.replace(bags, weights=weights)
+        return jnp.sum(jnp.sin(rows(own)))
+
+    lookup = jax_tt.Lookup(combiner, method=method)
+    dense = table.to_dense(state)
+    got = jax.jit(
+        jax.grad(lambda w: loss(w, lambda b: jax_tt.pooled_rows(table, state, b, lookup)[0]))
+    )
+    want = jax.grad(
+        lambda w: loss(
+            w, lambda b: jax_tt.embed_bag(dense, b, combiner=combiner, method="reference")
+        )
+    )
+    np.testing.assert_allclose(got(bags.weights), want(bags.weights), rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_to_look_up(method):
+    table, state = table_of(3)
+    lookup = jax_tt.Lookup(method=method)
+    for bags in (jax_tt.Bags.from_ragged([[], []]), jnp.zeros((0, 4), jnp.int32)):
+        pooled, _ = jax_tt.pooled_rows(table, state, bags, lookup)
+        assert not pooled.any() and pooled.shape[1] == 13
+    rows, _ = jax_tt.lookup_rows(table, state, jnp.zeros((0, 2), jnp.int32), lookup)
+    assert rows.shape == (0, 2, 13)
+
+
+@pytest.mark.parametrize("ids", [[1, 40], [-3, 39]])
+def test_ids_out_of_range(method, ids):
+    table, state = table_of(4)
+    dense = np.asarray(table.to_dense(state))
+    ids = jnp.array(ids)
+
+    def rows(bounds):
+        return jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup(bounds=bounds, method=method))[0]
+
+    inside = ((ids >= 0) & (ids < 40))[:, None]
+    clipped = dense[np.clip(ids, 0, 39)]
+    np.testing.assert_array_equal(rows("clip"), clipped)
+    np.testing.assert_array_equal(rows("zero"), np.where(inside, clipped, 0))
+    np.testing.assert_array_equal(rows("warn"), np.where(inside, clipped, 0))
+    if raises(method):
+        with pytest.raises(Exception, match=r"quantized_embed_bag.*id .* is out of range"):
+            rows("error")
+    else:
+        np.testing.assert_array_equal(rows("error"), np.where(inside, clipped, np.nan))
+
+
+@pytest.mark.filterwarnings("default:.*Such ids contribute nothing")
+def test_ids_out_of_range_are_reported(method):
+    table, state = jax_tt.quantize(random_rows(7, 4), 4, name=f"reported_{method}")
+    lookup = jax_tt.Lookup(bounds="warn", method=method)
+    with pytest.warns(jax_tt.OutOfRangeWarning, match=f"id 9 .*reported_{method}"):
+        jax.block_until_ready(jax_tt.lookup_rows(table, state, jnp.array([1, 9]), lookup))
+        jax.effects_barrier()
+
+
+@pytest.mark.parametrize("transform", ["jit", "vmap", "int64"])
+def test_transformations(method, transform, x64):
+    table, state = table_of(8)
+    ids = jnp.array([[1, 1, 39], [0, 2, 5]], jnp.int64 if transform == "int64" else jnp.int32)
+    lookup = jax_tt.Lookup(method=method)
+
+    def pooled(ids):
+        return jax_tt.pooled_rows(table, state, ids, lookup)[0]
+
+    want = np.asarray(table.to_dense(state))[np.asarray(ids)].sum(1)
+    call = jax.jit(pooled) if transform != "vmap" else jax.vmap(lambda own: pooled(own[None])[0])
+    np.testing.assert_allclose(call(ids), want, rtol=1e-6, atol=1e-6)
+
+
+def test_a_batch_over_devices_gathers_nothing():
+    table, state = table_of(4, 64, 16)
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    ids = np.arange(64).reshape(16, 4) % 61
+    pooled = jax.jit(lambda ids: jax_tt.pooled_rows(table, state, ids, jax_tt.Lookup())[0])
+    given = jax.device_put(ids, sharding)
+    np.testing.assert_allclose(
+        pooled(given), np.asarray(table.to_dense(state))[ids].sum(1), rtol=1e-5, atol=1e-5
+    )
+    assert "all-gather" not in pooled.lower(given).compile().as_text()
+
+
+def test_in_a_collection_beside_trained_tables():
+    table, _ = table_of(4)
+    rule = jax_tt.optimizers.Adagrad(0.1)
+    collection = jax_tt.Collection(
+        {
+            "small": table,
+            "fused": jax_tt.dense_table(9, 4, optimizer=rule),
+            "plain": jax_tt.dense_table(9, 4),
+        },
+        {
+            "a": jax_tt.Feature("small", combiner="mean"),
+            "b": jax_tt.Feature("fused"),
+            "c": jax_tt.Feature("small", combiner=None),
+            "d": jax_tt.Feature("plain"),
+        },
+    )
+    state = collection.init(jax.random.key(0))
+    state = collection.replaced(state, {"small": table_of(4)[1]})
+    batch = {name: jnp.array([[1, 8], [0, 3]]) for name in "abcd"}
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def step(trained):
+        rows, _ = jax_tt.embed_collection(collection, collection.replaced(state, trained), batch)
+        return sum(jnp.sum(value**2) for value in rows.values()), rows
+
+    (_, rows), grads = step(collection.trained(state))
+    assert "small" not in grads or not grads["small"]
+    dense = np.asarray(table.to_dense(state["small"]))
+    np.testing.assert_allclose(rows["a"], dense[batch["a"]].mean(1), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(rows["c"], dense[batch["c"]])
+    assert (grads["plain"]["embedding"] != 0).any()
+
+
+def test_nnx_layers():
+    table, state = table_of(4)
+    layer = jax_tt.TableEmbedBag(table, rngs=nnx.Rngs(0))
+    layer.packed[...] = state["packed"]
+    bags = jnp.array([[1, 5], [39, 39]])
+    want, _ = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup())
+    np.testing.assert_array_equal(layer(bags), want)
+    assert not jax.tree.leaves(nnx.state(layer, nnx.Param))
+    assert layer.dtype == jnp.float32
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.embed = jax_tt.TableEmbed(table, rngs=rngs)
+            self.head = nnx.Linear(13, 1, rngs=rngs)
+
+        def __call__(self, ids):
+            return self.head(self.embed(ids))
+
+    model = Model(nnx.Rngs(0))
+    before = np.asarray(model.embed.packed[...])
+    opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+    loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(jnp.array([1, 2])) - 1) ** 2))(model)
+    opt.update(model, grads)
+    assert jnp.mean((model(jnp.array([1, 2])) - 1) ** 2) < loss
+    np.testing.assert_array_equal(model.embed.packed[...], before)
+    query = jnp.ones((2, 13), jnp.bfloat16)
+    own = {"packed": model.embed.packed[...]}
+    scores = np.asarray(model.embed.attend(query), np.float32)
+    np.testing.assert_allclose(
+        scores, table.to_dense(own).sum(1)[None].repeat(2, 0), rtol=2e-2, atol=0.1
+    )
+
+
+def test_linen_layers():
+    table, state = table_of(4)
+    layer = jax_tt.linen.TableEmbedBag(table)
+    bags = jnp.array([[1, 5], [39, 39]])
+    variables = layer.init(jax.random.key(0), bags)
+    assert list(variables) == ["quantized"]
+    want, _ = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup())
+    np.testing.assert_array_equal(
+        layer.apply({"quantized": {"packed": state["packed"]}}, bags), want
+    )
+
+
+def test_in_an_order_of_ids():
+    order = jax_tt.order.IdOrder(np.arange(40)[::-1])
+    table, state = table_of(4)
+    ordered = jax_tt.OrderedTable(table, order)
+    own = {**ordered.init(jax.random.key(0)), **state}
+    rows, _ = jax_tt.lookup_rows(ordered, own, jnp.array([0, 7]), jax_tt.Lookup())
+    np.testing.assert_array_equal(rows, table.to_dense(state)[np.array([39, 32])])
+
+
+def test_export():
+    table, state = table_of(4)
+    program = jax.export.export(
+        jax.jit(
+            lambda packed, ids: jax_tt.pooled_rows(table, {"packed": packed}, ids, jax_tt.Lookup())[
+                0
+            ]
+        ),
+        disabled_checks=jax_tt.export_checks(),
+    )
+    ids = jnp.array([[3, 4]])
+    stored = program(state["packed"], ids).serialize()
+    want, _ = jax_tt.pooled_rows(table, state, ids, jax_tt.Lookup())
+    got = jax.export.deserialize(stored).call(state["packed"], ids)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: jax_tt.quantize(np.ones((3, 4)), 5), "bits: got 5; expected one of 8, 4, 3, 2."),
+        (lambda: jax_tt.quantize(np.ones((3, 4)), "8"), "bits: got '8'.*expected an integer"),
+        (lambda: jax_tt.quantize(np.ones(3)), r"rows: got shape \(3,\); expected \[N, D\]"),
+        (lambda: jax_tt.quantize(np.ones((0, 3))), r"rows: got shape \(0, 3\)"),
+        (
+            lambda: jax_tt.quantize(np.ones((3, 4), np.int32)),
+            "rows: got dtype int32; expected one of float32",
+        ),
+        (lambda: jax_tt.quantize([["a"]]), "rows: .*expected"),
+        (lambda: jax_tt.QuantizedTable(0, 4), "num_embeddings: got 0"),
+        (lambda: jax_tt.QuantizedTable(4, -1), "features: got -1"),
+        (lambda: jax_tt.QuantizedTable(4, 4, 16), "bits: got 16"),
+    ],
+)
+def test_arguments_that_do_not_fit(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -7e4])
+def test_rows_that_cannot_be_stored(value):
+    rows = random_rows(9, 4)
+    rows[6, 2] = value
+    word = "holds NaN or infinity" if not np.isfinite(value) else r"has values from .*float16"
+    with pytest.raises(ValueError, match=rf"small: rows: row 6 {word}"):
+        jax_tt.quantize(rows, 8, name="small")
+
+
+def test_states_of_another_table_are_refused():
+    table, state = table_of(4)
+    lookup = jax_tt.Lookup()
+    for packed in (state["packed"][:-1], state["packed"][:, 1:], state["packed"].astype(jnp.int32)):
+        with pytest.raises(
+            ValueError, match=re.escape("packed: got ") + ".*expected uint8 of shape"
+        ):
+            jax_tt.lookup_rows(table, {"packed": packed}, jnp.array([1]), lookup)
+    with pytest.raises(ValueError, match="state: has no packed"):
+        jax_tt.lookup_rows(table, {}, jnp.array([1]), lookup)
+    with pytest.raises(TypeError, match="cannot be given more rows"):
+        table.grown(state, None)

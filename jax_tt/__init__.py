@@ -48,6 +48,8 @@ from jax_tt._describe import hash_table as hash_table
 from jax_tt._describe import tt_table as tt_table
 from jax_tt._export import export_checks as export_checks
 from jax_tt._export import register as register
+from jax_tt._files.quantized import load_quantized as load_quantized
+from jax_tt._files.quantized import save_quantized as save_quantized
 from jax_tt._files.stored import FileError as FileError
 from jax_tt._files.tables import StoredTable as StoredTable
 from jax_tt._files.tables import load_tables as load_tables
@@ -90,6 +92,10 @@ from jax_tt._lookup.to_dense import tt_to_dense as tt_to_dense
 from jax_tt._plan.plan import plan as plan
 from jax_tt._plan.table_plan import PlannedTable as PlannedTable
 from jax_tt._plan.table_plan import TablePlan as TablePlan
+from jax_tt._quantized.fbgemm import from_fbgemm as from_fbgemm
+from jax_tt._quantized.fbgemm import to_fbgemm as to_fbgemm
+from jax_tt._quantized.quantize import quantize as quantize
+from jax_tt._quantized.table import QuantizedTable as QuantizedTable
 from jax_tt._reports import OutOfRangeWarning as OutOfRangeWarning
 from jax_tt._shape import TTCost as TTCost
 from jax_tt._shape import TTShape as TTShape

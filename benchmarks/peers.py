@@ -11,6 +11,7 @@ PACKAGES = {
     "contenders.torch_bag": "torch",
     "contenders.clicks_torch": "fbgemm_gpu",
     "contenders.fbgemm": "fbgemm_gpu",
+    "contenders.fbgemm_quantized": "fbgemm_gpu",
     "contenders.fbgemm_tables": "fbgemm_gpu",
     "contenders.tltorch_bag": "tltorch",
     "gpu.torch_dense": "torch",

@@ -1,0 +1,69 @@
+"""Bags of quantized tables, beside FBGEMM's inference operator and the dense float32 table."""
+
+import gc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_tt
+from benchmarks.contenders.ours import bags_of
+from benchmarks.ids import STREAMS
+from benchmarks.peers import peer
+from benchmarks.registry import Settings, case
+from benchmarks.results import Report
+from benchmarks.timing import Call, interleave
+from benchmarks.work import Work
+
+OURS, DENSE, FBGEMM = "jax_tt", "jax_tt, dense float32", "fbgemm IntNBit"
+WIDTHS = (16, 32, 64, 128)
+
+
+@case("quantized", "Quantized tables of 1,000,000 rows, 512 bags of 20 ids: forward")
+def measure(settings: Settings, report: Report) -> None:
+    rows, bags = (1000, 8) if settings.quick else (1_000_000, 512)
+    rival = peer("fbgemm_quantized", report)
+    for features in WIDTHS[:1] if settings.quick else WIDTHS:
+        for stream in STREAMS:
+            shape = jax_tt.TTShape.suggest(rows, features, ranks=2)
+            work = Work.make(shape, bags, 20, stream)
+            calls = {(f"{stream}, D {features}", DENSE): _dense(work)}
+            for bits in (8, 4):
+                label = f"{stream}, D {features}, int{bits}"
+                table, state = _random_table(rows, features, bits)
+                calls[label, OURS] = _ours(work, table, state)
+                if rival is not None:
+                    calls[label, FBGEMM] = rival.bags(work, jax_tt.to_fbgemm(table, state), bits)
+                    ours, theirs = calls[label, OURS](0), calls[label, FBGEMM](0)
+                    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), 1e-5, 1e-5)
+            timings = interleave(calls, settings.budget)
+            del calls
+            gc.collect()
+            report.timings(timings)
+            for label, contender in timings:
+                if contender == FBGEMM:
+                    ratio = timings[label, FBGEMM].median / timings[label, OURS].median
+                    report.figure(
+                        f"speedup {label}", ratio, "x", f"{label}: faster than fbgemm", at_least=1
+                    )
+
+
+def _random_table(rows: int, features: int, bits: int) -> tuple[jax_tt.QuantizedTable, dict]:
+    """Random numbers with one scale and offset."""
+    table = jax_tt.QuantizedTable(rows, features, bits)
+    packed = np.random.default_rng(0).integers(0, 256, (rows, table.row_bytes), np.uint8)
+    packed[:, :4] = np.array([0.01, -0.5], np.float16).view(np.uint8)
+    return table, {"packed": jnp.asarray(packed)}
+
+
+def _ours(work: Work, table: jax_tt.QuantizedTable, state: dict) -> Call:
+    bags, lookup = bags_of(work), jax_tt.Lookup()
+    forward = jax.jit(lambda state, bags: jax_tt.pooled_rows(table, state, bags, lookup)[0])
+    return lambda i: forward(state, bags[i % len(bags)]).block_until_ready()
+
+
+def _dense(work: Work) -> Call:
+    bags = bags_of(work)
+    rows = jnp.full((work.shape.num_embeddings, work.shape.features), 0.01, jnp.float32)
+    forward = jax.jit(jax_tt.embed_bag)
+    return lambda i: forward(rows, bags[i % len(bags)]).block_until_ready()

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -187,6 +187,19 @@ def _optimized(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", THRIFTY)
+
+
+@pytest.fixture
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes every table of a call a group of its own."""
+    from jax_tt._lookup import _groups
+
+    return functools.partial(
+        monkeypatch.setattr,
+        _groups,
+        "groups_of",
+        lambda uses: tuple((None, (k,)) for k in range(len(uses))),
+    )
 
 
 @pytest.fixture

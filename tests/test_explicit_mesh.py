@@ -44,6 +44,17 @@ def _check(function, table, ids, specs):
     return got[0]
 
 
+def test_ids_out_of_range_over_two_axes():
+    """Outside of a context with a mesh, and with more devices than there are first ids."""
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit,) * 2)
+    table = jax_tt.dense_table(50, 4)
+    state = jax.device_put(table.init(jax.random.key(0)), NamedSharding(mesh, P()))
+    ids = jax.device_put(np.arange(8)[:, None] * 7, NamedSharding(mesh, P(("x", "y"))))
+    lookup = jax_tt.Lookup(bounds="warn", method="reference")
+    rows, _ = jax.jit(lambda state, ids: jax_tt.pooled_rows(table, state, ids, lookup))(state, ids)
+    np.testing.assert_array_equal(rows, np.asarray(state["embedding"])[np.arange(8) * 7])
+
+
 @pytest.mark.parametrize("method", ["auto", "reference"])
 @pytest.mark.parametrize("combiner", ["mean", "max"])
 @pytest.mark.parametrize("spec", [P("x"), P()])

@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
-from jax_tt._lookup import _groups
 from jax_tt._tables import table_group
 from tests.conftest import native_available
 
@@ -102,17 +101,6 @@ def updated(collection, state, batch, **options):
         return loss_of(jax_tt.embed_collection(collection, arrays, batch, lookup)[0])
 
     return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
-
-
-@pytest.fixture
-def one_by_one(monkeypatch):
-    """Makes every table of a call a group of its own."""
-    return functools.partial(
-        monkeypatch.setattr,
-        _groups,
-        "groups_of",
-        lambda uses: tuple((None, (k,)) for k in range(len(uses))),
-    )
 
 
 @pytest.mark.parametrize("bounds", ["zero", "error"])

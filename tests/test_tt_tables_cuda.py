@@ -9,7 +9,6 @@ import pytest
 
 import jax_tt
 from jax_tt import Bags, Feature, Lookup, _ffi, optimizers
-from jax_tt._lookup import _groups
 from tests.conftest import native_available
 
 pytestmark = pytest.mark.skipif(
@@ -80,17 +79,6 @@ def stepped(collection, lookup, state, batch, scale=1.0):
         collection.trained(state), weights
     )
     return rows, collection.overwritten(state, trained), of_weights
-
-
-@pytest.fixture
-def one_by_one(monkeypatch):
-    """Makes every table of a call a group of its own."""
-    return functools.partial(
-        monkeypatch.setattr,
-        _groups,
-        "groups_of",
-        lambda uses: tuple((None, (k,)) for k in range(len(uses))),
-    )
 
 
 def assert_same_bits(got, want):

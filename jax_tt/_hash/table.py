@@ -218,14 +218,19 @@ class HashTable(Wrapper):
         """The initial values of missing keys as a table with one row per position."""
         if not lookup.train and self.missing != "initial":
             return None
-        missing = self._missing(prepared)
-        rows = missing.size
-        storage = self.storage(state)
-        values = self.initial(state, keys_of(given), missing.reshape(-1), storage, lookup.method)
-        own = jnp.arange(rows, dtype=jnp.int32).reshape(missing.shape)
-        batch = dataclasses.replace(
-            prepared, ids=jnp.where(missing, own, rows), slots=None, padded=False
-        )
+        storage, rows = self.storage(state), prepared.ids.size
+
+        def found(inputs: tuple[dict[str, Any], Batch, Batch]) -> tuple[jax.Array, jax.Array]:
+            state, given, prepared = inputs
+            missing = self._missing(prepared)
+            here = missing.reshape(-1)
+            values = self.initial(state, keys_of(given), here, storage, lookup.method)
+            own = jnp.arange(rows, dtype=jnp.int32).reshape(missing.shape)
+            return values, jnp.where(missing, own, rows)
+
+        inputs = {SEED: state[SEED]}, given, prepared
+        values, ids = over_explicit_axes(found, inputs, prepared, lambda axis: (P(axis, None),) * 2)
+        batch = dataclasses.replace(prepared, ids=ids, slots=None, padded=False)
         table = DenseTable(max(rows, 1), self.features, param_dtype=storage, name=self.name)
         if not rows:
             values = jnp.zeros((1, self.features), storage)

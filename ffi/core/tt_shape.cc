@@ -50,7 +50,10 @@ Contraction ChooseContraction(const TTShape& shape, int64_t n) {
   for (int split = 1; split < shape.d; ++split) {
     Contraction own{MakeSide(shape, true, split), MakeSide(shape, false, shape.d - split)};
     const auto side_cost = [&](const Side& side) { return SideCost(shape, side, static_cast<double>(lookups)); };
-    if (side_cost(own.primary) < side_cost(own.secondary)) std::swap(own.primary, own.secondary);
+    // Of two cores the wider one is the primary side, or the right one, whose products have the order of the columns.
+    const bool swap = shape.d == 2 ? own.primary.width[1] <= own.secondary.width[1]
+                                   : side_cost(own.primary) < side_cost(own.secondary);
+    if (swap) std::swap(own.primary, own.secondary);
     const double cost = ContractionCost(shape, own, lookups);
     if (best_cost >= 0 && cost >= best_cost) continue;
     best_cost = cost;

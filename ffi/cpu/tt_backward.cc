@@ -5,7 +5,9 @@
 
 #include "ffi/cpu/plan.h"
 #include "ffi/cpu/tt_chain_gradient.h"
+#include "ffi/cpu/tt_pair_backward.h"
 #include "ffi/cpu/tt_passes.h"
+#include "ffi/cpu/tt_row_gradients.h"
 
 namespace jax_tt {
 namespace {
@@ -15,14 +17,13 @@ class Backward {
  public:
   using C = typename TTProblem<T>::C;
 
-  Backward(const TTProblem<T>& problem, const Pool& pool, const C* out_gradient, const C* saved,
-           const CoreGradients<C>& gradients, C* weight_gradient)
+  Backward(const TTProblem<T>& problem, const Pool& pool, const C* saved, const CoreGradients<C>& gradients,
+           const RowGradients<T>& row_gradients)
       : problem_(problem),
         pool_(pool),
-        out_gradient_(out_gradient),
         saved_(saved),
         gradients_(gradients),
-        weight_gradient_(weight_gradient),
+        rows_(row_gradients),
         join_(problem, pool.workers),
         primary_(problem, join_.primary(), join_.primary().depth() - 1, join_.primary().depth() == 2, pool.workers,
                  join_.tile_nodes(), gradients),
@@ -43,13 +44,10 @@ class Backward {
       workspace_.Request(&tile_scratch_[w], join_.tile_nodes() * side.product_size(side.depth));
     }
     if (Status status = workspace_.Allocate(); !status.ok()) return status;
-    if (!gradients_.consume)
-      for (int k = 0; k < shape.d; ++k) std::fill_n(gradients_.touched[k], shape.p[k], 0);
-    if (weight_gradient_ != nullptr) ClearWeightGradient(problem_.layout, problem_.plan, weight_gradient_);
     for (int64_t c = 0, begin = 0; c < problem_.num_chunks(); ++c) {
-      chunk_begin_ = begin;
+      rows_.Open(begin);
       Phases phases;
-      join_.Open(c, begin, weight_gradient_ != nullptr, phases);
+      join_.Open(c, begin, rows_.wants_weights(), phases);
       const int64_t rows = problem_.layout.chunk(problem_.plan, c)[0] - begin;
       const int64_t lanes = std::min({primary_.MaxLanes(rows), secondary_.MaxLanes(rows), join_.num_groups()});
       primary_.OpenLanes(lanes);
@@ -69,15 +67,7 @@ class Backward {
 
   // Computes the node gradients of the primary side's deepest level from the rows, and from them that of the slice.
   void Group(const SliceGroup& group, int64_t lane, int worker) {
-    const int depth = join_.primary().depth();
-    if (depth == 1) {
-      const int64_t node = group.begin;
-      C* gradient = tile_scratch_[static_cast<size_t>(worker)];
-      Tile(node, node + 1, join_.primary().product(1, node), lane, worker, gradient);
-      primary_.Store(1, group.slice, gradient, worker);
-      return;
-    }
-    typename ChainGradient<T>::SliceGradient slice_gradient(primary_, depth, group, lane, worker);
+    typename ChainGradient<T>::SliceGradient slice_gradient(primary_, join_.primary().depth(), group, lane, worker);
     join_.ForEachTile(group, worker, [&](int64_t begin, int64_t end, const C* slice) {
       const C* products =
           join_.Products(begin, end, slice, worker, const_cast<C*>(saved_), /*have_saved=*/saved_ != nullptr);
@@ -103,61 +93,32 @@ class Backward {
                                     gradient + (node - node_begin) * a_size, /*add_a=*/node == last_node, share.sum,
                                     /*add_b=*/share.add);
       last_node = node;
-      if (weight_gradient_ != nullptr) WeightGradient(row, product, worker);
+      if (rows_.wants_weights()) {
+        C* values = column_scratch_[static_cast<size_t>(worker)];
+        join_.JoinRow(row, product, worker, values);
+        rows_.SetWeights(row, values);
+      }
     });
   }
 
-  // Sum over the row's positions of weight times bag gradient, with columns in the order of the joined block.
+  // The gradient of a row with columns in the order of the joined block.
   const C* RowGradient(int64_t row, int worker) {
-    const int64_t dim = problem_.shape.dim();
-    const PlanLayout& layout = problem_.layout;
-    const int32_t* order = layout.order(problem_.plan);
-    const int32_t* bag = layout.bag(problem_.plan);
-    const auto [begin, end] = Positions(row);
-    const C* sum;
-    if (end - begin == 1 && problem_.weights == nullptr) {
-      sum = out_gradient_ + bag[order[begin]] * dim;
-    } else {
-      C* columns = column_scratch_[static_cast<size_t>(worker)];
-      std::fill_n(columns, dim, C{0});
-      for (int64_t i = begin; i < end; ++i)
-        join_.kernels().axpy(dim, problem_.weight(order[i]), out_gradient_ + bag[order[i]] * dim, columns);
-      sum = columns;
-    }
+    const C* sum = rows_.Sum(row, column_scratch_[static_cast<size_t>(worker)]);
     if (join_.identity_order()) return sum;
     C* block = join_.row_scratch(worker);
-    for (int64_t i = 0; i < dim; ++i) block[i] = sum[join_.columns()[static_cast<size_t>(i)]];
+    for (int64_t i = 0; i < problem_.shape.dim(); ++i) block[i] = sum[join_.columns()[static_cast<size_t>(i)]];
     return block;
-  }
-
-  void WeightGradient(int64_t row, const C* product, int worker) {
-    const int64_t dim = problem_.shape.dim();
-    C* values = column_scratch_[static_cast<size_t>(worker)];
-    join_.JoinRow(row, product, worker, values);
-    const int32_t* order = problem_.layout.order(problem_.plan);
-    const int32_t* bag = problem_.layout.bag(problem_.plan);
-    const auto [begin, end] = Positions(row);
-    for (int64_t i = begin; i < end; ++i)
-      weight_gradient_[order[i]] = join_.kernels().dot(dim, values, out_gradient_ + bag[order[i]] * dim);
-  }
-
-  std::pair<int64_t, int64_t> Positions(int64_t row) const {
-    const int32_t* row_end = problem_.layout.row_end(problem_.plan);
-    const int64_t global = chunk_begin_ + row;
-    return {global == 0 ? 0 : row_end[global - 1], row_end[global]};
   }
 
   const TTProblem<T>& problem_;
   const Pool& pool_;
-  const C* out_gradient_;
   const C* saved_;
   const CoreGradients<C>& gradients_;
-  C* weight_gradient_;
+  RowGradients<T> rows_;
   Workspace workspace_;
   Join<T> join_;
   ChainGradient<T> primary_, secondary_;
   std::vector<C*> column_scratch_, tile_scratch_;
-  int64_t chunk_begin_ = 0;
 };
 
 }  // namespace
@@ -166,7 +127,12 @@ template <typename T>
 Status TTBackward(const TTProblem<T>& problem, const Pool& pool, const typename TTProblem<T>::C* out_gradient,
                   const typename TTProblem<T>::C* saved, const CoreGradients<typename TTProblem<T>::C>& gradients,
                   typename TTProblem<T>::C* weight_gradient) {
-  return Backward<T>(problem, pool, out_gradient, saved, gradients, weight_gradient).Run();
+  if (!gradients.consume)
+    for (int k = 0; k < problem.shape.d; ++k) std::fill_n(gradients.touched[k], problem.shape.p[k], 0);
+  if (weight_gradient != nullptr) ClearWeightGradient(problem.layout, problem.plan, weight_gradient);
+  const RowGradients<T> rows(problem, out_gradient, weight_gradient);
+  if (problem.shape.d == 2) return PairBackward<T>(problem, pool, gradients, rows).Run();
+  return Backward<T>(problem, pool, saved, gradients, rows).Run();
 }
 
 #define JAX_TT_INSTANTIATE(T, C) \

@@ -22,6 +22,26 @@ struct CoreGradients {
   std::function<void(int core, int64_t slice, const C* gradient, int worker)> consume;
 };
 
+// Hands over the gradient of a slice, given in the orientation of its chain.  scratch: as large as the slice.
+template <typename C>
+void DeliverGradient(const TTShape& shape, const Side& side, int position, int64_t slice, const C* gradient,
+                     const CoreGradients<C>& gradients, C* scratch, int worker) {
+  const int core = side.core[position];
+  const int64_t size = shape.slice_size(core);
+  if (!side.left) {
+    RestoreSlice(shape, side, position, gradient, scratch);
+    gradient = scratch;
+  }
+  if (gradients.consume) return gradients.consume(core, slice, gradient, worker);
+  C* sum = gradients.gradient[core] + slice * size;
+  int32_t& touched = gradients.touched[core][slice];
+  if (touched)
+    for (int64_t i = 0; i < size; ++i) sum[i] += gradient[i];
+  else
+    std::copy_n(gradient, size, sum);
+  touched = 1;
+}
+
 // out_gradient: [groups * bags, dim].  saved: what TTForward saved, or null.  weight_gradient: [n], or null.
 template <typename T>
 Status TTBackward(const TTProblem<T>& problem, const Pool& pool, const typename TTProblem<T>::C* out_gradient,

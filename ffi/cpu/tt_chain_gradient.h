@@ -166,18 +166,8 @@ class ChainGradient {
 
   // Stores or consumes the gradient of a level-k slice, given in the chain's orientation.
   void Store(int k, int64_t slice, const C* oriented, int worker) {
-    const Side& side = chain_.side();
-    if (!gradients_.consume) {
-      StoreOriented(problem_.shape, side, k, oriented, Touched(k, slice) == 0, Gradient(k, slice));
-      Touched(k, slice) = 1;
-      return;
-    }
-    if (!side.left) {
-      C* stored = scratch_[static_cast<size_t>(worker)].transposed;
-      StoreOriented(problem_.shape, side, k, oriented, /*assign=*/true, stored);
-      oriented = stored;
-    }
-    gradients_.consume(side.core[k], slice, oriented, worker);
+    DeliverGradient(problem_.shape, chain_.side(), k, slice, oriented, gradients_,
+                    scratch_[static_cast<size_t>(worker)].transposed, worker);
   }
 
  private:

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <limits>
 
+#include "ffi/cpu/tt_pair.h"
 #include "ffi/cpu/tt_passes.h"
 
 namespace jax_tt {
 namespace {
 
-template <typename T>
+// JoinOf: Join or PairJoin.
+template <typename T, template <typename> typename JoinOf>
 class Forward {
  public:
   using C = typename TTProblem<T>::C;
@@ -26,7 +28,7 @@ class Forward {
     for (int64_t c = 0, begin = 0; c < chunks; ++c) {
       const int64_t end = problem_.num_rows() == 0 ? 0 : problem_.layout.chunk(problem_.plan, c)[0];
       Phases phases;
-      if (end > begin) AddRowPhases(c, begin, phases);
+      if (end > begin) join_.AddRowPhases(c, begin, saved_, rows_, phases);
       AddPoolPhase(begin, end, phases);
       pool_.Run(phases);
       begin = end;
@@ -35,18 +37,6 @@ class Forward {
   }
 
  private:
-  void AddRowPhases(int64_t chunk, int64_t begin, Phases& phases) {
-    join_.Open(chunk, begin, /*rows=*/true, phases);
-    join_.AddGroupPhase(phases, [this](const SliceGroup& group, int worker) {
-      join_.ForEachTile(group, worker, [&](int64_t node_begin, int64_t node_end, const C* slice) {
-        const C* products = join_.Products(node_begin, node_end, slice, worker, saved_, /*have_saved=*/false);
-        join_.ForEachRow(node_begin, node_end, products, [&](int64_t row, int64_t, const C* product) {
-          join_.JoinRow(row, product, worker, rows_ + row * problem_.shape.dim());
-        });
-      });
-    });
-  }
-
   // Adds the rows of this chunk, [begin, end), to their bags; the first chunk clears them unless `add` is set.
   void AddPoolPhase(int64_t begin, int64_t end, Phases& phases) {
     const int64_t dim = problem_.shape.dim(), num_bags = problem_.groups * problem_.bags;
@@ -76,7 +66,7 @@ class Forward {
   C* out_;
   C* saved_;
   Workspace workspace_;
-  Join<T> join_;
+  JoinOf<T> join_;
   C* rows_ = nullptr;
 };
 
@@ -85,7 +75,8 @@ class Forward {
 template <typename T>
 Status TTForward(const TTProblem<T>& problem, const Pool& pool, bool add, typename TTProblem<T>::C* out,
                  typename TTProblem<T>::C* saved) {
-  return Forward<T>(problem, pool, add, out, saved).Run();
+  if (problem.shape.d == 2) return Forward<T, PairJoin>(problem, pool, add, out, saved).Run();
+  return Forward<T, Join>(problem, pool, add, out, saved).Run();
 }
 
 template Status TTForward(const TTProblem<float>&, const Pool&, bool, float*, float*);

@@ -1,4 +1,5 @@
-// The join of the two sides: iterates over the rows of a chunk, by slice group, with the products of both sides.
+// The join of the two sides of a train of three or more cores: iterates over the rows of a chunk, by slice group, with
+// the products of both sides.
 //
 // This loop is shared by the forward and the backward pass.  The primary products of one tile of nodes are computed (or
 // read back) and used for all rows of the tile while they are in the second-level cache.
@@ -70,6 +71,19 @@ class Join {
     });
   }
 
+  // Adds phases that compute all rows of a chunk, out[rows, dim].  `saved`: see Products.
+  void AddRowPhases(int64_t chunk, int64_t begin, C* saved, C* out, Phases& phases) {
+    Open(chunk, begin, /*rows=*/true, phases);
+    AddGroupPhase(phases, [=, this](const SliceGroup& group, int worker) {
+      ForEachTile(group, worker, [&](int64_t node_begin, int64_t node_end, const C* slice) {
+        const C* products = Products(node_begin, node_end, slice, worker, saved, /*have_saved=*/false);
+        ForEachRow(node_begin, node_end, products, [&](int64_t row, int64_t, const C* product) {
+          JoinRow(row, product, worker, out + row * problem_.shape.dim());
+        });
+      });
+    });
+  }
+
   // Adds a phase with one task, fn(group, worker), per slice group of the primary side.
   template <typename Fn>
   void AddGroupPhase(Phases& phases, Fn fn) {
@@ -94,11 +108,10 @@ class Join {
     });
   }
 
-  // fn(node_begin, node_end, oriented slice) over the tiles of a group; the slice is null on a chain of one core.
+  // fn(node_begin, node_end, oriented slice) over the tiles of a group.
   template <typename Fn>
   void ForEachTile(const SliceGroup& group, int worker, Fn fn) {
-    const int depth = primary_.depth();
-    const C* slice = depth == 1 ? nullptr : primary_.Oriented(depth, group.slice, slice_scratch_[worker]);
+    const C* slice = primary_.Oriented(primary_.depth(), group.slice, slice_scratch_[worker]);
     for (int64_t node = group.begin; node < group.end; node += tile_nodes_)
       fn(node, std::min(node + tile_nodes_, group.end), slice);
   }
@@ -106,7 +119,6 @@ class Join {
   // Primary products of the tile, contiguous from node_begin on.  `saved` stores them by node, or already has them.
   const C* Products(int64_t node_begin, int64_t node_end, const C* slice, int worker, C* saved, bool have_saved) {
     const int depth = primary_.depth();
-    if (depth == 1) return primary_.product(1, node_begin);  // one node per group, so one per tile
     C* products =
         saved != nullptr ? saved + node_begin * primary_.side().product_size(depth) : product_scratch_[worker];
     if (!have_saved) primary_.Extend(depth, node_begin, node_end, slice, parent_scratch_[worker], kernels_, products);

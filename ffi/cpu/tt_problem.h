@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -55,24 +56,22 @@ void OrientSlice(const TTShape& shape, const Side& side, int position, const T* 
     for (int64_t i = 0; i < rows * q * cols; ++i) out[i] = ToCompute(slice[i]);
     return;
   }
+  if constexpr (std::is_same_v<T, C>)
+    if (cols == 1) return GetKernels<C>().transpose(rows, q, slice, out);
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < q; ++j)
       for (int64_t k = 0; k < cols; ++k) out[(k * q + j) * rows + i] = ToCompute(slice[(i * q + j) * cols + k]);
 }
 
-// Adds (or assigns) a gradient in the chain's orientation to a slice's gradient as stored.
+// Converts a slice of a right side from the orientation of its chain to that of its core.
 template <typename C>
-void StoreOriented(const TTShape& shape, const Side& side, int position, const C* oriented, bool assign, C* slice) {
+void RestoreSlice(const TTShape& shape, const Side& side, int position, const C* oriented, C* out) {
   const int core = side.core[position];
   const int64_t rows = shape.r[core], q = shape.q[core], cols = shape.r[core + 1];
-  const auto put = [assign](C value, C* where) { *where = assign ? value : *where + value; };
-  if (side.left) {
-    for (int64_t i = 0; i < rows * q * cols; ++i) put(oriented[i], slice + i);
-    return;
-  }
+  if (cols == 1) return GetKernels<C>().transpose(q, rows, oriented, out);
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t j = 0; j < q; ++j)
-      for (int64_t k = 0; k < cols; ++k) put(oriented[(k * q + j) * rows + i], slice + (i * q + j) * cols + k);
+      for (int64_t k = 0; k < cols; ++k) out[(i * q + j) * cols + k] = oriented[(k * q + j) * rows + i];
 }
 
 // One side of one chunk: its levels, its slice groups and the buffers of its products.
@@ -86,8 +85,10 @@ class Chain {
       : problem_(&problem), side_(side), first_level_(first_level), keep_deepest_(keep_deepest) {}
 
   void RequestBuffers(int64_t max_rows, Workspace& workspace) {
-    for (int k = 1; k <= side_.depth; ++k)
-      if (has_buffer(k)) workspace.Request(&product_[k], max_rows * side_.product_size(k));
+    for (int k = 1; k <= side_.depth; ++k) {
+      const int64_t nodes = k == 1 ? std::min(max_rows, problem_->shape.p[side_.core[1]]) : max_rows;
+      if (has_buffer(k)) workspace.Request(&product_[k], nodes * side_.product_size(k));
+    }
   }
 
   // Opens a chunk of the plan.
@@ -137,15 +138,20 @@ class Chain {
     }
   }
 
+  // Adds a phase that fills the product buffer of level 1, if there is one.
+  void AddOrientPhase(Phases& phases) {
+    if (!has_buffer(1)) return;
+    phases.AddBlocks(nodes_[1], 16, [this](int64_t begin, int64_t end, int) {
+      for (int64_t u = begin; u < end; ++u)
+        OrientSlice(problem_->shape, side_, 1, problem_->slice(side_.core[1], level_[1].slice[u]),
+                    product_[1] + u * side_.product_size(1));
+    });
+  }
+
   // Adds phases that fill the product buffers of this chunk, level by level.
   void AddProductPhases(const std::vector<C*>& slice_scratch, const std::vector<C*>& parent_scratch, int64_t tile_nodes,
                         const Kernels<C>& kernels, Phases& phases) {
-    if (has_buffer(1))
-      phases.AddBlocks(nodes_[1], 16, [this](int64_t begin, int64_t end, int) {
-        for (int64_t u = begin; u < end; ++u)
-          OrientSlice(problem_->shape, side_, 1, problem_->slice(side_.core[1], level_[1].slice[u]),
-                      product_[1] + u * side_.product_size(1));
-      });
+    AddOrientPhase(phases);
     for (int k = 2; k <= side_.depth; ++k) {
       if (!has_buffer(k)) continue;
       phases.Add(static_cast<int64_t>(groups_[k].size()), [=, &kernels, this](int64_t task, int worker) {

@@ -32,9 +32,18 @@ CHUNKED = {
 JOINS = {
     "join-2": jax_tt.TTShape(500, 20, (16, 16), (8, 8, 8), (2, 5, 2)),
     "join-4": jax_tt.TTShape(300, 32, (32, 32), (8, 5, 8), (4, 2, 4)),
-    "join-4-overlap": jax_tt.TTShape(36, 24, 16, (6, 6), (6, 4)),
+    "join-4-overlap": jax_tt.TTShape(216, 24, 16, (6, 6, 6), (3, 2, 4)),
     "join-4-odd-rank": jax_tt.TTShape(300, 32, (23, 23), (8, 5, 8), (4, 2, 4)),
     "join-8": jax_tt.TTShape(80, 64, (32, 32), (4, 5, 4), (8, 1, 8)),
+}
+# Two cores: the wider one left or right, columns that are reordered, gradients of short and of long rows.
+PAIRS = {
+    "pair-column": jax_tt.TTShape(60, 32, 8, (5, 12), (32, 1)),
+    "pair-row": jax_tt.TTShape(60, 32, 8, (12, 5), (1, 32)),
+    "pair-equal": jax_tt.TTShape(300, 64, 32, (12, 25), (8, 8)),
+    "pair-left": jax_tt.TTShape(36, 24, 16, (6, 6), (6, 4)),
+    "pair-left-short": jax_tt.TTShape(300, 36, 5, (15, 20), (12, 3)),
+    "pair-right-odd": jax_tt.TTShape(70, 15, 7, (7, 10), (3, 5)),
 }
 # Columns of dense tables: whole vectors of each instruction set, halves and quarters of them, and others.
 WIDTHS = (1, 3, 4, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 72, 80, 96, 112, 128, 129, 144, 200)
@@ -173,7 +182,7 @@ def results() -> Iterator[tuple[str, list[Any]]]:
     yield from chunked_results()
     for weighted in (False, True):
         yield f"widths {weighted}", jax.tree.leaves(wide_sums(*wide_bags(weighted)))
-    shapes = {name: SHAPES[name] for name in ("d2", "d3-odd", "d5")} | JOINS
+    shapes = {name: SHAPES[name] for name in ("d2", "d3-odd", "d5")} | JOINS | PAIRS
     for name, shape in shapes.items():
         case = make_case(shape, "float32", True)
         g = jnp.asarray(case.g, jnp.float32)

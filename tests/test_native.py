@@ -27,6 +27,7 @@ from tests.helpers import (
 from tests.native_run import (
     CHUNKED,
     JOINS,
+    PAIRS,
     RULES,
     WIDTHS,
     chunked_batch,
@@ -298,6 +299,7 @@ def test_duplicates(count):
         jax_tt.TTShape(200, 34, (2, 40, 2), (3, 8, 9, 1), (2, 1, 17, 1)),
         jax_tt.TTShape(200, 9, (1, 3, 1, 3), (1, 10, 2, 1, 10), (1, 3, 1, 1, 3)),
         *JOINS.values(),
+        *PAIRS.values(),
     ],
     ids=[
         "odd-ranks",
@@ -307,6 +309,7 @@ def test_duplicates(count):
         "narrow-neck",
         "factors-of-one",
         *JOINS,
+        *PAIRS,
     ],
 )
 def test_odd_sizes(shape, dtype):

@@ -54,7 +54,7 @@ def _bytes(work: Work, gathers: int, uses: int) -> tuple[int, int]:
     A step reads them forward and backward and sums as many numbers for their gradient, and reads all slices twice and
     writes them.
     """
-    rows = np.unique(work.ids[0])
+    rows = np.unique(work.batches[0])
     digits = np.unravel_index(rows, work.shape.row_factors)
     sizes = [int(np.prod(shape[1:])) for shape in work.shape.core_shapes]
     slices = sum(len(np.unique(digit)) * size for digit, size in zip(digits, sizes, strict=True))

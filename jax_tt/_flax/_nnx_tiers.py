@@ -87,6 +87,10 @@ class LayerTiers:
         """`Tiers.read`: rows of any ids, ``[n, D]`` on the host."""
         return self._tiers.read(self._embed.arrays(), table, ids)
 
+    def grow_host(self, table: str, rows: int) -> None:
+        """`Tiers.grow_host`: makes room in host memory."""
+        self._tiers.grow_host(table, rows)
+
     def statistics(self) -> dict[str, TierStatistics]:
         """Totals by table so far."""
         return self._tiers.statistics()

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import collections
 import fcntl
+import itertools
 import json
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jax_tt._requires import require
+from jax_tt._tiers.key_filter import KeyFilter
 
 # The largest size of the file, which takes address space but no disk space until it is used.
 _MAP_BYTES = 1 << 42
 _ABOUT = b"about"
 _SAVED = b"saved"
+# Calls of `put` whose records wait to be written, and keys that are read at once.
+_PENDING, _CHUNK = 2, 1 << 16
 
 
 class StoreError(Exception):
@@ -40,7 +45,8 @@ class DiskStore:
     """Records of several tables by 64-bit key, in one directory.
 
     Everything written since the last `commit` is one transaction, which this process reads and which is gone if it
-    dies. LMDB ties a transaction to a thread, so the store has its own.
+    dies. LMDB ties a transaction to a thread, so the store has its own, in which records are written while the caller
+    goes on. If one fails, later calls raise its error, and nothing is committed any more.
 
     Args:
         path: directory, which is created if it does not exist.
@@ -57,6 +63,8 @@ class DiskStore:
         self._about = json.dumps(about, sort_keys=True).encode()
         self._lock = _locked(self.path)
         self._thread = ThreadPoolExecutor(1, "jax_tt_disk")
+        self._pending: collections.deque[Future[None]] = collections.deque()
+        self._failed = ""
         try:
             self._run(self._open)
         except BaseException:
@@ -66,12 +74,20 @@ class DiskStore:
 
     def get(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Whether each of the keys uint64 ``[n]`` is there, and the records found, uint8 ``[found, size]``."""
-        return self._run(self._get, table, keys)
+        there = self._filters[table].may_hold(keys)
+        if not there.any():
+            self._check()
+            return there, np.empty((0, self._sizes[table]), np.uint8)
+        there[there], records = self._run(self._get, table, keys[there])
+        return there, records
 
     def put(self, table: str, keys: np.ndarray, records: np.ndarray) -> None:
-        """Writes records uint8 ``[n, size]`` of distinct keys."""
-        if len(keys):
-            self._run(self._put, table, keys, records)
+        """Writes records uint8 ``[n, size]`` of distinct keys; both arrays must not change afterwards."""
+        self._check()
+        while len(self._pending) >= _PENDING:
+            self._result(self._pending.popleft())
+        self._filters[table].add(keys)
+        self._pending.append(self._thread.submit(self._put, table, keys, records))
 
     def saved(self) -> bytes | None:
         """What the last `commit` saved beside the records."""
@@ -89,40 +105,66 @@ class DiskStore:
         """Closes the store without a commit."""
         if self._lock < 0:
             return
-        self._run(self._close)
+        self._thread.submit(self._close).result()
         self._thread.shutdown()
         os.close(self._lock)
         self._lock = -1
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
+        while self._pending:
+            self._result(self._pending.popleft())
+        self._check()
+        return self._result(self._thread.submit(function, *args))
+
+    def _check(self) -> None:
+        """Raises if records can no longer be read and written."""
         if self._lock < 0:
             raise StoreError(f"{self.path}: the store is closed.")
+        while self._pending and self._pending[0].done():
+            self._result(self._pending.popleft())
+        if self._failed:
+            raise StoreError(self._failed)
+
+    def _result(self, found: Future[Any]) -> Any:
         try:
-            return self._thread.submit(function, *args).result()
+            return found.result()
         except self._lmdb.Error as error:
-            raise StoreError(
+            self._failed = (
                 f"{self.path}: {error}. The last committed state is intact; free space or make the directory writable "
                 "and open the store again."
-            ) from error
+            )
+            raise StoreError(self._failed) from error
 
     def _open(self) -> None:
         self._environment = self._lmdb.open(
             str(self.path), map_size=_MAP_BYTES, max_dbs=1 + len(self._sizes)
         )
-        self._records = {
-            name: self._environment.open_db(b"records/" + name.encode()) for name in self._sizes
-        }
-        self._others = self._environment.open_db(b"others")
         self._write = self._environment.begin(write=True)
-        found = self._write.get(_ABOUT, db=self._others)
-        if found is None:
-            self._write.put(_ABOUT, self._about, db=self._others)
-        elif found != self._about:
+        try:
+            self._others = self._environment.open_db(b"others", self._write)
+            found = self._write.get(_ABOUT, db=self._others)
+            if found is None:
+                self._write.put(_ABOUT, self._about, db=self._others)
+            elif found != self._about:
+                raise StoreError(
+                    f"{self.path}: holds records of {found.decode()}; expected {self._about.decode()}. Use another "
+                    "directory, or the table that it was written with."
+                )
+            self._records = {
+                name: self._environment.open_db(b"records/" + name.encode(), self._write)
+                for name in self._sizes
+            }
+            self._filters = {name: self._read_filter(name) for name in self._sizes}
+        except BaseException:
             self._close()
-            raise StoreError(
-                f"{self.path}: holds records of {found.decode()}; expected {self._about.decode()}. Use another "
-                "directory, or the table that it was written with."
-            )
+            raise
+
+    def _read_filter(self, table: str) -> KeyFilter:
+        held = KeyFilter()
+        names = self._write.cursor(db=self._records[table]).iternext(keys=True, values=False)
+        while part := b"".join(itertools.islice(names, _CHUNK)):
+            held.add(np.frombuffer(part, ">u8").astype(np.uint64))
+        return held
 
     def _get(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         order = np.argsort(keys)

@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
-from functools import partial
+import collections
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._hash import backend
-from jax_tt._hash.directory import Eviction, Insertion, KeyDirectory, init_directory
-from jax_tt._hash.reference import erase
 from jax_tt._tiers.disk import DiskStore, StoreError
-from jax_tt._tiers.words import on_host, padded, to_integers, to_words
+from jax_tt._tiers.key_index import KeyIndex
+from jax_tt._tiers.record import RecordLayout
 
-# The smallest number of keys in a call, so that few programs are compiled.
-_FEWEST = 64
-
-
-@dataclasses.dataclass
-class Traffic:
-    """What a store has read and written, in records."""
-
-    host_hits: int = 0
-    disk_hits: int = 0
-    to_host: int = 0
-    to_disk: int = 0
+# Records that are packed for the disk at once.
+_CHUNK = 1 << 14
 
 
 class Found(NamedTuple):
     """Records of keys.
 
     Attributes:
-        records: uint8 ``[n, record]``, zeros where there is none.
+        entries: of every array of a record, ``[size, ...]``; unspecified where there is no record.
         in_memory: bool ``[n]``.
         on_disk: bool ``[n]``, of those that are not in memory.
     """
 
-    records: np.ndarray
+    entries: list[np.ndarray]
     in_memory: np.ndarray
     on_disk: np.ndarray
 
@@ -50,110 +35,169 @@ class Found(NamedTuple):
 
 
 class HostStore:
-    """Records of equal size by 64-bit key.
+    """Records of equal layout by 64-bit key.
 
     The most recent ones are in memory. Without a disk, all of them must find a place there.
 
     Args:
-        rows: number of records in memory, a multiple of ``ways``.
-        record: bytes of a record.
-        ways: records in a set of the directory.
+        rows: number of records in memory.
+        layout: of a record.
         disk: for the other records, or None.
         table: name of the table.
+
+    Attributes:
+        to_disk: records written to disk so far.
     """
 
-    def __init__(self, rows: int, record: int, ways: int, disk: DiskStore | None, table: str):
-        self._disk, self._table = disk, table
-        self._directory = on_host(lambda: init_directory(rows // ways, ways))
-        # Memory is used only by pages that are written.
-        self._records = np.zeros((rows, record), np.uint8)
+    def __init__(self, rows: int, layout: RecordLayout, disk: DiskStore | None, table: str):
+        self._layout, self._disk, self._table = layout, disk, table
+        self._slots = KeyIndex()
+        # Of slots. Pages take memory only once they are written, and slots that were in use before come first.
+        self._entries = layout.empty(rows)
+        self._keys = np.empty(rows, np.uint64)
+        self._arrived = np.zeros(rows, np.int64)  # the number of the call that wrote a record; 0 in empty slots
         self._changed = np.zeros(rows, bool)
-        self._clock = 0
-        self.traffic = Traffic()
+        # Slots from this one on were never in use; those that were emptied are a stack.
+        self._unused, self._emptied, self._depth = 0, np.empty(rows, np.int64), 0
+        # What arrived, the oldest first. Slots that were emptied since then are still named.
+        self._order: collections.deque[tuple[int, np.ndarray]] = collections.deque()
+        self._named = self._clock = self._last = 0
+        self.to_disk = 0
 
-    def get(self, keys: np.ndarray, counting: bool = True) -> Found:
-        """The records of keys uint64 ``[n]``."""
-        slots = self._slots(keys)
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def rows(self) -> int:
+        """The number of records that have a place in memory."""
+        return len(self._keys)
+
+    def get(self, keys: np.ndarray, size: int) -> Found:
+        """The records of keys uint64 ``[n]``, in arrays of ``size`` entries, at least n."""
+        slots = self._slots.find(keys)
         in_memory, on_disk = slots >= 0, np.zeros(len(keys), bool)
-        records = np.zeros((len(keys), self._records.shape[1]), np.uint8)
-        records[in_memory] = self._records[slots[in_memory]]
-        if self._disk is not None and not in_memory.all():
+        entries = self._layout.empty(size)
+        here = np.flatnonzero(in_memory)
+        for array, own in zip(entries, self._entries, strict=True):
+            array[here] = own[slots[here]]
+        if self._disk is not None and len(here) < len(keys):
             rest = np.flatnonzero(~in_memory)
-            there, of_disk = self._disk.get(self._table, keys[rest])
-            records[rest[there]], on_disk[rest[there]] = of_disk, True
-        if counting:
-            self.traffic.host_hits += int(in_memory.sum())
-            self.traffic.disk_hits += int(on_disk.sum())
-        return Found(records, in_memory, on_disk)
+            there, records = self._disk.get(self._table, keys[rest])
+            for array, own in zip(entries, self._layout.entries(records), strict=True):
+                array[rest[there]] = own
+            on_disk[rest[there]] = True
+        return Found(entries, in_memory, on_disk)
 
-    def put(self, keys: np.ndarray, records: np.ndarray) -> None:
+    def put(self, keys: np.ndarray, entries: list[np.ndarray]) -> None:
         """Writes records of distinct keys; the oldest ones leave memory for the disk.
 
         Raises:
-            StoreError: there is no disk, and the records do not fit into memory. Nothing is lost before.
+            StoreError: the disk cannot be written.
         """
-        if not len(keys):
-            return
+        self.erase(keys)
+        excess = max(0, len(keys) - self.rows)
+        self.write(keys[:excess], [array[:excess] for array in entries])
+        keys, self._last = keys[excess:], len(keys) - excess
+        self._make_room(len(keys))
+        slots = self._empty_slots(len(keys))
+        self._slots.set(keys, slots)
         self._clock += 1
-        words, present = padded(to_words(keys), _FEWEST)
-        policy = "none" if self._disk is None else "lru"
-        self._directory, done = _insert(self._directory, words, present, self._clock, policy)
-        done = jax.device_get(done)
-        there = done.old_touched > 0
-        left = done.slots[there]
-        changed = self._changed[left]
-        self.write(to_integers(done.old_keys[there][changed]), self._records[left[changed]])
-        slots = self._slots(keys)
-        placed = slots >= 0
-        if self._disk is None and not placed.all():
-            raise StoreError(
-                f"tiers[{self._table!r}].host_rows: {len(self._records)} rows in host memory are full; raise "
-                "host_rows, or give a path for a tier on disk."
-            )
-        self._records[slots[placed]] = records[placed]
-        self._changed[slots[placed]] = True
-        self.traffic.to_host += int(placed.sum())
-        self.write(keys[~placed], records[~placed])
+        self._keys[slots], self._arrived[slots], self._changed[slots] = keys, self._clock, True
+        for own, array in zip(self._entries, entries, strict=True):
+            own[slots] = array[excess:]
+        self._append(slots)
 
     def erase(self, keys: np.ndarray) -> None:
         """Removes keys from memory; what the disk has of them stays."""
-        if not len(keys):
-            return
-        words, present = padded(to_words(keys), _FEWEST)
-        self._directory = _erase(self._directory, words, present)
+        slots = self._slots.find(keys)
+        self._empty(slots[slots >= 0])
+
+    def write_ahead(self) -> None:
+        """Makes room for as many records as came last, while there is time."""
+        if self._disk is not None:
+            self._make_room(self._last)
+
+    def grow(self, rows: int) -> None:
+        """Makes places for this number of records."""
+        more = rows - self.rows
+        self._entries = [_lengthened(array, more) for array in self._entries]
+        self._keys, self._arrived = _lengthened(self._keys, more), _lengthened(self._arrived, more)
+        self._changed = _lengthened(self._changed, more)
+        self._emptied = _lengthened(self._emptied, more)
 
     def flush(self) -> None:
         """Writes everything to disk that is not there."""
-        touched = np.asarray(self._directory.touched).reshape(-1)
-        slots = np.flatnonzero(self._changed & (touched > 0))
-        keys = np.asarray(self._directory.keys).transpose(0, 2, 1).reshape(-1, 2)[slots]
-        self.write(to_integers(keys), self._records[slots])
-        self._changed[:] = False
+        slots = np.flatnonzero(self._changed & (self._arrived > 0))
+        self._write_slots(slots)
+        self._changed[slots] = False
 
-    def write(self, keys: np.ndarray, records: np.ndarray) -> None:
+    def write(self, keys: np.ndarray, entries: list[np.ndarray]) -> None:
         """Writes records to disk, if there is one, and not to memory."""
         if self._disk is not None and len(keys):
-            self._disk.put(self._table, keys, records)
-            self.traffic.to_disk += len(keys)
+            self._disk.put(self._table, keys, self._layout.records(entries))
+            self.to_disk += len(keys)
 
-    def _slots(self, keys: np.ndarray) -> np.ndarray:
-        words, present = padded(to_words(keys), _FEWEST)
-        return np.asarray(_find(self._directory, words, present))[: len(keys)]
+    def _write_slots(self, slots: np.ndarray) -> None:
+        for first in range(0, len(slots), _CHUNK):
+            part = slots[first : first + _CHUNK]
+            self.write(self._keys[part], [own[part] for own in self._entries])
+
+    def _make_room(self, count: int) -> None:
+        lacking = count - (self.rows - len(self))
+        if lacking <= 0:
+            return
+        if self._disk is None:
+            raise StoreError(full(self._table, self.rows))
+        slots = self._oldest(lacking)
+        self._write_slots(slots[self._changed[slots]])
+        self._empty(slots)
+
+    def _oldest(self, count: int) -> np.ndarray:
+        """The slots of the oldest records, which are no longer named in the order."""
+        found = []
+        while count:
+            clock, slots = self._order.popleft()
+            self._named -= len(slots)
+            slots = slots[self._arrived[slots] == clock]
+            if len(slots) > count:
+                self._order.appendleft((clock, slots[count:]))
+                self._named += len(slots) - count
+            found.append(slots[:count])
+            count -= len(found[-1])
+        return np.concatenate(found)
+
+    def _append(self, slots: np.ndarray) -> None:
+        self._order.append((self._clock, slots))
+        self._named += len(slots)
+        if self._named > 2 * self.rows:
+            kept = [(clock, own[self._arrived[own] == clock]) for clock, own in self._order]
+            self._order = collections.deque(pair for pair in kept if len(pair[1]))
+            self._named = len(self)
+
+    def _empty(self, slots: np.ndarray) -> None:
+        self._slots.erase(self._keys[slots])
+        self._arrived[slots] = 0
+        self._emptied[self._depth : self._depth + len(slots)] = slots
+        self._depth += len(slots)
+
+    def _empty_slots(self, count: int) -> np.ndarray:
+        used = min(count, self._depth)
+        self._depth -= used
+        unused = np.arange(self._unused, self._unused + count - used)
+        self._unused += len(unused)
+        return np.concatenate([self._emptied[self._depth : self._depth + used], unused])
 
 
-@jax.jit
-def _find(directory: KeyDirectory, words: jax.Array, present: jax.Array) -> jax.Array:
-    return backend.find(directory, words, present, "auto")
+def full(table: str, rows: int) -> str:
+    """The message where there is no room in memory, and no disk."""
+    return (
+        f"tiers[{table!r}].host_rows: {rows} rows in host memory are full; make room by grow_host({table!r}, rows), or "
+        "give a path for a tier on disk."
+    )
 
 
-@partial(jax.jit, donate_argnums=0, static_argnums=4)
-def _insert(
-    directory: KeyDirectory, words: jax.Array, present: jax.Array, now: jax.Array, policy: str
-) -> tuple[KeyDirectory, Insertion]:
-    rest = jnp.zeros_like(words), jnp.asarray(now, jnp.int32), jnp.zeros((), jnp.uint32)
-    return backend.insert(directory, words, present, *rest, Eviction(policy), "auto")
-
-
-@partial(jax.jit, donate_argnums=0)
-def _erase(directory: KeyDirectory, words: jax.Array, present: jax.Array) -> KeyDirectory:
-    return erase(directory, backend.find(directory, words, present, "auto"))
+def _lengthened(array: np.ndarray, more: int) -> np.ndarray:
+    """With so many more entries; those of integers and of truth values are 0."""
+    longer = np.zeros((len(array) + more, *array.shape[1:]), array.dtype)
+    longer[: len(array)] = array
+    return longer

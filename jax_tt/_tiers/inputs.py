@@ -69,8 +69,8 @@ def keys_of(name: str, value: Any, num_embeddings: int | None) -> tuple[np.ndarr
             raise ValueError(
                 f"batch[{name!r}]: got the id {ids[bad][0]}; expected 0 to {num_embeddings - 1}."
             )
-    wide = ids if ids.dtype.kind == "u" else ids.astype(np.int64)
-    return wide.astype(np.uint64).reshape(-1), present.reshape(-1)
+    wide = np.ascontiguousarray(ids, np.uint64 if ids.dtype.kind == "u" else np.int64)
+    return wide.view(np.uint64).reshape(-1), present.reshape(-1)
 
 
 def with_slots(batch: Any, found: dict[str, tuple[np.ndarray, np.ndarray]]) -> Any:

@@ -23,6 +23,7 @@ class Exchanged(NamedTuple):
         evicted: uint64 ``[m]``, the keys that leave.
         full: bool ``[m]``, whether a key leaves.
         requested: int32, the slots of all ids of the batch.
+        counts: `COUNTERS` of the batch.
     """
 
     slots: np.ndarray
@@ -30,6 +31,7 @@ class Exchanged(NamedTuple):
     evicted: np.ndarray
     full: np.ndarray
     requested: np.ndarray
+    counts: dict[str, int]
 
 
 class DevicePlaces:
@@ -49,7 +51,6 @@ class DevicePlaces:
         self._directory = on_host(lambda: init_directory(rows // ways, ways))
         self._policy, self._label, self._rows = policy, label, rows
         self._clock = 0
-        self._totals: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
     def place(self, keys: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, Exchanged]:
         """The slots of the keys of a batch, int32 ``[n]`` and 0 where none is present, and the rows that it exchanges.
@@ -58,33 +59,26 @@ class DevicePlaces:
             ValueError: the distinct keys do not fit on the device.
         """
         self._clock += 1
-        words, inside = padded(to_words(keys), 1)
+        words, inside = padded(keys, 1)
         inside[: len(keys)] = present
         self._directory, slots, done = _place(
             self._directory, words, inside, self._clock, self._policy
         )
-        slots, done = jax.device_get((slots, done))
-        counts = dict(zip(COUNTERS, done.counts.tolist(), strict=True))
+        counts = dict(zip(COUNTERS, np.asarray(done.counts).tolist(), strict=True))
         if counts["refused"]:
             raise ValueError(
                 f"{self._label}: {counts['unique']} distinct ids of a batch do not fit into the {self._rows} rows on "
                 f"the device ({counts['refused']} found no place in their sets); expected about twice as many rows as "
                 "distinct ids."
             )
-        self._totals = {name: total + counts[name] for name, total in self._totals.items()}
-        count = counts["inserted"]
-        slots = slots[: len(keys)]
-        return np.where(present, slots, 0), Exchanged(
-            done.slots[:count],
-            to_integers(done.keys[:count]),
-            to_integers(done.old_keys[:count]),
-            done.old_touched[:count] > 0,
-            slots[present],
+        slots = np.asarray(slots)[: len(keys)]
+        new, loaded, evicted, touched = (
+            np.asarray(array)[: counts["inserted"]]
+            for array in (done.slots, done.keys, done.old_keys, done.old_touched)
         )
-
-    def totals(self) -> dict[str, int]:
-        """Sums of `COUNTERS` over the batches."""
-        return {**self._totals}
+        return np.where(present, slots, 0), Exchanged(
+            new, to_integers(loaded), to_integers(evicted), touched > 0, slots[present], counts
+        )
 
     def reset(self, keys: np.ndarray, full: np.ndarray) -> None:
         """Puts these keys uint64 ``[rows]`` in the slots that are full. All become equally old."""

@@ -52,6 +52,11 @@ class RecordLayout:
         parts = zip(self.names, self.shapes, self.dtypes, strict=True)
         return {name: f"{dtype.name}{list(shape)}" for name, shape, dtype in parts}
 
+    def empty(self, count: int) -> list[np.ndarray]:
+        """Arrays of so many entries, which are not initialised."""
+        pairs = zip(self.shapes, self.dtypes, strict=True)
+        return [np.empty((count, *shape), dtype) for shape, dtype in pairs]
+
     def records(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Records uint8 ``[n, size]`` of entries ``[n, ...]`` of every array."""
         found = np.empty((len(arrays[0]), self.size), np.uint8)

@@ -13,8 +13,9 @@ from jax_tt._arguments import as_int, as_positive, one_of
 from jax_tt._hash import backend
 from jax_tt._hash.initial import InitialRows, Normal
 from jax_tt._tables.table import Table
-from jax_tt._tiers.disk import DiskStore
-from jax_tt._tiers.host import HostStore
+from jax_tt._tiers.disk import DiskStore, StoreError
+from jax_tt._tiers.host import HostStore, full
+from jax_tt._tiers.key_index import KeyIndex
 from jax_tt._tiers.places import DevicePlaces, Exchanged
 from jax_tt._tiers.record import RecordLayout
 from jax_tt._tiers.words import on_host, padded, rounded_up, to_words
@@ -26,7 +27,7 @@ _CHUNK, _FEWEST = 1 << 16, 64
 
 
 class TierStatistics(NamedTuple):
-    """Totals of a table with tiers, of all batches that have been prepared, those that are still to be loaded included.
+    """Totals of a table with tiers, of the batches that have been loaded.
 
     Attributes:
         requests: ids looked up.
@@ -35,7 +36,7 @@ class TierStatistics(NamedTuple):
         host_hits, disk_hits: rows that came from host memory, and from disk.
         created: rows that were new.
         evicted: rows that left the device for host memory.
-        to_disk: rows written to disk.
+        to_disk: rows written to disk, for batches that were dropped too.
         record_bytes: of a row with its optimizer state, to count bytes moved.
 
     >>> import jax_tt
@@ -132,12 +133,19 @@ class _Leaving:
     Attributes:
         plan: the exchange.
         in_memory: keys that come from host memory, and leave it.
+        counts: rows that came from host memory, from disk, and new ones.
         entries: of the arrays, with the padding of the exchange; None until the batch is loaded.
     """
 
     plan: Exchanged
     in_memory: np.ndarray
+    counts: tuple[int, int, int]
     entries: list[jax.Array] | None = None
+
+    @property
+    def grows(self) -> int:
+        """How many rows more are in host memory afterwards."""
+        return int(self.plan.full.sum()) - len(self.in_memory)
 
 
 class TieredRows:
@@ -148,7 +156,8 @@ class TieredRows:
     ):
         self.tier, self.layout = tier, layout
         self.places = DevicePlaces(table.num_embeddings, tier.ways, tier.policy, f"table {name!r}")
-        self._host = HostStore(tier.host_rows, layout.size, tier.ways, disk, name)
+        self._host = HostStore(tier.host_rows, layout, disk, name)
+        self._name, self._has_disk = name, disk is not None
         self._initial = tier.initializer or Normal(table.features**-0.5)
         self._features = table.features
         seed = to_words(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
@@ -157,44 +166,59 @@ class TieredRows:
         rows = table.num_embeddings
         self._keys, self._full = np.zeros(rows, np.uint64), np.zeros(rows, bool)
         self._changed = np.zeros(rows, bool)
-        # Keys that leave with a batch until they are in host memory, and their entries once it is loaded.
+        # What leaves with a batch until it is in host memory, and the batch that a key leaves with.
         self._leaving: dict[int, _Leaving] = {}
-        self._created = 0
+        self._left_with = KeyIndex()
+        self._totals = dict.fromkeys(TierStatistics._fields[:-2], 0)
 
     def settled(self, plan: Exchanged, most: int) -> bool:
         """Whether all keys that come with this plan can be fetched. At most so many evictions are left waiting."""
         self._absorb(most)
-        leaving = [own.plan.evicted[own.plan.full] for own in self._leaving.values()]
-        return not any(np.isin(plan.loaded, keys).any() for keys in leaving) or self._absorb_until(
-            plan.loaded
-        )
+        last = int(self._left_with.find(plan.loaded).max(initial=-1))
+        return last < 0 or self._absorb_first(last)
 
-    def fetch(self, number: int, plan: Exchanged) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Slots and entries of the rows that come, padded."""
-        found = self._host.get(plan.loaded)
-        self._leaving[number] = _Leaving(plan, plan.loaded[found.in_memory])
-        entries = self.layout.entries(found.records)
-        new = np.flatnonzero(found.missing)
-        self._created += len(new)
+    def fetch(self, number: int, plan: Exchanged) -> tuple[jax.Array, list[jax.Array]]:
+        """Slots and entries of the rows that come, padded.
+
+        Raises:
+            StoreError: there is no disk, and the rows that leave with the plan do not fit into host memory.
+        """
+        count = len(plan.slots)
+        size = rounded_up(count, _FEWEST)
+        found = self._host.get(plan.loaded, size)
+        entries, new = found.entries, np.flatnonzero(found.missing)
         if len(new):
             entries[0][new] = self._initial_rows(plan.loaded[new])
             for array, value in zip(entries[1:], self.layout.initial[1:], strict=True):
                 array[new] = value
-        count = len(plan.slots)
-        size = rounded_up(count, _FEWEST)
+        counts = int(found.in_memory.sum()), int(found.on_disk.sum()), len(new)
+        leaving = _Leaving(plan, plan.loaded[found.in_memory], counts)
+        needed = len(self._host) + leaving.grows + sum(own.grows for own in self._leaving.values())
+        if not self._has_disk and needed > self._host.rows:
+            raise StoreError(full(self._name, self._host.rows))
+        self._leaving[number] = leaving
+        self._left_with.set(plan.evicted[plan.full], np.full(int(plan.full.sum()), number))
+        self._host.write_ahead()
         slots = np.full(size, len(self._keys), np.int32)
         slots[:count] = plan.slots
-        return slots, [_lengthened(array, size) for array in entries]
+        return jax.device_put((slots, entries))
 
     def loaded(self, number: int, plan: Exchanged, old: list[jax.Array]) -> None:
         """Notes that the rows of a batch are on the device; ``old`` are the entries that left it."""
         self._keys[plan.slots], self._full[plan.slots] = plan.loaded, True
         self._changed[plan.requested] = True
-        self._leaving[number].entries = old
+        own, counts = self._leaving[number], plan.counts
+        own.entries = old
+        more = counts["requests"], counts["hits"], counts["inserted"], *own.counts, counts["evicted"]
+        self._totals = {
+            name: total + new for (name, total), new in zip(self._totals.items(), more, strict=True)
+        }
 
     def forget_staged(self, loaded: int) -> None:
         """Returns to what is on the device, without the batches from this number on."""
-        self._leaving = {k: own for k, own in self._leaving.items() if k < loaded}
+        for number in [k for k in self._leaving if k >= loaded]:
+            plan = self._leaving.pop(number).plan
+            self._left_with.erase(plan.evicted[plan.full])
         self.places.reset(self._keys, self._full)
 
     def flush(self, state: Any) -> None:
@@ -204,16 +228,15 @@ class TieredRows:
         slots = np.flatnonzero(self._changed & self._full)
         for first in range(0, len(slots), _CHUNK):
             part = slots[first : first + _CHUNK]
-            entries = self._entries(state, self.layout.names, part)
-            self._host.write(self._keys[part], self.layout.records(entries))
+            self._host.write(self._keys[part], self._entries(state, self.layout.names, part))
         self._changed[:] = False
 
     def read(self, state: Any, keys: np.ndarray) -> np.ndarray:
         """Rows of keys, wherever they are."""
         self._absorb(0)
         distinct, inverse = np.unique(keys, return_inverse=True)
-        found = self._host.get(distinct, counting=False)
-        rows = self.layout.entries(found.records)[0]
+        found = self._host.get(distinct, len(distinct))
+        rows = found.entries[0]
         rows[found.missing] = self._initial_rows(distinct[found.missing])
         slots = np.flatnonzero(self._full)
         places = np.searchsorted(distinct, self._keys[slots])
@@ -226,27 +249,17 @@ class TieredRows:
         return rows[inverse]
 
     def statistics(self) -> TierStatistics:
-        counts, traffic = self.places.totals(), self._host.traffic
         return TierStatistics(
-            counts["requests"],
-            counts["hits"],
-            counts["inserted"],
-            traffic.host_hits,
-            traffic.disk_hits,
-            self._created,
-            counts["evicted"],
-            traffic.to_disk,
-            self.layout.size,
+            **self._totals, to_disk=self._host.to_disk, record_bytes=self.layout.size
         )
 
-    def _absorb_until(self, keys: np.ndarray) -> bool:
-        """Moves evicted rows to host memory until these keys are there; False where they have not been loaded."""
-        last = [
-            k
-            for k, own in self._leaving.items()
-            if np.isin(keys, own.plan.evicted[own.plan.full]).any()
-        ]
-        return self._absorb_first(max(last))
+    def grow_host(self, rows: int) -> None:
+        """Makes room for this number of rows in host memory."""
+        if as_positive("rows", rows) < self._host.rows:
+            raise ValueError(
+                f"rows: got {rows}; expected at least {self._host.rows}, those of tiers[{self._name!r}] in host memory."
+            )
+        self._host.grow(rows)
 
     def _absorb(self, most: int) -> None:
         """Moves evicted rows to host memory until at most so many batches are left, of those that have been loaded."""
@@ -263,7 +276,9 @@ class TieredRows:
             self._host.erase(own.in_memory)
             if plan.full.any():
                 entries = [np.asarray(array)[: len(plan.slots)][plan.full] for array in old]
-                self._host.put(plan.evicted[plan.full], self.layout.records(entries))
+                gone = plan.evicted[plan.full]
+                self._host.put(gone, entries)
+                self._left_with.erase(gone)
             del self._leaving[number]
         return True
 
@@ -275,19 +290,10 @@ class TieredRows:
         return [np.asarray(array)[: len(slots)] for array in found]
 
     def _initial_rows(self, keys: np.ndarray) -> np.ndarray:
-        words, present = padded(to_words(keys), _FEWEST)
+        words, present = padded(keys, _FEWEST)
         dtype = self.layout.dtypes[0]
         rows = _initial(self._initial, self._seed, words, present, self._features, dtype)
         return np.asarray(rows)[: len(keys)]
-
-
-def _lengthened(array: np.ndarray, size: int) -> np.ndarray:
-    """With zeros up to this length."""
-    if len(array) == size:
-        return array
-    longer = np.zeros((size, *array.shape[1:]), array.dtype)
-    longer[: len(array)] = array
-    return longer
 
 
 @jax.jit

@@ -20,6 +20,7 @@ from jax_tt._hash import backend
 from jax_tt._tables.table import Table
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.disk import DiskStore, StoreError
+from jax_tt._tiers.places import Exchanged
 from jax_tt._tiers.inputs import apart, features_of, keys_of, with_slots
 from jax_tt._tiers.table import Tier, TieredRows, TierStatistics
 
@@ -123,7 +124,9 @@ class Tiers:
             if spec.table in tiers
         }
         self._staged = self._loaded = 0
-        # Guards the stores, and says when a batch has been loaded.
+        # Guards the rows beyond the device. A batch is loaded without it, so that no step waits for another batch.
+        self._stores = threading.Lock()
+        # Says when a batch has been loaded.
         self._changed = threading.Condition()
         self._running: _Prefetching | None = None
         self.seconds_waited = 0.0
@@ -184,9 +187,9 @@ class Tiers:
                 arrays, old = _exchanged(arrays, entries, slots)
                 after[name] |= zip(own.layout.names, arrays, strict=True)
             left[name] = old
+        for name, own in self._rows.items():
+            own.loaded(staged.number, staged.plans[name], left[name])
         with self._changed:
-            for name, own in self._rows.items():
-                own.loaded(staged.number, staged.plans[name], left[name])
             self._loaded += 1
             self._changed.notify_all()
         return after
@@ -202,7 +205,7 @@ class Tiers:
                 keeps the room of the previous ones for what is written later.
         """
         disk = self._needs_disk("save")
-        with self._changed:
+        with self._stores:
             for name, own in self._rows.items():
                 own.flush(state[name])
             rest = {
@@ -249,12 +252,21 @@ class Tiers:
             ``[n, D]`` on the host.
         """
         keys, _ = keys_of(table, np.asarray(ids), None)
-        with self._changed:
+        with self._stores:
             return self._rows[table].read(state[table], keys)
+
+    def grow_host(self, table: str, rows: int) -> None:
+        """Makes room for this number of rows of a table in host memory, for instance after a `StoreError` said so.
+
+        Raises:
+            ValueError: there is more room already.
+        """
+        with self._stores:
+            self._rows[table].grow_host(rows)
 
     def statistics(self) -> dict[str, TierStatistics]:
         """Totals by table so far."""
-        with self._changed:
+        with self._stores:
             return {name: own.statistics() for name, own in self._rows.items()}
 
     def close(self) -> None:
@@ -297,21 +309,28 @@ class Tiers:
             parts = apart(placed, [len(part) for part, _ in found])
             pairs = zip(parts, (here for _, here in found), strict=True)
             slots |= zip(features, pairs, strict=True)
-            with self._changed:
-                while not own.settled(plans[name], self._depth):
-                    if stopped.is_set():
-                        raise _StoppedError
-                    self._changed.wait(0.1)
-                exchanges[name] = own.fetch(number, plans[name])
+            exchanges[name] = self._fetched(own, number, plans[name], stopped)
         return Staged(with_slots(values, slots), other, number, exchanges, plans)
 
+    def _fetched(
+        self, own: TieredRows, number: int, plan: Exchanged, stopped: threading.Event
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        while True:
+            loaded = self._loaded
+            with self._stores:
+                if own.settled(plan, self._depth):
+                    return own.fetch(number, plan)
+            with self._changed:
+                self._changed.wait_for(lambda: self._loaded > loaded or stopped.is_set())  # noqa: B023
+            if stopped.is_set():
+                raise _StoppedError
+
     def _forget_what_was_not_loaded(self) -> None:
-        with self._changed:
-            if self._staged > self._loaded:
-                for own in self._rows.values():
-                    own.forget_staged(self._loaded)
-                # Numbers are not used again, so that `load` refuses the batches that were dropped.
-                self._loaded = self._staged
+        if self._staged > self._loaded:
+            for own in self._rows.values():
+                own.forget_staged(self._loaded)
+            # Numbers are not used again, so that `load` refuses the batches that were dropped.
+            self._loaded = self._staged
 
 
 class _StoppedError(Exception):

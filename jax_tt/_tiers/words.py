@@ -9,15 +9,18 @@ import jax
 import numpy as np
 
 
-def to_words(keys: np.ndarray) -> np.ndarray:
-    """Keys uint64 ``[n]`` as uint32 ``[n, 2]``, the high word first."""
-    return np.stack([keys >> np.uint64(32), keys & np.uint64(2**32 - 1)], axis=-1).astype(np.uint32)
+def to_words(keys: np.ndarray, size: int | None = None) -> np.ndarray:
+    """Keys uint64 ``[n]`` as uint32 ``[size, 2]``, the high word first; zeros follow, by default none."""
+    words = np.empty((len(keys) if size is None else size, 2), np.uint32)
+    words[: len(keys), 0] = keys >> np.uint64(32)
+    words[: len(keys), 1] = keys & np.uint64(2**32 - 1)
+    words[len(keys) :] = 0
+    return words
 
 
 def to_integers(words: np.ndarray) -> np.ndarray:
     """The inverse of `to_words`."""
-    high, low = np.moveaxis(np.asarray(words, np.uint64), -1, 0)
-    return high << np.uint64(32) | low
+    return words[..., 0].astype(np.uint64) << np.uint64(32) | words[..., 1]
 
 
 def rounded_up(count: int, fewest: int = 1) -> int:
@@ -26,12 +29,10 @@ def rounded_up(count: int, fewest: int = 1) -> int:
     return max(fewest, -(-count // unit) * unit)
 
 
-def padded(words: np.ndarray, fewest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Words with zeros up to `rounded_up` of their number, and which of them are present."""
-    size = rounded_up(len(words), fewest)
-    more = np.zeros((size, 2), np.uint32)
-    more[: len(words)] = words
-    return more, np.arange(size) < len(words)
+def padded(keys: np.ndarray, fewest: int) -> tuple[np.ndarray, np.ndarray]:
+    """Words of keys with zeros up to `rounded_up` of their number, and which of them are present."""
+    size = rounded_up(len(keys), fewest)
+    return to_words(keys, size), np.arange(size) < len(keys)
 
 
 def on_host(make: Callable[[], Any]) -> Any:

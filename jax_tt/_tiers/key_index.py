@@ -1,0 +1,57 @@
+"""`KeyIndex`: numbers by 64-bit key, in the memory of the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jax_tt import _ffi
+
+
+class DictIndex:
+    """A dict of keys uint64 ``[n]`` with numbers int64 ``[n]`` that are at least 0; what the native index does too."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def find_into(self, keys: np.ndarray, numbers: np.ndarray) -> None:
+        """Sets ``numbers`` to those of the keys, and to -1 where there is none."""
+        numbers[:] = [self._numbers.get(key, -1) for key in keys.tolist()]
+
+    def set(self, keys: np.ndarray, numbers: np.ndarray) -> None:
+        """Sets the numbers of keys; of equal keys, the last one counts."""
+        self._numbers.update(zip(keys.tolist(), numbers.tolist(), strict=True))
+
+    def erase(self, keys: np.ndarray) -> None:
+        """Removes keys; others are ignored."""
+        for key in keys.tolist():
+            self._numbers.pop(key, None)
+
+
+class KeyIndex:
+    """Numbers by key, in the native index if there is one."""
+
+    def __init__(self) -> None:
+        native = _ffi.load("cpu")
+        self._index: Any = DictIndex() if native is None else native.KeyIndex()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The numbers int64 ``[n]`` of keys uint64 ``[n]``, -1 where there is none."""
+        numbers = np.empty(len(keys), np.int64)
+        self._index.find_into(np.ascontiguousarray(keys), numbers)
+        return numbers
+
+    def set(self, keys: np.ndarray, numbers: np.ndarray) -> None:
+        """Sets the numbers of keys."""
+        self._index.set(np.ascontiguousarray(keys), np.ascontiguousarray(numbers))
+
+    def erase(self, keys: np.ndarray) -> None:
+        """Removes keys; others are ignored."""
+        self._index.erase(np.ascontiguousarray(keys))

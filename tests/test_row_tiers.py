@@ -112,11 +112,25 @@ def batch_of(ids):
     return {"seen": ids[:, None], "cart": ids[:, None], "user": np.zeros((len(ids), 1), int)}
 
 
-def trained(tiers, state, batches):
-    step = row_tiers_run.step_of(collection_of(16))
+def trained(tiers, state, batches, rows=16):
+    step = row_tiers_run.step_of(collection_of(rows))
     for staged in tiers.prefetch(batches):
         state, _ = step(tiers.load(state, staged), staged.batch)
     return state
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu"])
+def test_batches_as_large_as_the_device(policy):
+    """Most of their sets are full of keys of the batch itself, or of more frequent ones."""
+    tiers, state = small_tiers(policy=policy, host_rows=512, depth=1)
+    others, whole = small_tiers(rows=512, host_rows=512)
+    draw, ids = np.random.default_rng(0), np.arange(100)
+    batches = [batch_of(draw.permutation(100)[: draw.choice([5, 16])]) for _ in range(60)]
+    state, whole = trained(tiers, state, batches), trained(others, whole, batches, 512)
+    assert (tiers.read(state, "item", ids) == others.read(whole, "item", ids)).all()
+    counts = tiers.statistics()["item"]
+    assert counts.requests == sum(2 * len(batch["seen"]) for batch in batches)
+    assert counts.loaded == counts.host_hits + counts.created
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -300,10 +314,28 @@ def test_errors_of_options():
         jax_tt.Tiers(collection_of(16), {"item": tier}, depth=-1)
 
 
-def test_full_host_memory():
-    tiers, state = small_tiers(host_rows=8)
-    with pytest.raises(jax_tt.StoreError, match="8 rows in host memory are full; raise host_rows"):
-        trained(tiers, state, [batch_of(np.arange(8) + 8 * k) for k in range(8)])
+@pytest.mark.parametrize("depth", [0, 2])
+def test_full_host_memory(depth):
+    tiers, state = small_tiers(host_rows=8, depth=depth)
+    step, batches = (
+        row_tiers_run.step_of(collection_of(16)),
+        [batch_of(np.arange(8) + 8 * k) for k in range(8)],
+    )
+    done = 0
+    with pytest.raises(jax_tt.StoreError, match="8 rows in host memory are full; make room by"):
+        for staged in tiers.prefetch(batches):
+            state, _ = step(tiers.load(state, staged), staged.batch)
+            done += 1
+    # Nothing is lost: the rows can be read, and training goes on once there is room.
+    others, whole = small_tiers()
+    ids = np.arange(64)
+    whole = trained(others, whole, batches[:done])
+    assert (tiers.read(state, "item", ids) == others.read(whole, "item", ids)).all()
+    with pytest.raises(ValueError, match="rows: got 7; expected at least 8"):
+        tiers.grow_host("item", 7)
+    tiers.grow_host("item", 64)
+    state, whole = (trained(*pair, batches[done:]) for pair in ((tiers, state), (others, whole)))
+    assert (tiers.read(state, "item", ids) == others.read(whole, "item", ids)).all()
     with pytest.raises(jax_tt.StoreError, match=r"there is no tier on disk; expected Tiers"):
         tiers.save(state)
 

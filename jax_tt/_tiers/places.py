@@ -11,7 +11,13 @@ import numpy as np
 
 from jax_tt._hash import backend
 from jax_tt._hash.directory import COUNTERS, Eviction, Insertion, KeyDirectory, init_directory
+from jax_tt._tiers.overflow import Overflow
 from jax_tt._tiers.words import on_host, padded, to_integers, to_words
+
+# One of so many rows belongs to the overflow.
+_SHARE = 64
+# Slots, keys that come, keys that leave, and whether a key leaves.
+_Parts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class Exchanged(NamedTuple):
@@ -48,7 +54,10 @@ class DevicePlaces:
     """
 
     def __init__(self, rows: int, ways: int, policy: str, label: str):
-        self._directory = on_host(lambda: init_directory(rows // ways, ways))
+        # One set has no need of an overflow: any key may take any of its rows.
+        spare = max(rows // _SHARE // ways, min(1, rows // ways - 1)) * ways
+        self._directory = on_host(lambda: init_directory((rows - spare) // ways, ways))
+        self._overflow = Overflow(spare)
         self._policy, self._label, self._rows = policy, label, rows
         self._clock = 0
 
@@ -59,29 +68,68 @@ class DevicePlaces:
             ValueError: the distinct keys do not fit on the device.
         """
         self._clock += 1
-        words, inside = padded(keys, 1)
-        inside[: len(keys)] = present
-        self._directory, slots, done = _place(
-            self._directory, words, inside, self._clock, self._policy
-        )
-        counts = dict(zip(COUNTERS, np.asarray(done.counts).tolist(), strict=True))
+        given = keys[present]
+        found = np.full(len(given), -1, np.int32)
+        if len(self._overflow):
+            found = self._spare(given)
+        elsewhere = int(np.count_nonzero(found >= 0))
+        counts, parts = self._insert(given, found, self._policy)
+        if counts["refused"] and self._policy == "lfu":
+            # What is in its sets was requested more often; the least frequent of it leaves all the same.
+            forced, more = self._insert(given, found, "custom")
+            counts["refused"] = forced["refused"]
+            parts = [*parts, *more]
         if counts["refused"]:
-            raise ValueError(
-                f"{self._label}: {counts['unique']} distinct ids of a batch do not fit into the {self._rows} rows on "
-                f"the device ({counts['refused']} found no place in their sets); expected about twice as many rows as "
-                "distinct ids."
-            )
-        slots = np.asarray(slots)[: len(keys)]
+            parts.append(self._overflowing(given[found < 0], counts))
+            found = np.where(found < 0, self._spare(given), found)
+        merged = [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+        order = np.argsort(merged[0])
+        new, loaded, evicted, full = (array[order] for array in merged)
+        counts |= {"inserted": len(new), "evicted": int(full.sum())}
+        counts["requests"] += elsewhere
+        counts["hits"] += elsewhere
+        slots = np.zeros(len(keys), np.int32)
+        slots[present] = found
+        return slots, Exchanged(new, loaded, evicted, full, found, counts)
+
+    def _insert(
+        self, keys: np.ndarray, found: np.ndarray, policy: str
+    ) -> tuple[dict[str, int], list[_Parts]]:
+        """Finds or inserts the keys whose slot in ``found`` is -1, and writes their slots there."""
+        words, wanted = padded(keys, 1)
+        wanted[: len(keys)] = found < 0
+        self._directory, done = _place(self._directory, words, wanted, self._clock, policy)
+        counts = dict(zip(COUNTERS, np.asarray(done.counts).tolist(), strict=True))
+        np.copyto(found, np.asarray(done.found)[: len(keys)], where=found < 0)
         new, loaded, evicted, touched = (
             np.asarray(array)[: counts["inserted"]]
             for array in (done.slots, done.keys, done.old_keys, done.old_touched)
         )
-        return np.where(present, slots, 0), Exchanged(
-            new, to_integers(loaded), to_integers(evicted), touched > 0, slots[present], counts
-        )
+        return counts, [(new, to_integers(loaded), to_integers(evicted), touched > 0)]
+
+    def _spare(self, keys: np.ndarray) -> np.ndarray:
+        """The slots of keys in the overflow, -1 for other keys."""
+        places = self._overflow.touch(keys, self._clock)
+        return np.where(places < 0, -1, places + self._directory.capacity).astype(np.int32)
+
+    def _overflowing(self, keys: np.ndarray, counts: dict[str, int]) -> _Parts:
+        loaded = np.unique(keys)
+        found = self._overflow.insert(loaded, self._clock)
+        if found is None:
+            raise ValueError(
+                f"{self._label}: {counts['unique']} distinct ids of a batch do not fit into the {self._rows} rows on "
+                f"the device ({counts['refused']} found no place in their sets, and the overflow has "
+                f"{self._overflow.rows} rows); expected at least 1.5 times as many rows as distinct ids."
+            )
+        places, evicted, full = found
+        return (places + self._directory.capacity).astype(np.int32), loaded, evicted, full
 
     def reset(self, keys: np.ndarray, full: np.ndarray) -> None:
         """Puts these keys uint64 ``[rows]`` in the slots that are full. All become equally old."""
+        (keys, rest), (full, rest_full) = (
+            np.split(array, [self._directory.capacity]) for array in (keys, full)
+        )
+        self._overflow.reset(rest, rest_full)
         sets, _, ways = self._directory.keys.shape
         touched = full.astype(np.int32)
         words = to_words(np.where(full, keys, np.uint64(0))).reshape(sets, ways, 2)
@@ -94,7 +142,12 @@ class DevicePlaces:
 @partial(jax.jit, donate_argnums=0, static_argnums=4)
 def _place(
     directory: KeyDirectory, words: jax.Array, present: jax.Array, now: jax.Array, policy: str
-) -> tuple[KeyDirectory, jax.Array, Insertion]:
-    rest = jnp.zeros_like(words), jnp.asarray(now, jnp.int32), jnp.zeros((), jnp.uint32)
+) -> tuple[KeyDirectory, Insertion]:
+    scores = jnp.full_like(words, 2**32 - 1)  # which are looked at by "custom" alone, and not below any other
+    rest = scores, jnp.asarray(now, jnp.int32), jnp.zeros((), jnp.uint32)
     directory, done = backend.insert(directory, words, present, *rest, Eviction(policy), "auto")
-    return directory, done.found, done
+    if policy == "custom":
+        once = jnp.array([0, 1], jnp.uint32)
+        at = done.slots // directory.ways, slice(None), done.slots % directory.ways
+        directory = directory._replace(scores=directory.scores.at[at].set(once, mode="drop"))
+    return directory, done

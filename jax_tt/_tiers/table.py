@@ -201,7 +201,7 @@ class TieredRows:
         self._host.write_ahead()
         slots = np.full(size, len(self._keys), np.int32)
         slots[:count] = plan.slots
-        return jax.device_put((slots, entries))
+        return _on_device((slots, entries))
 
     def loaded(self, number: int, plan: Exchanged, old: list[jax.Array]) -> None:
         """Notes that the rows of a batch are on the device; ``old`` are the entries that left it."""
@@ -294,6 +294,12 @@ class TieredRows:
         dtype = self.layout.dtypes[0]
         rows = _initial(self._initial, self._seed, words, present, self._features, dtype)
         return np.asarray(rows)[: len(keys)]
+
+
+@jax.jit
+def _on_device(arrays: Any) -> Any:
+    # Takes a quarter of the time of jax.device_put, which the thread that prepares batches would take from the step.
+    return arrays
 
 
 @jax.jit

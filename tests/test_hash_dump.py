@@ -156,7 +156,7 @@ def test_errors(source, tmp_path):
     jax_tt.dump_keys(table, state, path, keys_per_file=20)
     with pytest.raises(FileExistsError, match="exists; expected a new name"):
         jax_tt.dump_keys(table, state, path)
-    with pytest.raises(FileNotFoundError, match="is no complete dump of a hash table"):
+    with pytest.raises(FileNotFoundError, match="is no complete dump of a table"):
         jax_tt.load_keys(table, state, tmp_path / "nothing")
     row_wise = jax_tt.hash_table(6, 128, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1))
     with pytest.raises(jax_tt.FileError, match=r"slot_sum_0 has entries of shape \(6,\); expected"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import stat
@@ -106,6 +107,45 @@ def writing(
         raise
     except FileExistsError as error:
         raise _exists(name) from error
+    except OSError as error:
+        raise in_words(error, name, "cannot be written") from error
+
+
+@contextlib.contextmanager
+def resuming(path: str | os.PathLike[str]) -> Iterator[str]:
+    """A directory to write to, which takes the name of the output at the end.
+
+    What ends the work before that leaves what has been written; the next call for the same output finds it in its
+    directory, and may keep it.
+
+    Raises:
+        FileError: as `check_output`; another call writes the same output; or writing failed.
+    """
+    check_output(path, overwrite=False, directory=True)
+    name = os.fsdecode(path)
+    folder, last = os.path.split(os.path.realpath(name))
+    place = os.path.join(folder, f".jax_tt_{last}.unfinished")
+    try:
+        os.makedirs(place, exist_ok=True)
+        lock = os.open(place, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield place
+            _flush(place)
+            _swap(place, os.path.join(folder, last), None)
+            _flush_directory(folder)
+        finally:
+            os.close(lock)
+            with contextlib.suppress(OSError):  # unless something has been written
+                os.rmdir(place)
+    except FileError:
+        raise
+    except FileExistsError as error:
+        raise _exists(name) from error
+    except BlockingIOError as error:
+        raise FileError(
+            f"{name}: is being written by another call; wait for it, or name another output."
+        ) from error
     except OSError as error:
         raise in_words(error, name, "cannot be written") from error
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._arguments import as_int, as_positive
-from jax_tt._files.output import writing
-from jax_tt._files.safetensors_file import read_safetensors, write_safetensors
-from jax_tt._files.stored import FileError, MissingError, StoredArrays
+from jax_tt._arguments import as_int, as_positive, one_of
+from jax_tt._files.dump import FORMATS, Dump, write_dump
 from jax_tt._hash import backend
 from jax_tt._hash.directory import Eviction
 from jax_tt._hash.entries import table_keys
@@ -33,11 +28,6 @@ from jax_tt._hash.table import (
 from jax_tt._progress import Progress
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State
-
-_ABOUT, _REST, _VERSION = "about.json", "rest.safetensors", 1
-_OF_KEYS = {"key": np.dtype(np.uint64), "score": np.dtype(np.uint64), "touched": np.dtype(np.int32)}
-# Files that are written at the same time.
-_WRITERS = 2
 
 
 class Loaded(NamedTuple):
@@ -63,12 +53,15 @@ def dump_keys(
     *,
     since: int = 0,
     keys_per_file: int = 1 << 20,
+    format: str = "safetensors",
     progress: bool = True,
 ) -> int:
-    """Writes the keys of a table with their rows to a new directory of ``.safetensors`` files.
+    """Writes the keys of a table with their rows to files in a new directory.
 
-    The directory is complete or absent. `load_keys` reads it into a table of any capacity and storage type. Arrays are
-    written in their types, ``keys_per_file`` keys at a time.
+    The directory is complete or absent. If a call is cut off, the next one with the same arguments keeps the files that
+    are finished; until then they are in a hidden directory beside it, ``.jax_tt_NAME.unfinished``. `load_keys` reads a
+    dump into a table of any capacity and storage type, and `load_rows` into a dense table. Arrays are written in their
+    types, ``keys_per_file`` keys at a time.
 
     Args:
         table: the `HashTable`, whose rows are those of single keys: not one of tensor trains, whose state has the same
@@ -78,6 +71,7 @@ def dump_keys(
         since: only keys that were requested after this batch, for a dump of what has changed since the dump that
             returned this number. Keys that have left the table since then are not named.
         keys_per_file: keys in one file.
+        format: ``"safetensors"``, or ``"orbax"`` for a checkpoint in place of every file.
         progress: show a progress bar if it takes longer than a second; requires ``jax-tt[order]``.
 
     Returns:
@@ -86,7 +80,7 @@ def dump_keys(
     Raises:
         FileError: the directory exists or cannot be written.
         TypeError, ValueError: an argument does not fit.
-        ImportError: safetensors is not installed.
+        ImportError: safetensors is not installed, or orbax if it is asked for.
 
     >>> import jax, jax_tt, numpy as np, os, tempfile
     >>> table = jax_tt.hash_table(8, 1024)
@@ -103,40 +97,27 @@ def dump_keys(
     """
     table = _with_own_rows(table)
     size, first = as_positive("keys_per_file", keys_per_file), as_int("since", since)
+    one_of("format", format, FORMATS)
     entries = table_keys(table, state)
     entries = entries[entries["touched"] > first]
     names = list(table.table.row_arrays)
-    parts = [entries[k : k + size] for k in range(0, len(entries), size)]
-    rest = {name: value for name, value in state.items() if name in _rest_names(table)}
+
+    def parts() -> Iterator[dict[str, np.ndarray]]:
+        for k in range(0, len(entries), size):
+            part = entries[k : k + size]
+            yield {
+                **{name: np.ascontiguousarray(part[name]) for name in ("key", "score", "touched")},
+                **{name: np.asarray(state[name][part["slot"]]) for name in names},
+            }
+
     about = {
-        "version": _VERSION,
         "features": table.features,
-        "keys": len(entries),
         "since": first,
-        "files": [_file(k) for k in range(len(parts))],
         "arrays": {name: str(state[name].dtype) for name in names},
     }
-    with (
-        writing(path, overwrite=False, directory=True) as place,
-        Progress(progress, "dump_keys", len(parts)) as bar,
-        ThreadPoolExecutor(_WRITERS) as writers,
-    ):
-        os.mkdir(place)
-        written = []
-        for k, part in enumerate(parts):
-            arrays = {name: np.ascontiguousarray(part[name]) for name in _OF_KEYS}
-            arrays |= {name: np.asarray(state[name][part["slot"]]) for name in names}
-            if k >= _WRITERS:  # no more than these are in memory
-                written[k - _WRITERS].result()
-                bar.step()
-            file = os.path.join(place, _file(k))
-            written.append(writers.submit(write_safetensors, file, arrays, {}))
-        for future in written[-_WRITERS:]:
-            future.result()
-            bar.step()
-        whole = {name: np.asarray(value) for name, value in rest.items()}
-        write_safetensors(os.path.join(place, _REST), whole, {})
-        Path(place, _ABOUT).write_text(json.dumps(about, indent=2))
+    rest = {name: value for name, value in state.items() if name in _rest_names(table)}
+    with Progress(progress, "dump_keys", -(-len(entries) // size)) as bar:
+        write_dump(path, parts(), rest, about, format, bar)
     return int(state[CLOCK])
 
 
@@ -184,32 +165,30 @@ def load_keys(
     """
     table = _with_own_rows(table)
     table.check(state)
-    name = os.fsdecode(path)
-    about = _about(name)
+    dump = Dump.open(path)
     wanted = table.table.row_arrays
     taken = list(wanted) if optimizer_state else list(table.table.row_names)
-    _check_arrays(name, table, about, taken, exact=optimizer_state)
+    dump.check(table.features, taken, exact=optimizer_state)
     method = table.method(Lookup(method=method), state)
-    rest = _read(name, _REST).arrays
     scalars = {
-        array: jnp.asarray(np.asarray(rest[array].read()))
-        for array in _rest_names(table)
-        if array in rest and rest[array].shape == state[array].shape
-        if optimizer_state or array.startswith("hash_")
+        name: jnp.asarray(value)
+        for name, value in dump.rest().items()
+        if name in _rest_names(table) and value.shape == state[name].shape
+        if optimizer_state or name.startswith("hash_")
     }
     evicted = 0
-    # The batches of both tables lie in the past.
-    scalars[CLOCK] = jnp.maximum(state[CLOCK], scalars[CLOCK])
+    # The batches of both tables lie in the past. The dump of a table without batches is of batch 1.
+    scalars[CLOCK] = jnp.maximum(state[CLOCK], scalars.get(CLOCK, 1))
     now = int(scalars[CLOCK])
     # One copy, which the files are then written into.
     state = {**state, **{array: jnp.copy(state[array]) for array in wanted}}
-    with Progress(progress, "load_keys", len(about["files"])) as bar:
-        for part in _parts(name, about, {own: state[own].shape[1:] for own in taken}):
+    with Progress(progress, "load_keys", len(dump.files)) as bar:
+        for part in dump.parts({own: state[own].shape[1:] for own in taken}):
             now += 1
             state, more = _placed(table, state, part, wanted, now, method)
             evicted += more
             bar.step()
-    return state | scalars, Loaded(about["keys"], evicted)
+    return state | scalars, Loaded(dump.keys, evicted)
 
 
 def _placed(
@@ -271,65 +250,3 @@ def _with_own_rows(table: Any) -> HashTable:
 def _rest_names(table: HashTable) -> set[str]:
     """The arrays that do not belong to single keys of the table."""
     return {*table.trained_shapes, *table.hash_shapes} - {*table.table.row_arrays, *KEYS}
-
-
-def _file(number: int) -> str:
-    return f"keys-{number:05}.safetensors"
-
-
-def _read(path: str, file: str) -> StoredArrays:
-    try:
-        return read_safetensors(os.path.join(path, file))
-    except FileNotFoundError:
-        raise MissingError(
-            f"{path}: is no complete dump of a hash table; it has no {file}."
-        ) from None
-
-
-def _about(path: str) -> dict[str, Any]:
-    try:
-        found = json.loads(Path(path, _ABOUT).read_text())
-        if found["version"] != _VERSION:
-            raise FileError(f"{path}: is of version {found['version']}; expected {_VERSION}.")
-        return {name: found[name] for name in ("features", "keys", "files", "arrays")}
-    except FileNotFoundError:
-        raise MissingError(
-            f"{path}: is no complete dump of a hash table; it has no {_ABOUT}."
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{path}: {_ABOUT} cannot be read or is damaged ({error}).") from error
-
-
-def _check_arrays(
-    path: str, table: HashTable, about: Mapping[str, Any], taken: list[str], *, exact: bool
-) -> None:
-    if about["features"] != table.features:
-        raise FileError(
-            f"{path}: has rows of {about['features']} columns; expected {table.features}, those of the table."
-        )
-    given = list(about["arrays"])
-    if set(taken) != set(given) if exact else not set(taken) <= set(given):
-        raise FileError(
-            f"{path}: has {', '.join(given)}; expected {', '.join(taken)}. The optimizer state of another rule is left "
-            "out by optimizer_state=False."
-        )
-
-
-def _parts(
-    path: str, about: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[dict[str, np.ndarray]]:
-    for file in about["files"]:
-        stored = _read(path, file)
-        arrays = {name: np.asarray(stored[name].read()) for name in (*_OF_KEYS, *shapes)}
-        lengths = {len(array) for array in arrays.values()}
-        if len(lengths) != 1 or any(arrays[k].dtype != dtype for k, dtype in _OF_KEYS.items()):
-            raise FileError(f"{stored.path}: its arrays do not belong to the same keys.")
-        for name, expected in shapes.items():
-            if (shape := arrays[name].shape[1:]) != expected:
-                raise FileError(
-                    f"{stored.path}: {name} has entries of shape {shape}; expected {expected}, that of the table. "
-                    "The optimizer state of another rule is left out by optimizer_state=False."
-                )
-        yield arrays

@@ -1,0 +1,204 @@
+"""Dumps: directories of keys with the entries of their rows, in parts."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_tt._files.orbax_directory import read_orbax, write_orbax
+from jax_tt._files.output import resuming
+from jax_tt._files.safetensors_file import read_safetensors, write_safetensors
+from jax_tt._files.stored import FileError, MissingError, StoredArrays
+from jax_tt._progress import Progress
+
+# How the arrays of a part are written.
+FORMATS = ("safetensors", "orbax")
+_ABOUT, _REST, _VERSION = "about.json", "rest.safetensors", 1
+_OF_KEYS = {"key": np.dtype(np.uint64), "score": np.dtype(np.uint64), "touched": np.dtype(np.int32)}
+# Parts that are written at the same time.
+_WRITERS = 2
+
+Part = Mapping[str, np.ndarray]
+
+
+def write_dump(
+    path: str | os.PathLike[str],
+    parts: Iterable[Part],
+    rest: Mapping[str, Any],
+    about: Mapping[str, Any],
+    kind: str,
+    bar: Progress,
+) -> int:
+    """Writes a dump to a new directory, or goes on with one that was cut off. Returns the number of keys.
+
+    What an earlier call has written is compared with what would be written, and kept where it is the same.
+
+    Args:
+        path: of the directory, which is complete or absent.
+        parts: keys, scores and last batches, with the entries of their rows.
+        rest: arrays that do not belong to single keys; it is read after the last part.
+        about: the description.
+        kind: one of `FORMATS`.
+        bar: makes a step with every part.
+    """
+    files: list[str] = []
+    keys = 0
+    with resuming(path) as place:
+        with ThreadPoolExecutor(_WRITERS) as writers:
+            written: collections.deque[Any] = collections.deque()
+            try:
+                for part in parts:
+                    files.append(f"keys-{len(files):05}.{kind}")
+                    keys += len(part["key"])
+                    if len(written) >= _WRITERS:  # no more than these are in memory
+                        written.popleft().result()
+                        bar.step()
+                    written.append(writers.submit(_write, os.path.join(place, files[-1]), part))
+                for future in written:
+                    future.result()
+                    bar.step()
+            except BaseException:
+                writers.shutdown(cancel_futures=True)
+                raise
+        _write(os.path.join(place, _REST), {name: np.asarray(x) for name, x in rest.items()})
+        for name in {*os.listdir(place)} - {*files, _REST}:
+            _remove(os.path.join(place, name))
+        whole = {"version": _VERSION, **about, "keys": keys, "files": files}
+        Path(place, _ABOUT).write_text(json.dumps(whole, indent=2))
+    return keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Dump:
+    """A dump in a directory.
+
+    Attributes:
+        path: of the directory.
+        features: columns of a row.
+        keys: the number of keys.
+        files: the parts.
+        arrays: the type of every array, by name.
+    """
+
+    path: str
+    features: int
+    keys: int
+    files: list[str]
+    arrays: dict[str, str]
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Dump:
+        """Reads the description.
+
+        Raises:
+            FileError: it is missing or damaged.
+        """
+        name = os.fsdecode(path)
+        try:
+            found = json.loads(Path(name, _ABOUT).read_text())
+            if found["version"] != _VERSION:
+                raise FileError(f"{name}: is of version {found['version']}; expected {_VERSION}.")
+            return cls(name, *(found[key] for key in ("features", "keys", "files", "arrays")))
+        except FileNotFoundError:
+            raise _incomplete(name, _ABOUT) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if isinstance(error, FileError):
+                raise
+            raise FileError(f"{name}: {_ABOUT} cannot be read or is damaged ({error}).") from error
+
+    def check(self, features: int, taken: list[str], *, exact: bool) -> None:
+        """Raises unless there are entries of these arrays, and with ``exact`` of no others."""
+        if self.features != features:
+            raise FileError(
+                f"{self.path}: has rows of {self.features} columns; expected {features}, those of the table."
+            )
+        given = list(self.arrays)
+        if set(taken) != set(given) if exact else not set(taken) <= set(given):
+            raise FileError(
+                f"{self.path}: has {', '.join(given)}; expected {', '.join(taken)}. The optimizer state of another "
+                "rule is left out by optimizer_state=False."
+            )
+
+    def rest(self) -> dict[str, np.ndarray]:
+        """The arrays that do not belong to single keys."""
+        stored = self._read(_REST)
+        return {name: np.asarray(array.read()) for name, array in stored.arrays.items()}
+
+    def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
+        """Keys, scores and last batches, and entries of these shapes."""
+        for file in self.files:
+            stored = self._read(file)
+            arrays = {name: np.asarray(stored[name].read()) for name in (*_OF_KEYS, *shapes)}
+            lengths = {len(array) for array in arrays.values()}
+            if len(lengths) != 1 or any(arrays[k].dtype != kind for k, kind in _OF_KEYS.items()):
+                raise FileError(f"{stored.path}: its arrays do not belong to the same keys.")
+            for name, expected in shapes.items():
+                if (shape := arrays[name].shape[1:]) != expected:
+                    raise FileError(
+                        f"{stored.path}: {name} has entries of shape {shape}; expected {expected}, that of the table. "
+                        "The optimizer state of another rule is left out by optimizer_state=False."
+                    )
+            yield arrays
+
+    def _read(self, file: str) -> StoredArrays:
+        try:
+            return _read(os.path.join(self.path, file))
+        except FileNotFoundError:
+            raise _incomplete(self.path, file) from None
+
+
+def _incomplete(path: str, file: str) -> MissingError:
+    return MissingError(f"{path}: is no complete dump of a table; it has no {file}.")
+
+
+def _read(path: str) -> StoredArrays:
+    if path.endswith(".orbax"):
+        if not os.path.isdir(path):
+            raise FileNotFoundError(path)
+        return read_orbax(path)
+    return read_safetensors(path)
+
+
+def _write(path: str, arrays: Part) -> None:
+    """Writes one part, unless it is there."""
+    if os.path.exists(path):
+        with contextlib.suppress(FileError):
+            if _same(_read(path), arrays):
+                return
+    new = path + ".new"
+    for old in new, path:
+        _remove(old)
+    write = write_orbax if path.endswith(".orbax") else write_safetensors
+    write(new, arrays, {})
+    os.rename(new, path)
+
+
+def _same(stored: StoredArrays, arrays: Part) -> bool:
+    if stored.arrays.keys() != arrays.keys():
+        return False
+    for name, array in arrays.items():
+        found = stored[name]
+        if (found.shape, found.dtype) != (array.shape, array.dtype):
+            return False
+        pair = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (found.read(), array))
+        if not np.array_equal(*pair):  # bytes, since no NaN equals itself
+            return False
+    return True
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(path)

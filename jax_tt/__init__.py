@@ -104,6 +104,9 @@ from jax_tt._sharding.table import ShardedTable as ShardedTable
 from jax_tt._sharding.tables import shard_tables as shard_tables
 from jax_tt._split_ids import SplitIds as SplitIds
 from jax_tt._tables.dense import DenseTable as DenseTable
+from jax_tt._tables.dump import LoadedRows as LoadedRows
+from jax_tt._tables.dump import dump_rows as dump_rows
+from jax_tt._tables.dump import load_rows as load_rows
 from jax_tt._tables.fused import FusedTable as FusedTable
 from jax_tt._tables.fused import init_fused_table as init_fused_table
 from jax_tt._tables.options import Lookup as Lookup

@@ -108,7 +108,8 @@ class Dump:
             found = json.loads(Path(name, _ABOUT).read_text())
             if found["version"] != _VERSION:
                 raise FileError(f"{name}: is of version {found['version']}; expected {_VERSION}.")
-            return cls(name, *(found[key] for key in ("features", "keys", "files", "arrays")))
+            files = [str(file) for file in found["files"]]
+            return cls(name, int(found["features"]), int(found["keys"]), files, dict(found["arrays"]))
         except FileNotFoundError:
             raise _incomplete(name, _ABOUT) from None
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -130,14 +130,17 @@ def resuming(path: str | os.PathLike[str]) -> Iterator[str]:
         lock = os.open(place, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield place
+            try:
+                yield place
+            except BaseException:
+                with contextlib.suppress(OSError):  # unless something has been written
+                    os.rmdir(place)
+                raise
             _flush(place)
             _swap(place, os.path.join(folder, last), None)
             _flush_directory(folder)
         finally:
             os.close(lock)
-            with contextlib.suppress(OSError):  # unless something has been written
-                os.rmdir(place)
     except FileError:
         raise
     except FileExistsError as error:

@@ -87,6 +87,16 @@ class LayerTiers:
         """`Tiers.read`: rows of any ids, ``[n, D]`` on the host."""
         return self._tiers.read(self._embed.arrays(), table, ids)
 
+    def dump(self, table: str, path: str | os.PathLike[str], **options: Any) -> int:
+        """`Tiers.dump`: writes all rows of a table to files."""
+        return self._tiers.dump(self._embed.arrays(), table, path, **options)
+
+    def load_dump(self, table: str, path: str | os.PathLike[str], **options: Any) -> None:
+        """`Tiers.load_dump`: puts the rows of a dump into host memory and on disk, before the first batch."""
+        self._embed.set_arrays(
+            self._tiers.load_dump(self._embed.arrays(), table, path, **options)
+        )
+
     def grow_host(self, table: str, rows: int) -> None:
         """`Tiers.grow_host`: makes room in host memory."""
         self._tiers.grow_host(table, rows)

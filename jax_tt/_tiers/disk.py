@@ -7,7 +7,7 @@ import fcntl
 import itertools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,10 @@ class DiskStore:
         self._filters[table].add(keys)
         self._pending.append(self._thread.submit(self._put, table, keys, records))
 
+    def keys(self, table: str) -> np.ndarray:
+        """The keys of all records of a table, uint64 in ascending order."""
+        return self._run(lambda: np.concatenate([*self._keys(table), np.zeros(0, np.uint64)]))
+
     def saved(self) -> bytes | None:
         """What the last `commit` saved beside the records."""
         return self._run(lambda: self._write.get(_SAVED, db=self._others))
@@ -161,10 +165,14 @@ class DiskStore:
 
     def _read_filter(self, table: str) -> KeyFilter:
         held = KeyFilter()
+        for keys in self._keys(table):
+            held.add(keys)
+        return held
+
+    def _keys(self, table: str) -> Iterator[np.ndarray]:
         names = self._write.cursor(db=self._records[table]).iternext(keys=True, values=False)
         while part := b"".join(itertools.islice(names, _CHUNK)):
-            held.add(np.frombuffer(part, ">u8").astype(np.uint64))
-        return held
+            yield np.frombuffer(part, ">u8").astype(np.uint64)
 
     def _get(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         order = np.argsort(keys)

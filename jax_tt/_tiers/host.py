@@ -107,6 +107,11 @@ class HostStore:
             own[slots] = array[excess:]
         self._append(slots)
 
+    def keys(self) -> np.ndarray:
+        """The keys of all records, those on disk included; some twice."""
+        own = self._keys[self._arrived > 0]
+        return own if self._disk is None else np.concatenate([own, self._disk.keys(self._table)])
+
     def erase(self, keys: np.ndarray) -> None:
         """Removes keys from memory; what the disk has of them stays."""
         slots = self._slots.find(keys)

@@ -159,7 +159,7 @@ class TieredRows:
         self._host = HostStore(tier.host_rows, layout, disk, name)
         self._name, self._has_disk = name, disk is not None
         self._initial = tier.initializer or Normal(table.features**-0.5)
-        self._features = table.features
+        self.features = table.features
         seed = to_words(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
         self._seed = on_host(lambda: seed)
         # Of what has been loaded: the key of every slot, whether it has one, and whether disk lacks its last value.
@@ -233,20 +233,36 @@ class TieredRows:
 
     def read(self, state: Any, keys: np.ndarray) -> np.ndarray:
         """Rows of keys, wherever they are."""
-        self._absorb(0)
         distinct, inverse = np.unique(keys, return_inverse=True)
-        found = self._host.get(distinct, len(distinct))
-        rows = found.entries[0]
-        rows[found.missing] = self._initial_rows(distinct[found.missing])
+        return self.entries(state, distinct, self.layout.names[:1])[0][inverse]
+
+    def keys(self) -> np.ndarray:
+        """All keys that have a row, wherever it is, in ascending order."""
+        self._absorb(0)
+        return np.unique(np.concatenate([self._host.keys(), self._keys[self._full]]))
+
+    def entries(self, state: Any, keys: np.ndarray, names: tuple[str, ...]) -> list[np.ndarray]:
+        """Entries of the first arrays of keys in ascending order; initial rows where there is none."""
+        self._absorb(0)
+        found = self._host.get(keys, len(keys))
+        arrays = found.entries[: len(names)]
+        arrays[0][found.missing] = self._initial_rows(keys[found.missing])
+        for array, value in zip(arrays[1:], self.layout.initial[1:], strict=False):
+            array[found.missing] = value
         slots = np.flatnonzero(self._full)
-        places = np.searchsorted(distinct, self._keys[slots])
-        here = (places < len(distinct)) & (
-            distinct[np.minimum(places, len(distinct) - 1)] == self._keys[slots]
-            if len(distinct)
-            else False
-        )
-        (rows[places[here]],) = self._entries(state, self.layout.names[:1], slots[here])
-        return rows[inverse]
+        places = np.searchsorted(keys, self._keys[slots])
+        inside = places < len(keys)
+        slots, places = slots[inside], places[inside]
+        here = keys[places] == self._keys[slots]
+        for array, own in zip(arrays, self._entries(state, names, slots[here]), strict=True):
+            array[places[here]] = own
+        return arrays
+
+    def put(self, keys: np.ndarray, entries: list[np.ndarray]) -> None:
+        """Sets entries of distinct keys, none of which is on the device."""
+        if not self._has_disk and len(self._host) + len(keys) > self._host.rows:
+            raise StoreError(full(self._name, self._host.rows))
+        self._host.put(keys, entries)
 
     def statistics(self) -> TierStatistics:
         return TierStatistics(
@@ -292,7 +308,7 @@ class TieredRows:
     def _initial_rows(self, keys: np.ndarray) -> np.ndarray:
         words, present = padded(keys, _FEWEST)
         dtype = self.layout.dtypes[0]
-        rows = _initial(self._initial, self._seed, words, present, self._features, dtype)
+        rows = _initial(self._initial, self._seed, words, present, self.features, dtype)
         return np.asarray(rows)[: len(keys)]
 
 

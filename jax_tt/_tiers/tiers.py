@@ -20,8 +20,9 @@ from jax_tt._hash import backend
 from jax_tt._tables.table import Table
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.disk import DiskStore, StoreError
-from jax_tt._tiers.places import Exchanged
+from jax_tt._tiers.dump import dump_tier, load_tier
 from jax_tt._tiers.inputs import apart, features_of, keys_of, with_slots
+from jax_tt._tiers.places import Exchanged
 from jax_tt._tiers.table import Tier, TieredRows, TierStatistics
 
 
@@ -226,11 +227,7 @@ class Tiers:
             StoreError: there is no tier on disk, or it cannot be read.
         """
         disk = self._needs_disk("restored")
-        if self._staged:
-            raise RuntimeError(
-                "restored: rows have changed since the tiers were opened; close them without saving, and call it on "
-                "new ones before the first batch."
-            )
+        self._require_unused("restored")
         data = disk.saved()
         if data is None:
             return None
@@ -254,6 +251,68 @@ class Tiers:
         keys, _ = keys_of(table, np.asarray(ids), None)
         with self._stores:
             return self._rows[table].read(state[table], keys)
+
+    def dump(
+        self,
+        state: States,
+        table: str,
+        path: str | os.PathLike[str],
+        *,
+        keys_per_file: int = 1 << 18,
+        format: str = "safetensors",
+        progress: bool = True,
+    ) -> int:
+        """Writes all rows of a table, wherever they are, to files in a new directory, as `dump_keys` does.
+
+        Only the rows of three files are in memory at a time, and 8 bytes for every key.
+
+        Args:
+            state: the arrays after a step.
+            table: its name.
+            path, keys_per_file, format, progress: as in `dump_keys`.
+
+        Returns:
+            The number of keys.
+
+        Raises:
+            FileError: the directory exists or cannot be written.
+        """
+        with self._stores:
+            return dump_tier(self._rows[table], state[table], path, keys_per_file, format, progress)
+
+    def load_dump(
+        self,
+        state: States,
+        table: str,
+        path: str | os.PathLike[str],
+        *,
+        progress: bool = True,
+    ) -> dict[str, dict[str, Any]]:
+        """Puts the rows of a dump into host memory and on disk, before the first batch.
+
+        Args:
+            state: an initial state of the collection.
+            table: its name.
+            path: of the directory that `dump`, `dump_keys` or `dump_rows` wrote.
+            progress: as in `dump_keys`.
+
+        Returns:
+            The state with the other arrays of the dump, such as step counts.
+
+        Raises:
+            RuntimeError: batches have been prefetched before.
+            FileError: the dump is missing, incomplete, damaged or that of another kind of table.
+            StoreError: host memory is full and there is no disk, or the disk is full.
+        """
+        self._require_unused("load_dump")
+        with self._stores:
+            rest = load_tier(self._rows[table], path, progress)
+        own = {
+            name: jnp.asarray(rest[name])
+            for name, array in state[table].items()
+            if name in rest and rest[name].shape == array.shape
+        }
+        return {**state, table: {**state[table], **own}}
 
     def grow_host(self, table: str, rows: int) -> None:
         """Makes room for this number of rows of a table in host memory, for instance after a `StoreError` said so.
@@ -279,6 +338,13 @@ class Tiers:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _require_unused(self, caller: str) -> None:
+        if self._staged:
+            raise RuntimeError(
+                f"{caller}: rows have changed since the tiers were opened; close them without saving, and call it on "
+                "new ones before the first batch."
+            )
 
     def _needs_disk(self, caller: str) -> DiskStore:
         if self._disk is None:

@@ -1,0 +1,251 @@
+"""Dumps of dense tables and of tiers: changes, other kinds of tables, and dumps that were cut off."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt._files import dump as files
+from tests.test_row_tiers import batch_of, small_tiers, trained
+
+RULE = jax_tt.optimizers.RowWiseAdagrad(0.1)
+
+
+def dense(rows, optimizer=RULE, dtype=jnp.float32):
+    table = jax_tt.dense_table(rows, 6, optimizer=optimizer, param_dtype=dtype)
+    state = table.init(jax.random.key(rows))
+    draw = np.random.default_rng(rows)
+    return table, {
+        name: jnp.asarray(draw.normal(size=array.shape) * 9, array.dtype) if array.ndim else array
+        for name, array in state.items()
+    }
+
+
+def same(first, second):
+    return all((np.asarray(first[name]) == np.asarray(second[name])).all() for name in first)
+
+
+@pytest.mark.parametrize("format", ["safetensors", "orbax"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_rows_round_trip_and_changes(tmp_path, format, dtype):
+    table, state = dense(50, dtype=dtype)
+    options = {"rows_per_file": 20, "format": format}
+    assert jax_tt.dump_rows(table, state, tmp_path / "0", **options) == 50
+    slot = "slot_sum_0"
+    changed = {**state, "embedding": state["embedding"].at[jnp.array([3, 49])].multiply(-1)}
+    changed = {**changed, slot: state[slot].at[jnp.array([3, 10])].add(1), "step": state["step"] + 1}
+    assert jax_tt.dump_rows(table, changed, tmp_path / "1", since=tmp_path / "0", **options) == 3
+    assert jax_tt.dump_rows(table, changed, tmp_path / "2", since=tmp_path / "1", **options) == 0
+    found = dense(50)[0].init(jax.random.key(0))
+    for name, rows in ("0", 50), ("1", 3), ("2", 0):
+        found, counts = jax_tt.load_rows(dense(50)[0], found, tmp_path / name)
+        assert counts == (rows, 0)
+    assert same(found, {name: array.astype(found[name].dtype) for name, array in changed.items()})
+
+
+def test_between_dense_and_hash_tables(tmp_path):
+    table, state = dense(50)
+    keys = np.random.default_rng(0).integers(-(2**63), 2**63, 50)
+    keys[:3] = 0, -1, -(2**63)
+    jax_tt.dump_rows(table, state, tmp_path / "dense", keys=keys, rows_per_file=15)
+    hashed = jax_tt.hash_table(6, 256, optimizer=RULE)
+    found, counts = jax_tt.load_keys(hashed, hashed.init(jax.random.key(1)), tmp_path / "dense")
+    assert counts == (50, 0)
+    rows, _ = jax_tt.lookup_rows(hashed, found, keys, jax_tt.Lookup())
+    assert (rows == state["embedding"]).all()
+    found, _ = jax_tt.insert_keys(hashed, found, np.arange(100, 103))
+    jax_tt.dump_keys(hashed, found, tmp_path / "hashed", keys_per_file=15)
+    other, before = dense(60)
+    longer = np.concatenate([keys[::-1], np.arange(10)])
+    longer[50:] += 10**6
+    again, counts = jax_tt.load_rows(other, before, tmp_path / "hashed", keys=longer)
+    assert counts == (50, 3)
+    for name in table.row_arrays:
+        assert (again[name][:50] == state[name][::-1]).all()
+        assert (again[name][50:] == before[name][50:]).all()
+    assert again["step"] == state["step"]
+
+
+def test_sharded_tables_write_and_read_rows(tmp_path):
+    mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
+    table, state = dense(50)
+    sharded = jax_tt.ShardedTable(table, mesh, "model", jax_tt.Placement.round_robin(page_size=8))
+    jax_tt.dump_rows(sharded, sharded.of_rows(state), tmp_path / "dump", rows_per_file=20)
+    found, counts = jax_tt.load_rows(table, table.init(jax.random.key(0)), tmp_path / "dump")
+    assert counts == (50, 0)
+    assert same(found, state)
+    start = sharded.init(jax.random.key(0))
+    found, _ = jax_tt.load_rows(sharded, start, tmp_path / "dump")
+    assert same(sharded.by_row(found), state)
+
+
+def cut_off(monkeypatch, after):
+    """Writing fails after so many files."""
+    write, left = files.write_safetensors, [after]
+
+    def failing(*args):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        write(*args)
+
+    monkeypatch.setattr(files, "_WRITERS", 1)
+    monkeypatch.setattr(files, "write_safetensors", failing)
+
+
+def test_goes_on_where_it_was_cut_off(tmp_path, monkeypatch):
+    table, state = dense(50)
+    path = tmp_path / "dump"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        cut_off(patch, 3)
+        jax_tt.dump_rows(table, state, path, rows_per_file=10)
+    assert not path.exists()
+    unfinished = tmp_path / ".jax_tt_dump.unfinished"
+    assert len(os.listdir(unfinished)) == 3
+    # What has changed since then is written again, and so is what is damaged.
+    (unfinished / "keys-00001.safetensors").write_bytes(b"cut")
+    (unfinished / "keys-00009.safetensors").write_bytes(b"of another dump")
+    state = {**state, "embedding": state["embedding"].at[2].add(1)}
+    kept = (unfinished / "keys-00002.safetensors").stat()
+    with monkeypatch.context() as patch:
+        cut_off(patch, 5)  # two parts again, two more, and the other arrays
+        assert jax_tt.dump_rows(table, state, path, rows_per_file=10) == 50
+    assert (path / "keys-00002.safetensors").stat().st_mtime_ns == kept.st_mtime_ns
+    parts = [f"keys-0000{k}.safetensors" for k in range(5)]
+    assert sorted(os.listdir(path)) == ["about.json", *parts, "rest.safetensors"]
+    found, counts = jax_tt.load_rows(table, table.init(jax.random.key(0)), path)
+    assert counts == (50, 0)
+    assert same(found, state)
+    assert os.listdir(tmp_path) == ["dump"]
+
+
+KILLED = """
+import jax, numpy as np, sys, time, jax_tt
+from jax_tt._files import dump as files
+table = jax_tt.hash_table(4, 4096)
+state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(1000))
+write = files.write_safetensors
+def slow(*args):
+    write(*args)
+    print(args[0], flush=True)
+    time.sleep(float(sys.argv[2]))
+files.write_safetensors = slow
+jax_tt.dump_keys(table, state, sys.argv[1], keys_per_file=100)
+"""
+
+
+@pytest.mark.full
+def test_killed_dump_goes_on(tmp_path):
+    path = tmp_path / "dump"
+    command = [sys.executable, "-c", KILLED, str(path)]
+    with subprocess.Popen([*command, "0.1"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(6):
+            process.stdout.readline()
+        process.kill()
+    assert not path.exists()
+    done = subprocess.run([*command, "0"], capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) <= 7  # of eleven files: two may not have been complete
+    table = jax_tt.hash_table(4, 4096)
+    state, counts = jax_tt.load_keys(table, table.init(jax.random.key(0)), path)
+    assert counts == (1000, 0)
+
+
+def test_two_calls_do_not_write_the_same_dump(tmp_path):
+    table, state = dense(5)
+    with files.resuming(tmp_path / "dump"), pytest.raises(jax_tt.FileError, match="is being written"):
+        jax_tt.dump_rows(table, state, tmp_path / "dump")
+
+
+def test_full_disk(tmp_path, monkeypatch):
+    table, state = dense(50)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write_safetensors", full)
+        with pytest.raises(jax_tt.FileError, match="cannot be written .No space left"):
+            jax_tt.dump_rows(table, state, tmp_path / "dump")
+    assert os.listdir(tmp_path) == []
+    jax_tt.dump_rows(table, state, tmp_path / "dump")
+
+
+def test_errors(tmp_path):
+    table, state = dense(50)
+    path = tmp_path / "dump"
+    jax_tt.dump_rows(table, state, path, rows_per_file=20)
+    with pytest.raises(FileExistsError, match="exists; expected a new name"):
+        jax_tt.dump_rows(table, state, path)
+    train = jax_tt.tt_table(1000, 8, tt_ranks=4)
+    for options, message in (
+        ({"keys": np.arange(49)}, r"keys: got int64 of shape \(49,\); expected integers of shape"),
+        ({"keys": np.zeros(50)}, r"keys: got float64"),
+        ({"keys": np.zeros(50, int)}, "keys: some are equal"),
+        ({"since": tmp_path / "nothing"}, "is no complete dump of a table"),
+        ({"rows_per_file": 0}, "rows_per_file: got 0"),
+        ({"format": "npz"}, "format: got 'npz'; expected one of 'safetensors', 'orbax'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jax_tt.dump_rows(table, state, tmp_path / "other", **options)
+    with pytest.raises(TypeError, match="rows of a TTTable are not entries of its arrays"):
+        jax_tt.dump_rows(train, train.init(jax.random.key(0)), tmp_path / "other")
+    other, before = dense(51)
+    with pytest.raises(jax_tt.FileError, match="is no dump of a table of 51 rows by dump_rows"):
+        jax_tt.dump_rows(other, before, tmp_path / "other", since=path)
+    wide = jax_tt.dense_table(50, 7)
+    with pytest.raises(jax_tt.FileError, match="has rows of 6 columns; expected 7"):
+        jax_tt.load_rows(wide, wide.init(jax.random.key(0)), path)
+    plain, start = dense(50, None)
+    with pytest.raises(jax_tt.FileError, match="has embedding, slot_sum_0; expected embedding"):
+        jax_tt.load_rows(plain, start, path)
+    found, _ = jax_tt.load_rows(plain, start, path, optimizer_state=False)
+    assert (found["embedding"] == state["embedding"]).all()
+    part = path / "keys-00001.safetensors"
+    part.write_bytes(part.read_bytes()[:-100])
+    with pytest.raises(jax_tt.FileError, match="is no whole safetensors file"):
+        jax_tt.load_rows(table, state, path)
+    assert sorted(os.listdir(tmp_path)) == ["dump"]
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_tiers_in_files(tmp_path, disk):
+    """Rows on the device, in host memory and on disk, into tiers of other sizes, a hash table and a dense table."""
+    draw, ids = np.random.default_rng(0), np.arange(60) * 2**55 - 2**61
+    tiers, state = small_tiers(tmp_path / "rows" if disk else None, host_rows=16 if disk else 64)
+    known, batches = ids[:48], [batch_of(ids[8 * k : 8 * k + 8]) for k in range(6)]
+    batches += [batch_of(draw.choice(known, 8)) for _ in range(20)]
+    state = trained(tiers, state, batches)
+    count = tiers.dump(state, "item", tmp_path / "dump", keys_per_file=17)
+    assert count == tiers.statistics()["item"].created == 48
+    before = tiers.read(state, "item", ids)
+    others, start = small_tiers(tmp_path / "others" if disk else None, host_rows=32 if disk else 128)
+    start = others.load_dump(start, "item", tmp_path / "dump")
+    assert (others.read(start, "item", ids) == before).all()
+    more = [batch_of(draw.choice(ids, 8)) for _ in range(10)]
+    state, start = trained(tiers, state, more), trained(others, start, more)
+    assert (others.read(start, "item", ids) == tiers.read(state, "item", ids)).all()
+    with pytest.raises(RuntimeError, match="load_dump: rows have changed"):
+        others.load_dump(start, "item", tmp_path / "dump")
+    rule = jax_tt.optimizers.Adagrad(0.1)
+    hashed = jax_tt.hash_table(8, 256, optimizer=rule)
+    found, counts = jax_tt.load_keys(hashed, hashed.init(jax.random.key(0)), tmp_path / "dump")
+    assert counts == (48, 0)
+    rows, _ = jax_tt.lookup_rows(hashed, found, known, jax_tt.Lookup())
+    assert (rows == before[:48]).all()
+    table = jax_tt.dense_table(60, 8, optimizer=rule)
+    start = table.init(jax.random.key(0))
+    found, counts = jax_tt.load_rows(table, start, tmp_path / "dump", keys=ids)
+    assert counts == (48, 0)
+    assert (found["embedding"][:48] == before[:48]).all()
+    small, start = small_tiers(host_rows=40)
+    with pytest.raises(jax_tt.StoreError, match="40 rows in host memory are full"):
+        small.load_dump(start, "item", tmp_path / "dump")
+    small.grow_host("item", 56)
+    start = small.load_dump(start, "item", tmp_path / "dump")
+    assert (small.read(start, "item", ids) == before).all()

@@ -53,7 +53,7 @@ class Model:
             self.whole = saved
 
     def batch(self):
-        return (self.draw.zipf(1.2, (8, 1)) + self.draw.integers(POOL)) % POOL
+        return (self.draw.zipf(1.1, (12, 1)) + self.draw.integers(POOL)) % POOL
 
     def train(self):
         """Some of the batches that are prefetched."""

@@ -1,5 +1,6 @@
 """Tables of 64-bit keys against a model of Python dicts: keys, rows and optimizer state by key."""
 
+import dataclasses
 import functools
 import random
 
@@ -100,7 +101,7 @@ def check_rows(model, table, state):
         np.testing.assert_array_equal(mine[entries["slot"]], theirs[numbers], name)
 
 
-def run(policy, rule, steps, method, seed, grows=False):
+def run(policy, rule, steps, method, seed, larger=None):
     draw = random.Random(seed)
     table = jax_tt.hash_table(
         D,
@@ -110,7 +111,7 @@ def run(policy, rule, steps, method, seed, grows=False):
         min_age=draw.choice([1, 2]),
         optimizer=RULES[rule],
         safe_check="ignore",
-        max_capacity=64 if grows else None,
+        max_capacity=64 if larger else None,
     )
     pool = EXTREMES + [draw.randrange(2**64) for _ in range(45)]
     model, state = Model(table, pool), table.init(jax.random.key(0))
@@ -142,9 +143,9 @@ def run(policy, rule, steps, method, seed, grows=False):
             assert joined(removed.keys)[: len(slots)].tolist() == [key for key, _ in expected]
             for k, (_, row) in enumerate(expected):
                 np.testing.assert_array_equal(removed.arrays["embedding"][k], row)
-        if grows and number == 5:
+        if larger and number == 5:
             before = {entry[0]: entry for entry in jax_tt.table_keys(table, state)}
-            table, state = jax_tt.grow_if_full(table, state, max_load=0)
+            table, state = larger(table, state)
             model.table, model.directory = table, ModelDirectory(table.sets, table.ways)
             assert table.num_embeddings == 64
             entries = jax_tt.table_keys(table, state)
@@ -199,7 +200,28 @@ def test_equals_model(policy, rule, steps):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_equals_model_while_it_grows(rule):
-    run("lru", rule, 16, "auto", rule, grows=True)
+    run(
+        "lru",
+        rule,
+        16,
+        "auto",
+        rule,
+        lambda table, state: jax_tt.grow_if_full(table, state, max_load=0),
+    )
+
+
+@pytest.mark.parametrize("policy", ["lfu", "custom"])
+def test_equals_model_through_files(policy, tmp_path):
+    def loaded(table, state):
+        jax_tt.dump_keys(table, state, tmp_path / "keys", keys_per_file=5)
+        other = dataclasses.replace(
+            table, table=dataclasses.replace(table.table, num_embeddings=64)
+        )
+        state, counts = jax_tt.load_keys(other, other.init(jax.random.key(3)), tmp_path / "keys")
+        assert counts.evicted == 0
+        return other, state
+
+    run(policy, "adam", 14, "auto", policy, loaded)
 
 
 def test_other_methods_equal_model(method):

@@ -41,8 +41,7 @@ void AddKeyIndex(nb::module_& m) {
           },
           nb::arg("keys").noconvert(), nb::arg("numbers").noconvert())
       .def(
-          "erase",
-          [](KeyIndex& self, const Keys& keys) { self.Erase(keys.data(), static_cast<int64_t>(keys.size())); },
+          "erase", [](KeyIndex& self, const Keys& keys) { self.Erase(keys.data(), static_cast<int64_t>(keys.size())); },
           nb::arg("keys").noconvert());
 }
 

@@ -109,7 +109,9 @@ class Dump:
             if found["version"] != _VERSION:
                 raise FileError(f"{name}: is of version {found['version']}; expected {_VERSION}.")
             files = [str(file) for file in found["files"]]
-            return cls(name, int(found["features"]), int(found["keys"]), files, dict(found["arrays"]))
+            return cls(
+                name, int(found["features"]), int(found["keys"]), files, dict(found["arrays"])
+            )
         except FileNotFoundError:
             raise _incomplete(name, _ABOUT) from None
         except (OSError, ValueError, KeyError, TypeError) as error:

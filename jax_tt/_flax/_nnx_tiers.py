@@ -37,7 +37,7 @@ class LayerTiers:
         >>> for staged in tiers.prefetch({"item": batch} for batch in ids):
         ...     step(embed, optimizer, staged.batch)
         >>> tiers.statistics()["item"].evicted
-        136
+        144
     """
 
     def __init__(
@@ -93,9 +93,7 @@ class LayerTiers:
 
     def load_dump(self, table: str, path: str | os.PathLike[str], **options: Any) -> None:
         """`Tiers.load_dump`: puts the rows of a dump into host memory and on disk, before the first batch."""
-        self._embed.set_arrays(
-            self._tiers.load_dump(self._embed.arrays(), table, path, **options)
-        )
+        self._embed.set_arrays(self._tiers.load_dump(self._embed.arrays(), table, path, **options))
 
     def grow_host(self, table: str, rows: int) -> None:
         """`Tiers.grow_host`: makes room in host memory."""

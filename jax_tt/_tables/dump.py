@@ -194,7 +194,9 @@ def _written(arrays: Any, new: Any, rows: jax.Array) -> Any:
 def _by_row(table: Any, state: State) -> tuple[Table, State]:
     """The table as one device would hold it, with its state."""
     if not isinstance(table, Table):
-        raise TypeError(f"table: got a {type(table).__name__}; expected a table such as a DenseTable.")
+        raise TypeError(
+            f"table: got a {type(table).__name__}; expected a table such as a DenseTable."
+        )
     plain = table.unsharded
     if not plain.row_names:
         raise TypeError(

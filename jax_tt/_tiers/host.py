@@ -55,7 +55,9 @@ class HostStore:
         # Of slots. Pages take memory only once they are written, and slots that were in use before come first.
         self._entries = layout.empty(rows)
         self._keys = np.empty(rows, np.uint64)
-        self._arrived = np.zeros(rows, np.int64)  # the number of the call that wrote a record; 0 in empty slots
+        self._arrived = np.zeros(
+            rows, np.int64
+        )  # the number of the call that wrote a record; 0 in empty slots
         self._changed = np.zeros(rows, bool)
         # Slots from this one on were never in use; those that were emptied are a stack.
         self._unused, self._emptied, self._depth = 0, np.empty(rows, np.int64), 0

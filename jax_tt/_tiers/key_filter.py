@@ -55,4 +55,6 @@ def _bits(hashes: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     steps = hashes >> np.uint64(32) | np.uint64(1)
     probes = np.arange(_PROBES, dtype=np.uint64)[:, None]
     bits = hashes + probes * steps & np.uint64(8 * size - 1)
-    return (bits >> np.uint64(3)).astype(np.int64), np.uint8(1) << (bits & np.uint64(7)).astype(np.uint8)
+    return (bits >> np.uint64(3)).astype(np.int64), np.uint8(1) << (bits & np.uint64(7)).astype(
+        np.uint8
+    )

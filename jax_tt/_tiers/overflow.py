@@ -32,7 +32,9 @@ class Overflow:
         self._touched[places[places >= 0]] = now
         return places
 
-    def insert(self, keys: np.ndarray, now: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    def insert(
+        self, keys: np.ndarray, now: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
         """The places of distinct new keys in ascending order, the keys that were there, and which of them are keys.
 
         None where batch ``now`` requests too many of the others.

@@ -143,7 +143,9 @@ class DevicePlaces:
 def _place(
     directory: KeyDirectory, words: jax.Array, present: jax.Array, now: jax.Array, policy: str
 ) -> tuple[KeyDirectory, Insertion]:
-    scores = jnp.full_like(words, 2**32 - 1)  # which are looked at by "custom" alone, and not below any other
+    scores = jnp.full_like(
+        words, 2**32 - 1
+    )  # which are looked at by "custom" alone, and not below any other
     rest = scores, jnp.asarray(now, jnp.int32), jnp.zeros((), jnp.uint32)
     directory, done = backend.insert(directory, words, present, *rest, Eviction(policy), "auto")
     if policy == "custom":

@@ -209,7 +209,13 @@ class TieredRows:
         self._changed[plan.requested] = True
         own, counts = self._leaving[number], plan.counts
         own.entries = old
-        more = counts["requests"], counts["hits"], counts["inserted"], *own.counts, counts["evicted"]
+        more = (
+            counts["requests"],
+            counts["hits"],
+            counts["inserted"],
+            *own.counts,
+            counts["evicted"],
+        )
         self._totals = {
             name: total + new for (name, total), new in zip(self._totals.items(), more, strict=True)
         }

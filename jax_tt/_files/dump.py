@@ -193,8 +193,11 @@ def _same(stored: StoredArrays, arrays: Part) -> bool:
         found = stored[name]
         if (found.shape, found.dtype) != (array.shape, array.dtype):
             return False
-        pair = (np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (found.read(), array))
-        if not np.array_equal(*pair):  # bytes, since no NaN equals itself
+        # Bytes, since no NaN equals itself.
+        old, new = (
+            np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (found.read(), array)
+        )
+        if not np.array_equal(old, new):
             return False
     return True
 

@@ -307,12 +307,13 @@ class Tiers:
         self._require_unused("load_dump")
         with self._stores:
             rest = load_tier(self._rows[table], path, progress)
-        own = {
+        after = {name: dict(own) for name, own in state.items()}
+        after[table] |= {
             name: jnp.asarray(rest[name])
             for name, array in state[table].items()
             if name in rest and rest[name].shape == array.shape
         }
-        return {**state, table: {**state[table], **own}}
+        return after
 
     def grow_host(self, table: str, rows: int) -> None:
         """Makes room for this number of rows of a table in host memory, for instance after a `StoreError` said so.

@@ -232,6 +232,7 @@ def test_command_line_refuses(
 def figures(score: float, best: float) -> dict[str, Any]:
     quality = {"auc": score, "best": best}
     served = {"device": 0.9, "host": 0.05, "disk": 0.02, "new": 0.03}
+    times = {"step_ms": 1.5, "waited": 0.25, "moved": 3e6}
     return {
         "config": {"batch_size": 16, "budget": 1_000_000},
         "steps": 10,
@@ -242,8 +243,8 @@ def figures(score: float, best: float) -> dict[str, Any]:
         "served_windows": [served, served],
         "device_bytes": {"rows": 900_000, "optimizer": 50_000, "directory": 40_000},
         "other_bytes": {"host": 2_000_000},
-        "step_ms": 1.5,
-        "waited": 0.25,
+        "times_windows": [times, times],
+        **times,
     }
 
 
@@ -255,7 +256,7 @@ def test_report(tmp_path: Path, best: float) -> None:
         "tiers": [figures(0.7, best), figures(0.7, best)],
     }
     text = report.table(results)
-    for part in ("0.6100 ± 0.0100", "0.99", "2.00", "90.0 %", "25 %", "2 seeds, 10 steps"):
+    for part in ("0.6100 ± 0.0100", "0.99", "2.00", "90.0 %", "3.000", "25 %", "2 seeds, 10 steps"):
         assert part in text
     assert ("Best possible AUC: 0.8500" in text) == np.isfinite(best)
     report.picture(tmp_path / "picture.png", results)

@@ -45,6 +45,7 @@ class History:
             "labels": clicks.labels,
             "best": best.astype(np.float32),
             "served": np.array([served]),
+            "moved": np.array([outcome.moved]),
             "seconds": np.array([seconds]),
             "waited": np.array([waited]),
         }.items():
@@ -69,15 +70,13 @@ class History:
         ids = 2 * len(arrays["labels"]) / steps * max(len(own), 1)
         return dict(zip(SERVED, (own.sum(axis=0) / ids).tolist(), strict=True))
 
-    def times(self) -> dict[str, float]:
-        """The median time of a step, and the share of the time spent waiting for rows, in the last third of the stream.
-
-        There, no programs are compiled any more.
-        """
+    def times(self, first: float, last: float) -> dict[str, float]:
+        """The median time of a step, the share of the time spent waiting for rows, and the bytes moved in a step."""
         arrays = self.arrays()
-        last = slice(2 * self.steps // 3, None)
-        seconds, waited = arrays["seconds"][last], arrays["waited"][last]
+        own = slice(round(first * self.steps), round(last * self.steps))
+        seconds, waited = arrays["seconds"][own], arrays["waited"][own]
         return {
             "step_ms": 1e3 * float(np.median(seconds)),
             "waited": float(waited.sum() / seconds.sum()),
+            "moved": float(arrays["moved"][own].mean()),
         }

@@ -26,11 +26,13 @@ class Outcome(NamedTuple):
         clicks: the batch.
         logits: [B], predicted before the step.
         served: ids by where their row came from, some of `SERVED`.
+        moved: bytes of the rows that came to the device and left it.
     """
 
     clicks: Clicks
     logits: np.ndarray
     served: dict[str, int]
+    moved: int = 0
 
 
 class Learner(Protocol):
@@ -171,7 +173,7 @@ class Tiered(Hashed):
         super().__init__(config, path)
         self._config = config
         self._tiers = tables.make_tiers(config, self.collection, path)
-        self._before = dict.fromkeys(SERVED, 0)
+        self._before, self._moved_before = dict.fromkeys(SERVED, 0), 0
 
     @property
     def seconds_waited(self) -> float:
@@ -189,7 +191,7 @@ class Tiered(Hashed):
             clicks = waiting.get()
             self.state = self._tiers.load(self.state, staged)
             logits, _ = self._trained(staged.batch, clicks.labels)
-            yield Outcome(clicks, logits, self._served_by_tiers())
+            yield Outcome(clicks, logits, self._served_by_tiers(), self._moved())
 
     def device_bytes(self) -> dict[str, int]:
         return tables.device_bytes(self.state) | {
@@ -216,7 +218,7 @@ class Tiered(Hashed):
         return other[4:]
 
     def _served_by_tiers(self) -> dict[str, int]:
-        """Since the last call. Batches that are fetched ahead count."""
+        """Since the last call."""
         found = self._tiers.statistics().values()
         totals = {
             "device": sum(own.device_hits for own in found),
@@ -226,6 +228,13 @@ class Tiered(Hashed):
         }
         before, self._before = self._before, totals
         return {name: totals[name] - before[name] for name in SERVED}
+
+    def _moved(self) -> int:
+        """Bytes since the last call."""
+        found = self._tiers.statistics().values()
+        total = sum((own.loaded + own.evicted) * own.record_bytes for own in found)
+        before, self._moved_before = self._moved_before, total
+        return total - before
 
 
 def write_whole(path: Path, arrays: dict[str, Any]) -> None:

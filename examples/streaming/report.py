@@ -27,6 +27,7 @@ def table(results: Results) -> str:
         "MB in host memory",
         "MB on disk",
         "rows on device",
+        "MB moved a step",
         "a step",
         "waiting",
     )
@@ -43,6 +44,7 @@ def table(results: Results) -> str:
                 f"{np.mean([o['host'] for o in others]) / 1e6:.2f}",
                 f"{np.mean([o['disk'] for o in others]) / 1e6:.2f}",
                 "always" if variant == "hashing" else f"{100 * hits:.1f} %",
+                f"{np.mean([r['moved'] for r in runs]) / 1e6:.3f}",
                 f"{np.mean([r['step_ms'] for r in runs]):.1f} ms",
                 f"{100 * np.mean([r['waited'] for r in runs]):.0f} %",
             )
@@ -79,20 +81,21 @@ def device_bytes(result: Mapping[str, Any]) -> int:
 
 
 def picture(path: Path, results: Results) -> None:
-    """Quality over time, where rows came from, and memory, as a PNG. Quality is the mean over the seeds."""
+    """Quality over time, where rows came from, what moved, and memory, as a PNG. Quality is the mean over the seeds."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     dynamic = [variant for variant in results if variant != "hashing"]
-    columns = max(2, len(dynamic))
-    figure = plt.figure(figsize=(3.4 * columns, 8), layout="constrained")
+    columns = max(3, len(dynamic))
+    figure = plt.figure(figsize=(4 * columns, 8), layout="constrained")
     halves = figure.add_gridspec(2, 1, height_ratios=(1.3, 1))
     top, bottom = (figure.add_subfigure(half) for half in halves)
-    quality, memory = top.subplots(1, 2, width_ratios=(1.5, 1))
+    quality, memory, moves = top.subplots(1, 3, width_ratios=(1.5, 1, 1))
     _quality(quality, results)
     _memory(memory, results)
+    _moves(moves, results)
     axes = bottom.subplots(1, columns, sharey=True, squeeze=False)[0]
     for axis in axes[len(dynamic) :]:
         axis.set_axis_off()
@@ -134,6 +137,24 @@ def _served(axis: Any, result: dict[str, Any]) -> None:
     shares = [[window[name] for window in windows] for name in _TIERS]
     axis.stackplot(steps, shares, labels=_TIERS, colors=_TIER_COLOURS)
     axis.set_ylim(0.5, 1)
+    axis.set_xlabel("step")
+
+
+def _moves(axis: Any, results: Results) -> None:
+    """The bytes that move between tiers, and the time that is spent waiting for them."""
+    for variant, runs in results.items():
+        windows = runs[0]["times_windows"]
+        if not any(window["moved"] for window in windows):
+            continue
+        steps = (np.arange(len(windows)) + 0.5) / len(windows) * runs[0]["steps"]
+        axis.plot(steps, [window["moved"] / 1e3 for window in windows], label="kB moved in a step")
+        waited = axis.twinx()
+        waited.plot(steps, [100 * window["waited"] for window in windows], color="tab:red")
+        waited.set_ylim(0, 100)
+        waited.set_ylabel("% of the time waiting", color="tab:red")
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=8)
+    axis.set_title("Moved between tiers")
     axis.set_xlabel("step")
 
 

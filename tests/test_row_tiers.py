@@ -13,6 +13,8 @@ import pytest
 
 import jax_tt
 from jax_tt._hash.initial import Normal, initial_rows
+from jax_tt._tiers import disk
+from jax_tt._tiers.disk import DiskStore
 from jax_tt._tiers.words import to_words
 from tests import row_tiers_run
 
@@ -384,3 +386,37 @@ def test_full_disk_keeps_what_was_saved(tmp_path):
     _, other = tiers.restored(state)
     assert other == b"first"
     tiers.close()
+
+
+def test_refused_directories_stay_as_they_are(tmp_path):
+    lmdb = pytest.importorskip("lmdb")
+    store = DiskStore(tmp_path, {"item": 4}, "first")
+    store.commit(b"saved")
+    store.close()
+    for sizes, about in (({"item": 4, "other": 8}, "first and other"), ({"else": 4}, "second")):
+        with pytest.raises(jax_tt.StoreError, match="holds records of"):
+            DiskStore(tmp_path, sizes, about)
+    with lmdb.open(str(tmp_path), max_dbs=4) as environment, environment.begin() as read:
+        names = [name for name, _ in read.cursor()]
+    assert sorted(names) == [b"others", b"records/item"]
+
+
+def test_nothing_is_saved_after_a_write_that_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "_MAP_BYTES", 1 << 18)
+    keys = np.arange(2000, dtype=np.uint64)
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    store.put("item", keys[:3], np.ones((3, 400), np.uint8))
+    store.commit(b"first")
+    with pytest.raises(jax_tt.StoreError, match="The last committed state is intact"):
+        for first in range(0, 2000, 100):
+            part = keys[first : first + 100]
+            store.put("item", part, np.zeros((100, 400), np.uint8))
+    for call in (lambda: store.commit(b"second"), lambda: store.get("item", keys)):
+        with pytest.raises(jax_tt.StoreError, match="The last committed state is intact"):
+            call()
+    store.close()
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    assert store.saved() == b"first"
+    assert store.keys("item").tolist() == [0, 1, 2]
+    assert (store.get("item", keys)[1] == 1).all()
+    store.close()

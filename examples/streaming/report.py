@@ -142,7 +142,7 @@ def _served(axis: Any, result: dict[str, Any]) -> None:
 
 def _moves(axis: Any, results: Results) -> None:
     """The bytes that move between tiers, and the time that is spent waiting for them."""
-    for variant, runs in results.items():
+    for runs in results.values():
         windows = runs[0]["times_windows"]
         if not any(window["moved"] for window in windows):
             continue

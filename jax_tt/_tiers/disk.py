@@ -84,8 +84,7 @@ class DiskStore:
     def put(self, table: str, keys: np.ndarray, records: np.ndarray) -> None:
         """Writes records uint8 ``[n, size]`` of distinct keys; both arrays must not change afterwards."""
         self._check()
-        while len(self._pending) >= _PENDING:
-            self._result(self._pending.popleft())
+        self._wait(_PENDING - 1)
         self._filters[table].add(keys)
         self._pending.append(self._thread.submit(self._put, table, keys, records))
 
@@ -115,8 +114,7 @@ class DiskStore:
         self._lock = -1
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
-        while self._pending:
-            self._result(self._pending.popleft())
+        self._wait(0)
         self._check()
         return self._result(self._thread.submit(function, *args))
 
@@ -124,10 +122,16 @@ class DiskStore:
         """Raises if records can no longer be read and written."""
         if self._lock < 0:
             raise StoreError(f"{self.path}: the store is closed.")
-        while self._pending and self._pending[0].done():
-            self._result(self._pending.popleft())
         if self._failed:
             raise StoreError(self._failed)
+        while self._pending and self._pending[0].done():
+            self._wait(len(self._pending) - 1)
+
+    def _wait(self, most: int) -> None:
+        """Waits until at most so many writes are pending."""
+        while len(self._pending) > most:
+            self._result(self._pending[0])
+            self._pending.popleft()
 
     def _result(self, found: Future[Any]) -> Any:
         try:
@@ -138,6 +142,9 @@ class DiskStore:
                 "and open the store again."
             )
             raise StoreError(self._failed) from error
+        except Exception as error:  # of memory, for instance
+            self._failed = f"{self.path}: {error!r}. Open the store again."
+            raise
 
     def _open(self) -> None:
         self._environment = self._lmdb.open(

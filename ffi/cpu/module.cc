@@ -14,8 +14,8 @@
 #include "ffi/core/tt_shape.h"
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/handlers.h"
-#include "ffi/cpu/key_index_python.h"
 #include "ffi/cpu/kernels/kernels.h"
+#include "ffi/cpu/key_index_python.h"
 
 namespace nb = nanobind;
 

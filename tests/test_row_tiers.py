@@ -15,6 +15,7 @@ import jax_tt
 from jax_tt._hash.initial import Normal, initial_rows
 from jax_tt._tiers import disk
 from jax_tt._tiers.disk import DiskStore
+from jax_tt._tiers.places import DevicePlaces
 from jax_tt._tiers.words import to_words
 from tests import row_tiers_run
 
@@ -133,6 +134,22 @@ def test_batches_as_large_as_the_device(policy):
     counts = tiers.statistics()["item"]
     assert counts.requests == sum(2 * len(batch["seen"]) for batch in batches)
     assert counts.loaded == counts.host_hits + counts.created
+
+
+def test_half_of_the_rows_fit_at_once():
+    """Some sets get more keys than they have rows; without the overflow this fails."""
+    rows, draw = 49_152, np.random.default_rng(0)
+    places, left = DevicePlaces(rows, 8, "lru", "table"), np.zeros(0, np.uint64)
+    for _ in range(2):
+        keys = draw.integers(0, 2**64, rows // 2, dtype=np.uint64)
+        slots, plan = places.place(keys, np.ones(len(keys), bool))
+        assert len(np.unique(slots)) == len(keys)
+        assert plan.slots.tolist() == sorted(slots.tolist())
+        assert (plan.loaded == keys[np.argsort(slots)]).all()
+        assert plan.slots[0] >= 0 and plan.slots[-1] < rows
+        assert np.isin(plan.evicted[plan.full], left).all()
+        left = keys
+    assert plan.counts["refused"] > 0
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

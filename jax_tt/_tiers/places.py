@@ -119,7 +119,7 @@ class DevicePlaces:
             raise ValueError(
                 f"{self._label}: {counts['unique']} distinct ids of a batch do not fit into the {self._rows} rows on "
                 f"the device ({counts['refused']} found no place in their sets, and the overflow has "
-                f"{self._overflow.rows} rows); expected at least 1.5 times as many rows as distinct ids."
+                f"{self._overflow.rows} rows); expected about twice as many rows as distinct ids."
             )
         places, evicted, full = found
         return (places + self._directory.capacity).astype(np.int32), loaded, evicted, full
@@ -143,9 +143,8 @@ class DevicePlaces:
 def _place(
     directory: KeyDirectory, words: jax.Array, present: jax.Array, now: jax.Array, policy: str
 ) -> tuple[KeyDirectory, Insertion]:
-    scores = jnp.full_like(
-        words, 2**32 - 1
-    )  # which are looked at by "custom" alone, and not below any other
+    # Scores that are not below any other; only "custom" looks at them.
+    scores = jnp.full_like(words, 2**32 - 1)
     rest = scores, jnp.asarray(now, jnp.int32), jnp.zeros((), jnp.uint32)
     directory, done = backend.insert(directory, words, present, *rest, Eviction(policy), "auto")
     if policy == "custom":

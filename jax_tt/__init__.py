@@ -99,6 +99,7 @@ from jax_tt._quantized.table import QuantizedTable as QuantizedTable
 from jax_tt._reports import OutOfRangeWarning as OutOfRangeWarning
 from jax_tt._shape import TTCost as TTCost
 from jax_tt._shape import TTShape as TTShape
+from jax_tt._sharding.options import Exchange as Exchange
 from jax_tt._sharding.placement import Placement as Placement
 from jax_tt._sharding.table import ShardedTable as ShardedTable
 from jax_tt._sharding.tables import shard_tables as shard_tables

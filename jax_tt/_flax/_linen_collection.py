@@ -16,6 +16,7 @@ from jax_tt._collection.lookup import embed
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
 from jax_tt._flax._linen_table import TableEmbed, fused_variable
 from jax_tt._lookup._shared import Shared
+from jax_tt._sharding.options import Exchange
 from jax_tt._sharding.placement import Placement
 from jax_tt._sharding.tables import over_mesh
 from jax_tt._tables.options import Lookup
@@ -34,7 +35,8 @@ class EmbedCollection(nn.Module):
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`.
         features: `Feature` by name.
         lookup: options of the calls.
-        mesh, axis, placement: devices, and how the rows of tables are divided over them, as in `jax_tt.shard_tables`.
+        mesh, axis, placement, exchange: devices, and how the rows of tables are divided over them and travel, as in
+            `jax_tt.shard_tables`.
 
     Raises:
         ValueError, TypeError: in ``init`` or ``apply``: an attribute does not fit; the message names it and the fix.
@@ -59,10 +61,11 @@ class EmbedCollection(nn.Module):
     mesh: Mesh | None = None
     axis: str | tuple[str, ...] | None = None
     placement: Placement | Mapping[str, Placement] | None = None
+    exchange: Exchange | Mapping[str, Exchange] | None = None
 
     def setup(self) -> None:
         check_lookup(self.lookup)
-        tables = over_mesh(self.tables, self.mesh, self.axis, self.placement)
+        tables = over_mesh(self.tables, self.mesh, self.axis, self.placement, self.exchange)
         self.collection = Collection(tables, self.features)
         self.parts = {
             name: TableEmbed(table, self.lookup, name=name)

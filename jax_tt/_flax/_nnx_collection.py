@@ -29,6 +29,7 @@ from jax_tt._flax._nnx_table import TableEmbed, hoisted_update
 from jax_tt._flax._nnx_variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
 from jax_tt._hash.insert import Inserted
 from jax_tt._lookup._shared import Shared, is_shared
+from jax_tt._sharding.options import Exchange
 from jax_tt._sharding.placement import Placement
 from jax_tt._sharding.tables import over_mesh
 from jax_tt._tables.options import Lookup
@@ -80,7 +81,8 @@ class EmbedCollection(nnx.Module):
             backward pass, as `FusedOptimizer` describes; the parameters of the others have ordinary gradients.
         features: `Feature` by name. Those that share a table are looked up in it as one batch.
         lookup: options of the calls.
-        mesh, axis, placement: devices, and how the rows of tables are divided over them, as in `jax_tt.shard_tables`.
+        mesh, axis, placement, exchange: devices, and how the rows of tables are divided over them and travel, as in
+            `jax_tt.shard_tables`.
             By default, tables are on one device, or on every device of a program.
         statistics: whether training calls count what they look up in every table, for `statistics`. It is counted in a
             variable `LookupCounts`.
@@ -117,11 +119,12 @@ class EmbedCollection(nnx.Module):
         mesh: Mesh | None = None,
         axis: str | tuple[str, ...] | None = None,
         placement: Placement | Mapping[str, Placement] | None = None,
+        exchange: Exchange | Mapping[str, Exchange] | None = None,
         statistics: bool = False,
         rngs: nnx.Rngs,
     ) -> None:
         check_lookup(lookup)
-        static, variables = _hoisted(over_mesh(tables, mesh, axis, placement))
+        static, variables = _hoisted(over_mesh(tables, mesh, axis, placement, exchange))
         described = Collection(static, features)
         self.features: Any = described.features  # hashable
         self.tables: dict[str, CollectedTable] = nnx.data(

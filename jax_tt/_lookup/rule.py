@@ -67,7 +67,8 @@ def prepared(
         total = add_out_of_range(state[OUT_OF_RANGE], ids, table, lookup.axis_name)
         state = {**state, OUT_OF_RANGE: total}
     more = table.added(before, given, batch, lookup) if table.takes_keys else None
-    if lookup.method == "reference" and lookup.bounds == "warn":
+    # Where rows are on other devices, native ops are only given rows that exist.
+    if lookup.bounds == "warn" and (lookup.method == "reference" or table.parts > 1):
         warn_out_of_range(table, batch)
         lookup = dataclasses.replace(lookup, bounds="zero")
     values = table.step_values(state, inputs)
@@ -109,7 +110,7 @@ def pooled_sums(
     sums: dict[int, jax.Array] = {}
     for k, call in enumerate(calls):
         use, state, batch, *_ = call
-        if use.table.parts > 1:
+        if use.table.unsharded is not use.table:
             batch = divided(batch, use.table.parts)
         if use.table.differentiates_itself(use.lookup):
             sums[k] = use.table.forward(state, batch, use.lookup)[0]
@@ -124,7 +125,7 @@ def pooled_sums(
     if by_rule:
         sums.update(zip(by_rule, _sums(list(by_rule.values()), shared, None), strict=True))
     found = tuple(
-        sums[k] if call.use.table.parts == 1 else whole(sums[k], call.batch)
+        sums[k] if call.use.table.unsharded is call.use.table else whole(sums[k], call.batch)
         for k, call in enumerate(calls)
     )
     return found if wide is None else wide.joined(found)

@@ -9,13 +9,36 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tt._dtypes import accumulator
 from jax_tt._lookup import _groups
 from jax_tt._lookup._groups import Call, Cotangents
-from jax_tt._sharding.exchange import exchanged, other_rounds
-from jax_tt._sharding.forward import Residuals, all_messages, pool_call, read_call
+from jax_tt._sharding.columns import in_columns, of_weights, separated_columns
+from jax_tt._sharding.exchange import exchanged, other_rounds, unless
+from jax_tt._sharding.forward import (
+    Attempt,
+    Residuals,
+    all_messages,
+    attempted,
+    pool_call,
+    read_call,
+)
 from jax_tt._sharding.requests import PAGES, replicas_of, sharded
-from jax_tt._sharding.route import Messages, Route, distinct, round_of
+from jax_tt._sharding.route import Messages, Route, distinct, message_rows, round_of
 from jax_tt._tables.table import Step
+
+
+class Carried(NamedTuple):
+    """What an attempt changes.
+
+    Attributes:
+        states: of every table with gradients, the arrays of rows, or sums of their gradients.
+        allowed: whether each of these tables is stepped.
+        weights: the gradients of the weights of every table, or None.
+    """
+
+    states: list[dict[str, jax.Array]]
+    allowed: list[jax.Array]
+    weights: list[jax.Array | None]
 
 
 def local_backward(
@@ -26,21 +49,56 @@ def local_backward(
     others: tuple[str, ...],
 ) -> list[Cotangents]:
     """The cotangents of every call for this device."""
-    pools = [
-        pool_call(*parts) for parts in zip(calls, residuals.batches, residuals.rows, strict=True)
+    calls = [in_columns(call) for call in calls]
+    gs = [
+        None if g is None else separated_columns(call, g) for call, g in zip(calls, gs, strict=True)
     ]
-    found = _groups.backward(pools, residuals.pooled, gs, None)
-    results: list[Cotangents] = [({}, dweights) for _, dweights in found]
+
+    def stepped(attempt: Attempt, states: Sequence[dict[str, Any]]) -> Carried:
+        return _attempted(calls, attempt, gs, states, axes, others)
+
+    def again(carried: Carried) -> Carried:
+        _, attempt = attempted(calls, residuals.requests, axes, others)
+        return stepped(attempt, carried.states)
+
     trained = [
-        Trained(k, call, found[k][0]["embedding"][: residuals.rows[k].shape[0]])
-        for k, call in enumerate(calls)
-        if found[k][0]
+        k
+        for k, (call, g) in enumerate(zip(calls, gs, strict=True))
+        if g is not None and call.use.lookup.wanted.names
     ]
-    if trained:
-        states = _exchanged_steps(trained, residuals, axes, others)
-        for table, state in zip(trained, states, strict=True):
-            results[table.number] = state, results[table.number][1]
+    found = stepped(residuals.attempt, [_start(calls[k]) for k in trained])
+    if residuals.fits is not None:
+        found = unless(residuals.fits[0], again, found)
+    results: list[Cotangents] = [
+        ({}, of_weights(call, dweights))
+        for call, dweights in zip(calls, found.weights, strict=True)
+    ]
+    for k, state, allowed in zip(trained, found.states, found.allowed, strict=True):
+        results[k] = _finished(calls[k], state, allowed), results[k][1]
     return results
+
+
+def _attempted(
+    calls: Sequence[Call],
+    attempt: Attempt,
+    gs: Sequence[Any],
+    states: Sequence[dict[str, Any]],
+    axes: tuple[str, ...],
+    others: tuple[str, ...],
+) -> Carried:
+    pools = [pool_call(*parts) for parts in zip(calls, attempt.batches, attempt.rows, strict=True)]
+    found = _groups.backward(pools, attempt.pooled, gs, None)
+    trained = []
+    for k, (call, (own, _)) in enumerate(zip(calls, found, strict=True)):
+        if own:
+            grads = own["embedding"][: attempt.rows[k].shape[0]]
+            accum = accumulator(sharded(call).storage(call.state))
+            kind = sharded(call).exchange.type_of_gradients(accum)
+            trained.append(Trained(k, call, grads.astype(kind)))
+    allowed: list[jax.Array] = []
+    if trained:
+        states, allowed = _exchanged_steps(trained, states, attempt, axes, others)
+    return Carried(list(states), allowed, [dweights for _, dweights in found])
 
 
 class Trained(NamedTuple):
@@ -49,7 +107,7 @@ class Trained(NamedTuple):
     Attributes:
         number: of its call.
         call: the lookup.
-        grads: of the rows where they are kept.
+        grads: of the rows where they are kept, in the type in which they travel.
     """
 
     number: int
@@ -77,11 +135,16 @@ class Sent(NamedTuple):
 
 
 def _exchanged_steps(
-    tables: Sequence[Trained], residuals: Residuals, axes: tuple[str, ...], others: tuple[str, ...]
-) -> list[dict[str, Any]]:
+    tables: Sequence[Trained],
+    states: Sequence[dict[str, Any]],
+    attempt: Attempt,
+    axes: tuple[str, ...],
+    others: tuple[str, ...],
+) -> tuple[list[dict[str, Any]], list[jax.Array]]:
+    """The states after the steps, and whether each table was stepped."""
     everywhere = (*others, *axes)
     devices = lax.axis_size(everywhere)
-    sent, bits = _sent(tables, residuals, everywhere)
+    sent, bits = _sent(tables, attempt, everywhere)
 
     def step(
         k: Any, states: Sequence[dict[str, Any]], *, first: bool = False
@@ -107,61 +170,65 @@ def _exchanged_steps(
             else:
                 rows = next(got).reshape(-1)
             steps.append(read_call(own.call, rows, {**own.call.state, **state}))
-            given.append(next(got).reshape(-1, 1, own.grads.shape[-1]))
-        new = _groups.backward(steps, residuals.read, given, None)
+            accum = accumulator(sharded(own.call).storage(own.call.state))
+            given.append(next(got).reshape(-1, 1, own.grads.shape[-1]).astype(accum))
+        new = _groups.backward(steps, attempt.read, given, None)
         return [
             _added(own.call, state, now)
             for own, state, (now, _) in zip(tables, states, new, strict=True)
         ]
 
-    start = [_start(own.call) for own in tables]
-    states = other_rounds(step, bits, step(0, start, first=True))
-    return [
-        _finished(own.call, state, of.allowed)
-        for own, state, of in zip(tables, states, sent, strict=True)
-    ]
+    states = other_rounds(step, bits, step(0, states, first=True))
+    return states, [of.allowed for of in sent]
 
 
 def _sent(
-    tables: Sequence[Trained], residuals: Residuals, everywhere: tuple[str, ...]
-) -> tuple[list[Sent], jax.Array]:
+    tables: Sequence[Trained], attempt: Attempt, everywhere: tuple[str, ...]
+) -> tuple[list[Sent], jax.Array | None]:
     """What is sent of every table, and the number of bits that tell the rounds apart."""
     devices = lax.axis_size(everywhere)
-    allowed = _allowed(tables, residuals, everywhere)
+    allowed = _allowed(tables, attempt, everywhere)
     found = []
     for table, flag in zip(tables, allowed, strict=True):
         layout, k = sharded(table.call).layout, table.number
-        requests, kept = residuals.requests[k], residuals.kept[k]
+        requests, kept = attempt.requests[k], attempt.kept[k]
         copies = layout.replicas * (devices // layout.devices)
         if copies == 1:
-            route, messages = requests.distinct.route, residuals.messages[k]
-            found.append(Sent(route, messages, kept, residuals.asked[k], flag))
+            route, messages = requests.distinct.route, attempt.messages[k]
+            found.append(Sent(route, messages, kept, attempt.asked[k], flag))
             continue
         pages = table.call.state[PAGES]
         given = replicas_of(layout, pages, requests.pages, devices // layout.devices)
         to_all = distinct(given, devices, table.call.use.lookup.method)
         source = kept.at[to_all.source // copies].get(mode="fill", fill_value=table.grads.shape[0])
-        found.append(Sent(to_all.route, residuals.messages[k], source, None, flag))
-    bits = residuals.bits[0]
+        found.append(Sent(to_all.route, attempt.messages[k], source, None, flag))
+    bits = None if attempt.bits is None else attempt.bits[0]
     if any(of.asked is None for of in found):
+        routes = [of.route for of in found]
+        # Gradients of rows that were read from here arrive where these rows were sent from.
+        sizes = [
+            message_rows(route.row.shape[0], devices) if of.asked is None else of.messages.size
+            for route, of in zip(routes, found, strict=True)
+        ]
         # With fewer bits than in the forward pass, rows that are kept in free places would be in the first round.
-        messages, bits = all_messages([of.route for of in found], devices, everywhere, bits)
+        messages, bits = all_messages(routes, sizes, devices, everywhere, bits)
         found = [of._replace(messages=own) for of, own in zip(found, messages, strict=True)]
     return found, bits
 
 
 def _allowed(
-    tables: Sequence[Trained], residuals: Residuals, everywhere: tuple[str, ...]
+    tables: Sequence[Trained], attempt: Attempt, everywhere: tuple[str, ...]
 ) -> list[jax.Array]:
     """Whether all devices allow the step of a table, so that they agree."""
     flags = {}
     for k, (number, call, grads) in enumerate(tables):
         update = call.use.table.update
         if call.use.lookup.bounds == "error":
-            flags[k] = ~residuals.requests[number].refused[0]
+            flags[k] = ~attempt.requests[number].refused[0]
         if update is not None and update.skip_nonfinite:
             # Sums of this many finite gradients are then finite.
-            largest = jnp.max(jnp.abs(grads), initial=0) * lax.axis_size(everywhere)
+            wide = grads.astype(accumulator(grads.dtype))
+            largest = jnp.max(jnp.abs(wide), initial=0) * lax.axis_size(everywhere)
             flags[k] = flags.get(k, jnp.ones((), bool)) & jnp.isfinite(largest)
     if not flags:
         return [jnp.ones((), bool)] * len(tables)

@@ -16,20 +16,23 @@ Carry = TypeVar("Carry")
 
 def exchanged(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
     """Arrays ``[devices, ...]``, of which part k goes to device k; part k of a result comes from device k."""
+    sizes = {message.dtype.itemsize for message in messages}
     alike = len({message.dtype for message in messages}) == 1
-    parts = [_flat(message) if alike else _words(message) for message in messages]
+    # Also alone, 16-bit floats travel as integers: XLA widens collectives of bfloat16 on CPU.
+    unit = jnp.uint16 if 2 in sizes else None if alike else jnp.uint32
+    parts = [_in_units(message, unit) for message in messages]
     ends = [0, *itertools.accumulate(part.shape[1] for part in parts)]
     received = lax.all_to_all(jnp.concatenate(parts, axis=1), axes, 0, 0, tiled=True)
     pairs = zip(itertools.pairwise(ends), messages, strict=True)
-    own = [(received[:, begin:end], message) for (begin, end), message in pairs]
-    return [
-        part.reshape(message.shape) if alike else _from_words(part, message)
-        for part, message in own
-    ]
+    return [_from_units(received[:, begin:end], message) for (begin, end), message in pairs]
 
 
-def other_rounds(body: Callable[[jax.Array, Carry], Carry], bits: jax.Array, carry: Carry) -> Carry:
+def other_rounds(
+    body: Callable[[jax.Array, Carry], Carry], bits: jax.Array | None, carry: Carry
+) -> Carry:
     """``carry = body(k, carry)`` for the rounds that leading bits tell apart but the first, as a rule none."""
+    if bits is None:
+        return carry
     last = jnp.where(
         bits < 32, (jnp.uint32(1) << bits.astype(jnp.uint32)) - 1, jnp.uint32(2**32 - 1)
     )
@@ -42,16 +45,25 @@ def other_rounds(body: Callable[[jax.Array, Carry], Carry], bits: jax.Array, car
     return lax.while_loop(lambda held: held[0] < last, step, start)[1]
 
 
-def _flat(array: jax.Array) -> jax.Array:
+def unless(done: jax.Array, body: Callable[[Carry], Carry], carry: Carry) -> Carry:
+    """``carry`` if it is ``done``, else ``body(carry)``; in a loop, which XLA runs in place, unlike a conditional."""
+
+    def step(held: Any) -> Any:
+        return jnp.ones((), bool), body(held[1])
+
+    return lax.while_loop(lambda held: ~held[0], step, (done, carry))[1]
+
+
+def _in_units(array: jax.Array, unit: Any) -> jax.Array:
+    """``[devices, n]`` of this type, or of that of the array."""
+    if unit is not None:
+        array = lax.bitcast_convert_type(array, unit)
     return array.reshape(array.shape[0], math.prod(array.shape[1:]))
 
 
-def _words(array: jax.Array) -> jax.Array:
-    """uint32 ``[devices, words]``."""
-    return _flat(lax.bitcast_convert_type(array, jnp.uint32))
-
-
-def _from_words(words: jax.Array, like: jax.Array) -> jax.Array:
-    ratio = like.dtype.itemsize // 4
+def _from_units(units: jax.Array, like: jax.Array) -> jax.Array:
+    if units.dtype == like.dtype:
+        return units.reshape(like.shape)
+    ratio = like.dtype.itemsize // units.dtype.itemsize
     shape = like.shape if ratio == 1 else (*like.shape, ratio)
-    return lax.bitcast_convert_type(words.reshape(shape), like.dtype)
+    return lax.bitcast_convert_type(units.reshape(shape), like.dtype)

@@ -14,11 +14,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._cache.hashing import mix
+from jax_tt._dtypes import x64_enabled
 from jax_tt._sharding.exchange import exchanged, other_rounds
 from jax_tt._sharding.forward import all_messages
-from jax_tt._sharding.pages import paged
+from jax_tt._sharding.pages import Paged, paged
 from jax_tt._sharding.placement import Layout
-from jax_tt._sharding.route import Messages, Route, distinct, kept_places
+from jax_tt._sharding.route import Messages, Route, distinct, kept_places, message_rows
 
 # Rows that a device asks for at a time.
 _BLOCK = 2**16
@@ -53,7 +54,8 @@ def moved_rows(
             # The last block is shifted back, so that all of them have the same size.
             begin = jnp.minimum(k * size, after.rows - size)
             places = begin + lax.iota(jnp.int32, size)
-            rows, here = _rows_at(after, page_at, own * after.rows + places, num_embeddings)
+            page = page_at[own * after.pool + places // after.page_size]
+            rows, here = _rows_of(after, Paged(page, places % after.page_size), num_embeddings)
             values = _fetched(before, old, arrays, rows, here, axes)
             return {
                 name: lax.dynamic_update_slice_in_dim(found[name], values[name], begin, 0)
@@ -87,20 +89,36 @@ def _pages_at(layout: Layout, page_table: jax.Array) -> jax.Array:
     return jnp.full(count, -1, jnp.int32).at[places].set(numbers, mode="drop")
 
 
-def _rows_at(
-    layout: Layout, page_at: jax.Array, stored: jax.Array, num_embeddings: int
+def _rows_of(
+    layout: Layout, places: Paged, num_embeddings: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The rows of the table at entries of the stored arrays, and whether there is one; the inverse of `paged`."""
-    page, row = page_at[stored // layout.page_size], stored % layout.page_size
-    wide = jnp.int64 if num_embeddings >= 2**31 else jnp.int32
+    """The rows of the table at places of pages, and whether there is one; the inverse of `paged`."""
+    page, row = places
+    # A number of the form high * factor + low.
+    high, factor, low = page, layout.page_size, row
     if layout.hashed:
         pages = np.int32(layout.num_pages)
         turn = (mix(row.astype(jnp.uint32)) % np.uint32(layout.num_pages)).astype(jnp.int32)
-        rows = row.astype(wide) * pages.astype(wide) + ((page - turn) % pages).astype(wide)
-    else:
-        rows = page.astype(wide) * np.asarray(layout.page_size, wide) + row.astype(wide)
-    here = (page >= 0) & (rows < num_embeddings)
-    return jnp.where(here, rows, jnp.zeros_like(rows)), here
+        high, factor, low = row, layout.num_pages, (page - turn) % pages
+    last, most = divmod(num_embeddings - 1, factor)
+    here = (page >= 0) & ((high < last) | ((high == last) & (low <= most)))
+    wide = row_numbers(num_embeddings)
+    rows = high.astype(wide) * np.asarray(min(factor, int(jnp.iinfo(wide).max)), wide)
+    return jnp.where(here, rows + low.astype(wide), jnp.zeros_like(rows)), here
+
+
+def row_numbers(num_embeddings: int) -> Any:
+    """The type of the numbers of all rows of a table."""
+    if num_embeddings <= 2**31:
+        return jnp.int32
+    if num_embeddings <= 2**32:
+        return jnp.uint32
+    if not x64_enabled():
+        raise ValueError(
+            f"num_embeddings: got {num_embeddings} rows that move between devices; expected at most 2**32 without "
+            "jax_enable_x64. Turn it on."
+        )
+    return jnp.int64
 
 
 def _fetched(
@@ -117,7 +135,8 @@ def _fetched(
     device = jnp.where(here, place // layout.pool, layout.devices)
     requests = Route(device, place % layout.pool * layout.page_size + row)
     found = distinct(requests, layout.devices, "auto")
-    (messages,), bits = all_messages([found.route], layout.devices, axes, jnp.zeros((), jnp.int32))
+    size = message_rows(rows.shape[0], layout.devices)
+    (messages,), bits = all_messages([found.route], [size], layout.devices, axes)
     kept = kept_places(messages, bits, layout.devices)
     got = functools.partial(_answers, list(arrays.values()), found.route, messages, axes)
 

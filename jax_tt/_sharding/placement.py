@@ -10,21 +10,22 @@ import numpy as np
 
 from jax_tt._arguments import as_int, as_positive
 
-# The page table is on every device.
-_MOST_PAGES = 2**16
+# The page table is on every device: pages of a default size, and those of any size.
+_USUAL_PAGES = 2**16
+_MOST_PAGES = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """Which devices hold which rows of a table, a page of neighbouring rows at a time.
 
-    Use one of the constructors `round_robin`, `contiguous`, `hashed`, `on`, `pages` and `replicated`.
+    Use one of the constructors `round_robin`, `contiguous`, `hashed`, `on`, `pages`, `columns` and `replicated`.
 
     Attributes:
         kind: the name of the constructor.
         page_size: rows of a page, or None for a default.
         devices: numbers of devices along the axis of the table: those of each page for ``pages``, the device for
-            ``on``.
+            ``on``, and those of the column shards for ``columns``.
 
     >>> import jax_tt
     >>> placement = jax_tt.Placement.pages([(0, 1), 2, 3], page_size=100)
@@ -72,6 +73,17 @@ class Placement:
         return cls("pages", _checked_size(page_size), tuple(found))
 
     @classmethod
+    def columns(cls, devices: int | Sequence[int]) -> Placement:
+        """Every device has some columns of all rows: shard k of equal width is on device k, or on ``devices[k]``."""
+        given = range(as_positive("devices", devices)) if isinstance(devices, int) else devices
+        own = tuple((as_int(f"devices[{k}]", device),) for k, device in enumerate(given))
+        if not own or len(set(own)) < len(own):
+            raise ValueError(
+                f"devices: got {devices!r}; expected a number of column shards, or different devices for them."
+            )
+        return cls("columns", None, own)
+
+    @classmethod
     def replicated(cls) -> Placement:
         """Every device has all rows."""
         return cls("replicated")
@@ -83,8 +95,14 @@ class Placement:
             ValueError: the pages do not cover the table, or a device does not exist.
         """
         if self.kind == "round_robin":
-            size = self.page_size or -(-num_embeddings // _MOST_PAGES)
-            owners = tuple((page % devices,) for page in range(-(-num_embeddings // size)))
+            size = self.page_size or -(-num_embeddings // _USUAL_PAGES)
+            pages = -(-num_embeddings // size)
+            if pages > _MOST_PAGES:
+                raise ValueError(
+                    f"page_size: got {size}, which makes {pages} pages of a table of {num_embeddings} rows; expected "
+                    f"at least {-(-num_embeddings // _MOST_PAGES)}, since every device has a table of all pages."
+                )
+            owners = tuple((page % devices,) for page in range(pages))
         elif self.kind in ("contiguous", "hashed"):
             size = -(-num_embeddings // devices)
             # Hashing divides neighbouring rows among all pages, so that it needs all of them.
@@ -92,7 +110,7 @@ class Placement:
             owners = tuple((page,) for page in range(pages))
         elif self.kind == "replicated":
             size, owners = num_embeddings, (tuple(range(devices)),)
-        elif self.kind == "on":
+        elif self.kind in ("on", "columns"):
             size, owners = num_embeddings, self.devices
         else:
             assert self.page_size is not None
@@ -109,7 +127,8 @@ class Placement:
                     f"devices[{page}]: got {own}; expected numbers from 0 to {devices - 1}, as the axis of the table "
                     f"has {devices} devices."
                 )
-        return Layout.of(size, owners, devices, self.kind == "hashed")
+        columns = len(owners) if self.kind == "columns" else 1
+        return Layout.of(size, owners, devices, self.kind == "hashed", columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +142,7 @@ class Layout:
         pool: pages that a pool has room for.
         replicas: the largest number of devices that hold a page.
         hashed: whether the page of a row depends on a hash of its number.
+        columns: shards of the columns, each of which is a page of all rows; 1 if rows are whole.
         places: int32 ``[num_pages, replicas]`` as bytes: where the replicas of a page are, ``device * pool + place``,
             -1 for none.
     """
@@ -133,11 +153,17 @@ class Layout:
     pool: int
     replicas: int
     hashed: bool
+    columns: int
     places: bytes
 
     @classmethod
     def of(
-        cls, page_size: int, owners: Sequence[tuple[int, ...]], devices: int, hashed: bool
+        cls,
+        page_size: int,
+        owners: Sequence[tuple[int, ...]],
+        devices: int,
+        hashed: bool,
+        columns: int,
     ) -> Layout:
         """The layout with the pages of a device in their order."""
         counts = [0] * devices
@@ -154,12 +180,20 @@ class Layout:
             raise ValueError(
                 f"placement: a device would have {pool * page_size} rows; expected fewer than 2**31. Use more devices."
             )
-        return cls(page_size, len(owners), devices, pool, replicas, hashed, places.tobytes())
+        own = places.tobytes()
+        return cls(page_size, len(owners), devices, pool, replicas, hashed, columns, own)
 
     @property
     def rows(self) -> int:
         """Rows of a device."""
         return self.pool * self.page_size
+
+    @property
+    def same_places(self) -> bool:
+        """Whether the replicas of every page are at the same place of their pools."""
+        table = self.page_table
+        places = np.where(table < 0, table[:, :1], table) % self.pool
+        return bool((places == places[:, :1]).all())
 
     @property
     def page_table(self) -> np.ndarray[Any, Any]:

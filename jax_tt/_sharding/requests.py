@@ -40,6 +40,13 @@ class Requests(NamedTuple):
     here: jax.Array
     refused: jax.Array
 
+    def only_if(self, allowed: jax.Array, devices: int) -> Requests:
+        """These requests, or none."""
+        route = self.distinct.route
+        route = route._replace(device=jnp.where(allowed, route.device, devices))
+        pages = self.pages._replace(page=jnp.where(allowed, self.pages.page, -1))
+        return self._replace(distinct=self.distinct._replace(route=route), pages=pages)
+
 
 def requests_of(
     table: ShardedTable, page_table: jax.Array, batch: Batch, lookup: Lookup, axes: Any
@@ -57,7 +64,7 @@ def requests_of(
     (rows,), ok = digits_in_range(table, batch)
     here = present(batch)
     read = here & ok if lookup.bounds in (*IGNORED, "error") else here
-    own = paged(layout, jnp.where(read, rows, jnp.zeros_like(rows)).reshape(-1))
+    own = _paged(layout, jnp.where(read, rows, jnp.zeros_like(rows)))
     read = read.reshape(-1)
     places = page_table[own.page]
     # Devices share the replicas of a page evenly.
@@ -69,9 +76,20 @@ def requests_of(
         place % layout.pool * layout.page_size + own.row,
     )
     found = distinct(requested, layout.devices, lookup.method)
-    pages = Paged(*(part.at[found.source].get(mode="fill", fill_value=-1) for part in own))
+    # Positions that read nothing are a request as well, for no page.
+    wanted = own._replace(page=jnp.where(read, own.page, -1))
+    pages = Paged(*(part.at[found.source].get(mode="fill", fill_value=-1) for part in wanted))
     refused = jnp.any(here & ~ok) if lookup.bounds == "error" else jnp.zeros((), bool)
     return Requests(found, pages, read, here, refused[None])
+
+
+def _paged(layout: Layout, rows: jax.Array) -> Paged:
+    """The pages of rows ``[S, cap]`` of a batch, those of each position behind each other."""
+    if layout.columns == 1:
+        return paged(layout, rows.reshape(-1))
+    shard = lax.iota(jnp.int32, rows.shape[0]) % layout.columns
+    page = jnp.broadcast_to(shard[:, None], rows.shape)
+    return Paged(page.reshape(-1), rows.reshape(-1).astype(jnp.int32))
 
 
 def replicas_of(layout: Layout, page_table: jax.Array, pages: Paged, others: int) -> Route:

@@ -123,7 +123,7 @@ def leading_bits(route: Route, size: int, devices: int) -> jax.Array:
     return jnp.max(jnp.where(together, common + 1, 0))
 
 
-def messages_of(route: Route, bits: jax.Array, size: int, devices: int) -> Messages:
+def messages_of(route: Route, bits: jax.Array | None, size: int, devices: int) -> Messages:
     """The round of every row and its place in the messages, which hold ``size`` rows for each device."""
     (count,) = route.row.shape
     turn = round_of(route.row, bits)
@@ -133,8 +133,10 @@ def messages_of(route: Route, bits: jax.Array, size: int, devices: int) -> Messa
     return Messages(turn, jnp.where(route.device < devices, place, devices * size), size)
 
 
-def round_of(rows: jax.Array, bits: jax.Array) -> jax.Array:
-    """The round of rows of a device, uint32, if this number of leading bits tells rounds apart."""
+def round_of(rows: jax.Array, bits: jax.Array | None) -> jax.Array:
+    """The round of rows of a device, uint32, if this number of leading bits tells rounds apart; None for one round."""
+    if bits is None:
+        return jnp.zeros(rows.shape, jnp.uint32)
     shift = jnp.clip(32 - bits, 0, 31).astype(jnp.uint32)
     return jnp.where(bits > 0, mix(rows.astype(jnp.uint32)) >> shift, np.uint32(0))
 

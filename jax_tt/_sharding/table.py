@@ -16,8 +16,11 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import replicated_over_explicit_axes, sharded_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
+from jax_tt._sharding.columns import rows_of_shards, rows_of_table
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
-from jax_tt._sharding.move import moved_rows
+from jax_tt._sharding.kinds import can_be_sharded, check_layout, divided_arrays
+from jax_tt._sharding.move import moved_rows, row_numbers
+from jax_tt._sharding.options import Exchange
 from jax_tt._sharding.pages import stored_rows
 from jax_tt._sharding.placement import Layout, Placement
 from jax_tt._sharding.requests import PAGES
@@ -38,10 +41,11 @@ class ShardedTable(Wrapper):
     and each device looks up its own part of a batch.
 
     Attributes:
-        table: a `DenseTable`.
+        table: a `DenseTable` or a `QuantizedTable`.
         mesh: the devices.
         axis: the mesh axis, or a tuple of axes, that pages are divided over.
         placement: which devices hold which pages.
+        exchange: how rows and gradients travel.
 
     Raises:
         TypeError, ValueError: an argument does not fit; the message names it and the fix.
@@ -59,18 +63,19 @@ class ShardedTable(Wrapper):
     mesh: Mesh
     axis: Any
     placement: Placement
+    exchange: Exchange = Exchange()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check()
-        _ = self.layout  # raises unless the placement fits
 
     def _check(self) -> None:
         label = self.table.label
         if not can_be_sharded(self.table):
             raise TypeError(
-                f"{label}table: got a {type(self.table).__name__}; expected a DenseTable, whose rows can be divided. "
-                "The cores of a TTTable are small, and every device has all of them: leave it as it is."
+                f"{label}table: got a {type(self.table).__name__}; expected a DenseTable or a QuantizedTable, whose "
+                "rows can be divided. The cores of a TTTable are small, and every device has all of them, as it has "
+                "of hash tables, row caches and orders of ids: leave them as they are."
             )
         if not isinstance(self.mesh, Mesh):
             raise TypeError(
@@ -82,24 +87,18 @@ class ShardedTable(Wrapper):
                 f"{label}placement: got a {type(self.placement).__name__}; expected a jax_tt.Placement, e.g. "
                 "jax_tt.Placement.round_robin()."
             )
+        if not isinstance(self.exchange, Exchange):
+            raise TypeError(
+                f"{label}exchange: got a {type(self.exchange).__name__}; expected a jax_tt.Exchange, e.g. "
+                'jax_tt.Exchange(dtype="bfloat16").'
+            )
         unknown = [name for name in self.axes if name not in self.mesh.axis_names]
         if unknown or not self.axes or len(set(self.axes)) < len(self.axes):
             raise ValueError(
                 f"{label}axis: got {self.axis!r}; expected one or several different axes of the mesh, which has "
                 f"{', '.join(map(repr, self.mesh.axis_names))}."
             )
-        update = self.table.update
-        if update is not None:
-            if update.optimizer.changes_all(jnp.zeros(())) is not None:
-                raise ValueError(
-                    f"{label}optimizer: {type(update.optimizer).__name__} changes all rows between steps; expected a "
-                    "rule that changes the rows of a batch."
-                )
-            if any(slot.rows is not None for slot in update.optimizer.slots):
-                raise ValueError(
-                    f"{label}optimizer: {type(update.optimizer).__name__} has state that is not divided by rows; "
-                    "expected a rule with one entry per row or per element."
-                )
+        check_layout(self.table, self.layout)
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -119,7 +118,21 @@ class ShardedTable(Wrapper):
     @functools.cached_property
     def local(self) -> Any:
         """The table that one device holds."""
-        return dataclasses.replace(self.table, num_embeddings=self.layout.rows)
+        return self._of_rows(self.layout.rows)
+
+    @functools.cached_property
+    def stored(self) -> Any:
+        """A table whose arrays are those of all devices."""
+        return self._of_rows(self.layout.rows * self.layout.devices)
+
+    def _of_rows(self, rows: int) -> Any:
+        width = self.features // self.layout.columns
+        return dataclasses.replace(self.table, num_embeddings=rows, features=width)
+
+    @property
+    def pieces(self) -> int:
+        """Rows of all column shards."""
+        return self.num_embeddings * self.layout.columns
 
     @property
     def unsharded(self) -> Any:
@@ -129,9 +142,11 @@ class ShardedTable(Wrapper):
 
     @functools.cached_property
     def param_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        rows = self.layout.rows * self.layout.devices
-        shapes: Mapping[str, tuple[int, ...]] = self.table.param_shapes
-        return {name: (rows, *shape[1:]) for name, shape in shapes.items()}
+        return self.stored.param_shapes
+
+    @property
+    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.stored.stepped_shapes
 
     @functools.cached_property
     def trained_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -147,10 +162,7 @@ class ShardedTable(Wrapper):
 
     def check(self, state: State) -> None:
         self.require(state, (PAGES,))
-        if inside_shard_map():
-            self.local.check(state)
-        else:
-            Table.check(self, state)
+        (self.local if inside_shard_map() else self.stored).check(state)
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         return self._initial(self.table.init_params(key))
@@ -159,25 +171,32 @@ class ShardedTable(Wrapper):
         return self._initial({name: self.table.init_param(name, key)})[name]
 
     def _initial(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+        arrays = {name: rows_of_shards(a, self.layout.columns) for name, a in arrays.items()}
         whole = sum(array.nbytes for array in arrays.values()) <= _WHOLE_BYTES
         if whole or not all(isinstance(array, Tracer) for array in arrays.values()):
             return self._stored(arrays)
         # Inside of jit, every device computes the entries of neighbouring rows alone, which are then moved.
-        neighbours = Placement.contiguous().layout(self.num_embeddings, self.layout.devices)
-        spare = neighbours.rows * neighbours.devices - self.num_embeddings
+        neighbours = self._neighbours
+        spare = neighbours.rows * neighbours.devices - self.pieces
         arrays = {
             name: self._placed(jnp.pad(array, [(0, spare), *[(0, 0)] * (array.ndim - 1)]))
             for name, array in arrays.items()
         }
-        return self._moved(arrays, neighbours, jnp.asarray(neighbours.page_table))
+        return self._moved(arrays, neighbours, jnp.asarray(neighbours.page_table), self.layout)
+
+    @property
+    def _neighbours(self) -> Layout:
+        """The layout in which every device has neighbouring rows."""
+        return Placement.contiguous().layout(self.pieces, self.layout.devices)
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        rest = jax.tree.map(self._placed, Table.init_rest(self, params))
+        rest = jax.tree.map(self._placed, self.stored.init_rest(params))
         return {**rest, PAGES: self._pages()}
 
     def _stored(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Arrays of all pools, with all replicas, from arrays of which entry k is that of row k."""
-        rows = jnp.arange(self.num_embeddings)
+        self._check_numbers()
+        rows = jnp.arange(self.pieces)
         table = jnp.asarray(self.layout.page_table)
         found = {}
         for name, array in arrays.items():
@@ -193,6 +212,14 @@ class ShardedTable(Wrapper):
             found[name] = self._placed(stored)
         return found
 
+    def _check_numbers(self) -> None:
+        rows = self.layout.rows * self.layout.devices
+        if rows >= 2**31:
+            raise ValueError(
+                f"{self.label}table: got {rows} rows of all devices outside of jax.jit; expected fewer than 2**31. "
+                "Initialise larger tables inside of it, jax.jit(table.init)(key), where rows move between devices."
+            )
+
     def of_rows(self, state: State) -> dict[str, Any]:
         """The inverse of `by_row`, e.g. of a checkpoint that other devices have written."""
         arrays = {name: state[name] for name in self.row_arrays}
@@ -202,6 +229,7 @@ class ShardedTable(Wrapper):
                     f"{self.label}state[{name!r}]: got shape {arrays[name].shape}; expected {shape}, with an entry for "
                     "every row of the table."
                 )
+        arrays = {name: rows_of_shards(a, self.layout.columns) for name, a in arrays.items()}
         return {**state, **self._stored(arrays), PAGES: self._pages()}
 
     def moved(self, state: State, placement: Placement) -> tuple[ShardedTable, dict[str, Any]]:
@@ -214,7 +242,7 @@ class ShardedTable(Wrapper):
             placement: the new one.
 
         Raises:
-            ValueError: the placement does not fit.
+            ValueError: the placement does not fit, or has another number of column shards.
 
         >>> import jax, jax_tt
         >>> mesh = jax.make_mesh((1,), ("model",))
@@ -227,41 +255,52 @@ class ShardedTable(Wrapper):
         """
         self.check(state)
         new = dataclasses.replace(self, placement=placement)
+        if new.layout.columns != self.layout.columns:
+            raise ValueError(
+                f"{self.label}placement: got {new.layout.columns} column shards for a table of {self.layout.columns}; "
+                "expected the same number. Make the state of another one with new.of_rows(table.by_row(state))."
+            )
         arrays = {name: state[name] for name in self.row_arrays}
-        found = new._moved(arrays, self.layout, state[PAGES])
+        found = self._moved(arrays, self.layout, state[PAGES], new.layout)
         return new, {**state, **found, PAGES: new._pages()}
 
     def _moved(
-        self, arrays: Mapping[str, Any], layout: Layout, pages: jax.Array
+        self, arrays: Mapping[str, Any], before: Layout, pages: jax.Array, after: Layout
     ) -> dict[str, jax.Array]:
-        """Arrays of rows in the layout of this table, from another layout."""
-        layouts = (layout, self.layout)
+        """Arrays of rows in another layout."""
+        layouts = (before, after)
+        row_numbers(self.pieces)  # raises if there is no type for them
         mesh = Mesh(self.mesh.devices, self.mesh.axis_names)
 
         def move(inputs: tuple[Any, Any]) -> dict[str, jax.Array]:
             own, tables = inputs
-            return moved_rows(own, tables, layouts, self.num_embeddings, mesh, self.axes)
+            return moved_rows(own, tables, layouts, self.pieces, mesh, self.axes)
 
-        inputs = dict(arrays), (pages, jnp.asarray(self.layout.page_table))
+        inputs = dict(arrays), (pages, jnp.asarray(after.page_table))
         return sharded_over_explicit_axes(move, inputs, self.axis)
 
     def by_row(self, state: State) -> dict[str, Any]:
         """The state as that of the wrapped table, whose entry k is that of row k, e.g. for a checkpoint."""
         self.require(state, (PAGES,))
         others = {name: state[name] for name in state if name != PAGES}
+        columns = self.layout.columns
         if sum(state[name].nbytes for name in self.row_arrays) > _WHOLE_BYTES:
-            _, found = self.moved(state, Placement.contiguous())
-            return others | {name: found[name][: self.num_embeddings] for name in self.row_arrays}
+            self.check(state)
+            arrays = {name: state[name] for name in self.row_arrays}
+            found = self._moved(arrays, self.layout, state[PAGES], self._neighbours)
+            return others | {
+                name: rows_of_table(array[: self.pieces], columns) for name, array in found.items()
+            }
 
         def gathered(state: Any) -> dict[str, Any]:
-            rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.num_embeddings))
-            return {name: state[name][rows] for name in self.row_arrays}
+            rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.pieces))
+            return {name: rows_of_table(state[name][rows], columns) for name in self.row_arrays}
 
         return others | replicated_over_explicit_axes(gathered, dict(state))
 
     @functools.cached_property
     def row_arrays(self) -> dict[str, float | None]:
-        return self.table.row_arrays
+        return divided_arrays(self.table)
 
     def _pages(self) -> jax.Array:
         return self._on(jnp.asarray(self.layout.page_table), P())
@@ -316,8 +355,3 @@ class ShardedTable(Wrapper):
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
         return self.table.attend(self.by_row(state), query, precision)
-
-
-def can_be_sharded(table: Table) -> bool:
-    """Whether a `ShardedTable` can divide the rows of a table."""
-    return bool(table.row_names) and table.row_names == table.param_names and table.cached is None

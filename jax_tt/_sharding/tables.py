@@ -7,8 +7,10 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from jax_tt._sharding.kinds import can_be_sharded
+from jax_tt._sharding.options import Exchange
 from jax_tt._sharding.placement import Placement
-from jax_tt._sharding.table import ShardedTable, can_be_sharded
+from jax_tt._sharding.table import ShardedTable
 from jax_tt._tables.table import Table
 
 
@@ -17,6 +19,7 @@ def shard_tables(
     mesh: Mesh,
     axis: str | tuple[str, ...],
     placement: Placement | Mapping[str, Placement] | None = None,
+    exchange: Exchange | Mapping[str, Exchange] | None = None,
 ) -> dict[str, Table]:
     """Divides the rows of tables over the devices of a mesh, e.g. for a `Collection`.
 
@@ -28,6 +31,7 @@ def shard_tables(
         axis: the mesh axis, or a tuple of axes, that the rows are divided over. Devices along the other axes hold the
             same rows.
         placement: of all tables, or by name; default `Placement.round_robin`, also for tables that are not named.
+        exchange: how rows and gradients travel, of all tables or by name; default `Exchange()`.
 
     Returns:
         `ShardedTable`, or the table itself, by name.
@@ -47,25 +51,34 @@ def shard_tables(
             f"tables: got a {type(tables).__name__}; expected a mapping from names to tables, e.g. "
             '{"item": jax_tt.dense_table(1000, 16)}.'
         )
-    default = Placement.round_robin()
-    named: Mapping[str, Any] = {}
-    if isinstance(placement, Mapping):
-        named = placement
-        for name in named:
-            if name not in tables:
-                known = ", ".join(map(repr, tables))
-                raise ValueError(f"placement: got the table {name!r}; expected some of {known}.")
-    elif placement is not None:
-        default = placement
-    found: dict[str, Table] = {}
-    for name, table in tables.items():
-        own = named.get(name, default)
-        divided = name in named or can_be_sharded(table)
-        found[name] = ShardedTable(table, mesh, axis, own) if divided else table
-    return found
+    placements = _by_name("placement", placement, tables, Placement.round_robin())
+    exchanges = _by_name("exchange", exchange, tables, Exchange())
+    named = {
+        *(placement if isinstance(placement, Mapping) else ()),
+        *(exchange if isinstance(exchange, Mapping) else ()),
+    }
+    return {
+        name: ShardedTable(table, mesh, axis, placements[name], exchanges[name])
+        if name in named or can_be_sharded(table)
+        else table
+        for name, table in tables.items()
+    }
 
 
-def over_mesh(tables: Any, mesh: Mesh | None, axis: Any, placement: Any) -> Any:
+def _by_name(argument: str, given: Any, tables: Mapping[str, Any], default: Any) -> dict[str, Any]:
+    """The value for every table of an argument that is by name, for all tables, or None."""
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(tables, default if given is None else given)
+    for name in given:
+        if name not in tables:
+            known = ", ".join(map(repr, tables))
+            raise ValueError(f"{argument}: got the table {name!r}; expected some of {known}.")
+    return {name: given.get(name, default) for name in tables}
+
+
+def over_mesh(
+    tables: Any, mesh: Mesh | None, axis: Any, placement: Any, exchange: Any = None
+) -> Any:
     """`shard_tables` with a mesh, and the tables unchanged without one."""
     if mesh is not None:
         if axis is None:
@@ -73,8 +86,8 @@ def over_mesh(tables: Any, mesh: Mesh | None, axis: Any, placement: Any) -> Any:
                 "axis: got None beside a mesh; expected the mesh axis that rows are divided over, e.g. "
                 f"axis={mesh.axis_names[-1]!r}."
             )
-        return shard_tables(tables, mesh, axis, placement)
-    for name, value in (("axis", axis), ("placement", placement)):
+        return shard_tables(tables, mesh, axis, placement, exchange)
+    for name, value in (("axis", axis), ("placement", placement), ("exchange", exchange)):
         if value is not None:
             raise ValueError(
                 f'{name}: got {value!r} without a mesh; expected mesh=, e.g. jax.make_mesh((8,), ("model",)).'

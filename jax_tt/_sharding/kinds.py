@@ -1,0 +1,95 @@
+"""Which tables can be divided over devices, and which of their arrays."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from jax_tt import optimizers
+from jax_tt._quantized.table import QuantizedTable
+from jax_tt._sharding.placement import Layout
+from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.options import Update
+from jax_tt._tables.table import Table
+
+# Rules whose step of an element depends on the gradients of this element alone.
+_ELEMENTWISE = (
+    optimizers.SGD,
+    optimizers.Adagrad,
+    optimizers.AdagradMomentum,
+    optimizers.Adam,
+    optimizers.FTRL,
+)
+
+
+def can_be_sharded(table: Table) -> bool:
+    """Whether a `ShardedTable` can divide the rows of a table."""
+    by_rows = bool(table.row_names) and table.row_names == table.param_names
+    return isinstance(table, QuantizedTable) or (by_rows and table.cached is None)
+
+
+def divided_arrays(table: Table) -> dict[str, float | None]:
+    """The arrays of which entry k is that of row k alone, as `Table.row_arrays`."""
+    if not isinstance(table, QuantizedTable):
+        return table.row_arrays
+    slots = () if table.update is None else table.update.optimizer.slots
+    (names,) = table.slot_names
+    return dict.fromkeys(table.param_names) | {
+        name: slot.init for name, slot in zip(names, slots, strict=True)
+    }
+
+
+def check_layout(table: Table, layout: Layout) -> None:
+    """Raises for a table that cannot be divided in this way."""
+    update = table.update
+    if update is not None:
+        _check_rule(table, update)
+        storage = table.rounded_type or getattr(table, "param_dtype", jnp.float32)
+        narrow = update.rounds_stochastically(storage)
+        if narrow and not layout.same_places:
+            raise ValueError(
+                f"{table.label}placement: got replicas at different places of their devices, whose rows would be "
+                "rounded differently at random; expected Update(..., stochastic_rounding=False), "
+                "Placement.replicated(), or no replicas."
+            )
+    if layout.columns > 1:
+        _check_columns(table, layout.columns)
+
+
+def _check_rule(table: Table, update: Update) -> None:
+    rule = update.optimizer
+    if rule.changes_all(jnp.zeros(())) is not None:
+        raise ValueError(
+            f"{table.label}optimizer: {type(rule).__name__} changes all rows between steps; expected a rule that "
+            "changes the rows of a batch."
+        )
+    if any(slot.rows is not None for slot in rule.slots):
+        raise ValueError(
+            f"{table.label}optimizer: {type(rule).__name__} has state that is not divided by rows; expected a rule "
+            "with one entry per row or per element."
+        )
+    if rule.scales_reads:
+        raise ValueError(
+            f"{table.label}optimizer: {type(rule).__name__} scales the rows that are read, by state that is on other "
+            "devices; expected another rule, e.g. RowWiseAdagrad."
+        )
+
+
+def _check_columns(table: Table, columns: int) -> None:
+    if not isinstance(table, DenseTable):
+        raise TypeError(
+            f"{table.label}placement: got column shards of a {type(table).__name__}; expected a DenseTable, or whole "
+            "rows."
+        )
+    if table.features % columns:
+        raise ValueError(
+            f"{table.label}placement: got {columns} column shards of {table.features} columns; expected a divisor of "
+            "them."
+        )
+    if table.update is None:
+        return
+    rule = table.update.optimizer
+    if type(rule) not in _ELEMENTWISE or any(slot.rowwise for slot in rule.slots):
+        raise ValueError(
+            f"{table.label}optimizer: {type(rule).__name__} steps an element by the whole row, of which every device "
+            "has some columns; expected SGD, Adagrad, AdagradMomentum, Adam or FTRL, or a placement of whole rows."
+        )

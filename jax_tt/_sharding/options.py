@@ -1,0 +1,65 @@
+"""`Exchange`: how rows and gradients travel between devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import numbers
+from typing import Any
+
+import jax.numpy as jnp
+
+from jax_tt._arguments import as_dtype
+
+_TYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """How the rows and gradients of a `ShardedTable` travel between devices.
+
+    Attributes:
+        dtype: type in which rows and gradients travel, bfloat16 or float16; None for that of the table, and float32 for
+            the gradients of 16-bit tables. Rows are rounded to nearest when their owner sends them. Gradients are
+            summed by row on each device, rounded to nearest, and summed over devices in float32.
+        expected_unique: the share of different rows among the ids that a device looks up, from 0 (exclusive) to 1, by
+            which messages are sized. A batch with more of them takes another exchange, with messages for all ids; the
+            results are the same.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax_tt
+    >>> jax_tt.Exchange(dtype="bfloat16", expected_unique=0.3).dtype
+    'bfloat16'
+    """
+
+    dtype: Any = None
+    expected_unique: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            # A name, since np.dtype("float64") == None.
+            name = as_dtype("dtype", self.dtype, None).name
+            if name not in _TYPES:
+                raise ValueError(
+                    f"dtype: got {name}; expected None, {', '.join(_TYPES[:-1])} or {_TYPES[-1]}."
+                )
+            object.__setattr__(self, "dtype", name)
+        share = self.expected_unique
+        number = isinstance(share, numbers.Real) and not isinstance(share, bool)
+        if not number or not 0 < share <= 1:
+            raise ValueError(
+                f"expected_unique: got {share!r}; expected a share above 0 and at most 1, e.g. the number of different "
+                "ids in a batch over the number of its ids."
+            )
+
+    def type_of_rows(self, storage: Any, accum: Any) -> Any:
+        """The type in which rows of type ``storage`` travel."""
+        if self.dtype is not None:
+            return jnp.dtype(self.dtype)
+        # The rows of a 16-bit table are the same in 16 bits.
+        return storage if jnp.dtype(storage).itemsize == 2 else accum
+
+    def type_of_gradients(self, accum: Any) -> Any:
+        """The type in which gradients travel."""
+        return accum if self.dtype is None else jnp.dtype(self.dtype)

@@ -56,9 +56,10 @@ def _first(mask: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array, jax.A
     if mask.size == 0:
         none = jnp.zeros((), jnp.int32)
         return none, none, jnp.zeros(ids.shape[1:], ids.dtype)
-    position = jnp.argmax(mask)
-    # Not ids[position], for which XLA would gather ids that are divided over devices.
-    chosen = mask & (jnp.arange(mask.size) == position)
+    # Not argmax and ids[position], for which XLA would gather ids that are divided over devices.
+    numbers = jnp.arange(mask.size, dtype=jnp.int32)
+    position = jnp.min(jnp.where(mask, numbers, mask.size - 1))
+    chosen = mask & (numbers == position)
     first = jnp.max(jnp.where(chosen[:, None], ids, jnp.iinfo(ids.dtype).min), axis=0)
     return _of_one_example(jnp.sum(mask, dtype=jnp.int32), position, first)
 

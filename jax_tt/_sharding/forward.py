@@ -188,7 +188,9 @@ def _rows(
         asked = [part.reshape(-1) for part in exchanged(sent, axes)]
         reads = [read_call(*pair) for pair in zip(calls, asked, strict=True)]
         sums, read = _groups.forward(reads, None)
-        found = exchanged([_sent_rows(*pair, devices) for pair in zip(calls, sums, strict=True)], axes)
+        found = exchanged(
+            [_sent_rows(*pair, devices) for pair in zip(calls, sums, strict=True)], axes
+        )
         return [_received_rows(*pair) for pair in zip(calls, found, strict=True)], asked, read
 
     def other(k: jax.Array, carry: Any) -> Any:

@@ -89,9 +89,7 @@ def _pages_at(layout: Layout, page_table: jax.Array) -> jax.Array:
     return jnp.full(count, -1, jnp.int32).at[places].set(numbers, mode="drop")
 
 
-def _rows_of(
-    layout: Layout, places: Paged, num_embeddings: int
-) -> tuple[jax.Array, jax.Array]:
+def _rows_of(layout: Layout, places: Paged, num_embeddings: int) -> tuple[jax.Array, jax.Array]:
     """The rows of the table at places of pages, and whether there is one; the inverse of `paged`."""
     page, row = places
     # A number of the form high * factor + low.

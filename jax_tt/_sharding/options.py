@@ -63,3 +63,6 @@ class Exchange:
     def type_of_gradients(self, accum: Any) -> Any:
         """The type in which gradients travel."""
         return accum if self.dtype is None else jnp.dtype(self.dtype)
+
+
+DEFAULT = Exchange()

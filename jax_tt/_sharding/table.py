@@ -20,7 +20,7 @@ from jax_tt._sharding.columns import rows_of_shards, rows_of_table
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
 from jax_tt._sharding.kinds import can_be_sharded, check_layout, divided_arrays
 from jax_tt._sharding.move import moved_rows, row_numbers
-from jax_tt._sharding.options import Exchange
+from jax_tt._sharding.options import DEFAULT, Exchange
 from jax_tt._sharding.pages import stored_rows
 from jax_tt._sharding.placement import Layout, Placement
 from jax_tt._sharding.requests import PAGES
@@ -63,7 +63,7 @@ class ShardedTable(Wrapper):
     mesh: Mesh
     axis: Any
     placement: Placement
-    exchange: Exchange = Exchange()
+    exchange: Exchange = DEFAULT
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jax_tt._sharding.kinds import can_be_sharded
-from jax_tt._sharding.options import Exchange
+from jax_tt._sharding.options import DEFAULT, Exchange
 from jax_tt._sharding.placement import Placement
 from jax_tt._sharding.table import ShardedTable
 from jax_tt._tables.table import Table
@@ -52,7 +52,7 @@ def shard_tables(
             '{"item": jax_tt.dense_table(1000, 16)}.'
         )
     placements = _by_name("placement", placement, tables, Placement.round_robin())
-    exchanges = _by_name("exchange", exchange, tables, Exchange())
+    exchanges = _by_name("exchange", exchange, tables, DEFAULT)
     named = {
         *(placement if isinstance(placement, Mapping) else ()),
         *(exchange if isinstance(exchange, Mapping) else ()),

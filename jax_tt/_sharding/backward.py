@@ -58,7 +58,12 @@ def local_backward(
         return _attempted(calls, attempt, gs, states, axes, others)
 
     def again(carried: Carried) -> Carried:
-        _, attempt = attempted(calls, residuals.requests, axes, others)
+        # The first attempt changed nothing. To read the arrays from before it, XLA would keep a copy of them.
+        present = list(calls)
+        for k, state in zip(trained, carried.states, strict=True):
+            if calls[k].use.table.update is not None:
+                present[k] = calls[k]._replace(state={**calls[k].state, **state})
+        _, attempt = attempted(present, residuals.requests, axes, others)
         return stepped(attempt, carried.states)
 
     trained = [

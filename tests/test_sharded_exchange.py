@@ -229,6 +229,20 @@ def test_a_step_has_three_exchanges_and_gathers_nothing(
     assert "all-gather" not in text
 
 
+def test_a_step_with_messages_of_an_expected_size_copies_no_array_of_rows(mesh):
+    plain = jax_tt.dense_table(4096, WIDTH, optimizer=ADAM)
+    exchange = Exchange(expected_unique=0.3)
+    table = ShardedTable(plain, mesh, "model", Placement.hashed(), exchange)
+
+    def step(state, ids):
+        return {**state, **_step(table, state, ids)[0]}
+
+    shapes = jax.eval_shape(table.init, jax.random.key(0)), jax.ShapeDtypeStruct((64, 3), jnp.int32)
+    text = jax.jit(step, donate_argnums=0).lower(*shapes).compile().as_text()
+    assert "f32[1024,8]" in text
+    assert not re.findall(r"f32\[1024,8\]\S* copy\(", text)
+
+
 def test_an_empty_batch_of_one_device_inside_of_a_shard_map(mesh):
     table = ShardedTable(jax_tt.dense_table(ROWS, 4), mesh, "model", Placement.hashed())
     state = table.init(jax.random.key(0))

@@ -110,7 +110,7 @@ def pooled_sums(
     sums: dict[int, jax.Array] = {}
     for k, call in enumerate(calls):
         use, state, batch, *_ = call
-        if use.table.unsharded is not use.table:
+        if use.table.divided:
             batch = divided(batch, use.table.parts)
         if use.table.differentiates_itself(use.lookup):
             sums[k] = use.table.forward(state, batch, use.lookup)[0]
@@ -125,7 +125,7 @@ def pooled_sums(
     if by_rule:
         sums.update(zip(by_rule, _sums(list(by_rule.values()), shared, None), strict=True))
     found = tuple(
-        sums[k] if call.use.table.unsharded is call.use.table else whole(sums[k], call.batch)
+        whole(sums[k], call.batch) if call.use.table.divided else sums[k]
         for k, call in enumerate(calls)
     )
     return found if wide is None else wide.joined(found)

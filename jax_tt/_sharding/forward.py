@@ -234,7 +234,8 @@ def pool_call(call: Call, batch: Batch, rows: jax.Array) -> Call:
     if lookup.bounds == "error":
         rows = jnp.concatenate([rows, jnp.full_like(rows[:1], jnp.nan)])
     wanted = Wanted(_TABLE if lookup.wanted.names else frozenset(), lookup.wanted.weights)
-    described = DenseTable(*rows.shape, rows.dtype, name=table.name)
+    count, width = rows.shape
+    described = DenseTable(count, width, rows.dtype, name=table.name)
     return Call(Use(described, inner(lookup, wanted)), {"embedding": rows}, batch, ())
 
 

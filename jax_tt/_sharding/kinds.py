@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax_tt import optimizers
 from jax_tt._quantized.table import QuantizedTable
 from jax_tt._sharding.placement import Layout
-from jax_tt._tables.dense import DenseTable
 from jax_tt._tables.options import Update
 from jax_tt._tables.table import Table
 
@@ -75,7 +74,7 @@ def _check_rule(table: Table, update: Update) -> None:
 
 
 def _check_columns(table: Table, columns: int) -> None:
-    if not isinstance(table, DenseTable):
+    if not table.row_names:  # rows are coded as a whole
         raise TypeError(
             f"{table.label}placement: got column shards of a {type(table).__name__}; expected a DenseTable, or whole "
             "rows."

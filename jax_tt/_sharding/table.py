@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,7 @@ class ShardedTable(Wrapper):
     axis: Any
     placement: Placement
     exchange: Exchange = DEFAULT
+    divided: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -67,6 +67,7 @@ class Table(abc.ABC):
         takes_keys: whether ids are keys of 64 bits, of which any may have a row.
         row_names: the parameters of which row k is that of id k alone.
         rounded_type: name of the type that new rows are rounded to; None for that of the parameters.
+        divided: whether rows are on several devices, which have to take part in every lookup.
         parts: the number of devices that divide a batch among them.
     """
 
@@ -78,6 +79,7 @@ class Table(abc.ABC):
     takes_keys: ClassVar[bool] = False
     row_names: ClassVar[tuple[str, ...]] = ()
     rounded_type: ClassVar[str | None] = None
+    divided: ClassVar[bool] = False
     parts = 1
 
     @property

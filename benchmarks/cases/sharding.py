@@ -15,6 +15,7 @@ from jax_tt import optimizers
 
 DEVICES = (2, 8)
 ONE = "one device"
+EXPECTED = ", messages of the expected size"
 
 
 @case(
@@ -33,16 +34,29 @@ def measure(settings: Settings, report: Report) -> None:
                 (count,), ("model",), axis_types=(AxisType.Auto,), devices=jax.devices()[:count]
             )
             placement = jax_tt.Placement.hashed()
-            sharded = jax_tt.ShardedTable(table, mesh, "model", placement)
             placed = jax.device_put(ids, NamedSharding(mesh, P("model")))
-            calls[stream, f"{count} devices"] = _step(sharded, placed)
+            parts = [part for own in ids for part in np.split(own, count)]
+            share = max(len(np.unique(part)) / part.size for part in parts)
+            for label, exchange in (
+                ("", jax_tt.Exchange()),
+                (EXPECTED, jax_tt.Exchange(expected_unique=share)),
+            ):
+                sharded = jax_tt.ShardedTable(table, mesh, "model", placement, exchange)
+                calls[stream, f"{count} devices{label}"] = _step(sharded, placed)
         timings = interleave(calls, settings.budget)
         del calls
         report.timings(timings)
         for count in DEVICES:
-            ratio = timings[stream, f"{count} devices"].median / timings[stream, ONE].median
-            meaning = f"time of a step on {count} devices that share the cores, over that on one, {stream}"
-            report.figure(f"{stream}_{count}_over_one", ratio, "x", meaning, at_most=2)
+            for label, name in (("", "over_one"), (EXPECTED, "expected_over_one")):
+                own = timings[stream, f"{count} devices{label}"].median
+                meaning = f"time of a step on {count} devices that share the cores{label}, over that on one, {stream}"
+                report.figure(
+                    f"{stream}_{count}_{name}",
+                    own / timings[stream, ONE].median,
+                    "x",
+                    meaning,
+                    at_most=2,
+                )
 
 
 def _step(table: jax_tt.Table, ids: list[jax.Array]) -> Call:

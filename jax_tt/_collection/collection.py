@@ -206,10 +206,15 @@ class Collection:
             for name, table in found.items()
         }
 
-    def separated(self, state: States) -> dict[str, dict[str, Any]]:
+    def separated(self, state: States, *, in_pieces: bool = False) -> dict[str, dict[str, Any]]:
         """The state of every table on its own, e.g. for a checkpoint that single layers can read.
 
         Rows of a `ShardedTable` are in their order, so that a collection on other devices can read it as well.
+
+        Args:
+            state: the arrays of the collection.
+            in_pieces: leave the rows of a `ShardedTable` divided over the devices, as neighbouring rows, with zeros
+                after the last one: no device has all of them. `checkpoint_state` writes such states.
 
         Raises:
             TypeError, ValueError: ``state`` lacks a table or the shared scalars.
@@ -222,14 +227,21 @@ class Collection:
         (['embedding', 'sentinel', 'step', 'used'], ['ad', 'updates'])
         """
         self.check(state)
-        found = {name: table.by_row(state[name]) for name, table in self.tables.items()}
+        found = {
+            name: table.in_pieces(state[name]) if in_pieces else table.by_row(state[name])
+            for name, table in self.tables.items()
+        }
         for place, name in enumerate(self.sharing):
             shared = state[UPDATES]
             found[name] |= {**shared, "step": shared["step"][place]}
         return found
 
-    def joined(self, states: States) -> dict[str, dict[str, Any]]:
+    def joined(self, states: States, *, in_pieces: bool = False) -> dict[str, dict[str, Any]]:
         """The inverse of `separated`: the state of the collection from those of its tables on their own.
+
+        Args:
+            states: by table.
+            in_pieces: as in `separated`, but in the pieces of this collection.
 
         Raises:
             TypeError, ValueError: ``states`` lack a table or its step count.
@@ -245,7 +257,10 @@ class Collection:
             for scalar, values in scalars.items():
                 value = as_scalar(f"states[{name!r}][{scalar!r}]", states[name][scalar])
                 values.append(jnp.asarray(value, jnp.float32))
-        found = {name: table.of_rows(found[name]) for name, table in self.tables.items()}
+        found = {
+            name: table.of_pieces(found[name]) if in_pieces else table.of_rows(found[name])
+            for name, table in self.tables.items()
+        }
         if not self.sharing:
             return found
         step, sentinels = (jnp.stack(values) for values in scalars.values())

@@ -131,7 +131,7 @@ class ShardedTable(Wrapper):
         return dataclasses.replace(self.table, num_embeddings=rows, features=width)
 
     @property
-    def pieces(self) -> int:
+    def num_stored(self) -> int:
         """Rows of all column shards."""
         return self.num_embeddings * self.layout.columns
 
@@ -177,18 +177,12 @@ class ShardedTable(Wrapper):
         if whole or not all(isinstance(array, Tracer) for array in arrays.values()):
             return self._stored(arrays)
         # Inside of jit, every device computes the entries of neighbouring rows alone, which are then moved.
-        neighbours = self._neighbours
-        spare = neighbours.rows * neighbours.devices - self.pieces
-        arrays = {
+        spare = self._neighbours.rows * self._neighbours.devices - self.num_stored
+        padded = {
             name: self._placed(jnp.pad(array, [(0, spare), *[(0, 0)] * (array.ndim - 1)]))
             for name, array in arrays.items()
         }
-        return self._moved(arrays, neighbours, jnp.asarray(neighbours.page_table), self.layout)
-
-    @property
-    def _neighbours(self) -> Layout:
-        """The layout in which every device has neighbouring rows."""
-        return Placement.contiguous().layout(self.pieces, self.layout.devices)
+        return self._of_neighbours(padded)
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, Any]:
         rest = jax.tree.map(self._placed, self.stored.init_rest(params))
@@ -197,7 +191,7 @@ class ShardedTable(Wrapper):
     def _stored(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
         """Arrays of all pools, with all replicas, from arrays of which entry k is that of row k."""
         self._check_numbers()
-        rows = jnp.arange(self.pieces)
+        rows = jnp.arange(self.num_stored)
         table = jnp.asarray(self.layout.page_table)
         found = {}
         for name, array in arrays.items():
@@ -265,17 +259,48 @@ class ShardedTable(Wrapper):
         found = self._moved(arrays, self.layout, state[PAGES], new.layout)
         return new, {**state, **found, PAGES: new._pages()}
 
+    @functools.cached_property
+    def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
+        layout, mesh = self._neighbours, self.mesh
+        found = {}
+        for name, whole in self.table.pieces.items():
+            of_rows = name in self.row_arrays
+            shape = (layout.rows * layout.devices, *whole.shape[1:]) if of_rows else whole.shape
+            sharding = NamedSharding(mesh, P(self.axis) if of_rows else P())
+            found[name] = jax.ShapeDtypeStruct(shape, whole.dtype, sharding=sharding)
+        return found
+
+    def in_pieces(self, state: State) -> dict[str, Any]:
+        _, found = self.moved(state, Placement.contiguous())
+        return {name: array for name, array in found.items() if name != PAGES}
+
+    def of_pieces(self, state: State) -> dict[str, Any]:
+        arrays = self._of_neighbours({name: state[name] for name in self.row_arrays})
+        return {**state, **arrays, PAGES: self._pages()}
+
+    @functools.cached_property
+    def _neighbours(self) -> Layout:
+        """The layout in which every device has neighbouring rows, so that stored rows are in their order."""
+        return Placement.contiguous().layout(self.num_stored, self.layout.devices)
+
+    def _of_neighbours(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
+        return self._moved(
+            arrays, self._neighbours, jnp.asarray(self._neighbours.page_table), self.layout
+        )
+
     def _moved(
         self, arrays: Mapping[str, Any], before: Layout, pages: jax.Array, after: Layout
     ) -> dict[str, jax.Array]:
         """Arrays of rows in another layout."""
+        if before == after:
+            return dict(arrays)
         layouts = (before, after)
-        row_numbers(self.pieces)  # raises if there is no type for them
+        row_numbers(self.num_stored)  # raises if there is no type for them
         mesh = Mesh(self.mesh.devices, self.mesh.axis_names)
 
         def move(inputs: tuple[Any, Any]) -> dict[str, jax.Array]:
             own, tables = inputs
-            return moved_rows(own, tables, layouts, self.pieces, mesh, self.axes)
+            return moved_rows(own, tables, layouts, self.num_stored, mesh, self.axes)
 
         inputs = dict(arrays), (pages, jnp.asarray(after.page_table))
         return sharded_over_explicit_axes(move, inputs, self.axis)
@@ -290,11 +315,11 @@ class ShardedTable(Wrapper):
             arrays = {name: state[name] for name in self.row_arrays}
             found = self._moved(arrays, self.layout, state[PAGES], self._neighbours)
             return others | {
-                name: rows_of_table(array[: self.pieces], columns) for name, array in found.items()
+                name: rows_of_table(array[: self.num_stored], columns) for name, array in found.items()
             }
 
         def gathered(state: Any) -> dict[str, Any]:
-            rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.pieces))
+            rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.num_stored))
             return {name: rows_of_table(state[name][rows], columns) for name in self.row_arrays}
 
         return others | replicated_over_explicit_axes(gathered, dict(state))

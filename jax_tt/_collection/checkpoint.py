@@ -1,0 +1,170 @@
+"""Checkpoints of collections whose rows no device and no process has all of.
+
+The arrays of a checkpoint are those of the tables, with rows in their order, and divided over the devices that write
+it. Orbax lets every process write and read its own pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._collection.collection import Collection, States
+from jax_tt._collection.states import check_states
+from jax_tt._sharding.table import ShardedTable
+
+# In a checkpoint: rows, as two words, and columns of a table. Orbax cuts arrays of another size without a word.
+_SIZES = "sizes"
+_SCALARS = ("step", "sentinel")
+
+
+def checkpoint_state(collection: Collection, state: States) -> dict[str, dict[str, Any]]:
+    """The arrays to save: logical ones, which do not depend on the placement, in pieces.
+
+    Rows and their optimizer state are in the order of the rows, divided evenly over the devices of each table, with
+    zeros after the last row if need be. No device and no process has all of them.
+
+    Args:
+        collection: the tables.
+        state: their arrays, as `Collection.init` returns them.
+
+    Returns:
+        Arrays by table and name, e.g. for ``orbax.checkpoint.args.StandardSave``.
+
+    Raises:
+        TypeError, ValueError: ``state`` lacks a table or an array.
+
+    >>> import jax, jax_tt
+    >>> mesh = jax.make_mesh((1,), ("model",))
+    >>> tables = jax_tt.shard_tables({"ad": jax_tt.dense_table(50, 8)}, mesh, "model")
+    >>> collection = jax_tt.Collection(tables, {"ad": jax_tt.Feature("ad")})
+    >>> saved = jax_tt.checkpoint_state(collection, collection.init(jax.random.key(0)))
+    >>> sorted(saved["ad"])
+    ['embedding', 'sizes']
+    """
+    found = collection.separated(state, in_pieces=True)
+    everywhere = _everywhere(collection)
+    for name, own in found.items():
+        sizes = _sizes(collection, name)
+        own[_SIZES] = jax.make_array_from_callback(sizes.shape, everywhere, sizes.__getitem__)
+        own.pop("used", None)
+    return found
+
+
+def checkpoint_target(collection: Collection) -> dict[str, dict[str, Any]]:
+    """What to restore: the shapes, types and shardings of `checkpoint_state` of this collection.
+
+    A checkpoint that other devices have written has other numbers of zeros after the rows, so that orbax has to be told
+    to fit arrays to these shapes: ``StandardRestore(target, strict=False)``. `restored_state` checks that it has not
+    cut off anything else.
+
+    Args:
+        collection: the tables, with the placement and mesh that they are to have.
+
+    Returns:
+        `jax.ShapeDtypeStruct` by table and name.
+
+    >>> import jax_tt
+    >>> collection = jax_tt.Collection({"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")})
+    >>> jax_tt.checkpoint_target(collection)["ad"]["embedding"].shape
+    (50, 8)
+    """
+    everywhere = _everywhere(collection)
+    found: dict[str, dict[str, Any]] = {}
+    for name, table in collection.tables.items():
+        own = {array: _with_sharding(like, everywhere) for array, like in table.pieces.items()}
+        if name in collection.sharing:
+            scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=everywhere)
+            own |= dict.fromkeys(_SCALARS, scalar)
+        own.pop("used", None)
+        sizes = _sizes(collection, name)
+        own[_SIZES] = jax.ShapeDtypeStruct(sizes.shape, sizes.dtype, sharding=everywhere)
+        found[name] = own
+    return found
+
+
+def restored_state(collection: Collection, arrays: States) -> dict[str, dict[str, Any]]:
+    """The state of a collection from the arrays of a checkpoint, whatever placement and mesh wrote it.
+
+    Args:
+        collection: the tables, with the placement and mesh that they are to have.
+        arrays: restored with `checkpoint_target`.
+
+    Returns:
+        The arrays as `Collection.init` returns them. Rows move to the devices of their pages a block at a time.
+
+    Raises:
+        TypeError, ValueError: ``arrays`` lack a table or an array, or a table has another size in the checkpoint.
+
+    >>> import jax, jax_tt
+    >>> collection = jax_tt.Collection({"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")})
+    >>> state = collection.init(jax.random.key(0))
+    >>> restored = jax_tt.restored_state(collection, jax_tt.checkpoint_state(collection, state))
+    >>> bool((restored["ad"]["embedding"] == state["ad"]["embedding"]).all())
+    True
+    """
+    check_states("arrays", arrays, collection.tables)
+    target = checkpoint_target(collection)
+    found: dict[str, dict[str, Any]] = {}
+    for name, wanted in target.items():
+        _check_arrays(name, arrays[name], wanted)
+        _check_sizes(name, arrays[name][_SIZES], _sizes(collection, name))
+        found[name] = {array: arrays[name][array] for array in wanted if array != _SIZES}
+
+    # Several processes can only make arrays of all of them in a program.
+    return jax.jit(lambda found: collection.joined(found, in_pieces=True))(found)
+
+
+def _check_arrays(name: str, arrays: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for array, like in wanted.items():
+        if array not in arrays:
+            raise ValueError(
+                f"arrays[{name!r}]: has no {array!r}; expected what checkpoint_state writes for this table, with "
+                "its optimizer."
+            )
+        got = getattr(arrays[array], "shape", None)
+        if got != like.shape:
+            raise ValueError(
+                f"arrays[{name!r}][{array!r}]: got shape {got}; expected {like.shape}, as checkpoint_target describes "
+                "it: restore the checkpoint with that target and strict=False."
+            )
+
+
+def _check_sizes(name: str, got: Any, expected: np.ndarray[Any, Any]) -> None:
+    if not np.array_equal(got, expected):
+        (rows, columns), (own_rows, own_columns) = _read(np.asarray(got)), _read(expected)
+        raise ValueError(
+            f"arrays[{name!r}]: the checkpoint holds a table of {rows:,} x {columns:,}; expected {own_rows:,} x "
+            f"{own_columns:,}. Describe the table with the sizes of the checkpoint; it can be grown after that."
+        )
+
+
+def _sizes(collection: Collection, name: str) -> np.ndarray[Any, Any]:
+    table = collection.tables[name]
+    rows = table.num_embeddings
+    return np.array([rows >> 32, rows & 0xFFFFFFFF, table.features], np.uint32)
+
+
+def _read(sizes: np.ndarray[Any, Any]) -> tuple[int, int]:
+    high, low, columns = (int(word) for word in sizes)
+    return (high << 32) | low, columns
+
+
+def _everywhere(collection: Collection) -> Sharding:
+    """The sharding of arrays that every device has."""
+    for table in collection.tables.values():
+        if isinstance(table, ShardedTable):
+            return NamedSharding(table.mesh, P())
+    return SingleDeviceSharding(jax.devices()[0])
+
+
+def _with_sharding(like: Any, everywhere: Sharding) -> jax.ShapeDtypeStruct:
+    if like.sharding is not None:
+        return like
+    return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=everywhere)

@@ -108,7 +108,7 @@ def test_eight_devices_read_what_two_wrote(tmp_path):
 def test_no_device_has_more_than_its_share():
     collection = _collection(4)
     arrays = jax_tt.checkpoint_state(collection, _trained(collection))
-    for name, parts in (("user", ("embedding", "slot_m_0")), ("item", ("slot_sum_0",))):
+    for name, parts in (("user", ("embedding", "slot_mu_0")), ("item", ("slot_sum_0",))):
         for part in parts:
             array = arrays[name][part]
             share = -(-collection.tables[name].num_embeddings // 4)

@@ -1,5 +1,6 @@
 """Tables divided over the devices of a mesh equal tables on one device."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -417,14 +418,47 @@ def test_pages_move_with_their_state_a_block_at_a_time(before, after, monkeypatc
         np.testing.assert_array_equal(own[name], array, err_msg=name)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("placement", [Placement.contiguous(), Placement.hashed()])
-def test_large_tables_are_initialised_in_parts(placement, monkeypatch):
+@pytest.mark.parametrize(
+    ("placement", "make"),
+    [
+        (Placement.pages([(0, 1), 1, 0], 40), {}),
+        pytest.param(Placement.hashed(), {"param_dtype": jnp.bfloat16}, marks=pytest.mark.full),
+        pytest.param(Placement.hashed(), {"embedding_init": jax.nn.initializers.normal()}, marks=pytest.mark.full),
+        pytest.param(Placement.contiguous(), {"embedding_init": jax.nn.initializers.normal()}, marks=pytest.mark.full),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_large_tables_are_initialised_in_parts(placement, make, kind, monkeypatch):
     monkeypatch.setattr("jax_tt._sharding.table._WHOLE_BYTES", 0)
-    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    monkeypatch.setattr("jax_tt._sharding.initial._BLOCK", 16)
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)
     plain = jax_tt.dense_table(99, 4, optimizer=jax_tt.optimizers.Adam(0.1))
+    plain = dataclasses.replace(plain, **make)
     table = ShardedTable(plain, mesh, "model", placement)
-    state = jax.jit(table.init)(jax.random.key(3))
     expected = plain.init(jax.random.key(3))
-    for name, array in table.by_row(state).items():
+    with jax.set_mesh(mesh):
+        state = jax.jit(table.init)(jax.random.key(3))
+        rows, stored = table.by_row(state), table.of_rows(expected)
+    for name, array in rows.items():
         np.testing.assert_allclose(array, expected[name], rtol=1e-6, err_msg=name)
+    for name, array in stored.items():  # places without a row, and replicas
+        np.testing.assert_allclose(state[name], array, rtol=1e-6, err_msg=name)
+
+
+def test_products_of_rows_and_columns_have_64_bits():
+    from jax_tt._sharding.initial import _product
+
+    rows = [0, 1, 65_535, 65_536, 2**31 - 1, 123_456_789]
+    for columns in (1, 3, 128, 65_537, 2**31 - 1):
+        words = jax.jit(_product, static_argnums=1)(jnp.asarray(rows), columns)
+        high, low = (np.asarray(word, np.uint64) for word in words)
+        found = (high << np.uint64(32)) | low
+        np.testing.assert_array_equal(found, [row * columns for row in rows])
+
+
+def test_more_rows_than_32_bits_can_number_are_refused(mesh):
+    plain = jax_tt.dense_table(3 * 2**31, 4)
+    table = ShardedTable(plain, jax.make_mesh((4,), ("model",)), "model", Placement.hashed())
+    if not jax.config.jax_enable_x64:
+        with pytest.raises(ValueError, match="can only be numbered with 64 bits"):
+            jax.eval_shape(table.init, jax.random.key(0))

@@ -48,14 +48,13 @@ def moved_rows(
 
     def local(arrays: dict[str, jax.Array], old: jax.Array, new: jax.Array) -> dict[str, jax.Array]:
         own = lax.axis_index(axes).astype(jnp.int32)
-        page_at = _pages_at(after, new)
+        page_at = pages_at(after, new)
 
         def block(k: jax.Array, found: dict[str, jax.Array]) -> dict[str, jax.Array]:
             # The last block is shifted back, so that all of them have the same size.
             begin = jnp.minimum(k * size, after.rows - size)
             places = begin + lax.iota(jnp.int32, size)
-            page = page_at[own * after.pool + places // after.page_size]
-            rows, here = _rows_of(after, Paged(page, places % after.page_size), num_embeddings)
+            rows, here = rows_at(after, page_at, own, places, num_embeddings)
             values = _fetched(before, old, arrays, rows, here, axes)
             return {
                 name: lax.dynamic_update_slice_in_dim(found[name], values[name], begin, 0)
@@ -79,7 +78,7 @@ def moved_rows(
     return jax.jit(run)(dict(arrays), *pages)
 
 
-def _pages_at(layout: Layout, page_table: jax.Array) -> jax.Array:
+def pages_at(layout: Layout, page_table: jax.Array) -> jax.Array:
     """The page at every place of all pools, -1 for none."""
     count = layout.devices * layout.pool
     numbers = jnp.broadcast_to(
@@ -89,9 +88,11 @@ def _pages_at(layout: Layout, page_table: jax.Array) -> jax.Array:
     return jnp.full(count, -1, jnp.int32).at[places].set(numbers, mode="drop")
 
 
-def _rows_of(layout: Layout, places: Paged, num_embeddings: int) -> tuple[jax.Array, jax.Array]:
-    """The rows of the table at places of pages, and whether there is one; the inverse of `paged`."""
-    page, row = places
+def rows_at(
+    layout: Layout, page_at: jax.Array, device: jax.Array, places: jax.Array, num_embeddings: int
+) -> tuple[jax.Array, jax.Array]:
+    """The rows of the table at entries of a device's arrays, and whether there is one; the inverse of `paged`."""
+    page, row = page_at[device * layout.pool + places // layout.page_size], places % layout.page_size
     # A number of the form high * factor + low.
     high, factor, low = page, layout.page_size, row
     if layout.hashed:

@@ -18,6 +18,7 @@ from jax_tt._lookup._explicit import replicated_over_explicit_axes, sharded_over
 from jax_tt._lookup._groups import Call, Use
 from jax_tt._sharding.columns import rows_of_shards, rows_of_table
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
+from jax_tt._sharding.initial import can_draw_rows, drawn_rows
 from jax_tt._sharding.kinds import can_be_sharded, check_layout, divided_arrays
 from jax_tt._sharding.move import moved_rows, row_numbers
 from jax_tt._sharding.options import DEFAULT, Exchange
@@ -166,17 +167,36 @@ class ShardedTable(Wrapper):
         (self.local if inside_shard_map() else self.stored).check(state)
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
-        return self._initial(self.table.init_params(key))
+        found = self._drawn(key)
+        return self._initial(self.table.init_params(key)) if found is None else found
 
     def init_param(self, name: str, key: jax.Array) -> Any:
-        return self._initial({name: self.table.init_param(name, key)})[name]
+        found = self._drawn(key)
+        return (found or self._initial({name: self.table.init_param(name, key)}))[name]
+
+    def _drawn(self, key: jax.Array) -> dict[str, jax.Array] | None:
+        """The parameters of a large table, drawn where they are stored; None if they cannot be."""
+        shapes = jax.eval_shape(self.table.init_params, key)
+        nbytes = sum(like.size * like.dtype.itemsize for like in jax.tree.leaves(shapes))
+        if nbytes <= _WHOLE_BYTES or self.layout.columns > 1 or not can_draw_rows(self.table, key):
+            return None
+        mesh = Mesh(self.mesh.devices, self.mesh.axis_names)
+
+        def draw(inputs: Any) -> jax.Array:
+            key, page_table = inputs
+            return drawn_rows(self.table, self.layout, page_table, mesh, self.axes, key)
+
+        (name,) = self.table.param_names
+        inputs = key, jnp.asarray(self.layout.page_table)
+        return {name: self._placed(sharded_over_explicit_axes(draw, inputs, self.axis))}
 
     def _initial(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
         arrays = {name: rows_of_shards(a, self.layout.columns) for name, a in arrays.items()}
         whole = sum(array.nbytes for array in arrays.values()) <= _WHOLE_BYTES
         if whole or not all(isinstance(array, Tracer) for array in arrays.values()):
             return self._stored(arrays)
-        # Inside of jit, every device computes the entries of neighbouring rows alone, which are then moved.
+        # Inside of jit, every device computes the entries of neighbouring rows alone, which are then moved. The
+        # initialiser is not known: it may depend on the shape of the table.
         spare = self._neighbours.rows * self._neighbours.devices - self.num_stored
         padded = {
             name: self._placed(jnp.pad(array, [(0, spare), *[(0, 0)] * (array.ndim - 1)]))
@@ -314,9 +334,10 @@ class ShardedTable(Wrapper):
             self.check(state)
             arrays = {name: state[name] for name in self.row_arrays}
             found = self._moved(arrays, self.layout, state[PAGES], self._neighbours)
-            return others | {
-                name: rows_of_table(array[: self.num_stored], columns) for name, array in found.items()
-            }
+            cut = functools.partial(
+                jax.tree.map, lambda array: rows_of_table(array[: self.num_stored], columns)
+            )
+            return others | replicated_over_explicit_axes(cut, found)
 
         def gathered(state: Any) -> dict[str, Any]:
             rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.num_stored))

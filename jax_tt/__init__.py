@@ -92,6 +92,11 @@ from jax_tt._lookup.fused import fused_tt_lookup as fused_tt_lookup
 from jax_tt._lookup.lookup import tt_lookup as tt_lookup
 from jax_tt._lookup.out_of_range import count_out_of_range as count_out_of_range
 from jax_tt._lookup.to_dense import tt_to_dense as tt_to_dense
+from jax_tt._plan.bandwidths import Bandwidths as Bandwidths
+from jax_tt._plan.device_plan import DevicePlan as DevicePlan
+from jax_tt._plan.device_plan import PlacedTable as PlacedTable
+from jax_tt._plan.measure import measure_bandwidths as measure_bandwidths
+from jax_tt._plan.placements import plan_placements as plan_placements
 from jax_tt._plan.plan import plan as plan
 from jax_tt._plan.table_plan import PlannedTable as PlannedTable
 from jax_tt._plan.table_plan import TablePlan as TablePlan

@@ -60,7 +60,7 @@ class EmbedCollection(nn.Module):
     lookup: Lookup = Lookup(bounds="warn")
     mesh: Mesh | None = None
     axis: str | tuple[str, ...] | None = None
-    placement: Placement | Mapping[str, Placement] | None = None
+    placement: Placement | Mapping[str, Placement] | str | None = None
     exchange: Exchange | Mapping[str, Exchange] | None = None
 
     def setup(self) -> None:

@@ -118,7 +118,7 @@ class EmbedCollection(nnx.Module):
         *,
         mesh: Mesh | None = None,
         axis: str | tuple[str, ...] | None = None,
-        placement: Placement | Mapping[str, Placement] | None = None,
+        placement: Placement | Mapping[str, Placement] | str | None = None,
         exchange: Exchange | Mapping[str, Exchange] | None = None,
         statistics: bool = False,
         rngs: nnx.Rngs,

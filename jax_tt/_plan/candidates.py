@@ -81,9 +81,13 @@ class Table:
         if self.measured:
             self._tails = _low_rank_errors(self.dense, name)
 
+    @property
+    def uncompressed(self) -> Candidate:
+        return Candidate(DENSE, None, None, self.dense_bytes, 0.0)
+
     def candidates(self) -> list[Candidate]:
         """Dense, and whatever is smaller."""
-        found = [Candidate(DENSE, None, None, self.dense_bytes, 0.0)]
+        found = [self.uncompressed]
         if self.measured:
             found += [
                 low

@@ -10,10 +10,14 @@ import jax.numpy as jnp
 from jax_tt._arguments import as_dtype, as_int
 from jax_tt._cache.config import RowCache
 from jax_tt._plan.allocate import allocate, least_bytes
+from jax_tt._plan.bandwidths import Bandwidths
 from jax_tt._plan.caches import Demand, cache_within, demand, hits_of
 from jax_tt._plan.candidates import DENSE, LOW_RANK, TENSOR_TRAIN, Candidate, Table
+from jax_tt._plan.placements import plan_placements
 from jax_tt._plan.table_plan import PlannedTable, TablePlan
 from jax_tt._progress import Progress
+from jax_tt._tables.options import Update
+from jax_tt.optimizers import Optimizer
 
 _CACHES = 5  # the part of the budget that caches may have: one of so many
 _POOR = 0.7  # relative error beyond which most of a table is lost
@@ -21,12 +25,17 @@ _POOR = 0.7  # relative error beyond which most of a table is lost
 
 def plan(
     tables: Mapping[str, Any],
-    budget_bytes: int,
+    budget_bytes: int | None = None,
     id_samples: Mapping[str, Any] | None = None,
     *,
     dtype: Any = jnp.float32,
     seed: int = 0,
     progress: bool = False,
+    devices: int | None = None,
+    steps: int = 1,
+    optimizer: Optimizer | None = None,
+    device_bytes: int | None = None,
+    bandwidths: Bandwidths | None = None,
 ) -> TablePlan:
     """Chooses for every table whether it is dense, a tensor train or a low-rank product, and of what size.
 
@@ -45,16 +54,24 @@ def plan(
     most frequent rows of the first half of the sample cover a fifth of the lookups of the second half, and twice their
     share of the rows. All caches together take at most a fifth of the budget.
 
+    With a number of devices, the tables of the plan are then placed on them by `plan_placements`: dense tables are
+    divided, and tensor trains are on every device.
+
     Args:
         tables: name -> ``(num_embeddings, features)``, or a trained table ``[N, D]`` of floats.
-        budget_bytes: for all tables, orders and caches together, without optimizer state.
+        budget_bytes: for all tables, orders and caches together, without optimizer state; may only be left out with
+            ``devices``, and all tables are then dense.
         id_samples: name -> integers of any shape, in the order of their requests; negative ones are padding.
         dtype: storage type of untrained tables.
         seed: of randomised decompositions.
         progress: show a progress bar over the tables; requires tqdm.
+        devices: of a mesh axis that the tables are divided over.
+        steps, device_bytes, bandwidths: of `plan_placements`, for ``devices``. The samples of ids are then those of
+            whole batches.
+        optimizer: whose state is beside the rows on these devices.
 
     Returns:
-        `TablePlan`.
+        `TablePlan`; with ``devices``, its ``placements`` are a `DevicePlan`.
 
     Raises:
         ValueError: the smallest candidates of the tables exceed the budget, or an argument is invalid.
@@ -69,7 +86,6 @@ def plan(
         raise TypeError(
             f"tables: got {tables!r}; expected a dict from names to (num_embeddings, features) or tables."
         )
-    budget = as_int("budget_bytes", budget_bytes)
     dtype = as_dtype("dtype", dtype, jnp.float32)
     samples = dict(id_samples or {})
     if unknown := sorted(set(samples) - set(tables)):
@@ -77,14 +93,16 @@ def plan(
     specs = {
         name: Table(name, value, dtype, as_int("seed", seed)) for name, value in tables.items()
     }
+    budget = _budget(budget_bytes, specs, devices)
     demands = {
         name: demand(name, ids, specs[name].num_embeddings, specs[name].features, specs[name].dtype)
         for name, ids in samples.items()
+        if budget_bytes is not None
     }
     candidates = {}
     with Progress(progress, "plan", len(specs), unit="table", leave=False) as bar:
         for name, table in specs.items():
-            candidates[name] = table.candidates()
+            candidates[name] = [table.uncompressed] if budget_bytes is None else table.candidates()
             bar.step()
     least = least_bytes(candidates)
     if budget < least:
@@ -100,13 +118,26 @@ def plan(
     left = budget - sum(one.nbytes for one in chosen.values())
     left -= sum(taken for _, taken in caches.values())
     _spend(specs, chosen, left)
-    return TablePlan(
-        {
-            name: _planned(table, chosen[name], caches.get(name), demands.get(name), budget)
-            for name, table in specs.items()
-        },
-        budget,
-    )
+    planned = {
+        name: _planned(table, chosen[name], caches.get(name), demands.get(name), budget)
+        for name, table in specs.items()
+    }
+    if devices is None:
+        return TablePlan(planned, budget)
+    update = None if optimizer is None else Update(optimizer)
+    described = {name: one.table(update=update) for name, one in planned.items()}
+    limits = {"steps": steps, "device_bytes": device_bytes, "bandwidths": bandwidths}
+    return TablePlan(planned, budget, plan_placements(described, devices, samples, **limits))
+
+
+def _budget(given: int | None, specs: Mapping[str, Table], devices: int | None) -> int:
+    if given is not None:
+        return as_int("budget_bytes", given)
+    if devices is None:
+        raise ValueError(
+            "budget_bytes: got None; expected the bytes of all tables together. Only with devices= it may be left out."
+        )
+    return sum(table.dense_bytes for table in specs.values())
 
 
 def _caches(

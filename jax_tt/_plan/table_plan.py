@@ -8,6 +8,7 @@ from typing import Any
 
 from jax_tt._cache.config import RowCache
 from jax_tt._describe import described_tt
+from jax_tt._plan.device_plan import DevicePlan
 from jax_tt._shape import TTShape
 from jax_tt._tables.dense import DenseTable
 from jax_tt._tables.table import Table
@@ -86,6 +87,7 @@ class TablePlan(Mapping[str, PlannedTable]):
     Attributes:
         tables: name -> `PlannedTable`.
         budget_bytes: the budget.
+        placements: `DevicePlan`, if the tables are planned for several devices.
 
     >>> import jax_tt
     >>> plan = jax_tt.plan({"items": (1_000_000, 64), "days": (7, 16)}, 4_000_000)
@@ -95,6 +97,7 @@ class TablePlan(Mapping[str, PlannedTable]):
 
     tables: Mapping[str, PlannedTable]
     budget_bytes: int
+    placements: DevicePlan | None = None
 
     def __getitem__(self, name: str) -> PlannedTable:
         return self.tables[name]
@@ -120,7 +123,8 @@ class TablePlan(Mapping[str, PlannedTable]):
             f"{self.nbytes:,} of {self.budget_bytes:,} bytes; dense tables would take {dense:,}. Errors with ~ are "
             "predicted from the sizes, the others measured."
         )
-        return "\n".join([f"{heading}  reason", *explained, total])
+        placed = [] if self.placements is None else ["", str(self.placements)]
+        return "\n".join([f"{heading}  reason", *explained, total, *placed])
 
 
 def _cells(planned: PlannedTable) -> tuple[str, ...]:

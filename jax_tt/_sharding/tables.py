@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from jax.sharding import Mesh
 
+from jax_tt._arguments import one_of
 from jax_tt._sharding.kinds import can_be_sharded
 from jax_tt._sharding.options import DEFAULT, Exchange
 from jax_tt._sharding.placement import Placement
@@ -18,7 +21,7 @@ def shard_tables(
     tables: Mapping[str, Table],
     mesh: Mesh,
     axis: str | tuple[str, ...],
-    placement: Placement | Mapping[str, Placement] | None = None,
+    placement: Placement | Mapping[str, Placement] | str | None = None,
     exchange: Exchange | Mapping[str, Exchange] | None = None,
 ) -> dict[str, Table]:
     """Divides the rows of tables over the devices of a mesh, e.g. for a `Collection`.
@@ -30,7 +33,8 @@ def shard_tables(
         mesh: the devices.
         axis: the mesh axis, or a tuple of axes, that the rows are divided over. Devices along the other axes hold the
             same rows.
-        placement: of all tables, or by name; default `Placement.round_robin`, also for tables that are not named.
+        placement: of all tables, or by name, e.g. a `DevicePlan`; default `Placement.round_robin`, also for tables that
+            are not named. ``"auto"`` asks `plan_placements`, which without a sample of ids assumes random ones.
         exchange: how rows and gradients travel, of all tables or by name; default `Exchange()`.
 
     Returns:
@@ -51,6 +55,9 @@ def shard_tables(
             f"tables: got a {type(tables).__name__}; expected a mapping from names to tables, e.g. "
             '{"item": jax_tt.dense_table(1000, 16)}.'
         )
+    if isinstance(placement, str):
+        one_of("placement", placement, ("auto",), ", a Placement, or placements by table")
+        placement = _automatic(tables, mesh, axis)
     placements = _by_name("placement", placement, tables, Placement.round_robin())
     exchanges = _by_name("exchange", exchange, tables, DEFAULT)
     named = {
@@ -74,6 +81,25 @@ def _by_name(argument: str, given: Any, tables: Mapping[str, Any], default: Any)
             known = ", ".join(map(repr, tables))
             raise ValueError(f"{argument}: got the table {name!r}; expected some of {known}.")
     return {name: given.get(name, default) for name in tables}
+
+
+def _automatic(tables: Mapping[str, Table], mesh: Mesh, axis: Any) -> Mapping[str, Placement]:
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    known = isinstance(mesh, Mesh) and all(name in mesh.axis_names for name in axes)
+    divided = tuple((name, table) for name, table in tables.items() if can_be_sharded(table))
+    # `ShardedTable` refuses a mesh or axis that does not fit.
+    if not known or not divided:
+        return {}
+    return _planned(divided, math.prod(mesh.shape[name] for name in axes))
+
+
+# Layers of linen describe their tables anew in every call.
+@functools.lru_cache(maxsize=64)
+def _planned(tables: tuple[tuple[str, Table], ...], devices: int) -> Mapping[str, Placement]:
+    # The planner describes sharded tables.
+    from jax_tt._plan.placements import plan_placements
+
+    return plan_placements(dict(tables), devices)
 
 
 def over_mesh(

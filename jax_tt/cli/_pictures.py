@@ -37,15 +37,22 @@ def check_outputs(
     args: argparse.Namespace, inputs: Sequence[str | None], directory: bool = False
 ) -> None:
     """Refuses, before the work, ``--out`` and ``--picture`` that could not be written, or over one of the inputs."""
+    check_picture(args, [*inputs, args.out])
     others = [path for path in inputs if path is not None]
-    if args.picture is not None:
-        if _suffix(args.picture) not in _FORMATS:
-            raise FileError(
-                f"--picture: got {args.picture}; expected a name that ends with {', '.join(_FORMATS)}."
-            )
-        _figures()
-        check_output(args.picture, overwrite=args.force, others=[*others, args.out])
     check_output(args.out, overwrite=args.force, directory=directory, others=others)
+
+
+def check_picture(args: argparse.Namespace, others: Sequence[str | None]) -> None:
+    """Refuses, before the work, a ``--picture`` that could not be written, or over one of the other files."""
+    if args.picture is None:
+        return
+    if _suffix(args.picture) not in _FORMATS:
+        raise FileError(
+            f"--picture: got {args.picture}; expected a name that ends with {', '.join(_FORMATS)}."
+        )
+    _figures()
+    named = [path for path in others if path is not None]
+    check_output(args.picture, overwrite=args.force, others=named)
 
 
 def _figures() -> Any:

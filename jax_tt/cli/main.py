@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Sequence
 
 import jax_tt
-from jax_tt.cli import compress, info, order, plan
+from jax_tt.cli import compress, info, measure, order, plan
 
-_COMMANDS = (order, compress, plan, info)
+_COMMANDS = (order, compress, plan, measure, info)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,13 +11,24 @@ from typing import Any
 
 import numpy as np
 
+from jax_tt import optimizers
 from jax_tt._files.arrays import open_arrays
 from jax_tt._files.dense import read_table
 from jax_tt._files.stored import FileError, whole_file
+from jax_tt._plan.bandwidths import Bandwidths
 from jax_tt._plan.plan import plan
-from jax_tt.cli._arguments import add_progress, byte_size
+from jax_tt.cli._arguments import add_progress, byte_size, positive
+from jax_tt.cli._device_picture import draw_devices
 from jax_tt.cli._pairs import Interactions
+from jax_tt.cli._pictures import check_picture, figure
 
+_RULES = {
+    "none": None,
+    "sgd": optimizers.SGD(0.1),
+    "rowwise_adagrad": optimizers.RowWiseAdagrad(0.1),
+    "adagrad": optimizers.Adagrad(0.1),
+    "adam": optimizers.Adam(0.1),
+}
 _SIZES, _FILE = {"num_embeddings", "features"}, {"file", "name"}
 _LARGEST_TEXT = 1 << 24
 _SAMPLE = 1 << 24  # ids of a sample that are used
@@ -36,7 +47,10 @@ def add_parser(commands: Any) -> None:
         help="tables by name: {num_embeddings, features}, or {file} of a trained table (and {name} of the array)",
     )
     parser.add_argument(
-        "--budget", required=True, type=byte_size, metavar="SIZE", help="e.g. 500MB or 2GiB"
+        "--budget",
+        type=byte_size,
+        metavar="SIZE",
+        help="e.g. 500MB or 2GiB; without it all tables are dense, which takes --devices",
     )
     parser.add_argument(
         "--ids",
@@ -48,11 +62,39 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the randomised parts; default: 0"
     )
+    _add_devices(parser)
     add_progress(parser)
     parser.set_defaults(run=run)
 
 
+def _add_devices(parser: Any) -> None:
+    group = parser.add_argument_group("several devices")
+    group.add_argument(
+        "--devices", type=positive, metavar="N", help="also place the tables on so many devices"
+    )
+    group.add_argument(
+        "--steps", type=positive, default=1, help="batches in each sample of --ids; default: 1"
+    )
+    group.add_argument(
+        "--optimizer",
+        choices=sorted(_RULES),
+        default="rowwise_adagrad",
+        help="whose state is beside the rows; default: rowwise_adagrad",
+    )
+    group.add_argument(
+        "--device-memory", type=byte_size, metavar="SIZE", help="for tables and messages"
+    )
+    group.add_argument(
+        "--bandwidths", metavar="JSON", help="what jax-tt measure has written; default: round numbers"
+    )
+    group.add_argument("--picture", metavar="PNG", help="draw the pages on the devices to this file")
+    group.add_argument("--force", action="store_true", help="replace an existing picture")
+
+
 def run(args: argparse.Namespace) -> None:
+    if args.devices is None and args.picture is not None:
+        raise FileError("--picture: shows pages on devices; expected --devices N beside it.")
+    check_picture(args, [args.tables, args.bandwidths])
     described = _described(args.tables)
     folder = Path(args.tables).parent
     tables = {name: _table(name, entry, folder) for name, entry in described.items()}
@@ -62,7 +104,20 @@ def run(args: argparse.Namespace) -> None:
         if not sign or name not in tables:
             raise FileError(f"--ids: got {pair!r}; expected NAME=FILE with a name of --tables.")
         samples[name] = _sample(path, args.progress)
-    print(plan(tables, args.budget, samples, seed=args.seed, progress=args.progress))
+    on_devices: dict[str, Any] = {}
+    if args.devices is not None:
+        on_devices = {
+            "devices": args.devices,
+            "steps": args.steps,
+            "optimizer": _RULES[args.optimizer],
+            "device_bytes": args.device_memory,
+            "bandwidths": None if args.bandwidths is None else Bandwidths.load(args.bandwidths),
+        }
+    found = plan(
+        tables, args.budget, samples, seed=args.seed, progress=args.progress, **on_devices
+    )
+    print(found)
+    figure(args, 1, lambda axes: draw_devices(axes[0], found.placements))
 
 
 def _described(path: str) -> Mapping[str, Any]:

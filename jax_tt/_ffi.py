@@ -99,7 +99,7 @@ def _load(platform: str) -> tuple[ModuleType | None, str | None]:
         for rule in _rules.values():
             module.add_rule(rule.capsule, rule.version)
         _modules.append(module)
-    module.listen(_reports.report)
+    module.listen(_reports.report_native)
     # Threads of XLA may run on while Python ends, and must not call into it then.
     atexit.register(module.listen, None)
     if platform == "cuda_emulated":

@@ -1,4 +1,4 @@
-"""Ids out of range that ``bounds="warn"`` found, as Python warnings."""
+"""Ids out of range that ``bounds="warn"`` found, and keys without a row, as Python warnings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,30 @@ class OutOfRangeWarning(UserWarning):
     >>> import warnings, jax_tt
     >>> warnings.simplefilter("ignore", jax_tt.OutOfRangeWarning)
     """
+
+
+class MissingKeyWarning(UserWarning):
+    """Keys without a row were trained on, or found no room, in a `HashTable` with ``safe_check="warn"``; each is said
+    once per table.
+
+    >>> import warnings, jax_tt
+    >>> warnings.simplefilter("ignore", jax_tt.MissingKeyWarning)
+    """
+
+
+def report_native(
+    table: str, num_embeddings: int, count: int, first: str, position: int, message: str
+) -> None:
+    """A report of a native op: `report_missing` if it has a message, else `report`."""
+    if message:
+        report_missing(message, count)
+    else:
+        report(table, num_embeddings, count, first, position)
+
+
+def report_missing(message: str, count: int) -> None:
+    """Warns about keys without a row, once for every message, with the count in place of ``{count}``; never raises."""
+    warn_once(message, message.replace("{count}", str(count)), MissingKeyWarning)
 
 
 def report(table: str, num_embeddings: int, count: int, first: str, position: int) -> None:

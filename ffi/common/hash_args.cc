@@ -1,34 +1,60 @@
 #include "ffi/common/hash_args.h"
 
+#include <optional>
+#include <utility>
+
 namespace jax_tt {
 namespace {
 
 int64_t Bytes(const ffi::AnyBuffer& buffer) { return static_cast<int64_t>(buffer.size_bytes()); }
 
-// Array k of an exchange.
-Status ReadExchanged(const ffi::RemainingArgs& args, const ffi::RemainingRets& results, size_t k, int64_t n,
-                     int64_t* capacity, HashArray* array) {
-  const size_t arrays = args.size() / 2;
-  const auto in = args.get<ffi::AnyBuffer>(k), from = args.get<ffi::AnyBuffer>(arrays + k);
-  auto out = results.get<ffi::AnyBuffer>(k), old = results.get<ffi::AnyBuffer>(arrays + k);
-  if (!in.has_value() || !from.has_value() || !out.has_value()) return InvalidArgument("an array is missing");
-  if (in->dimensions().size() < 1) return InvalidArgument("arrays must have an axis of slots");
-  if (k > 0 && in->dimensions()[0] != *capacity) return InvalidArgument("arrays must have the same number of slots");
-  if (in->untyped_data() != (*out)->untyped_data() && Bytes(*in) > 0)
+// Array k of an exchange; `from` are its new entries, and `old` where the old ones go, if anywhere.
+Status ReadExchanged(const ffi::AnyBuffer& in, const ffi::AnyBuffer& from, const ffi::AnyBuffer& out,
+                     const ffi::AnyBuffer* old, HashExchanged* exchange, HashArray* array) {
+  if (in.dimensions().size() < 1) return InvalidArgument("arrays must have an axis of slots");
+  if (array != exchange->arrays.data() && in.dimensions()[0] != exchange->capacity)
+    return InvalidArgument("arrays must have the same number of slots");
+  if (in.untyped_data() != out.untyped_data() && Bytes(in) > 0)
     return InvalidArgument("arrays must be updated in place");
-  if (from->element_type() != in->element_type()) return InvalidArgument("entries must have the type of their array");
-  *capacity = in->dimensions()[0];
-  if (Bytes(*in) == 0) return {};
-  array->entries = static_cast<char*>((*out)->untyped_data());
-  array->entry_bytes = Bytes(*in) / *capacity;
-  array->item_bytes = Bytes(*in) / Count(*in);
-  array->from = static_cast<const char*>(from->untyped_data());
-  array->constant = from->dimensions().size() == 0;
-  if (!array->constant) JAX_TT_RETURN_IF_ERROR(CheckCount("entries", Bytes(*from), n * array->entry_bytes));
-  if (results.size() <= arrays) return {};
-  if (!old.has_value()) return InvalidArgument("an array of old entries is missing");
-  array->old = static_cast<char*>((*old)->untyped_data());
-  return CheckCount("old entries", Bytes(**old), n * array->entry_bytes);
+  if (from.element_type() != in.element_type()) return InvalidArgument("entries must have the type of their array");
+  exchange->capacity = in.dimensions()[0];
+  if (Bytes(in) == 0) return {};
+  array->entries = static_cast<char*>(out.untyped_data());
+  array->entry_bytes = Bytes(in) / exchange->capacity;
+  array->item_bytes = Bytes(in) / Count(in);
+  array->from = static_cast<const char*>(from.untyped_data());
+  array->constant = from.dimensions().size() == 0;
+  const int64_t bytes = exchange->n * array->entry_bytes;
+  if (!array->constant) JAX_TT_RETURN_IF_ERROR(CheckCount("entries", Bytes(from), bytes));
+  if (old == nullptr) return {};
+  array->old = static_cast<char*>(old->untyped_data());
+  return CheckCount("old entries", Bytes(*old), bytes);
+}
+
+Status ReadCheck(const ffi::Dictionary& attrs, HashCheck* check) {
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "safe_check", &check->mode));
+  return ReadAttr(attrs, "message", &check->message);
+}
+
+Status ReadPolicy(const ffi::Dictionary& attrs, HashRequests* asked) {
+  int64_t value = 0;
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "policy", &value));
+  if (value < 0 || value > static_cast<int64_t>(HashPolicy::kCustom)) return InvalidArgument("unknown policy");
+  asked->policy = static_cast<HashPolicy>(value);
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "min_age", &asked->min_age));
+  if (asked->min_age < 1) return InvalidArgument("min_age must be at least 1");
+  return {};
+}
+
+// Calls read(attrs) for one table after another, until all arguments and results are read.
+template <typename Read>
+Status ForTables(TableReader& reader, Read read) {
+  while (!reader.done()) {
+    std::optional<ffi::Dictionary> attrs;
+    JAX_TT_RETURN_IF_ERROR(reader.ReadAttrs(&attrs));
+    JAX_TT_RETURN_IF_ERROR(read(*attrs));
+  }
+  return {};
 }
 
 // A new array that has twice the size of an old one.
@@ -41,12 +67,97 @@ Status ReadDoubled(const ffi::AnyBuffer& before, const ffi::AnyBuffer& after, co
 
 }  // namespace
 
-Status ReadHashArrays(const ffi::RemainingArgs& args, const ffi::RemainingRets& results, int64_t n, int64_t* capacity,
-                      std::vector<HashArray>* arrays) {
-  arrays->resize(args.size() / 2);
-  for (size_t k = 0; k < arrays->size(); ++k)
-    JAX_TT_RETURN_IF_ERROR(ReadExchanged(args, results, k, n, capacity, &(*arrays)[k]));
-  return {};
+Status ReadHashSearches(const TablesCall& call, std::vector<HashSearch>* searches) {
+  TableReader reader(call);
+  Buffers args, rets;
+  return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
+    HashSearch search;
+    int64_t absent = 0;
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(4, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &rets));
+    JAX_TT_RETURN_IF_ERROR(ReadHashShape(args[1], &search.directory));
+    JAX_TT_RETURN_IF_ERROR(Data(args[0], "keys", 2 * search.directory.capacity(), &search.directory.keys));
+    JAX_TT_RETURN_IF_ERROR(ReadHashBatch(args[2], args[3], &search.batch));
+    JAX_TT_RETURN_IF_ERROR(Data(rets[0], "slots", search.batch.n, &search.slots));
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "absent", &absent));
+    JAX_TT_RETURN_IF_ERROR(ReadCheck(attrs, &search.check));
+    search.absent = static_cast<int32_t>(absent);
+    searches->push_back(search);
+    return {};
+  });
+}
+
+Status ReadHashEntries(const TablesCall& call, std::vector<HashEntry>* entries) {
+  TableReader reader(call);
+  Buffers args, rets;
+  return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
+    HashEntry entry;
+    HashInsertion& done = entry.done;
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(8, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(10, &rets));
+    JAX_TT_RETURN_IF_ERROR(ReadPolicy(attrs, &entry.asked));
+    JAX_TT_RETURN_IF_ERROR(ReadCheck(attrs, &entry.check));
+    JAX_TT_RETURN_IF_ERROR(ReadHashBatch(args[0], args[1], &entry.asked.batch));
+    const int64_t n = entry.asked.batch.n;
+    JAX_TT_RETURN_IF_ERROR(Data(args[2], "given", 2 * n, &entry.asked.given));
+    JAX_TT_RETURN_IF_ERROR(Data(args[3], "now", 1, &entry.asked.now));
+    JAX_TT_RETURN_IF_ERROR(Data(args[4], "epoch", 1, &entry.asked.epoch));
+    JAX_TT_RETURN_IF_ERROR(
+        ReadHashInPlace({args[5], args[6], args[7], rets[7], rets[8], rets[9]}, &entry.directory));
+    JAX_TT_RETURN_IF_ERROR(Data(rets[0], "slots", n, &done.slots));
+    JAX_TT_RETURN_IF_ERROR(Data(rets[1], "inserted", 2 * n, &done.keys));
+    JAX_TT_RETURN_IF_ERROR(OptionalData(rets[2], "old keys", 2 * n, &done.old_keys));
+    JAX_TT_RETURN_IF_ERROR(OptionalData(rets[3], "old scores", 2 * n, &done.old_scores));
+    JAX_TT_RETURN_IF_ERROR(OptionalData(rets[4], "old touched", n, &done.old_touched));
+    JAX_TT_RETURN_IF_ERROR(Data(rets[5], "counts", kHashCounts, &done.counts));
+    JAX_TT_RETURN_IF_ERROR(Data(rets[6], "found", n, &done.found));
+    entries->push_back(entry);
+    return {};
+  });
+}
+
+Status ReadHashFresh(const TablesCall& call, std::vector<HashFresh>* fresh) {
+  TableReader reader(call);
+  Buffers args, rets;
+  return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &rets));
+    HashFresh own{.rows = rets[0]};
+    JAX_TT_RETURN_IF_ERROR(Data(args[0], "seed", 2, &own.values.seed));
+    JAX_TT_RETURN_IF_ERROR(Data(args[1], "quantiles", kQuantiles, &own.values.quantiles));
+    JAX_TT_RETURN_IF_ERROR(Data(args[2], "scale", 1, &own.values.scale));
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "signed", &own.values.with_sign));
+    JAX_TT_RETURN_IF_ERROR(ReadHashBatch(args[3], args[4], &own.batch));
+    if (own.rows.dimensions().size() < 1) return InvalidArgument("rows must have an axis of columns");
+    own.features = own.rows.dimensions().back();
+    JAX_TT_RETURN_IF_ERROR(CheckCount("rows", Count(own.rows), own.batch.n * own.features));
+    fresh->push_back(own);
+    return {};
+  });
+}
+
+Status ReadHashExchanges(const TablesCall& call, std::vector<HashExchanged>* exchanges) {
+  TableReader reader(call);
+  Buffers slots, args, rets;
+  return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
+    HashExchanged own;
+    int64_t count = 0;
+    bool return_old = false;
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "arrays", &count));
+    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "return_old", &return_old));
+    const auto arrays = static_cast<size_t>(count);
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(1, &slots));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(2 * arrays, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets((return_old ? 2 : 1) * arrays, &rets));
+    JAX_TT_RETURN_IF_ERROR(Data(slots[0], "slots", -1, &own.slots));
+    own.n = Count(slots[0]);
+    own.arrays.resize(arrays);
+    for (size_t k = 0; k < arrays; ++k)
+      JAX_TT_RETURN_IF_ERROR(ReadExchanged(args[k], args[arrays + k], rets[k], return_old ? &rets[arrays + k] : nullptr,
+                                           &own, &own.arrays[k]));
+    exchanges->push_back(std::move(own));
+    return {};
+  });
 }
 
 Status ReadHashDoubled(const HashDirectoryArgs& args, HashDirectory* before, HashDirectory* after) {

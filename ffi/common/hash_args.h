@@ -8,7 +8,9 @@
 
 #include "ffi/common/args.h"
 #include "ffi/common/ffi_util.h"
+#include "ffi/common/table_reader.h"
 #include "ffi/core/hash.h"
+#include "ffi/core/hash_calls.h"
 
 namespace jax_tt {
 
@@ -33,16 +35,6 @@ inline Status ReadHashBatch(const ffi::AnyBuffer& keys, const ffi::AnyBuffer& pr
   return Data(keys, "keys of the batch", 2 * batch->n, &batch->keys);
 }
 
-inline Status ReadHashPolicy(const ffi::Dictionary& attrs, HashPolicy* policy, int64_t* min_age) {
-  int64_t value = 0;
-  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "policy", &value));
-  if (value < 0 || value > static_cast<int64_t>(HashPolicy::kCustom)) return InvalidArgument("unknown policy");
-  *policy = static_cast<HashPolicy>(value);
-  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "min_age", min_age));
-  if (*min_age < 1) return InvalidArgument("min_age must be at least 1");
-  return {};
-}
-
 // A directory before and after an op.
 struct HashDirectoryArgs {
   const ffi::AnyBuffer &keys, &scores, &touched;
@@ -58,23 +50,19 @@ inline Status ReadHashInPlace(const HashDirectoryArgs& args, HashDirectory* dire
   return UpdatedInPlace(args.scores, args.new_scores, "scores", 2 * capacity, &directory->scores);
 }
 
-// What an insertion returns beside the directory.
-struct HashInsertionArgs {
-  ffi::AnyBuffer &slots, &inserted, &old_keys, &old_scores, &old_touched, &counts;
+// Initial rows of one table.
+struct HashFresh {
+  HashInitialArrays values;
+  HashBatch batch;
+  int64_t features = 0;
+  ffi::AnyBuffer rows;  // [..., features], n of them
 };
-inline Status ReadHashInsertion(const HashInsertionArgs& args, int64_t n, HashInsertion* done) {
-  JAX_TT_RETURN_IF_ERROR(Data(args.slots, "slots", n, &done->slots));
-  JAX_TT_RETURN_IF_ERROR(Data(args.inserted, "inserted", 2 * n, &done->keys));
-  JAX_TT_RETURN_IF_ERROR(Data(args.old_keys, "old keys", 2 * n, &done->old_keys));
-  JAX_TT_RETURN_IF_ERROR(Data(args.old_scores, "old scores", 2 * n, &done->old_scores));
-  JAX_TT_RETURN_IF_ERROR(Data(args.old_touched, "old touched", n, &done->old_touched));
-  return Data(args.counts, "counts", kHashCounts, &done->counts);
-}
 
-// The arrays of an exchange of n entries: args are the arrays, then the new entries; results the arrays, in place, then
-// the old entries, if they are asked for.
-Status ReadHashArrays(const ffi::RemainingArgs& args, const ffi::RemainingRets& results, int64_t n, int64_t* capacity,
-                      std::vector<HashArray>* arrays);
+// They read the tables of a call one after another; the handlers list the arguments.
+Status ReadHashSearches(const TablesCall& call, std::vector<HashSearch>* searches);
+Status ReadHashEntries(const TablesCall& call, std::vector<HashEntry>* entries);
+Status ReadHashFresh(const TablesCall& call, std::vector<HashFresh>* fresh);
+Status ReadHashExchanges(const TablesCall& call, std::vector<HashExchanged>* exchanges);
 
 // A directory and one with twice the sets.
 Status ReadHashDoubled(const HashDirectoryArgs& args, HashDirectory* before, HashDirectory* after);

@@ -1,4 +1,4 @@
-// Hands reports of ids out of range to a Python function, in the main thread.
+// Hands reports to a Python function, in the main thread.
 #ifndef JAX_TT_COMMON_PYTHON_REPORTS_H_
 #define JAX_TT_COMMON_PYTHON_REPORTS_H_
 
@@ -22,7 +22,7 @@ inline int Deliver(void*) {
     const nb::handle listener(Listener());
     try {
       listener(nb::str(report.table.data(), report.table.size()), report.num_embeddings, report.count,
-               nb::str(report.id.c_str()), report.position);
+               nb::str(report.id.c_str()), report.position, nb::str(report.message.data(), report.message.size()));
     } catch (nb::python_error& error) {
       error.discard_as_unraisable(listener);
     }
@@ -30,7 +30,7 @@ inline int Deliver(void*) {
   return 0;
 }
 
-// Calls function(table, num_embeddings, count, id, position) for every report from here on; None: for none any more,
+// Calls function(table, num_embeddings, count, id, position, message) for every report from here on; None: for none any more,
 // which a program must ask for before Python ends, because no other thread may call into it then.
 inline void Listen(nanobind::object function) {
   if (function.is_none()) {

@@ -39,7 +39,8 @@ void Post(Report report) noexcept {
   Locked([&](Mailbox& mailbox) {
     if (mailbox.wake == nullptr) return;
     const bool known = std::any_of(mailbox.reports.begin(), mailbox.reports.end(), [&](const Report& other) {
-      return other.table == report.table && other.num_embeddings == report.num_embeddings;
+      return other.table == report.table && other.num_embeddings == report.num_embeddings &&
+             other.message == report.message;
     });
     if (!known) mailbox.reports.push_back(std::move(report));
     if (!mailbox.awake) mailbox.awake = mailbox.wake();

@@ -1,4 +1,4 @@
-// Ids out of range that Bounds::kWarn found, on their way to a Python warning.
+// Ids out of range that Bounds::kWarn found, and keys without a row, on their way to a Python warning.
 #ifndef JAX_TT_COMMON_REPORTS_H_
 #define JAX_TT_COMMON_REPORTS_H_
 
@@ -13,9 +13,11 @@ namespace jax_tt {
 struct Report {
   std::string table;
   int64_t num_embeddings = 0;
-  int64_t count = 0;     // ids out of range
+  int64_t count = 0;     // of these ids
   std::string id;        // the first of them, as the caller wrote it
   int64_t position = 0;  // where that stood
+  // Of keys without a row, what to say, with {count} in it; then only the count counts beside it.
+  std::string message;
 };
 
 // Keeps a report until it is taken, unless there is one of this table already.  For any thread: it never throws, and

@@ -58,7 +58,17 @@ struct HashBatch {
   int64_t n = 0;
 };
 
-// What an insertion did; jax_tt/_hash/directory.py says what is in it.
+// The keys of an insertion and what their scores depend on.  The pointers are memory of the device.
+struct HashRequests {
+  HashBatch batch;
+  const uint32_t* given = nullptr;  // [n, 2], only read under kCustom
+  const int32_t* now = nullptr;     // [1]
+  const uint32_t* epoch = nullptr;  // [1]
+  HashPolicy policy = HashPolicy::kNone;
+  int64_t min_age = 1;
+};
+
+// What an insertion did; jax_tt/_hash/directory.py says what is in it.  What was there before is null if nobody asks.
 struct HashInsertion {
   int32_t* slots = nullptr;        // [n]
   uint32_t* keys = nullptr;        // [n, 2]
@@ -66,7 +76,15 @@ struct HashInsertion {
   uint32_t* old_scores = nullptr;  // [n, 2]
   int32_t* old_touched = nullptr;  // [n]
   int32_t* counts = nullptr;       // [kHashCounts]
-  int32_t* found = nullptr;        // [n], on the CPU alone
+  int32_t* found = nullptr;        // [n]
+};
+
+// Elements of initial rows: a distribution, a seed and a factor.  The pointers are memory of the device.
+struct HashInitialArrays {
+  const int32_t* quantiles = nullptr;  // [kQuantiles]
+  const uint32_t* seed = nullptr;      // [2]
+  const float* scale = nullptr;        // [1]
+  bool with_sign = false;
 };
 
 // An array whose entries are exchanged.

@@ -1,4 +1,6 @@
 // FFI handlers of hash tables.
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "ffi/common/hash_args.h"
@@ -10,105 +12,62 @@
 namespace jax_tt {
 namespace {
 
-Status Find(const Pool& pool, const ffi::AnyBuffer& keys, const ffi::AnyBuffer& touched, const ffi::AnyBuffer& asked,
-            const ffi::AnyBuffer& present, const ffi::AnyBuffer& slots) {
-  HashDirectory directory;
-  HashBatch batch;
-  int32_t* slots_data = nullptr;
-  JAX_TT_RETURN_IF_ERROR(ReadHashShape(touched, &directory));
-  JAX_TT_RETURN_IF_ERROR(Data(keys, "keys", 2 * directory.capacity(), &directory.keys));
-  JAX_TT_RETURN_IF_ERROR(ReadHashBatch(asked, present, &batch));
-  JAX_TT_RETURN_IF_ERROR(Data(slots, "slots", batch.n, &slots_data));
-  HashFind(directory, batch, pool, slots_data);
-  return {};
+TablesCall CallOf(const Args& args, const Rets& rets, const ffi::Dictionary& attrs) {
+  return {args, rets, attrs, rets.size()};
 }
 
-ffi::Error FindImpl(ffi::ThreadPool threads, ffi::AnyBuffer keys, ffi::AnyBuffer touched, ffi::AnyBuffer asked,
-                    ffi::AnyBuffer present, ffi::Result<ffi::AnyBuffer> slots) {
-  return ToError(Find(MakePool(threads), keys, touched, asked, present, *slots), "hash_find");
+// Runs the passes over the tables of a call, which `read` reads and `make` turns into passes.
+template <typename Table, typename Read, typename Make>
+ffi::Error Run(ffi::ThreadPool threads, const char* op, const TablesCall& call, Read read, Make make) {
+  const Pool pool = MakePool(threads);
+  std::vector<Table> tables;
+  std::vector<std::unique_ptr<Pass>> passes;
+  Status status = read(call, &tables);
+  if (status.ok())
+    for (Table& table : tables) passes.push_back(make(table, tables, pool));
+  if (status.ok()) status = RunPasses(passes, pool);
+  return ToError(status, op);
 }
 
-// What an insertion takes other than the directory.
-struct InsertArgs {
-  const ffi::AnyBuffer &asked, &present, &given, &now, &epoch;
-};
-
-Status Insert(const Pool& pool, const InsertArgs& args, const HashInsertionArgs& results, const ffi::AnyBuffer& found,
-              const HashDirectory& directory, const ffi::Dictionary& attrs) {
-  HashBatch batch;
-  HashInsertion done;
-  HashStamp stamp = {};
-  int64_t min_age = 1;
-  const uint32_t *given = nullptr, *epoch = nullptr;
-  const int32_t* now = nullptr;
-  JAX_TT_RETURN_IF_ERROR(ReadHashPolicy(attrs, &stamp.policy, &min_age));
-  JAX_TT_RETURN_IF_ERROR(ReadHashBatch(args.asked, args.present, &batch));
-  JAX_TT_RETURN_IF_ERROR(Data(args.given, "given", 2 * batch.n, &given));
-  JAX_TT_RETURN_IF_ERROR(Data(args.now, "now", 1, &now));
-  JAX_TT_RETURN_IF_ERROR(Data(args.epoch, "epoch", 1, &epoch));
-  JAX_TT_RETURN_IF_ERROR(ReadHashInsertion(results, batch.n, &done));
-  JAX_TT_RETURN_IF_ERROR(Data(found, "found", batch.n, &done.found));
-  stamp.now = static_cast<uint32_t>(*now);
-  stamp.epoch = *epoch;
-  return HashInsert(directory, batch, given, stamp, min_age, pool, done);
+ffi::Error FindImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run<HashSearch>(threads, "hash_find", CallOf(args, rets, attrs), ReadHashSearches,
+                         [](const HashSearch& search, const auto&, const Pool&) { return HashFind(search); });
 }
 
-ffi::Error InsertImpl(ffi::ThreadPool threads, ffi::AnyBuffer asked, ffi::AnyBuffer present, ffi::AnyBuffer given,
-                      ffi::AnyBuffer now, ffi::AnyBuffer epoch, ffi::AnyBuffer keys, ffi::AnyBuffer scores,
-                      ffi::AnyBuffer touched, ffi::Result<ffi::AnyBuffer> slots, ffi::Result<ffi::AnyBuffer> inserted,
-                      ffi::Result<ffi::AnyBuffer> old_keys, ffi::Result<ffi::AnyBuffer> old_scores,
-                      ffi::Result<ffi::AnyBuffer> old_touched, ffi::Result<ffi::AnyBuffer> counts,
-                      ffi::Result<ffi::AnyBuffer> found, ffi::Result<ffi::AnyBuffer> new_keys,
-                      ffi::Result<ffi::AnyBuffer> new_scores, ffi::Result<ffi::AnyBuffer> new_touched,
-                      ffi::Dictionary attrs) {
-  const auto run = [&]() -> Status {
-    HashDirectory directory;
-    JAX_TT_RETURN_IF_ERROR(ReadHashInPlace({keys, scores, touched, *new_keys, *new_scores, *new_touched}, &directory));
-    return Insert(MakePool(threads), {asked, present, given, now, epoch},
-                  {*slots, *inserted, *old_keys, *old_scores, *old_touched, *counts}, *found, directory, attrs);
+ffi::Error InsertImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run<HashEntry>(threads, "hash_insert", CallOf(args, rets, attrs), ReadHashEntries,
+                        [](const HashEntry& entry, const std::vector<HashEntry>& all, const Pool& pool) {
+                          int64_t total = 1;
+                          for (const HashEntry& other : all) total += other.asked.batch.n;
+                          // Its share of the threads.
+                          return HashInsert(entry, (pool.workers * entry.asked.batch.n + total - 1) / total);
+                        });
+}
+
+ffi::Error InitialImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  const auto read = [](const TablesCall& call, std::vector<HashFresh>* tables) -> Status {
+    JAX_TT_RETURN_IF_ERROR(ReadHashFresh(call, tables));
+    for (const HashFresh& table : *tables)
+      JAX_TT_RETURN_IF_ERROR(DispatchStorage(table.rows.element_type(), [](auto) { return Status{}; }));
+    return {};
   };
-  return ToError(run(), "hash_insert");
-}
-
-ffi::Error InitialImpl(ffi::ThreadPool threads, ffi::AnyBuffer seed, ffi::AnyBuffer quantiles, ffi::AnyBuffer scale,
-                       ffi::AnyBuffer keys, ffi::AnyBuffer wanted, ffi::Result<ffi::AnyBuffer> rows,
-                       ffi::Dictionary attrs) {
-  const auto run = [&]() -> Status {
-    InitialValues values = {};
-    HashBatch batch;
-    const uint32_t* seed_data = nullptr;
-    const float* scale_data = nullptr;
-    JAX_TT_RETURN_IF_ERROR(Data(seed, "seed", 2, &seed_data));
-    JAX_TT_RETURN_IF_ERROR(Data(quantiles, "quantiles", kQuantiles, &values.quantiles));
-    JAX_TT_RETURN_IF_ERROR(Data(scale, "scale", 1, &scale_data));
-    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "signed", &values.with_sign));
-    JAX_TT_RETURN_IF_ERROR(ReadHashBatch(keys, wanted, &batch));
-    values.seed[0] = seed_data[0];
-    values.seed[1] = seed_data[1];
-    values.scale = *scale_data;
-    if (rows->dimensions().size() != 2) return InvalidArgument("rows must have two axes");
-    const int64_t features = rows->dimensions()[1];
-    return DispatchStorage(rows->element_type(), [&](auto tag) -> Status {
-      typename decltype(tag)::type* rows_data = nullptr;
-      JAX_TT_RETURN_IF_ERROR(Data(*rows, "rows", batch.n * features, &rows_data));
-      HashInitial(values, batch, features, MakePool(threads), rows_data);
+  const auto make = [](const HashFresh& table, const auto&, const Pool&) {
+    const HashInitialArrays& given = table.values;
+    const InitialValues values{given.quantiles, {given.seed[0], given.seed[1]}, *given.scale, given.with_sign};
+    std::unique_ptr<Pass> pass;
+    (void)DispatchStorage(table.rows.element_type(), [&](auto tag) -> Status {
+      using T = typename decltype(tag)::type;
+      pass = HashInitial(values, table.batch, table.features, static_cast<T*>(table.rows.untyped_data()));
       return {};
     });
+    return pass;
   };
-  return ToError(run(), "hash_initial");
+  return Run<HashFresh>(threads, "hash_initial", CallOf(args, rets, attrs), read, make);
 }
 
-ffi::Error ExchangeImpl(ffi::ThreadPool threads, ffi::AnyBuffer slots, Args args, Rets results) {
-  const auto run = [&]() -> Status {
-    const int64_t n = Count(slots);
-    const int32_t* slots_data = nullptr;
-    int64_t capacity = 0;
-    std::vector<HashArray> arrays;
-    JAX_TT_RETURN_IF_ERROR(Data(slots, "slots", -1, &slots_data));
-    JAX_TT_RETURN_IF_ERROR(ReadHashArrays(args, results, n, &capacity, &arrays));
-    return HashExchange(arrays, slots_data, n, capacity, MakePool(threads));
-  };
-  return ToError(run(), "hash_exchange");
+ffi::Error ExchangeImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run<HashExchanged>(threads, "hash_exchange", CallOf(args, rets, attrs), ReadHashExchanges,
+                            [](HashExchanged& own, const auto&, const Pool&) { return HashExchange(std::move(own)); });
 }
 
 ffi::Error DoubleImpl(ffi::ThreadPool threads, ffi::AnyBuffer keys, ffi::AnyBuffer scores, ffi::AnyBuffer touched,
@@ -129,56 +88,29 @@ ffi::Error DoubleImpl(ffi::ThreadPool threads, ffi::AnyBuffer keys, ffi::AnyBuff
 
 }  // namespace
 
-// n = keys of the batch.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(HashFindCpu, FindImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()    // keys u32 [sets, 2, ways]
-                                  .Arg<ffi::AnyBuffer>()    // touched s32 [sets, ways]
-                                  .Arg<ffi::AnyBuffer>()    // keys of the batch u32 [n, 2]
-                                  .Arg<ffi::AnyBuffer>()    // present pred [n]
-                                  .Ret<ffi::AnyBuffer>());  // slots s32 [n]
+// Calls on many tables: what is listed is of each table, one table after another.  n = keys of its batch.
+//
+// hash_tables_find: keys u32 [sets, 2, ways], touched s32 [sets, ways], keys of the batch u32 [n, 2], present pred [n]
+// -> slots s32 [n].  Attributes absent, safe_check, message.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesFindCpu, FindImpl,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(HashInsertCpu, InsertImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // keys of the batch u32 [n, 2]
-                                  .Arg<ffi::AnyBuffer>()  // present pred [n]
-                                  .Arg<ffi::AnyBuffer>()  // given u32 [n, 2]
-                                  .Arg<ffi::AnyBuffer>()  // now s32 []
-                                  .Arg<ffi::AnyBuffer>()  // epoch u32 []
-                                  .Arg<ffi::AnyBuffer>()  // keys u32 [sets, 2, ways]
-                                  .Arg<ffi::AnyBuffer>()  // scores u32 [sets, 2, ways]
-                                  .Arg<ffi::AnyBuffer>()  // touched s32 [sets, ways]
-                                  .Ret<ffi::AnyBuffer>()  // slots s32 [n]
-                                  .Ret<ffi::AnyBuffer>()  // inserted u32 [n, 2]
-                                  .Ret<ffi::AnyBuffer>()  // old keys u32 [n, 2]
-                                  .Ret<ffi::AnyBuffer>()  // old scores u32 [n, 2]
-                                  .Ret<ffi::AnyBuffer>()  // old touched s32 [n]
-                                  .Ret<ffi::AnyBuffer>()  // counts s32 [7]
-                                  .Ret<ffi::AnyBuffer>()  // found s32 [n]
-                                  .Ret<ffi::AnyBuffer>()  // keys, in place, as all that follow
-                                  .Ret<ffi::AnyBuffer>()  // scores
-                                  .Ret<ffi::AnyBuffer>()  // touched
-                                  .Attrs());              // policy, min_age
+// hash_tables_insert: keys of the batch u32 [n, 2], present pred [n], given u32 [n, 2], now s32 [], epoch u32 [], keys
+// u32 [sets, 2, ways], scores u32 [sets, 2, ways], touched s32 [sets, ways] -> slots s32 [n], inserted u32 [n, 2], old
+// keys u32 [n, 2], old scores u32 [n, 2], old touched s32 [n], counts s32 [7], found s32 [n]; and keys, scores and
+// touched, in place.  The three old ones may be empty.  Attributes policy, min_age, safe_check, message.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesInsertCpu, InsertImpl,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(HashInitialCpu, InitialImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // seed u32 [2]
-                                  .Arg<ffi::AnyBuffer>()  // quantiles s32 [32, 129]
-                                  .Arg<ffi::AnyBuffer>()  // scale f32 []
-                                  .Arg<ffi::AnyBuffer>()  // keys u32 [n, 2]
-                                  .Arg<ffi::AnyBuffer>()  // wanted pred [n]
-                                  .Ret<ffi::AnyBuffer>()  // rows [n, features]
-                                  .Attrs());              // signed
+// hash_tables_initial: seed u32 [2], quantiles s32 [32, 129], scale f32 [], keys u32 [n, 2], wanted pred [n] -> rows
+// [n, features].  Attribute signed.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesInitialCpu, InitialImpl,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(HashExchangeCpu, ExchangeImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // slots s32 [n]
-                                  .RemainingArgs()        // arrays [capacity, ...], then new entries [n, ...] or []
-                                  .RemainingRets());      // arrays, in place, then old entries, if they are asked for
+// hash_tables_exchange: slots s32 [n], arrays [capacity, ...], as many new entries, [n, ...] or [] -> arrays, in place,
+// and the old entries, if they are asked for.  Attributes arrays, return_old.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesExchangeCpu, ExchangeImpl,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashDoubleCpu, DoubleImpl,
                               ffi::Ffi::Bind()

@@ -1,11 +1,11 @@
 #include <string.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "ffi/cpu/hash.h"
 #include "ffi/cpu/hash_place.h"
 #include "ffi/cpu/prefetch.h"
-#include "ffi/cpu/workspace.h"
 
 namespace jax_tt {
 namespace {
@@ -98,6 +98,7 @@ void TouchHits(const HashDirectory& directory, const Picked& picked, const uint3
 // The results of a batch that inserts nothing, in [begin, end), but for `found`.
 void ClearInsertion(const HashInsertion& done, int64_t begin, int64_t end, int64_t capacity) {
   const auto clear = [=](auto* words, int64_t width) {
+    if (words == nullptr) return;
     memset(words + width * begin, 0, static_cast<size_t>(width * (end - begin)) * sizeof(*words));
   };
   std::fill(done.slots + begin, done.slots + end, static_cast<int32_t>(capacity));
@@ -107,56 +108,80 @@ void ClearInsertion(const HashInsertion& done, int64_t begin, int64_t end, int64
   clear(done.old_touched, 1);
 }
 
-}  // namespace
+class Insertion : public Pass {
+ public:
+  Insertion(const HashEntry& entry, int64_t tasks)
+      : entry_(entry),
+        stamp_{entry.asked.policy, static_cast<uint32_t>(*entry.asked.now), *entry.asked.epoch},
+        parts_((entry.asked.batch.n + kTogether - 1) / kTogether),
+        tasks_(std::clamp<int64_t>(tasks, 1, std::min<int64_t>(1 + parts_ / 4, 1 << 16))),
+        placement_(entry_, stamp_) {}
 
-Status HashInsert(const HashDirectory& directory, const HashBatch& batch, const uint32_t* given, const HashStamp& stamp,
-                  int64_t min_age, const Pool& pool, const HashInsertion& done) {
-  const int64_t n = batch.n, parts = (n + kTogether - 1) / kTogether;
-  // Each looks at all positions, of which it takes its own.
-  const int64_t tasks = std::clamp<int64_t>(pool.workers, 1, std::min<int64_t>(1 + parts / 4, 1 << 16));
-  Seen* seen = nullptr;
-  Workspace workspace;
-  workspace.Request(&seen, tasks);
-  JAX_TT_RETURN_IF_ERROR(workspace.Allocate());
-  HashPlacement placement(directory, batch, given, stamp, min_age);
-  JAX_TT_RETURN_IF_ERROR(placement.Reserve());  // before anything is changed
+  std::string_view table() const override { return {}; }
+  void Request(int, Workspace& workspace) override {
+    workspace.Request(&seen_, tasks_);
+    placement_.Request(workspace);
+  }
+  Status Plan() override { return {}; }
+  std::vector<TaskSet> Rounds() override {
+    return {{tasks_, [this](int64_t task, int) { Touch(task); }}, {1, [this](int64_t, int) { Place(); }}};
+  }
+  Status Finish() override { return CheckKeys(entry_.check, entry_.done.counts[kHashRefused]); }
 
-  Phases phases;
-  phases.Add(tasks, [&](int64_t task, int) {
-    ClearInsertion(done, task * n / tasks, (task + 1) * n / tasks, directory.capacity());
+ private:
+  // Each task looks at all positions, of which it takes its own.
+  void Touch(int64_t task) {
+    const HashBatch& batch = entry_.asked.batch;
+    const int64_t n = batch.n;
+    ClearInsertion(entry_.done, task * n / tasks_, (task + 1) * n / tasks_, entry_.directory.capacity());
     Seen own;
     Picked picked;
+    const auto tasks = static_cast<uint32_t>(tasks_);
     // Tasks begin in different places: one does not wait for cache lines of `found` that another writes to.
-    const int64_t start = task * parts / tasks;
-    for (int64_t k = 0; k < parts; ++k) {
-      const int64_t begin = (start + k) % parts * kTogether;
+    const int64_t start = task * parts_ / tasks_;
+    for (int64_t k = 0; k < parts_; ++k) {
+      const int64_t begin = (start + k) % parts_ * kTogether;
       picked.Pick(batch, begin, std::min(n, begin + kTogether),
-                  [&](int64_t i) { return TaskOf(batch.keys + 2 * i, static_cast<uint32_t>(tasks)) == task; });
-      picked.Find(directory, done.found);
-      TouchHits(directory, picked, given, stamp, &own);
+                  [&](int64_t i) { return TaskOf(batch.keys + 2 * i, tasks) == task; });
+      picked.Find(entry_.directory, entry_.done.found);
+      TouchHits(entry_.directory, picked, entry_.asked.given, stamp_, &own);
     }
-    seen[task] = own;
-  });
-  pool.Run(phases);
-
-  const Seen total = Total(seen, tasks);
-  const auto placed = placement.Place(total.misses, done);
-  const int64_t counts[kHashCounts] = {total.requests,
-                                       total.requests - total.misses,
-                                       placed.distinct + total.unique_hits,
-                                       total.unique_hits,
-                                       placed.inserted,
-                                       placed.evicted,
-                                       placed.distinct - placed.inserted};
-  for (int k = 0; k < kHashCounts; ++k) done.counts[k] = static_cast<int32_t>(counts[k]);
-  if (placed.inserted == 0) return {};
-  Picked missed;
-  for (int64_t begin = 0; begin < n; begin += kTogether) {
-    missed.Pick(batch, begin, std::min(n, begin + kTogether),
-                [&](int64_t i) { return batch.present[i] && done.found[i] < 0; });
-    missed.Find(directory, done.found);
+    seen_[task] = own;
   }
-  return {};
+
+  void Place() {
+    const HashInsertion& done = entry_.done;
+    const Seen total = Total(seen_, tasks_);
+    const auto placed = placement_.Place(total.misses);
+    const int64_t counts[kHashCounts] = {total.requests,
+                                         total.requests - total.misses,
+                                         placed.distinct + total.unique_hits,
+                                         total.unique_hits,
+                                         placed.inserted,
+                                         placed.evicted,
+                                         placed.distinct - placed.inserted};
+    for (int k = 0; k < kHashCounts; ++k) done.counts[k] = static_cast<int32_t>(counts[k]);
+    if (placed.inserted == 0) return;
+    const HashBatch& batch = entry_.asked.batch;
+    Picked missed;
+    for (int64_t begin = 0; begin < batch.n; begin += kTogether) {
+      missed.Pick(batch, begin, std::min(batch.n, begin + kTogether),
+                  [&](int64_t i) { return batch.present[i] && done.found[i] < 0; });
+      missed.Find(entry_.directory, done.found);
+    }
+  }
+
+  const HashEntry entry_;
+  const HashStamp stamp_;
+  const int64_t parts_, tasks_;
+  Seen* seen_ = nullptr;
+  HashPlacement placement_;
+};
+
+}  // namespace
+
+std::unique_ptr<Pass> HashInsert(const HashEntry& entry, int64_t tasks) {
+  return std::make_unique<Insertion>(entry, tasks);
 }
 
 }  // namespace jax_tt

@@ -21,17 +21,16 @@ void ForRuns(PackedItem* items, int64_t count, F&& body) {
 
 }  // namespace
 
-Status HashPlacement::Reserve() {
-  workspace_.Request(&items_, batch_.n);
-  workspace_.Request(&other_items_, batch_.n);
-  workspace_.Request(&keys_, batch_.n);
-  return workspace_.Allocate();
+void HashPlacement::Request(Workspace& workspace) {
+  workspace.Request(&items_, asked_.batch.n);
+  workspace.Request(&other_items_, asked_.batch.n);
+  workspace.Request(&keys_, asked_.batch.n);
 }
 
-HashPlacement::Counts HashPlacement::Place(int64_t misses, const HashInsertion& done) {
+HashPlacement::Counts HashPlacement::Place(int64_t misses) {
   if (misses == 0) return {};
   misses_ = misses;
-  Gather(done.found);
+  Gather();
   MakeDistinct();
   ChooseHomes();
   const int rounds = stamp_.policy == HashPolicy::kNone ? 2 : 4;
@@ -45,29 +44,30 @@ HashPlacement::Counts HashPlacement::Place(int64_t misses, const HashInsertion& 
       RadixSort(items_, other_items_, inserted, BitsFor(static_cast<uint64_t>(directory_.capacity())));
   for (int64_t i = 0; i < inserted; ++i) {
     const NewKey& key = keys_[by_slot[i].item()];
-    done.slots[i] = key.slot;
-    SetHashWord(done.keys, i, key.key);
-    SetHashWord(done.old_keys, i, key.old_key);
-    SetHashWord(done.old_scores, i, key.old_score);
-    done.old_touched[i] = key.old_touched;
+    done_.slots[i] = key.slot;
+    SetHashWord(done_.keys, i, key.key);
+    if (done_.old_keys != nullptr) SetHashWord(done_.old_keys, i, key.old_key);
+    if (done_.old_scores != nullptr) SetHashWord(done_.old_scores, i, key.old_score);
+    if (done_.old_touched != nullptr) done_.old_touched[i] = key.old_touched;
     evicted += key.old_touched > 0;
   }
   return {distinct_, inserted, evicted};
 }
 
-void HashPlacement::Gather(const int32_t* slots) {
+void HashPlacement::Gather() {
   const HashSets sets(directory_.sets);
+  const HashBatch& batch = asked_.batch;
   int64_t count = 0;
   for (int64_t i = 0; count < misses_; ++i) {
-    if (slots[i] >= 0 || !batch_.present[i]) continue;
-    const uint32_t set = sets.Of(FirstHash(batch_.keys[2 * i], batch_.keys[2 * i + 1]));
+    if (done_.found[i] >= 0 || !batch.present[i]) continue;
+    const uint32_t set = sets.Of(FirstHash(batch.keys[2 * i], batch.keys[2 * i + 1]));
     items_[count++] = PackedItem::Make(set, static_cast<int32_t>(i));
   }
 }
 
 // Keys with the same first set may be the same; these are few, in ascending order.
 void HashPlacement::MakeDistinct() {
-  const auto key_of = [this](PackedItem item) { return HashWord(batch_.keys, item.item()); };
+  const auto key_of = [this](PackedItem item) { return HashWord(asked_.batch.keys, item.item()); };
   PackedItem* by_set = RadixSort(items_, other_items_, misses_, BitsFor(static_cast<uint64_t>(directory_.sets)));
   ForRuns(by_set, misses_, [&](PackedItem* item, PackedItem* end) {
     std::sort(item, end, [&](PackedItem a, PackedItem b) { return key_of(a) < key_of(b); });
@@ -77,7 +77,7 @@ void HashPlacement::MakeDistinct() {
       uint64_t given = 0;
       uint32_t count = 0;
       for (; item < end && key_of(*item) == key; ++item, ++count)
-        if (stamp_.policy == HashPolicy::kCustom) given = std::max(given, HashWord(given_, item->item()));
+        if (stamp_.policy == HashPolicy::kCustom) given = std::max(given, HashWord(asked_.given, item->item()));
       keys_[distinct_++] = {key, HashScore(0, count, given, stamp_), 0, 0, {first, 0}, -1, 0};
     }
   });
@@ -130,7 +130,7 @@ void HashPlacement::Round(int side, bool evict) {
 void HashPlacement::FillEmpty(int64_t set, const PackedItem* keys, int64_t count) {
   int64_t slot = set * directory_.ways;
   for (const int64_t end = slot + directory_.ways; slot < end && count > 0; ++slot) {
-    if (directory_.touched[slot] != 0) continue;
+    if (directory_.touched[slot] > 0) continue;
     Put(&keys_[keys->item()], slot);
     ++keys;
     --count;
@@ -147,7 +147,7 @@ void HashPlacement::Replace(int64_t set, const PackedItem* keys, int64_t count) 
   int64_t open = 0;
   for (int64_t slot = set * directory_.ways, end = slot + directory_.ways; slot < end; ++slot) {
     const int32_t touched = directory_.touched[slot];
-    if (touched <= 0 || touched > static_cast<int32_t>(stamp_.now) - min_age_) continue;
+    if (touched <= 0 || touched > static_cast<int32_t>(stamp_.now) - asked_.min_age) continue;
     leaving[open++] = {{directory_.WordOf(directory_.scores, slot), touched, directory_.WordOf(directory_.keys, slot)},
                        slot};
   }

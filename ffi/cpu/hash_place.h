@@ -4,7 +4,6 @@
 
 #include <stdint.h>
 
-#include "ffi/common/status.h"
 #include "ffi/cpu/hash.h"
 #include "ffi/cpu/radix_sort.h"
 #include "ffi/cpu/workspace.h"
@@ -17,16 +16,15 @@ class HashPlacement {
     int64_t distinct = 0, inserted = 0, evicted = 0;
   };
 
-  HashPlacement(const HashDirectory& directory, const HashBatch& batch, const uint32_t* given, const HashStamp& stamp,
-                int64_t min_age)
-      : directory_(directory), batch_(batch), given_(given), stamp_(stamp), min_age_(min_age) {}
+  HashPlacement(const HashEntry& entry, const HashStamp& stamp)
+      : directory_(entry.directory), asked_(entry.asked), done_(entry.done), stamp_(stamp) {}
 
-  // Reserves memory for any batch of this size.
-  Status Reserve();
+  // Requests memory for any batch of this size.
+  void Request(Workspace& workspace);
 
-  // Inserts the keys of the `misses` positions that are present and whose slot in done.found is -1, and says where in
-  // the other arrays of `done`, whose entries are those of a batch without new keys.
-  Counts Place(int64_t misses, const HashInsertion& done);
+  // Inserts the keys of the `misses` positions that are present and whose slot in `found` is -1, and says where in the
+  // other results, whose entries are those of a batch without new keys.
+  Counts Place(int64_t misses);
 
  private:
   struct NewKey {
@@ -35,7 +33,7 @@ class HashPlacement {
     int32_t slot, old_touched;
   };
 
-  void Gather(const int32_t* slots);
+  void Gather();
   void MakeDistinct();
   void ChooseHomes();
   void Round(int side, bool evict);
@@ -45,12 +43,10 @@ class HashPlacement {
   void PrefetchSet(int64_t set) const;
 
   const HashDirectory& directory_;
-  const HashBatch& batch_;
-  const uint32_t* given_;
+  const HashRequests& asked_;
+  const HashInsertion& done_;
   const HashStamp stamp_;
-  const int64_t min_age_;
 
-  Workspace workspace_;
   int64_t misses_ = 0, distinct_ = 0;
   PackedItem *items_ = nullptr, *other_items_ = nullptr;  // [n], of which `misses` are used
   NewKey* keys_ = nullptr;                                // [n], of which `distinct` are used

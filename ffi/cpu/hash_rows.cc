@@ -2,12 +2,13 @@
 #include <string.h>
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "ffi/common/half.h"
 #include "ffi/cpu/hash.h"
 #include "ffi/cpu/prefetch.h"
-#include "ffi/cpu/workspace.h"
 
 namespace jax_tt {
 namespace {
@@ -20,72 +21,106 @@ int64_t CountUpToLast(int64_t n, F&& wanted) {
   return n;
 }
 
+template <typename T>
+class InitialRows : public Pass {
+ public:
+  InitialRows(const InitialValues& values, const HashBatch& batch, int64_t features, T* rows)
+      : values_(values), batch_(batch), features_(features), rows_(rows) {}
+
+  std::string_view table() const override { return {}; }
+  void Request(int, Workspace&) override {}
+  Status Plan() override { return {}; }
+  std::vector<TaskSet> Rounds() override {
+    constexpr int64_t kBlock = 128;
+    const int64_t count = CountUpToLast(batch_.n, [this](int64_t i) { return batch_.present[i]; });
+    return {BlockTasks(count, kBlock, [this](int64_t i, int64_t end, int) {
+      for (; i < end; ++i)
+        if (batch_.present[i]) Write(i);
+    })};
+  }
+
+ private:
+  void Write(int64_t i) const {
+    float part[kInitialPart];
+    T* const row = rows_ + i * features_;
+    for (int64_t begin = 0; begin < features_; begin += kInitialPart) {
+      const int64_t width = std::min(kInitialPart, features_ - begin);
+      GetHashKernels().initial_part(values_, HashWord(batch_.keys, i), begin, width, part);
+      for (int64_t j = 0; j < width; ++j) Round(static_cast<typename ComputeType<T>::type>(part[j]), row + begin + j);
+    }
+  }
+
+  const InitialValues values_;
+  const HashBatch batch_;
+  const int64_t features_;
+  T* const rows_;
+};
+
+class Exchange : public Pass {
+ public:
+  explicit Exchange(HashExchanged exchange) : exchange_(std::move(exchange)), filled_(exchange_.arrays.size()) {}
+
+  std::string_view table() const override { return {}; }
+  void Request(int, Workspace& workspace) override {
+    for (size_t k = 0; k < filled_.size(); ++k)
+      if (const HashArray& array = exchange_.arrays[k]; array.constant)
+        workspace.Request(&filled_[k], array.entry_bytes);
+  }
+  Status Plan() override {
+    for (size_t k = 0; k < filled_.size(); ++k)
+      if (const HashArray& array = exchange_.arrays[k]; array.constant)
+        for (int64_t offset = 0; offset < array.entry_bytes; offset += array.item_bytes)
+          memcpy(filled_[k] + offset, array.from, static_cast<size_t>(array.item_bytes));
+    return {};
+  }
+  std::vector<TaskSet> Rounds() override {
+    constexpr int64_t kBlock = 256;
+    const auto& arrays = exchange_.arrays;
+    const bool old_ones = std::any_of(arrays.begin(), arrays.end(), [](const HashArray& a) { return a.old != nullptr; });
+    const int64_t n = exchange_.n;
+    const int64_t count = old_ones ? n : CountUpToLast(n, [this](int64_t i) { return IsValid(i); });
+    return {BlockTasks(count, kBlock, [this](int64_t begin, int64_t end, int) {
+      for (size_t k = 0; k < filled_.size(); ++k) Run(exchange_.arrays[k], filled_[k], begin, end);
+    })};
+  }
+
+ private:
+  bool IsValid(int64_t i) const { return exchange_.slots[i] >= 0 && exchange_.slots[i] < exchange_.capacity; }
+
+  void Run(const HashArray& array, const char* filled, int64_t begin, int64_t end) const {
+    constexpr int64_t kAhead = 8;
+    const int32_t* const slots = exchange_.slots;
+    const auto bytes = static_cast<size_t>(array.entry_bytes);
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + kAhead < end && IsValid(i + kAhead))
+        PrefetchLines(array.entries + slots[i + kAhead] * array.entry_bytes, std::min<int64_t>(array.entry_bytes, 512));
+      char* const old = array.old == nullptr ? nullptr : array.old + i * array.entry_bytes;
+      if (!IsValid(i)) {
+        if (old != nullptr) memset(old, 0, bytes);
+        continue;
+      }
+      char* const entry = array.entries + slots[i] * array.entry_bytes;
+      if (old != nullptr) memcpy(old, entry, bytes);
+      memcpy(entry, array.constant ? filled : array.from + i * array.entry_bytes, bytes);
+    }
+  }
+
+  const HashExchanged exchange_;
+  std::vector<char*> filled_;  // of an array with one number for all elements: an entry that is full of it
+};
+
 }  // namespace
 
 template <typename T>
-void HashInitial(const InitialValues& values, const HashBatch& batch, int64_t features, const Pool& pool, T* rows) {
-  constexpr int64_t kBlock = 128;
-  const HashKernels& kernels = GetHashKernels();
-  Phases phases;
-  const int64_t count = CountUpToLast(batch.n, [&](int64_t i) { return batch.present[i]; });
-  phases.AddBlocks(count, kBlock, [&](int64_t i, int64_t end, int) {
-    float part[kInitialPart];
-    for (; i < end; ++i) {
-      if (!batch.present[i]) continue;
-      T* const row = rows + i * features;
-      for (int64_t begin = 0; begin < features; begin += kInitialPart) {
-        const int64_t width = std::min(kInitialPart, features - begin);
-        kernels.initial_part(values, HashWord(batch.keys, i), begin, width, part);
-        for (int64_t j = 0; j < width; ++j) Round(static_cast<typename ComputeType<T>::type>(part[j]), row + begin + j);
-      }
-    }
-  });
-  pool.Run(phases);
+std::unique_ptr<Pass> HashInitial(const InitialValues& values, const HashBatch& batch, int64_t features, T* rows) {
+  return std::make_unique<InitialRows<T>>(values, batch, features, rows);
 }
 
-template void HashInitial(const InitialValues&, const HashBatch&, int64_t, const Pool&, float*);
-template void HashInitial(const InitialValues&, const HashBatch&, int64_t, const Pool&, double*);
-template void HashInitial(const InitialValues&, const HashBatch&, int64_t, const Pool&, bfloat16*);
-template void HashInitial(const InitialValues&, const HashBatch&, int64_t, const Pool&, float16*);
+template std::unique_ptr<Pass> HashInitial(const InitialValues&, const HashBatch&, int64_t, float*);
+template std::unique_ptr<Pass> HashInitial(const InitialValues&, const HashBatch&, int64_t, double*);
+template std::unique_ptr<Pass> HashInitial(const InitialValues&, const HashBatch&, int64_t, bfloat16*);
+template std::unique_ptr<Pass> HashInitial(const InitialValues&, const HashBatch&, int64_t, float16*);
 
-Status HashExchange(const std::vector<HashArray>& arrays, const int32_t* slots, int64_t n, int64_t capacity,
-                    const Pool& pool) {
-  constexpr int64_t kBlock = 256, kAhead = 8;
-  // A number for all elements, as an entry that is full of it.
-  std::vector<char*> filled(arrays.size());
-  Workspace workspace;
-  for (size_t k = 0; k < arrays.size(); ++k)
-    if (arrays[k].constant) workspace.Request(&filled[k], arrays[k].entry_bytes);
-  JAX_TT_RETURN_IF_ERROR(workspace.Allocate());
-  for (size_t k = 0; k < arrays.size(); ++k)
-    if (const HashArray& array = arrays[k]; array.constant)
-      for (int64_t offset = 0; offset < array.entry_bytes; offset += array.item_bytes)
-        memcpy(filled[k] + offset, array.from, static_cast<size_t>(array.item_bytes));
-  const auto valid = [=](int32_t slot) { return slot >= 0 && slot < capacity; };
-  const bool old_ones = std::any_of(arrays.begin(), arrays.end(), [](const HashArray& a) { return a.old != nullptr; });
-  const int64_t count = old_ones ? n : CountUpToLast(n, [&](int64_t i) { return valid(slots[i]); });
-  Phases phases;
-  phases.AddBlocks(count, kBlock, [&](int64_t begin, int64_t end, int) {
-    for (size_t k = 0; k < arrays.size(); ++k) {
-      const HashArray& array = arrays[k];
-      const auto bytes = static_cast<size_t>(array.entry_bytes);
-      for (int64_t i = begin; i < end; ++i) {
-        if (i + kAhead < end && valid(slots[i + kAhead]))
-          PrefetchLines(array.entries + slots[i + kAhead] * array.entry_bytes,
-                        std::min<int64_t>(array.entry_bytes, 512));
-        char* const old = array.old == nullptr ? nullptr : array.old + i * array.entry_bytes;
-        if (!valid(slots[i])) {
-          if (old != nullptr) memset(old, 0, bytes);
-          continue;
-        }
-        char* const entry = array.entries + slots[i] * array.entry_bytes;
-        if (old != nullptr) memcpy(old, entry, bytes);
-        memcpy(entry, array.constant ? filled[k] : array.from + i * array.entry_bytes, bytes);
-      }
-    }
-  });
-  pool.Run(phases);
-  return {};
-}
+std::unique_ptr<Pass> HashExchange(HashExchanged exchange) { return std::make_unique<Exchange>(std::move(exchange)); }
 
 }  // namespace jax_tt

@@ -49,10 +49,10 @@ nb::dict Registrations() {
   targets["jax_tt_cache_forward_v1"] = Encapsulate(CacheForwardCpu);
   targets["jax_tt_cache_observe_v1"] = Encapsulate(CacheObserveCpu);
   targets["jax_tt_cache_populate_v1"] = Encapsulate(CachePopulateCpu);
-  targets["jax_tt_hash_find_v1"] = Encapsulate(HashFindCpu);
-  targets["jax_tt_hash_insert_v1"] = Encapsulate(HashInsertCpu);
-  targets["jax_tt_hash_initial_v1"] = Encapsulate(HashInitialCpu);
-  targets["jax_tt_hash_exchange_v1"] = Encapsulate(HashExchangeCpu);
+  targets["jax_tt_hash_tables_find_v1"] = Encapsulate(HashTablesFindCpu);
+  targets["jax_tt_hash_tables_insert_v1"] = Encapsulate(HashTablesInsertCpu);
+  targets["jax_tt_hash_tables_initial_v1"] = Encapsulate(HashTablesInitialCpu);
+  targets["jax_tt_hash_tables_exchange_v1"] = Encapsulate(HashTablesExchangeCpu);
   targets["jax_tt_hash_double_v1"] = Encapsulate(HashDoubleCpu);
   targets["jax_tt_route_distinct_v1"] = Encapsulate(RouteDistinctCpu);
   return targets;

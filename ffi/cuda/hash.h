@@ -11,6 +11,7 @@
 
 #include "ffi/common/status.h"
 #include "ffi/core/hash.h"
+#include "ffi/core/hash_calls.h"
 #include "ffi/cuda/simt.h"
 
 namespace jax_tt {
@@ -18,38 +19,19 @@ namespace jax_tt {
 // Bytes of workspace for an op ("insert" or "double") on n keys and a directory of this size.
 int64_t HashWorkspace(std::string_view op, int64_t n, int64_t sets, int64_t ways);
 
-// slots[n]: slot of each key, -1 where it is not in the directory or the position is not present.
-Status HashFind(cudaStream_t stream, const HashDirectory& directory, const HashBatch& batch, int32_t* slots);
+Status HashFind(cudaStream_t stream, const HashSearch& search);
 
-// The keys of an insertion and what their scores depend on.  The pointers are memory of the device.
-struct HashRequests {
-  HashBatch batch;
-  const uint32_t* given = nullptr;  // [n, 2], only read under kCustom
-  const int32_t* now = nullptr;     // [1]
-  const uint32_t* epoch = nullptr;  // [1]
-  HashPolicy policy = HashPolicy::kNone;
-  int64_t min_age = 1;
-};
-
-// Most keys that one call can insert: its tables number twice as many entries, and one more, in 32 bits.
+// Most keys that one call can insert into a table: its tables number twice as many entries, and one more, in 32 bits.
 constexpr int64_t kMaxHashKeys = int64_t{1} << 30;
 
 // Finds or inserts the keys of a batch, in place.
-Status HashInsert(cudaStream_t stream, const HashDirectory& directory, const HashRequests& asked,
-                  const HashInsertion& done, void* workspace);
+Status HashInsert(cudaStream_t stream, const HashEntry& entry, void* workspace);
 int64_t HashInsertWorkspace(const HashDirectory& directory, int64_t n);
-
-// Elements of initial rows: a distribution, a seed and a factor.  The pointers are memory of the device.
-struct InitialValues {
-  const int32_t* quantiles = nullptr;  // [kQuantiles]
-  const uint32_t* seed = nullptr;      // [2]
-  const float* scale = nullptr;        // [1]
-  bool with_sign = false;
-};
 
 // rows[n, features]: the initial rows of the keys that are present; the others are left as they are.
 template <typename T>
-Status HashInitial(cudaStream_t stream, const InitialValues& values, const HashBatch& batch, int64_t features, T* rows);
+Status HashInitial(cudaStream_t stream, const HashInitialArrays& values, const HashBatch& batch, int64_t features,
+                   T* rows);
 
 // Slots of entries that are moved; others than 0 to capacity - 1 are skipped.
 struct HashSlots {

@@ -1,5 +1,7 @@
 // FFI handlers of hash tables on the GPU: shapes and types are checked here, launches are elsewhere.
+#include <algorithm>
 #include <string>
+#include <vector>
 
 #include "ffi/common/hash_args.h"
 #include "ffi/cuda/gpu_args.h"
@@ -12,79 +14,56 @@ namespace {
 
 using Result = ffi::Result<ffi::AnyBuffer>;
 
-ffi::Error FindImpl(cudaStream_t stream, ffi::AnyBuffer keys, ffi::AnyBuffer touched, ffi::AnyBuffer asked,
-                    ffi::AnyBuffer present, Result slots) {
+// Calls enqueue(table) for the tables of a call, which `read` reads: the work on them follows each other in the stream.
+template <typename Table, typename Read, typename Enqueue>
+ffi::Error ForTables(const char* op, const TablesCall& call, Read read, Enqueue enqueue) {
   const auto run = [&]() -> Status {
-    HashDirectory directory;
-    HashBatch batch;
-    int32_t* slot_data = nullptr;
-    JAX_TT_RETURN_IF_ERROR(ReadHashShape(touched, &directory));
-    JAX_TT_RETURN_IF_ERROR(Data(keys, "keys", 2 * directory.capacity(), &directory.keys));
-    JAX_TT_RETURN_IF_ERROR(ReadHashBatch(asked, present, &batch));
-    JAX_TT_RETURN_IF_ERROR(Data(*slots, "slots", batch.n, &slot_data));
-    return HashFind(stream, directory, batch, slot_data);
+    std::vector<Table> tables;
+    JAX_TT_RETURN_IF_ERROR(read(call, &tables));
+    for (const Table& table : tables) JAX_TT_RETURN_IF_ERROR(enqueue(table));
+    return {};
   };
-  return ToError(run(), "hash_find");
+  return ToError(run(), op);
 }
 
-ffi::Error InsertImpl(cudaStream_t stream, ffi::AnyBuffer asked, ffi::AnyBuffer present, ffi::AnyBuffer given,
-                      ffi::AnyBuffer now, ffi::AnyBuffer epoch, ffi::AnyBuffer keys, ffi::AnyBuffer scores,
-                      ffi::AnyBuffer touched, Result slots, Result inserted, Result old_keys, Result old_scores,
-                      Result old_touched, Result counts, Result new_keys, Result new_scores, Result new_touched,
-                      Result workspace, ffi::Dictionary attrs) {
-  const auto run = [&]() -> Status {
-    HashDirectory directory;
-    HashRequests requests;
-    HashInsertion done;
-    void* memory = nullptr;
-    JAX_TT_RETURN_IF_ERROR(ReadHashPolicy(attrs, &requests.policy, &requests.min_age));
-    JAX_TT_RETURN_IF_ERROR(ReadHashInPlace({keys, scores, touched, *new_keys, *new_scores, *new_touched}, &directory));
-    JAX_TT_RETURN_IF_ERROR(ReadHashBatch(asked, present, &requests.batch));
-    const int64_t n = requests.batch.n;
-    if (n > kMaxHashKeys) return InvalidArgument("a GPU inserts at most 2^30 keys at once, got " + std::to_string(n));
-    JAX_TT_RETURN_IF_ERROR(Data(given, "given", 2 * n, &requests.given));
-    JAX_TT_RETURN_IF_ERROR(Data(now, "now", 1, &requests.now));
-    JAX_TT_RETURN_IF_ERROR(Data(epoch, "epoch", 1, &requests.epoch));
-    JAX_TT_RETURN_IF_ERROR(
-        ReadHashInsertion({*slots, *inserted, *old_keys, *old_scores, *old_touched, *counts}, n, &done));
-    JAX_TT_RETURN_IF_ERROR(ReadWorkspace(*workspace, HashInsertWorkspace(directory, n), &memory));
-    return HashInsert(stream, directory, requests, done, memory);
-  };
-  return ToError(run(), "hash_insert");
+ffi::Error FindImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  return ForTables<HashSearch>("hash_find", {args, rets, attrs, rets.size()}, ReadHashSearches,
+                               [&](const HashSearch& search) { return HashFind(stream, search); });
 }
 
-ffi::Error InitialImpl(cudaStream_t stream, ffi::AnyBuffer seed, ffi::AnyBuffer quantiles, ffi::AnyBuffer scale,
-                       ffi::AnyBuffer keys, ffi::AnyBuffer wanted, Result rows, ffi::Dictionary attrs) {
-  const auto run = [&]() -> Status {
-    InitialValues values;
-    HashBatch batch;
-    JAX_TT_RETURN_IF_ERROR(Data(seed, "seed", 2, &values.seed));
-    JAX_TT_RETURN_IF_ERROR(Data(quantiles, "quantiles", kQuantiles, &values.quantiles));
-    JAX_TT_RETURN_IF_ERROR(Data(scale, "scale", 1, &values.scale));
-    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "signed", &values.with_sign));
-    JAX_TT_RETURN_IF_ERROR(ReadHashBatch(keys, wanted, &batch));
-    if (rows->dimensions().size() != 2) return InvalidArgument("rows must have two axes");
-    const int64_t features = rows->dimensions()[1];
-    return DispatchGpuStorage(rows->element_type(), [&](auto tag) -> Status {
-      typename decltype(tag)::type* rows_data = nullptr;
-      JAX_TT_RETURN_IF_ERROR(Data(*rows, "rows", batch.n * features, &rows_data));
-      return HashInitial(stream, values, batch, features, rows_data);
-    });
+ffi::Error InsertImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  void* memory = nullptr;
+  // The tables take turns in one workspace.
+  const auto read = [&](const TablesCall& call, std::vector<HashEntry>* entries) -> Status {
+    JAX_TT_RETURN_IF_ERROR(ReadHashEntries(call, entries));
+    int64_t bytes = 0;
+    for (const HashEntry& entry : *entries) {
+      const int64_t n = entry.asked.batch.n;
+      if (n > kMaxHashKeys) return InvalidArgument("a GPU inserts at most 2^30 keys at once, got " + std::to_string(n));
+      bytes = std::max(bytes, HashInsertWorkspace(entry.directory, n));
+    }
+    return ReadLastWorkspace(rets, bytes, &memory);
   };
-  return ToError(run(), "hash_initial");
+  return ForTables<HashEntry>("hash_insert", {args, rets, attrs, rets.size() - 1}, read,
+                              [&](const HashEntry& entry) { return HashInsert(stream, entry, memory); });
 }
 
-ffi::Error ExchangeImpl(cudaStream_t stream, ffi::AnyBuffer slots, ffi::RemainingArgs args,
-                        ffi::RemainingRets results) {
-  const auto run = [&]() -> Status {
-    HashSlots places;
-    std::vector<HashArray> arrays;
-    JAX_TT_RETURN_IF_ERROR(Data(slots, "slots", -1, &places.slots));
-    places.n = Count(slots);
-    JAX_TT_RETURN_IF_ERROR(ReadHashArrays(args, results, places.n, &places.capacity, &arrays));
-    return HashExchange(stream, arrays, places);
-  };
-  return ToError(run(), "hash_exchange");
+ffi::Error InitialImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  return ForTables<HashFresh>(
+      "hash_initial", {args, rets, attrs, rets.size()}, ReadHashFresh, [&](const HashFresh& fresh) {
+        return DispatchGpuStorage(fresh.rows.element_type(), [&](auto tag) -> Status {
+          using T = typename decltype(tag)::type;
+          return HashInitial(stream, fresh.values, fresh.batch, fresh.features,
+                             static_cast<T*>(fresh.rows.untyped_data()));
+        });
+      });
+}
+
+ffi::Error ExchangeImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  return ForTables<HashExchanged>("hash_exchange", {args, rets, attrs, rets.size()}, ReadHashExchanges,
+                                  [&](const HashExchanged& own) {
+                                    return HashExchange(stream, own.arrays, {own.slots, own.n, own.capacity});
+                                  });
 }
 
 ffi::Error DoubleImpl(cudaStream_t stream, ffi::AnyBuffer keys, ffi::AnyBuffer scores, ffi::AnyBuffer touched,
@@ -105,60 +84,22 @@ ffi::Error DoubleImpl(cudaStream_t stream, ffi::AnyBuffer keys, ffi::AnyBuffer s
 
 }  // namespace
 
-// As on the CPU (ffi/cpu/hash_ffi.cc), with the stream for the thread pool, and where an op needs it one result more,
-// the workspace.  n = keys of the batch.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(HashFindCuda, FindImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<StreamContext>()
-                                  .Arg<ffi::AnyBuffer>()   // keys u32 [sets, 2, ways]
-                                  .Arg<ffi::AnyBuffer>()   // touched s32 [sets, ways]
-                                  .Arg<ffi::AnyBuffer>()   // keys of the batch u32 [n, 2]
-                                  .Arg<ffi::AnyBuffer>()   // present pred [n]
-                                  .Ret<ffi::AnyBuffer>(),  // slots s32 [n]
+// As on the CPU (ffi/cpu/hash_ffi.cc), with the stream for the thread pool, and where an op needs it one result more
+// behind those of all tables, the workspace.  The attributes safe_check and message are not looked at.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesFindCuda, FindImpl,
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(HashInsertCuda, InsertImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<StreamContext>()
-                                  .Arg<ffi::AnyBuffer>()  // keys of the batch u32 [n, 2]
-                                  .Arg<ffi::AnyBuffer>()  // present pred [n]
-                                  .Arg<ffi::AnyBuffer>()  // given u32 [n, 2]
-                                  .Arg<ffi::AnyBuffer>()  // now s32 []
-                                  .Arg<ffi::AnyBuffer>()  // epoch u32 []
-                                  .Arg<ffi::AnyBuffer>()  // keys u32 [sets, 2, ways]
-                                  .Arg<ffi::AnyBuffer>()  // scores u32 [sets, 2, ways]
-                                  .Arg<ffi::AnyBuffer>()  // touched s32 [sets, ways]
-                                  .Ret<ffi::AnyBuffer>()  // slots s32 [n]
-                                  .Ret<ffi::AnyBuffer>()  // inserted u32 [n, 2]
-                                  .Ret<ffi::AnyBuffer>()  // old keys u32 [n, 2]
-                                  .Ret<ffi::AnyBuffer>()  // old scores u32 [n, 2]
-                                  .Ret<ffi::AnyBuffer>()  // old touched s32 [n]
-                                  .Ret<ffi::AnyBuffer>()  // counts s32 [7]
-                                  .Ret<ffi::AnyBuffer>()  // keys, in place
-                                  .Ret<ffi::AnyBuffer>()  // scores, in place
-                                  .Ret<ffi::AnyBuffer>()  // touched, in place
-                                  .Ret<ffi::AnyBuffer>()  // workspace u8 [bytes]
-                                  .Attrs(),               // policy, min_age
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesInsertCuda, InsertImpl,
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(HashInitialCuda, InitialImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<StreamContext>()
-                                  .Arg<ffi::AnyBuffer>()  // seed u32 [2]
-                                  .Arg<ffi::AnyBuffer>()  // quantiles s32 [32, 129]
-                                  .Arg<ffi::AnyBuffer>()  // scale f32 []
-                                  .Arg<ffi::AnyBuffer>()  // keys u32 [n, 2]
-                                  .Arg<ffi::AnyBuffer>()  // wanted pred [n]
-                                  .Ret<ffi::AnyBuffer>()  // rows [n, features]
-                                  .Attrs(),               // signed
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesInitialCuda, InitialImpl,
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(HashExchangeCuda, ExchangeImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<StreamContext>()
-                                  .Arg<ffi::AnyBuffer>()  // slots s32 [n]
-                                  .RemainingArgs()        // arrays [capacity, ...], then new entries [n, ...] or []
-                                  .RemainingRets(),       // arrays, in place, then old entries, if they are asked for
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesExchangeCuda, ExchangeImpl,
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashDoubleCuda, DoubleImpl,

@@ -110,9 +110,9 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t from = inserted ? order[i] : 0;
   done.slots[i] = inserted ? batch.slots[from] : static_cast<int32_t>(batch.directory.capacity());
   SetHashWord(done.keys, i, inserted ? batch.KeyOf(from) : 0);
-  SetHashWord(done.old_keys, i, inserted ? batch.old_keys[from] : 0);
-  SetHashWord(done.old_scores, i, inserted ? batch.old_scores[from] : 0);
-  done.old_touched[i] = inserted ? batch.old_touched[from] : 0;
+  if (done.old_keys != nullptr) SetHashWord(done.old_keys, i, inserted ? batch.old_keys[from] : 0);
+  if (done.old_scores != nullptr) SetHashWord(done.old_scores, i, inserted ? batch.old_scores[from] : 0);
+  if (done.old_touched != nullptr) done.old_touched[i] = inserted ? batch.old_touched[from] : 0;
 }
 
 // The sort of all positions by the slots of their keys.
@@ -151,8 +151,9 @@ int64_t HashInsertWorkspace(const HashDirectory& directory, int64_t n) {
   return workspace.bytes();
 }
 
-Status HashInsert(cudaStream_t stream, const HashDirectory& directory, const HashRequests& asked,
-                  const HashInsertion& done, void* workspace) {
+Status HashInsert(cudaStream_t stream, const HashEntry& entry, void* workspace) {
+  const HashDirectory& directory = entry.directory;
+  const HashRequests& asked = entry.asked;
   const int64_t n = asked.batch.n;
   HashInserting batch(directory, asked);
   Workspace memory(workspace);
@@ -166,8 +167,9 @@ Status HashInsert(cudaStream_t stream, const HashDirectory& directory, const Has
   for (int round = 0; round < rounds; ++round)
     JAX_TT_RETURN_IF_ERROR(PlaceHashKeys(stream, batch, round % 2, round >= 2));
   JAX_TT_RETURN_IF_ERROR(by_slot.Run(stream, n, batch.words + kHashNothingNew));
-  return Launch(stream, std::max<int64_t>(Blocks(n, kThreads), 1), kThreads, 0, WriteInsertion, batch, by_slot.order(),
-                done);
+  JAX_TT_RETURN_IF_ERROR(Launch(stream, std::max<int64_t>(Blocks(n, kThreads), 1), kThreads, 0, WriteInsertion, batch,
+                                by_slot.order(), entry.done));
+  return HashFind(stream, {.directory = directory, .batch = asked.batch, .slots = entry.done.found});
 }
 
 int64_t HashWorkspace(std::string_view op, int64_t n, int64_t sets, int64_t ways) {

@@ -11,7 +11,7 @@ constexpr int kElements = 4;
 // The lanes of a row share its elements.
 template <typename T>
 __global__ void __launch_bounds__(kDenseThreads)
-    WriteInitialRows(const __grid_constant__ InitialValues values, const __grid_constant__ HashBatch batch,
+    WriteInitialRows(const __grid_constant__ HashInitialArrays values, const __grid_constant__ HashBatch batch,
                      int64_t features, bool four_wide, T* rows) {
   const RowLanes lanes = RowLanes::For(features, kElements);
   const int64_t i = lanes.row(blockIdx.x);
@@ -92,15 +92,15 @@ Status Put(cudaStream_t stream, const HashArray& array, const HashSlots& slots) 
 }  // namespace
 
 template <typename T>
-Status HashInitial(cudaStream_t stream, const InitialValues& values, const HashBatch& batch, int64_t features,
+Status HashInitial(cudaStream_t stream, const HashInitialArrays& values, const HashBatch& batch, int64_t features,
                    T* rows) {
   return Launch(stream, RowLanes::For(features, kElements).blocks(batch.n), kDenseThreads, 0, WriteInitialRows<T>,
                 values, batch, features, FourWide(features, rows), rows);
 }
 
-template Status HashInitial(cudaStream_t, const InitialValues&, const HashBatch&, int64_t, float*);
-template Status HashInitial(cudaStream_t, const InitialValues&, const HashBatch&, int64_t, bfloat16*);
-template Status HashInitial(cudaStream_t, const InitialValues&, const HashBatch&, int64_t, float16*);
+template Status HashInitial(cudaStream_t, const HashInitialArrays&, const HashBatch&, int64_t, float*);
+template Status HashInitial(cudaStream_t, const HashInitialArrays&, const HashBatch&, int64_t, bfloat16*);
+template Status HashInitial(cudaStream_t, const HashInitialArrays&, const HashBatch&, int64_t, float16*);
 
 Status HashTake(cudaStream_t stream, const char* entries, int64_t entry_bytes, const HashSlots& slots, char* old) {
   return DispatchWord(entry_bytes, entries, old, [&](auto word) {

@@ -63,10 +63,10 @@ nb::dict Registrations() {
   add("cache_probe", CacheProbeCuda);
   add("cache_observe", CacheObserveCuda);
   add("cache_populate", CachePopulateCuda);
-  add("hash_find", HashFindCuda);
-  add("hash_insert", HashInsertCuda);
-  add("hash_initial", HashInitialCuda);
-  add("hash_exchange", HashExchangeCuda);
+  add("hash_tables_find", HashTablesFindCuda);
+  add("hash_tables_insert", HashTablesInsertCuda);
+  add("hash_tables_initial", HashTablesInitialCuda);
+  add("hash_tables_exchange", HashTablesExchangeCuda);
   add("hash_double", HashDoubleCuda);
   return targets;
 }

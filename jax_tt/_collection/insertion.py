@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.requests import values_of
 from jax_tt._collection.states import listed
-from jax_tt._hash.insert import Inserted, inserted_requests, requests_of
+from jax_tt._hash.insert import Asked, Inserted, Requests, inserted_together, requests_of
 from jax_tt._hash.table import require_hash_table
 
 
@@ -54,8 +54,6 @@ def insert_collection_keys(
     """
     collection.check(state)
     values, given = values_of(collection, batch), dict(scores or {})
-    found: dict[str, Inserted] = {}
-    after = {name: dict(own) for name, own in state.items()}
     hashed = {
         name: require_hash_table(t) for name, t in collection.for_batches.items() if t.takes_keys
     }
@@ -70,6 +68,7 @@ def insert_collection_keys(
         raise ValueError(
             f"epoch: got {epoch!r} for a collection whose tables have no epochs; expected None."
         )
+    asked = []
     for name, table in hashed.items():
         table.check(state[name])
         parts = [
@@ -80,9 +79,9 @@ def insert_collection_keys(
             )
             for feature in collection.features_of[name]
         ]
-        keys, here, words = (jnp.concatenate(own) for own in zip(*parts, strict=True))
-        own_epoch = epoch if table in of_epochs else None
-        after[name], found[name] = inserted_requests(
-            table, after[name], (keys, here, words), own_epoch, method, return_evicted
-        )
-    return after, found
+        requests = Requests(*(jnp.concatenate(own) for own in zip(*parts, strict=True)))
+        asked.append(Asked(table, state[name], requests, epoch if table in of_epochs else None))
+    found = inserted_together(asked, method, return_evicted)
+    after = {name: dict(own) for name, own in state.items()}
+    after |= {name: own for name, (own, _) in zip(hashed, found, strict=True)}
+    return after, {name: own for name, (_, own) in zip(hashed, found, strict=True)}

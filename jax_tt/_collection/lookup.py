@@ -18,12 +18,13 @@ from jax_tt._collection.states import UPDATES, check_statistics
 from jax_tt._collection.statistics import STATISTICS, TOTALS, Counted, count_batches
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._dtypes import accumulator
+from jax_tt._hash.table import found_slots, require_hash_table
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh
 from jax_tt._lookup._inputs import bag_batch
 from jax_tt._lookup._limit import limited_columns
 from jax_tt._lookup._shared import Shared
-from jax_tt._lookup.rule import pooled_sums, prepared
+from jax_tt._lookup.rule import pooled_sums, prepared, resolved
 from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs, Update
 from jax_tt._tables.table import Table
 
@@ -126,9 +127,13 @@ def embed(
     if shared is not None:
         scalars = jax.lax.stop_gradient(shared).states(list(tables.values()))
     calls, counted, after = [], [], {}
+    batches = {
+        name: _batch_of(table, storages[name], {f: requests[f] for f in features}, batch)
+        for (name, table), features in zip(tables.items(), collection.features_of.values(), strict=True)
+    }
+    batches |= _found_keys(tables, state, batches, lookups)
     for (name, table), read in zip(tables.items(), scalars, strict=True):
-        own = {feature: requests[feature] for feature in collection.features_of[name]}
-        ids = _batch_of(table, storages[name], own, batch)
+        ids = batches[name]
         call, changed = prepared(table, {**state[name], **read}, ids, lookups[name], inputs[name])
         calls.append(call)
         counted.append(Counted(table, call.use.lookup, ids, call.batch))
@@ -154,6 +159,23 @@ def embed(
             rows[feature] = limited_columns(result, [_limit(collection, feature, inputs)])
     rows = {name: rows[name] for name in collection.features}
     return WIDE[layout].of_rows(rows) if layout in WIDE else rows, after
+
+
+def _found_keys(
+    tables: Mapping[str, Table],
+    state: States,
+    batches: Mapping[str, Batch],
+    lookups: Mapping[str, Lookup],
+) -> dict[str, Batch]:
+    """The batches of hash tables with the slots of their keys, which are searched together."""
+    hashed = {name: require_hash_table(t) for name, t in tables.items() if t.takes_keys}
+    found = found_slots(
+        [
+            (table, state[name], batches[name], resolved(table, state[name], lookups[name]))
+            for name, table in hashed.items()
+        ]
+    )
+    return dict(zip(hashed, found, strict=True))
 
 
 def _limit(

@@ -1,9 +1,12 @@
-"""The ops of hash tables, on the reference or on a native module; chosen in the same way as the ops of tables."""
+"""The ops of hash tables, on the reference or on a native module; chosen in the same way as the ops of tables.
+
+Those with ``many`` in their name work on several tables, which is one native call for all tables with the same method.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +15,176 @@ from jax_tt import _native
 from jax_tt._hash import growth, reference, rows
 from jax_tt._hash.directory import Eviction, Insertion, KeyDirectory
 from jax_tt._hash.initial import InitialRows, initial_rows
+from jax_tt._hash.missing import IGNORED, Check, check_count
 from jax_tt._lookup import _backend
 from jax_tt._lookup._vma import vary_over, varying_axes
 
 
+class Search(NamedTuple):
+    """The search of keys in one table.
+
+    Attributes:
+        directory, keys, present: as in `jax_tt._hash.reference.find`.
+        absent: static, the slot of keys that are not there.
+        check: static, what is said of these keys.
+    """
+
+    directory: KeyDirectory
+    keys: Any
+    present: Any
+    absent: int = -1
+    check: Check = IGNORED
+
+
+class Entry(NamedTuple):
+    """An insertion into one table.
+
+    Attributes:
+        directory, keys, present, given, now, epoch: as in `jax_tt._hash.reference.insert`.
+        eviction: static.
+        return_old: static, whether `Insertion` has what was there before; else these arrays are empty.
+        check: static, what is said of keys that are refused.
+    """
+
+    directory: KeyDirectory
+    keys: Any
+    present: Any
+    given: Any
+    now: Any
+    epoch: Any
+    eviction: Eviction
+    return_old: bool = True
+    check: Check = IGNORED
+
+
+class Fresh(NamedTuple):
+    """Initial rows of one table.
+
+    Attributes:
+        seed, keys: as in `jax_tt._hash.initial.initial_rows`.
+        wanted: bool ``[n]``.
+        distribution, features: static, as there.
+        dtype: static; float32 rows are rounded to nearest even.
+    """
+
+    seed: Any
+    keys: Any
+    wanted: Any
+    distribution: InitialRows
+    features: int
+    dtype: Any
+
+
+class Exchange(NamedTuple):
+    """An exchange of entries in the arrays of one table.
+
+    Attributes:
+        arrays, new, slots: as in `jax_tt._hash.rows.exchange`; ``new`` in the types of the arrays.
+        return_old: static, whether the old entries are returned; else there are none.
+    """
+
+    arrays: Sequence[Any]
+    new: Sequence[Any]
+    slots: Any
+    return_old: bool
+
+
+def find_many(searches: Sequence[Search], methods: Sequence[str]) -> list[jax.Array]:
+    """Slot of every key of each search; -1 at positions that are not present."""
+
+    def native(searches: list[Search], platform: str) -> list[jax.Array]:
+        found = _native.hash_find(searches, platform=platform)
+        if platform == "cpu":  # which checks them itself
+            return found
+        return [_checked(search, slots) for search, slots in zip(searches, found, strict=True)]
+
+    def plain(search: Search) -> jax.Array:
+        slots = reference.find(search.directory, search.keys, search.present)
+        return _checked(search, jnp.where(search.present & (slots < 0), search.absent, slots))
+
+    return _many(native, plain, searches, 3, methods)
+
+
+def insert_many(
+    entries: Sequence[Entry], methods: Sequence[str]
+) -> list[tuple[KeyDirectory, Insertion]]:
+    """Finds or inserts the keys of a batch in each table; see `jax_tt._hash.reference.insert`."""
+
+    def native(entries: list[Entry], platform: str) -> list[tuple[KeyDirectory, Insertion]]:
+        found = _native.hash_insert(entries, platform=platform)
+        if platform != "cpu":
+            for entry, (_, done) in zip(entries, found, strict=True):
+                _check_refused(entry, done)
+        return found
+
+    def plain(entry: Entry) -> tuple[KeyDirectory, Insertion]:
+        after, done = reference.insert(*entry[:6], **entry.eviction._asdict())
+        _check_refused(entry, done)
+        if not entry.return_old:
+            old = done.old_keys[:0], done.old_scores[:0], done.old_touched[:0]
+            done = done._replace(old_keys=old[0], old_scores=old[1], old_touched=old[2])
+        return after, done
+
+    return _many(native, plain, entries, 6, methods)
+
+
+def initial_many(asked: Sequence[Fresh], methods: Sequence[str]) -> list[jax.Array]:
+    """Initial rows ``[n, features]`` of each table; what stands in rows that are not wanted is unspecified."""
+
+    def native(asked: list[Fresh], platform: str) -> list[jax.Array]:
+        # The CUDA kernels store no float64.
+        wide = [platform != "cpu" and jnp.dtype(own.dtype) == jnp.float64 for own in asked]
+        others = [own for own, is_wide in zip(asked, wide, strict=True) if not is_wide]
+        found = iter(_native.hash_initial(others, platform=platform) if others else [])
+        return [
+            plain(own) if is_wide else next(found) for own, is_wide in zip(asked, wide, strict=True)
+        ]
+
+    def plain(own: Fresh) -> jax.Array:
+        found = initial_rows(own.distribution, own.seed, own.keys, own.features)
+        return found.astype(jnp.dtype(own.dtype))
+
+    return _many(native, plain, asked, 3, methods)
+
+
+def exchange_many(
+    exchanges: Sequence[Exchange], methods: Sequence[str]
+) -> list[tuple[list[jax.Array], list[jax.Array]]]:
+    """Exchanges entries of the arrays of each table; see `jax_tt._hash.rows.exchange`."""
+
+    def plain(own: Exchange) -> Any:
+        changed, old = rows.exchange(own.arrays, own.new, own.slots)
+        return changed, old if own.return_old else []
+
+    def native(exchanges: list[Exchange], platform: str) -> Any:
+        kept = [own.return_old for own in exchanges]
+
+        @jax.custom_jvp
+        def exchanged(arrays: list[Any]) -> Any:
+            own = [Exchange(*of, old) for of, old in zip(arrays, kept, strict=True)]
+            return _native.hash_exchange(own, platform=platform)
+
+        def all_plain(arrays: list[Any]) -> Any:
+            return [plain(Exchange(*of, old)) for of, old in zip(arrays, kept, strict=True)]
+
+        # A native call has no derivative, and rows may be inserted inside a function that is differentiated.
+        exchanged.defjvp(lambda primals, tangents: jax.jvp(all_plain, primals, tangents))
+        return exchanged([own[:3] for own in exchanges])
+
+    exchanges = [
+        own._replace(
+            arrays=list(own.arrays),
+            new=[jnp.asarray(x, array.dtype) for x, array in zip(own.new, own.arrays, strict=True)],
+        )
+        for own in exchanges
+    ]
+    return _many(native, plain, exchanges, 3, methods)
+
+
 def find(directory: KeyDirectory, keys: jax.Array, present: jax.Array, method: str) -> jax.Array:
     """Slot of every key; see `jax_tt._hash.reference.find`."""
-    return _run(_native.hash_find, reference.find, {}, method, directory, keys, present)
+    (slots,) = find_many([Search(directory, keys, present)], [method])
+    return slots
 
 
 def insert(
@@ -32,9 +198,9 @@ def insert(
     method: str,
 ) -> tuple[KeyDirectory, Insertion]:
     """Finds or inserts the keys of a batch; see `jax_tt._hash.reference.insert`."""
-    options = eviction._asdict()
-    batch = (directory, keys, present, given, now, epoch)
-    return _run(_native.hash_insert, reference.insert, options, method, *batch)
+    entry = Entry(directory, keys, present, given, now, epoch, eviction)
+    (found,) = insert_many([entry], [method])
+    return found
 
 
 def initial(
@@ -46,28 +212,9 @@ def initial(
     dtype: Any,
     method: str,
 ) -> jax.Array:
-    """Initial rows ``[n, features]`` in type ``dtype``; what stands in rows that are not wanted is unspecified.
-
-    Args:
-        distribution, seed, keys, features: as in `jax_tt._hash.initial.initial_rows`.
-        wanted: bool ``[n]``.
-        dtype: float32 rows are rounded to nearest even.
-        method: as in `find`.
-    """
-
-    def native(seed: jax.Array, keys: jax.Array, wanted: jax.Array, platform: str) -> jax.Array:
-        # The CUDA kernels store no float64.
-        if platform != "cpu" and jnp.dtype(dtype) == jnp.float64:
-            return plain(seed, keys, wanted)
-        return _native.hash_initial(
-            distribution, seed, keys, wanted, features, jnp.dtype(dtype), platform=platform
-        )
-
-    def plain(seed: jax.Array, keys: jax.Array, wanted: jax.Array) -> jax.Array:
-        del wanted
-        return initial_rows(distribution, seed, keys, features).astype(jnp.dtype(dtype))
-
-    return _run(native, plain, {}, method, seed, keys, wanted)
+    """`initial_many` of one table."""
+    (found,) = initial_many([Fresh(seed, keys, wanted, distribution, features, dtype)], [method])
+    return found
 
 
 def exchange(
@@ -78,25 +225,9 @@ def exchange(
     *,
     return_old: bool,
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Exchanges entries of arrays; see `jax_tt._hash.rows.exchange`. Without ``return_old`` there are no old ones."""
-
-    def plain(arrays: Any, new: Any, slots: jax.Array) -> Any:
-        changed, old = rows.exchange(arrays, new, slots)
-        return changed, old if return_old else []
-
-    def native(arrays: Any, new: Any, slots: jax.Array, platform: str) -> Any:
-        @jax.custom_jvp
-        def exchanged(arrays: Any, new: Any, slots: jax.Array) -> Any:
-            return _native.hash_exchange(
-                arrays, new, slots, return_old=return_old, platform=platform
-            )
-
-        # A native call has no derivative, and rows may be inserted inside a function that is differentiated.
-        exchanged.defjvp(lambda primals, tangents: jax.jvp(plain, primals, tangents))
-        return exchanged(arrays, new, slots)
-
-    entries = [jnp.asarray(x, array.dtype) for x, array in zip(new, arrays, strict=True)]
-    return _run(native, plain, {}, method, list(arrays), entries, slots)
+    """`exchange_many` of one table."""
+    (found,) = exchange_many([Exchange(arrays, new, slots, return_old)], [method])
+    return found
 
 
 def double(
@@ -112,24 +243,55 @@ def double(
         source = jnp.where(source < 0, directory.capacity, source)
         return after, [x.at[source].get(mode="fill", fill_value=0) for x in arrays]
 
-    return _run(_native.hash_double, plain, {}, method, directory, list(arrays))
+    def native(platform: str, *args: Any) -> Any:
+        return vary_over(_native.hash_double(*args, platform=platform), varying_axes(args))
+
+    return _backend.run(_backend.choose(method), native, plain, directory, list(arrays))
 
 
-def _run(
-    native: Callable[..., Any],
+def _many(
+    native: Callable[..., list[Any]],
     plain: Callable[..., Any],
-    options: dict[str, Any],
-    method: str,
-    *args: Any,
-) -> Any:
-    """``native(*args, **options, platform=...)`` or ``plain(*args, **options)``."""
-    # JAX does not know that the result of a native call varies over mesh axes.
-    axes = varying_axes(args)
+    tables: Sequence[Any],
+    arrays: int,
+    methods: Sequence[str],
+) -> list[Any]:
+    """``native(tables, platform)``, or ``plain(table)`` of each, for all tables with the same method.
 
-    def on_platform(platform: str, *args: Any) -> Any:
-        return vary_over(native(*args, **options, platform=platform), axes)
+    The first ``arrays`` fields of a table hold arrays, the others are static.
+    """
+    by_method: dict[str, list[int]] = {}
+    for k, method in enumerate(methods):
+        by_method.setdefault(_backend.choose(method), []).append(k)
+    found: dict[int, Any] = {}
+    for method, members in by_method.items():
+        own = [tables[k] for k in members]
+        # JAX does not know that the result of a native call varies over mesh axes.
+        axes = [varying_axes(table[:arrays]) for table in own]
 
-    def anywhere(*args: Any) -> Any:
-        return plain(*args, **options)
+        def filled(given: Sequence[Any], own: list[Any] = own) -> list[Any]:
+            return [type(t)(*of, *t[arrays:]) for t, of in zip(own, given, strict=True)]
 
-    return _backend.run(_backend.choose(method), on_platform, anywhere, *args)
+        def on_platform(
+            platform: str, given: Any, filled: Any = filled, axes: list[Any] = axes
+        ) -> list[Any]:
+            results = native(filled(given), platform=platform)
+            return [vary_over(*pair) for pair in zip(results, axes, strict=True)]
+
+        def anywhere(given: Any, filled: Any = filled) -> list[Any]:
+            return [plain(table) for table in filled(given)]
+
+        results = _backend.run(method, on_platform, anywhere, [table[:arrays] for table in own])
+        found.update(zip(members, results, strict=True))
+    return [found[k] for k in range(len(tables))]
+
+
+def _checked(search: Search, slots: jax.Array) -> jax.Array:
+    """The slots; what `Search.check` asks for is said of the keys that are not there."""
+    missing = search.present & (slots == search.absent)
+    check_count(search.check, jnp.sum(missing, dtype=jnp.int32))
+    return slots
+
+
+def _check_refused(entry: Entry, done: Insertion) -> None:
+    check_count(entry.check, done.counts[-1])

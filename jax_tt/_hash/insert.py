@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from jax_tt._hash.admission import AdmitAfter, AdmitWithProbability
 from jax_tt._hash.directory import COUNTERS, Eviction, Insertion, KeyDirectory
 from jax_tt._hash.initial import threefry
 from jax_tt._hash.keys import keys_of, score_words
-from jax_tt._hash.missing import check_count
+from jax_tt._hash.missing import Check
 from jax_tt._hash.reference import erase
 from jax_tt._hash.table import (
     CLOCK,
@@ -25,6 +26,7 @@ from jax_tt._hash.table import (
     WAITING,
     HashTable,
     directory_of,
+    initial_of_tables,
     named_directory,
     require_hash_table,
     waiting_of,
@@ -35,6 +37,11 @@ from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State
 
 _LAST = 2**31 - 2
+_NO_ROOM = (
+    "{{count}} new keys of a batch found no room in their sets of the table, which has {} rows. They read their initial "
+    "values and train nothing. Raise the capacity, let the table grow (jax_tt.grow_if_full), or choose a policy that "
+    "evicts. safe_check='ignore' says nothing."
+)
 
 
 class Evicted(NamedTuple):
@@ -127,12 +134,36 @@ def insert_keys(
     """
     table = require_hash_table(table)
     table.check(state)
-    keys, here, words = requests_of(table, ids, scores)
-    return inserted_requests(table, state, (keys, here, words), epoch, method, return_evicted)
+    asked = Asked(table, state, requests_of(table, ids, scores), epoch)
+    (found,) = inserted_together([asked], method, return_evicted)
+    return found
 
 
-def requests_of(table: HashTable, ids: Any, scores: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys uint32 ``[n, 2]``, which positions count, bool ``[n]``, and scores uint32 ``[n, 2]``."""
+class Requests(NamedTuple):
+    """The requests of a batch.
+
+    Attributes:
+        keys: uint32 ``[n, 2]``.
+        here: which positions count, bool ``[n]``.
+        given: scores, uint32 ``[n, 2]``.
+    """
+
+    keys: Any
+    here: Any
+    given: Any
+
+
+class Asked(NamedTuple):
+    """What one table is asked to insert."""
+
+    table: HashTable
+    state: State
+    requests: Requests
+    epoch: Any
+
+
+def requests_of(table: HashTable, ids: Any, scores: Any) -> Requests:
+    """The requests of the ids of a batch."""
     keys, here = keys_of_ids(table, ids)
     if (table.policy == "custom") != (scores is not None):
         what = "expected one integer per id" if scores is None else "expected None"
@@ -141,9 +172,9 @@ def requests_of(table: HashTable, ids: Any, scores: Any) -> tuple[jax.Array, jax
             f"{what}. Scores belong to policy='custom'."
         )
     if scores is None:
-        return keys, here, jnp.zeros_like(keys)
+        return Requests(keys, here, jnp.zeros_like(keys))
     words = jnp.asarray(score_words(f"{table.label}scores", scores, _shape(ids))).reshape(-1, 2)
-    return keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32)
+    return Requests(keys, here, jax.lax.bitcast_convert_type(words, jnp.uint32))
 
 
 def keys_of_ids(table: HashTable, ids: Any) -> tuple[jax.Array, jax.Array]:
@@ -153,54 +184,71 @@ def keys_of_ids(table: HashTable, ids: Any) -> tuple[jax.Array, jax.Array]:
     return keys_of(batch), present(batch).reshape(-1)
 
 
-def inserted_requests(
-    table: HashTable,
-    state: State,
-    requests: tuple[jax.Array, jax.Array, jax.Array],
-    epoch: Any,
-    method: str,
-    return_evicted: bool,
-) -> tuple[dict[str, Any], Inserted]:
-    """`insert_keys` of the result of `requests_of`."""
-    keys, here, given = jax.lax.stop_gradient(requests)
+class _Insertion(NamedTuple):
+    """An insertion into one table on its way.
+
+    Attributes:
+        table: the table.
+        state: with the directory of keys that wait as it is after the batch.
+        requests: of the batch.
+        now, epoch: the number of the batch, and the present epoch.
+        method: resolved.
+        admitted: positions to insert, bool ``[n]``.
+        missed: requests and distinct keys that were not in the table, where not all of these are inserted.
+    """
+
+    table: HashTable
+    state: dict[str, Any]
+    requests: Requests
+    now: Any
+    epoch: Any
+    method: str
+    admitted: Any
+    missed: tuple[Any, Any] | None = None
+
+
+def inserted_together(
+    asked: Sequence[Asked], method: str, return_evicted: bool
+) -> list[tuple[dict[str, Any], Inserted]]:
+    """`insert_keys` of several tables, in one native call per op."""
+    begun = _admitted([_begun(own, method) for own in asked])
+    methods = [own.method for own in begun]
+    entries = [_entry(own, return_evicted) for own in begun]
+    results = []
+    for own, (directory, done) in zip(begun, backend.insert_many(entries, methods), strict=True):
+        counts = _counts(done, own.missed)
+        total = jnp.stack(list(counts.values())).astype(jnp.uint32)
+        totals = {TOTALS: _words.added(own.state[TOTALS], total)}
+        results.append(({**own.state, **named_directory(directory), **totals}, done, counts))
+    reset = _reset([(own.table, *r[:2]) for own, r in zip(begun, results, strict=True)], methods, return_evicted)
+    return [
+        (state, _inserted(done, counts, old if return_evicted else None))
+        for (state, old), (_, done, counts) in zip(reset, results, strict=True)
+    ]
+
+
+def _begun(asked: Asked, method: str) -> _Insertion:
+    table, state, requests, epoch = asked
     method = table.method(Lookup(method=method), state)
     now = jnp.minimum(state[CLOCK], _LAST) + 1
-    epochs = _epoch(table, epoch)
-    directory = directory_of(state)
-    state = {**state, CLOCK: now}
-    admitted, waiting, missed = here, {}, None
-    if table.admission is not None:
-        found = backend.find(directory, keys, here, method) >= 0
-        if isinstance(table.admission, AdmitAfter):
-            admitted, waiting, missed = _admitted_after(
-                table, state, keys, here & ~found, now, method
-            )
-        else:
-            admitted, missed = _drawn(table, state, keys, here & ~found, now)
-        admitted = found | admitted
-    directory, done = backend.insert(
-        directory, keys, admitted, given, now, epochs, table.eviction, method
-    )
-    counts = _counts(done, missed)
-    total = jnp.stack(list(counts.values())).astype(jnp.uint32)
-    state = {
-        **state,
-        **named_directory(directory),
-        **waiting,
-        TOTALS: _words.added(state[TOTALS], total),
-    }
-    state, old = _reset(table, state, done, method, return_evicted)
-    check_count(
-        table.safe_check,
-        f"{table.label}ids: {{count}} new keys of a batch found no room in their sets of the table, which has "
-        f"{table.num_embeddings} rows. They read their initial values and train nothing. Raise the capacity, let the "
-        "table grow (jax_tt.grow_if_full), or choose a policy that evicts. safe_check='ignore' says nothing.",
-        counts["refused"],
-    )
+    requests = jax.lax.stop_gradient(requests)
+    epoch = _epoch(table, epoch)
+    return _Insertion(table, {**state, CLOCK: now}, requests, now, epoch, method, requests.here)
+
+
+def _entry(own: _Insertion, return_old: bool) -> backend.Entry:
+    table, (keys, _, given) = own.table, own.requests
+    check = Check(table.safe_check, f"{table.label}ids: {_NO_ROOM.format(table.num_embeddings)}")
+    directory = directory_of(own.state)
+    batch = directory, keys, own.admitted, given, own.now, own.epoch
+    return backend.Entry(*batch, table.eviction, return_old, check)
+
+
+def _inserted(done: Insertion, counts: dict[str, Any], old: dict[str, Any] | None) -> Inserted:
     evicted = None
-    if return_evicted:
+    if old is not None:
         evicted = Evicted(done.old_keys, done.old_scores, done.old_touched, old)
-    return state, Inserted(done.slots, done.keys, counts, evicted)
+    return Inserted(done.slots, done.keys, counts, evicted)
 
 
 def _shape(ids: Any) -> tuple[int, ...]:
@@ -209,77 +257,113 @@ def _shape(ids: Any) -> tuple[int, ...]:
 
 
 def _reset(
-    table: HashTable, state: dict[str, Any], done: Insertion, method: str, return_old: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The state with initial rows and optimizer state in the slots of new keys, and the old ones by name."""
-    arrays = table.table.row_arrays
-    if not arrays:
-        return state, {}
-    new = []
-    for name, value in arrays.items():
-        if value is None:
-            wanted = done.slots < table.num_embeddings
-            new.append(table.initial(state, done.keys, wanted, state[name].dtype, method))
-        else:
-            new.append(jnp.asarray(value, state[name].dtype))
-    changed, old = backend.exchange(
-        [state[name] for name in arrays], new, done.slots, method, return_old=return_old
+    tables: Sequence[tuple[HashTable, dict[str, Any], Insertion]],
+    methods: Sequence[str],
+    return_old: bool,
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The states with initial rows and optimizer state in the slots of new keys, and the old ones by name."""
+    fresh = initial_of_tables(
+        [
+            (table, state, done.keys, done.slots < table.num_embeddings, state[name].dtype)
+            for table, state, done in tables
+            for name, value in table.table.row_arrays.items()
+            if value is None
+        ],
+        [
+            method
+            for (table, _, _), method in zip(tables, methods, strict=True)
+            for value in table.table.row_arrays.values()
+            if value is None
+        ],
     )
-    state = {**state, **dict(zip(arrays, changed, strict=True))}
-    return state, dict(zip(arrays, old, strict=True)) if return_old else {}
+    initial = iter(fresh)
+    exchanges = []
+    for table, state, done in tables:
+        arrays = table.table.row_arrays
+        new = [next(initial) if value is None else value for value in arrays.values()]
+        exchanges.append(
+            backend.Exchange([state[name] for name in arrays], new, done.slots, return_old)
+        )
+    results = []
+    changed = backend.exchange_many(exchanges, methods)
+    for (table, state, _), (arrays, old) in zip(tables, changed, strict=True):
+        names = list(table.table.row_arrays)
+        after = {**state, **dict(zip(names, arrays, strict=True))}
+        results.append((after, dict(zip(names, old, strict=True)) if return_old else {}))
+    return results
+
+
+def _admitted(begun: Sequence[_Insertion]) -> list[_Insertion]:
+    """The insertions with the keys that the tables admit."""
+    choosing = [k for k, own in enumerate(begun) if own.table.admission is not None]
+    searches = [
+        backend.Search(directory_of(begun[k].state), begun[k].requests.keys, begun[k].requests.here)
+        for k in choosing
+    ]
+    found = backend.find_many(searches, [begun[k].method for k in choosing])
+    known = {k: slots >= 0 for k, slots in zip(choosing, found, strict=True)}
+    counting = [k for k in choosing if isinstance(begun[k].table.admission, AdmitAfter)]
+    entries = [_waiting(begun[k], begun[k].requests.here & ~known[k]) for k in counting]
+    waited = backend.insert_many(entries, [begun[k].method for k in counting])
+    after = list(begun)
+    for k, (waiting, done) in zip(counting, waited, strict=True):
+        after[k] = _admitted_after(begun[k], known[k], waiting, done)
+    for k in choosing:
+        if k not in counting:
+            after[k] = _drawn(begun[k], known[k])
+    return after
+
+
+def _waiting(own: _Insertion, missed: jax.Array) -> backend.Entry:
+    """The insertion of keys that were not in the table among those that wait.
+
+    Their scores are the last batch and, in the low word, the requests.
+    """
+    keys, now = own.requests.keys, own.now
+    batch = waiting_of(own.state), keys, missed, jnp.zeros_like(keys), now, now.astype(jnp.uint32)
+    return backend.Entry(*batch, Eviction("epoch_lfu"), return_old=False)
 
 
 def _admitted_after(
-    table: HashTable,
-    state: State,
-    keys: jax.Array,
-    missed: jax.Array,
-    now: jax.Array,
-    method: str,
-) -> tuple[jax.Array, dict[str, Any], tuple[jax.Array, jax.Array]]:
-    """Positions whose keys have been requested often enough; the keys that wait; and the counts of those that missed.
-
-    The scores of keys that wait are the last batch and, in the low word, the requests.
-    """
-    assert isinstance(table.admission, AdmitAfter)
-    waiting, done = backend.insert(
-        waiting_of(state),
-        keys,
-        missed,
-        jnp.zeros_like(keys),
-        now,
-        now.astype(jnp.uint32),
-        Eviction("epoch_lfu"),
-        method,
-    )
+    own: _Insertion, known: jax.Array, waiting: KeyDirectory, done: Insertion
+) -> _Insertion:
+    """Admits keys that have been requested often enough."""
+    assert isinstance(own.table.admission, AdmitAfter)
     slots = done.found
     requests = _low_words(waiting)[jnp.maximum(slots, 0)]
-    admitted = (slots >= 0) & (requests >= np.uint32(min(table.admission.requests, 2**32 - 1)))
+    least = np.uint32(min(own.table.admission.requests, 2**32 - 1))
+    admitted = (slots >= 0) & (requests >= least)
     waiting = erase(waiting, jnp.where(admitted, slots, -1))
     counts = dict(zip(COUNTERS, done.counts, strict=True))
-    return admitted, named_directory(waiting, WAITING), (counts["requests"], counts["unique"])
+    return own._replace(
+        state={**own.state, **named_directory(waiting, WAITING)},
+        admitted=known | admitted,
+        missed=(counts["requests"], counts["unique"]),
+    )
 
 
 def _low_words(directory: KeyDirectory) -> jax.Array:
     return directory.scores[:, 1].reshape(-1)
 
 
-def _drawn(
-    table: HashTable, state: State, keys: jax.Array, missed: jax.Array, now: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Positions whose keys are drawn, and the counts of those that missed."""
-    assert isinstance(table.admission, AdmitWithProbability)
-    seed = state[SEED]
+def _drawn(own: _Insertion, known: jax.Array) -> _Insertion:
+    """Admits keys that are drawn."""
+    assert isinstance(own.table.admission, AdmitWithProbability)
+    seed, keys = own.state[SEED], own.requests.keys
+    missed = own.requests.here & ~known
     # Another key of the generator than that of initial rows, which is the seed itself.
-    first, second = threefry(seed[0], seed[1], now.astype(jnp.uint32), jnp.uint32(1))
+    first, second = threefry(seed[0], seed[1], own.now.astype(jnp.uint32), jnp.uint32(1))
     bits, _ = threefry(first, second, keys[:, 0], keys[:, 1])
-    most = np.uint32(max(int(table.admission.probability * 2**32) - 1, 0))
+    most = np.uint32(max(int(own.table.admission.probability * 2**32) - 1, 0))
     by = (~missed, keys[:, 0], keys[:, 1])
     absent, high, low = jax.lax.sort(by, num_keys=3)
     new = jnp.ones(missed.shape, bool)
     new = new.at[1:].set((high[1:] != high[:-1]) | (low[1:] != low[:-1]))
     unique = jnp.sum(new & ~absent, dtype=jnp.int32)
-    return missed & (bits <= most), (jnp.sum(missed, dtype=jnp.int32), unique)
+    return own._replace(
+        admitted=known | (missed & (bits <= most)),
+        missed=(jnp.sum(missed, dtype=jnp.int32), unique),
+    )
 
 
 def _counts(done: Insertion, missed: tuple[jax.Array, jax.Array] | None) -> dict[str, jax.Array]:

@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 
 from jax_tt import _reports
+from jax_tt._reports import MissingKeyWarning as MissingKeyWarning
 
 SAFE_CHECKS = ("error", "warn", "ignore")
 
 
-class MissingKeyWarning(UserWarning):
-    """Keys without a row were trained on, or found no room, in a `HashTable` with ``safe_check="warn"``; each is said
-    once per table.
+class Check(NamedTuple):
+    """What is said of keys without a row.
 
-    >>> import warnings, jax_tt
-    >>> warnings.simplefilter("ignore", jax_tt.MissingKeyWarning)
-    """
-
-
-def check_count(safe_check: str, message: str, count: jax.Array) -> None:
-    """Warns or raises on the host where a count is not 0.
-
-    Args:
-        safe_check: one of `SAFE_CHECKS`.
+    Attributes:
+        mode: one of `SAFE_CHECKS`.
         message: what to say, with ``{count}`` in it.
-        count: integer scalar.
     """
-    if safe_check == "ignore":
+
+    mode: str
+    message: str = ""
+
+
+IGNORED = Check("ignore")
+
+
+def check_count(check: Check, count: jax.Array) -> None:
+    """Warns or raises on the host where a count, an integer scalar, is not 0.
+
+    A program with a host callback is dispatched more slowly, so the native ops of the CPU do it themselves.
+    """
+    if check.mode == "ignore":
         return
-    tell = partial(_tell, safe_check, message)
+    tell = partial(_tell, check)
     lax.cond(count > 0, partial(jax.debug.callback, tell), lambda _: None, count)
 
 
-def _tell(safe_check: str, message: str, count: Any) -> None:
+def _tell(check: Check, count: Any) -> None:
     if not count:  # under vmap, both branches of the condition run
         return
-    text = message.replace("{count}", str(int(count)))
-    if safe_check == "error":
-        raise ValueError(text)
-    _reports.warn_once(message, text, MissingKeyWarning)
+    if check.mode == "error":
+        raise ValueError(check.message.replace("{count}", str(int(count))))
+    _reports.report_missing(check.message, int(count))

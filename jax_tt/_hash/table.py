@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -25,9 +25,9 @@ from jax_tt._hash.directory import (
 )
 from jax_tt._hash.initial import InitialRows, Normal
 from jax_tt._hash.keys import keys_of
-from jax_tt._hash.missing import SAFE_CHECKS, check_count
-from jax_tt._lookup._batch import Batch, is_padding, present
-from jax_tt._lookup._explicit import over_explicit_axes
+from jax_tt._hash.missing import IGNORED, SAFE_CHECKS, Check
+from jax_tt._lookup._batch import Batch, present
+from jax_tt._lookup._explicit import lists_over_explicit_axes, over_explicit_axes
 from jax_tt._lookup._ids import outside
 from jax_tt._tables.change import Change, Growth, Orders
 from jax_tt._tables.dense import DenseTable
@@ -40,6 +40,11 @@ WAITING = tuple(f"hash_waiting_{field}" for field in KeyDirectory._fields)
 CLOCK, SEED, TOTALS = "hash_clock", "hash_seed", "hash_totals"
 # The linen collection of these arrays.
 COLLECTION = "hash_table"
+_UNTRAINED = (
+    "{count} ids of a training batch are keys without a row. They read their initial values and train nothing. Insert "
+    "them first, jax_tt.insert_keys(table, state, ids); where tables are full, raise the capacity. safe_check='ignore' "
+    "says nothing."
+)
 MISSING = ("initial", "zeros")
 
 Initializer = InitialRows | Callable[[jax.Array, int], jax.Array]
@@ -185,32 +190,20 @@ class HashTable(Wrapper):
     # Lookups
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
-        """Finds the slot of every key; missing keys get a number out of range."""
+        """Turns keys into slots, where that has not been done; missing keys get a number out of range."""
+        (batch,) = found_slots([(self, state, batch, lookup)])
+        return self.table.prepare(state, dataclasses.replace(batch, ids=batch.slots, slots=None), lookup)
+
+    def search(self, state: State, batch: Batch, lookup: Lookup) -> backend.Search:
+        """The search of the keys of a batch."""
+        check, absent = IGNORED, self.num_embeddings
+        if lookup.train:
+            check = Check(self.safe_check, f"{self.label}ids: {_UNTRAINED}")
+        elif not isinstance(self.missing, str):
+            absent = self.missing
         directory = jax.lax.stop_gradient(directory_of(state))
-
-        def found(inputs: tuple[Batch, KeyDirectory]) -> jax.Array:
-            batch, directory = inputs
-            here = present(batch).reshape(-1)
-            slots = backend.find(directory, keys_of(batch), here, lookup.method)
-            slots = slots.reshape(batch.ids.shape[:2])
-            absent = self.num_embeddings
-            if not lookup.train and not isinstance(self.missing, str):
-                absent = self.missing
-            slots = jnp.where(slots < 0, jnp.int32(absent), slots)
-            return jnp.where(is_padding(batch), -1, slots) if batch.padded else slots
-
-        slots = over_explicit_axes(found, (batch, directory), batch, lambda axis: P(axis, None))
-        batch = dataclasses.replace(batch, ids=slots)
-        if lookup.train and self.safe_check != "ignore":
-            count = jnp.sum(self._missing(batch), dtype=jnp.int32)
-            check_count(
-                self.safe_check,
-                f"{self.label}ids: {{count}} ids of a training batch are keys without a row. They read their initial "
-                "values and train nothing. Insert them first, jax_tt.insert_keys(table, state, ids); where tables are "
-                "full, raise the capacity. safe_check='ignore' says nothing.",
-                count,
-            )
-        return self.table.prepare(state, batch, lookup)
+        here = present(batch).reshape(-1)
+        return backend.Search(directory, keys_of(batch), here, absent, check)
 
     def added(
         self, state: State, given: Batch, prepared: Batch, lookup: Lookup
@@ -240,19 +233,8 @@ class HashTable(Wrapper):
         self, state: State, keys: jax.Array, wanted: jax.Array, dtype: Any, method: str
     ) -> jax.Array:
         """Initial rows ``[n, D]`` of keys uint32 ``[n, 2]``; those that are not ``wanted`` are unspecified."""
-        if isinstance(self.initializer, InitialRows):
-            seed = state[SEED]
-            return backend.initial(
-                self.initializer, seed, keys, wanted, self.features, dtype, method
-            )
-        assert self.initializer is not None
-        rows = jnp.asarray(self.initializer(keys, self.features))
-        if rows.shape != (keys.shape[0], self.features):
-            raise ValueError(
-                f"{self.label}initializer: returned shape {rows.shape}; expected one row per key, "
-                f"{(keys.shape[0], self.features)}."
-            )
-        return rows.astype(dtype)
+        (rows,) = initial_of_tables([(self, state, keys, wanted, dtype)], [method])
+        return rows
 
     def _missing(self, batch: Batch) -> jax.Array:
         """The positions of a prepared batch whose key is missing."""
@@ -271,6 +253,53 @@ class HashTable(Wrapper):
             f"{self.label}id_order: a HashTable maps keys to rows itself; expected the order in the wrapped table, "
             "e.g. HashTable(OrderedTable(table, id_order))."
         )
+
+
+def initial_of_tables(
+    asked: Sequence[tuple[HashTable, State, jax.Array, jax.Array, Any]], methods: Sequence[str]
+) -> list[jax.Array]:
+    """`HashTable.initial` of several tables."""
+    rows: dict[int, jax.Array] = {}
+    fresh: dict[int, backend.Fresh] = {}
+    for k, (table, state, keys, wanted, dtype) in enumerate(asked):
+        values, features = table.initializer, table.features
+        if isinstance(values, InitialRows):
+            fresh[k] = backend.Fresh(state[SEED], keys, wanted, values, features, dtype)
+            continue
+        assert values is not None
+        own = jnp.asarray(values(keys, features))
+        if own.shape != (keys.shape[0], features):
+            raise ValueError(
+                f"{table.label}initializer: returned shape {own.shape}; expected one row per key, "
+                f"{(keys.shape[0], features)}."
+            )
+        rows[k] = own.astype(dtype)
+    found = backend.initial_many(list(fresh.values()), [methods[k] for k in fresh])
+    rows.update(zip(fresh, found, strict=True))
+    return [rows[k] for k in range(len(asked))]
+
+
+def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> list[Batch]:
+    """The batches with the slots of their keys; one search for all batches that have none yet."""
+    new = [k for k, (_, _, batch, _) in enumerate(lookups) if batch.slots is None]
+
+    def found(inputs: Sequence[tuple[State, Batch]]) -> list[jax.Array]:
+        searches, methods = [], []
+        for (state, batch), k in zip(inputs, new, strict=True):
+            table, _, _, lookup = lookups[k]
+            searches.append(table.search(state, batch, lookup))
+            methods.append(lookup.method)
+        slots = backend.find_many(searches, methods)
+        return [
+            x.reshape(batch.ids.shape[:2]) for x, (_, batch) in zip(slots, inputs, strict=True)
+        ]
+
+    asked = [({name: lookups[k][1][name] for name in KEYS}, lookups[k][2]) for k in new]
+    slots = lists_over_explicit_axes(found, asked, [batch for _, batch in asked])
+    batches = [batch for _, _, batch, _ in lookups]
+    for k, own in zip(new, slots, strict=True):
+        batches[k] = dataclasses.replace(batches[k], slots=own)
+    return batches
 
 
 def directory_of(state: State) -> KeyDirectory:

@@ -29,6 +29,13 @@ def sums_over_explicit_axes(
     return _automatic(call, inputs, lambda: tuple(_like_segments(_axis(b)) for b in batches))
 
 
+def lists_over_explicit_axes(
+    call: Callable[[Inputs], list[jax.Array]], inputs: Inputs, batches: Sequence[Batch]
+) -> list[jax.Array]:
+    """``call(inputs)``, one array ``[S, cap]`` per batch, which is sharded like the segments of the batch."""
+    return _automatic(call, inputs, lambda: [P(_axis(batch), None) for batch in batches])
+
+
 def over_explicit_axes(
     call: Callable[[Inputs], Result], inputs: Inputs, batch: Batch, specs: Callable[[Any], Any]
 ) -> Result:

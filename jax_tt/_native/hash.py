@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -11,122 +11,195 @@ import numpy as np
 from jax.custom_batching import sequential_vmap
 
 from jax_tt._hash.directory import COUNTERS, POLICIES, Insertion, KeyDirectory
-from jax_tt._hash.initial import InitialRows
-from jax_tt._native._call import Named, native, native_call, numbered, types_of
-from jax_tt._native.partition import num_blocks, over_blocks
+from jax_tt._hash.missing import SAFE_CHECKS, Check
+from jax_tt._native._call import Named, apart, native, native_call, numbered, together, types_of
+from jax_tt._native.partition import is_partitioned, num_blocks, over_blocks
+
+if TYPE_CHECKING:
+    from jax_tt._hash.backend import Entry, Exchange, Fresh, Search
 
 
 def _workspace(platform: str, op: str, n: int, directory: KeyDirectory) -> int | None:
-    """Bytes of working memory for one call."""
+    """Bytes of working memory for one table."""
     if platform == "cpu":
         return None
     return native(platform).hash_workspace_size(op, n, directory.sets, directory.ways)
 
 
-def hash_find(
-    directory: KeyDirectory, keys: jax.Array, present: jax.Array, *, platform: str
-) -> jax.Array:
-    def local(args: Named, axes: Any) -> Named:
-        del axes  # every device looks up its own keys
-        operands = {name: args[name] for name in ("keys", "touched", "asked", "present")}
-        slots = jax.ShapeDtypeStruct(args["present"].shape, jnp.int32)
-        return native_call(platform, "hash_find", operands, {"slots": slots}, None, {})
+def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
+    attributes = [_check_attributes(own.check, absent=np.int64(own.absent)) for own in searches]
 
-    blocks = num_blocks(present.shape[0])
-    blocked = {"asked": keys.reshape(blocks, -1, 2), "present": present.reshape(blocks, -1)}
-    whole = {"keys": directory.keys, "touched": directory.touched}
-    return over_blocks(local, blocked, whole, ["slots"])["slots"].reshape(present.shape)
+    def operands(own: Search) -> tuple[Named, Named]:
+        blocks = num_blocks(own.present.shape[0])
+        blocked = {"asked": own.keys.reshape(blocks, -1, 2), "present": own.present.reshape(blocks, -1)}
+        return blocked, {"keys": own.directory.keys, "touched": own.directory.touched}
+
+    def slots(args: Named) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(args["present"].shape, jnp.int32)
+
+    found = _over_blocks(
+        platform,
+        "hash_tables_find",
+        [operands(own) for own in searches],
+        ("keys", "touched", "asked", "present"),
+        [slots] * len(searches),
+        attributes,
+    )
+    return [x.reshape(own.present.shape) for x, own in zip(found, searches, strict=True)]
 
 
 def hash_insert(
-    directory: KeyDirectory, *batch: jax.Array, policy: str, min_age: int, platform: str
-) -> tuple[KeyDirectory, Insertion]:
-    """``batch``: keys, present, given, now and epoch, as `jax_tt._hash.reference.insert` takes them."""
-
+    entries: Sequence[Entry], *, platform: str
+) -> list[tuple[KeyDirectory, Insertion]]:
     # Every device inserts the whole batch: replicas of the directory must stay identical.
     @sequential_vmap
-    def call(directory: KeyDirectory, *batch: jax.Array) -> Any:
-        names = ("asked", "present", "given", "now", "epoch")
-        n = batch[0].shape[0]
-        words, whole = (
-            jax.ShapeDtypeStruct((n, 2), jnp.uint32),
-            jax.ShapeDtypeStruct((n,), jnp.int32),
-        )
-        counts = jax.ShapeDtypeStruct((len(COUNTERS),), jnp.int32)
-        done = Insertion(whole, words, words, words, whole, counts, whole)._asdict()
-        if platform != "cpu":
-            del done["found"]  # the kernels leave it to a search
+    def call(given: list[Any]) -> Any:
+        operands, results, attributes, workspace = [], [], {}, []
+        for k, (of, entry) in enumerate(zip(given, entries, strict=True)):
+            own = type(entry)(*of, *entry[6:])
+            n = own.keys.shape[0]
+            done = _insertion_types(n, n if own.return_old else 0)
+            of_batch = {"asked": own.keys, "present": own.present, "given": own.given}
+            now = {"now": own.now, "epoch": own.epoch}
+            operands.append({**of_batch, **now, **own.directory._asdict()})
+            # The names of the directory's arrays say that these are changed in place.
+            named = {f"new_{name}": kind for name, kind in done._asdict().items()}
+            results.append(named | types_of(own.directory._asdict()))
+            attributes[str(k)] = _check_attributes(
+                own.check,
+                policy=np.int64(POLICIES.index(own.eviction.policy)),
+                min_age=np.int64(own.eviction.min_age),
+            )
+            workspace.append(_workspace(platform, "insert", n, own.directory))
         found = native_call(
             platform,
-            "hash_insert",
-            {**dict(zip(names, batch, strict=True)), **directory._asdict()},
-            {
-                **{f"new_{name}": kind for name, kind in done.items()},
-                **types_of(directory._asdict()),
-            },
-            _workspace(platform, "insert", n, directory),
-            {"policy": np.int64(POLICIES.index(policy)), "min_age": np.int64(min_age)},
+            "hash_tables_insert",
+            together(operands),
+            together(results),
+            None if platform == "cpu" else max(workspace),
+            attributes,
         )
-        changed = KeyDirectory(*(found[name] for name in KeyDirectory._fields))
-        return changed, {name: found[f"new_{name}"] for name in done}
+        return [
+            (
+                KeyDirectory(*(own[name] for name in KeyDirectory._fields)),
+                Insertion(*(own[f"new_{name}"] for name in Insertion._fields)),
+            )
+            for own in apart(found, len(given))
+        ]
 
-    changed, done = call(directory, *batch)
-    if "found" not in done:
-        keys, present, *_ = batch
-        done["found"] = hash_find(changed, keys, present, platform=platform)
-    return changed, Insertion(**done)
+    return call([own[:6] for own in entries])
 
 
-def hash_initial(
-    distribution: InitialRows,
-    seed: jax.Array,
-    keys: jax.Array,
-    wanted: jax.Array,
-    features: int,
-    dtype: Any,
-    *,
+def _insertion_types(n: int, old: int) -> Insertion:
+    def words(n: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((n, 2), jnp.uint32)
+
+    def whole(n: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((n,), jnp.int32)
+
+    counts = whole(len(COUNTERS))
+    return Insertion(whole(n), words(n), words(old), words(old), whole(old), counts, whole(n))
+
+
+def hash_initial(asked: Sequence[Fresh], *, platform: str) -> list[jax.Array]:
+    def operands(own: Fresh) -> tuple[Named, Named]:
+        blocks = num_blocks(own.wanted.shape[0])
+        blocked = {"keys": own.keys.reshape(blocks, -1, 2), "wanted": own.wanted.reshape(blocks, -1)}
+        values = own.distribution
+        quantiles, factor = jnp.asarray(values.quantiles), jnp.asarray(values.factor)
+        return blocked, {"seed": own.seed, "quantiles": quantiles, "scale": factor}
+
+    def rows_of(own: Fresh) -> Callable[[Named], jax.ShapeDtypeStruct]:
+        return lambda args: jax.ShapeDtypeStruct((*args["wanted"].shape, own.features), own.dtype)
+
+    found = _over_blocks(
+        platform,
+        "hash_tables_initial",
+        [operands(own) for own in asked],
+        ("seed", "quantiles", "scale", "keys", "wanted"),
+        [rows_of(own) for own in asked],
+        [{"signed": own.distribution.signed} for own in asked],
+    )
+    return [x.reshape(-1, own.features) for x, own in zip(found, asked, strict=True)]
+
+
+def _over_blocks(
     platform: str,
-) -> jax.Array:
-    def local(args: Named, axes: Any) -> Named:
-        del axes
-        shape = (args["wanted"].size, features)
-        operands = {name: args[name] for name in ("seed", "quantiles", "scale", "keys", "wanted")}
-        rows = jax.ShapeDtypeStruct(shape, dtype)
-        signed = {"signed": distribution.signed}
-        found = native_call(platform, "hash_initial", operands, {"rows": rows}, None, signed)
-        return {"rows": found["rows"].reshape(*args["wanted"].shape, features)}
+    op: str,
+    operands: Sequence[tuple[Named, Named]],
+    order: Sequence[str],
+    results: Sequence[Callable[[Named], jax.ShapeDtypeStruct]],
+    attributes: Sequence[Named],
+) -> list[jax.Array]:
+    """An op with one result per table, which is blocked, as every device looks at its own keys.
 
-    blocks = num_blocks(wanted.shape[0])
-    blocked = {"keys": keys.reshape(blocks, -1, 2), "wanted": wanted.reshape(blocks, -1)}
-    quantiles, factor = jnp.asarray(distribution.quantiles), jnp.asarray(distribution.factor)
-    whole = {"seed": seed, "quantiles": quantiles, "scale": factor}
-    return over_blocks(local, blocked, whole, ["rows"])["rows"].reshape(-1, features)
+    Args:
+        platform, op: as in `native_call`.
+        operands: blocked and whole ones of each table.
+        order: of their names in the call.
+        results: from the operands of a table to the type of its result.
+        attributes: of each table.
+    """
+    # Tables whose batches are partitioned over the devices in another number of blocks need another call.
+    parts: dict[int, list[int]] = {}
+    for k, (blocked, _) in enumerate(operands):
+        blocks = next(iter(blocked.values())).shape[0]
+        parts.setdefault(blocks if is_partitioned(blocks) else 1, []).append(k)
+    found: dict[int, jax.Array] = {}
+    for members in parts.values():
+
+        def local(args: Named, axes: Any, members: list[int] = members) -> Named:
+            del axes
+            given = [
+                {name: own[name] for name in order} for own in apart(args, len(members))
+            ]
+            types = [{"result": results[k](own)} for k, own in zip(members, given, strict=True)]
+            own_attributes = {str(i): attributes[k] for i, k in enumerate(members)}
+            return native_call(platform, op, together(given), together(types), None, own_attributes)
+
+        blocked, whole = (together(operands[k][side] for k in members) for side in (0, 1))
+        names = [f"{i}/result" for i in range(len(members))]
+        result = over_blocks(local, blocked, whole, names)
+        found.update((k, result[name]) for k, name in zip(members, names, strict=True))
+    return [found[k] for k in range(len(operands))]
+
+
+def _check_attributes(check: Check, **others: Any) -> dict[str, Any]:
+    mode = np.int64(SAFE_CHECKS[::-1].index(check.mode))
+    return {"safe_check": mode, "message": check.message, **others}
 
 
 def hash_exchange(
-    arrays: Sequence[jax.Array],
-    new: Sequence[jax.Array],
-    slots: jax.Array,
-    *,
-    return_old: bool,
-    platform: str,
-) -> tuple[list[jax.Array], list[jax.Array]]:
+    exchanges: Sequence[Exchange], *, platform: str
+) -> list[tuple[list[jax.Array], list[jax.Array]]]:
     @sequential_vmap
-    def call(arrays: list[jax.Array], new: list[jax.Array], slots: jax.Array) -> Any:
-        named = numbered("array", arrays)
-        of_batch = [jax.ShapeDtypeStruct((slots.size, *x.shape[1:]), x.dtype) for x in arrays]
-        old = {f"old_{k}": kind for k, kind in enumerate(of_batch) if return_old}
+    def call(given: list[Any]) -> Any:
+        operands, results, attributes = [], [], {}
+        for k, ((arrays, new, slots), own) in enumerate(zip(given, exchanges, strict=True)):
+            named = numbered("array", arrays)
+            of_batch = [jax.ShapeDtypeStruct((slots.size, *x.shape[1:]), x.dtype) for x in arrays]
+            operands.append({"slots": slots, **named, **numbered("new", new)})
+            old = {f"old_{k}": kind for k, kind in enumerate(of_batch) if own.return_old}
+            results.append({**types_of(named), **old})
+            attributes[str(k)] = {"arrays": np.int64(len(arrays)), "return_old": own.return_old}
         found = native_call(
-            platform,
-            "hash_exchange",
-            {"slots": slots, **named, **numbered("new", new)},
-            {**types_of(named), **old},
-            None,
-            {},
+            platform, "hash_tables_exchange", together(operands), together(results), None, attributes
         )
-        return [found[name] for name in named], [found[name] for name in old]
+        return [
+            (
+                [x for name, x in own.items() if name.startswith("array")],
+                [x for name, x in own.items() if name.startswith("old")],
+            )
+            for own in apart(found, len(given))
+        ]
 
-    return call(list(arrays), list(new), slots) if arrays else ([], [])
+    with_arrays = [k for k, own in enumerate(exchanges) if own.arrays]
+    found: list[Any] = [([], [])] * len(exchanges)
+    if with_arrays:
+        exchanges = [exchanges[k] for k in with_arrays]
+        for k, own in zip(with_arrays, call([own[:3] for own in exchanges]), strict=True):
+            found[k] = own
+    return found
 
 
 def hash_double(

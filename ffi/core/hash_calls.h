@@ -1,0 +1,48 @@
+// What an op of hash tables does to one of the tables of a call.  The pointers are memory of the device.
+#ifndef JAX_TT_CORE_HASH_CALLS_H_
+#define JAX_TT_CORE_HASH_CALLS_H_
+
+#include <stdint.h>
+
+#include <string_view>
+#include <vector>
+
+#include "ffi/core/hash.h"
+
+namespace jax_tt {
+
+// What is said of keys without a row, and how.
+struct HashCheck {
+  enum Mode : int64_t { kIgnore = 0, kWarn = 1, kError = 2 };
+
+  int64_t mode = kIgnore;
+  std::string_view message;  // with {count} in it
+};
+
+// A search in one table.  A key that is not there has the slot `absent`, a position that is not present -1.
+struct HashSearch {
+  HashDirectory directory;
+  HashBatch batch;
+  int32_t absent = -1;
+  int32_t* slots = nullptr;  // [n]
+  HashCheck check;           // of the keys that are not there
+};
+
+// An insertion into one table.
+struct HashEntry {
+  HashDirectory directory;
+  HashRequests asked;
+  HashInsertion done;
+  HashCheck check;  // of the keys that are refused
+};
+
+// An exchange in the arrays of one table.
+struct HashExchanged {
+  std::vector<HashArray> arrays;
+  const int32_t* slots = nullptr;  // [n]
+  int64_t n = 0, capacity = 0;
+};
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CORE_HASH_CALLS_H_

@@ -205,17 +205,18 @@ class HashTable(Wrapper):
         here = present(batch).reshape(-1)
         return backend.Search(directory, keys_of(batch), here, absent, check)
 
-    def added(
-        self, state: State, given: Batch, prepared: Batch, lookup: Lookup
-    ) -> tuple[Table, State, Batch] | None:
-        """The initial values of missing keys as a table with one row per position."""
-        if not lookup.train and self.missing != "initial":
-            return None
-        storage, rows = self.storage(state), prepared.ids.size
+    def adds_rows(self, lookup: Lookup) -> bool:
+        return lookup.train or self.missing == "initial"
 
-        def found(inputs: tuple[dict[str, Any], Batch, Batch]) -> tuple[jax.Array, jax.Array]:
+    def added_rows(
+        self, state: State, given: Batch, prepared: Batch, lookup: Lookup, storage: Any
+    ) -> tuple[Table, State, Batch]:
+        """The initial values of missing keys as a table with one row per position."""
+        rows = prepared.ids.size
+
+        def found(inputs: tuple[State, Batch, Batch]) -> tuple[jax.Array, jax.Array]:
             state, given, prepared = inputs
-            missing = self._missing(prepared)
+            missing = outside(self.table, prepared)
             here = missing.reshape(-1)
             values = self.initial(state, keys_of(given), here, storage, lookup.method)
             own = jnp.arange(rows, dtype=jnp.int32).reshape(missing.shape)
@@ -235,10 +236,6 @@ class HashTable(Wrapper):
         """Initial rows ``[n, D]`` of keys uint32 ``[n, 2]``; those that are not ``wanted`` are unspecified."""
         (rows,) = initial_of_tables([(self, state, keys, wanted, dtype)], [method])
         return rows
-
-    def _missing(self, batch: Batch) -> jax.Array:
-        """The positions of a prepared batch whose key is missing."""
-        return outside(self.table, batch)
 
     # Changes between steps, on the host
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from jax_tt._lookup._added import Added
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._wide import Wide
 from jax_tt._tables.options import Lookup
@@ -47,7 +48,7 @@ class Call(NamedTuple):
     state: State
     batch: Batch
     values: Any
-    added: Call | None = None
+    added: Added | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:

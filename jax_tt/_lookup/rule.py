@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from jax_tt._lookup import _groups
+from jax_tt._lookup._added import Added, plus_added
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh, sums_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
@@ -66,7 +67,11 @@ def prepared(
         ids = batch if table.takes_keys else given
         total = add_out_of_range(state[OUT_OF_RANGE], ids, table, lookup.axis_name)
         state = {**state, OUT_OF_RANGE: total}
-    more = table.added(before, given, batch, lookup) if table.takes_keys else None
+    added = None
+    if table.adds_rows(lookup):
+        rest = {name: x for name, x in before.items() if name not in table.trained_names}
+        constant = jax.lax.stop_gradient((rest, given, batch))
+        added = Added(table, lookup, table.storage(before), *constant)
     # Where rows are on other devices, native ops are only given rows that exist.
     if lookup.bounds == "warn" and (lookup.method == "reference" or table.parts > 1):
         warn_out_of_range(table, batch)
@@ -81,14 +86,7 @@ def prepared(
         trained = vary_over(trained, axes)
     elif table.update is None and lookup.axis_name is not None:
         trained = sum_gradients(trained, lookup.axis_name)
-    added = None if more is None else _added(*more, lookup)
     return Call(Use(table, lookup), {**trained, **rest}, batch, values, added), state
-
-
-def _added(table: Table, rows: State, batch: Batch, lookup: Lookup) -> Call:
-    """The lookup of `Table.added`, whose rows have no gradient."""
-    rows, batch = vary_over((rows, batch), varying_axes(rows, batch))
-    return Call(Use(table, resolved(table, rows, lookup)), jax.lax.stop_gradient(rows), batch, ())
 
 
 def pooled_sums(
@@ -133,13 +131,28 @@ def pooled_sums(
 
 def _sums_with_added(calls: Sequence[Call], wide: Wide | None, shared: Shared | None) -> Any:
     added = {k: call.added for k, call in enumerate(calls) if call.added is not None}
+    alone = [call._replace(added=None) for call in calls]
+    if all(own.may_wait for own in added.values()):
+        found = pooled_sums(alone, wide, shared)
+        return plus_added(_sums_of_added, found, added, [call.shape for call in calls], wide)
     # The added ones come last: the places of shared scalars are counted among the calls.
-    alone = [*(call._replace(added=None) for call in calls), *added.values()]
-    found = pooled_sums(alone, None, shared)
+    found = pooled_sums([*alone, *map(_call_of, added.values())], None, shared)
     sums = list(found[: len(calls)])
     for k, more in zip(added, found[len(calls) :], strict=True):
         sums[k] = sums[k] + more
     return tuple(sums) if wide is None else wide.joined(sums)
+
+
+def _sums_of_added(added: Sequence[Added]) -> tuple[jax.Array, ...]:
+    return pooled_sums([_call_of(own) for own in added])
+
+
+def _call_of(added: Added) -> Call:
+    """The lookup itself."""
+    table, rows, batch = added.rows()
+    rows, batch = vary_over((rows, batch), varying_axes(rows, batch))
+    lookup = resolved(table, rows, added.lookup)
+    return Call(Use(table, lookup), jax.lax.stop_gradient(rows), batch, ())
 
 
 def _sums_in_automatic_mode(inputs: tuple[Sequence[Call], Shared | None]) -> Any:

@@ -383,19 +383,24 @@ class Table(abc.ABC):
         del lookup
         return state, batch
 
-    def added(
-        self, state: State, given: Batch, prepared: Batch, lookup: Lookup
-    ) -> tuple[Table, State, Batch] | None:
-        """A lookup in constant rows whose sums are added to those of the prepared batch, or None; if ``takes_keys``.
+    def adds_rows(self, lookup: Lookup) -> bool:
+        """Whether lookups add `added_rows` to those of the table."""
+        del lookup
+        return False
+
+    def added_rows(
+        self, state: State, given: Batch, prepared: Batch, lookup: Lookup, storage: Any
+    ) -> tuple[Table, State, Batch]:
+        """A lookup in constant rows whose sums are added to those of the prepared batch, if `adds_rows`.
 
         Args:
-            state: before the call.
+            state: before the call, without the trained arrays.
             given: the batch before `prepare`.
             prepared: the batch after it, which has the same weights and bags.
             lookup: as in `prepare`.
+            storage: type of the parameters.
         """
-        del state, given, prepared, lookup
-        return None
+        raise NotImplementedError
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         """Weighted sums ``[S, nb, D]`` in the accumulator type, and residuals."""

@@ -51,6 +51,8 @@ from jax_tt._describe import hash_table as hash_table
 from jax_tt._describe import tt_table as tt_table
 from jax_tt._export import export_checks as export_checks
 from jax_tt._export import register as register
+from jax_tt._files.mapped import map_arrays as map_arrays
+from jax_tt._files.mapped import save_arrays as save_arrays
 from jax_tt._files.quantized import load_quantized as load_quantized
 from jax_tt._files.quantized import save_quantized as save_quantized
 from jax_tt._files.stored import FileError as FileError

@@ -14,6 +14,7 @@ VARIANTS = {
     "tt_optax": "TT + optax",
     "tt_fused": "TT fused",
     "mixed_fused": "mixed fused",
+    "int8_fused": "int8 fused",
 }
 
 

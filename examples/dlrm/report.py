@@ -14,6 +14,7 @@ COLOURS = {
     "tt_optax": "#fdae6b",
     "tt_fused": "#d94801",
     "mixed_fused": "#6a51a3",
+    "int8_fused": "#238b45",
 }
 
 

@@ -27,6 +27,7 @@ def create_tables(
     * tt: the features of at least `config.tt_min_rows` rows lie one after the other in one tensor train,
       or with `config.separate` have one each. The others are dense.
     * mixed: what `jax_tt.plan` chooses for every table within a budget of `config.plan_ratio`.
+    * int8: as dense, with 8 bits a number, which every step rounds stochastically.
     """
     kind, fused = variant.split("_")
     rule = _fused_rule(config, variant) if fused == "fused" else None
@@ -42,6 +43,8 @@ def create_tables(
     sizes = {place.table: rows for place, rows in zip(own, table_sizes, strict=True)}
     if kind == "mixed":
         tables, places = _planned(config, sizes, rule), own
+    elif kind == "int8":
+        tables, places = _quantized(config, sizes, rule), own
     elif kind == "tt" and not config.separate:
         tables, places = _sharing(config, sizes, own, rule)
     else:
@@ -110,6 +113,16 @@ def _planned(config: Config, sizes: Mapping[str, int], rule: Rule) -> Tables:
         if planned.kind == "dense"
         else planned.table(update=update)
         for name, planned in plan.items()
+    }
+
+
+def _quantized(config: Config, sizes: Mapping[str, int], rule: Rule) -> Tables:
+    update = None if rule is None else jax_tt.Update(rule)
+    return {
+        name: jax_tt.QuantizedTable(
+            rows, config.features, bits=8, update=update, embedding_init=_dense_init(rows)
+        )
+        for name, rows in sizes.items()
     }
 
 

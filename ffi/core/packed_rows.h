@@ -24,6 +24,16 @@ constexpr int64_t kPackedHeader = 4;
 
 JAX_TT_INLINE int64_t PackedRowBytes(int64_t dim, int bits) { return kPackedHeader + (dim * bits + 7) / 8; }
 
+// Number i of those that begin at `codes`.
+JAX_TT_INLINE uint32_t PackedCode(const uint8_t* codes, int64_t i, int bits) {
+  const int64_t bit = i * bits;
+  const int shift = static_cast<int>(bit % 8);
+  uint32_t word = codes[bit / 8];
+  // Only numbers of three bits can begin in one byte and end in the next.
+  if (shift + bits > 8) word |= static_cast<uint32_t>(codes[bit / 8 + 1]) << 8;
+  return word >> shift & ((1u << bits) - 1);
+}
+
 }  // namespace jax_tt
 
 #endif  // JAX_TT_CORE_PACKED_ROWS_H_

@@ -4,6 +4,8 @@
 #include <vector>
 
 #include "ffi/common/dense_tables.h"
+#include "ffi/common/packed_table.h"
+#include "ffi/core/packed_rows.h"
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/dense.h"
 #include "ffi/cpu/handlers.h"
@@ -15,7 +17,33 @@ template <typename T>
 Status ReadProblem(const ffi::Dictionary& attrs, const BatchArgs& batch, const ffi::AnyBuffer& table,
                    DenseProblem<T>* problem) {
   JAX_TT_RETURN_IF_ERROR(ReadDenseCall(attrs, batch, table, &problem->lookups, problem));
-  return Data(table, "table", -1, &problem->table);
+  if constexpr (kPackedBits<T> == 0) {
+    return Data(table, "table", -1, &problem->table);
+  } else {
+    const void* rows = nullptr;
+    JAX_TT_RETURN_IF_ERROR(ReadPackedRows(attrs, table, kPackedBits<T>, &rows, &problem->dim));
+    problem->table = static_cast<const T*>(rows);
+    return {};
+  }
+}
+
+// Calls body(TypeTag<T>) with the storage type of the rows of a table that is only read, which may be quantized.
+template <typename F>
+Status DispatchRows(const TableArgs& args, F&& body) {
+  int64_t bits = 0;
+  JAX_TT_RETURN_IF_ERROR(ReadBits(args.attrs, &bits));
+  switch (bits) {
+    case 8:
+      return body(TypeTag<Packed<8>>{});
+    case 4:
+      return body(TypeTag<Packed<4>>{});
+    case 3:
+      return body(TypeTag<Packed<3>>{});
+    case 2:
+      return body(TypeTag<Packed<2>>{});
+    default:
+      return DispatchStorage(args.table.element_type(), body);
+  }
 }
 
 template <typename T, typename Element>
@@ -28,7 +56,7 @@ Status ReadVectors(const TableArgs& args, const ffi::AnyBuffer& buffer, std::str
 using PassPtr = std::unique_ptr<Pass>;
 
 Status ReadForward(const TableArgs& args, const ForwardArgs& own, PassPtr* pass) {
-  return DispatchStorage(args.table.element_type(), [&](auto tag) -> Status {
+  return DispatchRows(args, [&](auto tag) -> Status {
     using T = typename decltype(tag)::type;
     DenseProblem<T> problem;
     typename DenseProblem<T>::C* out_data = nullptr;
@@ -153,7 +181,8 @@ ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::
 
 }  // namespace
 
-// n = ids, G = groups, B = bags of a group, N x D = the table.
+// n = ids, G = groups, B = bags of a group, N x D = the table.  The rows of a quantized table, with the attributes bits
+// and dim, have W bytes; they have no backward pass and no update.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseForwardCpu, ForwardImpl,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
@@ -161,7 +190,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseForwardCpu, ForwardImpl,
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty
                                   .Arg<ffi::AnyBuffer>()  // sentinel f32 []
-                                  .Arg<ffi::AnyBuffer>()  // table [N, D]
+                                  .Arg<ffi::AnyBuffer>()  // table [N, D], or packed rows u8 [N, W] or f32 [N, W / 4]
                                   .Ret<ffi::AnyBuffer>()  // out [G.., B, D]
                                   .Attrs());
 

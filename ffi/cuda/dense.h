@@ -20,12 +20,16 @@
 
 namespace jax_tt {
 
-enum class Storage : int8_t { kFloat32, kBfloat16, kFloat16 };
+enum class Storage : int8_t { kFloat32, kBfloat16, kFloat16, kPacked };
+
+// The type of tables of packed rows, of any number of bits.
+struct PackedRow {};
 
 template <typename T>
-constexpr Storage kStorage = std::is_same_v<T, bfloat16>  ? Storage::kBfloat16
-                             : std::is_same_v<T, float16> ? Storage::kFloat16
-                                                          : Storage::kFloat32;
+constexpr Storage kStorage = std::is_same_v<T, bfloat16>    ? Storage::kBfloat16
+                             : std::is_same_v<T, float16>   ? Storage::kFloat16
+                             : std::is_same_v<T, PackedRow> ? Storage::kPacked
+                                                            : Storage::kFloat32;
 
 // The lookups of a batch and the sizes of the table, as kernels take them.
 struct DenseBatch {
@@ -55,7 +59,8 @@ struct ForwardTable {
   static constexpr int kLaunches = 1;
 
   DenseBatch batch;
-  const void* values = nullptr;     // [num_embeddings, dim]
+  const void* values = nullptr;     // [num_embeddings, dim], or packed rows
+  int bits = 0;                     // of the numbers of packed rows
   const float* sentinel = nullptr;  // []
   float* out = nullptr;             // a vector for every bag, NaN where the sentinel moved
   BagVectors vectors;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ffi/common/dense_tables.h"
+#include "ffi/common/packed_table.h"
 #include "ffi/cuda/dense.h"
 #include "ffi/cuda/dense_handlers.h"
 #include "ffi/cuda/gpu_args.h"
@@ -15,11 +16,14 @@
 namespace jax_tt {
 namespace {
 
+Status CheckColumns(const DenseBatch& batch) {
+  constexpr int64_t kMaxColumns = int64_t{1} << 30;
+  return batch.dim <= kMaxColumns ? Status{} : InvalidArgument("a dense table has at most 2^30 columns");
+}
+
 Status ReadBatch(const TableArgs& args, DenseBatch* batch) {
   Lookups lookups;
   JAX_TT_RETURN_IF_ERROR(ReadDenseCall(args.attrs, args.batch, args.table, &lookups, batch));
-  constexpr int64_t kMaxColumns = int64_t{1} << 30;
-  if (batch->dim > kMaxColumns) return InvalidArgument("a dense table has at most 2^30 columns");
   FindNotice(batch->num_embeddings, &lookups);
   batch->type = lookups.type;
   batch->bounds = lookups.bounds;
@@ -30,7 +34,7 @@ Status ReadBatch(const TableArgs& args, DenseBatch* batch) {
   batch->capacity = lookups.capacity;
   batch->bags = lookups.bags;
   batch->notice = lookups.notice;
-  return {};
+  return CheckColumns(*batch);
 }
 
 // A table and its slots by the type that it is stored in.
@@ -65,9 +69,18 @@ Status ReadValues(const ffi::AnyBuffer& table, Storage* storage, void** values) 
 
 Status ReadForward(const TableArgs& args, const ForwardArgs& own, ForwardTable* table) {
   JAX_TT_RETURN_IF_ERROR(ReadBatch(args, &table->batch));
-  void* values = nullptr;
-  JAX_TT_RETURN_IF_ERROR(ReadValues(args.table, &table->storage, &values));
-  table->values = values;
+  int64_t bits = 0;
+  JAX_TT_RETURN_IF_ERROR(ReadBits(args.attrs, &bits));
+  if (bits == 0) {
+    void* values = nullptr;
+    JAX_TT_RETURN_IF_ERROR(ReadValues(args.table, &table->storage, &values));
+    table->values = values;
+  } else {
+    JAX_TT_RETURN_IF_ERROR(ReadPackedRows(args.attrs, args.table, bits, &table->values, &table->batch.dim));
+    JAX_TT_RETURN_IF_ERROR(CheckColumns(table->batch));
+    table->bits = static_cast<int>(bits);
+    table->storage = Storage::kPacked;
+  }
   JAX_TT_RETURN_IF_ERROR(Data(own.sentinel, "sentinel", 1, &table->sentinel));
   return ReadVectors(args.columns, own.out, "out", table->batch.total_bags(), table->batch.dim, &table->vectors,
                      &table->out);
@@ -223,7 +236,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseForwardCuda, ForwardImpl,
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty
                                   .Arg<ffi::AnyBuffer>()  // sentinel f32 []
-                                  .Arg<ffi::AnyBuffer>()  // table [N, D]
+                                  .Arg<ffi::AnyBuffer>()  // table [N, D], or packed rows u8 [N, W] or f32 [N, W / 4]
                                   .Ret<ffi::AnyBuffer>()  // out [G.., B, D]
                                   .Ret<ffi::AnyBuffer>()  // workspace u8 [bytes]
                                   .Attrs(),

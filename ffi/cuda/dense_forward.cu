@@ -4,6 +4,7 @@
 
 #include "ffi/core/sentinel.h"
 #include "ffi/cuda/dense.h"
+#include "ffi/cuda/dense_columns.h"
 #include "ffi/cuda/dense_ids.h"
 #include "ffi/cuda/dense_vectors.h"
 #include "ffi/cuda/dense_widths.h"
@@ -18,8 +19,9 @@ constexpr int kRowsInFlight = 8;
 
 // Adds the rows of positions [begin, end), in their order; returns whether one of them makes NaN of its bag.
 template <typename T, int V>
-__device__ __forceinline__ bool AddRows(const DenseBatch& batch, const T* table, int64_t begin, int64_t end, int column,
+__device__ __forceinline__ bool AddRows(const ForwardTable& table, int64_t begin, int64_t end, int column,
                                         Packet<float, V>* sum) {
+  const DenseBatch& batch = table.batch;
   bool poisoned = false;
   for (int64_t position = begin; position < end; position += kRowsInFlight) {
     int64_t row[kRowsInFlight];
@@ -27,16 +29,17 @@ __device__ __forceinline__ bool AddRows(const DenseBatch& batch, const T* table,
       row[j] = position + j < end ? ResolveId(batch, position + j) : kNoRow;
       poisoned |= row[j] == kPoisonedRow;
     }
-    Packet<T, V> value[kRowsInFlight] = {};
+    Columns<T, V> value[kRowsInFlight] = {};
     float weight[kRowsInFlight] = {};
     for (int j = 0; j < kRowsInFlight; ++j) {
       if (row[j] < 0) continue;
-      value[j] = LoadPacket<V>(table + row[j] * batch.dim + column);
+      value[j] = Columns<T, V>::Load(table, row[j], column);
       weight[j] = batch.weights == nullptr ? 1.0f : batch.weights[position + j];
     }
     for (int j = 0; j < kRowsInFlight; ++j) {
       if (row[j] < 0) continue;
-      for (int v = 0; v < V; ++v) sum->x[v] += weight[j] * ToCompute(value[j].x[v]);
+      const Packet<float, V> numbers = value[j].Numbers(table);
+      for (int v = 0; v < V; ++v) sum->x[v] += weight[j] * numbers.x[v];
     }
   }
   return poisoned;
@@ -74,8 +77,7 @@ __global__ void __launch_bounds__(kDenseThreads, 2) PoolRows(const __grid_consta
   NoteIds(batch, range.begin, range.end, lanes.lane(), lanes.count);
   for (int column = lanes.lane() * V; column < batch.dim; column += lanes.count * V) {
     Packet<float, V> sum{};
-    const bool poisoned =
-        AddRows<T, V>(batch, static_cast<const T*>(table.values), range.begin, range.end, column, &sum);
+    const bool poisoned = AddRows<T, V>(table, range.begin, range.end, column, &sum);
     WriteSum(table, sum, broken || poisoned, at + column);
   }
 }
@@ -100,8 +102,7 @@ __global__ void __launch_bounds__(kDenseThreads, 2) PoolRowsByBlock(const __grid
   for (int first = 0; first < batch.dim; first += lanes.count * V) {
     const int column = first + lanes.lane() * V;
     Packet<float, V> sum{};
-    const bool poisoned =
-        column < batch.dim && AddRows<T, V>(batch, static_cast<const T*>(table.values), begin, end, column, &sum);
+    const bool poisoned = column < batch.dim && AddRows<T, V>(table, begin, end, column, &sum);
     const bool any_poisoned = __syncthreads_or(poisoned) != 0;
     sum = SumOverBlock(lanes, sum, words);
     if (group == 0 && column < batch.dim) WriteSum(table, sum, broken || any_poisoned, at + column);
@@ -144,12 +145,18 @@ void AddPoolRows(TableLaunches<ForwardTable>& launches) {
 }  // namespace
 
 Status DenseForward(cudaStream_t stream, std::vector<ForwardTable> tables, void* workspace) {
-  for (ForwardTable& table : tables) table.widths = WidthsOf(table, table.out, 0);
+  for (ForwardTable& table : tables) {
+    table.widths = WidthsOf(table, table.out, 0);
+    if (table.storage == Storage::kPacked)
+      table.widths.four_wide &= PackedRowBytes(table.batch.dim, table.bits) % sizeof(uint32_t) == 0;
+  }
   TableLaunches<ForwardTable> launches(std::move(tables), workspace);
   JAX_TT_RETURN_IF_ERROR(ForEachWidth([&](auto storage, auto width) -> Status {
     AddPoolRows<typename decltype(storage)::type, decltype(width)::value>(launches);
     return {};
   }));
+  AddPoolRows<PackedRow, 4>(launches);
+  AddPoolRows<PackedRow, 1>(launches);
   return launches.Run(stream);
 }
 

@@ -17,7 +17,7 @@ struct StorageTag {
   using type = T;
 };
 
-// Calls body(StorageTag<T>, std::integral_constant<int, V>) for all types of tables, and V elements at a time.
+// Calls body(StorageTag<T>, std::integral_constant<int, V>) for all types of numbers, and V of them at a time.
 template <typename Body>
 Status ForEachWidth(Body body) {
   const auto of_type = [&](auto storage) -> Status {
@@ -35,9 +35,9 @@ inline bool IsAligned(const void* place, size_t bytes) { return reinterpret_cast
 template <typename Table>
 DenseWidths WidthsOf(const Table& table, const float* vectors, int element_slots) {
   constexpr size_t kFloats = 4 * sizeof(float);
-  const size_t element = table.storage == Storage::kFloat32 ? 4 : 2;
+  const size_t packet = table.storage == Storage::kFloat32 ? 16 : table.storage == Storage::kPacked ? 4 : 8;
   DenseWidths widths;
-  widths.four_wide = table.batch.dim % 4 == 0 && IsAligned(table.values, 4 * element);
+  widths.four_wide = table.batch.dim % 4 == 0 && IsAligned(table.values, packet);
   if constexpr (requires { table.slots; })
     for (int s = 0; s < element_slots; ++s) widths.four_wide &= IsAligned(table.slots.data[s], kFloats);
   const BagVectors& of_bags = table.vectors;

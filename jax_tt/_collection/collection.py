@@ -269,6 +269,28 @@ class Collection:
         shared = Shared.init(len(self.sharing))._replace(step=step, sentinel=sentinel)
         return found | {UPDATES: shared._asdict()}
 
+    def frozen(self, state: States) -> tuple[Collection, dict[str, dict[str, Any]]]:
+        """The read-only collection with the same rows, e.g. for serving, and its state without that of optimizers.
+
+        Quantized tables that were trained have bytes again. Rows of a `ShardedTable` are on one device, and in their
+        order.
+
+        Raises:
+            TypeError, ValueError: ``state`` lacks a table or the shared scalars.
+
+        >>> import jax, jax_tt
+        >>> table = jax_tt.dense_table(50, 8, optimizer=jax_tt.optimizers.Adam(0.1))
+        >>> collection = jax_tt.Collection({"ad": table}, {"ad": jax_tt.Feature("ad")})
+        >>> served, arrays = collection.frozen(collection.init(jax.random.key(0)))
+        >>> served.tables["ad"].update, {name: sorted(own) for name, own in arrays.items()}
+        (None, {'ad': ['embedding']})
+        """
+        tables, states = {}, {}
+        for name, own in self.separated(state).items():
+            if name in self.tables:
+                tables[name], states[name] = self.separated_tables[name].frozen(own)
+        return Collection(tables, self.features), states
+
     def with_statistics(self, state: States) -> dict[str, dict[str, Any]]:
         """``state`` with statistics of nothing, to which training calls of `embed_collection` add from then on.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,13 @@ import numpy as np
 from jax_tt._files.stored import FileError, StoredArray, StoredArrays, mapped
 from jax_tt._requires import require
 
+# Of arrays on the processor, for which JAX takes memory as it is.
+ALIGNMENT = 64
+# What the names of padding begin with.
+PADDING = "__padding_"
 _KEY = "jax_tt"
 _LENGTH = 8  # bytes of the header's length, which come first
-_DTYPES: dict[str, Any] = {
+DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
     "F16": np.float16,
@@ -47,9 +51,9 @@ def read_safetensors(path: str) -> StoredArrays:
     found = {}
     for name, entry in header.items():
         shape, kind = tuple(entry["shape"]), entry["dtype"]
-        if kind not in _DTYPES:
-            raise FileError(f"{path}: {name} is of the type {kind}; expected {', '.join(_DTYPES)}.")
-        dtype, offset = np.dtype(_DTYPES[kind]), start + entry["data_offsets"][0]
+        if kind not in DTYPES:
+            raise FileError(f"{path}: {name} is of the type {kind}; expected {', '.join(DTYPES)}.")
+        dtype, offset = np.dtype(DTYPES[kind]), start + entry["data_offsets"][0]
         found[name] = StoredArray(shape, dtype, partial(mapped, path, dtype, offset, shape))
     return StoredArrays(path, found, notes)
 
@@ -63,6 +67,32 @@ def write_safetensors(path: str, arrays: Mapping[str, Any], notes: Mapping[str, 
         numpy.save_file(whole, path, metadata={_KEY: json.dumps(notes)})
     except safetensors.SafetensorError as error:
         raise OSError(str(error)) from error
+
+
+def write_aligned(path: str, arrays: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
+    """The same with every array at a multiple of `ALIGNMENT` bytes, so that a memory map of it needs no copy.
+
+    The format has no gaps, so that arrays of padding are between them.
+    """
+    header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(notes)}}
+    end, names = 0, {np.dtype(kind): name for name, kind in DTYPES.items()}
+
+    def add(name: str, dtype: str, shape: Sequence[int], nbytes: int) -> None:
+        nonlocal end
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + nbytes]}
+        end += nbytes
+
+    for k, (name, array) in enumerate(arrays.items()):
+        add(name, names[array.dtype], array.shape, array.nbytes)
+        if gap := -end % ALIGNMENT:
+            add(f"{PADDING}{k}", "U8", (gap,), gap)
+    text = json.dumps(header).encode()
+    text += b" " * (-(_LENGTH + len(text)) % ALIGNMENT)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(_LENGTH, "little") + text)
+        for array in arrays.values():
+            np.asarray(array, order="C").tofile(file)
+            file.write(bytes(-array.nbytes % ALIGNMENT))
 
 
 def _notes(path: str, metadata: Mapping[str, str]) -> Mapping[str, Any]:

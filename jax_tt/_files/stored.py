@@ -99,10 +99,10 @@ class StoredArrays:
 def mapped(
     path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...], fortran: bool = False
 ) -> np.ndarray:
-    """An array in a file, from a byte on, as a memory map."""
+    """An array in a file, from a byte on, as a memory map. Changes are private to the process, and do not crash it."""
     if 0 in shape:  # which cannot be mapped
         return np.zeros(shape, dtype)
-    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+    return np.memmap(path, dtype, "c", offset, shape, "F" if fortran else "C")
 
 
 def whole_file(path: str | os.PathLike[str]) -> str:

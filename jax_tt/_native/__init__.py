@@ -1,6 +1,6 @@
 """The native ops. `jax_tt._tables.native` calls those of a kind of tables.
 
-`tt`, `dense`, `cache`, `cache_forward`, `hash`, `quantized` and `route` call the FFI targets; `partition` lets XLA
+`tt`, `dense`, `cache`, `cache_forward`, `hash` and `route` call the FFI targets; `partition` lets XLA
 partition these calls over the devices of a sharded batch, and adds rules for `jax.vmap`.
 """
 
@@ -10,7 +10,6 @@ from jax_tt._native.cache import cache_observe, cache_populate, cache_probe
 from jax_tt._native.cache_forward import cache_forward
 from jax_tt._native.dense import DENSE
 from jax_tt._native.hash import hash_double, hash_exchange, hash_find, hash_initial, hash_insert
-from jax_tt._native.quantized import QuantizedForward
 from jax_tt._native.route import route_distinct
 from jax_tt._native.tt import TT, tt_plan
 
@@ -18,7 +17,6 @@ __all__ = [
     "DENSE",
     "TT",
     "Calls",
-    "QuantizedForward",
     "available",
     "cache_forward",
     "cache_observe",

@@ -1,4 +1,4 @@
-"""Dense-table ops on the native kernels."""
+"""Ops of dense and quantized tables on the native kernels."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ from jax_tt._native.partition import Arrays
 
 
 class DenseCall(TableCall):
-    """A call on a dense table, whose one parameter has its rows."""
+    """A call on a dense or quantized table, whose one parameter has its rows."""
 
     kind = "dense_"
     together_on = ("cpu", "cuda", "cuda_emulated")
     in_columns = True
     across_devices = True
     most_arrays = 600
+
+    def attributes(self, axes: Any) -> dict[str, Any]:
+        return super().attributes(axes) | self.table.row_attributes
 
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:

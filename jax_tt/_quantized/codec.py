@@ -100,8 +100,13 @@ def levels(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
     """Scale and offset of rows, float16 ``[...]``: the lowest level is the minimum, the highest about the maximum."""
     offset = jnp.min(rows, axis=-1).astype(jnp.float16)
     spread = jnp.max(rows, axis=-1) - offset.astype(jnp.float32)
-    scale = (spread / highest(bits)).astype(jnp.float16)
-    # Rows that are constant, or nearly, have all numbers 0.
+    step = spread / highest(bits)
+    scale = step.astype(jnp.float16)
+    wide = scale.astype(jnp.float32)
+    # Scales below the normal numbers of float16 have few digits, and the highest level may be far below the maximum.
+    short = spread - highest(bits) * wide > wide / 2
+    scale = jnp.where(short, _rounded_half(step, jnp.inf), scale)
+    # Rows that are constant have all numbers 0.
     return jnp.where(scale == 0, jnp.ones_like(scale), scale), offset
 
 

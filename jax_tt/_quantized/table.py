@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tt import _native
 from jax_tt._arguments import as_int, as_positive
-from jax_tt._lookup import _backend
 from jax_tt._lookup._batch import Batch
-from jax_tt._lookup._vma import vary_over, varying_axes
-from jax_tt._lookup._warn import warn_out_of_range
-from jax_tt._native._operands import sentinel_operand
-from jax_tt._native._table_call import run
 from jax_tt._quantized import codec
 from jax_tt._tables import distinct_rows
 from jax_tt._tables.dense import default_embedding_init
 from jax_tt._tables.distinct_rows import RowFormat
+from jax_tt._tables.native import NativeTable
 from jax_tt._tables.options import Lookup, Update, check_update
-from jax_tt._tables.table import Params, Slots, State, Table, named
+from jax_tt._tables.table import Params, Slots, State
 from jax_tt.optimizers import Optimizer
 
 PACKED = "packed"
@@ -33,7 +30,7 @@ TRAINED_BITS = (8, 4)
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantizedTable(Table):
+class QuantizedTable(NativeTable):
     """A table with 8, 4, 3 or 2 bits a number, and a scale and an offset for each row.
 
     Its state is the array ``packed``, uint8 ``[N, W]``. A row has ``W = 4 + ceil(bits * D / 8)`` bytes: its scale and
@@ -54,6 +51,7 @@ class QuantizedTable(Table):
         bits: 8, 4, 3 or 2; 8 or 4 with ``update``.
         update: `Update` of a table that is trained, or None.
         name: for error messages.
+        embedding_init: initialiser ``(key, shape, dtype) -> rows`` of `init`, whose float32 rows are then rounded.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
@@ -70,6 +68,8 @@ class QuantizedTable(Table):
     bits: int = 8
     update: Update | None = None
     name: str | None = None
+    embedding_init: Callable[..., Any] = default_embedding_init
+    calls: ClassVar[_native.Calls] = _native.DENSE
     rounded_type: ClassVar[str | None] = "uint8"
 
     def __post_init__(self) -> None:
@@ -90,10 +90,14 @@ class QuantizedTable(Table):
         """Bytes of the rows, without optimizer state."""
         return self.num_embeddings * self.row_bytes
 
-    def frozen(self, state: State) -> tuple[QuantizedTable, dict[str, jax.Array]]:
+    def frozen(self, state: State) -> tuple[Self, dict[str, jax.Array]]:
         """The read-only table with the same rows, and its state."""
         self.check(state)
         return self.with_update(None), {PACKED: codec.as_bytes(state[PACKED])}
+
+    def without_values(self) -> QuantizedTable:
+        # An initialiser may keep a reference to the rows that it returns.
+        return dataclasses.replace(self, embedding_init=default_embedding_init)
 
     @functools.cached_property
     def buffers(self) -> dict[str, str]:
@@ -121,7 +125,7 @@ class QuantizedTable(Table):
         return jnp.dtype(jnp.float32)
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
-        rows = default_embedding_init(key, (self.num_embeddings, self.features), jnp.float32)
+        rows = self.embedding_init(key, (self.num_embeddings, self.features), jnp.float32)
         packed = codec.encoded(rows, self.bits)
         return {PACKED: packed if self.update is None else codec.as_words(packed)}
 
@@ -161,36 +165,13 @@ class QuantizedTable(Table):
 
     # Lookups
 
-    def method(self, lookup: Lookup, state: State) -> str:
-        return _backend.choose(lookup.method, self.storage(state))
+    @property
+    def row_attributes(self) -> Mapping[str, Any]:
+        return {"bits": np.int64(self.bits), "dim": np.int64(self.features)}
 
-    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
-        """`Table.forward`; native on the CPU, elsewhere the reference."""
-        if lookup.method == "reference":
-            return super().forward(state, batch, lookup)
-        params, sentinel = self.params(state), state.get("sentinel")
-        axes = varying_axes(params, batch)
-        params, batch, sentinel = vary_over((params, batch, sentinel), axes)
-
-        def reference(params: Params, batch: Batch, sentinel: Any) -> jax.Array:
-            if lookup.bounds == "warn":
-                warn_out_of_range(self, batch)
-            own = named(self, params)
-            if sentinel is not None:
-                own["sentinel"] = sentinel
-            return vary_over(Table.forward(self, own, batch, lookup)[0], axes)
-
-        def native(platform: str, params: Params, batch: Batch, sentinel: Any) -> jax.Array:
-            if platform != "cpu":
-                return reference(params, batch, sentinel)
-            call = _native.QuantizedForward(
-                self, platform, params, batch, lookup, sentinel=sentinel_operand(sentinel)
-            )
-            return vary_over(run(call), axes)
-
-        sums = _backend.run(lookup.method, native, reference, params, batch, sentinel)
-        # Among the residuals, the sums only order the step after the forward pass.
-        return sums, (sums,) if lookup.wanted.names else ()
+    @property
+    def steps_natively(self) -> bool:
+        return False
 
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any

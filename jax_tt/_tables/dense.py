@@ -103,7 +103,7 @@ class DenseTable(NativeTable):
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        if self.update is not None and not self.update.is_native:
+        if not self.steps_natively:
             return distinct_rows.update(self, state, batch, residuals, g, lookup, values)
         return super().stepped_params(state, batch, residuals, g, lookup, values)
 

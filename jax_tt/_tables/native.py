@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -27,6 +28,16 @@ class NativeTable(Table):
     """
 
     calls: ClassVar[Calls]
+
+    @property
+    def row_attributes(self) -> Mapping[str, Any]:
+        """What native ops must be told of the form of the rows."""
+        return {}
+
+    @property
+    def steps_natively(self) -> bool:
+        """Whether gradients, and the step of its rule, are native ops."""
+        return self.update is None or self.update.is_native
 
     def group(self, lookup: Lookup) -> Any:
         if lookup.method == "reference":
@@ -81,7 +92,7 @@ class NativeTable(Table):
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        if self.update is not None and not self.update.is_native:
+        if not self.steps_natively:
             params = self.params(state)
             grads, dweights = self.param_gradients(params, batch, residuals, g, lookup)
             return *stepped(self, state, batch, grads, lookup, values), dweights

@@ -292,6 +292,13 @@ class Table(abc.ABC):
             name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
         }
 
+    def frozen(self, state: State) -> tuple[Self, dict[str, jax.Array]]:
+        """The table without its update, and the state without that of the optimizer, e.g. for serving."""
+        self.check(state)
+        table = self.with_update(None)
+        kept = {*table.param_names, *table.constant_names, *table.buffers}
+        return table, {name: array for name, array in state.items() if name in kept}
+
     def check_split_ids(self, name: str, digits: int) -> None:
         """Raises unless this table accepts `SplitIds` with ``digits`` digits."""
         if len(self.radices) == 1:

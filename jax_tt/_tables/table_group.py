@@ -65,7 +65,7 @@ class TableGroup:
             table, lookup = call.use.table, call.use.lookup
             if g is None:
                 continue
-            native = table.update is None or table.update.is_native
+            native = table.innermost.steps_natively
             if lookup.wanted.names and native and self._joins(call, g):
                 (others if table.update is None else stepped).append(k)
                 continue

@@ -270,21 +270,24 @@ def _dense(rng: np.random.Generator) -> tuple[Any, np.ndarray, list[np.ndarray],
 
 def build_dense_forward(rng: np.random.Generator) -> Call:
     accum, table, lookups, g = _dense(rng)
-    args = [*lookups, np.float32(1), table]
+    attributes = _lookup_attributes(rng, False)
+    if rng.integers(2):
+        table, of_rows = _packed(rng, table)
+        accum, attributes = "float32", attributes | of_rows
+        lookups[2] = lookups[2].astype(accum)
     return Call(
-        "jax_tt_dense_forward_v1", args, [_result(g.shape, accum)], _lookup_attributes(rng, False)
+        "jax_tt_dense_forward_v1",
+        [*lookups, np.float32(1), table],
+        [_result(g.shape, accum)],
+        attributes,
     )
 
 
-def build_quantized_forward(rng: np.random.Generator) -> Call:
-    rows, features, bits = rng.integers(1, 9), rng.integers(1, 40), int(rng.choice([8, 4, 3, 2]))
+def _packed(rng: np.random.Generator, table: np.ndarray) -> tuple[np.ndarray, dict]:
+    """Rows of a quantized table of this shape, and their attributes."""
+    (rows, features), bits = table.shape, int(rng.choice([8, 4, 3, 2]))
     packed = rng.integers(0, 256, (rows, 4 + -(-features * bits // 8)), np.uint8)
-    ids, offsets = _lookups(rng, int(rows), None)
-    weights = np.ones(ids.size if rng.integers(2) else 0, np.float32)
-    attributes = _lookup_attributes(rng, False) | {"bits": _i64(bits), "features": _i64(features)}
-    sums = _result((*offsets.shape[:-1], offsets.shape[-1] - 1, int(features)), "float32")
-    args = [ids, offsets, weights, np.float32(1), packed]
-    return Call("jax_tt_quantized_forward_v1", args, [sums], attributes)
+    return packed, {"bits": _i64(bits), "dim": _i64(features)}
 
 
 def build_dense_backward(rng: np.random.Generator) -> Call:
@@ -431,7 +434,6 @@ BUILDERS: tuple[Callable[[np.random.Generator], Call], ...] = (
     build_dense_backward,
     build_dense_update,
     build_dense_tables,
-    build_quantized_forward,
     build_tables,
 )
 

@@ -145,16 +145,6 @@ struct RowDecoder<kBits, 16> {
 };
 #endif
 
-// One number.
-template <int kBits>
-static inline __attribute__((always_inline)) uint32_t OneCode(const uint8_t* codes, int64_t i) {
-  const int64_t bit = i * kBits;
-  const uint32_t low = codes[bit / 8] >> bit % 8;
-  // Only numbers of three bits can begin in one byte and end in the next.
-  const bool split = bit % 8 + kBits > 8;
-  return (split ? low | static_cast<uint32_t>(codes[bit / 8 + 1]) << (8 - bit % 8) : low) & ((1u << kBits) - 1);
-}
-
 static inline __attribute__((always_inline)) void PrefetchPacked(const uint8_t* row, int64_t bytes) {
   // Rows begin anywhere in a cache line.
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
@@ -205,7 +195,7 @@ static void SumPackedColumns(const PackedBag& bag, int64_t first, int64_t dim, b
     float sum = add ? out[i - first] : 0.0f;
     for (int64_t k = 0; k < bag.count; ++k) {
       const uint8_t* const row = bag.rows + bag.at[k];
-      const float code = static_cast<float>(OneCode<kBits>(row + kPackedHeader, i));
+      const float code = static_cast<float>(PackedCode(row + kPackedHeader, i, kBits));
       float scale, offset;
       ReadHeader(row, &scale, &offset);
       sum += (bag.weight ? bag.weight[k] : 1.0f) * (scale * code + offset);

@@ -1,0 +1,21 @@
+// The rows of a quantized table among the arguments of a handler.
+#ifndef JAX_TT_COMMON_PACKED_TABLE_H_
+#define JAX_TT_COMMON_PACKED_TABLE_H_
+
+#include <cstdint>
+
+#include "ffi/common/args.h"
+
+namespace jax_tt {
+
+// The bits of a number of a quantized table, from the attribute bits, which calls on other tables do not have; 0 for
+// these.
+Status ReadBits(const ffi::Dictionary& attrs, int64_t* bits);
+
+// The rows of a quantized table, and their number of columns from the attribute dim: bytes do not tell it.
+Status ReadPackedRows(const ffi::Dictionary& attrs, const ffi::AnyBuffer& table, int64_t bits, const void** rows,
+                      int64_t* dim);
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_COMMON_PACKED_TABLE_H_

@@ -114,6 +114,8 @@ def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     found: dict[str, Any] = {}
     for name, place in places.items():
+        if not isinstance(place, list) or "/".join(map(str, place)) != name:
+            raise FileError(f"{stored.path}: its metadata is damaged: {name} has the place {place!r}.")
         *outer, last = place
         own = found
         for key in outer:

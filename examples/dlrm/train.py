@@ -81,6 +81,7 @@ def train(config: Config, variant: str) -> Result:
         curve = [*curve, (progress.step, scores.auc)]
     tables = _tables(state)
     rows = [x for name, x in tables if name.startswith(("embedding", "core_", "cache_rows"))]
+    packed = [x for name, x in tables if name == "packed"]
     return Result(
         variant=variant,
         steps=progress.step,
@@ -89,7 +90,7 @@ def train(config: Config, variant: str) -> Result:
         log_loss=scores.log_loss,
         best_auc=scores.best_auc,
         curve=curve,
-        table_parameters=sum(x.size for x in rows),
+        table_parameters=sum(x.size for x in rows) + sum(config.features * len(x) for x in packed),
         table_bytes=sum(x.nbytes for _, x in tables),
         state_bytes=sum(x.nbytes for x in jax.tree.leaves(state)),
         step_ms=statistics.median(progress.step_ms[WARM_UP:] or progress.step_ms),

@@ -18,6 +18,14 @@ class TestDense(KindCase):
     table = jax_tt.DenseTable(50, 8)
 
 
+class TestProductCodes(KindCase):
+    table = jax_tt.CodedTable(50, 8, num_codes=4, bits=3, rotated=True)
+
+
+class TestAdditiveCodes(KindCase):
+    table = jax_tt.CodedTable(50, 8, num_codes=3, bits=5, kind="additive")
+
+
 class TestTensorTrain(KindCase):
     table = TRAIN
 

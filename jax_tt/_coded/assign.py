@@ -1,0 +1,46 @@
+"""The codes of given rows in given codebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._coded import additive, codec, product
+
+if TYPE_CHECKING:
+    from jax_tt._coded.table import CodedTable
+    from jax_tt._tables.table import State
+
+# Rows that are encoded at a time.
+BLOCK = 2**14
+
+
+def encoded_rows(
+    table: CodedTable, state: State, rows: Any, step: Callable[[], object] = lambda: None
+) -> np.ndarray:
+    """Packed codes uint8 ``[n, W]`` of rows ``[n, D]``, read in blocks, after each of which ``step`` is called."""
+    shape = table.num_codes, 1 << table.bits, table.width
+    codebooks = np.asarray(state["codebooks"].astype(jnp.float32)).reshape(shape)
+    nearest = product.nearest_codes if table.kind == "product" else additive.nearest_codes
+    found = np.empty((rows.shape[0], table.row_bytes), np.uint8)
+    for start in range(0, len(found), BLOCK):
+        own = range(start, min(start + BLOCK, len(found)))
+        block = finite("rows", rows[start : own.stop], own)
+        if table.rotated:
+            block = block @ np.asarray(state["rotation"]).T
+        found[start : own.stop] = codec.packed(jnp.asarray(nearest(block, codebooks)), table.bits)
+        step()
+    return found
+
+
+def finite(argument: str, block: Any, numbers: Any) -> np.ndarray:
+    """Rows in float32; raises for one that is not finite, with its number."""
+    block = np.asarray(block).astype(np.float32)
+    good = np.isfinite(block).all(axis=1)
+    if not good.all():
+        bad = numbers[int(np.argmin(good))]
+        raise ValueError(f"{argument}: row {bad} holds NaN or infinity; expected finite numbers.")
+    return block

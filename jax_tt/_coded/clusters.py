@@ -1,0 +1,69 @@
+"""k-means with weights, and the nearest of some centers, in blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+# Numbers in a block of scores, which stays in the cache.
+_BLOCK = 2**18
+
+
+def nearest(points: np.ndarray, centers: np.ndarray) -> np.ndarray:
+    """The number of the center that is nearest to each of the points ``[n, d]``; the first of several."""
+    found = np.empty(len(points), np.int32)
+    half, columns = 0.5 * np.einsum("kd,kd->k", centers, centers), np.ascontiguousarray(centers.T)
+    step = max(1, _BLOCK // len(centers))
+    for start in range(0, len(points), step):
+        scores = points[start : start + step] @ columns
+        scores -= half
+        found[start : start + step] = np.argmax(scores, axis=1)
+    return found
+
+
+def means(
+    points: np.ndarray, weights: np.ndarray, codes: np.ndarray, old: np.ndarray
+) -> np.ndarray:
+    """Weighted means of the points of every code; centers without points stay as they are."""
+    total = np.bincount(codes, weights, len(old))
+    sums = np.stack([np.bincount(codes, weights * column, len(old)) for column in points.T], axis=1)
+    filled = total > 0
+    new = old.copy()
+    new[filled] = sums[filled] / total[filled, None]
+    return new
+
+
+def kmeans(
+    points: np.ndarray, weights: np.ndarray, count: int, iterations: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Centers float32 ``[count, d]`` with a small weighted squared distance of points ``[n, d]`` to the nearest."""
+    centers = _chosen(points, weights, count, rng)
+    for _ in range(iterations):
+        codes = nearest(points, centers)
+        centers = means(points, weights, codes, centers)
+        _refill(points, weights, codes, centers)
+    return centers
+
+
+def _chosen(
+    points: np.ndarray, weights: np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Initial centers: different points, likelier the higher their weights."""
+    if len(points) <= count:
+        return points[np.arange(count) % len(points)].copy()
+    # The largest of these are a sample without replacement.
+    keys = np.log(np.maximum(weights, 1e-30)) + rng.gumbel(size=len(points))
+    return points[np.sort(np.argpartition(-keys, count)[:count])].copy()
+
+
+def _refill(
+    points: np.ndarray, weights: np.ndarray, codes: np.ndarray, centers: np.ndarray
+) -> None:
+    """Moves centers without points to the points that are worst represented, in place."""
+    empty = np.flatnonzero(np.bincount(codes, minlength=len(centers)) == 0)
+    if not len(empty):
+        return
+    away = points - centers[codes]
+    errors = weights * np.einsum("nd,nd->n", away, away)
+    worst = np.argsort(-errors, kind="stable")[: len(empty)]
+    worst = worst[errors[worst] > 0]
+    centers[empty[: len(worst)]] = points[worst]

@@ -1,0 +1,46 @@
+"""Packed codes: m numbers of b bits each in ``ceil(m b / 8)`` bytes a row, lowest bits first."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MAX_BITS = 16
+
+
+def row_bytes(num_codes: int, bits: int) -> int:
+    """Bytes of the codes of a row."""
+    return -(-num_codes * bits // 8)
+
+
+def packed(codes: jax.Array, bits: int) -> jax.Array:
+    """Packed rows uint8 ``[..., W]`` of codes ``[..., m]``, integers below ``2 ** bits``."""
+    places, shifts, reach = _places(codes.shape[-1], bits)
+    words = codes.astype(jnp.uint32) << jnp.broadcast_to(shifts, codes.shape)
+    width = row_bytes(codes.shape[-1], bits)
+    # Codes share bytes, but no bits.
+    found = jnp.zeros((*codes.shape[:-1], width + reach), jnp.uint32)
+    for k in range(reach):
+        found = found.at[..., places + k].add(words >> (8 * k) & 255)
+    return found[..., :width].astype(jnp.uint8)
+
+
+def unpacked(rows: jax.Array, num_codes: int, bits: int) -> jax.Array:
+    """The inverse of `packed`: codes int32 ``[..., m]``; bits beyond the last code are ignored."""
+    places, shifts, reach = _places(num_codes, bits)
+    # Beyond the last byte there is nothing that a code needs.
+    found = [
+        rows[..., np.minimum(places + k, rows.shape[-1] - 1)].astype(jnp.uint32) << (8 * k)
+        for k in range(reach)
+    ]
+    words = sum(found[1:], found[0])
+    codes = words >> jnp.broadcast_to(shifts, words.shape) & jnp.uint32((1 << bits) - 1)
+    return codes.astype(jnp.int32)
+
+
+def _places(num_codes: int, bits: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """First byte of every code, its first bit in that byte, and the bytes that a code may reach into."""
+    bit = np.arange(num_codes) * bits
+    reach = -(-int(np.max(bit % 8) + bits) // 8)
+    return bit // 8, (bit % 8).astype(np.uint32), reach

@@ -1,0 +1,152 @@
+"""`encode`: codes and codebooks of trained rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._arguments import as_array, as_positive, one_of
+from jax_tt._coded import additive, product
+from jax_tt._coded.assign import BLOCK, encoded_rows, finite
+from jax_tt._coded.table import CODEBOOKS, CODES, ROTATION, CodedTable
+from jax_tt._host_table import host_table
+from jax_tt._progress import Progress
+from jax_tt._tables.checks import STORAGE
+from jax_tt._tables.options import Update
+
+
+def encode(
+    rows: Any,
+    num_codes: int,
+    bits: int = 8,
+    *,
+    kind: str = "product",
+    weights: Any = None,
+    rotation: Any = None,
+    iterations: int = 20,
+    sample: int | None = None,
+    seed: int = 0,
+    param_dtype: Any = jnp.float32,
+    update: Update | None = None,
+    name: str | None = None,
+    progress: bool = True,
+) -> tuple[CodedTable, dict[str, jax.Array]]:
+    """A `CodedTable` of these rows, and its state.
+
+    Codebooks are fitted to a sample of the rows, such that the weighted sum of squared errors is small; then every row
+    is given its codes. Rows are read in blocks on the host and may be a memory map. The result depends on the arguments
+    alone.
+
+    Args:
+        rows: ``[N, D]`` in float32, float16, bfloat16 or float64, e.g. ``state["embedding"]`` of a `DenseTable`.
+        num_codes: codes of an id.
+        bits: bits of a code.
+        kind: ``"product"``: codes give one part of the columns each, by k-means. ``"additive"``: rows are sums of
+            codebook rows, found by turns of codes and codebooks.
+        weights: the importance of every row ``[N]``, not negative, e.g. the root of its count; None if they are equal.
+        rotation: of products: ``"fit"`` fits an orthogonal matrix by which rows are multiplied in the end, so that
+            errors are smaller; or such a matrix, ``[D, D]``; None for none.
+        iterations: of k-means, or rounds of codes and codebooks.
+        sample: number of rows that codebooks are fitted to, drawn by weight; by default ``256 * 2 ** bits``.
+        seed: of the sample and of the first codebooks.
+        param_dtype: type of the codebooks.
+        update: `Update` of a fused table, or None.
+        name: of the table in error messages.
+        progress: show a progress bar if it takes longer than a second; requires ``jax-tt[order]``.
+
+    Returns:
+        The table and its state.
+
+    Raises:
+        ValueError: an argument does not fit, or rows or weights are not finite.
+
+    >>> import jax.numpy as jnp, jax_tt, numpy as np
+    >>> rows = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
+    >>> table, state = jax_tt.encode(rows, num_codes=8, bits=4)
+    >>> table.row_bytes, state["codes"].shape, state["codebooks"].shape
+    (4, (1000, 4), (128, 2))
+    """
+    given = host_table("rows", rows)
+    if len(given.shape) != 2 or 0 in given.shape:
+        raise ValueError(f"rows: got shape {tuple(given.shape)}; expected [N, D], none 0.")
+    if jnp.dtype(given.dtype).name not in STORAGE:
+        raise ValueError(f"rows: got dtype {given.dtype}; expected one of {', '.join(STORAGE)}.")
+    n, features = map(int, given.shape)
+    rotated = rotation is not None
+    table = CodedTable(
+        n,
+        features,
+        num_codes,
+        bits,
+        kind,
+        rotated,
+        param_dtype=param_dtype,
+        update=update,
+        name=name,
+    )
+    if rotated and kind != "product":
+        raise ValueError(
+            "rotation: got one with kind='additive', whose errors do not depend on it; expected None."
+        )
+    rng = np.random.default_rng(seed)
+    size = (256 << bits) if sample is None else as_positive("sample", sample)
+    points, of_points = _sampled(given, _checked_weights(weights, n), min(size, n), rng)
+    with Progress(progress, "encode", 0) as bar:
+        if kind == "product":
+            matrix = _checked_rotation(rotation, features)
+            found, matrix = product.fitted(table, points, of_points, matrix, iterations, rng, bar)
+        else:
+            found, matrix = additive.fitted(table, points, of_points, iterations, rng, bar), None
+        state = {CODEBOOKS: jnp.asarray(found).astype(param_dtype)}
+        if rotated:
+            state[ROTATION] = jnp.asarray(matrix)
+        codes = encoded_rows(table, state, given, bar.begin("codes of rows", -(-n // BLOCK)))
+    return table, table.init_rest(state) | state | {CODES: jnp.asarray(codes)}
+
+
+def _sampled(
+    rows: Any, weights: np.ndarray | None, size: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows ``[s, D]`` to fit to, with their weights ``[s]``."""
+    n = rows.shape[0]
+    if size == n:
+        ids, own = np.arange(n), np.ones(n) if weights is None else weights
+    elif weights is None:
+        ids = np.sort(rng.choice(n, size, replace=False))
+        own = np.ones(size)
+    else:
+        drawn = np.searchsorted(np.cumsum(weights), rng.random(size) * weights.sum(), side="right")
+        ids, own = np.unique(np.minimum(drawn, n - 1), return_counts=True)
+    parts = [
+        finite("rows", rows[some], some)
+        for some in np.split(ids, np.arange(BLOCK, len(ids), BLOCK))
+    ]
+    return np.concatenate(parts), own.astype(np.float64)
+
+
+def _checked_weights(weights: Any, n: int) -> np.ndarray | None:
+    if weights is None:
+        return None
+    own = np.asarray(as_array("weights", weights)).astype(np.float64)
+    if own.shape != (n,) or not (np.isfinite(own) & (own >= 0)).all() or not own.any():
+        raise ValueError(
+            f"weights: got {own.dtype} of shape {own.shape}; expected shape [{n}]: for each row one "
+            "finite number that is not negative, and not all 0."
+        )
+    return own / own.max()
+
+
+def _checked_rotation(rotation: Any, features: int) -> Any:
+    if rotation is None or isinstance(rotation, str):
+        return None if rotation is None else one_of("rotation", rotation, ("fit",))
+    matrix = np.asarray(as_array("rotation", rotation)).astype(np.float32)
+    if matrix.shape != (features, features):
+        raise ValueError(f"rotation: got shape {matrix.shape}; expected {(features, features)}.")
+    if not np.allclose(matrix @ matrix.T, np.eye(features), atol=1e-3):
+        raise ValueError(
+            "rotation: got a matrix that is not orthogonal; expected R with R @ R.T = 1."
+        )
+    return matrix

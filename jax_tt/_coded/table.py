@@ -1,0 +1,367 @@
+"""`CodedTable`: a table whose rows are concatenations or sums of codebook rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import Tracer
+
+from jax_tt._arguments import as_array, as_int, as_positive, one_of
+from jax_tt._coded import codec
+from jax_tt._coded.assign import encoded_rows
+from jax_tt._host_table import host_table
+from jax_tt._lookup import _backend
+from jax_tt._lookup._batch import Batch, present
+from jax_tt._lookup._ids import digits_in_range
+from jax_tt._lookup._warn import warn_out_of_range
+from jax_tt._tables import reference
+from jax_tt._tables.checks import check_param_dtype
+from jax_tt._tables.dense import DenseTable, gathered
+from jax_tt._tables.options import IGNORED, Lookup, Update, check_update
+from jax_tt._tables.table import Params, Slots, State, Table
+
+CODEBOOKS, CODES, ROTATION = "codebooks", "codes", "rotation"
+KINDS = ("product", "additive")
+# The linen collection of the arrays without gradients.
+COLLECTION = "coded"
+
+
+@dataclasses.dataclass(frozen=True)
+class CodedTable(Table):
+    """A table in which every id has ``m`` codes, and a row is made of the codebook rows that they select.
+
+    A codebook has ``2 ** bits`` rows. A row of the table is the concatenation of one row of each codebook, of ``D / m``
+    columns (``"product"``), or their sum (``"additive"``). `encode` makes a table of trained rows. In a fresh one,
+    codes are random.
+
+    Its state is the parameter ``codebooks``, ``[m * 2 ** bits, D / m]`` or ``[m * 2 ** bits, D]``, one codebook after
+    another, and the constant array ``codes``, uint8 ``[N, ceil(m * bits / 8)]``: the codes of a row, lowest bits first.
+    Codebooks are trained like any parameter, by ordinary gradients or, with ``update``, in the backward pass, where a
+    codebook row is updated once with the sum of the gradients of all ids that have its code.
+
+    Attributes:
+        num_embeddings, features: its sizes.
+        num_codes: codes of an id, m. It divides ``features`` if they are concatenated.
+        bits: bits of a code, 1 to 16.
+        kind: ``"product"`` or ``"additive"``.
+        rotated: whether rows are multiplied by the constant array ``rotation``, float32 ``[D, D]``, in the end.
+        param_dtype: type of the codebooks.
+        update: `Update` of a fused table, or None.
+        name: for error messages.
+        codebook_init: initialiser ``(key, shape, dtype) -> codebooks``; None for rows of about unit length.
+
+    Raises:
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> table = jax_tt.CodedTable(100_000, 64, num_codes=16, bits=8)
+    >>> state = table.init(jax.random.key(0))
+    >>> {name: array.shape for name, array in state.items()}
+    {'codebooks': (4096, 4), 'codes': (100000, 16)}
+    >>> rows, _ = jax_tt.lookup_rows(table, state, jnp.array([1, 99_999]), jax_tt.Lookup())
+    >>> rows.shape, table.nbytes
+    ((2, 64), 1665536)
+    """
+
+    num_embeddings: int
+    features: int
+    num_codes: int
+    bits: int = 8
+    kind: str = "product"
+    rotated: bool = False
+    param_dtype: Any = jnp.float32
+    update: Update | None = None
+    name: str | None = None
+    codebook_init: Callable[..., Any] | None = None
+
+    def __post_init__(self) -> None:
+        as_positive("num_embeddings", self.num_embeddings)
+        as_positive("features", self.features)
+        as_positive("num_codes", self.num_codes)
+        one_of("kind", self.kind, KINDS)
+        check_param_dtype(self.param_dtype)
+        check_update(self.update)
+        if not 1 <= as_int("bits", self.bits) <= codec.MAX_BITS:
+            raise ValueError(f"{self.label}bits: got {self.bits}; expected 1 to {codec.MAX_BITS}.")
+        if self.kind == "product" and self.features % self.num_codes:
+            raise ValueError(
+                f"{self.label}num_codes: got {self.num_codes}; expected a divisor of features={self.features}, as "
+                "every code of a product gives as many columns. Additive codes may be any number."
+            )
+        if self.num_codes << self.bits > 2**31 - 1:
+            raise ValueError(
+                f"{self.label}num_codes: got {self.num_codes} at {self.bits} bits; expected fewer than 2**31 codebook "
+                "rows in all."
+            )
+        if self.update is not None:
+            self.update.optimizer.check_width(self.width)
+
+    @property
+    def width(self) -> int:
+        """Columns of a codebook."""
+        return self.features // self.num_codes if self.kind == "product" else self.features
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the codes of a row."""
+        return codec.row_bytes(self.num_codes, self.bits)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, codebooks and rotation, without optimizer state."""
+        of_codebooks = (
+            math.prod(self.param_shapes[CODEBOOKS]) * jnp.dtype(self.param_dtype).itemsize
+        )
+        of_rotation = 4 * self.features**2 if self.rotated else 0
+        return self.num_embeddings * self.row_bytes + of_codebooks + of_rotation
+
+    @property
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {CODEBOOKS: (self.num_codes << self.bits, self.width)}
+
+    @functools.cached_property
+    def constant_names(self) -> tuple[str, ...]:
+        return (CODES, ROTATION) if self.rotated else (CODES,)
+
+    @functools.cached_property
+    def buffers(self) -> dict[str, str]:
+        return dict.fromkeys(self.constant_names, COLLECTION)
+
+    def without_values(self) -> CodedTable:
+        # An initialiser may keep a reference to the codebooks that it returns.
+        return dataclasses.replace(self, codebook_init=None)
+
+    def init_params(self, key: jax.Array) -> dict[str, Any]:
+        # The sum of m rows is as long as the concatenation of m rows of their columns.
+        deviation = 1 / math.sqrt(self.width * self.num_codes)
+        init = self.codebook_init or jax.nn.initializers.normal(deviation)
+        return {CODEBOOKS: init(key, self.param_shapes[CODEBOOKS], self.param_dtype)}
+
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        shape = self.num_embeddings, self.row_bytes
+        rest = super().init_rest(params) | {
+            CODES: jax.random.bits(jax.random.key(0), shape, "uint8")
+        }
+        return rest | (
+            {ROTATION: jnp.eye(self.features, dtype=jnp.float32)} if self.rotated else {}
+        )
+
+    def check(self, state: State) -> None:
+        self.require(state, (*self.trained_names, *self.constant_names))
+        super().check(state)
+        own = state[CODES]
+        shape = self.num_embeddings, self.row_bytes
+        if own.dtype != jnp.uint8 or own.shape != shape:
+            raise ValueError(
+                f"{self.label}{CODES}: got {own.dtype} of shape {own.shape}; expected uint8 of shape {shape}: "
+                f"{self.num_codes} codes of {self.bits} bits each. jax_tt.encode makes them of rows, "
+                "CodedTable.packed of integers."
+            )
+        if self.rotated and state[ROTATION].shape != (self.features, self.features):
+            raise ValueError(
+                f"{self.label}{ROTATION}: got shape {state[ROTATION].shape}; expected "
+                f"{(self.features, self.features)}."
+            )
+
+    # Codes
+
+    def codes(self, state: State, ids: Any = None) -> jax.Array:
+        """Codes int32 ``[..., m]`` of ids ``[...]``, which must be in range, or of all ids."""
+        rows = state[CODES] if ids is None else _rows_at(state[CODES], jnp.asarray(ids))
+        return codec.unpacked(rows, self.num_codes, self.bits)
+
+    def with_codes(self, state: State, codes: Any) -> dict[str, Any]:
+        """The state with other codes, integers ``[N, m]``.
+
+        Raises:
+            ValueError: they have another shape or type, or one is no row of its codebook.
+        """
+        given = as_array(f"{self.label}codes", codes)
+        shape = self.num_embeddings, self.num_codes
+        if given.shape != shape or given.dtype.kind not in "iu":
+            raise ValueError(
+                f"{self.label}codes: got {given.dtype} of shape {given.shape}; expected integers of shape {shape}."
+            )
+        if not isinstance(given, Tracer):
+            wrong = np.asarray((given < 0) | (given >= 1 << self.bits))
+            if wrong.any():
+                row, k = map(int, np.argwhere(wrong)[0])
+                raise ValueError(
+                    f"{self.label}codes: code {k} of row {row} is {given[row, k]}; expected 0 to "
+                    f"{(1 << self.bits) - 1}, as codes have {self.bits} bits."
+                )
+        return {**state, CODES: codec.packed(jnp.asarray(given), self.bits)}
+
+    def assigned(self, state: State, rows: Any, ids: Any = None) -> dict[str, Any]:
+        """The state with the codes whose codebook rows are closest to given rows, between two steps.
+
+        It runs on the host. Codes of sums are found code by code, and not always the closest.
+
+        Args:
+            state: of the table.
+            rows: ``[N, D]``, or a row for each of ``ids``, ``[n, D]``; may be a memory map.
+            ids: distinct ids ``[n]`` whose codes are changed; None for all.
+
+        Raises:
+            ValueError: the rows have another shape, or one is not finite; an id is out of range.
+        """
+        self.check(state)
+        given = host_table(f"{self.label}rows", rows)
+        at = None if ids is None else np.asarray(as_array(f"{self.label}ids", ids))
+        if at is not None and (at.ndim != 1 or at.dtype.kind not in "iu"):
+            raise ValueError(
+                f"{self.label}ids: got {at.dtype} of shape {at.shape}; expected integers [n]."
+            )
+        if at is not None and len(at) and not 0 <= at.min() <= at.max() < self.num_embeddings:
+            raise ValueError(
+                f"{self.label}ids: got ids from {at.min()} to {at.max()}; expected 0 to {self.num_embeddings - 1}."
+            )
+        shape = self.num_embeddings if at is None else len(at), self.features
+        if tuple(given.shape) != shape:
+            raise ValueError(f"{self.label}rows: got shape {tuple(given.shape)}; expected {shape}.")
+        codes = jnp.asarray(encoded_rows(self, state, given))
+        return {**state, CODES: codes if at is None else state[CODES].at[at].set(codes)}
+
+    def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        """`Table.rows` with the codes, and the rotation if there is one, after the parameters."""
+        codebooks, codes, *rotation = params
+        (ids,) = digits
+        entries = self._entries(codes, ids)
+        if self.kind == "product":
+            found = gathered(codebooks, entries).reshape(*ids.shape, self.features)
+        else:
+            of_codes = (gathered(codebooks, entries[..., k]) for k in range(self.num_codes))
+            found = functools.reduce(jnp.add, of_codes)
+        return self._turned(found, rotation, precision)
+
+    def to_dense(self, state: State) -> jax.Array:
+        ids = jnp.arange(self.num_embeddings)
+        return self.rows(self._arrays(state), [ids], lax.Precision.HIGHEST)
+
+    # Lookups
+
+    def method(self, lookup: Lookup, state: State) -> str:
+        return _backend.choose(lookup.method, self.storage(state))
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        sentinel = state.get("sentinel")
+        if lookup.method == "reference":
+            return reference.forward(self, self._arrays(state), batch, lookup, sentinel), ()
+        if lookup.bounds == "warn":
+            warn_out_of_range(self, batch)
+        found, residuals = self._dense.forward(
+            _as_dense(state), self._expanded(state, batch, lookup), _quiet(lookup)
+        )
+        return self._turned(self._whole(found), self._rotation(state), lookup.precision), residuals
+
+    def backward(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
+    ) -> tuple[dict[str, Any], jax.Array | None]:
+        own, g = self._expanded(state, batch, lookup), self._of_codes(state, g, lookup)
+        (grad,), dweights = self._dense.param_gradients(
+            (state[CODEBOOKS],), own, residuals, g, _quiet(lookup)
+        )
+        return {CODEBOOKS: grad}, self._of_positions(batch, dweights)
+
+    def stepped_params(
+        self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
+    ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
+        own, g = self._expanded(state, batch, lookup), self._of_codes(state, g, lookup)
+        *new, dweights = self._dense.stepped_params(
+            _as_dense(state), own, residuals, g, _quiet(lookup), values
+        )
+        return *new, self._of_positions(batch, dweights)
+
+    @functools.cached_property
+    def _dense(self) -> DenseTable:
+        """The codebooks as a table, in which the lookup of an id is one of m rows."""
+        shape = self.param_shapes[CODEBOOKS]
+        return DenseTable(*shape, param_dtype=self.param_dtype, update=self.update, name=self.name)
+
+    def _arrays(self, state: State) -> Params:
+        rest = (lax.stop_gradient(state[name]) for name in self.constant_names)
+        return state[CODEBOOKS], *rest
+
+    def _rotation(self, state: State) -> list[jax.Array]:
+        return [lax.stop_gradient(state[ROTATION])] if self.rotated else []
+
+    def _turned(self, rows: jax.Array, rotation: Sequence[jax.Array], precision: Any) -> jax.Array:
+        for matrix in rotation:
+            rows = jnp.matmul(rows, matrix.astype(rows.dtype), precision=precision)
+        return rows
+
+    def _entries(self, codes: jax.Array, ids: jax.Array) -> jax.Array:
+        """Codebook rows int32 ``[..., m]`` of ids, which must be in range."""
+        found = codec.unpacked(_rows_at(codes, ids), self.num_codes, self.bits)
+        return found + (lax.broadcasted_iota(jnp.int32, found.shape, found.ndim - 1) << self.bits)
+
+    def _expanded(self, state: State, batch: Batch, lookup: Lookup) -> Batch:
+        """The batch of codebook rows: products have a segment, sums have a position, for each code."""
+        (ids,), ok = digits_in_range(self, batch)
+        here = present(batch)
+        if lookup.bounds in IGNORED:
+            here &= ok
+        entries = self._entries(state[CODES], ids)
+        if lookup.bounds == "error":
+            beyond = self.param_shapes[CODEBOOKS][0]
+            entries = jnp.where(ok[..., None], entries, jnp.int32(beyond))
+        entries = jnp.where(here[..., None], entries, jnp.int32(-1))
+        m, (segments, capacity) = self.num_codes, here.shape
+        offsets, weights = batch.offsets, batch.weights
+        if self.kind == "product":
+            entries = jnp.moveaxis(entries, 2, 1).reshape(segments * m, capacity)
+            offsets = jnp.repeat(offsets, m, axis=0)
+            weights = None if weights is None else jnp.repeat(weights, m, axis=0)
+        else:
+            entries = entries.reshape(segments, capacity * m)
+            offsets = offsets * m
+            weights = None if weights is None else jnp.repeat(weights, m, axis=1)
+        return Batch(entries, offsets, weights, padded=True, rectangular=batch.rectangular)
+
+    def _whole(self, sums: jax.Array) -> jax.Array:
+        """Sums ``[S, nb, D]`` of those of the expanded batch."""
+        if self.kind == "additive":
+            return sums
+        by_code = sums.reshape(-1, self.num_codes, *sums.shape[1:])
+        return jnp.moveaxis(by_code, 1, 2).reshape(by_code.shape[0], -1, self.features)
+
+    def _of_codes(self, state: State, g: jax.Array, lookup: Lookup) -> jax.Array:
+        """The gradient of the sums of the expanded batch, from that of the sums."""
+        rotation = [matrix.T for matrix in self._rotation(state)]
+        g = self._turned(g, rotation, lookup.precision)
+        if self.kind == "additive":
+            return g
+        by_code = g.reshape(*g.shape[:2], self.num_codes, self.width)
+        return jnp.moveaxis(by_code, 2, 1).reshape(-1, g.shape[1], self.width)
+
+    def _of_positions(self, batch: Batch, dweights: jax.Array | None) -> jax.Array | None:
+        """The gradient of the weights, from that of the weights of the expanded batch."""
+        if dweights is None:
+            return None
+        shape, m = batch.ids.shape[:2], self.num_codes
+        if self.kind == "product":
+            return jnp.sum(dweights.reshape(shape[0], m, shape[1]), axis=1)
+        return jnp.sum(dweights.reshape(*shape, m), axis=2)
+
+
+def _rows_at(codes: jax.Array, ids: jax.Array) -> jax.Array:
+    # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
+    return codes.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _as_dense(state: State) -> dict[str, Any]:
+    """The state of the table of codebooks."""
+    return {**state, "embedding": state[CODEBOOKS]}
+
+
+def _quiet(lookup: Lookup) -> Lookup:
+    """The options of a lookup in the codebooks, after the ids have been checked."""
+    return dataclasses.replace(lookup, bounds="zero") if lookup.bounds in IGNORED else lookup

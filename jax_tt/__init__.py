@@ -48,11 +48,16 @@ from jax_tt._collection.keyed_bags import KeyedBags as KeyedBags
 from jax_tt._collection.lookup import embed_collection as embed_collection
 from jax_tt._collection.reporter import StatisticsReporter as StatisticsReporter
 from jax_tt._collection.statistics import TableStatistics as TableStatistics
+from jax_tt._compress.compress import Compressed as Compressed
+from jax_tt._compress.compress import Measured as Measured
+from jax_tt._compress.compress import compress as compress
 from jax_tt._describe import dense_table as dense_table
 from jax_tt._describe import hash_table as hash_table
 from jax_tt._describe import tt_table as tt_table
 from jax_tt._export import export_checks as export_checks
 from jax_tt._export import register as register
+from jax_tt._files.coded import load_coded as load_coded
+from jax_tt._files.coded import save_coded as save_coded
 from jax_tt._files.mapped import map_arrays as map_arrays
 from jax_tt._files.mapped import save_arrays as save_arrays
 from jax_tt._files.quantized import load_quantized as load_quantized

@@ -1,9 +1,10 @@
-"""``jax-tt compress``: a dense table as a tensor train, in a file."""
+"""``jax-tt compress``: a dense table as a smaller one, in a file."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,11 @@ from jax_tt._algebra.from_dense import tt_from_dense
 from jax_tt._algebra.residual_shapes import tt_residual_shapes
 from jax_tt._algebra.residuals import tt_residuals
 from jax_tt._arguments import as_dtype
+from jax_tt._compress.candidates import KINDS
+from jax_tt._compress.compress import compress
+from jax_tt._files.coded import save_coded
 from jax_tt._files.dense import read_table
+from jax_tt._files.quantized import save_quantized
 from jax_tt._files.tables import StoredTable, check_tables_path, save_tables
 from jax_tt._shape import TTShape
 from jax_tt.cli import _pictures
@@ -25,7 +30,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "compress",
         help="compress a dense table",
-        description="Compresses a dense table to a tensor train and writes its cores.",
+        description="Compresses a dense table and writes the result: a tensor train, or with --kind the best table of "
+        "one or several kinds.",
     )
     parser.add_argument(
         "table",
@@ -53,6 +59,18 @@ def add_parser(commands: Any) -> None:
         metavar="SIZE",
         help="largest size of the cores, e.g. 4MB or 2GiB",
     )
+    size.add_argument(
+        "--min-quality",
+        type=float,
+        metavar="Q",
+        help="with --kind: the smallest table whose squared error is at most 1 - Q of the squares of the rows",
+    )
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument(
+        "--kind",
+        choices=("auto", *KINDS),
+        help="measure tables of this kind, or of all (auto), and write the best; a tensor train without it",
+    )
     parser.add_argument("--name", help="array in the file; also the name of the table in --out")
     parser.add_argument("--row-factors", type=integers, metavar="P1,P2,...")
     parser.add_argument("--col-factors", type=integers, metavar="Q1,Q2,...")
@@ -64,7 +82,7 @@ def add_parser(commands: Any) -> None:
         metavar="NPY",
         help="weight of each row [N], e.g. the number of its requests",
     )
-    parser.add_argument(
+    way.add_argument(
         "--residuals",
         action="store_true",
         help="a sum of tensor trains with different orders of ids, for tables with little structure; --max-bytes "
@@ -81,13 +99,17 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     directory = check_tables_path(args.out)
     _pictures.check_outputs(args, (args.table, args.order, args.weights), directory)
-    if args.residuals:
+    if args.kind is not None:
+        _run_kind(args)
+    elif args.residuals:
         _run_residuals(args)
     else:
         _run_one(args)
 
 
 def _run_one(args: argparse.Namespace) -> None:
+    if args.min_quality is not None:
+        raise ValueError("--min-quality: got without --kind; expected one, e.g. --kind auto.")
     name, table = read_table(args.table, args.name)
     weights = None if args.weights is None else read_numbers(args.weights)
     p, q = args.row_factors, args.col_factors
@@ -129,13 +151,37 @@ def _run_one(args: argparse.Namespace) -> None:
         print(f"and the order of its ids, {order.nbytes:,} bytes")
 
 
+def _run_kind(args: argparse.Namespace) -> None:
+    refused = ("ranks", "tolerance", "row_factors", "col_factors", "order")
+    _refuse(args, refused, "--kind", "the table with the best quality for its size is found")
+    name, table = read_table(args.table, args.name)
+    found = compress(
+        table,
+        kind=args.kind,
+        max_bytes=args.max_bytes,
+        min_quality=args.min_quality,
+        weights=None if args.weights is None else read_numbers(args.weights),
+        param_dtype=as_dtype("--dtype", args.dtype, "bfloat16"),
+        seed=args.seed,
+        progress=args.progress,
+    )
+    kind = found.chosen.kind
+    if kind == "quantized":
+        save_quantized(args.out, {name: (found.table, found.state)}, overwrite=args.force)
+    elif kind in ("product", "additive"):
+        save_coded(args.out, {name: (found.table, found.state)}, overwrite=args.force)
+    else:
+        cores = tuple(found.state.values())
+        save_tables(args.out, {name: StoredTable(cores, found.table.shape)}, overwrite=args.force)
+    print(found)
+    print(f"wrote {name} to {args.out}: {kind} with {found.chosen.detail}")
+    _pictures.figure(args, 1, lambda axes: found.draw(axes[0]))
+
+
 def _run_residuals(args: argparse.Namespace) -> None:
     refused = ("order", "weights", "row_factors", "col_factors")
-    if given := [f"--{one.replace('_', '-')}" for one in refused if getattr(args, one) is not None]:
-        raise ValueError(
-            f"{', '.join(given)}: got with --residuals; expected none, because every term has a separate order and "
-            "factors, and all rows have the same weight."
-        )
+    why = "every term has a separate order and factors, and all rows have the same weight"
+    _refuse(args, refused, "--residuals", why)
     if args.max_bytes is None:
         raise ValueError(
             "--residuals: got no --max-bytes; expected the bytes of all cores and orders."
@@ -167,3 +213,10 @@ def _run_residuals(args: argparse.Namespace) -> None:
         f"{dense:,}. The row of an id is the sum of its rows in all of them."
     )
     _pictures.figure(args, 1, lambda axes: _pictures.draw_terms(axes[0], errors))
+
+
+def _refuse(args: argparse.Namespace, names: Sequence[str], option: str, why: str) -> None:
+    """Raises for arguments that are given beside an option that does not go with them."""
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) is not None]
+    if given:
+        raise ValueError(f"{', '.join(given)}: got with {option}; expected none, because {why}.")

@@ -1,0 +1,1 @@
+"""Small tables from trained rows, chosen by measurement."""

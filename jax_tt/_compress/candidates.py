@@ -1,0 +1,181 @@
+"""The tables of every kind that a number of bytes has room for."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._algebra.from_dense import tt_from_dense
+from jax_tt._coded.encode import encode
+from jax_tt._coded.table import CodedTable
+from jax_tt._quantized import codec
+from jax_tt._quantized.quantize import quantize
+from jax_tt._quantized.table import QuantizedTable
+from jax_tt._shape import TTShape
+from jax_tt._tables.table import Table
+from jax_tt._tables.tensor_train import TTTable
+
+Made = tuple[Table, dict[str, jax.Array]]
+
+# Codebooks of longer codes take more bytes than they save, unless a table is very large.
+_CODE_BITS = (8, 7, 6, 5, 4)
+# Rounding and product codes are better where there is room for more codes than these, and are much sooner found.
+_MAX_SUM = 16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """What tables are made of.
+
+    Attributes:
+        rows: ``[N, D]`` on the host.
+        weights: importance of every row ``[N]``, or None.
+        param_dtype: type of codebooks and cores.
+        seed: of fits.
+    """
+
+    rows: Any
+    weights: np.ndarray | None
+    param_dtype: Any
+    seed: int
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        n, features = self.rows.shape
+        return int(n), int(features)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A table that can be made.
+
+    Attributes:
+        kind: one of `KINDS`.
+        detail: its settings, in words. No two tables of a kind have the same.
+        make: makes it, with its state.
+    """
+
+    kind: str
+    detail: str
+    make: Callable[[], Made]
+
+
+def candidates(source: Source, kind: str, max_bytes: int) -> list[Candidate]:
+    """The tables of a kind that are measured for a size; none if the kind has no table that is so small."""
+    found = KINDS[kind](source, max_bytes)
+    return [Candidate(kind, detail, make) for detail, make in found]
+
+
+def smallest(source: Source, kind: str) -> int:
+    """The fewest bytes that a kind has a table for."""
+    low, high = 0, 2
+    while not any(True for _ in KINDS[kind](source, high)):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if any(True for _ in KINDS[kind](source, middle)):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+Found = Iterator[tuple[str, Callable[[], Made]]]
+
+
+def _quantized(source: Source, max_bytes: int) -> Found:
+    n, features = source.sizes
+    for bits in sorted(codec.BITS, reverse=True):
+        if QuantizedTable(n, features, bits).nbytes <= max_bytes:
+            yield f"{bits} bits a number", functools.partial(quantize, source.rows, bits)
+            return
+
+
+def _product(source: Source, max_bytes: int) -> Found:
+    _, features = source.sizes
+    # A code of one column is a number that is rounded to levels which all rows share.
+    divisors = [m for m in range(1, features + 1) if features % m == 0]
+    # Of several that fit, one whose codes have the most bits in all; then the one with the longest codes.
+    fit = [
+        (m * bits, bits, m)
+        for m in divisors
+        for bits in _CODE_BITS
+        if _coded(source, m, bits, "product").nbytes <= max_bytes
+    ]
+    if fit:
+        _, bits, m = max(fit)
+        yield _encoded(source, m, bits, "product", None)
+        if _coded(source, m, bits, "product", rotated=True).nbytes <= max_bytes:
+            yield _encoded(source, m, bits, "product", "fit")
+
+
+def _additive(source: Source, max_bytes: int) -> Found:
+    for bits in _CODE_BITS:
+        fit = [
+            m
+            for m in range(1, _MAX_SUM + 1)
+            if _coded(source, m, bits, "additive").nbytes <= max_bytes
+        ]
+        # With the most codes there is room left, which longer ones use better.
+        if fit and (fit[-1] < _MAX_SUM or bits == _CODE_BITS[0]):
+            yield _encoded(source, fit[-1], bits, "additive", None)
+
+
+def _low_rank(source: Source, max_bytes: int) -> Found:
+    n, features = source.sizes
+    rank = min(max_bytes // (jnp.dtype(source.param_dtype).itemsize * (n + features)), features)
+    if rank:
+        # A tensor train of two cores, of which one has a row for every id and the other all columns.
+        options = {"row_factors": (n, 1), "col_factors": (1, features)}
+        yield f"rank {rank}", functools.partial(_train, source, ranks=int(rank), **options)
+
+
+def _tt(source: Source, max_bytes: int) -> Found:
+    try:
+        TTShape.for_budget(*source.sizes, max_bytes=max_bytes, dtype=source.param_dtype)
+    except ValueError:  # no shape is so small
+        return
+    yield f"up to {max_bytes:,} bytes", functools.partial(_train, source, max_bytes=max_bytes)
+
+
+KINDS: dict[str, Callable[[Source, int], Found]] = {
+    "quantized": _quantized,
+    "product": _product,
+    "additive": _additive,
+    "low_rank": _low_rank,
+    "tt": _tt,
+}
+
+
+def _coded(source: Source, m: int, bits: int, kind: str, rotated: bool = False) -> CodedTable:
+    sizes = source.sizes
+    return CodedTable(*sizes, m, bits, kind, rotated, param_dtype=source.param_dtype)
+
+
+def _encoded(
+    source: Source, m: int, bits: int, kind: str, rotation: str | None
+) -> tuple[str, Callable[[], Made]]:
+    turned = "" if rotation is None else ", rotated"
+    options = {"kind": kind, "weights": source.weights, "rotation": rotation}
+    make = functools.partial(encode, source.rows, m, bits, **options, seed=source.seed)
+    return f"{m} codes of {bits} bits{turned}", functools.partial(
+        make, param_dtype=source.param_dtype, progress=False
+    )
+
+
+def _train(source: Source, **options: Any) -> Made:
+    found = tt_from_dense(
+        source.rows,
+        **options,
+        weights=source.weights,
+        dtype=source.param_dtype,
+        seed=source.seed,
+    )
+    table = TTTable.of_shape(found.shape, param_dtype=source.param_dtype)
+    return table, {f"core_{k}": core for k, core in enumerate(found.cores)}

@@ -1,0 +1,259 @@
+"""`compress`: the best small table for trained rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_tt._algebra.checks import dense_table, exactly_one, row_weights
+from jax_tt._arguments import as_dtype, as_int, as_positive, one_of
+from jax_tt._compress.candidates import KINDS, Candidate, Source, candidates, smallest
+from jax_tt._lookup.calls import lookup_rows
+from jax_tt._progress import Progress
+from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import State, Table
+from jax_tt._text import text_table
+
+Metric = Callable[[Table, dict[str, jax.Array]], Any]
+
+# Sizes among which the smallest that is good enough is found: bytes of the rows in float32, divided by these.
+_RATIOS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3)
+_BLOCK = 2**22  # numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A table that `compress` measured.
+
+    Attributes:
+        kind: ``"dense"`` or one of the kinds of `compress`.
+        detail: its settings.
+        nbytes: all bytes of its state.
+        quality: the metric; without one, 1 minus the weighted squared error relative to the squares of the rows.
+    """
+
+    kind: str
+    detail: str
+    nbytes: int
+    quality: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compressed:
+    """The result of `compress`; ``print`` shows everything that was measured.
+
+    Attributes:
+        table, state: the best table and its state.
+        chosen: what was measured of it.
+        dense: the same of the rows themselves, in float32.
+        measured: all tables that were made, smallest first.
+    """
+
+    table: Table
+    state: dict[str, jax.Array]
+    chosen: Measured
+    dense: Measured
+    measured: tuple[Measured, ...]
+
+    def __str__(self) -> str:
+        lines = [
+            (
+                one.kind,
+                one.detail + (" *" if one == self.chosen else ""),
+                f"{one.nbytes:,}",
+                f"{self.dense.nbytes / one.nbytes:.1f}x",
+                f"{one.quality:.4g}",
+            )
+            for one in (*self.measured, self.dense)
+        ]
+        columns = ("kind", "settings (* chosen)", "bytes", "smaller", "quality")
+        return text_table(columns, lines, left=2)
+
+    def draw(self, axis: Any) -> None:
+        """Draws quality over bytes, with one line a kind, on an axis of matplotlib."""
+        for kind in dict.fromkeys(one.kind for one in self.measured):
+            own = [one for one in self.measured if one.kind == kind]
+            axis.plot([one.nbytes for one in own], [one.quality for one in own], "o-", label=kind)
+        axis.plot(self.chosen.nbytes, self.chosen.quality, "k*", markersize=14, label="chosen")
+        axis.axhline(self.dense.quality, color="k", linestyle=":", label="dense")
+        axis.set(xscale="log", xlabel="bytes", ylabel="quality")
+        axis.legend()
+
+
+def compress(
+    rows: Any,
+    *,
+    kind: str = "auto",
+    max_bytes: int | None = None,
+    min_quality: float | None = None,
+    metric: Metric | None = None,
+    weights: Any = None,
+    param_dtype: Any = jnp.bfloat16,
+    seed: int = 0,
+    progress: bool = True,
+) -> Compressed:
+    """The best small table for trained rows, of several kinds that are made and measured.
+
+    With ``max_bytes``, every kind is made as large as fits, and the table with the highest quality is returned. With
+    ``min_quality``, the smallest table that is found to be at least as good is returned. For this, every kind is
+    measured at a few sizes, from 1/128 to 1/3 of the rows in float32, by bisection.
+
+    The kinds are
+
+    - ``"quantized"``: `QuantizedTable` with 8, 4, 3 or 2 bits,
+    - ``"product"`` and ``"additive"``: `CodedTable` with different numbers and lengths of codes,
+    - ``"low_rank"``: a `TTTable` of two cores, of which the first has a row for every id,
+    - ``"tt"``: a `TTTable` for the ids in their order, by `tt_from_dense`.
+
+    Args:
+        rows: ``[N, D]`` of floats, e.g. ``table.to_dense(state)``; may be a memory map, of which blocks are read.
+        kind: ``"auto"`` for all kinds, or one of them.
+        max_bytes: largest size, of everything that lookups need.
+        min_quality: smallest quality, in units of ``metric``.
+        metric: ``(table, state) -> number``, the larger the better, e.g. recall on held-out data with this table in
+            place of the trained one. Without it, quality is 1 minus the squared error of the rows relative to their
+            squares, with ``weights``.
+        weights: importance of every row ``[N]``, at least 0, e.g. the root of its count.
+        param_dtype: type of codebooks and cores.
+        seed: of the fits.
+        progress: show a progress bar; requires ``jax-tt[order]``.
+
+    Returns:
+        `Compressed`: the table, its state, and what was measured.
+
+    Raises:
+        ValueError: not exactly one of ``max_bytes`` and ``min_quality`` is given; no table is that small, or none that
+            was measured is that good; the metric returned NaN; or an argument does not fit.
+
+    >>> import jax_tt, numpy as np
+    >>> rows = np.random.default_rng(0).normal(size=(2000, 16)).astype(np.float32)
+    >>> found = jax_tt.compress(rows, max_bytes=rows.nbytes // 5, progress=False)
+    >>> found.chosen.kind, found.chosen.nbytes <= rows.nbytes // 5, round(found.chosen.quality, 2)
+    ('quantized', True, 0.99)
+    """
+    exactly_one(max_bytes=max_bytes, min_quality=min_quality)
+    rows = dense_table(rows)
+    kinds = KINDS if one_of("kind", kind, ("auto", *KINDS)) == "auto" else (kind,)
+    own = row_weights(weights, len(rows))
+    dtype = as_dtype("param_dtype", param_dtype, jnp.bfloat16)
+    source = Source(rows, own, dtype, as_int("seed", seed))
+    if metric is not None and not callable(metric):
+        raise TypeError(
+            f"metric: got a {type(metric).__name__}; expected a function (table, state) -> number."
+        )
+    with Progress(progress, "compress") as bar:
+        search = _Search(source, metric, bar)
+        if max_bytes is not None:
+            return search.largest(kinds, as_positive("max_bytes", max_bytes))
+        return search.smallest(kinds, _quality("min_quality", min_quality))
+
+
+class _Search:
+    """Makes and measures tables, and keeps the best."""
+
+    def __init__(self, source: Source, metric: Metric | None, bar: Progress):
+        self._source, self._metric, self._bar = source, metric, bar
+        self._measured: dict[tuple[str, str], Measured] = {}
+        self._best: tuple[Any, Measured, Table, dict[str, jax.Array]] | None = None
+
+    def largest(self, kinds: Iterable[str], max_bytes: int) -> Compressed:
+        found = [one for kind in kinds for one in candidates(self._source, kind, max_bytes)]
+        if not found:
+            sizes = ", ".join(f"{kind} {smallest(self._source, kind):,}" for kind in kinds)
+            n, features = self._source.sizes
+            raise ValueError(
+                f"max_bytes: got {max_bytes:,}, but the smallest tables of {n:,} x {features} take, in bytes: {sizes}. "
+                "Expected at least the least of these."
+            )
+        self._measure(found, lambda one: one.quality)
+        return self._result()
+
+    def smallest(self, kinds: Iterable[str], min_quality: float) -> Compressed:
+        def preferred(one: Measured) -> Any:
+            return (1, -one.nbytes, one.quality) if one.quality >= min_quality else (0, one.quality)
+
+        dense = 4 * math.prod(self._source.sizes)
+        for kind in kinds:
+            low, high = 0, len(_RATIOS)
+            while low < high:
+                middle = (low + high) // 2
+                found = candidates(self._source, kind, dense // _RATIOS[middle])
+                best = self._measure(found, preferred)
+                low, high = (low, middle) if best >= min_quality else (middle + 1, high)
+        if self._best is None or self._best[1].quality < min_quality:
+            reached = "no table" if self._best is None else f"at most {self._best[1].quality:.4g}"
+            raise ValueError(
+                f"min_quality: got {min_quality:g}, but {reached} was found at a third of the bytes or less; the rows "
+                f"themselves have {self._dense().quality:.4g}. Expected a lower number, or another kind."
+            )
+        return self._result()
+
+    def _measure(self, found: list[Candidate], preferred: Callable[[Measured], Any]) -> float:
+        """Measures candidates that have not been, and returns the highest quality of them; without any, -inf."""
+        step = self._bar.begin("compress", len(found))
+        qualities = [-math.inf]
+        for candidate in found:
+            key = candidate.kind, candidate.detail
+            if key not in self._measured:
+                table, state = candidate.make()
+                nbytes = sum(array.nbytes for array in state.values())
+                one = Measured(*key, nbytes, self._quality_of(" with ".join(key), table, state))
+                self._measured[key] = one
+                if self._best is None or preferred(one) > self._best[0]:
+                    self._best = preferred(one), one, table, state
+            qualities.append(self._measured[key].quality)
+            step()
+        return max(qualities)
+
+    def _quality_of(self, what: str, table: Table, state: dict[str, jax.Array]) -> float:
+        if self._metric is None:
+            return _explained(self._source, table, state)
+        return _quality(f"metric: for {what}", self._metric(table, state))
+
+    def _dense(self) -> Measured:
+        n, features = self._source.sizes
+        if self._metric is None:
+            quality = 1.0
+        else:
+            rows = jnp.asarray(np.asarray(self._source.rows[:]), jnp.float32)
+            quality = self._quality_of("dense", DenseTable(n, features), {"embedding": rows})
+        return Measured("dense", "float32", 4 * n * features, quality)
+
+    def _result(self) -> Compressed:
+        assert self._best is not None
+        _, chosen, table, state = self._best
+        measured = tuple(sorted(self._measured.values(), key=lambda one: one.nbytes))
+        return Compressed(table, state, chosen, self._dense(), measured)
+
+
+def _explained(source: Source, table: Table, state: State) -> float:
+    """1 minus the weighted squared error of the rows over their weighted squares, in blocks of rows."""
+    n, features = source.sizes
+    error = whole = 0.0
+    step = max(1, _BLOCK // features)
+    for start in range(0, n, step):
+        ids = np.arange(start, min(start + step, n))
+        rows = np.asarray(source.rows[start : start + step]).astype(np.float64)
+        found, _ = lookup_rows(table, state, ids, Lookup(dtype=jnp.float32))
+        own = 1.0 if source.weights is None else source.weights[ids, None]
+        error += float(np.sum(own * (rows - np.asarray(found)) ** 2))
+        whole += float(np.sum(own * rows**2))
+    return 1.0 - error / whole if whole > 0 else 1.0
+
+
+def _quality(argument: str, value: Any) -> float:
+    """A number that is not NaN."""
+    array = np.asarray(value)
+    if array.ndim or array.dtype.kind not in "iufb":
+        what = f"{array.dtype} of shape {array.shape}" if array.ndim else repr(value)
+        raise TypeError(f"{argument}: got {what}; expected one number.")
+    if np.isnan(array):
+        raise ValueError(f"{argument}: got NaN; expected a number, the larger the better.")
+    return float(array)

@@ -1,0 +1,84 @@
+"""Coded tables in files."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+
+pytest.importorskip("safetensors")
+
+ROWS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+WAYS = {
+    "product": {"num_codes": 3, "bits": 3},
+    "rotated": {"num_codes": 2, "bits": 4, "rotation": "fit"},
+    "additive": {"num_codes": 4, "bits": 5, "kind": "additive", "param_dtype": jnp.bfloat16},
+}
+
+
+def encoded(way):
+    return jax_tt.encode(ROWS, **WAYS[way], progress=False)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ""])
+def test_files(tmp_path, suffix):
+    if not suffix:
+        pytest.importorskip("orbax.checkpoint")
+    tables = {way: encoded(way) for way in WAYS}
+    path = tmp_path / f"small{suffix}"
+    jax_tt.save_coded(path, tables)
+    found = jax_tt.load_coded(path)
+    assert list(found) == list(tables)
+    for way, (table, state) in tables.items():
+        assert found[way][0] == table
+        assert found[way][1].keys() == state.keys()
+        for name, array in state.items():
+            assert found[way][1][name].dtype == array.dtype
+            np.testing.assert_array_equal(found[way][1][name], array)
+    with pytest.raises(FileExistsError, match="exists"):
+        jax_tt.save_coded(path, tables)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": 7}, "the table 'items': num_codes: got 3; expected a divisor of features=7"),
+        ({"bits": 20}, "the table 'items': bits: got 20"),
+        ({"bits": 4}, "the table 'items'"),
+        ({"kind": "sum"}, "the table 'items': kind: got 'sum'"),
+        ({"rotated": True}, "no array 'items.rotation'"),
+        ({"codebooks": np.full((24, 2), np.nan, np.float32)}, "its codebooks hold NaN"),
+        ({"codes": np.zeros((40, 5), np.uint8)}, r"expected uint8 of shape \(40, 2\)"),
+    ],
+)
+def test_files_of_another_layout(tmp_path, change, message):
+    from safetensors.numpy import save_file
+
+    table, state = encoded("product")
+    arrays = {f"items.{key}": np.asarray(change.get(key, array)) for key, array in state.items()}
+    notes = {name: getattr(table, name) for name in ("features", "num_codes", "bits", "kind", "rotated")}  # fmt: skip
+    notes |= {key: value for key, value in change.items() if key in notes}
+    path = tmp_path / "small.safetensors"
+    save_file(arrays, path, metadata={"jax_tt": json.dumps({"coded": {"items": notes}})})
+    with pytest.raises(jax_tt.FileError, match=message):
+        jax_tt.load_coded(path)
+
+
+def test_files_of_other_things(tmp_path):
+    path = tmp_path / "small.safetensors"
+    table, state = encoded("product")
+    with pytest.raises(TypeError, match="tables: got a tuple; expected a mapping"):
+        jax_tt.save_coded(path, (table, state))
+    with pytest.raises(TypeError, match=r"tables\['a'\]: got a CodedTable; expected a table with"):
+        jax_tt.save_coded(path, {"a": table})
+    with pytest.raises(TypeError, match="got a QuantizedTable; expected a CodedTable"):
+        jax_tt.save_coded(path, {"a": jax_tt.quantize(ROWS)})
+    fused = dataclasses.replace(table, update=jax_tt.Update(jax_tt.optimizers.SGD(0.1)))
+    with pytest.raises(ValueError, match="got a table with an optimizer"):
+        jax_tt.save_coded(path, {"a": (fused, state)})
+    jax_tt.save_quantized(path, {"a": jax_tt.quantize(ROWS)})
+    with pytest.raises(jax_tt.FileError, match="holds no coded table"):
+        jax_tt.load_coded(path)

@@ -24,6 +24,7 @@ from jax_tt._cache.cached import RowCachedTable as RowCachedTable
 from jax_tt._cache.config import RowCache as RowCache
 from jax_tt._cache.config import WriteBack as WriteBack
 from jax_tt._cache.directory import CacheDirectory as CacheDirectory
+from jax_tt._cache.fill import fill_cache as fill_cache
 from jax_tt._cache.lookup import cached_tt_embed_bag as cached_tt_embed_bag
 from jax_tt._cache.lookup import cached_tt_lookup as cached_tt_lookup
 from jax_tt._cache.miss_ratio import MissRatioCurve as MissRatioCurve

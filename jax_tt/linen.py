@@ -2,6 +2,7 @@
 
 from jax_tt._flax._linen_caches import cache_directories as cache_directories
 from jax_tt._flax._linen_caches import cache_directory as cache_directory
+from jax_tt._flax._linen_caches import fill_caches as fill_caches
 from jax_tt._flax._linen_caches import flush_caches as flush_caches
 from jax_tt._flax._linen_caches import populate_caches as populate_caches
 from jax_tt._flax._linen_caches import refresh_caches as refresh_caches

@@ -1,6 +1,5 @@
 """The embedding layers of both models: ids of all categorical features to one vector of each."""
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,10 +10,6 @@ import numpy as np
 from flax import nnx
 
 import jax_tt
-
-# The rows that compete for a cache, as a multiple of its capacity. Sets that the hash gives too few of
-# the most frequent rows are filled with the next ones.
-CANDIDATES = 1.25
 
 
 class Place(NamedTuple):
@@ -63,33 +58,17 @@ class CollectedTables(nnx.Module):
         return self.collection.stacked(dict(zip(self.collection.features, rows, strict=True)))
 
     def fill_caches(self, sample: np.ndarray) -> None:
-        """Gives the most frequent rows of a sample of ids [n, L] to the row caches."""
-        cached = self._cached()
-        if not cached:
-            return
-        columns = [column.reshape(-1) for column in _by_feature(sample, self.places)]
-        rows = [column[:0] for column in columns]
-        for name, table in cached.items():
-            mine = [t for t, place in enumerate(self.places) if place.table == name]
-            ids, counts = np.unique(np.concatenate([columns[t] for t in mine]), return_counts=True)
-            candidates = round(CANDIDATES * table.cache.capacity)
-            chosen = ids[np.argsort(-counts, kind="stable")[:candidates]]
-            for t in mine:
-                rows[t] = columns[t][np.isin(columns[t], chosen)]
-        bags = [
-            row if place.hot == 1 else row[:, None]
-            for row, place in zip(rows, self.places, strict=True)
-        ]
-        # A cache that does not change any more needs no counters; choosing its rows does.
-        own = {name: table.cache for name, table in cached.items()}
-        for name, table in cached.items():
-            table.resize_cache(dataclasses.replace(own[name], counters=None))
-        self._count(True)
-        _look_up(self.collection, dict(zip(self.collection.features, bags, strict=True)))
-        for name, table in cached.items():
-            table.populate()
-            table.resize_cache(own[name])
-        self._count(not self.frozen_caches)
+        """Gives the most frequent rows of a sample of ids [n, L] to the row caches.
+
+        An id of a bag counts in inverse proportion to the size of the bag: sums of many rows follow each of them less.
+        """
+        for name, table in self._cached().items():
+            columns = zip(_by_feature(sample, self.places), self.places, strict=True)
+            mine = [(ids, place.hot) for ids, place in columns if place.table == name]
+            weights = [np.full(ids.size, 1 / hot) for ids, hot in mine]
+            table.fill_cache(
+                np.concatenate([ids.reshape(-1) for ids, _ in mine]), np.concatenate(weights)
+            )
 
     def hit_rate(self, ids: np.ndarray) -> float | None:
         """Share of the lookups in tables with a row cache that are hits; None without a cache.

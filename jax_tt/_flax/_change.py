@@ -11,6 +11,8 @@ import numpy as np
 import optax
 
 from jax_tt._arguments import as_int
+from jax_tt._cache.cached import RowCachedTable
+from jax_tt._cache.fill import filled
 from jax_tt._tables.change import Carry, Change, Growth, Orders
 from jax_tt._tables.table import State, Table
 from jax_tt.order import IdOrder
@@ -40,6 +42,15 @@ def grown(table: Table, state: State, growth: Growth) -> Change:
         count = as_int("num_embeddings", growth.num_embeddings) - table.num_embeddings
         _check_like(growth.like, count, table.num_embeddings)
     return table.grown(state, growth)
+
+
+def cache_filled(
+    cached: RowCachedTable, state: State, method: str, *, ids: Any, weights: Any
+) -> dict[str, Any]:
+    """`jax_tt.fill_cache` of a state whose table may have an order of ids."""
+    if ID_ORDER in state:
+        ids = IdOrder(state[ID_ORDER]).apply(ids)
+    return filled(cached, state, method, ids=ids, weights=weights)
 
 
 def check_cores(name: str, old: Table, new: Table) -> None:

@@ -13,6 +13,7 @@ from jax_tt._cache import maintain
 from jax_tt._cache.cached import COLLECTION as ROW_CACHE
 from jax_tt._cache.cached import DIRECTORY, directory_of
 from jax_tt._cache.directory import CacheDirectory
+from jax_tt._flax._change import cache_filled
 from jax_tt._flax._linen_table import TableModule
 from jax_tt._flax._linen_variables import TableVariables
 from jax_tt._tables.table import Table
@@ -69,6 +70,50 @@ def populate_caches(
         3
     """
     return _changed(maintain.populated, model, variables, args, kwargs)
+
+
+def fill_caches(
+    model: nn.Module,
+    variables: Mapping[str, Any],
+    samples: Mapping[str, Any],
+    *args: Any,
+    **kwargs: Any,
+) -> dict[str, Any]:
+    """Puts the most frequent rows of samples of ids into the row caches of a model; see `jax_tt.fill_cache`.
+
+    Args:
+        model, variables, args, kwargs: as in `refresh_caches`.
+        samples: requested ids, integers of any shape, by the path of the layer as in `cache_directories`; the caches
+            of other layers do not change.
+
+    Returns:
+        The variables, with the same structure.
+
+    Raises:
+        ValueError, TypeError: a path is not that of a layer with a row cache, or a sample does not fit.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt, jax_tt.linen
+        >>> layer = jax_tt.linen.TTEmbed(1000, 16, cache=jax_tt.RowCache(50))
+        >>> ids = jnp.array([1, 2, 3])
+        >>> variables = layer.init(jax.random.key(0), ids)
+        >>> variables = jax_tt.linen.fill_caches(layer, variables, {"": [5, 6, 5]}, ids)
+        >>> jax_tt.cache_statistics(jax_tt.linen.cache_directory(variables["row_cache"]))["occupied"]
+        2
+    """
+    layers = _layers_of(model, variables, args, kwargs)
+    by_path = {"/".join(path): path for path in layers}
+    changed = dict(variables)
+    for name, ids in samples.items():
+        if name not in by_path:
+            raise ValueError(
+                f"samples: got {name!r}; expected paths of layers with a row cache that the model calls on these "
+                f"inputs: {', '.join(map(repr, by_path)) or 'none'}."
+            )
+        table, method = layers[by_path[name]]
+        fill = partial(cache_filled, ids=ids, weights=None)
+        changed = _change(fill, changed, by_path[name], table, method)
+    return changed
 
 
 def flush_caches(

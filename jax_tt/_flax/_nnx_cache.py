@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from flax import nnx
@@ -9,6 +10,7 @@ from flax import nnx
 from jax_tt._cache import maintain
 from jax_tt._cache.cached import RowCachedTable, directory_of
 from jax_tt._cache.statistics import cache_statistics
+from jax_tt._flax._change import cache_filled
 from jax_tt._flax._nnx_table import TableModule
 
 
@@ -25,6 +27,29 @@ class CachedModule(TableModule):
             ValueError: the layer has no cache.
         """
         self._change(maintain.populated)
+
+    def fill_cache(self, ids: Any, weights: Any = None) -> None:
+        """Puts the most frequent rows of a sample of ids into the cache; see `jax_tt.fill_cache`.
+
+        Call it before training or between steps, outside of ``jit``. Without ``refresh_every``, the cache then holds
+        these rows until it is filled or populated again.
+
+        Args:
+            ids: a sample of requested ids, integers of any shape; negative ids are ignored.
+            weights: what each id counts; default 1.
+
+        Raises:
+            ValueError, TypeError: the layer has no cache, or the sample does not fit.
+
+        Example:
+            >>> import jax_tt
+            >>> from flax import nnx
+            >>> layer = jax_tt.TTEmbed(1000, 8, cache=jax_tt.RowCache(50, ways=5), rngs=nnx.Rngs(0))
+            >>> layer.fill_cache([[3, 1, 4], [1, 5, 9]])
+            >>> layer.cache_statistics()["occupied"]
+            5
+        """
+        self._change(partial(cache_filled, ids=ids, weights=weights))
 
     def refresh(self) -> None:
         """Calls `populate` if ``refresh_every`` batches have been counted since the last time."""

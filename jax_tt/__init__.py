@@ -37,11 +37,11 @@ from jax_tt._cache.resize import resize_cache as resize_cache
 from jax_tt._cache.statistics import cache_statistics as cache_statistics
 from jax_tt._cache.table import CachedTable as CachedTable
 from jax_tt._cache.table import init_cached_table as init_cached_table
+from jax_tt._coded.encode import encode as encode
+from jax_tt._coded.table import CodedTable as CodedTable
 from jax_tt._collection.checkpoint import checkpoint_state as checkpoint_state
 from jax_tt._collection.checkpoint import checkpoint_target as checkpoint_target
 from jax_tt._collection.checkpoint import restored_state as restored_state
-from jax_tt._coded.encode import encode as encode
-from jax_tt._coded.table import CodedTable as CodedTable
 from jax_tt._collection.collection import Collection as Collection
 from jax_tt._collection.feature import Feature as Feature
 from jax_tt._collection.insertion import insert_collection_keys as insert_collection_keys

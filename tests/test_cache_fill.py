@@ -184,5 +184,5 @@ def test_linen_caches_by_path():
     tags = {path: np.ravel(directory.tags) for path, directory in directories.items()}
     assert set(tags["items"]) == {-1, 5, 6, 7} and set(tags["others"]) == {-1}
     assert jax.tree.structure(filled) == jax.tree.structure(variables)
-    with pytest.raises(ValueError, match="samples: got 'user'; .* 'items', 'others'"):
+    with pytest.raises(ValueError, match=r"samples: got 'user'; .* 'items', 'others'"):
         jax_tt.linen.fill_caches(Model(), variables, {"user": [5]}, ids)

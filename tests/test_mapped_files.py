@@ -102,7 +102,7 @@ def test_files_that_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         jax_tt.map_arrays(path)
     safetensors.save_file({"a": np.ones(3)}, path)
-    with pytest.raises(jax_tt.FileError, match="was not written by jax_tt.save_arrays; it holds a"):
+    with pytest.raises(jax_tt.FileError, match=r"was not written by jax_tt.save_arrays; it holds a"):
         jax_tt.map_arrays(path)
     for notes in ({"arrays": {"b": ["b"]}}, {"arrays": {"a": "a b"}}, {"arrays": {"a": []}}):
         metadata = {"jax_tt": json.dumps(notes)}
@@ -119,7 +119,7 @@ def test_arrays_of_64_bits_are_not_shortened(tmp_path, x64):
     path = tmp_path / "model.safetensors"
     jax_tt.save_arrays(path, {"a": np.array([2**40])})
     assert jax_tt.map_arrays(path)["a"].tolist() == [2**40]
-    with jax.enable_x64(False), pytest.raises(ValueError, match="a: got int64.*jax_enable_x64"):
+    with jax.enable_x64(False), pytest.raises(ValueError, match=r"a: got int64.*jax_enable_x64"):
         jax_tt.map_arrays(path)
 
 
@@ -135,9 +135,7 @@ def collection():
         "int3": jax_tt.QuantizedTable(40, 13, 3),
         "hash": jax_tt.hash_table(64, 8, optimizer=RULE, safe_check="ignore"),
     }
-    return jax_tt.Collection(
-        tables, {name: Feature(name, combiner="mean") for name in tables}
-    )
+    return jax_tt.Collection(tables, {name: Feature(name, combiner="mean") for name in tables})
 
 
 BAGS = {
@@ -151,7 +149,9 @@ def batch_of(described):
     names = enumerate(described.features)
     batch = {name: BAGS["weighted" if k % 2 == 0 else "ragged"] for k, name in names}
     bags = batch["hash"]
-    return batch | {"hash": Bags(jax_tt.split_keys(np.asarray(bags.ids)), bags.offsets, bags.weights)}
+    return batch | {
+        "hash": Bags(jax_tt.split_keys(np.asarray(bags.ids)), bags.offsets, bags.weights)
+    }
 
 
 def test_a_frozen_collection_answers_as_the_trained_one():

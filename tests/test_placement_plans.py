@@ -78,7 +78,9 @@ def test_predicted_bytes_are_those_of_the_compiled_step(placements):
     @jax.jit
     def step(state, batch):
         def loss(trained):
-            rows, _ = jax_tt.embed_collection(collection, collection.replaced(state, trained), batch)
+            rows, _ = jax_tt.embed_collection(
+                collection, collection.replaced(state, trained), batch
+            )
             return sum(jnp.sum(jnp.sin(array)) for array in rows.values())
 
         return jax.grad(loss)(collection.trained(state))
@@ -150,7 +152,9 @@ def test_hot_pages_are_dealt_out_to_several_devices():
 
 def test_limits_of_memory():
     smallest = jax_tt.plan_placements(TABLES, DEVICES, _ids()).device_bytes
-    with pytest.raises(ValueError, match="device_bytes: got 1,000; expected at least .* on each of 4"):
+    with pytest.raises(
+        ValueError, match=r"device_bytes: got 1,000; expected at least .* on each of 4"
+    ):
         jax_tt.plan_placements(TABLES, DEVICES, _ids(), device_bytes=1000)
     within = jax_tt.plan_placements(TABLES, DEVICES, _ids(), device_bytes=smallest)
     assert within.device_bytes <= smallest

@@ -1,4 +1,4 @@
-"""Quantized tables of a collection in one native call, beside dense tables: bits are those of calls on single tables."""
+"""Quantized tables of a collection in one native call, beside dense tables: bits are those of single calls."""
 
 import functools
 
@@ -112,6 +112,8 @@ def test_rows_in_one_array(method):
 def test_a_bad_id_in_one_table_is_an_error_that_names_it():
     collection, state = collection_of(["int8", "int4", "plain"])
     batch = {**batch_of(collection), "int4": jnp.array([[0, 41]])}
-    with pytest.raises(Exception, match=r"embed_collection: id 41 .*is out of range for table .int4 "):
+    with pytest.raises(
+        Exception, match=r"embed_collection: id 41 .*is out of range for table .int4 "
+    ):
         rows, _ = jax_tt.embed_collection(collection, state, batch, Lookup(bounds="error"))
         jax.block_until_ready(rows)

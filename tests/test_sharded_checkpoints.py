@@ -51,7 +51,7 @@ def _collection(devices):
 def _trained(collection):
     """A state in which all arrays have values that a mistake would change."""
     state = collection.separated(collection.init(jax.random.key(0)))
-    for name, own in state.items():
+    for own in state.values():
         for array, value in own.items():
             if array not in ("sentinel", "used"):
                 own[array] = value + jnp.arange(value.size, dtype=value.dtype).reshape(value.shape)

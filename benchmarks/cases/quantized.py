@@ -40,7 +40,9 @@ def measure(settings: Settings, report: Report) -> None:
             _compare(calls, settings, report)
 
 
-@case("quantized_tables", "26 quantized tables of 100,000 rows in one call, bags of 20 ids: forward")
+@case(
+    "quantized_tables", "26 quantized tables of 100,000 rows in one call, bags of 20 ids: forward"
+)
 def measure_tables(settings: Settings, report: Report) -> None:
     rows, bags, count = (1000, 8, 3) if settings.quick else (100_000, 128, 26)
     rival = peer("fbgemm_quantized", report)

@@ -129,7 +129,9 @@ def embed(
     calls, counted, after = [], [], {}
     batches = {
         name: _batch_of(table, storages[name], {f: requests[f] for f in features}, batch)
-        for (name, table), features in zip(tables.items(), collection.features_of.values(), strict=True)
+        for (name, table), features in zip(
+            tables.items(), collection.features_of.values(), strict=True
+        )
     }
     batches |= _found_keys(tables, state, batches, lookups)
     for (name, table), read in zip(tables.items(), scalars, strict=True):

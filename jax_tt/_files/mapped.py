@@ -70,7 +70,9 @@ def _flat(
             raise TypeError(f"{where}: got a {type(given).__name__}; expected a mapping of arrays.")
         dtype = getattr(given, "dtype", None)
         if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
-            raise TypeError(f"{where}: got {dtype} keys; expected numbers, e.g. jax.random.key_data(key).")
+            raise TypeError(
+                f"{where}: got {dtype} keys; expected numbers, e.g. jax.random.key_data(key)."
+            )
         array = np.asarray(as_array(where, given))
         if array.dtype not in DTYPES.values():
             raise TypeError(f"{where}: got {array.dtype}; expected one of {', '.join(DTYPES)}.")
@@ -115,7 +117,9 @@ def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, place in places.items():
         if not isinstance(place, list) or "/".join(map(str, place)) != name:
-            raise FileError(f"{stored.path}: its metadata is damaged: {name} has the place {place!r}.")
+            raise FileError(
+                f"{stored.path}: its metadata is damaged: {name} has the place {place!r}."
+            )
         *outer, last = place
         own = found
         for key in outer:

@@ -38,8 +38,8 @@ from jax_tt._tables.table import State
 
 _LAST = 2**31 - 2
 _NO_ROOM = (
-    "{{count}} new keys of a batch found no room in their sets of the table, which has {} rows. They read their initial "
-    "values and train nothing. Raise the capacity, let the table grow (jax_tt.grow_if_full), or choose a policy that "
+    "{{count}} new keys of a batch found no room in their sets of the table, which has {} rows. They read their "
+    "initial values and train nothing. Raise the capacity, let the table grow (jax_tt.grow_if_full), or choose a policy that "
     "evicts. safe_check='ignore' says nothing."
 )
 
@@ -220,7 +220,11 @@ def inserted_together(
         total = jnp.stack(list(counts.values())).astype(jnp.uint32)
         totals = {TOTALS: _words.added(own.state[TOTALS], total)}
         results.append(({**own.state, **named_directory(directory), **totals}, done, counts))
-    reset = _reset([(own.table, *r[:2]) for own, r in zip(begun, results, strict=True)], methods, return_evicted)
+    reset = _reset(
+        [(own.table, *r[:2]) for own, r in zip(begun, results, strict=True)],
+        methods,
+        return_evicted,
+    )
     return [
         (state, _inserted(done, counts, old if return_evicted else None))
         for (state, old), (_, done, counts) in zip(reset, results, strict=True)

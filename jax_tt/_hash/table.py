@@ -192,7 +192,9 @@ class HashTable(Wrapper):
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
         """Turns keys into slots, where that has not been done; missing keys get a number out of range."""
         (batch,) = found_slots([(self, state, batch, lookup)])
-        return self.table.prepare(state, dataclasses.replace(batch, ids=batch.slots, slots=None), lookup)
+        return self.table.prepare(
+            state, dataclasses.replace(batch, ids=batch.slots, slots=None), lookup
+        )
 
     def search(self, state: State, batch: Batch, lookup: Lookup) -> backend.Search:
         """The search of the keys of a batch."""
@@ -287,9 +289,7 @@ def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> li
             searches.append(table.search(state, batch, lookup))
             methods.append(lookup.method)
         slots = backend.find_many(searches, methods)
-        return [
-            x.reshape(batch.ids.shape[:2]) for x, (_, batch) in zip(slots, inputs, strict=True)
-        ]
+        return [x.reshape(batch.ids.shape[:2]) for x, (_, batch) in zip(slots, inputs, strict=True)]
 
     asked = [({name: lookups[k][1][name] for name in KEYS}, lookups[k][2]) for k in new]
     slots = lists_over_explicit_axes(found, asked, [batch for _, batch in asked])

@@ -31,7 +31,10 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
 
     def operands(own: Search) -> tuple[Named, Named]:
         blocks = num_blocks(own.present.shape[0])
-        blocked = {"asked": own.keys.reshape(blocks, -1, 2), "present": own.present.reshape(blocks, -1)}
+        blocked = {
+            "asked": own.keys.reshape(blocks, -1, 2),
+            "present": own.present.reshape(blocks, -1),
+        }
         return blocked, {"keys": own.directory.keys, "touched": own.directory.touched}
 
     def slots(args: Named) -> jax.ShapeDtypeStruct:
@@ -48,9 +51,7 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
     return [x.reshape(own.present.shape) for x, own in zip(found, searches, strict=True)]
 
 
-def hash_insert(
-    entries: Sequence[Entry], *, platform: str
-) -> list[tuple[KeyDirectory, Insertion]]:
+def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDirectory, Insertion]]:
     # Every device inserts the whole batch: replicas of the directory must stay identical.
     @sequential_vmap
     def call(given: list[Any]) -> Any:
@@ -104,7 +105,10 @@ def _insertion_types(n: int, old: int) -> Insertion:
 def hash_initial(asked: Sequence[Fresh], *, platform: str) -> list[jax.Array]:
     def operands(own: Fresh) -> tuple[Named, Named]:
         blocks = num_blocks(own.wanted.shape[0])
-        blocked = {"keys": own.keys.reshape(blocks, -1, 2), "wanted": own.wanted.reshape(blocks, -1)}
+        blocked = {
+            "keys": own.keys.reshape(blocks, -1, 2),
+            "wanted": own.wanted.reshape(blocks, -1),
+        }
         values = own.distribution
         quantiles, factor = jnp.asarray(values.quantiles), jnp.asarray(values.factor)
         return blocked, {"seed": own.seed, "quantiles": quantiles, "scale": factor}
@@ -150,9 +154,7 @@ def _over_blocks(
 
         def local(args: Named, axes: Any, members: list[int] = members) -> Named:
             del axes
-            given = [
-                {name: own[name] for name in order} for own in apart(args, len(members))
-            ]
+            given = [{name: own[name] for name in order} for own in apart(args, len(members))]
             types = [{"result": results[k](own)} for k, own in zip(members, given, strict=True)]
             own_attributes = {str(i): attributes[k] for i, k in enumerate(members)}
             return native_call(platform, op, together(given), together(types), None, own_attributes)
@@ -183,7 +185,12 @@ def hash_exchange(
             results.append({**types_of(named), **old})
             attributes[str(k)] = {"arrays": np.int64(len(arrays)), "return_old": own.return_old}
         found = native_call(
-            platform, "hash_tables_exchange", together(operands), together(results), None, attributes
+            platform,
+            "hash_tables_exchange",
+            together(operands),
+            together(results),
+            None,
+            attributes,
         )
         return [
             (

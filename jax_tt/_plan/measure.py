@@ -64,8 +64,8 @@ def measure_bandwidths(
     rows, ids, words = (as_positive(name, value) for name, value in sizes.items())
     if not isinstance(mesh, Mesh) or axis not in mesh.axis_names or mesh.shape[axis] < 2:
         raise ValueError(
-            f"axis: got {axis!r} of {mesh!r}; expected an axis of a jax.sharding.Mesh with two devices or more, between "
-            "which there is something to measure."
+            f"axis: got {axis!r} of {mesh!r}; expected an axis of a jax.sharding.Mesh with two devices or more, "
+            "between which there is something to measure."
         )
     devices = mesh.shape[axis]
     timer = _Timer(Mesh(mesh.devices, mesh.axis_names), axis, progress)
@@ -78,7 +78,9 @@ def measure_bandwidths(
         table = DenseTable(rows, _COLUMNS, update=Update(optimizers.RowWiseAdagrad(0.01)))
         state = table.init(jax.random.key(0))
         some = jnp.asarray(np.random.default_rng(0).integers(0, rows, ids), jnp.int32)
-        read = timer.seconds("reads of rows", functools.partial(_stepped, table, False), some, state)
+        read = timer.seconds(
+            "reads of rows", functools.partial(_stepped, table, False), some, state
+        )
         step = timer.seconds("steps of rows", functools.partial(_stepped, table, True), some, state)
         order = timer.seconds("order of ids", lambda own: _order(own, devices), some)
     kind = mesh.devices.flat[0].device_kind

@@ -54,8 +54,8 @@ def plan_placements(
     Args:
         tables: by name. Those that cannot be divided, such as tensor trains, are on every device.
         devices: of the mesh axis that tables are divided over. They need not exist.
-        id_samples: name -> integers ``[steps * batch, ids per bag]`` or ``[steps * batch]``, the ids of whole batches of
-            all devices; negative ones are padding. A placement by load is made from the first half of the steps and
+        id_samples: name -> integers ``[steps * batch, ids per bag]`` or ``[steps * batch]``, the ids of whole batches
+            of all devices; negative ones are padding. A placement by load is made from the first half of the steps and
             judged by the others. Without a sample of a table, 1,024 random ids are assumed.
         steps: of the samples.
         device_bytes: memory of a device for tables, optimizer state and messages; default: no limit.
@@ -115,9 +115,7 @@ class _Costs:
     def __init__(self, table: Table, sample: Sample, bandwidths: Bandwidths):
         self.table, self.sample, self.bandwidths = table, sample, bandwidths
         state = jax.eval_shape(table.init, jax.random.key(0))
-        sizes = {
-            name: like.size * like.dtype.itemsize for name, like in state.items() if like.size
-        }
+        sizes = {name: like.size * like.dtype.itemsize for name, like in state.items() if like.size}
         rows = table.row_arrays if can_be_sharded(table) else {}
         self.per_row = sum(sizes[name] for name in rows) // table.num_embeddings
         self.fixed = sum(nbytes for name, nbytes in sizes.items() if name not in rows)
@@ -260,5 +258,3 @@ def _by_load(sample: Sample, num_embeddings: int) -> Iterator[Placement]:
                 share = float(requests[page]) / len(taken)
                 heapq.heappush(idle, (load + share, pages + 1, device))
     yield Placement.pages(owners, size)
-
-

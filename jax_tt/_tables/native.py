@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import jax

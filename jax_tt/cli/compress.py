@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -165,14 +165,14 @@ def _run_kind(args: argparse.Namespace) -> None:
         seed=args.seed,
         progress=args.progress,
     )
-    kind = found.chosen.kind
+    kind, table = found.chosen.kind, cast("Any", found.table)
     if kind == "quantized":
-        save_quantized(args.out, {name: (found.table, found.state)}, overwrite=args.force)
+        save_quantized(args.out, {name: (table, found.state)}, overwrite=args.force)
     elif kind in ("product", "additive"):
-        save_coded(args.out, {name: (found.table, found.state)}, overwrite=args.force)
+        save_coded(args.out, {name: (table, found.state)}, overwrite=args.force)
     else:
         cores = tuple(found.state.values())
-        save_tables(args.out, {name: StoredTable(cores, found.table.shape)}, overwrite=args.force)
+        save_tables(args.out, {name: StoredTable(cores, table.shape)}, overwrite=args.force)
     print(found)
     print(f"wrote {name} to {args.out}: {kind} with {found.chosen.detail}")
     _pictures.figure(args, 1, lambda axes: found.draw(axes[0]))

@@ -85,9 +85,13 @@ def _add_devices(parser: Any) -> None:
         "--device-memory", type=byte_size, metavar="SIZE", help="for tables and messages"
     )
     group.add_argument(
-        "--bandwidths", metavar="JSON", help="what jax-tt measure has written; default: round numbers"
+        "--bandwidths",
+        metavar="JSON",
+        help="what jax-tt measure has written; default: round numbers",
     )
-    group.add_argument("--picture", metavar="PNG", help="draw the pages on the devices to this file")
+    group.add_argument(
+        "--picture", metavar="PNG", help="draw the pages on the devices to this file"
+    )
     group.add_argument("--force", action="store_true", help="replace an existing picture")
 
 
@@ -113,9 +117,7 @@ def run(args: argparse.Namespace) -> None:
             "device_bytes": args.device_memory,
             "bandwidths": None if args.bandwidths is None else Bandwidths.load(args.bandwidths),
         }
-    found = plan(
-        tables, args.budget, samples, seed=args.seed, progress=args.progress, **on_devices
-    )
+    found = plan(tables, args.budget, samples, seed=args.seed, progress=args.progress, **on_devices)
     print(found)
     figure(args, 1, lambda axes: draw_devices(axes[0], found.placements))
 

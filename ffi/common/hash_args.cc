@@ -102,8 +102,7 @@ Status ReadHashEntries(const TablesCall& call, std::vector<HashEntry>* entries) 
     JAX_TT_RETURN_IF_ERROR(Data(args[2], "given", 2 * n, &entry.asked.given));
     JAX_TT_RETURN_IF_ERROR(Data(args[3], "now", 1, &entry.asked.now));
     JAX_TT_RETURN_IF_ERROR(Data(args[4], "epoch", 1, &entry.asked.epoch));
-    JAX_TT_RETURN_IF_ERROR(
-        ReadHashInPlace({args[5], args[6], args[7], rets[7], rets[8], rets[9]}, &entry.directory));
+    JAX_TT_RETURN_IF_ERROR(ReadHashInPlace({args[5], args[6], args[7], rets[7], rets[8], rets[9]}, &entry.directory));
     JAX_TT_RETURN_IF_ERROR(Data(rets[0], "slots", n, &done.slots));
     JAX_TT_RETURN_IF_ERROR(Data(rets[1], "inserted", 2 * n, &done.keys));
     JAX_TT_RETURN_IF_ERROR(OptionalData(rets[2], "old keys", 2 * n, &done.old_keys));

@@ -30,7 +30,8 @@ inline int Deliver(void*) {
   return 0;
 }
 
-// Calls function(table, num_embeddings, count, id, position, message) for every report from here on; None: for none any more,
+// Calls function(table, num_embeddings, count, id, position, message) for every report from here on; None: for none
+// any more,
 // which a program must ask for before Python ends, because no other thread may call into it then.
 inline void Listen(nanobind::object function) {
   if (function.is_none()) {

@@ -76,7 +76,8 @@ class Exchange : public Pass {
   std::vector<TaskSet> Rounds() override {
     constexpr int64_t kBlock = 256;
     const auto& arrays = exchange_.arrays;
-    const bool old_ones = std::any_of(arrays.begin(), arrays.end(), [](const HashArray& a) { return a.old != nullptr; });
+    const bool old_ones =
+        std::any_of(arrays.begin(), arrays.end(), [](const HashArray& a) { return a.old != nullptr; });
     const int64_t n = exchange_.n;
     const int64_t count = old_ones ? n : CountUpToLast(n, [this](int64_t i) { return IsValid(i); });
     return {BlockTasks(count, kBlock, [this](int64_t begin, int64_t end, int) {

@@ -49,21 +49,20 @@ ffi::Error InsertImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary
 }
 
 ffi::Error InitialImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
-  return ForTables<HashFresh>(
-      "hash_initial", {args, rets, attrs, rets.size()}, ReadHashFresh, [&](const HashFresh& fresh) {
-        return DispatchGpuStorage(fresh.rows.element_type(), [&](auto tag) -> Status {
-          using T = typename decltype(tag)::type;
-          return HashInitial(stream, fresh.values, fresh.batch, fresh.features,
-                             static_cast<T*>(fresh.rows.untyped_data()));
-        });
-      });
+  return ForTables<HashFresh>("hash_initial", {args, rets, attrs, rets.size()}, ReadHashFresh,
+                              [&](const HashFresh& fresh) {
+                                return DispatchGpuStorage(fresh.rows.element_type(), [&](auto tag) -> Status {
+                                  using T = typename decltype(tag)::type;
+                                  return HashInitial(stream, fresh.values, fresh.batch, fresh.features,
+                                                     static_cast<T*>(fresh.rows.untyped_data()));
+                                });
+                              });
 }
 
 ffi::Error ExchangeImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
-  return ForTables<HashExchanged>("hash_exchange", {args, rets, attrs, rets.size()}, ReadHashExchanges,
-                                  [&](const HashExchanged& own) {
-                                    return HashExchange(stream, own.arrays, {own.slots, own.n, own.capacity});
-                                  });
+  return ForTables<HashExchanged>(
+      "hash_exchange", {args, rets, attrs, rets.size()}, ReadHashExchanges,
+      [&](const HashExchanged& own) { return HashExchange(stream, own.arrays, {own.slots, own.n, own.capacity}); });
 }
 
 ffi::Error DoubleImpl(cudaStream_t stream, ffi::AnyBuffer keys, ffi::AnyBuffer scores, ffi::AnyBuffer touched,

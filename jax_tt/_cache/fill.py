@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jax_tt._cache.cached import RowCachedTable, directory_of, named_directory
 from jax_tt._cache.config import RowCache
@@ -73,7 +74,7 @@ def filled(
 ) -> dict[str, Any]:
     """`fill_cache` of a state; ids are rows of the table."""
     before = directory_of(state)
-    if isinstance(before.tags, jax.core.Tracer):
+    if isinstance(before.tags, Tracer):
         raise TypeError("table: its arrays are traced; a cache is filled outside of jit.")
     rows, counts = _frequencies(cached.num_embeddings, ids, weights)
     sampled = _candidates(before, rows, _scores(counts, cached.cache.scoring))
@@ -81,13 +82,10 @@ def filled(
     scores = after.scores
     if cached.cache.policy == "lru":  # as if requested in one step, the last
         scores = jnp.minimum(scores, MOST_COUNTED)
+    sizes: tuple[Any, ...] = (*before.tags.shape, *before.ghost_tags.shape, before.tags.dtype)
     ghosts = {
         name: value
-        for name, value in init_directory(
-            *before.tags.shape, *before.ghost_tags.shape, before.tags.dtype
-        )
-        ._asdict()
-        .items()
+        for name, value in init_directory(*sizes)._asdict().items()
         if name.startswith("ghost_")
     }
     return {**state, **named_directory(after._replace(scores=scores, **ghosts))}

@@ -275,10 +275,10 @@ class CodedTable(Table):
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
         own, g = self._expanded(state, batch, lookup), self._of_codes(state, g, lookup)
-        *new, dweights = self._dense.stepped_params(
+        params, slots, applied, dweights = self._dense.stepped_params(
             _as_dense(state), own, residuals, g, _quiet(lookup), values
         )
-        return *new, self._of_positions(batch, dweights)
+        return params, slots, applied, self._of_positions(batch, dweights)
 
     @functools.cached_property
     def _dense(self) -> DenseTable:

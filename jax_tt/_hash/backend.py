@@ -161,11 +161,11 @@ def exchange_many(
 
         @jax.custom_jvp
         def exchanged(arrays: list[Any]) -> Any:
-            own = [Exchange(*of, old) for of, old in zip(arrays, kept, strict=True)]
+            own = [Exchange._make((*of, old)) for of, old in zip(arrays, kept, strict=True)]
             return _native.hash_exchange(own, platform=platform)
 
         def all_plain(arrays: list[Any]) -> Any:
-            return [plain(Exchange(*of, old)) for of, old in zip(arrays, kept, strict=True)]
+            return [plain(Exchange._make((*of, old))) for of, old in zip(arrays, kept, strict=True)]
 
         # A native call has no derivative, and rows may be inserted inside a function that is differentiated.
         exchanged.defjvp(lambda primals, tangents: jax.jvp(all_plain, primals, tangents))

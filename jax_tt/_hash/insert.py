@@ -39,8 +39,8 @@ from jax_tt._tables.table import State
 _LAST = 2**31 - 2
 _NO_ROOM = (
     "{{count}} new keys of a batch found no room in their sets of the table, which has {} rows. They read their "
-    "initial values and train nothing. Raise the capacity, let the table grow (jax_tt.grow_if_full), or choose a policy that "
-    "evicts. safe_check='ignore' says nothing."
+    "initial values and train nothing. Raise the capacity, let the table grow (jax_tt.grow_if_full), or choose a "
+    "policy that evicts. safe_check='ignore' says nothing."
 )
 
 

@@ -57,7 +57,7 @@ def hash_insert(entries: Sequence[Entry], *, platform: str) -> list[tuple[KeyDir
     def call(given: list[Any]) -> Any:
         operands, results, attributes, workspace = [], [], {}, []
         for k, (of, entry) in enumerate(zip(given, entries, strict=True)):
-            own = type(entry)(*of, *entry[6:])
+            own = type(entry)._make((*of, *entry[6:]))
             n = own.keys.shape[0]
             done = _insertion_types(n, n if own.return_old else 0)
             of_batch = {"asked": own.keys, "present": own.present, "given": own.given}
@@ -133,7 +133,7 @@ def _over_blocks(
     operands: Sequence[tuple[Named, Named]],
     order: Sequence[str],
     results: Sequence[Callable[[Named], jax.ShapeDtypeStruct]],
-    attributes: Sequence[Named],
+    attributes: Sequence[dict[str, Any]],
 ) -> list[jax.Array]:
     """An op with one result per table, which is blocked, as every device looks at its own keys.
 

@@ -6,6 +6,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._sharding.pages import paged
@@ -98,7 +99,7 @@ def load_of(sample: Sample, layout: Layout) -> Load:
     """The load of the devices by the requests of a sample."""
     steps, devices, count = sample.ids.shape
     part, rows = sample.requests()
-    page, row = (np.asarray(found) for found in paged(layout, rows))
+    page, row = (np.asarray(found) for found in paged(layout, jnp.asarray(rows)))
     places = layout.page_table[page]
     # As in the exchange: devices share the replicas of a page, and gradients go to all of them.
     copies = (places >= 0).sum(axis=1)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._arguments import as_int, as_positive
@@ -243,7 +244,7 @@ def _by_load(sample: Sample, num_embeddings: int) -> Iterator[Placement]:
         return
     layout = Placement.round_robin(size).layout(num_embeddings, devices)
     _, rows = sample.requests()
-    requests = np.bincount(np.asarray(paged(layout, rows).page), minlength=count)
+    requests = np.bincount(np.asarray(paged(layout, jnp.asarray(rows)).page), minlength=count)
     # A page is on as many devices as keep its share of the requests below half of an average device's.
     half = max(requests.sum() / devices / 2, 1)
     copies = np.clip(np.ceil(requests / half), 1, devices).astype(int)

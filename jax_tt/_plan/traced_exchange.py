@@ -64,7 +64,8 @@ def traced_exchange(
         tables: by name, the table, its placement, and the bags of a device with the number of ids of each.
         devices: of the mesh, which need not exist.
     """
-    mesh = AbstractMesh((devices,), (_AXIS,), axis_types=(AxisType.Auto,))
+    # Traced only, so that no devices are needed.
+    mesh: Any = AbstractMesh((devices,), (_AXIS,), axis_types=(AxisType.Auto,))
     described = {
         name: _Described(table, mesh, _AXIS, placement)
         for name, (table, placement, _) in tables.items()

@@ -31,7 +31,7 @@ def can_draw_rows(table: Any, key: jax.Array) -> bool:
     """Whether `drawn_rows` are those of ``table.init``: other initialisers may depend on the shape of the table."""
     return (
         getattr(table, "embedding_init", None) is default_embedding_init
-        and bool(jax.config.jax_threefry_partitionable)
+        and getattr(jax.config, "jax_threefry_partitionable", False)
         and str(jax.random.key_impl(key)) in ("threefry2x32", "fry")
     )
 

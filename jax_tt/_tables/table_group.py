@@ -65,7 +65,8 @@ class TableGroup:
             table, lookup = call.use.table, call.use.lookup
             if g is None:
                 continue
-            native = table.innermost.steps_natively
+            innermost: Any = table.innermost
+            native = innermost.steps_natively
             if lookup.wanted.names and native and self._joins(call, g):
                 (others if table.update is None else stepped).append(k)
                 continue

@@ -119,7 +119,9 @@ def run(args: argparse.Namespace) -> None:
         }
     found = plan(tables, args.budget, samples, seed=args.seed, progress=args.progress, **on_devices)
     print(found)
-    figure(args, 1, lambda axes: draw_devices(axes[0], found.placements))
+    placements = found.placements
+    if placements is not None:
+        figure(args, 1, lambda axes: draw_devices(axes[0], placements))
 
 
 def _described(path: str) -> Mapping[str, Any]:

@@ -102,7 +102,9 @@ def test_files_that_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError):
         jax_tt.map_arrays(path)
     safetensors.save_file({"a": np.ones(3)}, path)
-    with pytest.raises(jax_tt.FileError, match=r"was not written by jax_tt.save_arrays; it holds a"):
+    with pytest.raises(
+        jax_tt.FileError, match=r"was not written by jax_tt.save_arrays; it holds a"
+    ):
         jax_tt.map_arrays(path)
     for notes in ({"arrays": {"b": ["b"]}}, {"arrays": {"a": "a b"}}, {"arrays": {"a": []}}):
         metadata = {"jax_tt": json.dumps(notes)}

@@ -68,7 +68,7 @@ def prepared(
         total = add_out_of_range(state[OUT_OF_RANGE], ids, table, lookup.axis_name)
         state = {**state, OUT_OF_RANGE: total}
     added = None
-    if table.adds_rows(lookup):
+    if table.takes_keys and table.adds_rows(lookup):
         rest = {name: x for name, x in before.items() if name not in table.trained_names}
         constant = jax.lax.stop_gradient((rest, given, batch))
         added = Added(table, lookup, table.storage(before), *constant)

@@ -37,6 +37,11 @@ class Measured:
         detail: its settings.
         nbytes: all bytes of its state.
         quality: the metric; without one, 1 minus the weighted squared error relative to the squares of the rows.
+
+    >>> import jax_tt, numpy as np
+    >>> rows = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
+    >>> jax_tt.compress(rows, kind="quantized", max_bytes=900, progress=False).chosen.nbytes
+    800
     """
 
     kind: str
@@ -54,6 +59,12 @@ class Compressed:
         chosen: what was measured of it.
         dense: the same of the rows themselves, in float32.
         measured: all tables that were made, smallest first.
+
+    >>> import jax_tt, numpy as np
+    >>> rows = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
+    >>> found = jax_tt.compress(rows, kind="quantized", max_bytes=900, progress=False)
+    >>> found.table.bits, found.dense.nbytes
+    (4, 3200)
     """
 
     table: Table
@@ -135,8 +146,8 @@ def compress(
     >>> import jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(2000, 16)).astype(np.float32)
     >>> found = jax_tt.compress(rows, max_bytes=rows.nbytes // 5, progress=False)
-    >>> found.chosen.kind, found.chosen.nbytes <= rows.nbytes // 5, round(found.chosen.quality, 2)
-    ('quantized', True, 0.99)
+    >>> found.chosen.kind, found.chosen.nbytes <= rows.nbytes // 5, found.chosen.quality > 0.98
+    ('quantized', True, True)
     """
     exactly_one(max_bytes=max_bytes, min_quality=min_quality)
     rows = dense_table(rows)

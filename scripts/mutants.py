@@ -83,9 +83,9 @@ MUTANTS = {
         "ffi/cpu/bag_sums.h", "continues_ = true;", "continues_ = false;", "dense_segments"
     ),
     "weights of single TT rows": Mutant(
-        "ffi/cpu/tt_backward.cc",
-        "if (end - begin == 1 && problem_.weights == nullptr) {",
-        "if (end - begin == 1) {",
+        "ffi/cpu/tt_row_gradients.h",
+        "if (end - begin == 1 && problem_.weights == nullptr) return",
+        "if (end - begin == 1) return",
         "conformance kinds",
     ),
     "poison": Mutant(

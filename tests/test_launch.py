@@ -63,10 +63,11 @@ def _cache_probe(module):
     return _results(((0,), jnp.int32)), (jnp.zeros((4, 32), jnp.int32), NO_IDS[0]), {}
 
 
-def _hash_find(module):
+def _hash_tables_find(module):
     keys, touched = jnp.zeros((4, 2, 8), jnp.uint32), jnp.zeros((4, 8), jnp.int32)
     asked = jnp.zeros((0, 2), jnp.uint32), jnp.zeros(0, bool)
-    return [jax.ShapeDtypeStruct((0,), jnp.int32)], (keys, touched, *asked), {}
+    check = {"safe_check": np.int64(0), "message": "", "absent": np.int64(-1)}
+    return [jax.ShapeDtypeStruct((0,), jnp.int32)], (keys, touched, *asked), {"0": check}
 
 
 def _plan(module):
@@ -100,7 +101,7 @@ def _table():
 
 @pytest.mark.parametrize(
     "call",
-    [_dense_forward, _dense_backward, _cache_probe, _hash_find, _plan, _forward],
+    [_dense_forward, _dense_backward, _cache_probe, _hash_tables_find, _plan, _forward],
     ids=lambda f: f.__name__,
 )
 def test_a_call_without_ids_launches(call):

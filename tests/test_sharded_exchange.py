@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Exchange, Lookup, Placement, ShardedTable, optimizers
-from jax_tt._sharding.move import _rows_of
+from jax_tt._sharding.move import rows_of
 from jax_tt._sharding.pages import paged
 
 ROWS, WIDTH = 40, 8
@@ -282,7 +282,7 @@ def test_rows_beyond_int32_have_places(placement):
     layout = placement.layout(MANY, 8)
     rows = np.concatenate([np.arange(100), MANY - 1 - np.arange(100), [2**31 - 1, 2**31]])
     places = paged(layout, jnp.asarray(rows.astype(np.uint32)))
-    found, here = _rows_of(layout, places, MANY)
+    found, here = rows_of(layout, places, MANY)
     assert here.all()
     np.testing.assert_array_equal(np.asarray(found).astype(np.int64), rows)
     size = layout.page_size
@@ -290,7 +290,7 @@ def test_rows_beyond_int32_have_places(placement):
     beyond = places._replace(page=last.at[0].set(-1), row=jnp.array([0, size - 1, 0], jnp.int32))
     if not layout.hashed:
         expected = [False, layout.num_pages * size == MANY, True]
-        np.testing.assert_array_equal(_rows_of(layout, beyond, MANY)[1], expected)
+        np.testing.assert_array_equal(rows_of(layout, beyond, MANY)[1], expected)
 
 
 def test_tables_beyond_int32_are_initialised_inside_of_jit(mesh):

@@ -460,5 +460,5 @@ def test_more_rows_than_32_bits_can_number_are_refused(mesh):
     plain = jax_tt.dense_table(3 * 2**31, 4)
     table = ShardedTable(plain, jax.make_mesh((4,), ("model",)), "model", Placement.hashed())
     if not jax.config.jax_enable_x64:
-        with pytest.raises(ValueError, match="can only be numbered with 64 bits"):
+        with pytest.raises(ValueError, match=r"expected at most 2\*\*32 without"):
             jax.eval_shape(table.init, jax.random.key(0))

@@ -67,8 +67,9 @@ def load_quantized(
     >>> import jax.numpy as jnp, jax_tt, os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "small.safetensors")
     >>> jax_tt.save_quantized(path, {"items": jax_tt.quantize(jnp.eye(100, 16), bits=2)})
-    >>> jax_tt.load_quantized(path)["items"][0]
-    QuantizedTable(num_embeddings=100, features=16, bits=2, update=None, name=None)
+    >>> table, state = jax_tt.load_quantized(path)["items"]
+    >>> table.num_embeddings, table.features, table.bits
+    (100, 16, 2)
     """
     return read_pairs(path, _KIND, _loaded)
 

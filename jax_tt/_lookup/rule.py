@@ -70,8 +70,8 @@ def prepared(
     added = None
     if table.takes_keys and table.adds_rows(lookup):
         rest = {name: x for name, x in before.items() if name not in table.trained_names}
-        constant = jax.lax.stop_gradient((rest, given, batch))
-        added = Added(table, lookup, table.storage(before), *constant)
+        constant = jax.lax.stop_gradient(rest)
+        added = Added(table, lookup, table.storage(before), constant, given, batch)
     # Where rows are on other devices, native ops are only given rows that exist.
     if lookup.bounds == "warn" and (lookup.method == "reference" or table.parts > 1):
         warn_out_of_range(table, batch)

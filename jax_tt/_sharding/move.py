@@ -17,7 +17,7 @@ from jax_tt._cache.hashing import mix
 from jax_tt._dtypes import x64_enabled
 from jax_tt._sharding.exchange import exchanged, other_rounds
 from jax_tt._sharding.forward import all_messages
-from jax_tt._sharding.pages import paged
+from jax_tt._sharding.pages import Paged, paged
 from jax_tt._sharding.placement import Layout
 from jax_tt._sharding.route import Messages, Route, distinct, kept_places, message_rows
 
@@ -91,11 +91,14 @@ def pages_at(layout: Layout, page_table: jax.Array) -> jax.Array:
 def rows_at(
     layout: Layout, page_at: jax.Array, device: jax.Array, places: jax.Array, num_embeddings: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The rows of the table at entries of a device's arrays, and whether there is one; the inverse of `paged`."""
-    page, row = (
-        page_at[device * layout.pool + places // layout.page_size],
-        places % layout.page_size,
-    )
+    """The rows of the table at entries of a device's arrays, and whether there is one."""
+    page = page_at[device * layout.pool + places // layout.page_size]
+    return rows_of(layout, Paged(page, places % layout.page_size), num_embeddings)
+
+
+def rows_of(layout: Layout, places: Paged, num_embeddings: int) -> tuple[jax.Array, jax.Array]:
+    """The rows of the table at places of pages, and whether there is one; the inverse of `paged`."""
+    page, row = places
     # A number of the form high * factor + low.
     high, factor, low = page, layout.page_size, row
     if layout.hashed:

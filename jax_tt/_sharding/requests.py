@@ -68,7 +68,7 @@ def requests_of(
     read = read.reshape(-1)
     places = page_table[own.page]
     # Devices share the replicas of a page evenly.
-    count = jnp.sum(places >= 0, axis=1)
+    count = jnp.sum(places >= 0, axis=1, dtype=jnp.int32)
     turn = lax.axis_index(axes).astype(jnp.int32) % count
     place = jnp.take_along_axis(places, turn[:, None], axis=1)[:, 0]
     requested = Route(

@@ -462,3 +462,23 @@ def test_more_rows_than_32_bits_can_number_are_refused(mesh):
     if not jax.config.jax_enable_x64:
         with pytest.raises(ValueError, match=r"expected at most 2\*\*32 without"):
             jax.eval_shape(table.init, jax.random.key(0))
+
+
+def test_steps_with_64_bit_types(mesh):
+    with jax.enable_x64(True):
+        plain = jax_tt.dense_table(100, 4, optimizer=jax_tt.optimizers.Adam(0.1))
+        table = ShardedTable(plain, mesh, "model", Placement.round_robin(7))
+        ids = np.random.default_rng(0).integers(0, 100, (16, 3))
+        state = plain.init(jax.random.key(0))
+
+        def stepped(table, state):
+            def loss(trained):
+                rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, ids, jax_tt.Lookup())
+                return jnp.sum(jnp.sin(rows))
+
+            return jax.jit(jax.grad(loss))({name: state[name] for name in table.trained_names})
+
+        divided = table.of_rows(state)
+        found = table.by_row({**divided, **stepped(table, divided)})
+        for name, array in stepped(plain, state).items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-6, atol=1e-7, err_msg=name)

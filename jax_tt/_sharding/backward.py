@@ -269,5 +269,5 @@ def _finished(call: Call, state: dict[str, Any], allowed: jax.Array) -> dict[str
     params, slots = local.params(state), local.stepped_slots(state)
     values = {**call.values, "allowed": applied}
     step = Step(call.batch, applied, call.use.lookup, values)
-    new, _, _ = local.after_step(call.state, step, params, slots, jnp.ones(()), None)
+    new, _, _ = local.after_step(call.state, step, params, slots, jnp.ones((), jnp.float32), None)
     return new

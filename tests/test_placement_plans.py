@@ -214,6 +214,19 @@ def test_large_plans_need_no_devices():
         jax_tt.plan_placements(tables, 4096, {"item": ids}, device_bytes=10**10)
 
 
+def test_rows_of_large_tables_are_not_cut():
+    rows, devices = 10**12, 4096
+    ids = np.random.default_rng(0).integers(0, rows, devices * 8)
+    layout = Placement.contiguous().layout(rows, devices)
+    load = load_of(sample_of("item", ids, rows, devices, 1), layout)
+    expected = np.bincount(ids // layout.page_size, minlength=devices)
+    np.testing.assert_array_equal(load.read, expected)
+    for placement in (Placement.hashed(), Placement.round_robin()):
+        load = load_of(sample_of("item", ids, rows, devices, 1), placement.layout(rows, devices))
+        assert load.read.sum() == len(ids)
+        assert load.read.max() < 40  # 8 on average
+
+
 def test_bandwidths_are_kept_in_files(tmp_path):
     path = str(tmp_path / "bandwidths.json")
     found = jax_tt.measure_bandwidths(_mesh(), "model", rows=64, ids=32, words=64)

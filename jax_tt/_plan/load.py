@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any, NamedTuple
 
@@ -99,7 +100,7 @@ def load_of(sample: Sample, layout: Layout) -> Load:
     """The load of the devices by the requests of a sample."""
     steps, devices, count = sample.ids.shape
     part, rows = sample.requests()
-    page, row = (np.asarray(found) for found in paged(layout, jnp.asarray(rows)))
+    page, row = pages_of(layout, rows)
     places = layout.page_table[page]
     # As in the exchange: devices share the replicas of a page, and gradients go to all of them.
     copies = (places >= 0).sum(axis=1)
@@ -112,6 +113,14 @@ def load_of(sample: Sample, layout: Layout) -> Load:
     read, stepped = (np.bincount(one.owner, minlength=devices) / steps for one in (asked, given))
     forward, backward = (devices * message_rows(each, devices) for each in counts)
     return Load(read, stepped, 2**bits, (forward, backward))
+
+
+def pages_of(layout: Layout, rows: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """`paged` of int64 rows on the host."""
+    # Without 64-bit types, JAX would cut the rows of a table that has 2**31 or more.
+    wide = jax.enable_x64(True) if rows.max(initial=0) >= 2**31 else contextlib.nullcontext()
+    with wide:
+        return [np.asarray(found) for found in paged(layout, jnp.asarray(rows))]
 
 
 class _Sent(NamedTuple):

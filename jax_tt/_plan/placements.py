@@ -7,15 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._arguments import as_int, as_positive
 from jax_tt._plan.bandwidths import Bandwidths
 from jax_tt._plan.device_plan import DevicePlan, PlacedTable
-from jax_tt._plan.load import Load, Sample, load_of, sample_of, uniform_sample
+from jax_tt._plan.load import Load, Sample, load_of, pages_of, sample_of, uniform_sample
 from jax_tt._plan.traced_exchange import traced_exchange
-from jax_tt._sharding.pages import paged
 from jax_tt._sharding.placement import Layout, Placement
 from jax_tt._sharding.table import can_be_sharded
 from jax_tt._tables.table import Table
@@ -244,7 +242,7 @@ def _by_load(sample: Sample, num_embeddings: int) -> Iterator[Placement]:
         return
     layout = Placement.round_robin(size).layout(num_embeddings, devices)
     _, rows = sample.requests()
-    requests = np.bincount(np.asarray(paged(layout, jnp.asarray(rows)).page), minlength=count)
+    requests = np.bincount(pages_of(layout, rows)[0], minlength=count)
     # A page is on as many devices as keep its share of the requests below half of an average device's.
     half = max(requests.sum() / devices / 2, 1)
     copies = np.clip(np.ceil(requests / half), 1, devices).astype(int)

@@ -154,7 +154,9 @@ def kept_places(messages: Messages, bits: jax.Array, devices: int) -> jax.Array:
         free = jnp.ones(total, bool).at[jnp.where(first, place, total)].set(False, mode="drop")
         order = jnp.cumsum(free, dtype=jnp.int32) - 1
         places = jnp.zeros(total, jnp.int32)
-        places = places.at[jnp.where(free, order, total)].set(lax.iota(jnp.int32, total), mode="drop")
+        places = places.at[jnp.where(free, order, total)].set(
+            lax.iota(jnp.int32, total), mode="drop"
+        )
         rank = jnp.cumsum(last, dtype=jnp.int32) - 1
         return jnp.where(last, places[jnp.maximum(rank, 0)], place)
 

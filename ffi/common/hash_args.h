@@ -52,8 +52,8 @@ inline Status ReadHashInPlace(const HashDirectoryArgs& args, HashDirectory* dire
 
 // Initial rows of one table.
 struct HashFresh {
-  HashInitialArrays values;
-  HashBatch batch;
+  HashInitialArrays values = {};
+  HashBatch batch = {};
   int64_t features = 0;
   ffi::AnyBuffer rows;  // [..., features], n of them
 };

@@ -17,7 +17,7 @@ struct Report {
   std::string id;        // the first of them, as the caller wrote it
   int64_t position = 0;  // where that stood
   // Of keys without a row, what to say, with {count} in it; then only the count counts beside it.
-  std::string message;
+  std::string message = {};
 };
 
 // Keeps a report until it is taken, unless there is one of this table already.  For any thread: it never throws, and

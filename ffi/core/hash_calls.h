@@ -25,7 +25,7 @@ struct HashSearch {
   HashBatch batch;
   int32_t absent = -1;
   int32_t* slots = nullptr;  // [n]
-  HashCheck check;           // of the keys that are not there
+  HashCheck check = {};      // of the keys that are not there
 };
 
 // An insertion into one table.

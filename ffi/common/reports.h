@@ -11,10 +11,10 @@ namespace jax_tt {
 
 // What one call found.
 struct Report {
-  std::string table;
+  std::string table = {};
   int64_t num_embeddings = 0;
   int64_t count = 0;     // of these ids
-  std::string id;        // the first of them, as the caller wrote it
+  std::string id = {};   // the first of them, as the caller wrote it
   int64_t position = 0;  // where that stood
   // Of keys without a row, what to say, with {count} in it; then only the count counts beside it.
   std::string message = {};

@@ -8,7 +8,9 @@
 #include <type_traits>
 
 #include "ffi/common/half.h"
+#include "ffi/core/coded_rows.h"
 #include "ffi/core/packed_rows.h"
+#include "ffi/cpu/kernels/coded_kernels.h"
 #include "ffi/cpu/kernels/kernels.h"
 #include "ffi/cpu/kernels/quantized_kernels.h"
 #include "ffi/cpu/prefetch.h"
@@ -34,6 +36,12 @@ class alignas(64) BagSums {
     workspace.Request(&end_, kMaxBags);
     workspace.Request(&out_at_, kMaxBags);
     if (kConverts) workspace.Request(&converted_, capacity_ * dim);
+  }
+
+  // Rows of codes select those of `codebooks`, which must outlive this.
+  void Use(const Codebooks& codebooks) {
+    codebooks_ = &codebooks;
+    pitch_ = codebooks.row_bytes();
   }
 
   // Rows of `table` will be summed into `out`, with weights or without.
@@ -64,8 +72,9 @@ class alignas(64) BagSums {
 
  private:
   static constexpr int kPacked = kPackedBits<T>;
+  static constexpr bool kCoded = std::is_same_v<T, Coded>;
   // Whether rows are converted before they are added.
-  static constexpr bool kConverts = !std::is_same_v<T, C> && kPacked == 0;
+  static constexpr bool kConverts = !std::is_same_v<T, C> && kPacked == 0 && !kCoded;
   static constexpr int64_t kMaxRows = 256, kMaxBags = 256, kConvertedElements = 4096, kAhead = 8;
 
   void FlushWithinBag() {
@@ -80,6 +89,8 @@ class alignas(64) BagSums {
     const C* const weight = weighted_ ? weight_ : nullptr;
     if constexpr (kPacked > 0) {
       packed_(dim_, &table_->byte, at_, weight, end_, bags_, continues_, out_, out_at_);
+    } else if constexpr (kCoded) {
+      coded_(*codebooks_, &table_->byte, at_, weight, end_, bags_, continues_, out_, out_at_);
     } else {
       const C* from = nullptr;
       if constexpr (kConverts)
@@ -102,6 +113,8 @@ class alignas(64) BagSums {
 
   const Kernels<C>& kernels_ = GetKernels<C>();
   const SumPackedBags packed_ = GetQuantizedKernels().sum_bags(kPacked);
+  const SumCodedBags coded_ = GetSumCodedBags();
+  const Codebooks* codebooks_ = nullptr;
   const T* table_ = nullptr;
   C* out_ = nullptr;
   int64_t dim_ = 0, pitch_ = 0, capacity_ = 0, rows_ = 0, bags_ = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -23,7 +24,10 @@ class ForwardPass : public Pass {
   std::string_view table() const override { return problem_.lookups.table; }
   void Request(int workers, Workspace& workspace) override {
     sums_.resize(static_cast<size_t>(workers));
-    for (BagSums<T>& sums : sums_) sums.RequestBuffers(problem_.dim, workspace);
+    for (BagSums<T>& sums : sums_) {
+      sums.RequestBuffers(problem_.dim, workspace);
+      if constexpr (std::is_same_v<T, Coded>) sums.Use(problem_.codebooks);
+    }
   }
   Status Plan() override {
     const Lookups& lookups = problem_.lookups;
@@ -233,5 +237,6 @@ template std::unique_ptr<Pass> DenseForward(const DenseProblem<Packed<8>>&, floa
 template std::unique_ptr<Pass> DenseForward(const DenseProblem<Packed<4>>&, float*);
 template std::unique_ptr<Pass> DenseForward(const DenseProblem<Packed<3>>&, float*);
 template std::unique_ptr<Pass> DenseForward(const DenseProblem<Packed<2>>&, float*);
+template std::unique_ptr<Pass> DenseForward(const DenseProblem<Coded>&, float*);
 
 }  // namespace jax_tt

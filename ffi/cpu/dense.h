@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "ffi/core/bag_vectors.h"
+#include "ffi/core/coded_rows.h"
 #include "ffi/core/lookups.h"
 #include "ffi/cpu/passes.h"
 #include "ffi/cpu/row_update.h"
@@ -18,16 +19,17 @@ template <typename T>
 struct DenseProblem {
   using C = typename ComputeType<T>::type;
 
-  const T* table = nullptr;  // [num_embeddings, dim], or packed rows
+  const T* table = nullptr;  // [num_embeddings, dim], or rows of numbers or codes in bytes
   int64_t num_embeddings = 0, dim = 0;
   Lookups lookups;
   const C* weights = nullptr;  // [n], or null for ones
   BagVectors vectors;
+  Codebooks codebooks;  // of rows of codes
 
   C weight(int64_t position) const { return weights == nullptr ? C{1} : weights[position]; }
 };
 
-// out: a vector of dim elements for every bag.  It also takes tables of packed rows.
+// out: a vector of dim elements for every bag.  It also takes tables of packed rows and of codes.
 template <typename T>
 std::unique_ptr<Pass> DenseForward(const DenseProblem<T>& problem, typename DenseProblem<T>::C* out);
 

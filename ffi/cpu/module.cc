@@ -44,6 +44,7 @@ nb::dict Registrations() {
   targets["jax_tt_dense_tables_forward_v1"] = Encapsulate(DenseTablesForwardCpu);
   targets["jax_tt_dense_tables_backward_v1"] = Encapsulate(DenseTablesBackwardCpu);
   targets["jax_tt_dense_tables_update_v1"] = Encapsulate(DenseTablesUpdateCpu);
+  targets["jax_tt_coded_forward_v1"] = Encapsulate(CodedForwardCpu);
   targets["jax_tt_cache_probe_v1"] = Encapsulate(CacheProbeCpu);
   targets["jax_tt_cache_forward_v1"] = Encapsulate(CacheForwardCpu);
   targets["jax_tt_cache_observe_v1"] = Encapsulate(CacheObserveCpu);

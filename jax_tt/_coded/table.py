@@ -20,8 +20,14 @@ from jax_tt._coded.assign import encoded_rows
 from jax_tt._host_table import host_table
 from jax_tt._lookup import _backend
 from jax_tt._lookup._batch import Batch, present
+from jax_tt._lookup._by_platform import by_platform
 from jax_tt._lookup._ids import digits_in_range
+from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._lookup._warn import warn_out_of_range
+from jax_tt._native._operands import sentinel_operand
+from jax_tt._native._table_call import run
+from jax_tt._native.coded import Forward
+from jax_tt._native.partition import num_blocks
 from jax_tt._tables import reference
 from jax_tt._tables.checks import check_param_dtype
 from jax_tt._tables.dense import DenseTable, gathered
@@ -255,12 +261,28 @@ class CodedTable(Table):
         sentinel = state.get("sentinel")
         if lookup.method == "reference":
             return reference.forward(self, self._arrays(state), batch, lookup, sentinel), ()
-        if lookup.bounds == "warn":
-            warn_out_of_range(self, batch)
-        found, residuals = self._dense.forward(
-            _as_dense(state), self._expanded(state, batch, lookup), _quiet(lookup)
-        )
-        return self._turned(self._whole(found), self._rotation(state), lookup.precision), residuals
+        axes = varying_axes(state[CODEBOOKS], batch)
+        arrays = {name: state[name] for name in (CODEBOOKS, CODES, "sentinel") if name in state}
+        arrays, batch = vary_over((arrays, batch), axes)
+
+        def native(arrays: State, batch: Batch) -> Any:
+            of_call = self, "cpu", (arrays[CODEBOOKS].astype(jnp.float32),), batch, lookup
+            given = {"sentinel": sentinel_operand(arrays.get("sentinel")), "codes": arrays[CODES]}
+            sums = run(Forward(*of_call, **given))
+            return vary_over((sums, self._order(sums) if lookup.wanted.names else ()), axes)
+
+        def expanded(arrays: State, batch: Batch) -> Any:
+            if lookup.bounds == "warn":
+                warn_out_of_range(self, batch)
+            own = self._expanded(arrays, batch, lookup)
+            found, residuals = self._dense.forward(_as_dense(arrays), own, _quiet(lookup))
+            return vary_over((self._whole(found), residuals), axes)
+
+        if self._runs_natively(lookup):
+            sums, residuals = by_platform({"cpu": native}, expanded, arrays, batch)
+        else:
+            sums, residuals = expanded(arrays, batch)
+        return self._turned(sums, self._rotation(state), lookup.precision), residuals
 
     def backward(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
@@ -279,6 +301,17 @@ class CodedTable(Table):
             _as_dense(state), own, residuals, g, _quiet(lookup), values
         )
         return params, slots, applied, self._of_positions(batch, dweights)
+
+    def _runs_natively(self, lookup: Lookup) -> bool:
+        """Whether programs for the CPU have the op on codes; it adds in float32."""
+        of_cpu = "cpu" in _backend.native_platforms() and lookup.method != "cuda_emulated"
+        return of_cpu and jnp.dtype(self.param_dtype) != jnp.float64
+
+    def _order(self, sums: jax.Array) -> tuple[jax.Array]:
+        """The residual of the expanded batch, by which its step comes after the forward pass."""
+        own = self._by_code(sums)
+        blocks = num_blocks(own.shape[0])
+        return (own.reshape(blocks, own.shape[0] // blocks, *own.shape[1:]),)
 
     @functools.cached_property
     def _dense(self) -> DenseTable:
@@ -336,11 +369,14 @@ class CodedTable(Table):
     def _of_codes(self, state: State, g: jax.Array, lookup: Lookup) -> jax.Array:
         """The gradient of the sums of the expanded batch, from that of the sums."""
         rotation = [matrix.T for matrix in self._rotation(state)]
-        g = self._turned(g, rotation, lookup.precision)
+        return self._by_code(self._turned(g, rotation, lookup.precision))
+
+    def _by_code(self, sums: jax.Array) -> jax.Array:
+        """The inverse of `_whole`."""
         if self.kind == "additive":
-            return g
-        by_code = g.reshape(*g.shape[:2], self.num_codes, self.width)
-        return jnp.moveaxis(by_code, 2, 1).reshape(-1, g.shape[1], self.width)
+            return sums
+        by_code = sums.reshape(*sums.shape[:2], self.num_codes, self.width)
+        return jnp.moveaxis(by_code, 2, 1).reshape(-1, sums.shape[1], self.width)
 
     def _of_positions(self, batch: Batch, dweights: jax.Array | None) -> jax.Array | None:
         """The gradient of the weights, from that of the weights of the expanded batch."""

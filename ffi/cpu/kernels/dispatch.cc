@@ -1,6 +1,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "ffi/cpu/kernels/coded_kernels.h"
 #include "ffi/cpu/kernels/hash_kernels.h"
 #include "ffi/cpu/kernels/kernels.h"
 #include "ffi/cpu/kernels/quantized_kernels.h"
@@ -59,5 +60,6 @@ const Kernels<double>& GetKernels<double>() {
 }
 const HashKernels& GetHashKernels() { JAX_TT_CHOOSE(kHash); }
 const QuantizedKernels& GetQuantizedKernels() { JAX_TT_CHOOSE(kQuantized); }
+SumCodedBags GetSumCodedBags() { JAX_TT_CHOOSE(kSumCoded); }
 
 }  // namespace jax_tt

@@ -3,10 +3,12 @@
 // This file is compiled once per instruction set with JAX_TT_ISA naming the namespace.  It includes no standard
 // library template and gives everything internal linkage: an inline function emitted here with wide instructions
 // must never be the copy that the linker keeps for the whole library.
+#include "ffi/cpu/kernels/coded_kernels.h"
 #include "ffi/cpu/kernels/find_keys.h"
 #include "ffi/cpu/kernels/hash_kernels.h"
 #include "ffi/cpu/kernels/initial_row.h"
 #include "ffi/cpu/kernels/kernels.h"
+#include "ffi/cpu/kernels/sum_coded.h"
 #include "ffi/cpu/kernels/sum_packed.h"
 #include "ffi/cpu/kernels/update_row.h"
 
@@ -469,6 +471,7 @@ extern const Kernels<float> kFloat = JAX_TT_KERNELS(float);
 extern const Kernels<double> kDouble = JAX_TT_KERNELS(double);
 extern const HashKernels kHash = {FindKeys, InitialPart};
 extern const QuantizedKernels kQuantized = {SumPacked<8>, SumPacked<4>, SumPacked<3>, SumPacked<2>};
+extern const SumCodedBags kSumCoded = SumCoded;
 
 }  // namespace JAX_TT_ISA
 }  // namespace jax_tt

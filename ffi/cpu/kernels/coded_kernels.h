@@ -1,0 +1,28 @@
+// Kernels of coded tables, chosen at run time as those of kernels.h are.
+#ifndef JAX_TT_CPU_KERNELS_CODED_KERNELS_H_
+#define JAX_TT_CPU_KERNELS_CODED_KERNELS_H_
+
+#include <stdint.h>
+
+#include "ffi/core/coded_rows.h"
+
+namespace jax_tt {
+
+// Kernels<float>::sum_bags of the rows whose codes are at bytes codes + at[k], with `first` 0.
+using SumCodedBags = void (*)(const Codebooks& codebooks, const uint8_t* codes, const int64_t* at, const float* weight,
+                              const int32_t* end, int64_t bags, bool add, float* out, const int64_t* out_at);
+
+SumCodedBags GetSumCodedBags();
+
+#define JAX_TT_DECLARE_KERNELS(isa)    \
+  namespace isa {                      \
+  extern const SumCodedBags kSumCoded; \
+  }
+JAX_TT_DECLARE_KERNELS(baseline)
+JAX_TT_DECLARE_KERNELS(x86_64_v3)
+JAX_TT_DECLARE_KERNELS(x86_64_v4)
+#undef JAX_TT_DECLARE_KERNELS
+
+}  // namespace jax_tt
+
+#endif  // JAX_TT_CPU_KERNELS_CODED_KERNELS_H_

@@ -1,0 +1,41 @@
+"""The op of coded tables on the native kernels of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_tt._native._call import Named
+from jax_tt._native._table_call import TableCall, Types
+
+
+class Forward(TableCall):
+    """The pooled sums of a coded table with ``codes`` before its codebooks, which are float32."""
+
+    kind = "coded_"
+    op = "forward"
+    together_on = ()
+    in_columns = False
+    across_devices = False
+    most_arrays = 0
+    blocked_results = ("out",)
+
+    @classmethod
+    def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
+        del calls, given, columns
+        return None
+
+    def attributes(self, axes: Any) -> dict[str, Any]:
+        own = {"bits": np.int64(self.table.bits), "product": self.table.kind == "product"}
+        return super().attributes(axes) | own
+
+    def results(self, args: Named) -> Types:
+        # Without the rotation, which follows.
+        return {"out": self.operands.sums_type(args["ids"], self.table.features)}
+
+    def finished(self, found: Named) -> jax.Array:
+        operands = self.operands
+        return found["out"].reshape(operands.groups, operands.bags, self.table.features)

@@ -1,0 +1,136 @@
+"""Pooled rows of coded tables on the CPU, from packed codes, against the definition of their rows."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt import Bags, Lookup
+
+# features, num_codes, bits, kind
+SHAPES = {
+    "bytes": (64, 16, 8, "product"),
+    "wide parts": (160, 2, 4, "product"),
+    "narrow parts": (6, 6, 3, "product"),
+    "odd parts": (39, 3, 5, "product"),
+    "long codes": (14, 2, 13, "product"),
+    "sum of bytes": (64, 5, 8, "additive"),
+    "wide sum": (150, 3, 2, "additive"),
+    "odd sum": (7, 9, 7, "additive"),
+    "long sum": (4, 3, 16, "additive"),
+    "one": (1, 1, 1, "additive"),
+}
+N = 90
+
+
+def table_of(shape, **options):
+    features, num_codes, bits, kind = SHAPES[shape]
+    table = jax_tt.CodedTable(N, features, num_codes, bits, kind, **options)
+    return table, jax.jit(table.init)(jax.random.key(3))
+
+
+def ragged(lengths, weighted, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = [rng.integers(0, N, n).tolist() for n in lengths]
+    return Bags.from_ragged(
+        ids, [rng.normal(size=n).tolist() for n in lengths] if weighted else None
+    )
+
+
+def wanted(table, state, bags):
+    """The sums of a CSR batch in float64."""
+    codes, books = np.asarray(table.codes(state)), np.asarray(state["codebooks"], np.float64)
+    books = books.reshape(table.num_codes, 1 << table.bits, -1)
+    parts = [books[k, codes[:, k]] for k in range(table.num_codes)]
+    rows = np.concatenate(parts, 1) if table.kind == "product" else np.sum(parts, axis=0)
+    ids, offsets = np.asarray(bags.ids), np.asarray(bags.offsets)
+    weights = np.ones(len(ids)) if bags.weights is None else np.asarray(bags.weights, np.float64)
+    found = weights[:, None] * rows[ids]
+    return np.stack([found[a:b].sum(0) for a, b in itertools.pairwise(offsets)])
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums(shape, weighted):
+    table, state = table_of(shape)
+    # One bag is longer than the native op collects at a time, and one repeats an id.
+    bags = ragged([3, 0, 600, 1, 40], weighted)
+    bags.ids[-40:] = N - 1
+    found, _ = jax_tt.pooled_rows(table, state, bags, Lookup(method="ffi"))
+    np.testing.assert_allclose(found, wanted(table, state, bags), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("shape", ["odd parts", "sum of bytes"])
+def test_other_types(shape, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        table, state = table_of(shape, param_dtype=dtype)
+        bags = ragged([4, 9, 0], True)
+        lookup = Lookup(method="ffi", dtype="float64" if dtype == "float64" else "float32")
+        found, _ = jax_tt.pooled_rows(table, state, bags, lookup)
+        np.testing.assert_allclose(found, wanted(table, state, bags), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", ["bytes", "odd sum"])
+def test_the_program_has_one_call_and_no_codes_unpacked(shape):
+    table, state = table_of(shape)
+    run = jax.jit(lambda state, ids: jax_tt.pooled_rows(table, state, ids, Lookup())[0])
+    text = run.lower(state, jnp.zeros((8, 5), jnp.int32)).compile().as_text()
+    assert text.count("jax_tt_coded_forward_v1") == 1
+    assert "jax_tt_dense_forward" not in text and " gather(" not in text
+
+
+@pytest.mark.parametrize("shape", ["odd parts", "odd sum"])
+def test_ids_out_of_range(shape):
+    table, state = table_of(shape, name="words")
+    ids = jnp.array([[1, N, 2], [-1, 3, 3], [-2, 5, 2**31 - 1]])
+    pooled = lambda bounds, ids=ids: jax_tt.pooled_rows(table, state, ids, Lookup(bounds=bounds))[0]  # noqa: E731
+    inside = pooled("zero", jnp.array([[1, 2, -1], [3, 3, -1], [5, -1, -1]]))
+    np.testing.assert_array_equal(pooled("zero"), inside)
+    clipped = pooled("clip", jnp.array([[1, N - 1, 2], [-1, 3, 3], [0, 5, N - 1]]))
+    np.testing.assert_array_equal(pooled("clip"), clipped)
+    # The error names the table of ids, not that of codebook rows.
+    with pytest.raises(jax.errors.JaxRuntimeError, match=rf"'words'.*{N}"):
+        jax.block_until_ready(pooled("error"))
+    with jax.enable_x64(True):
+        far = jnp.array([[2**40, 1]], jnp.int64)
+        np.testing.assert_array_equal(pooled("zero", far), pooled("zero", jnp.array([[1]])))
+
+
+def test_empty_batches():
+    table, state = table_of("bytes")
+    for ids in (jnp.zeros((0, 4), jnp.int32), jnp.zeros((4, 0), jnp.int32)):
+        found, _ = jax_tt.pooled_rows(table, state, ids, Lookup(method="ffi"))
+        np.testing.assert_array_equal(found, np.zeros((len(ids), 64)))
+
+
+@pytest.mark.parametrize("shape", ["odd parts", "odd sum"])
+def test_mapped_over_batches_and_tables(shape):
+    table, state = table_of(shape)
+    ids = jnp.asarray(np.random.default_rng(0).integers(0, N, (3, 4, 5)))
+    pooled = lambda state, ids: jax_tt.pooled_rows(table, state, ids, Lookup())[0]  # noqa: E731
+    each = jnp.stack([pooled(state, one) for one in ids])
+    np.testing.assert_array_equal(jax.vmap(pooled, (None, 0))(state, ids), each)
+    states = jax.tree.map(lambda array: jnp.stack([array, array]), state)
+    both = jax.vmap(pooled, (0, None))(states, ids[0])
+    np.testing.assert_array_equal(both, jnp.stack([each[0]] * 2))
+
+
+@pytest.mark.parametrize("shape", ["odd parts", "odd sum"])
+def test_trained_in_the_backward_pass(shape):
+    update = jax_tt.Update(jax_tt.optimizers.Adagrad(0.1))
+    table, state = table_of(shape, update=update)
+    bags = ragged([4, 0, 7, 1], True)
+
+    def step(method):
+        def loss(trained):
+            rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, bags, Lookup(method=method))
+            return jnp.sum(jnp.sin(rows))
+
+        return jax.jit(jax.grad(loss))({name: state[name] for name in table.trained_names})
+
+    for name, array in step("reference").items():
+        np.testing.assert_allclose(step("ffi")[name], array, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -78,7 +78,7 @@ def test_other_types(shape, dtype):
 def test_the_program_has_one_call_and_no_codes_unpacked(shape):
     table, state = table_of(shape)
     run = jax.jit(lambda state, ids: jax_tt.pooled_rows(table, state, ids, Lookup())[0])
-    text = run.lower(state, jnp.zeros((8, 5), jnp.int32)).compile().as_text()
+    text = run.lower(state, jnp.zeros((8, 5), jnp.int32)).compile().as_text() or ""
     assert text.count("jax_tt_coded_forward_v1") == 1
     assert "jax_tt_dense_forward" not in text and " gather(" not in text
 

@@ -18,7 +18,8 @@ from examples.dlrm.config import COMPARED, Config, parse
 from examples.dlrm.create import create
 from examples.dlrm.cross_model import CrossNetwork
 from examples.dlrm.data_synthetic import SyntheticClicks
-from examples.dlrm.train import train
+from examples.dlrm.learner import start
+from examples.dlrm.train import open_data, train
 
 TINY = Config(
     model="dcnv2",
@@ -97,6 +98,47 @@ def test_all_tables_learn() -> None:
     assert results["tt_fused"].table_bytes < dense / 4
     assert results["mixed_fused"].table_bytes < 1.02 * dense / 3
     assert results["tt_fused"].hit_rate is not None
+
+
+@pytest.mark.parametrize("variant", ["tt_fused", "narrow_fused"])
+def test_rows_of_large_tables_are_widened(variant: str) -> None:
+    """Their bags times the one matrix; the bags of small tables are as wide as the model."""
+    config = dataclasses.replace(TINY, tt_features=4)
+    model, _ = create(config, variant, config.table_sizes)
+    matrix = np.asarray(model.tables.widening.kernel[...])
+    assert matrix.shape == (4, 8)
+    collection = model.tables.collection
+    ids = np.zeros((3, sum(config.multi_hot)), np.int32)
+    vectors = model.tables(ids)
+    for t, (place, hot) in enumerate(zip(model.tables.places, config.multi_hot, strict=True)):
+        large = config.table_sizes[t] >= config.tt_min_rows
+        table = collection.tables[place.table]
+        assert table.table.features == (4 if large else 8)
+        row = np.asarray(table(np.array([place.first])))[0]
+        expected = hot * row @ matrix if large else hot * row
+        np.testing.assert_allclose(vectors[0, t], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.full
+def test_narrow_tables_and_their_matrix_learn() -> None:
+    config = dataclasses.replace(TINY, tt_features=4, steps=30)
+    wide, narrow = (train(config, variant) for variant in ("dense_fused", "narrow_fused"))
+    assert narrow.best_auc is not None and 0.65 < narrow.auc < narrow.best_auc
+    small = sum(rows for rows in config.table_sizes if rows < config.tt_min_rows)
+    large = sum(config.table_sizes) - small
+    assert narrow.table_parameters == small * 8 + large * 4 + 4 * 8
+    assert wide.table_parameters == (small + large) * 8
+
+
+def test_matrix_is_trained_as_the_mlps_are() -> None:
+    """With optax as well, which labels the parameters by their names."""
+    config = dataclasses.replace(TINY, tt_features=4, learning_rate=0.0, tt_learning_rate=0.0)
+    for variant in ("tt_fused", "tt_optax"):
+        data = open_data(config)
+        learner, values = start(config, variant, data)
+        before = learner.merge(values)[0].tables.widening.kernel[...].copy()
+        values, _ = learner.step(values, next(data.stream(data.start))[0])
+        assert not np.array_equal(before, learner.merge(values)[0].tables.widening.kernel[...])
 
 
 @pytest.mark.parametrize("variant", ["tt_fused", "dense_optax"])

@@ -55,7 +55,8 @@ def together(work: Clicks) -> Call:
         for place, rows in zip(places, work.sizes, strict=True)
     }
     rngs = nnx.Rngs(0)
-    model = _model(work, CollectedTables(tables, places, frozen_caches=True, rngs=rngs), rngs)
+    collected = CollectedTables(tables, places, work.features, frozen_caches=True, rngs=rngs)
+    model = _model(work, collected, rngs)
     optimizer = jax_tt.FusedOptimizer(model, optax.sgd(MLP_LEARNING_RATE))
     graph, state = nnx.split((model, optimizer))
     learner, values = Learner(graph, state), jax.tree.leaves(state)

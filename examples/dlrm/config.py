@@ -15,6 +15,7 @@ VARIANTS = {
     "tt_fused": "TT fused",
     "mixed_fused": "mixed fused",
     "int8_fused": "int8 fused",
+    "narrow_fused": "narrow fused",
 }
 
 
@@ -31,6 +32,7 @@ class Config:
     zipf: float = 1.25
     seed: int = 0
     features: int = 16
+    tt_features: int | None = None
     tt_ranks: int = 2
     tt_min_rows: int = 100_000
     separate: bool = False
@@ -171,12 +173,19 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         help="what to compare",
     )
     add("--features", type=_positive, metavar="D", help="width of every table")
+    add(
+        "--tt-features",
+        type=_positive,
+        metavar="K",
+        help="width of the TT tables, and of the large tables of the narrow variant; a matrix [K, D], trained as the "
+        "MLPs are, widens the rows of all of them; default: D, without a matrix",
+    )
     add("--tt-ranks", type=_positive, metavar="R", help="ranks of the TT tables")
     add(
         "--tt-min-rows",
         type=_positive,
         metavar="N",
-        help="smaller tables stay dense in the TT variants",
+        help="smaller tables stay dense, with D columns, in the TT and narrow variants",
     )
     add("--separate", action="store_true", help="a tensor train for each table, not one for all")
     add(
@@ -257,6 +266,10 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
     config = Config(**args)
     if config.resume and config.checkpoint_dir is None:
         parser.error("--resume: there is nothing to resume from without --checkpoint-dir")
+    if config.tt_features is not None and config.tt_features > config.features:
+        parser.error(
+            f"--tt-features: got {config.tt_features}, expected at most --features {config.features}"
+        )
     if config.batch_size % config.devices:
         parser.error(
             f"--devices: got {config.devices}, expected a divisor of --batch-size {config.batch_size}"

@@ -20,7 +20,8 @@ def create(
 ) -> tuple[ClickModel, nnx.Optimizer]:
     """The model with its tables in one of `VARIANTS`, and the optimizer that trains it.
 
-    All tables are updated by the same rule at the same learning rate; the rest of the model by Adam.
+    All tables are updated by the same rule at the same learning rate; the rest of the model by Adam, the matrix that
+    widens rows included.
     """
     rngs = nnx.Rngs(config.seed)
     tables = create_tables(config, variant, table_sizes, rngs=rngs)
@@ -40,9 +41,9 @@ def create(
 
 def _label(params: nnx.State) -> nnx.State:
     """Names the transformation that updates each parameter."""
-    return jax.tree.map_with_path(
-        lambda path, _: (
-            "tables" if jax.tree_util.keystr(path[:1], simple=True) == "tables" else "rest"
-        ),
-        params,
-    )
+
+    def label(path: tuple, _: jax.Array) -> str:
+        first, second = (jax.tree_util.keystr((key,), simple=True) for key in path[:2])
+        return "tables" if first == "tables" and second != "widening" else "rest"
+
+    return jax.tree.map_with_path(label, params)

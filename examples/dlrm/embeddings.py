@@ -30,8 +30,9 @@ class CollectedTables(nnx.Module):
     """Tables of any kinds, looked up in one call.
 
     Args:
-      tables: by name.
+      tables: by name; all narrower ones have the same width K.
       places: of every feature, in the order of the columns of ids.
+      features: D, the width of the vectors. One matrix [K, D] widens the sums of rows of all narrower tables.
       frozen_caches: row caches are filled by `fill_caches` alone; training does not count ids.
     """
 
@@ -39,23 +40,35 @@ class CollectedTables(nnx.Module):
         self,
         tables: Mapping[str, jax_tt.Table],
         places: Sequence[Place],
+        features: int,
         *,
         frozen_caches: bool,
         rngs: nnx.Rngs,
     ):
-        features = {
+        described = {
             f"feature_{t}": jax_tt.Feature(place.table, combiner="sum" if place.hot > 1 else None)
             for t, place in enumerate(places)
         }
         self.places = tuple(places)
         self.frozen_caches = frozen_caches
-        self.collection = jax_tt.EmbedCollection(tables, features, rngs=rngs)
+        self.collection = jax_tt.EmbedCollection(tables, described, rngs=rngs)
+        widths = {name: tables[feature.table].features for name, feature in described.items()}
+        self.narrow = tuple(name for name, width in widths.items() if width < features)
+        if self.narrow:
+            width = widths[self.narrow[0]]
+            self.widening = nnx.Linear(width, features, use_bias=False, rngs=rngs)
         self._count(not frozen_caches)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """Vectors [B, T, D] from ids [B, L]."""
         rows = _by_feature(ids, self.places)
-        return self.collection.stacked(dict(zip(self.collection.features, rows, strict=True)))
+        batch = dict(zip(self.collection.features, rows, strict=True))
+        if not self.narrow:
+            return self.collection.stacked(batch)
+        vectors = self.collection(batch)
+        widened = self.widening(jnp.stack([vectors[name] for name in self.narrow]))
+        vectors |= zip(self.narrow, widened, strict=True)
+        return jnp.stack([vectors[name] for name in batch], axis=1)
 
     def fill_caches(self, sample: np.ndarray) -> None:
         """Gives the most frequent rows of a sample of ids [n, L] to the row caches.

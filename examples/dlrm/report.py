@@ -15,6 +15,7 @@ COLOURS = {
     "tt_fused": "#d94801",
     "mixed_fused": "#6a51a3",
     "int8_fused": "#238b45",
+    "narrow_fused": "#525252",
 }
 
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ def create_tables(
     * dense: a table for every feature. It starts with entries of N(0, 1 / 3N).
     * tt: the features of at least `config.tt_min_rows` rows lie one after the other in one tensor train,
       or with `config.separate` have one each. The others are dense.
+    * narrow: as dense, but the features of at least `config.tt_min_rows` rows have `config.tt_features` columns.
     * mixed: what `jax_tt.plan` chooses for every table within a budget of `config.plan_ratio`.
     * int8: as dense, with 8 bits a number, which every step rounds stochastically.
     """
@@ -48,11 +49,13 @@ def create_tables(
     elif kind == "tt" and not config.separate:
         tables, places = _sharing(config, sizes, own, rule)
     else:
-        tables, places = _separate(config, sizes, rule, compress=kind == "tt"), own
+        large = {"dense": _dense, "tt": _tensor_train, "narrow": _narrow}[kind]
+        tables, places = _separate(config, sizes, rule, large), own
     mesh = devices.mesh_of(config)
     if mesh is not None:
         tables = jax_tt.shard_tables(tables, mesh, devices.AXIS)
-    return CollectedTables(tables, places, frozen_caches=not config.cache_refresh, rngs=rngs)
+    frozen = not config.cache_refresh
+    return CollectedTables(tables, places, config.features, frozen_caches=frozen, rngs=rngs)
 
 
 def optax_rule(config: Config, variant: str) -> optax.GradientTransformation:
@@ -77,11 +80,14 @@ Rule = jax_tt.optimizers.Optimizer | None
 Tables = dict[str, jax_tt.Table]
 
 
-def _separate(config: Config, sizes: Mapping[str, int], rule: Rule, *, compress: bool) -> Tables:
+def _separate(
+    config: Config,
+    sizes: Mapping[str, int],
+    rule: Rule,
+    large: Callable[[Config, int, Rule], jax_tt.Table],
+) -> Tables:
     return {
-        name: _tensor_train(config, rows, rule)
-        if compress and rows >= config.tt_min_rows
-        else _dense(config, rows, rule)
+        name: (large if rows >= config.tt_min_rows else _dense)(config, rows, rule)
         for name, rows in sizes.items()
     }
 
@@ -127,13 +133,24 @@ def _quantized(config: Config, sizes: Mapping[str, int], rule: Rule) -> Tables:
 
 
 def _dense(config: Config, rows: int, rule: Rule) -> jax_tt.Table:
-    init = _dense_init(rows)
-    return jax_tt.dense_table(rows, config.features, optimizer=rule, embedding_init=init)
+    return _dense_of(rows, config.features, rule)
+
+
+def _narrow(config: Config, rows: int, rule: Rule) -> jax_tt.Table:
+    return _dense_of(rows, _large_features(config), rule)
+
+
+def _dense_of(rows: int, features: int, rule: Rule) -> jax_tt.Table:
+    return jax_tt.dense_table(rows, features, optimizer=rule, embedding_init=_dense_init(rows))
+
+
+def _large_features(config: Config) -> int:
+    return config.tt_features or config.features
 
 
 def _tensor_train(config: Config, rows: int, rule: Rule) -> jax_tt.Table:
-    ranks, cache = config.tt_ranks, _cache(config, rows)
-    return jax_tt.tt_table(rows, config.features, tt_ranks=ranks, optimizer=rule, cache=cache)
+    features, ranks, cache = _large_features(config), config.tt_ranks, _cache(config, rows)
+    return jax_tt.tt_table(rows, features, tt_ranks=ranks, optimizer=rule, cache=cache)
 
 
 def _cache(config: Config, rows: int) -> jax_tt.RowCache | None:

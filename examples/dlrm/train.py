@@ -80,7 +80,9 @@ def train(config: Config, variant: str) -> Result:
         hit_rate = _hit_rate(learner, values, data, progress.position)
         curve = [*curve, (progress.step, scores.auc)]
     tables = _tables(state)
-    rows = [x for name, x in tables if name.startswith(("embedding", "core_", "cache_rows"))]
+    rows = [
+        x for name, x in tables if name.startswith(("embedding", "core_", "cache_rows", "kernel"))
+    ]
     packed = [x for name, x in tables if name == "packed"]
     return Result(
         variant=variant,
@@ -203,7 +205,7 @@ def _start(
 
 
 def _tables(state: nnx.State) -> list[tuple[str, jax.Array]]:
-    """All arrays of the embedding tables but the slots of their optimizers: rows, cores, caches, counts."""
+    """All arrays of the embedding tables but the slots of their optimizers: rows, cores, caches, counts, widening."""
     return [
         (str(path[-1]), variable[...])
         for path, variable in nnx.to_flat_state(state)

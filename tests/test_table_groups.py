@@ -14,6 +14,7 @@ import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
 from jax_tt._tables import table_group
 from tests.conftest import native_available
+from tests.fuzz import raw
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the native module is not built")
 
@@ -382,3 +383,17 @@ def test_a_sharded_batch_of_rectangles(one_by_one):
     want = jax.jit(functools.partial(step))(state, batch)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["forward", "backward", "update"])
+@pytest.mark.parametrize("build", [raw.build_tables, raw.build_dense_tables])
+def test_arguments_that_do_not_fit_name_their_table(build, op):
+    """As calls from Python never have them."""
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        call = build(rng)
+        while not (call.target.endswith(f"{op}_v1") and "1" in call.attributes):
+            call = build(rng)
+        call.attributes["1"] |= {"table": "second", "padded": 1.5}
+        with pytest.raises(jax.errors.JaxRuntimeError, match="table 'second': attribute padded"):
+            call.run()

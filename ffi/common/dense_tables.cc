@@ -38,7 +38,7 @@ Status ReadTables(const TablesCall& call, const WideReader& of_all, TableReader&
     }
     const Span64 own_columns(columns.begin() + next_column, static_cast<size_t>(features));
     next_column += features;
-    JAX_TT_RETURN_IF_ERROR(read(*own, wide, own_columns));
+    JAX_TT_RETURN_IF_ERROR(Named(read(*own, wide, own_columns), reader.table()));
   }
   if (next_column != static_cast<int64_t>(columns.size())) return InvalidArgument("no table has the last columns");
   return {};

@@ -9,7 +9,7 @@ Status TableReader::ReadAttrs(std::optional<ffi::Dictionary>* own) {
   if (!found.has_value()) return InvalidArgument("a table has no attributes");
   *own = *found;
   ++next_table_;
-  return {};
+  return ReadAttr(**own, "table", &table_);
 }
 
 Status TableReader::ReadArgs(size_t count, Buffers* buffers) {

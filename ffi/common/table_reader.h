@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "ffi/common/table_args.h"
@@ -32,6 +33,8 @@ class TableReader {
   bool done() const { return next_arg_ >= call_.args.size() && next_ret_ >= call_.results; }
   size_t next_arg() const { return next_arg_; }
   size_t next_ret() const { return next_ret_; }
+  // The name of the table whose attributes were read last.
+  std::string_view table() const { return table_; }
 
   // The attributes of the next table.
   Status ReadAttrs(std::optional<ffi::Dictionary>* own);
@@ -43,6 +46,7 @@ class TableReader {
   const TablesCall& call_;
   size_t next_arg_ = 0, next_ret_ = 0;
   int next_table_ = 0;
+  std::string_view table_;
 };
 
 // Reads the steps of several tables, whose numbers follow each other in one array each.

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace jax_tt {
@@ -48,52 +49,56 @@ struct OneOfMany {
   }
 };
 
-}  // namespace
-
-Status ReadTTForwardTables(const TablesCall& call, const ReadTTForward& read) {
-  TableReader reader(call);
+// Calls read(own) for every table, which has `before` arguments before the cores.
+template <typename Read>
+Status ReadTables(TableReader& reader, size_t before, Read read) {
   while (!reader.done()) {
     OneOfMany own;
-    Buffers out;
-    JAX_TT_RETURN_IF_ERROR(own.Read(4, reader));
-    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(3, &out));
-    JAX_TT_RETURN_IF_ERROR(read(own.Given(call.args, 0), {own.in[3], out[0], out[1], out[2]}));
+    Status status = own.Read(before, reader);
+    if (status.ok()) status = read(own);
+    JAX_TT_RETURN_IF_ERROR(Named(std::move(status), reader.table()));
   }
   return {};
 }
 
+}  // namespace
+
+Status ReadTTForwardTables(const TablesCall& call, const ReadTTForward& read) {
+  TableReader reader(call);
+  return ReadTables(reader, 4, [&](const OneOfMany& own) -> Status {
+    Buffers out;
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(3, &out));
+    return read(own.Given(call.args, 0), {own.in[3], out[0], out[1], out[2]});
+  });
+}
+
 Status ReadTTBackwardTables(const TablesCall& call, const ReadTTBackward& read) {
   TableReader reader(call);
-  while (!reader.done()) {
-    OneOfMany own;
+  return ReadTables(reader, 6, [&](const OneOfMany& own) -> Status {
     Buffers out, gradients;
-    JAX_TT_RETURN_IF_ERROR(own.Read(6, reader));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(2, &out));
     const TTGradientArgs gradient{own.in[3], own.in[4], own.in[5], out[1], call.rets, reader.next_ret()};
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(static_cast<size_t>(own.shape.d), &gradients));
-    JAX_TT_RETURN_IF_ERROR(read(own.Given(call.args, 0), out[0], gradient));
-  }
-  return {};
+    return read(own.Given(call.args, 0), out[0], gradient);
+  });
 }
 
 Status ReadTTUpdateTables(const TablesCall& call, const ReadTTUpdate& read) {
   TableReader reader(call);
   StepsReader steps;
   JAX_TT_RETURN_IF_ERROR(steps.Start(&reader));
-  while (!reader.done()) {
-    OneOfMany own;
+  JAX_TT_RETURN_IF_ERROR(ReadTables(reader, 7, [&](const OneOfMany& own) -> Status {
     StepArgs step;
     float* applied = nullptr;
     Buffers slots, out, changed;
-    JAX_TT_RETURN_IF_ERROR(own.Read(7, reader));
     JAX_TT_RETURN_IF_ERROR(steps.Read(*own.attrs, &step, &applied));
     const auto arrays = static_cast<size_t>(own.shape.d * (1 + step.traits().slots()));
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(arrays - static_cast<size_t>(own.shape.d), &slots));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &out));
     const TTGradientArgs gradient{own.in[4], own.in[5], own.in[6], out[0], call.rets, reader.next_ret()};
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(arrays, &changed));
-    JAX_TT_RETURN_IF_ERROR(read(own.Given(call.args, 1), gradient, step, applied));
-  }
+    return read(own.Given(call.args, 1), gradient, step, applied);
+  }));
   return steps.Finish();
 }
 

@@ -475,3 +475,26 @@ def test_a_gradient_without_the_shared_scalars_is_refused(mixed, method):
 def test_a_table_may_not_have_the_name_of_what_tables_share(name):
     with pytest.raises(ValueError, match=f"tables: got the name '{name}'"):
         jax_tt.Collection({name: jax_tt.dense_table(5, 4)}, {"a": Feature(name)})
+
+
+def test_equal_tables_share_a_loop_of_initial_values():
+    """In a traced program, with the values that each table has for its own key."""
+    rule = optimizers.Adagrad(0.1, initial_accumulator_value=0.5)
+    kinds = {
+        "dense": jax_tt.dense_table(7, 3, optimizer=rule),
+        "train": jax_tt.tt_table(60, 8, tt_ranks=3, cache=jax_tt.RowCache(8, ways=4)),
+        "large": jax_tt.dense_table(1 << 18, 5),
+    }
+    loops = []
+    for copies in ({"dense": 2, "train": 2, "large": 1}, {"dense": 4, "train": 3, "large": 1}):
+        tables = {f"{kind}{k}": kinds[kind] for k in range(4) for kind in kinds if k < copies[kind]}
+        collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+        init = jax.jit(collection.init)
+        loops.append(init.lower(jax.random.key(0)).as_text().count("stablehlo.while"))
+        state, keys = init(jax.random.key(0)), jax.random.split(jax.random.key(0), len(tables))
+        for (name, table), key in zip(collection.tables.items(), keys, strict=True):
+            own = jax.jit(table.init)(key)
+            jax.tree.map(
+                np.testing.assert_array_equal, state[name], {n: own[n] for n in state[name]}
+            )
+    assert loops[0] == loops[1] > 0

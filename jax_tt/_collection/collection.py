@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax_tt._arguments import as_scalar
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
+from jax_tt._collection.initial import initial_states
 from jax_tt._collection.states import (
     UPDATES,
     check_arrays,
@@ -99,9 +100,7 @@ class Collection:
 
     def init(self, key: jax.Array) -> dict[str, dict[str, Any]]:
         """Initial arrays by table and name, with a key of its own for every table."""
-        keys = jax.random.split(key, len(self.tables))
-        pairs = zip(self.tables.items(), keys, strict=True)
-        state = {name: table.init(own) for (name, table), own in pairs}
+        state = initial_states(self.tables, jax.random.split(key, len(self.tables)))
         return state | ({UPDATES: Shared.init(len(self.sharing))._asdict()} if self.sharing else {})
 
     def trained(self, state: States) -> dict[str, dict[str, Any]]:

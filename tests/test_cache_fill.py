@@ -37,9 +37,10 @@ def held(directory):
     return [set(row[row >= 0].tolist()) for row in np.asarray(directory.tags)]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("policy", ["lfu", "lru"])
-@pytest.mark.parametrize(("capacity", "ways"), [(24, 4), (7, 7), (1, 1), (60, 3)])
+@pytest.mark.parametrize(
+    ("capacity", "ways", "policy", "weighted"),
+    [(24, 4, "lfu", True), (7, 7, "lru", False), (1, 1, "lfu", False), (60, 3, "lru", True)],
+)
 def test_sets_hold_their_most_frequent_rows(capacity, ways, policy, weighted):
     rng = np.random.default_rng(0)
     ids = (N ** rng.random(500)).astype(int) - 1
@@ -60,7 +61,7 @@ def test_sets_hold_their_most_frequent_rows(capacity, ways, policy, weighted):
     same(jax_tt.fill_cache(empty, cache, padded, weights=whole, num_embeddings=N), table)
 
 
-@pytest.mark.parametrize("gradients", ["rows", "cores"])
+@pytest.mark.parametrize("gradients", [pytest.param("rows", marks=pytest.mark.full), "cores"])
 def test_rows_of_the_sample_stay_and_others_are_written_back(gradients):
     cache = RowCache(8, ways=8, counters=64, gradients=gradients)
     table = warm(CORES, cache, "reference", np.arange(8), optimizer=RULE)
@@ -144,6 +145,7 @@ def test_huge_counts_do_not_overflow():
     assert np.asarray(table.directory.scores).max() == 2**31 - 1
 
 
+@pytest.mark.full
 def test_a_layer_with_an_order_of_ids():
     """Ids are those of the layer; other layers of a model do not change."""
     order = jax_tt.order.IdOrder(np.arange(1000)[::-1])

@@ -448,3 +448,22 @@ def test_results_that_are_no_floating_point_numbers_are_refused(change):
     table = jax_tt.init_fused_table(rows(), rule)
     with pytest.raises(TypeError, match=r"function: returned rows of type .*; expected floating"):
         jax.grad(lambda t: jax_tt.fused_embed_bag(t, jnp.array([[1]]), rule).sum())(table)
+
+
+def test_a_step_with_64_bit_types():
+    with jax.enable_x64(True):
+        table = jax_tt.dense_table(5, 3, param_dtype="float64", optimizer=PLAIN_SGD)
+        state = table.init(jax.random.key(0))
+
+        def loss(arrays):
+            return jnp.sum(
+                jax_tt.lookup_rows(
+                    table, {**state, **arrays}, np.array([1, 3, 1]), jax_tt.Lookup()
+                )[0]
+            )
+
+        after = jax.grad(loss)({name: state[name] for name in table.trained_names})["embedding"]
+        expected = f64(state["embedding"])
+        expected[1] -= 0.2
+        expected[3] -= 0.1
+        np.testing.assert_allclose(after, expected, rtol=1e-12)

@@ -126,7 +126,8 @@ def _never(residuals: Any, axes: Any) -> jax.Array:
     barrier does not: it is gone when XLA places copies.
     """
     firsts = [leaf.reshape(-1)[:1] for leaf in jax.tree.leaves(residuals)]
-    found = sum((jnp.sum((x == x) & (x != x)) for x in firsts), jnp.zeros((), jnp.int32))
+    never = (jnp.sum((x == x) & (x != x), dtype=jnp.int32) for x in firsts)
+    found = sum(never, jnp.zeros((), jnp.int32))
     return (found if axes is None else lax.psum(found, axes)) > 0
 
 

@@ -102,17 +102,16 @@ def _product(source: Source, max_bytes: int) -> Found:
     # A code of one column is a number that is rounded to levels which all rows share.
     divisors = [m for m in range(1, features + 1) if features % m == 0]
     # Of several that fit, one whose codes have the most bits in all; then the one with the longest codes.
-    fit = [
-        (m * bits, bits, m)
-        for m in divisors
-        for bits in _CODE_BITS
-        if _coded(source, m, bits, "product").nbytes <= max_bytes
-    ]
-    if fit:
-        _, bits, m = max(fit)
-        yield _encoded(source, m, bits, "product", None)
-        if _coded(source, m, bits, "product", rotated=True).nbytes <= max_bytes:
-            yield _encoded(source, m, bits, "product", "fit")
+    for rotation in (None, "fit"):
+        fit = [
+            (m * bits, bits, m)
+            for m in divisors
+            for bits in _CODE_BITS
+            if _coded(source, m, bits, "product", rotation is not None).nbytes <= max_bytes
+        ]
+        if fit:
+            _, bits, m = max(fit)
+            yield _encoded(source, m, bits, "product", rotation)
 
 
 def _additive(source: Source, max_bytes: int) -> Found:

@@ -1,0 +1,239 @@
+"""Bytes and recall of tables that are made from trained ones: what `jax_tt.compress` chooses, and others.
+
+python -m examples.retrieval.frontier --data FOLDER [--ratios 30 15 8 50 100] [--seeds 1] [--out FILE] [--help]
+
+Every pair of small tables is finetuned to the scores of the dense pair that it was made from (`distill`). Finished
+points stay in the file, and the same command measures the missing ones.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from examples.retrieval import curve, data, report
+from examples.retrieval.checkpoint import write_json
+from examples.retrieval.data import Interactions
+from examples.retrieval.distill import Small, distill
+from examples.retrieval.evaluate import Recall
+from examples.retrieval.frontier_tables import METHODS, Source, of_bits
+
+RESULTS = (
+    Path(__file__).parents[2] / "benchmarks" / "results" / "retrieval" / "frontier_results.json"
+)
+RATES = (
+    1e-3,
+    3e-3,
+)  # each method's is chosen at the first ratio, by the agreement with the teacher
+EPOCHS = 6
+TEST_USERS = 10_000
+AGREEMENT_USERS = 2_000
+
+
+class Bench:
+    """A data set with the dense tables of a seed."""
+
+    def __init__(self, name: str, interactions: Interactions, seed: int, folder: Path):
+        self.name, self.data, self.seed = name, interactions, seed
+        self.rows = self._teacher(folder)
+        self.counts = (
+            np.bincount(interactions.train_users, minlength=interactions.num_users),
+            np.bincount(interactions.train_items, minlength=interactions.num_items),
+        )
+        self._recall = Recall(interactions, 20, TEST_USERS)
+        self._agreement = Recall(self._ranked_by_teacher(), 20)
+        self.dense_recall = self.recall(self.rows)
+
+    def recall(self, rows: Sequence[Any]) -> float:
+        """recall@20 on test users."""
+        return _measured(self._recall, rows)
+
+    def agreement(self, rows: Sequence[Any]) -> float:
+        """The share of the teacher's first 20 items that are among the first 20; needs no test items."""
+        return _measured(self._agreement, rows)
+
+    def _teacher(self, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+        path = folder / f"{self.name}-{self.seed}.npz"
+        if not path.exists():
+            options = curve.parse(["--data", str(folder)])
+            config = curve.config(options, "dense", None, self.seed)
+            curve.train_alone(config, self.data, folder / path.stem, save_rows=path)
+        with np.load(path) as rows:
+            return rows["users"], rows["items"]
+
+    def _ranked_by_teacher(self) -> Interactions:
+        users = np.random.default_rng(1).choice(
+            self.data.num_users, min(AGREEMENT_USERS, self.data.num_users), replace=False
+        )
+        users = np.sort(users).astype(np.int32)
+        scores = self.rows[0][users] @ self.rows[1].T
+        begin, end = (
+            np.searchsorted(self.data.train_users, users, side) for side in ("left", "right")
+        )
+        for row, first, last in zip(scores, begin, end, strict=True):
+            row[self.data.train_items[first:last]] = -np.inf
+        k = min(20, self.data.num_items)
+        best = np.argpartition(-scores, k - 1, axis=1)[:, :k].astype(np.int32)
+        own = self.data
+        return Interactions(
+            own.train_users,
+            own.train_items,
+            np.repeat(users, k),
+            best.ravel(),
+            own.num_users,
+            own.num_items,
+        )
+
+
+def _measured(recall: Recall, rows: Sequence[Any]) -> float:
+    users, items = (np.asarray(own, np.float32) for own in rows)
+    return recall(lambda ids: users[np.asarray(ids)], jnp.asarray(items))
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the command line."""
+    options = parse(argv)
+    points: dict[str, Any] = {}
+    if options.out.exists():
+        points = json.loads(options.out.read_text())["points"]
+    files = data.data_sets(options.data)
+    for seed in range(options.seeds):
+        for name in options.datasets or list(files):
+            bench = None
+            for ratio in options.ratios:
+                for method in options.methods:
+                    key = f"{name}: {method}, {ratio:g}x, seed {seed}"
+                    if key in points:
+                        continue
+                    bench = bench or Bench(name, data.load(*files[name]), seed, options.teachers)
+                    found = measure(bench, method, ratio, _rates(points, name, method))
+                    if found is None:
+                        continue
+                    points[key] = found
+                    print(key, found, flush=True)
+                    write_json(options.out, {**report.conditions(), "points": points})
+    print(table(list(points.values())))
+
+
+def measure(
+    bench: Bench, method: str, ratio: float, rates: Sequence[float]
+) -> dict[str, Any] | None:
+    """A point of the file; None if no such tables are that small."""
+    began = time.perf_counter()
+    made = tables(bench, method, ratio)
+    if made is None:
+        return None
+    nbytes = sum(one.nbytes for one in made)
+    start = [one.dense() for one in made]
+    tried = {}
+    for rate in rates:
+        params = distill(
+            made, bench.rows, bench.data, learning_rate=rate, epochs=EPOCHS, seed=bench.seed
+        )
+        rows = [one.dense(own) for one, own in zip(made, params, strict=True)]
+        tried[rate] = bench.agreement(rows), rows
+    rate = max(tried, key=lambda rate: tried[rate][0])
+    return {
+        "data_set": bench.name,
+        "method": method,
+        "ratio": ratio,
+        "seed": bench.seed,
+        "bytes": nbytes,
+        "dense_bytes": sum(rows.nbytes for rows in bench.rows),
+        "dense_recall": bench.dense_recall,
+        "recall_before": bench.recall(start),
+        "recall": bench.recall(tried[rate][1]),
+        "agreement": tried[rate][0],
+        "learning_rate": rate,
+        "users": made[0].detail,
+        "items": made[1].detail,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def tables(bench: Bench, method: str, ratio: float) -> tuple[Small, Small] | None:
+    """Tables of users and of items, which together are at least so much smaller than the dense ones.
+
+    Rows take bytes in proportion to the root of their mean count; what the table of items leaves goes to the users.
+    """
+    if method.startswith("int"):
+        made = [of_bits(rows, int(method[3:])) for rows in bench.rows]
+        return made[0], made[1]
+    total = int(sum(rows.nbytes for rows in bench.rows) / ratio)
+    shares = [len(own) * np.sqrt(own.mean()) for own in bench.counts]
+    budget = int(total * shares[1] / sum(shares))
+    try:
+        items = METHODS[method](_source(bench, 1), budget)
+        users = METHODS[method](_source(bench, 0), total - items.nbytes)
+    except ValueError as error:
+        print(f"{bench.name}: leaves {method} at {ratio:g}x out: {error}", flush=True)
+        return None
+    return users, items
+
+
+def _source(bench: Bench, side: int) -> Source:
+    def metric(rows: np.ndarray) -> float:
+        pair = [rows, bench.rows[1]] if side == 0 else [bench.rows[0], rows]
+        return bench.agreement(pair)
+
+    weights = np.sqrt(bench.counts[side].astype(np.float64))
+    return Source(bench.rows[side], weights, metric, bench.seed)
+
+
+def _rates(points: dict[str, Any], name: str, method: str) -> Sequence[float]:
+    known = [
+        one["learning_rate"]
+        for one in points.values()
+        if (one["data_set"], one["method"]) == (name, method)
+    ]
+    return known[:1] or RATES
+
+
+def table(points: Sequence[dict[str, Any]]) -> str:
+    """Markdown: one line per method and size, means over the seeds."""
+    lines = [
+        "| data | tables | smaller by | of dense, before finetuning | of dense | seeds |",
+        "|---|---|---|---|---|---|",
+    ]
+    key = lambda one: (one["data_set"], one["ratio"], one["method"])  # noqa: E731
+    ordered = sorted(points, key=lambda one: key(one)[:2])
+    for own in dict.fromkeys(map(key, ordered)):
+        runs = [one for one in points if key(one) == own]
+        mean = lambda what: np.mean([one[what] / one["dense_recall"] for one in runs])  # noqa: E731,B023
+        smaller = np.mean([one["dense_bytes"] / one["bytes"] for one in runs])
+        lines.append(
+            f"| {own[0]} | {own[2]} | {smaller:.1f} | {mean('recall_before'):.1%} | {mean('recall'):.1%} "
+            f"| {len(runs)} |"
+        )
+    return "\n".join(lines)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; see `--help`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.retrieval.frontier",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="folder of interaction files, see data.data_sets")
+    add("--datasets", nargs="+", help="names of data sets; all of the folder without it")
+    add(
+        "--methods",
+        nargs="+",
+        default=list(METHODS),
+        help=f"some of {', '.join(METHODS)}, int4, int2",
+    )
+    add("--ratios", nargs="+", type=float, default=[30.0, 15.0, 8.0, 50.0, 100.0])
+    add("--seeds", type=int, default=1)
+    add("--teachers", type=Path, default=Path("demo_output/teachers"), help="rows of dense tables")
+    add("--out", type=Path, default=RESULTS)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Small tables from trained rows, as `distill` finetunes them: those of the library, and others."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_tt
+from examples.retrieval.distill import Small
+from examples.retrieval.sizes import hashed_rows, low_rank, remainders
+from examples.retrieval.small import mix
+
+HALF = jnp.bfloat16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """What a table is made of.
+
+    Attributes:
+        rows: trained ones, [N, features].
+        weights: importance of each [N].
+        metric: the larger the better, of other rows in their place.
+        seed: of fits.
+    """
+
+    rows: np.ndarray
+    weights: np.ndarray
+    metric: Callable[[np.ndarray], float]
+    seed: int
+
+    def ratio(self, max_bytes: int) -> float:
+        """How much smaller than the rows so many bytes are."""
+        return self.rows.nbytes / max_bytes
+
+
+def chosen(source: Source, max_bytes: int, kind: str = "auto") -> Small:
+    """What `jax_tt.compress` chooses."""
+    found = jax_tt.compress(
+        source.rows,
+        kind=kind,
+        max_bytes=max_bytes,
+        metric=lambda table, state: source.metric(np.asarray(table.to_dense(state))),
+        weights=source.weights,
+        param_dtype=HALF,
+        seed=source.seed,
+        progress=False,
+    )
+    print(found, flush=True)
+    return of_table(found.table, found.state, f"{found.chosen.kind}, {found.chosen.detail}")
+
+
+def of_table(table: Any, state: Mapping[str, jax.Array], detail: str) -> Small:
+    """A table of the library, whose parameters are trained in float32."""
+    if isinstance(table, jax_tt.QuantizedTable):
+        return of_bits(np.asarray(table.to_dense(state)), table.bits)
+    dtypes = {name: state[name].dtype for name in table.param_shapes}
+    full = dataclasses.replace(table, param_dtype=jnp.float32)
+
+    def rows(params: Mapping[str, Any], constants: Mapping[str, Any], ids: jax.Array) -> jax.Array:
+        rest = {name: value for name, value in constants.items() if name != "ids"}
+        return jax_tt.lookup_rows(full, {**rest, **params}, ids, jax_tt.Lookup())[0]
+
+    return _small(
+        rows,
+        {name: state[name].astype(jnp.float32) for name in dtypes},
+        {name: value for name, value in state.items() if name not in dtypes},
+        lambda params: {n: x.astype(dtypes[n]).astype(jnp.float32) for n, x in params.items()},
+        table.num_embeddings,
+        sum(array.nbytes for array in state.values()),
+        detail,
+    )
+
+
+def of_bits(rows: np.ndarray, bits: int) -> Small:
+    """Numbers of a few bits; the scales and offsets of rows are trained."""
+    low, high = rows.min(axis=1), rows.max(axis=1)
+    scale = np.maximum(high - low, 1e-8) / ((1 << bits) - 1)
+    numbers = np.rint((rows - low[:, None]) / scale[:, None]).astype(np.uint8)
+
+    def found(params: Mapping[str, Any], constants: Mapping[str, Any], ids: jax.Array) -> jax.Array:
+        numbers = constants["numbers"][ids].astype(jnp.float32)
+        return numbers * params["scale"][ids][:, None] + params["offset"][ids][:, None]
+
+    params = {"scale": jnp.asarray(scale, jnp.float32), "offset": jnp.asarray(low, jnp.float32)}
+    nbytes = jax_tt.QuantizedTable(*rows.shape, bits=bits).nbytes
+    return _small(
+        found, params, {"numbers": jnp.asarray(numbers)}, partial(_rounded, jnp.float16), len(rows), nbytes,
+        f"{bits} bits a number",
+    )  # fmt: skip
+
+
+def faiss_product(source: Source, max_bytes: int) -> Small:
+    """The product quantizer of faiss, with the most bits that fit."""
+    import faiss
+
+    n, features = source.rows.shape
+    sizes = [
+        (m * bits, bits, m)
+        for m in range(1, features + 1)
+        for bits in (8, 7, 6, 5, 4)
+        if features % m == 0
+        and n * -(-m * bits // 8) + (features << bits) * HALF.dtype.itemsize <= max_bytes
+    ]
+    if not sizes:
+        raise ValueError("no codes are that small")
+    _, bits, m = max(sizes)
+    quantizer = faiss.ProductQuantizer(features, m, bits)
+    quantizer.train(_drawn(source, bits))
+    codes = unpacked(quantizer.compute_codes(source.rows), m, bits)
+    books = faiss.vector_to_array(quantizer.centroids).reshape(m << bits, features // m)
+    return _coded(n, features, m, bits, "product", books, codes)
+
+
+def faiss_residual(source: Source, max_bytes: int) -> Small:
+    """The residual quantizer of faiss, with the most bits that fit."""
+    import faiss
+
+    n, features = source.rows.shape
+    sizes = [
+        (m * bits, bits, m)
+        for m in range(1, 17)
+        for bits in (8, 7, 6, 5, 4)
+        if n * -(-m * bits // 8) + m * (features << bits) * HALF.dtype.itemsize <= max_bytes
+    ]
+    if not sizes:
+        raise ValueError("no codes are that small")
+    _, bits, m = max(sizes)
+    quantizer = faiss.ResidualQuantizer(features, m, bits)
+    quantizer.train(_drawn(source, bits))
+    codes = unpacked(quantizer.compute_codes(source.rows), m, bits)
+    books = faiss.vector_to_array(quantizer.codebooks).reshape(-1, features)
+    return _coded(n, features, m, bits, "additive", books, codes)
+
+
+def _drawn(source: Source, bits: int) -> np.ndarray:
+    """Rows drawn by weight, as many as `jax_tt.encode` uses."""
+    rng = np.random.default_rng(source.seed)
+    size = min(256 << bits, len(source.rows))
+    ids = rng.choice(len(source.rows), size, p=source.weights / source.weights.sum())
+    return np.ascontiguousarray(source.rows[ids])
+
+
+def unpacked(packed: np.ndarray, m: int, bits: int) -> np.ndarray:
+    """Codes of faiss, lowest bits first."""
+    flat = np.unpackbits(packed, axis=1, bitorder="little")[:, : m * bits]
+    return flat.reshape(len(packed), m, bits) @ (1 << np.arange(bits))
+
+
+def _coded(
+    n: int, features: int, m: int, bits: int, kind: str, books: np.ndarray, codes: np.ndarray
+) -> Small:
+    table = jax_tt.CodedTable(n, features, m, bits, kind, param_dtype=HALF)
+    state = {"codebooks": jnp.asarray(books).astype(HALF)}
+    state = table.with_codes(table.init_rest(state) | state, codes)
+    return of_table(table, state, f"{m} codes of {bits} bits")
+
+
+def of_low_rank(source: Source, max_bytes: int) -> Small:
+    """The best approximation of low rank, weighted."""
+    n, features = source.rows.shape
+    k = low_rank(n, features, source.ratio(max_bytes), 2)
+    _, _, right = np.linalg.svd(source.weights[:, None] ** 0.5 * source.rows, full_matrices=False)
+    params = {"left": source.rows @ right[:k].T, "right": right[:k]}
+
+    def rows(params: Mapping[str, Any], constants: Mapping[str, Any], ids: jax.Array) -> jax.Array:
+        del constants
+        return params["left"][ids] @ params["right"]
+
+    return _small(rows, params, {}, partial(_rounded, HALF), n, 2 * k * (n + features), f"rank {k}")
+
+
+def of_hashing(source: Source, max_bytes: int) -> Small:
+    """A row for each hash, which starts as the weighted mean of the rows that share it."""
+    n, features = source.rows.shape
+    size = hashed_rows(n, source.ratio(max_bytes), 2)
+    places = mix(jnp.arange(n)) % jnp.uint32(size)
+    params = {"rows": _means(source, np.asarray(places), size)}
+
+    def rows(params: Mapping[str, Any], constants: Mapping[str, Any], ids: jax.Array) -> jax.Array:
+        return params["rows"][constants["places"][ids]]
+
+    constants = {"places": places.astype(jnp.int32)}
+    # The places are computed from the ids.
+    return _small(
+        rows, params, constants, partial(_rounded, HALF), n, 2 * size * features, f"{size} rows"
+    )
+
+
+def of_remainders(source: Source, max_bytes: int) -> Small:
+    """Products of a row for the quotient, which starts as ones, and one for the remainder, as a mean."""
+    n, features = source.rows.shape
+    m = remainders(n, source.ratio(max_bytes), 2)
+    quotients = -(-n // m)
+    params = {
+        "remainder": _means(source, np.arange(n) % m, m),
+        "quotient": np.ones((quotients, features)),
+    }
+
+    def rows(params: Mapping[str, Any], constants: Mapping[str, Any], ids: jax.Array) -> jax.Array:
+        del constants
+        return params["quotient"][ids // m] * params["remainder"][ids % m]
+
+    nbytes = 2 * (m + quotients) * features
+    return _small(rows, params, {}, partial(_rounded, HALF), n, nbytes, f"{m} remainders")
+
+
+def _means(source: Source, places: np.ndarray, size: int) -> np.ndarray:
+    sums = np.zeros((size, source.rows.shape[1]))
+    np.add.at(sums, places, source.weights[:, None] * source.rows)
+    return sums / np.maximum(np.bincount(places, source.weights, size), 1e-9)[:, None]
+
+
+def _rounded(dtype: Any, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    return {name: value.astype(dtype).astype(jnp.float32) for name, value in params.items()}
+
+
+def _small(
+    rows: Any, params: Mapping[str, Any], constants: Mapping[str, Any], stored: Any, n: int, nbytes: int,
+    detail: str,
+) -> Small:  # fmt: skip
+    full = {name: jnp.asarray(value, jnp.float32) for name, value in params.items()}
+    return Small(rows, full, {**constants, "ids": jnp.zeros((n, 0))}, stored, nbytes, detail)
+
+
+METHODS: dict[str, Callable[[Source, int], Small]] = {
+    "auto": chosen,
+    "faiss_product": faiss_product,
+    "faiss_residual": faiss_residual,
+    "low_rank": of_low_rank,
+    "hashing": of_hashing,
+    "quotient_remainder": of_remainders,
+}

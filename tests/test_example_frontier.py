@@ -1,0 +1,121 @@
+"""Small tables made from trained ones: their sizes, their finetuning, and the file of points."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("flax")
+pytest.importorskip("tqdm")
+pytest.importorskip("matplotlib")
+
+import jax_tt
+from examples.retrieval import data, frontier
+from examples.retrieval.distill import distill
+from examples.retrieval.frontier_tables import METHODS, Source, of_bits, unpacked
+
+RNG = np.random.default_rng(0)
+ROWS = (RNG.normal(size=(800, 4)) @ RNG.normal(size=(4, 16))).astype(np.float32)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion_of_a_user() -> Iterator[None]:
+    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data")
+    data.write_synthetic(path / "groups.txt.gz", num_users=800, num_items=200, groups=5)
+    return path
+
+
+def source() -> Source:
+    weights = RNG.uniform(0.5, 1.0, len(ROWS))
+    return Source(ROWS, weights, lambda rows: -float(np.sum((rows - ROWS) ** 2)), seed=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tables_are_as_small_as_they_say(method):
+    if method.startswith("faiss"):
+        pytest.importorskip("faiss")
+    budget = ROWS.nbytes // 8
+    made = METHODS[method](source(), budget)
+    assert 0 < made.nbytes <= budget
+    rows = made.dense()
+    assert rows.shape == ROWS.shape
+    if method not in ("hashing", "quotient_remainder"):
+        assert np.sum((rows - ROWS) ** 2) < 0.5 * np.sum(ROWS**2)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_numbers_of_a_few_bits_are_those_of_the_library(bits):
+    table, state = jax_tt.quantize(ROWS, bits)
+    made = of_bits(ROWS, bits)
+    assert made.nbytes == table.nbytes
+    # A number between two levels may be rounded to the other one, as scales are rounded.
+    step = np.ptp(ROWS, axis=1, keepdims=True) / ((1 << bits) - 1)
+    off = np.abs(made.dense() - np.asarray(table.to_dense(state)))
+    assert (off <= 1.01 * step).all()
+    assert np.mean(off > 0.01 * step) < 0.01
+
+
+@pytest.mark.parametrize("bits", [5, 8])
+def test_codes_of_faiss(bits):
+    faiss = pytest.importorskip("faiss")
+    quantizer = faiss.ProductQuantizer(16, 4, bits)
+    quantizer.train(ROWS)
+    packed = quantizer.compute_codes(ROWS)
+    centers = faiss.vector_to_array(quantizer.centroids).reshape(4, 1 << bits, 4)
+    found = centers[np.arange(4), unpacked(packed, 4, bits)].reshape(ROWS.shape)
+    np.testing.assert_allclose(found, quantizer.decode(packed), rtol=1e-6)
+
+
+def test_distilling_brings_scores_closer(folder):
+    interactions = data.load(folder / "groups.txt.gz")
+    users, items = (
+        RNG.normal(size=(n, 16)).astype(np.float32)
+        for n in (interactions.num_users, interactions.num_items)
+    )
+    made = of_bits(users, 2), of_bits(items, 2)
+
+    def cross_entropy(own):
+        wanted = jax.nn.softmax(jnp.asarray(users) @ items.T)
+        return -float(jnp.mean(jnp.sum(wanted * jax.nn.log_softmax(own[0] @ own[1].T), axis=1)))
+
+    options = {"learning_rate": 1e-2, "epochs": 2, "batch_size": 256, "negatives": 32}
+    found = distill(made, (users, items), interactions, **options)
+    rows = [one.dense(params) for one, params in zip(made, found, strict=True)]
+    assert cross_entropy(rows) < cross_entropy([one.dense() for one in made])
+    again = distill(made, (users, items), interactions, **options)
+    jax.tree.map(np.testing.assert_array_equal, found, again)
+
+
+def test_points_are_measured_once(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(frontier, "EPOCHS", 1)
+    out, teachers = tmp_path / "points.json", tmp_path / "teachers"
+    teachers.mkdir()
+    interactions = data.load(folder / "groups.txt.gz")
+    users, items = (
+        RNG.normal(size=(n, 16)).astype(np.float32)
+        for n in (interactions.num_users, interactions.num_items)
+    )
+    np.savez(teachers / "groups-0.npz", users=users, items=items)
+    arguments = [f"--data={folder}", f"--teachers={teachers}", f"--out={out}", "--ratios", "4"]
+    arguments += ["--methods", "low_rank", "int4"]
+    frontier.main(arguments)
+    points = json.loads(out.read_text())["points"].values()
+    assert [one["method"] for one in points] == ["low_rank", "int4"]
+    first = next(iter(points))
+    assert first["bytes"] <= first["dense_bytes"] / 4
+    assert 0 < first["agreement"] <= 1
+    text = frontier.table(list(points))
+    assert text in capsys.readouterr().out
+    monkeypatch.setattr(frontier, "measure", None)
+    frontier.main(arguments)

@@ -55,21 +55,27 @@ def chosen(source: Source, max_bytes: int, kind: str = "auto") -> Small:
 
 
 def of_table(table: Any, state: Mapping[str, jax.Array], detail: str) -> Small:
-    """A table of the library, whose parameters are trained in float32."""
+    """A table of the library, whose parameters are trained in float32, and its rotation with them."""
     if isinstance(table, jax_tt.QuantizedTable):
         return of_bits(np.asarray(table.to_dense(state)), table.bits)
-    dtypes = {name: state[name].dtype for name in table.param_shapes}
-    full = dataclasses.replace(table, param_dtype=jnp.float32)
+    rotation = {n: value for n, value in state.items() if n == "rotation"}
+    params = {name: state[name] for name in table.param_shapes} | rotation
+    changes = {"rotated": False} if rotation else {}
+    full = dataclasses.replace(table, param_dtype=jnp.float32, **changes)
 
     def rows(params: Mapping[str, Any], constants: Mapping[str, Any], ids: jax.Array) -> jax.Array:
-        rest = {name: value for name, value in constants.items() if name != "ids"}
-        return jax_tt.lookup_rows(full, {**rest, **params}, ids, jax_tt.Lookup())[0]
+        arrays = {name: value for name, value in constants.items() if name != "ids"}
+        arrays |= {name: value for name, value in params.items() if name != "rotation"}
+        found, _ = jax_tt.lookup_rows(full, arrays, ids, jax_tt.Lookup())
+        return found @ params["rotation"] if rotation else found
 
     return _small(
         rows,
-        {name: state[name].astype(jnp.float32) for name in dtypes},
-        {name: value for name, value in state.items() if name not in dtypes},
-        lambda params: {n: x.astype(dtypes[n]).astype(jnp.float32) for n, x in params.items()},
+        {name: value.astype(jnp.float32) for name, value in params.items()},
+        {name: value for name, value in state.items() if name not in params},
+        lambda trained: {
+            n: x.astype(params[n].dtype).astype(jnp.float32) for n, x in trained.items()
+        },
         table.num_embeddings,
         sum(array.nbytes for array in state.values()),
         detail,

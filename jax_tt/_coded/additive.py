@@ -6,14 +6,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jax_tt._coded.clusters import kmeans, means, nearest
+from jax_tt._coded.clusters import kmeans, nearest
 
 if TYPE_CHECKING:
     from jax_tt._coded.table import CodedTable
     from jax_tt._progress import Progress
 
+# Sums of codes that are kept while further codes are chosen.
+_BEAM = 4
 # Rounds in which every code of a row is chosen anew, given the others.
 _SWEEPS = 3
+# Iterations of k-means that take about as long as solving for all codebooks and searching for all codes.
+_ROUND = 4
+# Scores that are computed at a time.
+_BLOCK = 2**20
 
 
 def fitted(
@@ -26,7 +32,8 @@ def fitted(
 ) -> np.ndarray:
     """Codebooks float32 ``[m * K, D]``; arguments as in `product.fitted`."""
     m, size = table.num_codes, 1 << table.bits
-    step = bar.begin("codebooks", m + iterations)
+    rounds = -(-iterations // _ROUND)
+    step = bar.begin("codebooks", m + rounds)
     codebooks = np.empty((m, size, table.features), np.float32)
     codes = np.empty((len(points), m), np.int32)
     left = points.copy()
@@ -35,26 +42,78 @@ def fitted(
         codes[:, k] = nearest(left, codebooks[k])
         left -= codebooks[k][codes[:, k]]
         step()
-    for _ in range(iterations):
-        for k in range(m):
-            own = left + codebooks[k][codes[:, k]]
-            codebooks[k] = means(own, weights, codes[:, k], codebooks[k])
-            left = own - codebooks[k][codes[:, k]]
-        _improve(codes, left, codebooks)
+    for _ in range(rounds):
+        codebooks = _solved(points, weights, codes, codebooks)
+        codes = nearest_codes(points, codebooks)
         step()
     return codebooks.reshape(m * size, table.features)
 
 
 def nearest_codes(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
     """Codes int32 ``[n, m]`` of rows ``[n, D]`` in codebooks ``[m, K, D]``; not always the nearest."""
-    codes = np.empty((len(rows), len(codebooks)), np.int32)
-    left = rows.copy()
-    for k, own in enumerate(codebooks):
-        codes[:, k] = nearest(left, own)
-        left -= own[codes[:, k]]
+    codes = _searched(rows, codebooks)
+    left = _remainders(rows, codes, codebooks)
     for _ in range(_SWEEPS):
         _improve(codes, left, codebooks)
     return codes
+
+
+def _solved(
+    points: np.ndarray, weights: np.ndarray, codes: np.ndarray, old: np.ndarray
+) -> np.ndarray:
+    """The codebooks with the smallest weighted squared error for given codes, all of them at once.
+
+    Sums are the same if a vector is added to one codebook and subtracted from another, and rows of codebooks may have
+    no points: what the points leave open stays near the old codebooks.
+    """
+    m, size, features = old.shape
+    entries = codes + size * np.arange(m)
+    moments = np.zeros((m * size, m * size))
+    sums = np.empty((m * size, features))
+    left = _remainders(points, codes, old)
+    for a in range(m):
+        for b in range(m):
+            pairs = size * codes[:, a] + codes[:, b]
+            block = np.bincount(pairs, weights, size * size).reshape(size, size)
+            moments[a * size : (a + 1) * size, b * size : (b + 1) * size] = block
+    for column in range(features):
+        own = np.repeat(weights * left[:, column], m)
+        sums[:, column] = np.bincount(entries.ravel(), own, m * size)
+    moments[np.diag_indices(m * size)] += 1e-2 * weights.sum() / size
+    change = np.linalg.solve(moments, sums)
+    return old + change.reshape(old.shape).astype(np.float32)
+
+
+def _searched(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
+    """Codes int32 ``[n, m]`` by beam search: code after code, where the best few sums of codes go on."""
+    codes = np.empty((len(rows), len(codebooks)), np.int32)
+    step = max(1, _BLOCK // (_BEAM * codebooks.shape[1]))
+    squares = np.einsum("mkd,mkd->mk", codebooks, codebooks)
+    for start in range(0, len(rows), step):
+        block = rows[start : start + step]
+        lines = np.arange(len(block))[:, None]
+        left, errors = block[:, None], np.zeros((len(block), 1), np.float32)
+        found = np.empty((len(block), 1, 0), np.int32)
+        for own, lengths in zip(codebooks, squares, strict=True):
+            scores = (errors[..., None] - 2 * (left @ own.T) + lengths).reshape(len(block), -1)
+            kept = min(_BEAM, scores.shape[1])
+            best = np.argpartition(scores, kept - 1, axis=1)[:, :kept]
+            source, chosen = np.divmod(best, len(own))
+            errors = np.take_along_axis(scores, best, axis=1)
+            left = left[lines, source] - own[chosen]
+            found = np.concatenate(
+                [found[lines, source], chosen[..., None]], axis=2, dtype=np.int32
+            )
+        codes[start : start + step] = found[lines[:, 0], np.argmin(errors, axis=1)]
+    return codes
+
+
+def _remainders(points: np.ndarray, codes: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
+    """The points less their sums."""
+    left = points.copy()
+    for k, own in enumerate(codebooks):
+        left -= own[codes[:, k]]
+    return left
 
 
 def _improve(codes: np.ndarray, left: np.ndarray, codebooks: np.ndarray) -> None:

@@ -17,6 +17,9 @@ from jax_tt._progress import Progress
 from jax_tt._tables.checks import STORAGE
 from jax_tt._tables.options import Update
 
+# All codebooks of a sum are fitted together, which takes more rows than one of them.
+_SUM_SAMPLE = 2**16
+
 
 def encode(
     rows: Any,
@@ -50,7 +53,8 @@ def encode(
         rotation: of products: ``"fit"`` fits an orthogonal matrix by which rows are multiplied in the end, so that
             errors are smaller; or such a matrix, ``[D, D]``; None for none.
         iterations: of k-means, or rounds of codes and codebooks.
-        sample: number of rows that codebooks are fitted to, drawn by weight; by default ``256 * 2 ** bits``.
+        sample: number of rows that codebooks are fitted to, drawn by weight; by default ``256 * 2 ** bits``, for sums
+            at least 65,536.
         seed: of the sample and of the first codebooks.
         param_dtype: type of the codebooks.
         update: `Update` of a fused table, or None.
@@ -92,7 +96,8 @@ def encode(
             "rotation: got one with kind='additive', whose errors do not depend on it; expected None."
         )
     rng = np.random.default_rng(seed)
-    size = (256 << bits) if sample is None else as_positive("sample", sample)
+    size = max(256 << bits, _SUM_SAMPLE if kind == "additive" else 0)
+    size = size if sample is None else as_positive("sample", sample)
     points, of_points = _sampled(given, _checked_weights(weights, n), min(size, n), rng)
     with Progress(progress, "encode", 0) as bar:
         if kind == "product":

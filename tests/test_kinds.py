@@ -26,6 +26,10 @@ class TestAdditiveCodes(KindCase):
     table = jax_tt.CodedTable(50, 8, num_codes=3, bits=5, kind="additive")
 
 
+class TestProductsOfSums(KindCase):
+    table = jax_tt.CodedTable(50, 8, num_codes=4, bits=3, terms=2)
+
+
 class TestTensorTrain(KindCase):
     table = TRAIN
 

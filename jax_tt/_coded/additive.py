@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +11,6 @@ from jax_tt._coded.clusters import kmeans, nearest
 
 if TYPE_CHECKING:
     from jax_tt._coded.table import CodedTable
-    from jax_tt._progress import Progress
 
 # Sums of codes that are kept while further codes are chosen.
 _BEAM = 4
@@ -28,13 +28,11 @@ def fitted(
     weights: np.ndarray,
     iterations: int,
     rng: np.random.Generator,
-    bar: Progress,
+    step: Callable[[], object],
 ) -> np.ndarray:
-    """Codebooks float32 ``[m * K, D]``; arguments as in `product.fitted`."""
-    m, size = table.num_codes, 1 << table.bits
-    rounds = -(-iterations // _ROUND)
-    step = bar.begin("codebooks", m + rounds)
-    codebooks = np.empty((m, size, table.features), np.float32)
+    """Codebooks float32 ``[terms * K, width]`` of a part ``[s, width]`` of the points; called back for each code."""
+    m, size = table.num_codes // table.parts, 1 << table.bits
+    codebooks = np.empty((m, size, table.width), np.float32)
     codes = np.empty((len(points), m), np.int32)
     left = points.copy()
     for k in range(m):
@@ -42,11 +40,10 @@ def fitted(
         codes[:, k] = nearest(left, codebooks[k])
         left -= codebooks[k][codes[:, k]]
         step()
-    for _ in range(rounds):
+    for _ in range(-(-iterations // _ROUND)):
         codebooks = _solved(points, weights, codes, codebooks)
         codes = nearest_codes(points, codebooks)
-        step()
-    return codebooks.reshape(m * size, table.features)
+    return codebooks.reshape(m * size, table.width)
 
 
 def nearest_codes(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._coded import additive, codec, product
+from jax_tt._coded import codec, product
 
 if TYPE_CHECKING:
     from jax_tt._coded.table import CodedTable
@@ -22,16 +22,17 @@ def encoded_rows(
     table: CodedTable, state: State, rows: Any, step: Callable[[], object] = lambda: None
 ) -> np.ndarray:
     """Packed codes uint8 ``[n, W]`` of rows ``[n, D]``, read in blocks, after each of which ``step`` is called."""
-    shape = table.num_codes, 1 << table.bits, table.width
+    shape = table.parts, -1, 1 << table.bits, table.width
     codebooks = np.asarray(state["codebooks"].astype(jnp.float32)).reshape(shape)
-    nearest = product.nearest_codes if table.kind == "product" else additive.nearest_codes
     found = np.empty((rows.shape[0], table.row_bytes), np.uint8)
     for start in range(0, len(found), BLOCK):
         own = range(start, min(start + BLOCK, len(found)))
         block = finite("rows", rows[start : own.stop], own)
         if table.rotated:
             block = block @ np.asarray(state["rotation"]).T
-        found[start : own.stop] = codec.packed(jnp.asarray(nearest(block, codebooks)), table.bits)
+        found[start : own.stop] = codec.packed(
+            jnp.asarray(product.nearest_codes(block, codebooks)), table.bits
+        )
         step()
     return found
 

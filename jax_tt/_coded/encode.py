@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._arguments import as_array, as_positive, one_of
-from jax_tt._coded import additive, product
+from jax_tt._coded import product
 from jax_tt._coded.assign import BLOCK, encoded_rows, finite
 from jax_tt._coded.table import CODEBOOKS, CODES, ROTATION, CodedTable
 from jax_tt._host_table import host_table
@@ -35,6 +35,7 @@ def encode(
     param_dtype: Any = jnp.float32,
     update: Update | None = None,
     name: str | None = None,
+    terms: int = 1,
     progress: bool = True,
 ) -> tuple[CodedTable, dict[str, jax.Array]]:
     """A `CodedTable` of these rows, and its state.
@@ -59,6 +60,7 @@ def encode(
         param_dtype: type of the codebooks.
         update: `Update` of a fused table, or None.
         name: of the table in error messages.
+        terms: codes of a product that are added in each part of the columns.
         progress: show a progress bar if it takes longer than a second; requires ``jax-tt[order]``.
 
     Returns:
@@ -90,21 +92,19 @@ def encode(
         param_dtype=param_dtype,
         update=update,
         name=name,
+        terms=terms,
     )
     if rotated and kind != "product":
         raise ValueError(
             "rotation: got one with kind='additive', whose errors do not depend on it; expected None."
         )
     rng = np.random.default_rng(seed)
-    size = max(256 << bits, _SUM_SAMPLE if kind == "additive" else 0)
+    size = max(256 << bits, _SUM_SAMPLE if table.num_codes > table.parts else 0)
     size = size if sample is None else as_positive("sample", sample)
     points, of_points = _sampled(given, _checked_weights(weights, n), min(size, n), rng)
     with Progress(progress, "encode", 0) as bar:
-        if kind == "product":
-            matrix = _checked_rotation(rotation, features)
-            found, matrix = product.fitted(table, points, of_points, matrix, iterations, rng, bar)
-        else:
-            found, matrix = additive.fitted(table, points, of_points, iterations, rng, bar), None
+        matrix = _checked_rotation(rotation, features)
+        found, matrix = product.fitted(table, points, of_points, matrix, iterations, rng, bar)
         state = {CODEBOOKS: jnp.asarray(found).astype(param_dtype)}
         if rotated:
             state[ROTATION] = jnp.asarray(matrix)

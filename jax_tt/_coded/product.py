@@ -1,4 +1,4 @@
-"""Codes of which each gives a part of the columns."""
+"""Codes that give the parts of the columns, each by one code or by the sum of several."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jax_tt._coded import additive
 from jax_tt._coded.clusters import kmeans, means, nearest
 
 if TYPE_CHECKING:
@@ -32,16 +33,23 @@ def fitted(
         rng: of the first codebooks.
         bar: progress.
     """
-    m, size = table.num_codes, 1 << table.bits
+    m, size = table.parts, 1 << table.bits
     fits = isinstance(rotation, str)
     matrix = _principal(points, weights, m) if fits else rotation
-    step = bar.begin("codebooks", m * (2 if fits else 1))
-    if not fits:
-        turned = points if matrix is None else points @ matrix.T
+    step = bar.begin("codebooks", table.num_codes + (m if fits else 0))
+
+    def codebooks_of(turned: np.ndarray) -> np.ndarray:
         found = [
-            _codebook(part, weights, size, iterations, rng, step) for part in _parts(turned, m)
+            _codebook(part, weights, size, iterations, rng, step)
+            if table.num_codes == m
+            else additive.fitted(table, part, weights, iterations, rng, step)
+            for part in _parts(turned, m)
         ]
-        return np.concatenate(found), matrix
+        return np.concatenate(found)
+
+    if not fits:
+        return codebooks_of(points if matrix is None else points @ matrix.T), matrix
+    # Of sums, the rotation is the one for their first codes.
     turned = points @ matrix.T
     codebooks = [_codebook(part, weights, size, 4, rng, step) for part in _parts(turned, m)]
     for _ in range(iterations):
@@ -54,16 +62,16 @@ def fitted(
         u, _, vt = np.linalg.svd(np.concatenate(near, axis=1).T @ (weights[:, None] * points))
         matrix = (u @ vt).astype(np.float32)
         turned = points @ matrix.T
-    found = [_codebook(part, weights, size, iterations, rng, step) for part in _parts(turned, m)]
-    return np.concatenate(found), matrix
+    return codebooks_of(turned), matrix
 
 
 def nearest_codes(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
-    """Codes int32 ``[n, m]`` of rows ``[n, D]`` in codebooks ``[m, K, D / m]``."""
-    parts = _parts(rows, len(codebooks))
-    return np.stack(
-        [nearest(part, own) for part, own in zip(parts, codebooks, strict=True)], axis=1
-    )
+    """Codes int32 ``[n, parts * terms]`` of rows ``[n, D]`` in codebooks ``[parts, terms, K, D / parts]``."""
+    found = [
+        nearest(part, own[0])[:, None] if len(own) == 1 else additive.nearest_codes(part, own)
+        for part, own in zip(_parts(rows, len(codebooks)), codebooks, strict=True)
+    ]
+    return np.concatenate(found, axis=1)
 
 
 def _codebook(

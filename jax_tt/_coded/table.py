@@ -45,8 +45,8 @@ class CodedTable(Table):
     """A table in which every id has ``m`` codes, and a row is made of the codebook rows that they select.
 
     A codebook has ``2 ** bits`` rows. A row of the table is the concatenation of one row of each codebook, of ``D / m``
-    columns (``"product"``), or their sum (``"additive"``). `encode` makes a table of trained rows. In a fresh one,
-    codes are random.
+    columns (``"product"``), or their sum (``"additive"``). Between the two, a product may have sums of ``terms`` codes
+    for parts. `encode` makes a table of trained rows. In a fresh one, codes are random.
 
     Its state is the parameter ``codebooks``, ``[m * 2 ** bits, D / m]`` or ``[m * 2 ** bits, D]``, one codebook after
     another, and the constant array ``codes``, uint8 ``[N, ceil(m * bits / 8)]``: the codes of a row, lowest bits first.
@@ -55,7 +55,7 @@ class CodedTable(Table):
 
     Attributes:
         num_embeddings, features: its sizes.
-        num_codes: codes of an id, m. It divides ``features`` if they are concatenated.
+        num_codes: codes of an id, m. Of a product, their number over ``terms`` divides ``features``.
         bits: bits of a code, 1 to 16.
         kind: ``"product"`` or ``"additive"``.
         rotated: whether rows are multiplied by the constant array ``rotation``, float32 ``[D, D]``, in the end.
@@ -63,6 +63,7 @@ class CodedTable(Table):
         update: `Update` of a fused table, or None.
         name: for error messages.
         codebook_init: initialiser ``(key, shape, dtype) -> codebooks``; None for rows of about unit length.
+        terms: codes of a product that follow each other and whose codebook rows are added in one part of the columns.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
@@ -87,6 +88,7 @@ class CodedTable(Table):
     update: Update | None = None
     name: str | None = None
     codebook_init: Callable[..., Any] | None = None
+    terms: int = 1
 
     def __post_init__(self) -> None:
         as_positive("num_embeddings", self.num_embeddings)
@@ -97,10 +99,19 @@ class CodedTable(Table):
         check_update(self.update)
         if not 1 <= as_int("bits", self.bits) <= codec.MAX_BITS:
             raise ValueError(f"{self.label}bits: got {self.bits}; expected 1 to {codec.MAX_BITS}.")
-        if self.kind == "product" and self.features % self.num_codes:
+        if self.num_codes % as_positive("terms", self.terms):
             raise ValueError(
-                f"{self.label}num_codes: got {self.num_codes}; expected a divisor of features={self.features}, as "
-                "every code of a product gives as many columns. Additive codes may be any number."
+                f"{self.label}terms: got {self.terms}; expected a divisor of num_codes={self.num_codes}."
+            )
+        if self.kind == "additive" and self.terms > 1:
+            raise ValueError(
+                f"{self.label}terms: got {self.terms} with kind='additive', which adds all codes; expected 1."
+            )
+        if self.features % self.parts:
+            raise ValueError(
+                f"{self.label}num_codes: got {self.num_codes}; expected {self.terms} times a divisor of "
+                f"features={self.features}, as every part of a product gives as many columns. Additive codes may be "
+                "any number."
             )
         if self.num_codes << self.bits > 2**31 - 1:
             raise ValueError(
@@ -111,9 +122,14 @@ class CodedTable(Table):
             self.update.optimizer.check_width(self.width)
 
     @property
+    def parts(self) -> int:
+        """Parts into which the columns are divided; each is the sum of as many codes."""
+        return self.num_codes // self.terms if self.kind == "product" else 1
+
+    @property
     def width(self) -> int:
         """Columns of a codebook."""
-        return self.features // self.num_codes if self.kind == "product" else self.features
+        return self.features // self.parts
 
     @property
     def row_bytes(self) -> int:
@@ -241,11 +257,9 @@ class CodedTable(Table):
         codebooks, codes, *rotation = params
         (ids,) = digits
         entries = self._entries(codes, ids)
-        if self.kind == "product":
-            found = gathered(codebooks, entries).reshape(*ids.shape, self.features)
-        else:
-            of_codes = (gathered(codebooks, entries[..., k]) for k in range(self.num_codes))
-            found = functools.reduce(jnp.add, of_codes)
+        terms = self.num_codes // self.parts
+        of_terms = (gathered(codebooks, entries[..., k::terms]) for k in range(terms))
+        found = functools.reduce(jnp.add, of_terms).reshape(*ids.shape, self.features)
         return self._turned(found, rotation, precision)
 
     def to_dense(self, state: State) -> jax.Array:
@@ -305,11 +319,11 @@ class CodedTable(Table):
     def _runs_natively(self, lookup: Lookup) -> bool:
         """Whether programs for the CPU have the op on codes; it adds in float32."""
         of_cpu = "cpu" in _backend.native_platforms() and lookup.method != "cuda_emulated"
-        return of_cpu and jnp.dtype(self.param_dtype) != jnp.float64
+        return of_cpu and jnp.dtype(self.param_dtype) != jnp.float64 and self.terms == 1
 
     def _order(self, sums: jax.Array) -> tuple[jax.Array]:
         """The residual of the expanded batch, by which its step comes after the forward pass."""
-        own = self._by_code(sums)
+        own = self._by_part(sums)
         blocks = num_blocks(own.shape[0])
         return (own.reshape(blocks, own.shape[0] // blocks, *own.shape[1:]),)
 
@@ -337,7 +351,7 @@ class CodedTable(Table):
         return found + (lax.broadcasted_iota(jnp.int32, found.shape, found.ndim - 1) << self.bits)
 
     def _expanded(self, state: State, batch: Batch, lookup: Lookup) -> Batch:
-        """The batch of codebook rows: products have a segment, sums have a position, for each code."""
+        """The batch of codebook rows: a segment for each part, in which an id has a position for each of its codes."""
         (ids,), ok = digits_in_range(self, batch)
         here = present(batch)
         if lookup.bounds in IGNORED:
@@ -347,45 +361,37 @@ class CodedTable(Table):
             beyond = self.param_shapes[CODEBOOKS][0]
             entries = jnp.where(ok[..., None], entries, jnp.int32(beyond))
         entries = jnp.where(here[..., None], entries, jnp.int32(-1))
-        m, (segments, capacity) = self.num_codes, here.shape
-        offsets, weights = batch.offsets, batch.weights
-        if self.kind == "product":
-            entries = jnp.moveaxis(entries, 2, 1).reshape(segments * m, capacity)
-            offsets = jnp.repeat(offsets, m, axis=0)
-            weights = None if weights is None else jnp.repeat(weights, m, axis=0)
-        else:
-            entries = entries.reshape(segments, capacity * m)
-            offsets = offsets * m
-            weights = None if weights is None else jnp.repeat(weights, m, axis=1)
+        parts, (segments, capacity) = self.parts, here.shape
+        terms = self.num_codes // parts
+        entries = jnp.moveaxis(entries.reshape(segments, capacity, parts, terms), 2, 1)
+        entries = entries.reshape(segments * parts, capacity * terms)
+        offsets = jnp.repeat(batch.offsets * terms, parts, axis=0)
+        weights = batch.weights
+        if weights is not None:
+            weights = jnp.repeat(jnp.repeat(weights, parts, axis=0), terms, axis=1)
         return Batch(entries, offsets, weights, padded=True, rectangular=batch.rectangular)
 
     def _whole(self, sums: jax.Array) -> jax.Array:
         """Sums ``[S, nb, D]`` of those of the expanded batch."""
-        if self.kind == "additive":
-            return sums
-        by_code = sums.reshape(-1, self.num_codes, *sums.shape[1:])
-        return jnp.moveaxis(by_code, 1, 2).reshape(by_code.shape[0], -1, self.features)
+        by_part = sums.reshape(-1, self.parts, *sums.shape[1:])
+        return jnp.moveaxis(by_part, 1, 2).reshape(by_part.shape[0], -1, self.features)
 
     def _of_codes(self, state: State, g: jax.Array, lookup: Lookup) -> jax.Array:
         """The gradient of the sums of the expanded batch, from that of the sums."""
         rotation = [matrix.T for matrix in self._rotation(state)]
-        return self._by_code(self._turned(g, rotation, lookup.precision))
+        return self._by_part(self._turned(g, rotation, lookup.precision))
 
-    def _by_code(self, sums: jax.Array) -> jax.Array:
+    def _by_part(self, sums: jax.Array) -> jax.Array:
         """The inverse of `_whole`."""
-        if self.kind == "additive":
-            return sums
-        by_code = sums.reshape(*sums.shape[:2], self.num_codes, self.width)
-        return jnp.moveaxis(by_code, 2, 1).reshape(-1, sums.shape[1], self.width)
+        by_part = sums.reshape(*sums.shape[:2], self.parts, self.width)
+        return jnp.moveaxis(by_part, 2, 1).reshape(-1, sums.shape[1], self.width)
 
     def _of_positions(self, batch: Batch, dweights: jax.Array | None) -> jax.Array | None:
         """The gradient of the weights, from that of the weights of the expanded batch."""
         if dweights is None:
             return None
-        shape, m = batch.ids.shape[:2], self.num_codes
-        if self.kind == "product":
-            return jnp.sum(dweights.reshape(shape[0], m, shape[1]), axis=1)
-        return jnp.sum(dweights.reshape(*shape, m), axis=2)
+        segments, capacity = batch.ids.shape[:2]
+        return jnp.sum(dweights.reshape(segments, self.parts, capacity, -1), axis=(1, 3))
 
 
 def _rows_at(codes: jax.Array, ids: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -97,21 +98,27 @@ def _quantized(source: Source, max_bytes: int) -> Found:
             return
 
 
+# Codes whose sum is a part of the columns.
+_TERMS = (1, 2)
+
+
 def _product(source: Source, max_bytes: int) -> Found:
     _, features = source.sizes
     # A code of one column is a number that is rounded to levels which all rows share.
     divisors = [m for m in range(1, features + 1) if features % m == 0]
     # Of several that fit, one whose codes have the most bits in all; then the one with the longest codes.
-    for rotation in (None, "fit"):
+    for terms, rotation in itertools.product(_TERMS, (None, "fit")):
+        options = {"kind": "product", "terms": terms}
         fit = [
-            (m * bits, bits, m)
-            for m in divisors
+            (terms * parts * bits, bits, terms * parts)
+            for parts in divisors
             for bits in _CODE_BITS
-            if _coded(source, m, bits, "product", rotation is not None).nbytes <= max_bytes
+            if _coded(source, terms * parts, bits, rotated=rotation is not None, **options).nbytes
+            <= max_bytes
         ]
         if fit:
             _, bits, m = max(fit)
-            yield _encoded(source, m, bits, "product", rotation)
+            yield _encoded(source, m, bits, rotation=rotation, **options)
 
 
 def _additive(source: Source, max_bytes: int) -> Found:
@@ -119,11 +126,11 @@ def _additive(source: Source, max_bytes: int) -> Found:
         fit = [
             m
             for m in range(1, _MAX_SUM + 1)
-            if _coded(source, m, bits, "additive").nbytes <= max_bytes
+            if _coded(source, m, bits, kind="additive").nbytes <= max_bytes
         ]
         # With the most codes there is room left, which longer ones use better.
         if fit and (fit[-1] < _MAX_SUM or bits == _CODE_BITS[0]):
-            yield _encoded(source, fit[-1], bits, "additive", None)
+            yield _encoded(source, fit[-1], bits, kind="additive")
 
 
 def _low_rank(source: Source, max_bytes: int) -> Found:
@@ -152,18 +159,18 @@ KINDS: dict[str, Callable[[Source, int], Found]] = {
 }
 
 
-def _coded(source: Source, m: int, bits: int, kind: str, rotated: bool = False) -> CodedTable:
-    sizes = source.sizes
-    return CodedTable(*sizes, m, bits, kind, rotated, param_dtype=source.param_dtype)
+def _coded(source: Source, m: int, bits: int, **options: Any) -> CodedTable:
+    return CodedTable(*source.sizes, m, bits, **options, param_dtype=source.param_dtype)
 
 
 def _encoded(
-    source: Source, m: int, bits: int, kind: str, rotation: str | None
+    source: Source, m: int, bits: int, rotation: str | None = None, terms: int = 1, **options: Any
 ) -> tuple[str, Callable[[], Made]]:
+    sums = "" if terms == 1 else f", sums of {terms}"
     turned = "" if rotation is None else ", rotated"
-    options = {"kind": kind, "weights": source.weights, "rotation": rotation}
+    options |= {"weights": source.weights, "rotation": rotation, "terms": terms}
     make = functools.partial(encode, source.rows, m, bits, **options, seed=source.seed)
-    return f"{m} codes of {bits} bits{turned}", functools.partial(
+    return f"{m} codes of {bits} bits{sums}{turned}", functools.partial(
         make, param_dtype=source.param_dtype, progress=False
     )
 

@@ -16,7 +16,7 @@ from jax_tt._files.stored import StoredArrays
 from jax_tt._tables.table import State
 
 _KIND = "coded"
-_FIELDS = ("features", "num_codes", "bits", "kind", "rotated")
+_FIELDS = ("features", "num_codes", "bits", "kind", "rotated", "terms")
 
 
 def save_coded(

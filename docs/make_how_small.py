@@ -3,7 +3,8 @@
     python -m docs.make_how_small
 
 They lie in benchmarks/results/retrieval: `curve_results.json` as `python -m examples.retrieval.curve` leaves it in its
-output folder, and `learning_results.json`, which `python -m examples.retrieval.learning` writes there.
+output folder, and `frontier_results.json` and `learning_results.json`, which `python -m examples.retrieval.frontier` and
+`python -m examples.retrieval.learning` write there.
 """
 
 import json
@@ -11,13 +12,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-from examples.retrieval import curve_report, learning
+from examples.retrieval import curve_report, frontier, learning
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "how_small.md"
 RESULTS = learning.RESULTS.parent / "curve_results.json"
 _BLOCK = re.compile(
-    r"(<!-- (?P<name>curve|learning):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL
+    r"(<!-- (?P<name>curve|frontier|learning):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL
 )
 
 
@@ -38,6 +39,7 @@ def fill(page: str) -> str:
     """The page with the tables between their markers."""
     tables = {
         "curve": (read(RESULTS, "points"), curve_report.table),
+        "frontier": (read(frontier.RESULTS, "points"), frontier.table),
         "learning": (read(learning.RESULTS, "runs"), learning.table),
     }
 

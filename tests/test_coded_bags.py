@@ -10,7 +10,7 @@ import pytest
 import jax_tt
 from jax_tt import Bags, Lookup
 
-# features, num_codes, bits, kind
+# features, num_codes, bits, kind, terms
 SHAPES = {
     "bytes": (64, 16, 8, "product"),
     "wide parts": (160, 2, 4, "product"),
@@ -22,12 +22,14 @@ SHAPES = {
     "odd sum": (7, 9, 7, "additive"),
     "long sum": (4, 3, 16, "additive"),
     "one": (1, 1, 1, "additive"),
+    "parts that are sums": (18, 6, 5, "product", 2),
 }
 N = 90
 
 
 def table_of(shape, **options):
-    features, num_codes, bits, kind = SHAPES[shape]
+    features, num_codes, bits, kind, *terms = SHAPES[shape]
+    options |= {"terms": terms[0]} if terms else {}
     table = jax_tt.CodedTable(N, features, num_codes, bits, kind, **options)
     return table, jax.jit(table.init)(jax.random.key(3))
 
@@ -44,8 +46,10 @@ def wanted(table, state, bags):
     """The sums of a CSR batch in float64."""
     codes, books = np.asarray(table.codes(state)), np.asarray(state["codebooks"], np.float64)
     books = books.reshape(table.num_codes, 1 << table.bits, -1)
-    parts = [books[k, codes[:, k]] for k in range(table.num_codes)]
-    rows = np.concatenate(parts, 1) if table.kind == "product" else np.sum(parts, axis=0)
+    terms = table.num_codes if table.kind == "additive" else table.terms
+    found = [books[k, codes[:, k]] for k in range(table.num_codes)]
+    parts = [np.sum(found[k : k + terms], axis=0) for k in range(0, table.num_codes, terms)]
+    rows = np.concatenate(parts, axis=1)
     ids, offsets = np.asarray(bags.ids), np.asarray(bags.offsets)
     weights = np.ones(len(ids)) if bags.weights is None else np.asarray(bags.weights, np.float64)
     found = weights[:, None] * rows[ids]

@@ -15,6 +15,7 @@ ROWS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 WAYS = {
     "product": {"num_codes": 3, "bits": 3},
     "rotated": {"num_codes": 2, "bits": 4, "rotation": "fit"},
+    "sums": {"num_codes": 6, "bits": 3, "terms": 2},
     "additive": {"num_codes": 4, "bits": 5, "kind": "additive", "param_dtype": jnp.bfloat16},
 }
 

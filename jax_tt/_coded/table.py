@@ -108,10 +108,10 @@ class CodedTable(Table):
                 f"{self.label}terms: got {self.terms} with kind='additive', which adds all codes; expected 1."
             )
         if self.features % self.parts:
+            times = "" if self.terms == 1 else f"{self.terms} times "
             raise ValueError(
-                f"{self.label}num_codes: got {self.num_codes}; expected {self.terms} times a divisor of "
-                f"features={self.features}, as every part of a product gives as many columns. Additive codes may be "
-                "any number."
+                f"{self.label}num_codes: got {self.num_codes}; expected {times}a divisor of features={self.features}, "
+                "as every part of a product gives as many columns. Additive codes may be any number."
             )
         if self.num_codes << self.bits > 2**31 - 1:
             raise ValueError(

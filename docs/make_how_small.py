@@ -3,8 +3,8 @@
     python -m docs.make_how_small
 
 They lie in benchmarks/results/retrieval: `curve_results.json` as `python -m examples.retrieval.curve` leaves it in its
-output folder, and `frontier_results.json` and `learning_results.json`, which `python -m examples.retrieval.frontier` and
-`python -m examples.retrieval.learning` write there.
+output folder, and `frontier_results.json` and `learning_results.json`, which `python -m examples.retrieval.frontier`
+and `python -m examples.retrieval.learning` write there.
 """
 
 import json

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jax_tt._coded.clusters import kmeans, nearest
+from jax_tt._coded.clusters import kmeans, means, nearest
 
 if TYPE_CHECKING:
     from jax_tt._coded.table import CodedTable
@@ -18,6 +18,8 @@ _BEAM = 4
 _SWEEPS = 3
 # Iterations of k-means that take about as long as solving for all codebooks and searching for all codes.
 _ROUND = 4
+# Rows of codebooks up to which all of them are solved for together, in cubic time.
+_MOST_SOLVED = 2**12
 # Scores that are computed at a time.
 _BLOCK = 2**20
 
@@ -41,7 +43,8 @@ def fitted(
         left -= codebooks[k][codes[:, k]]
         step()
     for _ in range(-(-iterations // _ROUND)):
-        codebooks = _solved(points, weights, codes, codebooks)
+        improved = _solved if m * size <= _MOST_SOLVED else _averaged
+        codebooks = improved(points, weights, codes, codebooks)
         codes = nearest_codes(points, codebooks)
     return codebooks.reshape(m * size, table.width)
 
@@ -79,6 +82,18 @@ def _solved(
     moments[np.diag_indices(m * size)] += 1e-2 * weights.sum() / size
     change = np.linalg.solve(moments, sums)
     return old + change.reshape(old.shape).astype(np.float32)
+
+
+def _averaged(
+    points: np.ndarray, weights: np.ndarray, codes: np.ndarray, old: np.ndarray
+) -> np.ndarray:
+    """Codebooks with a smaller error for given codes, one after another."""
+    left, found = _remainders(points, codes, old), old.copy()
+    for k, own in enumerate(found):
+        left += own[codes[:, k]]
+        own[:] = means(left, weights, codes[:, k], own)
+        left -= own[codes[:, k]]
+    return found
 
 
 def _searched(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:

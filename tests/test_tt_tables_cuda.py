@@ -246,7 +246,36 @@ def test_few_launches(count, ranks):
         )
         for k in range(count)
     }
-    assert launches_of(tables, 11) <= 18
+    assert launches_of(tables, 11) <= 9
+
+
+def test_a_step_launches_six_kernels():
+    """The step of the headline table, with fewer ids."""
+    table = jax_tt.tt_table(
+        11_000_000,
+        64,
+        tt_ranks=32,
+        row_factors=(200, 220, 250),
+        col_factors=(4, 4, 4),
+        optimizer=optimizers.SGD(0.1),
+    )
+    assert launches_of({"a": table}, 16, 20) == 6
+
+
+@pytest.mark.full
+def test_few_launches_of_mixed_tables():
+    """Seven tensor trains and 19 dense tables."""
+    train = jax_tt.tt_table(
+        800,
+        16,
+        tt_ranks=16,
+        row_factors=(8, 10, 10),
+        col_factors=(2, 4, 2),
+        optimizer=ADAGRAD,
+    )
+    tables = {f"tt{k}": train for k in range(7)}
+    tables |= {f"d{k}": jax_tt.dense_table(60 + k, 16, optimizer=ADAGRAD) for k in range(19)}
+    assert launches_of(tables, 11) <= 20
 
 
 def test_every_signature_adds_some_launches():

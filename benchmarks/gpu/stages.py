@@ -27,8 +27,17 @@ MULTIPROCESSORS = 132
 # memory; the share of multiply-adds among the instructions of the tiled products.
 START_SECONDS = 2.5e-6
 MULTIPLY_ADD_SHARE = 0.7
-# A pass of the sort waits for memory twice and goes through its positions a warp at a time.
+# A batch of more ids than one launch plans: its sort waits for memory several times in each of its passes.
+MOST_PLANNED_AT_ONCE = 65_536
 SORT_PASS_SECONDS = 4e-6
+# One launch plans the others, and each of its blocks reads all ids: the blocks of the three cores at most, and
+# instructions for an id, counted in the machine code; then a block sorts its own in rounds that end with a barrier.
+PLAN_BLOCKS = (64, 128, 64)
+PLAN_THREADS = 256
+IDS_PER_PLAN_BLOCK = 64
+INSTRUCTIONS_PER_ID = 40
+INSTRUCTIONS_PER_SECOND = MULTIPROCESSORS * 128 * 1.75e9
+SORT_ROUND_SECONDS = 30e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +75,23 @@ def distinct(range_: float, draws: float) -> float:
     return -range_ * math.expm1(-draws / range_)
 
 
+def plan(p: tuple[int, ...], n: int) -> Stage:
+    """The plan of a table of three cores, whose middle core is the pivot."""
+    if n > MOST_PLANNED_AT_ONCE:
+        return Stage("plan", 14, bytes=4 * n * 26, extra=3 * SORT_PASS_SECONDS)
+    blocks, own = n / PLAN_THREADS + 1, 0.0
+    for core, (slices, most) in enumerate(zip(p, PLAN_BLOCKS, strict=True)):
+        of_core = min(slices, most, max(1, n // IDS_PER_PLAN_BLOCK))
+        of_core = math.ceil(slices / math.ceil(slices / of_core))
+        blocks += of_core
+        own = n / of_core if core == 1 else own
+    rounds = math.ceil(math.log2(max(own, 2)))
+    reading = blocks * n * INSTRUCTIONS_PER_ID / INSTRUCTIONS_PER_SECOND
+    return Stage(
+        "plan", 1, bytes=4 * n * 11, extra=reading + rounds * (rounds + 1) / 2 * SORT_ROUND_SECONDS
+    )
+
+
 def stages(batch: GpuWork) -> list[Stage]:
     """The stages of one fused SGD step of a table of three cores, ids uniform, float32."""
     shape, n, bags = batch.shape, batch.nnz, batch.bags
@@ -82,7 +108,7 @@ def stages(batch: GpuWork) -> list[Stage]:
     parts = slices * math.ceil(rows / slices / part_rows)
     word = 4
     return [
-        Stage("plan", 6, bytes=word * n * (2 + 4 + 3 * 4 + 8), extra=3 * SORT_PASS_SECONDS),
+        plan(p, n),
         Stage(
             "rows",
             1,
@@ -91,7 +117,7 @@ def stages(batch: GpuWork) -> list[Stage]:
             tiles=parts,
         ),
         Stage("bags", 1, bytes=word * (rows * dim + 2 * n + bags * dim)),
-        Stage("gradients of rows", 2, bytes=word * (bags * dim + 3 * n + rows * dim)),
+        Stage("gradients of rows", 1, bytes=word * (bags * dim + 3 * n + rows * dim)),
         Stage(
             "gradients of slices",
             1,
@@ -99,13 +125,13 @@ def stages(batch: GpuWork) -> list[Stage]:
             bytes=word * (sum(touched) + rows * (dim + sizes[0] + sizes[2]) + parts * sizes[1]),
             tiles=parts,
         ),
-        Stage(
-            "sums of rows",
-            1,
-            bytes=word * (rows * (sizes[0] + sizes[2]) + touched[0] + touched[2] + 6 * n),
-        ),
         # Shares are read; values are read and written.
-        Stage("sums of parts, step", 1, bytes=word * (parts * sizes[1] + 3 * sum(touched))),
+        Stage(
+            "sums, step",
+            1,
+            bytes=word
+            * (rows * (sizes[0] + sizes[2]) + parts * sizes[1] + 3 * sum(touched) + 6 * n),
+        ),
     ]
 
 

@@ -90,7 +90,7 @@ int64_t WorkspaceSize(const std::string& op, const Sizes& row_factors, const Siz
                       int64_t n, bool weights, bool resharded, bool skip_nonfinite, bool own_plan) {
   const TTShape shape = MakeShape(row_factors, col_factors, ranks, 0);
   const TTAsked asked{weights, resharded, skip_nonfinite};
-  if (op == "plan") return PlanWorkspace(MakeCudaPlan(shape, n));
+  if (op == "plan") return PlanWorkspace(shape, MakeCudaPlan(shape, n));
   if (op == "forward") return TTForwardWorkspace(shape, n);
   if (op == "plan_and_forward") return TTPlanAndForwardWorkspace(shape, n, own_plan);
   if (op == "backward") return TTBackwardWorkspace(shape, n, asked);

@@ -1,11 +1,14 @@
 // The plan of a batch on the GPU: which lookups name the same row, and which rows share the slices of a core.
 //
-// The entries of a slice, rows for the main pivot and positions for the other cores, are cut into parts: what one block
-// takes, so that a slice that most rows share is not one block's work.
+// One int32 buffer whose size is known when the program is traced.  Positions are sorted by row, such that rows which
+// share the main pivot's slice are adjacent; for every other core they are listed by its slices.  The order within a
+// slice of such a list is any fixed one.
 //
-// One int32 buffer whose size is known when the program is traced.  Positions are sorted digit by digit, the least
-// significant core first and the main pivot last: so rows that share the pivot's slice are adjacent, and the orders on
-// the way list, for every other core, the positions by its digit.
+// Rows are numbered in their order, but not without gaps: the first row of a block's slices has the number of the first
+// sorted position among them, so that no block has to know how many rows the others have.
+//
+// The entries of a slice, rows for the main pivot and positions for the other cores, are cut into parts: what one block
+// takes, so that a slice that most rows share is not one block's work.  Parts have numbers with gaps, too.
 #ifndef JAX_TT_CUDA_PLAN_H_
 #define JAX_TT_CUDA_PLAN_H_
 
@@ -19,6 +22,14 @@
 
 namespace jax_tt {
 
+// Entries of one slice.
+struct alignas(16) PlanPart {
+  int32_t slice;       // -1: this number has no part
+  int32_t begin, end;  // rows, or places in the list of the core
+  int32_t count;       // parts of the slice where this is the first of them, else minus those before it
+};
+constexpr PlanPart kNoPart{-1, 0, 0, 0};
+
 // Sizes and places of the arrays of a plan.  Passed to kernels by value.
 struct CudaPlan {
   int d = 0, main = 0;
@@ -27,11 +38,11 @@ struct CudaPlan {
   int64_t part_rows[kMaxCores] = {};  // entries of a part at most
   int64_t max_parts[kMaxCores] = {};
 
-  static constexpr int kHeader = 16;
+  static constexpr int kHeader = 8;
   static constexpr int32_t kPoisoned = -2;
   // kBadIds: whether any id makes NaN of its bag.  kHash: two words, a hash of the ids and offsets, if it was asked
-  // for. kParts + k: parts of core k.
-  enum Header { kValid = 0, kRows = 1, kBadIds = 2, kPositions = 3, kHash = 4, kBroken = 6, kParts = 8 };
+  // for.
+  enum Header { kValid = 0, kBroken = 1, kBadIds = 2, kPositions = 3, kHash = 4 };
 
   JAX_TT_INLINE int64_t bag() const { return kHeader; }         // [n]; -1: contributes nothing, or kPoisoned
   JAX_TT_INLINE int64_t order() const { return bag() + n; }     // [n] positions sorted by row
@@ -39,24 +50,18 @@ struct CudaPlan {
   JAX_TT_INLINE int64_t row_head() const {
     return row_of() + n;
   }  // [n] the same at the first position of a row, else -1
-  JAX_TT_INLINE int64_t row_begin() const { return row_head() + n; }  // [n + 1] first of the row's positions in order
+  // [n + 1] first of the row's positions in order; that after the last row of a slice is the end of the slice.
+  JAX_TT_INLINE int64_t row_begin() const { return row_head() + n; }
   JAX_TT_INLINE int64_t row_digit(int k) const { return row_begin() + n + 1 + k * n; }  // [n] of a row
   // [n] positions sorted by the digit of core k; those of the main pivot are `order`.
   JAX_TT_INLINE int64_t list(int k) const { return k == main ? order() : row_digit(d) + (k - (k > main)) * n; }
-  // [p[k] + 1] first entry of each slice: in list(k), or among the rows for the main pivot.
-  JAX_TT_INLINE int64_t segment(int k) const {
-    int64_t place = row_digit(d) + (d - 1) * n;
-    for (int j = 0; j < k; ++j) place += p[j] + 1;
+  // [max_parts] of core k, in the order of its slices; aligned as they are.
+  JAX_TT_INLINE int64_t parts(int k) const {
+    int64_t place = (row_digit(d) + (d - 1) * n + 3) / 4 * 4;
+    for (int j = 0; j < k; ++j) place += 4 * max_parts[j];
     return place;
   }
-  // [p[k] + 1] first part of each slice; [max_parts] slice of a part.
-  JAX_TT_INLINE int64_t first_part(int k) const {
-    int64_t place = segment(d);
-    for (int j = 0; j < k; ++j) place += p[j] + 1 + max_parts[j];
-    return place;
-  }
-  JAX_TT_INLINE int64_t part_slice(int k) const { return first_part(k) + p[k] + 1; }
-  JAX_TT_INLINE int64_t size() const { return first_part(d); }
+  JAX_TT_INLINE int64_t size() const { return parts(d); }
 };
 
 CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n);
@@ -71,13 +76,19 @@ struct PlanRef {
   JAX_TT_INLINE const int32_t* get() const { return IsGiven() ? given : rebuilt; }
 };
 
-int64_t PlanWorkspace(const CudaPlan& layout);
+// The parts that begin at this place of a plan.
+JAX_TT_INLINE const PlanPart* PartsAt(const int32_t* plan, int64_t place) {
+  return reinterpret_cast<const PlanPart*>(plan + place);
+}
+JAX_TT_INLINE PlanPart* PartsAt(int32_t* plan, int64_t place) { return reinterpret_cast<PlanPart*>(plan + place); }
+
+int64_t PlanWorkspace(const TTShape& shape, const CudaPlan& layout);
 // Makes a plan.  A sentinel (or none: null) that moved, or broken offsets, mark the plan as broken.  Only a plan
 // with a hash can be recognised by EnsurePlan.
 void BuildPlan(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
                const float* sentinel, bool hash, int32_t* plan, void* workspace);
 
-int64_t EnsurePlanWorkspace(const CudaPlan& layout);
+int64_t EnsurePlanWorkspace(const TTShape& shape, const CudaPlan& layout);
 // A plan that may have been made for other parts of the batch is made again where it was.
 PlanRef EnsurePlan(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const Lookups& lookups,
                    const int32_t* given, void* workspace);

@@ -19,12 +19,11 @@ int64_t ChunkRows(int64_t n, int64_t floats_per_row) {
 
 struct ForwardBuffers {
   int64_t chunk_rows;
-  float *rows, *bags, *pass;
+  float *rows, *pass;
 
   ForwardBuffers(const TTShape& shape, const CudaPlan& layout, Workspace& workspace)
       : chunk_rows(ChunkRows(layout.n, shape.dim())) {
     rows = workspace.Take(chunk_rows * shape.dim());
-    bags = workspace.Take(PoolFloats(layout.n, shape.dim()));
     pass = workspace.Take(PlanForward(shape, layout).workspace_floats());
   }
 };
@@ -36,7 +35,7 @@ struct PlanAndForwardMemory {
 
   PlanAndForwardMemory(const TTShape& shape, const CudaPlan& layout, bool own_plan, Workspace& workspace)
       : plan(workspace.Take<int32_t>(own_plan ? layout.size() : 0)),
-        making(workspace.Take<char>(PlanWorkspace(layout))),
+        making(workspace.Take<char>(PlanWorkspace(shape, layout))),
         forward(workspace.Take<char>(TTForwardWorkspace(shape, layout.n))) {}
 };
 
@@ -44,8 +43,8 @@ bool LeftShares(const Pivot& pivot) { return pivot.core == 1; }
 bool RightShares(const TTShape& shape, const Pivot& pivot) { return pivot.core == shape.d - 2; }
 
 struct BackwardBuffers {
-  int64_t chunk_rows;
-  float *rows, *row_gradients, *carry, *pass;
+  int64_t chunk_rows, num_parts = 0;
+  float *rows, *row_gradients, *pass;
   CoreShares shares;
 
   BackwardBuffers(const TTShape& shape, const CudaPlan& layout, bool weights, Workspace& workspace) {
@@ -55,10 +54,13 @@ struct BackwardBuffers {
     chunk_rows = ChunkRows(layout.n, 2 * shape.dim() + (left ? shape.slice_size(0) : 0) + shape.slice_size(last));
     rows = workspace.Take(weights ? chunk_rows * shape.dim() : 0);  // for the gradients of the weights
     row_gradients = workspace.Take(chunk_rows * shape.dim());
-    carry = workspace.Take(CarryFloats(layout.n, shape.dim()));
     if (left) shares.row[0] = workspace.Take(chunk_rows * shape.slice_size(0));
     shares.row[last] = workspace.Take(chunk_rows * shape.slice_size(last));
-    for (int k = 0; k < shape.d; ++k) shares.part[k] = workspace.Take(layout.max_parts[k] * shape.slice_size(k));
+    for (int k = 0; k < shape.d; ++k) {
+      shares.part[k] = workspace.Take(layout.max_parts[k] * shape.slice_size(k));
+      num_parts += layout.max_parts[k];
+    }
+    shares.arrived = workspace.Take<int32_t>(num_parts);
     int64_t floats = weights ? PlanForward(shape, layout).workspace_floats() : 0;
     for (int i = 0; i < pivots.count; ++i)
       floats = std::max(floats, PlanBackward(shape, layout, pivots.core[i]).workspace_floats());
@@ -106,14 +108,14 @@ Status ForEachShare(TableQueue& queue, const TTArgs<T>& args, const BackwardBuff
       JAX_TT_RETURN_IF_ERROR(RowsPass(queue, args, chunk, buffers.rows, buffers.pass));
       WeightGradients(queue, args, chunk, buffers.rows, out_gradient, weight_gradient);
     }
-    GatherRowGradients(queue, args, chunk, out_gradient, buffers.row_gradients, buffers.carry);
+    GatherRowGradients(queue, args, chunk, out_gradient, buffers.row_gradients, buffers.shares.arrived,
+                       buffers.num_parts);
     for (int i = 0; i < pivots.count; ++i) {
       const Pivot pivot = MakePivot(shape, pivots.core[i]);
       const GradientShares shares{buffers.shares.part[pivot.core], LeftShares(pivot) ? buffers.shares.row[0] : nullptr,
                                   RightShares(shape, pivot) ? buffers.shares.row[shape.d - 1] : nullptr};
       JAX_TT_RETURN_IF_ERROR(GradientPass(queue, args, pivot.core, chunk, buffers.row_gradients, shares, buffers.pass));
     }
-    SumRows(queue, shape, args.layout, args.plan, chunk, buffers.shares);
     return consume(chunk, buffers.shares);
   });
 }
@@ -122,7 +124,7 @@ Status ForEachShare(TableQueue& queue, const TTArgs<T>& args, const BackwardBuff
 template <typename T>
 void CheckPlan(TableQueue& queue, const Lookups* lookups, Workspace& workspace, TTArgs<T>* args) {
   if (lookups == nullptr) return;
-  void* memory = workspace.Take<char>(EnsurePlanWorkspace(args->layout));
+  void* memory = workspace.Take<char>(EnsurePlanWorkspace(args->shape, args->layout));
   args->plan = EnsurePlan(queue, args->shape, args->layout, *lookups, args->plan.given, memory);
 }
 
@@ -144,7 +146,7 @@ int64_t TTBackwardWorkspace(const TTShape& shape, int64_t n, const TTAsked& aske
   Workspace workspace(nullptr);
   const CudaPlan layout = MakeCudaPlan(shape, n);
   BackwardBuffers(shape, layout, asked.weights, workspace);
-  if (asked.check_plan) workspace.Take<char>(EnsurePlanWorkspace(layout));
+  if (asked.check_plan) workspace.Take<char>(EnsurePlanWorkspace(shape, layout));
   return workspace.bytes();
 }
 
@@ -163,7 +165,7 @@ Status TTForward(TableQueue& queue, const TTArgs<T>& args, float* out, void* mem
   const ForwardBuffers buffers(args.shape, args.layout, workspace);
   return ForEachChunk(args.layout.n, buffers.chunk_rows, [&](const RowChunk& chunk) -> Status {
     JAX_TT_RETURN_IF_ERROR(RowsPass(queue, args, chunk, buffers.rows, buffers.pass));
-    PoolRows(queue, args, chunk, buffers.rows, out, buffers.bags);
+    PoolRows(queue, args, chunk, buffers.rows, out);
     return {};
   });
 }
@@ -190,7 +192,7 @@ Status TTBackward(TableQueue& queue, TTArgs<T> args, const Lookups* lookups, con
   for (int k = 0; k < shape.d; ++k) queue.Clear(gradients.core[k], shape.core_size(k));
   return ForEachShare(queue, args, buffers, out_gradient, weight_gradient,
                       [&](const RowChunk& chunk, const CoreShares& shares) -> Status {
-                        SumParts(queue, shape, args.layout, args.plan, chunk, shares, gradients);
+                        SumShares(queue, shape, args.layout, args.plan, chunk, shares, gradients);
                         return {};
                       });
 }
@@ -205,13 +207,13 @@ Status TTUpdate(TableQueue& queue, TTArgs<T> args, const Lookups* lookups, const
   if (StepsAtOnce(args.layout.n, buffers.chunk_rows, step.skip_nonfinite))
     return ForEachShare(queue, args, buffers, out_gradient, weight_gradient,
                         [&](const RowChunk&, const CoreShares& shares) {
-                          return SumPartsAndStep(queue, shape, args.layout, args.plan, shares, tables, step, applied);
+                          return SumSharesAndStep(queue, shape, args.layout, args.plan, shares, tables, step, applied);
                         });
   const UpdateBuffers sums(shape, workspace);
   queue.Clear(sums.gradients.touched, NumSlices(shape));
   JAX_TT_RETURN_IF_ERROR(ForEachShare(queue, args, buffers, out_gradient, weight_gradient,
                                       [&](const RowChunk& chunk, const CoreShares& shares) -> Status {
-                                        SumParts(queue, shape, args.layout, args.plan, chunk, shares, sums.gradients);
+                                        SumShares(queue, shape, args.layout, args.plan, chunk, shares, sums.gradients);
                                         return {};
                                       }));
   return ApplyStep(queue, shape, args.plan, tables, sums.gradients, step, sums.stop, applied);

@@ -9,19 +9,15 @@
 
 namespace jax_tt {
 
-// Floats of workspace of PoolRows.
-int64_t PoolFloats(int64_t n, int64_t dim);
 // out: [groups * bags, D], the weighted sums of the rows of a chunk; those of later chunks are added to the first's.
 template <typename T>
-void PoolRows(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out,
-              float* workspace);
+void PoolRows(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out);
 
-// Floats of workspace of GatherRowGradients.
-int64_t CarryFloats(int64_t n, int64_t dim);
 // row_gradients: [chunk, D], the sum over a row's positions of weight times their bag's gradient, in sorted order.
+// Clears `zeros` beside, for the launches that follow.
 template <typename T>
 void GatherRowGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* out_gradient,
-                        float* row_gradients, float* workspace);
+                        float* row_gradients, int32_t* zeros, int64_t num_zeros);
 
 // weight_gradient: [n], the row of a position times its bag's gradient, for the rows of a chunk; the first chunk also
 // clears what has no row.

@@ -28,11 +28,8 @@ FastArgs<T> MakeFastArgs(const TTArgs<T>& args, const RowChunk& chunk) {
   fast.plan = args.plan;
   fast.left_digit = layout.row_digit(left);
   fast.right_digit = layout.row_digit(right);
-  fast.segment = layout.segment(core);
-  fast.first_part = layout.first_part(core);
-  fast.part_slice = layout.part_slice(core);
-  fast.num_parts = CudaPlan::kParts + core;
-  fast.part_rows = layout.part_rows[core];
+  fast.parts = layout.parts(core);
+  fast.max_parts = layout.max_parts[core];
   fast.chunk = chunk;
   return fast;
 }
@@ -76,7 +73,7 @@ Status HasFastPass(const TTShape& shape, const Pivot& pivot, bool* has) {
 template <typename T>
 Status FastRowsPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, float* rows) {
   return WithRank(args.shape.r[1], NoSuchRank, [&](auto passes) -> Status {
-    passes.Rows(queue, MakeFastArgs(args, chunk), args.layout.max_parts[args.layout.main], rows);
+    passes.Rows(queue, MakeFastArgs(args, chunk), rows);
     return {};
   });
 }
@@ -88,7 +85,7 @@ Status FastGradientPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk
   GradientShares seen = shares;
   if (fast.mirrored) std::swap(seen.left, seen.right);
   return WithRank(args.shape.r[1], NoSuchRank, [&](auto passes) -> Status {
-    passes.Shares(queue, fast, args.layout.max_parts[args.layout.main], row_gradients, seen);
+    passes.Shares(queue, fast, row_gradients, seen);
     return {};
   });
 }

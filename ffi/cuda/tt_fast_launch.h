@@ -59,11 +59,11 @@ size_t FastPasses<kRank>::SharedBytes(int q) {
 
 template <int kRank>
 template <typename T>
-void FastPasses<kRank>::Rows(TableQueue& queue, FastArgs<T> args, int64_t max_parts, float* rows) {
+void FastPasses<kRank>::Rows(TableQueue& queue, FastArgs<T> args, float* rows) {
   fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
     using Tile = decltype(tag);
     fast_internal::SetTileRows<Tile>(args);
-    const int64_t items = std::clamp<int64_t>(max_parts * (args.q() / Tile::kCount), 1, fast_internal::kMaxBlocks);
+    const int64_t items = std::clamp<int64_t>(args.max_parts * (args.q() / Tile::kCount), 1, fast_internal::kMaxBlocks);
     fast_internal::WithMath<T>(args.tf32, [&](auto math) {
       using Math = decltype(math);
       using Own = FastRows<T>;
@@ -76,12 +76,12 @@ void FastPasses<kRank>::Rows(TableQueue& queue, FastArgs<T> args, int64_t max_pa
 
 template <int kRank>
 template <typename T>
-void FastPasses<kRank>::Shares(TableQueue& queue, FastArgs<T> args, int64_t max_parts, const float* row_gradients,
+void FastPasses<kRank>::Shares(TableQueue& queue, FastArgs<T> args, const float* row_gradients,
                                const GradientShares& shares) {
   fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
     using Tile = decltype(tag);
     fast_internal::SetTileRows<Tile>(args);
-    const int64_t blocks = std::clamp<int64_t>(max_parts, 1, fast_internal::kMaxBlocks);
+    const int64_t blocks = std::clamp<int64_t>(args.max_parts, 1, fast_internal::kMaxBlocks);
     fast_internal::WithMath<T>(args.tf32, [&](auto math) {
       using Math = decltype(math);
       using Own = FastShares<T>;
@@ -92,9 +92,9 @@ void FastPasses<kRank>::Shares(TableQueue& queue, FastArgs<T> args, int64_t max_
   });
 }
 
-#define JAX_TT_INSTANTIATE_FAST(kRank, T)                                           \
-  template void FastPasses<kRank>::Rows(TableQueue&, FastArgs<T>, int64_t, float*); \
-  template void FastPasses<kRank>::Shares(TableQueue&, FastArgs<T>, int64_t, const float*, const GradientShares&)
+#define JAX_TT_INSTANTIATE_FAST(kRank, T)                                  \
+  template void FastPasses<kRank>::Rows(TableQueue&, FastArgs<T>, float*); \
+  template void FastPasses<kRank>::Shares(TableQueue&, FastArgs<T>, const float*, const GradientShares&)
 #define JAX_TT_INSTANTIATE_FAST_RANK(kRank)            \
   template size_t FastPasses<kRank>::SharedBytes(int); \
   JAX_TT_INSTANTIATE_FAST(kRank, float);               \

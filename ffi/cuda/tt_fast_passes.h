@@ -25,10 +25,9 @@ struct FastPasses {
   static size_t SharedBytes(int q);
 
   template <typename T>
-  static void Rows(TableQueue& queue, FastArgs<T> args, int64_t max_parts, float* rows);
+  static void Rows(TableQueue& queue, FastArgs<T> args, float* rows);
   template <typename T>
-  static void Shares(TableQueue& queue, FastArgs<T> args, int64_t max_parts, const float* row_gradients,
-                     const GradientShares& shares);
+  static void Shares(TableQueue& queue, FastArgs<T> args, const float* row_gradients, const GradientShares& shares);
 };
 
 }  // namespace jax_tt

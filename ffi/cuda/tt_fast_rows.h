@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeRowsFast(co
   TileRows<Tile> rows(memory.rows);
   const int32_t* plan = args.plan.get();
   const int column_blocks = args.q() / Tile::kCount;
-  const int64_t items = static_cast<int64_t>(plan[args.num_parts]) * column_blocks;
+  const int64_t items = args.max_parts * column_blocks;
   for (int64_t item = block.index; item < items; item += block.count) {
     const FastPart part(args, plan, item / column_blocks);
     const int first_column = static_cast<int>(item % column_blocks) * Tile::kCount;

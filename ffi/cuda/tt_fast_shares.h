@@ -157,8 +157,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeSharesFast(
   typename Math::template SliceGradient<Tile> slice_gradient;
   const int32_t* plan = args.plan.get();
   const int slice_size = (Tile::kRank * Tile::kRank) << args.log_q, left_size = Tile::kRank << args.log_a;
-  for (int64_t index = block.index; index < plan[args.num_parts]; index += block.count) {
+  for (int64_t index = block.index; index < args.max_parts; index += block.count) {
     const FastPart part(args, plan, index);
+    if (part.slice < 0) continue;
     for (int first_column = 0; first_column < args.q(); first_column += Tile::kCount) {
       const bool add = first_column > 0;
       slice_gradient.Clear();

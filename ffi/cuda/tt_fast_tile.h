@@ -48,9 +48,8 @@ struct FastArgs {
   int log_a = 0, log_q = 0, log_b = 0;  // all are powers of two
   int rank = 0;
   PlanRef plan;
-  int64_t left_digit = 0, right_digit = 0, segment = 0, first_part = 0, part_slice = 0;  // in the plan
-  int num_parts = 0;
-  int64_t part_rows = 0;
+  int64_t left_digit = 0, right_digit = 0, parts = 0;  // in the plan
+  int64_t max_parts = 0;
   RowChunk chunk;
   int tile_rows = 0;
 
@@ -70,17 +69,16 @@ struct FastArgs {
   JAX_TT_INLINE int RightPlace(int s, int j, bool mirror) const { return mirror ? j * rank + s : (s << log_b) + j; }
 };
 
-// Rows of a part within the chunk.
+// Rows of a part within the chunk; of none, and of slice -1, where there is no such part.
 struct FastPart {
   int64_t slice, begin, end;
 
   template <typename T>
   __device__ __forceinline__ FastPart(const FastArgs<T>& args, const int32_t* plan, int64_t part) {
-    slice = plan[args.part_slice + part];
-    const int64_t all = plan[args.segment + slice];
-    const int64_t first = all + (part - plan[args.first_part + slice]) * args.part_rows;
-    begin = max(first, args.chunk.begin);
-    end = min(min(static_cast<int64_t>(plan[args.segment + slice + 1]), first + args.part_rows), args.chunk.end);
+    const PlanPart all = PartsAt(plan, args.parts)[part];
+    slice = all.slice;
+    begin = max(static_cast<int64_t>(all.begin), args.chunk.begin);
+    end = min(static_cast<int64_t>(all.end), args.chunk.end);
   }
 };
 

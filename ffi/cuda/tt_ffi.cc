@@ -184,7 +184,7 @@ ffi::Error PlanImpl(cudaStream_t stream, ffi::AnyBuffer ids, ffi::AnyBuffer offs
     JAX_TT_RETURN_IF_ERROR(Data(sentinel, "sentinel", 1, &sentinel_data));
     const CudaPlan layout = MakeCudaPlan(shape, lookups.size());
     JAX_TT_RETURN_IF_ERROR(ReadPlan(*plan, layout, &data));
-    works->push_back({PlanWorkspace(layout), [=](TableQueue& queue, void* memory) -> Status {
+    works->push_back({PlanWorkspace(shape, layout), [=](TableQueue& queue, void* memory) -> Status {
                         BuildPlan(queue, shape, layout, lookups, sentinel_data, /*hash=*/resharded, data, memory);
                         return {};
                       }});

@@ -33,21 +33,19 @@ struct TTStep {
 struct CoreShares {
   float* part[kMaxCores] = {};  // [max_parts, slice size]
   float* row[kMaxCores] = {};   // [chunk, slice size]; null for a pivot, whose passes write those of the parts
+  // [sum of max_parts], zero at the start: how many parts of a slice have been summed, at the number of the first.
+  int32_t* arrived = nullptr;
 };
 
-// Adds up the shares of rows to those of parts.
-void SumRows(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
-             const RowChunk& chunk, const CoreShares& shares);
-
-// Adds up the shares of parts to gradients; the first chunk assigns.  Slices that no lookup read are left alone.
-void SumParts(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
-              const RowChunk& chunk, const CoreShares& shares, const CoreGradients& gradients);
+// Adds up shares to gradients; the first chunk assigns.  Slices that no lookup read are left alone.
+void SumShares(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
+               const RowChunk& chunk, const CoreShares& shares, const CoreGradients& gradients);
 
 // The same, and every slice takes its step at once: for a batch of one chunk.  *applied: 1, or 0 when the plan is that
 // of a batch that must not be trained on; whether the step was allowed changes nothing of it.
 template <typename T>
-Status SumPartsAndStep(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
-                       const CoreShares& shares, const CoreTables<T>& tables, const TTStep& step, float* applied);
+Status SumSharesAndStep(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
+                        const CoreShares& shares, const CoreTables<T>& tables, const TTStep& step, float* applied);
 
 // The step of the slices that were touched.  *stop (workspace): set where a gradient is not finite, if that is to stop
 // the whole step.  *applied as above.

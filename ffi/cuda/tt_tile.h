@@ -90,13 +90,12 @@ class Tile {
   __device__ void ForEach(Fn fn, None none) {
     const CudaPlan& layout = args_.table.layout;
     const int core = args_.core;
-    const int64_t parts = plan_[CudaPlan::kParts + core];
-    for (int64_t part = block_.index; part < parts; part += block_.count) {
-      const int64_t slice = plan_[layout.part_slice(core) + part];
-      const int32_t* segment = plan_ + layout.segment(core) + slice;
-      const int64_t part_rows = layout.part_rows[core];
-      int64_t begin = segment[0] + (part - plan_[layout.first_part(core) + slice]) * part_rows;
-      int64_t end = min(static_cast<int64_t>(segment[1]), begin + part_rows);
+    const PlanPart* parts = PartsAt(plan_, layout.parts(core));
+    for (int64_t part = block_.index; part < layout.max_parts[core]; part += block_.count) {
+      const PlanPart own = parts[part];
+      if (own.slice < 0) continue;
+      const int64_t slice = own.slice;
+      int64_t begin = own.begin, end = own.end;
       if (core == layout.main) {  // whose entries are the rows
         begin = max(begin, args_.chunk.begin);
         end = min(end, args_.chunk.end);

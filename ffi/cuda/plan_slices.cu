@@ -1,0 +1,328 @@
+// The plan in one launch.  A block owns some slices of one core.  It reads all ids, keeps the positions that have its
+// slices, and counts those that have earlier ones, which tells it where its own begin: no block waits for another.
+#include <algorithm>
+
+#include "ffi/core/divider.h"
+#include "ffi/core/sentinel.h"
+#include "ffi/cuda/block_scan.h"
+#include "ffi/cuda/plan_build.h"
+
+namespace jax_tt {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kAhead = 8;  // ids that a thread asks for at once
+// A key holds the digits of a position, the most significant highest, and below them the position.
+constexpr int kPositionBits = 16;
+constexpr int64_t kMostIds = int64_t{1} << kPositionBits;
+constexpr int64_t kMostIdsPerSlice = 2048;  // on average
+// Keys in shared memory; a block whose slices have more sorts them in global memory.
+constexpr int64_t kMostShared = 8192;
+// Blocks of a core at most.  Those of the main pivot have more to do.
+constexpr int64_t kMainBlocks = 128, kListBlocks = 64;
+constexpr int64_t kIdsPerBlock = 64;  // at least, on average
+
+struct SliceArgs {
+  BuildArgs build;
+  // By core: what to divide a row by to get at its digit, the digit's place in a key, and the blocks.
+  Divider stride[kMaxCores], factor[kMaxCores];
+  int shift[kMaxCores], bits[kMaxCores];
+  int64_t slices[kMaxCores], blocks[kMaxCores];
+  int64_t shared_keys;
+  uint64_t* keys;  // [d, n]
+
+  __device__ __forceinline__ int32_t Digit(int core, int64_t row) const {
+    const uint64_t quotient = stride[core].Quotient(static_cast<uint64_t>(row));
+    return static_cast<int32_t>(quotient - factor[core].Quotient(quotient) * factor[core].divisor());
+  }
+  __device__ __forceinline__ int32_t DigitOf(int core, uint64_t key) const {
+    return static_cast<int32_t>(key >> shift[core] & ((uint64_t{1} << bits[core]) - 1));
+  }
+};
+
+constexpr uint64_t kPositionMask = (uint64_t{1} << kPositionBits) - 1;
+__device__ __forceinline__ int32_t PositionOf(uint64_t key) { return static_cast<int32_t>(key & kPositionMask); }
+
+// The slices of a block, and what the batch has of them.
+struct OwnSlices {
+  int core;
+  int64_t begin, end;  // of the slices
+  int32_t first = 0;   // positions with earlier slices
+  int32_t count = 0;   // with these
+  int32_t valid = 0;   // with any
+  __device__ OwnSlices(const SliceArgs& args, int core, int64_t block)
+      : core(core), begin(block * args.slices[core]), end(min(begin + args.slices[core], args.build.layout.p[core])) {}
+};
+
+// Sets the counts, and puts the positions with these slices into `keys` in any order, as far as they fit.  `words`:
+// kMaxWarps + 1.
+template <typename Keys>
+__device__ void Collect(const SliceArgs& args, OwnSlices& own, Keys keys, int64_t most, Shared<int32_t> words) {
+  const int n = static_cast<int>(args.build.layout.n), lane = threadIdx.x % 32;
+  const int32_t begin = static_cast<int32_t>(own.begin), end = static_cast<int32_t>(own.end);
+  const Shared<int32_t> count = words + kMaxWarps;
+  if (threadIdx.x == 0) count[0] = 0;
+  __syncthreads();
+  int32_t below = 0, valid = 0;
+  for (int base = static_cast<int>(threadIdx.x) - lane; base < n; base += kThreads * kAhead) {
+    int64_t row[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int position = base + k * kThreads + lane;
+      row[k] = position < n ? RowAt(args.build, position) : kNoRow;
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int32_t slice = row[k] < 0 ? end : args.Digit(own.core, row[k]);
+      valid += row[k] >= 0;
+      below += slice < begin;
+      const bool mine = slice >= begin && slice < end;
+      const unsigned owners = __ballot_sync(kAllLanes, mine);
+      if (owners == 0) continue;
+      int32_t place = 0;
+      if (lane == 0) place = atomicAdd(count, __popc(owners));
+      place = __shfl_sync(kAllLanes, place, 0) + __popc(owners & ((1u << lane) - 1));
+      if (mine && place < most) keys[place] = static_cast<uint64_t>(base + k * kThreads + lane);
+    }
+  }
+  BlockScan(below, words, &own.first);
+  BlockScan(valid, words, &own.valid);
+  own.count = count[0];
+  __syncthreads();
+}
+
+// Sorts keys of which no two are equal, by Batcher's merge exchange: compared are pairs of places that do not depend on
+// the keys, so that threads have equal shares of every round.
+template <typename Keys>
+__device__ void SortKeys(Keys keys, int count) {
+  int top = 1;
+  while (2 * top < count) top *= 2;
+  if (count < 2) return;
+  for (int run = top; run > 0; run /= 2) {
+    int distance = run, offset = 0;
+    for (int other = top;; other /= 2) {
+      for (int pair = threadIdx.x;; pair += kThreads) {
+        const int place = ((pair & -run) << 1) + (pair & (run - 1)) + offset;
+        if (place + distance >= count) break;
+        const uint64_t low = keys[place], high = keys[place + distance];
+        if (low > high) {
+          keys[place] = high;
+          keys[place + distance] = low;
+        }
+      }
+      __syncthreads();
+      if (other == run) break;
+      distance = other - run;
+      offset = run;
+    }
+  }
+}
+
+// Numbers the rows of the main pivot's sorted keys.
+template <typename Keys>
+__device__ void WriteRows(const SliceArgs& args, const OwnSlices& own, Keys keys, Shared<int32_t> sums) {
+  const CudaPlan& layout = args.build.layout;
+  int32_t* plan = args.build.plan;
+  const auto starts = [&](int i) {
+    if (i == 0) return true;
+    const uint64_t key = keys[i], before = keys[i - 1];
+    return key >> kPositionBits != before >> kPositionBits;
+  };
+  const int each = (own.count + kThreads - 1) / kThreads;
+  const int begin = min(own.count, static_cast<int>(threadIdx.x) * each), end = min(own.count, begin + each);
+  int32_t heads = 0, rows = 0;
+  for (int i = begin; i < end; ++i) heads += starts(i);
+  int32_t row = own.first + BlockScan(heads, sums, &rows) - 1;
+  for (int i = begin; i < end; ++i) {
+    const uint64_t key = keys[i];
+    const int32_t position = PositionOf(key);
+    const bool is_head = starts(i);
+    if (is_head) {
+      ++row;
+      plan[layout.row_begin() + row] = own.first + i;
+      for (int k = 0; k < layout.d; ++k) plan[layout.row_digit(k) + row] = args.DigitOf(k, key);
+    }
+    plan[layout.order() + own.first + i] = position;
+    plan[layout.row_of() + position] = row;
+    plan[layout.row_head() + position] = is_head ? row : -1;
+  }
+  // Where no number is left out, the next block's first row begins here, and says so.
+  const int32_t last = own.first + own.count;
+  if (threadIdx.x == 0 && own.count > 0 && (rows < own.count || last == own.valid))
+    plan[layout.row_begin() + own.first + rows] = last;
+}
+
+// The number of the first part of a slice, before which there are this many entries: enough for all parts of earlier
+// ones, and all blocks agree on it.
+__device__ __forceinline__ int64_t FirstPart(const CudaPlan& layout, int core, int64_t slice, int64_t entries) {
+  return entries / layout.part_rows[core] + min(slice, entries);
+}
+
+template <typename Keys>
+__device__ void WriteParts(const SliceArgs& args, const OwnSlices& own, Keys keys) {
+  const CudaPlan& layout = args.build.layout;
+  const int32_t* plan = args.build.plan;
+  const int core = own.core;
+  const bool of_rows = core == layout.main;
+  PlanPart* parts = PartsAt(args.build.plan, layout.parts(core));
+  const int64_t last =
+      own.end == layout.p[core] ? layout.max_parts[core] : FirstPart(layout, core, own.end, own.first + own.count);
+  for (int64_t i = FirstPart(layout, core, own.begin, own.first) + threadIdx.x; i < last; i += kThreads)
+    parts[i] = kNoPart;
+  __syncthreads();
+  const auto slice_at = [&](int i) { return args.DigitOf(core, keys[i]); };
+  for (int i = threadIdx.x; i < own.count; i += kThreads) {
+    const int32_t slice = slice_at(i);
+    if (i > 0 && slice_at(i - 1) == slice) continue;
+    int end = i + 1;  // of the keys of the slice
+    for (int high = own.count; end < high;) {
+      const int middle = (end + high) / 2;
+      if (slice_at(middle) == slice)
+        end = middle + 1;
+      else
+        high = middle;
+    }
+    const auto row_at = [&](int place) { return plan[layout.row_of() + PositionOf(keys[place])]; };
+    const int32_t first_entry = of_rows ? row_at(i) : own.first + i;
+    const int32_t end_entry = of_rows ? row_at(end - 1) + 1 : own.first + end;
+    const int32_t size = static_cast<int32_t>(layout.part_rows[core]);
+    const int32_t count = (end_entry - first_entry + size - 1) / size;
+    PlanPart* to = parts + FirstPart(layout, core, slice, own.first + i);
+    for (int32_t part = 0; part < count; ++part) {
+      const int32_t begin = first_entry + part * size;
+      to[part] = {slice, begin, min(begin + size, end_entry), part == 0 ? count : -part};
+    }
+  }
+}
+
+// From the positions in `keys` to the plan.
+template <typename Keys>
+__device__ void Arrange(const SliceArgs& args, const OwnSlices& own, Keys keys, Shared<int32_t> sums) {
+  const CudaPlan& layout = args.build.layout;
+  const bool of_rows = own.core == layout.main;
+  for (int i = threadIdx.x; i < own.count; i += kThreads) {
+    const uint64_t position = keys[i];
+    const int64_t row = RowAt(args.build, static_cast<int64_t>(position));
+    uint64_t key = position;
+    for (int k = 0; k < layout.d; ++k)
+      if (of_rows || k == own.core) key |= static_cast<uint64_t>(args.Digit(k, row)) << args.shift[k];
+    keys[i] = key;
+  }
+  __syncthreads();
+  SortKeys(keys, own.count);
+  if (of_rows) {
+    WriteRows(args, own, keys, sums);
+    __syncthreads();
+  } else {
+    int32_t* list = args.build.plan + layout.list(own.core) + own.first;
+    for (int i = threadIdx.x; i < own.count; i += kThreads) list[i] = PositionOf(keys[i]);
+  }
+  WriteParts(args, own, keys);
+}
+
+// The header: what concerns the batch as a whole.  For one block.
+__device__ void WriteHeader(const SliceArgs& args, Shared<int32_t> sums) {
+  const BuildArgs& build = args.build;
+  const Lookups& lookups = build.lookups;
+  int32_t* plan = build.plan;
+  int32_t own_valid = 0, valid = 0;
+  bool poisoned = false, broken = build.sentinel != nullptr && !SentinelHolds(*build.sentinel);
+  for (int64_t i = threadIdx.x; i < build.layout.n; i += kThreads) {
+    const int64_t row = RowAt(build, i);
+    own_valid += row >= 0;
+    poisoned |= row == kPoisonedRow;
+  }
+  for (int64_t i = threadIdx.x; i < lookups.groups * (lookups.bags + 1); i += kThreads)
+    broken |= !OffsetIsSound(lookups, i);
+  BlockScan(own_valid, sums, &valid);
+  const bool any_poisoned = __syncthreads_or(poisoned), any_broken = __syncthreads_or(broken);
+  if (threadIdx.x < CudaPlan::kHeader) plan[threadIdx.x] = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    plan[CudaPlan::kValid] = valid;
+    plan[CudaPlan::kBroken] = any_broken;
+    plan[CudaPlan::kBadIds] = any_poisoned;
+    plan[CudaPlan::kPositions] = static_cast<int32_t>(build.layout.n);
+  }
+  if (build.hash) AddBatchHash({0, 1}, lookups, reinterpret_cast<unsigned long long*>(plan + CudaPlan::kHash));
+}
+
+// The blocks of the main pivot come first, then those of the other cores, then those that have some positions each, and
+// last the one that writes the header.
+template <typename Tables>
+__global__ void __launch_bounds__(kThreads, 2) PlanSlices(const __grid_constant__ Tables tables) {
+  BlockOfTable block;
+  const SliceArgs& args = tables.FindInPlace(&block);
+  const CudaPlan& layout = args.build.layout;
+  if (args.build.skips()) return;
+  SharedArena arena;
+  const Shared<int32_t> words = arena.Take<int32_t>(kMaxWarps + 1);
+  int64_t index = block.index;
+  for (int turn = 0; turn < layout.d; ++turn) {
+    const int core = turn == 0 ? layout.main : turn - (turn <= layout.main);
+    if (index >= args.blocks[core]) {
+      index -= args.blocks[core];
+      continue;
+    }
+    OwnSlices own(args, core, index);
+    const Shared<uint64_t> keys = arena.Take<uint64_t>(args.shared_keys);
+    Collect(args, own, keys, args.shared_keys, words);
+    if (own.count <= args.shared_keys) return Arrange(args, own, keys, words);
+    uint64_t* all = args.keys + core * layout.n + own.first;
+    Collect(args, own, all, own.count, words);
+    return Arrange(args, own, all, words);
+  }
+  const int64_t position = index * kThreads + threadIdx.x;
+  if (index * kThreads >= layout.n) return WriteHeader(args, words);
+  if (position < layout.n) WriteBag(args.build, position, RowAt(args.build, position));
+}
+
+constexpr TableKernel kPlanSlices =
+    TableKernelOf<SliceArgs, PlanSlices<OneTable<SliceArgs>>, PlanSlices<ManyTables<SliceArgs>>, kThreads>::kKernel;
+
+int DigitBits(int64_t p) {
+  int bits = 1;
+  while (p > int64_t{1} << bits) ++bits;
+  return bits;
+}
+
+}  // namespace
+
+bool BuildsInOneLaunch(const TTShape& shape, const CudaPlan& layout) {
+  int bits = kPositionBits;
+  for (int k = 0; k < shape.d; ++k) bits += DigitBits(shape.p[k]);
+  return layout.n <= kMostIds && layout.n <= kMostIdsPerSlice * shape.p[layout.main] && bits <= 64;
+}
+
+void BuildBySlices(TableQueue& queue, const BuildArgs& build, Workspace& workspace) {
+  const TTShape& shape = build.shape;
+  const CudaPlan& layout = build.layout;
+  SliceArgs args{};
+  args.build = build;
+  args.keys = workspace.Take<uint64_t>(layout.d * layout.n);
+  args.shared_keys = std::min(layout.n, kMostShared);
+  int cores[kMaxCores], shift = kPositionBits;
+  SortOrder(shape, layout.main, cores);
+  for (int i = 0; i < layout.d; ++i) {
+    const int k = cores[i];
+    args.bits[k] = DigitBits(shape.p[k]);
+    args.shift[k] = shift;
+    shift += args.bits[k];
+  }
+  uint64_t stride = 1;
+  int64_t blocks = (layout.n + kThreads - 1) / kThreads + 1;
+  for (int k = layout.d - 1; k >= 0; --k) {
+    args.stride[k] = Divider(stride);
+    args.factor[k] = Divider(static_cast<uint64_t>(shape.p[k]));
+    stride *= static_cast<uint64_t>(shape.p[k]);
+    const int64_t most = k == layout.main ? kMainBlocks : kListBlocks;
+    const int64_t divided = std::clamp<int64_t>(std::min(shape.p[k], layout.n / kIdsPerBlock), 1, most);
+    args.slices[k] = (shape.p[k] + divided - 1) / divided;
+    args.blocks[k] = (shape.p[k] + args.slices[k] - 1) / args.slices[k];
+    blocks += args.blocks[k];
+  }
+  const size_t shared = SharedBytes<int32_t>(kMaxWarps + 1) + SharedBytes<uint64_t>(args.shared_keys);
+  queue.Add(kPlanSlices, blocks, shared, args);
+}
+
+}  // namespace jax_tt

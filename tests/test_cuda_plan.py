@@ -1,0 +1,227 @@
+"""The plan of the CUDA kernels against numpy: orders, rows, lists and parts, however it is built."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_tt import _ffi
+
+HEADER = 8
+LIST_PART = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Ids of a table of three cores with rank 2, and where its bags end."""
+
+    row_factors: tuple[int, int, int]
+    ids: np.ndarray
+    offsets: np.ndarray
+    padded: bool = False
+    bounds: int = 1  # ids out of range read nothing
+
+    @property
+    def rows(self):
+        return min(math.prod(self.row_factors), 2**62)
+
+    @property
+    def part_rows(self):
+        n = len(self.ids)
+        least, parts = (32 if n <= 16_384 else 64), min((64 << 20) // (4 * 8), 2048)
+        return LIST_PART, max(least, -(-n // parts)), LIST_PART
+
+    @property
+    def valid(self):
+        bags = np.searchsorted(self.offsets, np.arange(len(self.ids)), side="right") - 1
+        inside = bags < len(self.offsets) - 1
+        return inside & (self.ids >= 0) & (self.ids < self.rows)
+
+    def digits(self):
+        """Of every position, [3, n]."""
+        _, p1, p2 = self.row_factors
+        ids = self.ids.astype(np.int64)
+        return np.stack([ids // (p1 * p2), ids // p2 % p1, ids % p2])
+
+
+def batch(row_factors, ids, offsets=None, **options):
+    ids = np.asarray(ids)
+    return Batch(
+        row_factors, ids, np.array([0, len(ids)] if offsets is None else offsets), **options
+    )
+
+
+def random(row_factors, n, seed=0, skew=1.0, **options):
+    rng = np.random.default_rng(seed)
+    rows = math.prod(row_factors)
+    return batch(row_factors, (rows * rng.random(n) ** skew).astype(np.int64), **options)
+
+
+def plan_of(own):
+    module = _ffi.load("cuda_emulated")
+    if module is None:
+        pytest.skip(str(_ffi.why_unavailable("cuda_emulated")))
+    shape = (np.array(own.row_factors), np.array([2, 2, 2]), np.array([1, 2, 2, 1]))
+    n, wide = len(own.ids), own.rows > 2**31
+    size, _ = module.plan_size(*shape, own.rows, n, n)
+    workspace = module.workspace_size("plan", *shape, n)
+    results = [
+        jax.ShapeDtypeStruct((size,), jnp.int32),
+        jax.ShapeDtypeStruct((workspace,), jnp.uint8),
+    ]
+    ids = own.digits().T.astype(np.int32) if wide else own.ids.astype(np.int32)
+    plan, _ = jax.ffi.ffi_call(_ffi.target("cuda_emulated", "plan"), results)(
+        jnp.asarray(ids),
+        jnp.asarray(own.offsets, jnp.int32),
+        jnp.ones(()),
+        split=wide,
+        padded=own.padded,
+        bounds=np.int64(own.bounds),
+        table="",
+        row_factors=shape[0],
+        col_factors=shape[1],
+        ranks=shape[2],
+        num_embeddings=np.int64(own.rows),
+        hint=np.int64(0),
+        resharded=False,
+    )
+    return np.asarray(plan)
+
+
+class Plan:
+    """The arrays of a plan, as `ffi/cuda/plan.h` places them."""
+
+    def __init__(self, own, words):
+        n, place = len(own.ids), HEADER
+
+        def take(count):
+            nonlocal place
+            place += count
+            return words[place - count : place]
+
+        self.valid, self.broken, self.bad_ids, self.positions = words[:4]
+        self.bag, self.order, self.row_of, self.row_head = (take(n) for _ in range(4))
+        self.row_begin = take(n + 1)
+        self.row_digit = take(3 * n).reshape(3, n)
+        first, last = take(n), take(n)
+        self.list = first, self.order, last
+        place = -(-place // 4) * 4
+        self.parts = [
+            take(4 * (n // size + min(p, n))).reshape(-1, 4)
+            for p, size in zip(own.row_factors, own.part_rows, strict=True)
+        ]
+        assert place == len(words)
+
+
+def check_parts(parts, size, numbers):
+    """That parts divide the entries of each slice; ``numbers``: the slice of an entry by its number."""
+    covered, number = {}, 0
+    while number < len(parts):
+        slice_, _, _, count = parts[number]
+        if slice_ < 0:
+            number += 1
+            continue
+        assert count >= 1
+        for k, (same, begin, end, rank) in enumerate(parts[number : number + count]):
+            assert same == slice_ and 0 < end - begin <= size and rank == (count if k == 0 else -k)
+            assert k == 0 or begin == parts[number + k - 1][2]
+            covered |= dict.fromkeys(range(begin, end), slice_)
+        number += count
+    assert covered == numbers
+
+
+def check(own):
+    words = plan_of(own)
+    plan, digits, valid = Plan(own, words), own.digits(), own.valid
+    n, positions = len(own.ids), np.flatnonzero(valid)
+    assert (plan.valid, plan.broken, plan.positions) == (len(positions), 0, n)
+    bags = np.searchsorted(own.offsets, np.arange(n), side="right") - 1
+    np.testing.assert_array_equal(plan.bag, np.where(valid, bags, -1))
+    assert (plan.row_of[~valid] == -1).all() and (plan.row_head[~valid] == -1).all()
+    # Positions by row, those of a row in their order.
+    order = plan.order[: len(positions)]
+    np.testing.assert_array_equal(np.sort(order), positions)
+    sorted_ids, rows = own.ids[order], plan.row_of[order]
+    starts = np.flatnonzero(np.diff(sorted_ids, prepend=-1))
+    assert len(starts) == len(np.unique(sorted_ids))
+    assert (np.diff(digits[1][order]) >= 0).all() and (np.diff(rows) >= 0).all()
+    heads = np.zeros(len(order), bool)
+    heads[starts] = True
+    np.testing.assert_array_equal(plan.row_head[order], np.where(heads, rows, -1))
+    np.testing.assert_array_equal(np.diff(rows)[~heads[1:]], 0)
+    assert (rows <= np.arange(len(rows))).all()
+    ends = np.append(starts, len(order))[1:]
+    for start, end in zip(starts, ends, strict=True):
+        assert (np.diff(order[start:end]) > 0).all()
+        assert tuple(plan.row_begin[rows[start] :][:2]) == (start, end)
+        np.testing.assert_array_equal(plan.row_digit[:, rows[start]], digits[:, order[start]])
+    # Rows of a slice have numbers without gaps; lists have the positions of each slice together.
+    check_parts(
+        plan.parts[1], own.part_rows[1], {rows[i]: digits[1][order[i]] for i in starts.tolist()}
+    )
+    for core in (0, 2):
+        listed = plan.list[core][: len(positions)]
+        np.testing.assert_array_equal(np.sort(listed), positions)
+        slices = digits[core][listed]
+        assert (np.diff(slices) >= 0).all()
+        check_parts(plan.parts[core], own.part_rows[core], dict(enumerate(slices)))
+    return words
+
+
+SMALL = (6, 7, 8)
+BATCHES = {
+    "none": batch(SMALL, np.zeros(0, np.int64)),
+    "one": batch(SMALL, [335]),
+    "uniform": random(SMALL, 500),
+    "sparse": random((200, 220, 250), 700),
+    "one id": batch(SMALL, np.full(700, 41)),
+    "skewed": random((20, 30, 40), 3000, skew=4.0),
+    "bad ids": batch(SMALL, [0, 336, -1, 5, -7, 5, 10**6, 335, 0], [0, 2, 2, 7], padded=True),
+    "many slices": random((3, 5000, 2), 300),
+    "few slices": random((50, 1, 60), 2100),
+    "wide digits": random((2**17, 2**17, 2**17), 300),
+}
+assert 2100 > 2048  # more ids than the one launch takes for a slice
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_plan(name):
+    check(BATCHES[name])
+
+
+@pytest.mark.parametrize("name", ["skewed", "few slices"])
+def test_order_of_threads_leaves_no_trace(name):
+    module = _ffi.load("cuda_emulated")
+    if module is None:
+        pytest.skip(str(_ffi.why_unavailable("cuda_emulated")))
+    try:
+        found = []
+        for seed in range(3):
+            module.set_seed(seed)
+            found.append(plan_of(BATCHES[name]))
+    finally:
+        module.set_seed(0)
+    plans = [Plan(BATCHES[name], words) for words in found]
+    for plan in plans[1:]:
+        for mine, first in zip(
+            (plan.row_of, *plan.parts), (plans[0].row_of, *plans[0].parts), strict=True
+        ):
+            np.testing.assert_array_equal(mine, first)
+        for mine, first in zip(plan.list, plans[0].list, strict=True):
+            np.testing.assert_array_equal(mine[: plan.valid], first[: plan.valid])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "own",
+    [
+        batch(SMALL, np.where(np.arange(9500) % 50, 41, np.arange(9500) % 336)),
+        random((40, 50, 60), 66_000, skew=2.0),
+    ],
+    ids=["a slice beyond shared memory", "beyond one launch"],
+)
+def test_large_plan(own):
+    check(own)

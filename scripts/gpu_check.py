@@ -3,18 +3,22 @@
     python3 scripts/gpu_check.py --out somewhere
     python3 scripts/gpu_check.py --dry-run            # without a GPU, to test this script
 
-Builds the native modules with this Python's tools, runs the tests marked ``gpu``, measures the benchmarks, and runs the
-ops under compute-sanitizer in what time is left; writes benchmarks/results/<gpu>.json and a report. A stage that fails,
-or for which no time is left, does not stop the next. Exit status 1 where one failed.
+Builds the native modules with this Python's tools, measures, runs the tests marked ``gpu``, and runs the ops under
+compute-sanitizer in what time is left: stage by stage, the most valuable first. After each stage the report, the
+outcomes and the results of the benchmarks are written to ``--out``, so that a run which is stopped has what it did. The
+next run of the same commit does the other stages, and those that failed; ``--restart`` does all. A stage that fails, or
+for which no time is left, does not stop the next. Exit status 1 where one failed.
 """
 
 import argparse
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,9 +43,20 @@ SANITIZERS = {
 }
 
 
+# The headline first: what is left of the time may not do for all.
+BENCHMARKS = (
+    "gpu_headline",
+    "gpu_headline_zipf",
+    "gpu_dense",
+    "gpu_tables",
+    "gpu_elrec",
+    "gpu_ecorec",
+)
+
+
 @dataclasses.dataclass
 class Stage:
-    """One stage's outcome; `log` is what it printed."""
+    """One stage's outcome; `detail` is the end of what it printed."""
 
     name: str
     outcome: str
@@ -54,16 +69,48 @@ class Stage:
 
 
 class Check:
-    """Runs stages within one budget of time and records their outcomes."""
+    """Runs stages within one budget of time, and writes their outcomes after each.
 
-    def __init__(self, minutes: float) -> None:
+    Args:
+        minutes: for all stages.
+        out: folder of outcomes, report and results.
+        results: file that benchmarks write.
+        run: the commit, and whether it is a dry run; outcomes of another run are not continued.
+        restart: whether to begin anew in any case.
+    """
+
+    def __init__(
+        self, minutes: float, out: Path, results: Path, run: dict[str, object], restart: bool
+    ) -> None:
         self.end = time.monotonic() + 60 * minutes
-        self.stages: list[Stage] = []
+        self.out, self.results, self._run = out, results, run
+        self.stages: dict[str, Stage] = {}
         (BUILD / "logs").mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+        if self._outcomes.exists() and not restart:
+            known = json.loads(self._outcomes.read_text())
+            if known["run"] == run:
+                self.stages = {stage["name"]: Stage(**stage) for stage in known["stages"]}
+
+    @property
+    def _outcomes(self) -> Path:
+        return self.out / "stages.json"
+
+    @property
+    def dry(self) -> bool:
+        return bool(self._run["dry"])
 
     @property
     def left(self) -> float:
         return self.end - time.monotonic()
+
+    @property
+    def failed(self) -> bool:
+        return any(stage.failed for stage in self.stages.values())
+
+    def has(self, name: str) -> bool:
+        """Whether a stage passed, in this run or the one that it continues."""
+        return name in self.stages and self.stages[name].outcome == "passed"
 
     def run(
         self,
@@ -72,10 +119,13 @@ class Check:
         limit: float,
         environment: dict[str, str] | None = None,
     ) -> bool:
-        """Runs a command; its output goes to the terminal's log file, the last lines to the report."""
+        """Runs a command unless it has passed; its output goes to a log file, the last lines to the report."""
+        if self.has(name):
+            print(f"==> {name}: passed before", flush=True)
+            return True
         limit = min(limit, self.left)
         if limit < 10:
-            self.stages.append(Stage(name, "skipped", detail="no time left"))
+            self._note(Stage(name, "skipped", detail="no time left"))
             return False
         print(f"==> {name}", flush=True)
         log = BUILD / "logs" / f"{name.replace(' ', '-')}.txt"
@@ -99,12 +149,31 @@ class Check:
         detail = (
             f"exit status {status}\n{tail}" if status else tail.splitlines()[-1] if tail else ""
         )
-        self.stages.append(Stage(name, outcome, seconds, detail))
+        self._note(Stage(name, outcome, seconds, detail))
         return not status
 
     def skip(self, name: str, reason: str) -> None:
         print(f"==> {name}: skipped, {reason}", flush=True)
-        self.stages.append(Stage(name, "skipped", detail=reason))
+        self._note(Stage(name, "skipped", detail=reason))
+
+    def _note(self, stage: Stage) -> None:
+        self.stages.pop(stage.name, None)  # one that failed before: now it is the last
+        self.stages[stage.name] = stage
+        known = {
+            "run": self._run,
+            "stages": [dataclasses.asdict(each) for each in self.stages.values()],
+        }
+        if self.results.exists() and self.results.parent != self.out:
+            shutil.copy(self.results, self.out)
+        _replace(self.out / "report.md", report(self))
+        _replace(self._outcomes, json.dumps(known, indent=1))
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that a kill cannot leave half written."""
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    part.replace(path)
 
 
 def build(check: Check) -> bool:
@@ -127,6 +196,10 @@ def build(check: Check) -> bool:
 
 def sanitize(check: Check) -> None:
     """Runs the operations under each tool. They share the remaining time; what one does not use is left to the next."""
+    if check.dry:
+        check.skip("compute-sanitizer", "a dry run")
+        check.run("ops", [sys.executable, "-m", "tests.gpu_run", "small", "cached"], 240)
+        return
     tool = shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path="/usr/local/cuda/bin:/opt/nvidia/compute-sanitizer"
     )
@@ -139,16 +212,17 @@ def sanitize(check: Check) -> None:
         check.run(kind, command, check.left / (len(SANITIZERS) - done), SANITIZER_ENVIRONMENT)
 
 
-def report(check: Check, results: Path) -> str:
-    lines = [f"# GPU check: {machine.gpu_name() or 'no GPU'}, commit {machine.commit()}", ""]
+def report(check: Check) -> str:
+    kind = "Dry run of the GPU check, whose figures mean nothing" if check.dry else "GPU check"
+    lines = [f"# {kind}: {machine.gpu_name() or 'no GPU'}, commit {machine.commit()}", ""]
     lines += ["| stage | outcome | seconds |", "| --- | --- | --- |"]
-    lines += [f"| {s.name} | {s.outcome} | {s.seconds:.0f} |" for s in check.stages]
-    for stage in check.stages:
+    lines += [f"| {s.name} | {s.outcome} | {s.seconds:.0f} |" for s in check.stages.values()]
+    for stage in check.stages.values():
         lines += ["", f"## {stage.name}: {stage.outcome}", "", "```", stage.detail, "```"]
-    if results.exists():
+    if check.results.exists():
         from benchmarks.results import Report, load
 
-        cases = load(results)["cases"]
+        cases = load(check.results)["cases"]
         lines += ["", *(f"```\n{Report.from_json(_report(c))}\n```" for c in cases.values())]
     return "\n".join(lines) + "\n"
 
@@ -162,76 +236,56 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=9.5, help="for all of it")
+    parser.add_argument("--out", type=Path, default=BUILD, help="where everything is written")
     parser.add_argument(
-        "--out", type=Path, default=BUILD, help="where report and results are copied"
+        "--only", default="build,benchmarks,tests,sanitizer", help="parts, separated by commas"
     )
-    parser.add_argument(
-        "--only", default="build,tests,sanitizer,benchmarks", help="stages, separated by commas"
-    )
+    parser.add_argument("--restart", action="store_true", help="all stages, whatever passed before")
     parser.add_argument("--dry-run", action="store_true", help="small work on what is here")
     arguments = parser.parse_args()
-    stages = arguments.only.split(",")
-    check = Check(arguments.minutes)
-    if arguments.dry_run:
-        return dry_run(check, stages, arguments.out)
-    gpu = machine.gpu_name()
-    if gpu is None:
+    dry, gpu = arguments.dry_run, machine.gpu_name()
+    if gpu is None and not dry:
         print("gpu-check: nvidia-smi names no GPU; nothing to check here")
         return 1
-    print(f"{gpu}, {machine.versions()}", flush=True)
-    results = ROOT / "benchmarks" / "results" / f"{machine.gpu_slug()}.json"
-    if "build" not in stages or build(check):
-        if "tests" in stages:
-            workers = ["-n", str(min(6, os.cpu_count() or 1))]
-            if subprocess.run(
-                [sys.executable, "-c", "import xdist"], capture_output=True
-            ).returncode:
-                workers = []
-            command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *workers, "tests"]
-            check.run("tests", command, 240)
-        if "benchmarks" in stages:
-            # The headline first: what is left of the time may not do for all.
-            for case in ("gpu_headline", "gpu_elrec", "gpu_ecorec"):
-                command = [sys.executable, "-m", "benchmarks.run", "--gpu", "--only", case]
-                check.run(case, command, 120)
-        if "sanitizer" in stages:
-            sanitize(check)
-    return finish(check, results, arguments.out)
+    print("a dry run" if dry else f"{gpu}, {machine.versions()}", flush=True)
+    slug = machine.gpu_slug()
+    results = BUILD / "dry-run.json" if dry else ROOT / "benchmarks" / "results" / f"{slug}.json"
+    run = {"dry": dry, "gpu": gpu, "commit": machine.commit()}
+    check = Check(arguments.minutes, arguments.out, results, run, arguments.restart)
+    if dry and not check.stages:
+        results.unlink(missing_ok=True)
+    parts = arguments.only.split(",")
+    if "build" not in parts or dry or build(check):
+        steps: dict[str, Callable[[Check], None]] = {
+            "benchmarks": measure,
+            "tests": test,
+            "sanitizer": sanitize,
+        }
+        for part, step in steps.items():
+            if part in parts:
+                step(check)
+    print(f"\n{report(check)}\nreport: {arguments.out / 'report.md'}")
+    return 1 if check.failed else 0
 
 
-def dry_run(check: Check, stages: list[str], out: Path) -> int:
-    """The same stages except the build, with the existing native modules."""
-    results = BUILD / "dry-run.json"
-    results.unlink(missing_ok=True)
-    if "tests" in stages:
-        check.run(
-            "tests", [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/test_vmap.py"], 120
-        )
-    if "sanitizer" in stages:
-        check.skip("compute-sanitizer", "a dry run")
-        check.run("ops", [sys.executable, "-m", "tests.gpu_run", "small", "cached"], 240)
-    if "benchmarks" in stages:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.run",
-            "--gpu",
-            "--quick",
-            "--only",
-            "gpu_elrec",
-        ]
-        check.run("gpu_elrec", [*command, "--out", results], 240)
-    return finish(check, results, out)
+def measure(check: Check) -> None:
+    """The benchmarks, a stage for each case; quick ones in a dry run."""
+    for case in BENCHMARKS:
+        command = [sys.executable, "-m", "benchmarks.run", "--gpu", "--only", case]
+        if check.dry:
+            command += ["--quick", "--out", str(check.results)]
+        check.run(case, command, 240 if check.dry else 120)
 
 
-def finish(check: Check, results: Path, out: Path) -> int:
-    text = report(check, results)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.md").write_text(text)
-    if results.exists() and results.parent != out:
-        shutil.copy(results, out)
-    print(f"\n{text}\nreport: {out / 'report.md'}")
-    return 1 if any(stage.failed for stage in check.stages) else 0
+def test(check: Check) -> None:
+    """The tests that a GPU runs; in a dry run a few of them."""
+    command: list[str | Path] = [sys.executable, "-m", "pytest", "-q", "-m", "gpu"]
+    if check.dry:
+        check.run("tests", [*command, "tests/test_vmap.py"], 120)
+        return
+    if not subprocess.run([sys.executable, "-c", "import xdist"], capture_output=True).returncode:
+        command += ["-n", str(min(6, os.cpu_count() or 1))]
+    check.run("tests", [*command, "tests"], 240)
 
 
 if __name__ == "__main__":

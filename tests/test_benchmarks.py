@@ -20,7 +20,7 @@ ALL = (
     "two_cores collection_step collection_mixed collection_mlperf collection_memory dense_by_hand dense_step "
     "temporaries dlrm_step dlrm_peers hash quantized quantized_tables serving tiers sharding"
 )
-GPU = "gpu_headline gpu_elrec gpu_ecorec"
+GPU = "gpu_headline gpu_headline_zipf gpu_dense gpu_tables gpu_elrec gpu_ecorec"
 
 
 def test_every_case_is_registered():

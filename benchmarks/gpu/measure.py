@@ -18,12 +18,17 @@ PEAK_FLOPS, PEAK_BYTES = 60e12, 4.3e12
 STREAMS = ("uniform", "zipf")
 FORWARD, BACKWARD, FUSED = "jax_tt forward", "jax_tt forward + backward", "jax_tt fused step"
 CALLED = "jax_tt fused step, called from Python"
+DENSE = "jax_tt EmbedBag fused step, dense table"
 
 Timings = dict[tuple[str, str], Timing]
 
 
 def measure(
-    works: dict[str, GpuWork], settings: Settings, report: Report, *, dense: bool = True
+    works: dict[str, GpuWork],
+    settings: Settings,
+    report: Report,
+    *,
+    streams: tuple[str, ...] = STREAMS,
 ) -> Timings:
     """Adds a row for every work, stream and contender.
 
@@ -31,7 +36,7 @@ def measure(
         works: by name.
         settings: of the run; a quick run uses the native operations that the machine has.
         report: gets rows and notes.
-        dense: also steps of dense tables of the same rows and columns.
+        streams: of ids.
     """
     rounds = 2 if settings.quick else 7
     precision: Any = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
@@ -50,20 +55,28 @@ def measure(
             "XLA reference forward": timing.Replayed(*contenders.tt_forward(work, "reference")),
             "XLA reference step": timing.Replayed(*contenders.tt_fused(work, "reference")),
         }
-        if dense:
-            calls["jax_tt EmbedBag fused step, dense table"] = timing.Replayed(
-                *contenders.dense_fused(work, "auto")
-            )
-            calls["nnx.Embed + optax.sgd, dense table"] = timing.Replayed(
-                *contenders.flax_dense(work)
-            )
-            torch_dense = jax.default_backend() == "gpu" and peer("torch_dense", report, "gpu")
-            if torch_dense:
-                calls["torch EmbeddingBag + SGD, dense table"] = torch_dense.dense_step(work)
-        for stream in STREAMS:
+        for stream in streams:
             found = timing.interleave(calls, work, stream, rounds)
             label = f"{name}, {stream}" if len(works) > 1 else stream
             timings |= {(label, contender): value for contender, value in found.items()}
+    report.timings(timings)
+    return timings
+
+
+def measure_dense(works: dict[str, GpuWork], settings: Settings, report: Report) -> Timings:
+    """Adds a row for a step of a dense table of the same rows and columns with every work and contender."""
+    timings: Timings = {}
+    for name, work in works.items():
+        calls = {
+            DENSE: timing.Replayed(*contenders.dense_fused(work, "auto")),
+            "nnx.Embed + optax.sgd, dense table": timing.Replayed(*contenders.flax_dense(work)),
+        }
+        torch_dense = jax.default_backend() == "gpu" and peer("torch_dense", report, "gpu")
+        if torch_dense:
+            calls["torch EmbeddingBag + SGD, dense table"] = torch_dense.dense_step(work)
+        for stream in STREAMS:
+            found = timing.interleave(calls, work, stream, 2 if settings.quick else 7)
+            timings |= {(f"{name}, {stream}", each): value for each, value in found.items()}
         del calls  # tables of gigabytes
     report.timings(timings)
     return timings

@@ -6,18 +6,28 @@ NaN, so that results which nothing wrote cannot pass for results.
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.work import GpuWork
 from benchmarks.timing import Name, Timing
 
 # One step with its carry: ``step(state, ids) -> state``.
 Step = Callable[[Any, jax.Array], Any]
 _POISON_BYTES = 64 << 20
+
+
+class Batches(Protocol):
+    """What the steps of a call get."""
+
+    @property
+    def steps(self) -> int: ...
+
+    def ids(self, rng: np.random.Generator, stream: str) -> jax.Array:
+        """``[steps, ...]``"""
+        ...
 
 
 class Replayed:
@@ -74,7 +84,7 @@ def poison() -> None:
 
 
 def interleave(
-    calls: Mapping[Name, Callable[[jax.Array], float]], work: GpuWork, stream: str, rounds: int
+    calls: Mapping[Name, Callable[[jax.Array], float]], work: Batches, stream: str, rounds: int
 ) -> dict[Name, Timing]:
     """Seconds of one step for each contender; contenders take turns."""
     rng = np.random.default_rng(0)

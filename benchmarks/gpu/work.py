@@ -54,6 +54,16 @@ def headline(quick: bool) -> GpuWork:
     return _small(8, 3) if quick else GpuWork(HEADLINE_SHAPE, HEADLINE_BAGS, HEADLINE_BAG_SIZE)
 
 
+def dense(quick: bool) -> dict[str, GpuWork]:
+    """The rows and columns of the headline table with its batch, and with a hundred of them."""
+    if quick:
+        return {"24 ids": _small(8, 3)}
+    bags = {"10,240 ids": HEADLINE_BAGS, "1,024,000 ids": 100 * HEADLINE_BAGS}
+    return {
+        name: GpuWork(HEADLINE_SHAPE, count, HEADLINE_BAG_SIZE, 8) for name, count in bags.items()
+    }
+
+
 def elrec(quick: bool) -> dict[str, GpuWork]:
     """The shapes of EL-Rec: 64 columns, rank 128, one id a bag."""
     if quick:

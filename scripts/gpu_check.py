@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,7 +115,7 @@ class Check:
     def run(
         self,
         name: str,
-        command: list[str | Path],
+        command: Sequence[str | Path],
         limit: float,
         environment: dict[str, str] | None = None,
     ) -> bool:
@@ -279,7 +279,7 @@ def measure(check: Check) -> None:
 
 def test(check: Check) -> None:
     """The tests that a GPU runs; in a dry run a few of them."""
-    command: list[str | Path] = [sys.executable, "-m", "pytest", "-q", "-m", "gpu"]
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu"]
     if check.dry:
         check.run("tests", [*command, "tests/test_vmap.py"], 120)
         return

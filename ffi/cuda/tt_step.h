@@ -254,8 +254,7 @@ struct SliceOf {
 };
 
 template <typename T, template <typename> class Rule>
-__global__ void __launch_bounds__(kSliceThreads, 4)
-    StepSlices(const __grid_constant__ TableList<StepArgsOf<T>> tables) {
+__global__ void __launch_bounds__(kSliceThreads) StepSlices(const __grid_constant__ TableList<StepArgsOf<T>> tables) {
   BlockOfTable block;
   const StepArgsOf<T>& own = tables.FindInPlace(&block);
   const bool stop = own.signs.any();

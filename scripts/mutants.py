@@ -104,16 +104,16 @@ MUTANTS = {
         "cache_model",
     ),
     "nonfinite": Mutant("ffi/cpu/row_update.h", "return probe == C{0};", "return true;", "fused"),
-    "spans": Mutant(
-        "ffi/cuda/tt_bags.cu",
-        "row_begin[row + 1] <= begin + kSpan;",
-        "row_begin[row + 1] <= begin + kSpan + 1;",
-        "cuda_tt cuda_fast",
+    "planned rows": Mutant(
+        "ffi/cuda/plan_slices.cu",
+        "(rows < own.count || last == own.valid)",
+        "(rows < own.count)",
+        "cuda_plan",
     ),
-    "joined spans": Mutant(
+    "joined sums": Mutant(
         "ffi/cuda/tt_bags.cu",
-        "for (int64_t s = span + 1; s <= own.last_span; ++s)",
-        "for (int64_t s = span + 1; s < own.last_span; ++s)",
+        "for (int other = 1; other < groups; ++other)",
+        "for (int other = 2; other < groups; ++other)",
         "cuda_tt cuda_fast",
     ),
     "tiles": Mutant(

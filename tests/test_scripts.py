@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.mark.full
 def test_gpu_check_runs_dry(tmp_path):
     command = [sys.executable, "scripts/gpu_check.py", "--dry-run", "--out", str(tmp_path)]
+    command += ["--minutes", "14"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     text = (tmp_path / "report.md").read_text()

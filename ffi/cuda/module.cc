@@ -120,6 +120,16 @@ NB_MODULE(_emulated, m) {
   m.def("set_seed", &jax_tt::emulation::SetSeed, nb::arg("seed"),
         "Seed of the order of blocks and threads in every launch from here on; 0 is the natural order.");
   m.def("launches", &jax_tt::emulation::Launches, "Grids launched in this process so far.");
+  m.def(
+      "launch_counts",
+      [] {
+        nb::dict counts;
+        for (const auto& [kernel, count] : jax_tt::emulation::LaunchCounts())
+          counts[kernel.c_str()] = nb::make_tuple(count.launches, count.blocks, count.threads);
+        return counts;
+      },
+      "Launches, blocks and threads by kernel, and those of memsets, since they were cleared.");
+  m.def("clear_launch_counts", &jax_tt::emulation::ClearLaunchCounts, "Begins to count anew.");
 #else
 NB_MODULE(_cuda, m) {
 #endif

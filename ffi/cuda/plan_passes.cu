@@ -48,7 +48,7 @@ struct PassesArgs {
 
 // Bag and digits of every position, and the checks of the batch.
 template <typename Tables>
-__global__ void __launch_bounds__(kThreads) ReadBatch(const __grid_constant__ Tables tables) {
+__global__ void __launch_bounds__(kThreads, 4) ReadBatch(const __grid_constant__ Tables tables) {
   BlockOfTable block;
   const PassesArgs& args = tables.Find(&block);
   const BuildArgs& build = args.build;
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kThreads) CutSegments(const __grid_constant__ 
 
 // The parts of the slices, one block per core.
 template <typename Tables>
-__global__ void __launch_bounds__(kRowThreads) CutParts(const __grid_constant__ Tables tables) {
+__global__ void __launch_bounds__(kRowThreads, 1) CutParts(const __grid_constant__ Tables tables) {
   BlockOfTable block;
   const PassesArgs& args = tables.Find(&block);
   if (args.build.skips()) return;

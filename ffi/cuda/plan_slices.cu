@@ -15,7 +15,7 @@ constexpr int kAhead = 8;  // ids that a thread asks for at once
 // A key holds the digits of a position, the most significant highest, and below them the position.
 constexpr int kPositionBits = 16;
 constexpr int64_t kMostIds = int64_t{1} << kPositionBits;
-constexpr int64_t kMostIdsPerSlice = 2048;  // on average
+constexpr int64_t kMostIdsPerSlice = 4096;  // on average
 // Keys in shared memory; a block whose slices have more sorts them in global memory.
 constexpr int64_t kMostShared = 8192;
 // Blocks of a core at most.  Those of the main pivot have more to do.

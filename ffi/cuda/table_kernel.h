@@ -34,13 +34,28 @@ inline const char* LaunchWord(Status status) {
 
 namespace table_kernel_internal {
 
+// Where a kernel is launched: the emulator is told its name, by which it counts.
+#if defined(JAX_TT_EMULATION)
+template <auto kKernel>
+LaunchSite SiteOf(cudaStream_t stream) {
+  LaunchSite site(stream);
+  site.kernel = __PRETTY_FUNCTION__;
+  return site;
+}
+#else
+template <auto kKernel>
+cudaStream_t SiteOf(cudaStream_t stream) {
+  return stream;
+}
+#endif
+
 // `kAsks`: whether the kernel may take more shared memory than every kernel has, which extensions cannot.
-template <int kThreads, bool kAsks, typename Tables, typename Kernel>
-const char* Enqueue(cudaStream_t stream, int64_t blocks, size_t shared_bytes, Kernel kernel, const Tables& tables) {
+template <auto kKernel, int kThreads, bool kAsks, typename Tables>
+const char* Enqueue(cudaStream_t stream, int64_t blocks, size_t shared_bytes, const Tables& tables) {
   if constexpr (kAsks)
-    return LaunchWord(Launch(stream, blocks, kThreads, shared_bytes, kernel, tables));
+    return LaunchWord(Launch(SiteOf<kKernel>(stream), blocks, kThreads, shared_bytes, kKernel, tables));
   else
-    return LaunchWord(LaunchUnasked(stream, blocks, kThreads, shared_bytes, kernel, tables));
+    return LaunchWord(LaunchUnasked(SiteOf<kKernel>(stream), blocks, kThreads, shared_bytes, kKernel, tables));
 }
 
 template <typename Args>
@@ -60,11 +75,11 @@ struct TableKernelOf {
 
   static const char* One(cudaStream_t stream, int64_t blocks, size_t shared_bytes, const void* args) {
     const OneTable<Args> one{*static_cast<const Args*>(args)};
-    return table_kernel_internal::Enqueue<kThreads, true>(stream, blocks, shared_bytes, kOne, one);
+    return table_kernel_internal::Enqueue<kOne, kThreads, true>(stream, blocks, shared_bytes, one);
   }
   static const char* Many(cudaStream_t stream, int64_t blocks, size_t shared_bytes, const TablesOnDevice& tables) {
     const auto many = table_kernel_internal::ManyOf<Args>(tables);
-    return table_kernel_internal::Enqueue<kThreads, true>(stream, blocks, shared_bytes, kMany, many);
+    return table_kernel_internal::Enqueue<kMany, kThreads, true>(stream, blocks, shared_bytes, many);
   }
   static constexpr TableKernel kKernel{One, Many};
 };
@@ -76,11 +91,11 @@ struct ListKernelOf {
 
   static const char* One(cudaStream_t stream, int64_t blocks, size_t shared_bytes, const void* args) {
     const TableList<Args> list{{*static_cast<const Args*>(args)}, {}};
-    return table_kernel_internal::Enqueue<kThreads, false>(stream, blocks, shared_bytes, kEither, list);
+    return table_kernel_internal::Enqueue<kEither, kThreads, false>(stream, blocks, shared_bytes, list);
   }
   static const char* Many(cudaStream_t stream, int64_t blocks, size_t shared_bytes, const TablesOnDevice& tables) {
     const TableList<Args> list{{}, table_kernel_internal::ManyOf<Args>(tables)};
-    return table_kernel_internal::Enqueue<kThreads, false>(stream, blocks, shared_bytes, kEither, list);
+    return table_kernel_internal::Enqueue<kEither, kThreads, false>(stream, blocks, shared_bytes, list);
   }
   static constexpr TableKernel kKernel{One, Many};
 };

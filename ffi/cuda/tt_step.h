@@ -220,7 +220,7 @@ struct StepArgsOf {
 };
 
 template <typename T, template <typename> class Rule>
-__global__ void __launch_bounds__(kSliceThreads, 4)
+__global__ void __launch_bounds__(kSliceThreads, 3)
     SumAndStepSlices(const __grid_constant__ TableList<SumAndStepArgs<T>> tables) {
   BlockOfTable block;
   const SumAndStepArgs<T>& own = tables.FindInPlace(&block);

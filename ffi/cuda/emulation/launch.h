@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -16,9 +19,22 @@ using cudaStream_t = CUstream_st*;
 enum cudaError_t { cudaSuccess = 0 };
 enum cudaMemcpyKind { cudaMemcpyDeviceToDevice = 3 };
 
+namespace jax_tt::emulation {
+
+// What was launched since the counts were last cleared, by kernel.
+struct LaunchCount {
+  int64_t launches = 0, blocks = 0, threads = 0;
+};
+void CountLaunch(std::string_view kernel, int64_t blocks, int64_t threads);
+std::map<std::string, LaunchCount> LaunchCounts();
+void ClearLaunchCounts();
+
+}  // namespace jax_tt::emulation
+
 inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
   if (bytes != 0) memset(p, value, bytes);
+  jax_tt::emulation::CountLaunch("memset", 0, 0);
   return cudaSuccess;
 }
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
@@ -35,8 +51,12 @@ void SetSeed(uint64_t seed);
 // Grids launched in this process so far.
 int64_t Launches();
 
-Status CheckedRun(const char* file, int line, int64_t blocks, int threads, size_t shared_bytes,
-                  void (*call)(const void*), const void* kernel);
+struct Place {
+  const char *file, *kernel;
+  int line;
+};
+Status CheckedRun(const Place& place, int64_t blocks, int threads, size_t shared_bytes, void (*call)(const void*),
+                  const void* kernel);
 
 }  // namespace emulation
 
@@ -47,6 +67,7 @@ struct LaunchSite {
   cudaStream_t stream;
   const char* file;
   int line;
+  const char* kernel = nullptr;  // a text with its name behind "kKernel = ", or null: it is counted by its place
 };
 
 inline void DoNothing() {}
@@ -59,7 +80,7 @@ Status Launch(LaunchSite site, int64_t blocks, int threads, size_t shared_bytes,
   const std::tuple<Params...> params(std::forward<Args>(args)...);
   const auto thread = [kernel, &params] { std::apply(kernel, params); };
   return emulation::CheckedRun(
-      site.file, site.line, blocks, threads, shared_bytes,
+      {site.file, site.kernel, site.line}, blocks, threads, shared_bytes,
       [](const void* body) { (*static_cast<decltype(thread)*>(body))(); }, &thread);
 }
 

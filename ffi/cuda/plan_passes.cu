@@ -48,7 +48,7 @@ struct PassesArgs {
 
 // Bag and digits of every position, and the checks of the batch.
 template <typename Tables>
-__global__ void __launch_bounds__(kThreads, 4) ReadBatch(const __grid_constant__ Tables tables) {
+__global__ void __launch_bounds__(kThreads, 3) ReadBatch(const __grid_constant__ Tables tables) {
   BlockOfTable block;
   const PassesArgs& args = tables.Find(&block);
   const BuildArgs& build = args.build;

@@ -8,8 +8,6 @@ namespace jax_tt {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-// Terms that a lane adds up one after the other at most; longer sums are those of blocks.
-constexpr int64_t kShort = 32;
 constexpr int kAhead = 8;             // terms that a lane asks for at once
 constexpr int64_t kMaxBlocks = 4224;  // fills the largest GPU several times
 
@@ -37,8 +35,7 @@ struct SumsArgs {
   float* to;
   int32_t* zeros;  // [num_zeros], words that become zero: the first launch of a pass clears what later ones count in
   int64_t num_zeros;
-  int lanes;   // that have a column each, or four, a power of two
-  int shares;  // groups of so many lanes that share a sum: one, or those of a warp
+  int lanes;  // that share a sum, with a column each or four, a power of two
 };
 
 struct WeightArgs {
@@ -68,6 +65,9 @@ struct Term {
 
 // The sums of bags, over their positions.
 struct BagSums {
+  // Terms that a lane adds up one after the other at most; longer sums are those of blocks.  Up to here, ids that read
+  // nothing leave the bits of a sum as they are.
+  static constexpr int64_t kShort = 128;
   const BagArgs& args;
   const int32_t* plan;
 
@@ -95,6 +95,7 @@ struct BagSums {
 
 // The sums of the gradients of rows, over their places in the order of positions.
 struct RowSums {
+  static constexpr int64_t kShort = 32;
   const BagArgs& args;
   const int32_t* plan;
 
@@ -205,34 +206,26 @@ __device__ void SumByBlock(const SumsArgs& args, const Sums& sums, const Sum& ow
   }
 }
 
-// A sum for each group of lanes, or for a warp, except for the long ones, which the block takes one after the other.
+// A sum for each group of lanes, except for the long ones, which the block takes one after the other.
 template <int kWidth, typename Sums>
 __device__ void MakeSums(const BlockOfTable& block, const SumsArgs& args, const Sums& sums) {
   SharedArena arena;
   const Shared<int32_t> lines = arena.Take<int32_t>(kThreads), longs = arena.Take<int32_t>(kThreads);
   const Shared<float> weights = arena.Take<float>(kThreads), packets = arena.Take<float>(kWidth * kThreads);
   const int64_t dim = args.bags.dim, count = sums.count();
-  const int lanes = args.lanes, shares = args.shares, together = kThreads / (lanes * shares);
-  const int group = threadIdx.x / (lanes * shares), share = threadIdx.x / lanes % shares;
+  const int lanes = args.lanes, together = kThreads / lanes, group = threadIdx.x / lanes;
   for (int64_t base = block.index * together; base < count; base += block.count * together) {
     const Sum own = base + group < count ? sums.At(base + group) : Sum{};
-    const bool is_long = own.line >= 0 && own.size() > kShort * shares;
+    const bool is_long = own.line >= 0 && own.size() > Sums::kShort;
     if (own.line >= 0 && !is_long) {
-      const int64_t each = (own.size() + shares - 1) / shares;
-      const int64_t begin = own.begin + share * each, end = min(own.end, begin + each);
-      for (int64_t first = 0; first < dim; first += lanes * kWidth) {
-        const int64_t column = first + threadIdx.x % lanes * kWidth;
-        const bool inside = column < dim;
+      for (int64_t column = threadIdx.x % lanes * kWidth; column < dim; column += lanes * kWidth) {
         Columns<kWidth> sum;
-        if (inside)
-          AddTerms<kWidth>(args.from + column, dim, begin, end, [&](int64_t i) { return sums.TermAt(i); }, sum);
-        for (int step = lanes; step < lanes * shares; step *= 2)
-          for (float& value : sum.value) value += __shfl_xor_sync(kAllLanes, value, step);
-        if (inside && share == 0) Finish(sums, args.to + own.line * dim + column, sum);
+        AddTerms<kWidth>(args.from + column, dim, own.begin, own.end, [&](int64_t i) { return sums.TermAt(i); }, sum);
+        Finish(sums, args.to + own.line * dim + column, sum);
       }
     }
     if (!__syncthreads_or(is_long)) continue;
-    if (threadIdx.x % (lanes * shares) == 0) longs[group] = is_long;
+    if (threadIdx.x % lanes == 0) longs[group] = is_long;
     __syncthreads();
     for (int other = 0; other < together; ++other)
       if (longs[other]) SumByBlock<kWidth>(args, sums, sums.At(base + other), lines, weights, packets);
@@ -280,35 +273,32 @@ constexpr TableKernel kSumLines = TableKernelOf<SumsArgs, SumLines<kWidth, Sums,
 constexpr TableKernel kDotWeights =
     TableKernelOf<WeightArgs, DotWeights<OneTable<WeightArgs>>, DotWeights<ManyTables<WeightArgs>>, kThreads>::kKernel;
 
-// Sets how `sums` are divided, which depends on the size of a sum alone, not on the batch, and adds their launch.
+// Adds the launch of `count` sums at most.  How a sum is divided depends on its size alone, not on the batch.
 template <typename Sums>
-void AddSums(TableQueue& queue, SumsArgs sums, int64_t count, bool by_warps) {
+void AddSums(TableQueue& queue, SumsArgs sums, int64_t count) {
   const int64_t dim = sums.bags.dim;
   const int width = dim % 4 == 0 ? 4 : 1;
   sums.lanes = 1;
   while (sums.lanes < 32 && sums.lanes * width < dim) sums.lanes *= 2;
-  sums.shares = by_warps ? 32 / sums.lanes : 1;
-  const int64_t together = kThreads / (sums.lanes * sums.shares);
+  const int64_t together = kThreads / sums.lanes, blocks = std::min((count + together - 1) / together, kMaxBlocks);
   const size_t shared = 2 * SharedBytes<int32_t>(kThreads) + SharedBytes<float>(kThreads) +
                         SharedBytes<float>(static_cast<int64_t>(width) * kThreads);
-  queue.Add(width == 4 ? kSumLines<4, Sums> : kSumLines<1, Sums>,
-            std::min((count + together - 1) / together, kMaxBlocks), shared, sums);
+  queue.Add(width == 4 ? kSumLines<4, Sums> : kSumLines<1, Sums>, blocks, shared, sums);
 }
 
 }  // namespace
 
 template <typename T>
 void PoolRows(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out) {
-  AddSums<BagSums>(queue, {MakeBagArgs(args, chunk), rows, out, nullptr, 0, 1, 1}, args.groups * args.bags,
-                   /*by_warps=*/true);
+  AddSums<BagSums>(queue, {MakeBagArgs(args, chunk), rows, out, nullptr, 0, 1}, args.groups * args.bags);
 }
 
 template <typename T>
 void GatherRowGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* out_gradient,
                         float* row_gradients, int32_t* zeros, int64_t num_zeros) {
   // At least one block, for the words.
-  AddSums<RowSums>(queue, {MakeBagArgs(args, chunk), out_gradient, row_gradients, zeros, num_zeros, 1, 1},
-                   std::max<int64_t>(args.layout.n, 1), /*by_warps=*/false);
+  AddSums<RowSums>(queue, {MakeBagArgs(args, chunk), out_gradient, row_gradients, zeros, num_zeros, 1},
+                   std::max<int64_t>(args.layout.n, 1));
 }
 
 template <typename T>

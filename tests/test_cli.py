@@ -1,6 +1,7 @@
 """The command line: what its commands write, and what they say of bad usage."""
 
 import contextlib
+import functools
 import gzip
 import importlib
 import io
@@ -307,6 +308,55 @@ def test_plan(table, capsys):
 def test_bad_plans(folder, capsys, text, message):
     Path("t.json").write_text(text)
     assert message in refused(capsys, "plan", "--tables", "t.json", "--budget", "500", QUIET)
+
+
+# several devices
+
+
+def test_measure_and_plan_on_devices(folder, capsys, monkeypatch):
+    small = functools.partial(jax_tt.measure_bandwidths, rows=64, ids=32, words=64)
+    monkeypatch.setattr("jax_tt.cli.measure.measure_bandwidths", small)
+    ran("measure", "--devices", "2", "--out", "machine.json", QUIET)
+    printed = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    found = jax_tt.Bandwidths.load("machine.json")
+    assert printed.pop("machine") == found.machine
+    assert found.machine.startswith("2 devices")
+    assert printed == {name: format(getattr(found, name), ".3g") for name in printed}
+    assert set(printed) == {"exchange", "message_seconds", "gather", "update", "route"}
+    again = ["measure", "--devices", "2", "--out", "machine.json", QUIET]
+    assert "machine.json" in refused(capsys, *again)
+    ran(*again, "--force")
+    for count in "1", "1000":
+        message = refused(capsys, "measure", "--devices", count, "--out", "other.json", QUIET)
+        assert f"--devices: got {count}; expected 2 to " in message
+    assert not Path("other.json").exists()
+    capsys.readouterr()
+
+    Path("tables.toml").write_text(
+        "[users]\nnum_embeddings = 100_000\nfeatures = 16\n[days]\nnum_embeddings = 7\nfeatures = 4\n"
+    )
+    ids = np.random.default_rng(0).integers(0, 100_000, (2 * 64, 4))
+    np.save("ids.npy", ids)
+    sampled = ["--ids", "users=ids.npy", "--steps", "2", "--optimizer", "adam"]
+    args = ["plan", "--tables", "tables.toml", "--devices", "4", QUIET]
+    ran(*args, *sampled, "--bandwidths", "machine.json", "--picture", "pages.png")
+    out = capsys.readouterr().out
+    tables = {
+        name: jax_tt.dense_table(*sizes, optimizer=jax_tt.optimizers.Adam(0.1))
+        for name, sizes in {"users": (100_000, 16), "days": (7, 4)}.items()
+    }
+    bandwidths = jax_tt.Bandwidths.load("machine.json")
+    expected = jax_tt.plan_placements(
+        tables, 4, {"users": ids.reshape(-1)}, steps=2, bandwidths=bandwidths
+    )
+    assert str(expected) in out
+    assert Path("pages.png").stat().st_size > 1000
+    assert "Use more devices" in refused(capsys, *args, "--device-memory", "1kB")
+    assert "machine.toml" in refused(capsys, *args, "--bandwidths", "machine.toml")
+    alone = [word for word in args if word not in ("--devices", "4")]
+    assert "expected --devices N" in refused(
+        capsys, *alone, "--budget", "1MB", "--picture", "p.png"
+    )
 
 
 @pytest.mark.parametrize(

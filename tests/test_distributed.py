@@ -1,56 +1,18 @@
 """Data parallelism over processes: two of them on loopback, each with half of the batch, equal one with all of it."""
 
-import contextlib
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from tests.processes import launch
+
 KINDS = ("tt", "tt fused", "dense fused", "tt fused shard_map")
-
-
-def _launch(folder: Path, count: int, program: str) -> list[dict[str, np.ndarray]]:
-    """The results of each of ``count`` processes that run a module of the tests."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    paths = [folder / f"{count}-{process}.npz" for process in range(count)]
-    workers = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                f"tests.{program}",
-                str(process),
-                str(count),
-                port,
-                str(path),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for process, path in enumerate(paths)
-    ]
-    try:
-        outputs = [worker.communicate(timeout=600)[0] for worker in workers]
-    finally:
-        for worker in workers:  # one that waits for a peer that died
-            if worker.poll() is None:
-                worker.kill()
-    for worker, output in zip(workers, outputs, strict=True):
-        assert worker.returncode == 0, output[-4000:]
-    return [dict(np.load(path)) for path in paths]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
     """What one process computes, then each of two."""
     folder = tmp_path_factory.mktemp("distributed")
-    return [*_launch(folder, 1, "distributed_run"), *_launch(folder, 2, "distributed_run")]
+    return [*launch(folder, 1, "distributed_run"), *launch(folder, 2, "distributed_run")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,8 +32,8 @@ def test_two_processes_equal_one(kind, runs):
 @pytest.mark.full
 @pytest.mark.parametrize("count", [2, 4])
 def test_processes_with_sharded_tables_equal_one(count, tmp_path):
-    (alone,) = _launch(tmp_path, 1, "sharded_run")
-    for own in _launch(tmp_path, count, "sharded_run"):
+    (alone,) = launch(tmp_path, 1, "sharded_run")
+    for own in launch(tmp_path, count, "sharded_run"):
         assert own.keys() == alone.keys()
         for name, array in own.items():
             # The gradients of cores are sums over devices.

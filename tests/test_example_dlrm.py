@@ -362,6 +362,19 @@ def test_tables_on_several_devices_learn_the_same() -> None:
     assert several.table_bytes < one.table_bytes + 3 * 8 * 4 * 4 + 4 * (3000 + 500 + 7)
 
 
+@pytest.mark.full
+def test_two_processes_learn_the_same(tmp_path: Path) -> None:
+    config = dataclasses.replace(TINY, steps=10, devices=2)
+    aucs = []
+    for count in (1, 2):
+        out = str(tmp_path / str(count))
+        command = flags(dataclasses.replace(config, processes=count, out=out))
+        more = ["--variants", "dense_fused", "--big-table", "none"]
+        subprocess.run([sys.executable, str(MAIN), *command, *more], check=True)
+        aucs.append(Result.load(Path(out) / "dense_fused.json").auc)
+    assert aucs[1] == pytest.approx(aucs[0], abs=1e-6)
+
+
 # --- checkpoints --------------------------------------------------------------------------------
 
 

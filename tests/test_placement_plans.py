@@ -214,6 +214,16 @@ def test_large_plans_need_no_devices():
         jax_tt.plan_placements(tables, 4096, {"item": ids}, device_bytes=10**10)
 
 
+@pytest.mark.full
+def test_the_page_of_plans_shows_what_is_planned():
+    from docs import make_device_plans as made
+
+    page = made.PAGE.read_text()
+    assert "simulation" in page
+    for devices, rows in made.SIZES[:2]:
+        assert made.line(devices, rows) in page, "run: python -m docs.make_device_plans"
+
+
 def test_rows_of_large_tables_are_not_cut():
     rows, devices = 10**12, 4096
     ids = np.random.default_rng(0).integers(0, rows, devices * 8)

@@ -48,6 +48,7 @@ class Config:
     steps: int = 400
     batch_size: int = 8192
     devices: int = 1
+    processes: int = 1
     table_rule: str = "adagrad"
     learning_rate: float = 0.05
     tt_learning_rate: float = 0.1
@@ -123,6 +124,8 @@ class Plan:
     variants: tuple[str, ...]
     big_table: tuple[int, int] | None  # rows, features
     worker: str | None  # the variant that this process trains on behalf of another
+    # Of several such processes, the number of this one, and the port where they meet.
+    member: tuple[int, int] | None = None
 
 
 def parse(argv: Sequence[str] | None = None) -> Plan:
@@ -229,6 +232,12 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         "on a CPU, they share its cores",
     )
     add(
+        "--processes",
+        type=_positive,
+        metavar="N",
+        help="train with so many processes of this machine, each of which has an equal part of the devices",
+    )
+    add(
         "--table-rule", choices=("adagrad", "sgd"), help="update rule of the tables, fused or optax"
     )
     add("--learning-rate", type=float, metavar="LR", help="of the tables")
@@ -259,10 +268,13 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         help="also time a model of one such table",
     )
     parser.add_argument("--worker", choices=tuple(VARIANTS), help=argparse.SUPPRESS)
+    # The number of this process and the port at which the processes meet.
+    parser.add_argument("--member", nargs=2, type=int, help=argparse.SUPPRESS)
 
     parser.set_defaults(**dataclasses.asdict(MODELS[model]))
     args = vars(parser.parse_args(argv))
-    variants, big_table, worker = (args.pop(name) for name in ("variants", "big_table", "worker"))
+    apart = ("variants", "big_table", "worker", "member")
+    variants, big_table, worker, member = (args.pop(name) for name in apart)
     config = Config(**args)
     if config.resume and config.checkpoint_dir is None:
         parser.error("--resume: there is nothing to resume from without --checkpoint-dir")
@@ -274,6 +286,12 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         parser.error(
             f"--devices: got {config.devices}, expected a divisor of --batch-size {config.batch_size}"
         )
+    if config.devices % config.processes:
+        parser.error(
+            f"--processes: got {config.processes}, expected a divisor of --devices {config.devices}"
+        )
+    if config.processes > 1 and (config.checkpoint_dir is not None or config.cache):
+        parser.error("--processes: expected neither --checkpoint-dir nor --cache beside it")
     try:
         sizes = config.table_sizes
     except ValueError:
@@ -283,7 +301,9 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         )
     if min(sizes) < 1:
         parser.error(f"--tables: got {config.tables!r}, expected at least one row in each table")
-    return Plan(config, tuple(variants), big_table, worker)
+    return Plan(
+        config, tuple(variants), big_table, worker, None if member is None else tuple(member)
+    )
 
 
 def _without_help(argv: Sequence[str] | None) -> list[str]:

@@ -1,6 +1,7 @@
 """The devices that a run divides its tables and batches over."""
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -13,7 +14,13 @@ AXIS = "devices"
 def use(config: Config) -> None:
     """Lets JAX have as many devices as asked for where it runs on the CPU. Call it before JAX starts."""
     if config.devices > 1:
-        jax.config.update("jax_num_cpu_devices", config.devices)
+        jax.config.update("jax_num_cpu_devices", config.devices // config.processes)
+
+
+def join(config: Config, process: int, port: int) -> None:
+    """Makes this process one of several of this machine. Call it before JAX starts."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", config.processes, process)
 
 
 def mesh_of(config: Config) -> Mesh | None:
@@ -32,12 +39,24 @@ def on_all(values: list[jax.Array], mesh: Mesh | None) -> list[jax.Array]:
     if mesh is None:
         return values
     everywhere = NamedSharding(mesh, P())
-    return [
-        value if len(value.sharding.device_set) > 1 else jax.device_put(value, everywhere)
-        for value in values
-    ]
+
+    def placed(value: jax.Array) -> jax.Array:
+        if len(value.sharding.device_set) > 1:
+            return value
+        if jax.process_count() > 1 and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value = np.asarray(value)  # all processes have made the same
+        return jax.device_put(value, everywhere)
+
+    return [placed(value) for value in values]
 
 
 def divided(batch: Batch, mesh: Mesh | None) -> Batch:
-    """The batch with an equal part on every device."""
-    return batch if mesh is None else jax.device_put(batch, NamedSharding(mesh, P(AXIS)))
+    """The batch with an equal part on every device; each process has read the whole batch."""
+    if mesh is None:
+        return batch
+    places = NamedSharding(mesh, P(AXIS))
+    if jax.process_count() == 1:
+        return jax.device_put(batch, places)
+    return jax.tree.map(
+        lambda array: jax.make_array_from_callback(array.shape, places, array.__getitem__), batch
+    )

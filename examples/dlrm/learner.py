@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from examples.dlrm.batch import Batch, ClickData
 from examples.dlrm.config import Config
@@ -34,7 +34,9 @@ class Learner:
         self._structure = jax.tree.structure(state)
         # Donated: the old tables are overwritten where they lie.
         self._compiled = jax.jit(self._step, donate_argnums=0)
-        self.predict = jax.jit(self._predict)
+        # Every process computes the scores.
+        everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        self.predict = jax.jit(self._predict, out_shardings=everywhere)
 
     def step(self, values: list[jax.Array], batch: Batch) -> tuple[list[jax.Array], jax.Array]:
         """The values after one step, and the loss before it."""

@@ -3,6 +3,7 @@
 python examples/dlrm/main.py --help
 """
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,13 @@ def main(argv: list[str]) -> None:
             train,
         )  # JAX is loaded by the processes that train, not by this one
 
-        train(plan.config, plan.worker).save(_result_path(plan, plan.worker))
+        if plan.member is not None:
+            from examples.dlrm.devices import join
+
+            join(plan.config, *plan.member)
+        result = train(plan.config, plan.worker)
+        if plan.member is None or plan.member[0] == 0:
+            result.save(_result_path(plan, plan.worker))
         return
     results = [_measure(plan, variant, argv) for variant in plan.variants]
     big = []
@@ -47,7 +54,7 @@ def _result_path(plan: Plan, variant: str) -> Path:
 
 def _measure(plan: Plan, variant: str, argv: list[str]) -> Result:
     """Trains a variant in a separate process, so that its peak memory can be measured."""
-    _work(variant, argv)
+    _work(variant, argv, plan.config.processes)
     return Result.load(_result_path(plan, variant))
 
 
@@ -75,11 +82,23 @@ def _measure_big(plan: Plan, variant: str) -> Result | str:
     return Result.load(out / f"{variant}.json")
 
 
-def _work(variant: str, argv: list[str]) -> None:
+def _work(variant: str, argv: list[str], processes: int = 1) -> None:
     command = [sys.executable, __file__, *argv, "--worker", variant]
-    status = subprocess.run(command, check=False).returncode
-    if status:
-        raise SystemExit(f"training {variant} ended with status {status}")
+    members = [command]
+    if processes > 1:
+        port = str(_free_port())
+        members = [[*command, "--member", str(k), port] for k in range(processes)]
+    workers = [subprocess.Popen(own) for own in members]
+    # The others of one that fails stop by themselves.
+    for status in [worker.wait() for worker in workers]:
+        if status:
+            raise SystemExit(f"training {variant} ended with status {status}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

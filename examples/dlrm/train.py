@@ -123,6 +123,7 @@ def _loop(
         desc=f"{VARIANTS[variant]:13}",
         unit="step",
         mininterval=0.2 if sys.stderr.isatty() else 10.0,
+        disable=jax.process_index() > 0,
     ) as bar:
         while progress.step < config.steps:
             batch, position = next(stream, (None, progress.position))

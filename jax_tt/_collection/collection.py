@@ -27,6 +27,7 @@ from jax_tt._collection.statistics import (
     STATISTICS,
     TOTALS,
     TableStatistics,
+    check_countable,
     init_totals,
     read_totals,
 )
@@ -299,6 +300,7 @@ class Collection:
             TypeError, ValueError: ``state`` lacks a table or the shared scalars.
         """
         check_states("state", state, self.tables)
+        check_countable(self.tables)
         kept = {name: dict(own) for name, own in state.items()}
         return kept | {STATISTICS: {TOTALS: init_totals(len(self.tables))}}
 

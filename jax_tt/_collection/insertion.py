@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.requests import values_of
 from jax_tt._collection.states import listed
-from jax_tt._hash.insert import Asked, Inserted, Requests, inserted_together, requests_of
-from jax_tt._hash.table import require_hash_table
+from jax_tt._hash.insert import Asked, Inserted, Requests, inserted_anywhere, requests_of
+from jax_tt._hash.table import unsharded_hash_table
 
 
 def insert_collection_keys(
@@ -55,7 +55,7 @@ def insert_collection_keys(
     collection.check(state)
     values, given = values_of(collection, batch), dict(scores or {})
     hashed = {
-        name: require_hash_table(t) for name, t in collection.for_batches.items() if t.takes_keys
+        name: unsharded_hash_table(t) for name, t in collection.for_batches.items() if t.takes_keys
     }
     known = {f for name in hashed for f in collection.features_of[name]}
     for feature in given:
@@ -70,18 +70,19 @@ def insert_collection_keys(
         )
     asked = []
     for name, table in hashed.items():
-        table.check(state[name])
+        collection.tables[name].check(state[name])
         parts = [
             requests_of(
-                require_hash_table(collection.for_features[feature]),
+                unsharded_hash_table(collection.for_features[feature]),
                 values[feature],
                 given.get(feature),
             )
             for feature in collection.features_of[name]
         ]
         requests = Requests(*(jnp.concatenate(own) for own in zip(*parts, strict=True)))
-        asked.append(Asked(table, state[name], requests, epoch if table in of_epochs else None))
-    found = inserted_together(asked, method, return_evicted)
+        own = epoch if table in of_epochs else None
+        asked.append(Asked(collection.for_batches[name], state[name], requests, own))
+    found = inserted_anywhere(asked, method, return_evicted)
     after = {name: dict(own) for name, own in state.items()}
     after |= {name: own for name, (own, _) in zip(hashed, found, strict=True)}
     return after, {name: own for name, (_, own) in zip(hashed, found, strict=True)}

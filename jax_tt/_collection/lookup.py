@@ -15,7 +15,13 @@ from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.requests import Request, requests_of, values_of
 from jax_tt._collection.states import UPDATES, check_statistics
-from jax_tt._collection.statistics import STATISTICS, TOTALS, Counted, count_batches
+from jax_tt._collection.statistics import (
+    STATISTICS,
+    TOTALS,
+    Counted,
+    check_countable,
+    count_batches,
+)
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._dtypes import accumulator
 from jax_tt._hash.table import found_slots, require_hash_table
@@ -141,6 +147,7 @@ def embed(
         counted.append(Counted(table, call.use.lookup, ids, call.batch))
         after[name] = {array: value for array, value in changed.items() if array not in read}
     if STATISTICS in state:
+        check_countable(tables)
         after[STATISTICS] = {TOTALS: count_batches(state[STATISTICS][TOTALS], counted)}
     dtypes = {name: jnp.dtype(lookups[name].dtype or storages[name]) for name in tables}
     alike = len({(accumulator(storages[name]), dtypes[name]) for name in tables}) == 1
@@ -170,7 +177,10 @@ def _found_keys(
     lookups: Mapping[str, Lookup],
 ) -> dict[str, Batch]:
     """The batches of hash tables with the slots of their keys, which are searched together."""
-    hashed = {name: require_hash_table(t) for name, t in tables.items() if t.takes_keys}
+    # Devices that hold parts of a table find its keys in the exchange.
+    hashed = {
+        name: require_hash_table(t) for name, t in tables.items() if t.takes_keys and not t.divided
+    }
     found = found_slots(
         [
             (table, state[name], batches[name], resolved(table, state[name], lookups[name]))

@@ -54,6 +54,17 @@ def init_totals(tables: int) -> jax.Array:
     return jnp.zeros((tables, len(TableStatistics._fields), 2), jnp.uint32)
 
 
+def check_countable(tables: Mapping[str, Table]) -> None:
+    """Raises for tables whose rows are not known where the batch is."""
+    for name, table in tables.items():
+        if table.takes_keys and table.divided:
+            raise ValueError(
+                f"statistics: got the table {name!r}, a HashTable that is divided over devices, whose owners find the "
+                "keys; expected a collection without such tables. insert_collection_keys and hash_statistics count "
+                "their requests."
+            )
+
+
 def read_totals(tables: Mapping[str, Table], totals: jax.Array) -> dict[str, TableStatistics]:
     """Totals by table. Blocks until the device is done."""
     counts = _words.integers(jax.device_get(totals)).tolist()

@@ -24,6 +24,7 @@ from jax_tt._hash.table import (
     directory_of,
     named_directory,
     require_hash_table,
+    unsharded_hash_table,
 )
 from jax_tt._progress import Progress
 from jax_tt._tables.options import Lookup
@@ -64,8 +65,8 @@ def dump_keys(
     types, ``keys_per_file`` keys at a time.
 
     Args:
-        table: the `HashTable`, whose rows are those of single keys: not one of tensor trains, whose state has the same
-            shapes at all times and can be saved like any other.
+        table: the `HashTable`, or a `ShardedTable` of one, whose rows are those of single keys: not one of tensor
+            trains, whose state has the same shapes at all times and can be saved like any other.
         state: its arrays by name.
         path: of the directory, which must not exist.
         since: only keys that were requested after this batch, for a dump of what has changed since the dump that
@@ -95,7 +96,7 @@ def dump_keys(
     >>> bool((rows == again).all()), counts.keys
     (True, 5)
     """
-    table = _with_own_rows(table)
+    table = _with_own_rows(unsharded_hash_table(table))
     size, first = as_positive("keys_per_file", keys_per_file), as_int("since", since)
     one_of("format", format, FORMATS)
     entries = table_keys(table, state)
@@ -138,7 +139,7 @@ def load_keys(
     the dump, and the number of batches the larger one.
 
     Args:
-        table: the `HashTable`.
+        table: the `HashTable`, or a `ShardedTable` of one, on any number of devices.
         state: its arrays by name, such as those of ``table.init(key)``.
         path: of the directory that `dump_keys` wrote.
         optimizer_state: whether to load the optimizer state, which must be that of the rule of the table; otherwise
@@ -163,7 +164,10 @@ def load_keys(
     >>> counts
     Loaded(keys=5, evicted=0)
     """
-    table = _with_own_rows(table)
+    sharded: Any = table
+    table, state = _with_own_rows(unsharded_hash_table(table)), dict(state)
+    if sharded.divided:
+        state = sharded.by_row(state)
     table.check(state)
     dump = Dump.open(path)
     wanted = table.table.row_arrays
@@ -188,7 +192,7 @@ def load_keys(
             state, more = _placed(table, state, part, wanted, now, method)
             evicted += more
             bar.step()
-    return state | scalars, Loaded(dump.keys, evicted)
+    return sharded.of_rows(state | scalars), Loaded(dump.keys, evicted)
 
 
 def _placed(

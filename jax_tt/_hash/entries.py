@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_tt import _words
 from jax_tt._hash.directory import COUNTERS
-from jax_tt._hash.table import KEYS, TOTALS, HashTable, directory_of, require_hash_table
+from jax_tt._hash.table import KEYS, TOTALS, HashTable, directory_of, unsharded_hash_table
 from jax_tt._tables.table import State
 
 _ENTRY = np.dtype(
@@ -21,7 +21,7 @@ def table_keys(table: HashTable, state: State) -> np.ndarray:
     """The keys of a table in the order of their slots. Blocks until the device is done.
 
     Args:
-        table: the `HashTable`.
+        table: the `HashTable`, or a `ShardedTable` of one.
         state: its arrays by name.
 
     Returns:
@@ -35,7 +35,7 @@ def table_keys(table: HashTable, state: State) -> np.ndarray:
     >>> sorted(jax_tt.table_keys(table, state)["key"].tolist())
     [3, 18446744073709551615]
     """
-    table = require_hash_table(table)
+    table = unsharded_hash_table(table)
     table.check(state)
     keys, scores, touched = jax.device_get(directory_of(state))
     (slots,) = np.nonzero(touched.reshape(-1))
@@ -63,7 +63,7 @@ def hash_statistics(table: HashTable, state: State) -> dict[str, int | float]:
     >>> found["keys"], found["requests"], found["inserted"]
     (2, 3, 2)
     """
-    table = require_hash_table(table)
+    table = unsharded_hash_table(table)
     table.check(state)
     totals, touched = jax.device_get((state[TOTALS], state[KEYS[2]]))
     keys = int(np.count_nonzero(touched))

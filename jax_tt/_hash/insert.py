@@ -28,7 +28,7 @@ from jax_tt._hash.table import (
     directory_of,
     initial_of_tables,
     named_directory,
-    require_hash_table,
+    unsharded_hash_table,
     waiting_of,
 )
 from jax_tt._lookup._batch import present
@@ -72,8 +72,9 @@ class Inserted(NamedTuple):
     """What an insertion did; ``n`` is the number of ids of the batch.
 
     Attributes:
-        slots: int32 ``[n]``, the slots of new keys in ascending order, then the capacity.
-        keys: uint32 ``[n, 2]``, the new keys: high and low word.
+        slots: int32 ``[n]``, the slots of new keys in ascending order, then the capacity; None where the table is
+            divided over devices.
+        keys: uint32 ``[n, 2]``, the new keys, high and low word; None as well.
         counts: int32 scalars by name: ``"requests"`` and ``"hits"`` are ids, ``"unique"``, ``"unique_hits"``,
             ``"inserted"``, ``"evicted"`` and ``"refused"`` distinct keys. Refused ones found no room; the others that
             were neither there nor inserted were not admitted.
@@ -108,7 +109,7 @@ def insert_keys(
     changes the state in place. The result does not depend on the order of the ids.
 
     Args:
-        table: the `HashTable`.
+        table: the `HashTable`, or a `ShardedTable` of one.
         state: its arrays by name.
         ids: keys of any shape, or `Bags` of them, of which padding and unused positions do not count.
         scores: with the policy ``"custom"``, and only then, one integer from 0 to 2**64 - 1 per id; the largest one
@@ -132,11 +133,32 @@ def insert_keys(
     >>> {name: int(count) for name, count in inserted.counts.items() if count}
     {'requests': 3, 'unique': 2, 'inserted': 2}
     """
-    table = require_hash_table(table)
+    own = unsharded_hash_table(table)
     table.check(state)
-    asked = Asked(table, state, requests_of(table, ids, scores), epoch)
-    (found,) = inserted_together([asked], method, return_evicted)
+    asked = Asked(table, state, requests_of(own, ids, scores), epoch)
+    (found,) = inserted_anywhere([asked], method, return_evicted)
     return found
+
+
+def inserted_anywhere(
+    asked: Sequence[Asked], method: str, return_evicted: bool
+) -> list[tuple[dict[str, Any], Inserted]]:
+    """`insert_keys` of several tables, some of which may be divided over devices."""
+    divided = [k for k, own in enumerate(asked) if own.table.divided]
+    alone = [k for k in range(len(asked)) if k not in divided]
+    results = inserted_together([asked[k] for k in alone], method, return_evicted) if alone else []
+    found = dict(zip(alone, results, strict=True))
+    if divided:
+        from jax_tt._sharding.insertion import inserted_over_devices  # circular import
+
+        if return_evicted:
+            raise ValueError(
+                f"{asked[divided[0]].table.label}return_evicted: got True for a table that is divided over devices; "
+                "expected False, as every device evicts rows of its own."
+            )
+        results = inserted_over_devices([asked[k] for k in divided], method)
+        found.update(zip(divided, results, strict=True))
+    return [found[k] for k in range(len(asked))]
 
 
 class Requests(NamedTuple):
@@ -154,9 +176,9 @@ class Requests(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What one table is asked to insert."""
+    """What one table, or a `ShardedTable` of one, is asked to insert."""
 
-    table: HashTable
+    table: Any
     state: State
     requests: Requests
     epoch: Any
@@ -242,10 +264,15 @@ def _begun(asked: Asked, method: str) -> _Insertion:
 
 def _entry(own: _Insertion, return_old: bool) -> backend.Entry:
     table, (keys, _, given) = own.table, own.requests
-    check = Check(table.safe_check, f"{table.label}ids: {_NO_ROOM.format(table.num_embeddings)}")
+    check = Check(table.safe_check, no_room(table))
     directory = directory_of(own.state)
     batch = directory, keys, own.admitted, given, own.now, own.epoch
     return backend.Entry(*batch, table.eviction, return_old, check)
+
+
+def no_room(table: HashTable) -> str:
+    """What is said of keys that found no room."""
+    return f"{table.label}ids: {_NO_ROOM.format(table.num_embeddings)}"
 
 
 def _inserted(done: Insertion, counts: dict[str, Any], old: dict[str, Any] | None) -> Inserted:

@@ -198,14 +198,24 @@ class HashTable(Wrapper):
 
     def search(self, state: State, batch: Batch, lookup: Lookup) -> backend.Search:
         """The search of the keys of a batch."""
+        return self.search_of(state, keys_of(batch), present(batch).reshape(-1), lookup)
+
+    def search_of(
+        self, state: State, keys: jax.Array, here: jax.Array, lookup: Lookup
+    ) -> backend.Search:
+        """The search of keys uint32 ``[n, 2]``, of which those that are ``here`` count."""
         check, absent = IGNORED, self.num_embeddings
         if lookup.train:
-            check = Check(self.safe_check, f"{self.label}ids: {_UNTRAINED}")
+            check = Check(self.safe_check, self.untrained)
         elif not isinstance(self.missing, str):
             absent = self.missing
         directory = jax.lax.stop_gradient(directory_of(state))
-        here = present(batch).reshape(-1)
-        return backend.Search(directory, keys_of(batch), here, absent, check)
+        return backend.Search(directory, keys, here, absent, check)
+
+    @property
+    def untrained(self) -> str:
+        """What is said of keys without a row in a training batch."""
+        return f"{self.label}ids: {_UNTRAINED}"
 
     def adds_rows(self, lookup: Lookup) -> bool:
         return lookup.train or self.missing == "initial"
@@ -320,6 +330,11 @@ def require_hash_table(table: Any) -> HashTable:
     raise TypeError(
         f"table: got a {type(table).__name__}; expected a HashTable, e.g. jax_tt.hash_table(16, 1024)."
     )
+
+
+def unsharded_hash_table(table: Any) -> HashTable:
+    """The table, also one that is divided over devices, as the `HashTable` whose arrays have the same shapes."""
+    return require_hash_table(table.unsharded if isinstance(table, Table) else table)
 
 
 def _check_table(table: Table) -> None:

@@ -59,6 +59,13 @@ def sharded_over_explicit_axes(
     return _automatic(call, inputs, lambda: P(axis))
 
 
+def specified_over_explicit_axes(
+    call: Callable[[Inputs], Result], inputs: Inputs, specs: Any
+) -> Result:
+    """``call(inputs)`` with results sharded as ``specs``, a tree of the same structure."""
+    return _automatic(call, inputs, lambda: specs)
+
+
 def _automatic(
     call: Callable[[Inputs], Result], inputs: Inputs, specs: Callable[[], Any]
 ) -> Result:

@@ -120,7 +120,7 @@ def pages_of(layout: Layout, rows: np.ndarray[Any, Any]) -> list[np.ndarray[Any,
     # Without 64-bit types, JAX would cut the rows of a table that has 2**31 or more.
     wide = jax.enable_x64(True) if rows.max(initial=0) >= 2**31 else contextlib.nullcontext()
     with wide:
-        return [np.asarray(found) for found in paged(layout, jnp.asarray(rows))]
+        return [np.asarray(found) for found in paged(layout, jnp.asarray(rows))[:2]]
 
 
 class _Sent(NamedTuple):

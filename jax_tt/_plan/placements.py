@@ -14,8 +14,8 @@ from jax_tt._plan.bandwidths import Bandwidths
 from jax_tt._plan.device_plan import DevicePlan, PlacedTable
 from jax_tt._plan.load import Load, Sample, load_of, pages_of, sample_of, uniform_sample
 from jax_tt._plan.traced_exchange import traced_exchange
+from jax_tt._sharding.kinds import can_be_placed, can_be_sharded
 from jax_tt._sharding.placement import Layout, Placement
-from jax_tt._sharding.table import can_be_sharded
 from jax_tt._tables.table import Table
 
 # Pages of a device that are placed by their load.
@@ -115,7 +115,7 @@ class _Costs:
         self.table, self.sample, self.bandwidths = table, sample, bandwidths
         state = jax.eval_shape(table.init, jax.random.key(0))
         sizes = {name: like.size * like.dtype.itemsize for name, like in state.items() if like.size}
-        rows = table.row_arrays if can_be_sharded(table) else {}
+        rows = table.row_arrays if can_be_placed(table) else {}
         self.per_row = sum(sizes[name] for name in rows) // table.num_embeddings
         self.fixed = sum(nbytes for name, nbytes in sizes.items() if name not in rows)
         self.width = table.features * 4
@@ -129,7 +129,7 @@ class _Costs:
     def nbytes(self, placement: Placement | None) -> int:
         """Bytes of a device."""
         if placement is None:
-            return self.fixed
+            return self.fixed // self.devices if can_be_sharded(self.table) else self.fixed
         layout = self.layout(placement)
         return self.fixed + layout.rows * self.per_row + len(layout.places)
 
@@ -168,7 +168,7 @@ class _Costs:
 def _chosen(
     costs: Mapping[str, _Costs], devices: int, limit: int | None
 ) -> dict[str, Placement | None]:
-    divided = {name: one for name, one in costs.items() if can_be_sharded(one.table)}
+    divided = {name: one for name, one in costs.items() if can_be_placed(one.table)}
     smallest = {name: one.nbytes(Placement.hashed()) for name, one in divided.items()}
     needed = sum(one.fixed for name, one in costs.items() if name not in divided)
     needed += sum(smallest.values())

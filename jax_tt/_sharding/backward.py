@@ -12,6 +12,7 @@ from jax import lax
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup import _groups
 from jax_tt._lookup._groups import Call, Cotangents
+from jax_tt._sharding.asked import Asked, received
 from jax_tt._sharding.columns import in_columns, of_weights, separated_columns
 from jax_tt._sharding.exchange import exchanged, other_rounds, unless
 from jax_tt._sharding.forward import (
@@ -127,15 +128,15 @@ class Sent(NamedTuple):
         route: to the rows.
         messages: of the route.
         source: where the gradient of every entry of the route is.
-        asked: the rows that this device has sent in the forward pass, if gradients arrive in the same places in the
-            first round; else None.
+        asked: what this device was asked for in the forward pass, if gradients arrive in the same places in the first
+            round; else None.
         allowed: whether the table is stepped.
     """
 
     route: Route
     messages: Messages
     source: jax.Array
-    asked: jax.Array | None
+    asked: Asked | None
     allowed: jax.Array
 
 
@@ -160,20 +161,18 @@ def _exchanged_steps(
                 parts.append(own.grads.reshape(devices, of.messages.size, -1))
                 continue
             number = of.messages.sent(k, devices)
-            row = of.route.row.at[number].get(mode="fill", fill_value=-1)
             at = of.source.at[number].get(mode="fill", fill_value=own.grads.shape[0])
             values = own.grads.at[at].get(mode="fill", fill_value=0)
-            parts += [
-                jnp.where(of.allowed, row, -1).reshape(devices, -1),
-                values.reshape(devices, of.messages.size, -1),
-            ]
+            parts += of.route.message(of.messages, k, devices, of.allowed)
+            parts.append(values.reshape(devices, of.messages.size, -1))
         got = iter(exchanged(parts, everywhere))
         steps, given = [], []
         for own, of, state in zip(tables, sent, states, strict=True):
             if first and of.asked is not None:
-                rows = jnp.where(of.allowed & (round_of(of.asked, bits) == 0), of.asked, -1)
+                here = of.allowed & (round_of(of.asked.words, bits) == 0)
+                rows = jnp.where(here, of.asked.rows, -1)
             else:
-                rows = next(got).reshape(-1)
+                rows = received(own.call, got, checked=False)[0].rows
             steps.append(read_call(own.call, rows, {**own.call.state, **state}))
             accum = accumulator(sharded(own.call).storage(own.call.state))
             given.append(next(got).reshape(-1, 1, own.grads.shape[-1]).astype(accum))

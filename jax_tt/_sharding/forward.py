@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup import _groups
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._groups import Call, Use
+from jax_tt._sharding.asked import Asked, received, with_missing
 from jax_tt._sharding.columns import in_columns, joined_columns
 from jax_tt._sharding.exchange import exchanged, other_rounds, unless
 from jax_tt._sharding.requests import PAGES, Requests, requests_of, sharded
@@ -58,7 +60,7 @@ class Attempt(NamedTuple):
         rows: of every table that this device has got.
         batches: of every table, with ids that are places of rows.
         pooled: residuals of the sums of these rows.
-        asked: rows that this device has sent in the first round.
+        asked: what this device was asked for in the first round.
         read: residuals of their lookup.
     """
 
@@ -69,7 +71,7 @@ class Attempt(NamedTuple):
     rows: list[jax.Array]
     batches: list[Batch]
     pooled: Any
-    asked: list[jax.Array]
+    asked: list[Asked]
     read: Any
 
 
@@ -114,7 +116,7 @@ def attempted(
         sizes = [message_rows(route.row.shape[0], devices) for route in routes]
         messages, bits = all_messages(routes, sizes, devices, (*axes, *others))
         kept = [kept_places(own, bits, devices) for own in messages]
-    rows, asked, read = _rows(calls, requests, messages, (bits, kept), axes)
+    rows, asked, read = _rows(calls, requests, messages, (bits, kept), (axes, others))
     batches = [_pooled_batch(*parts) for parts in zip(calls, requests, kept, messages, strict=True)]
     pools = [pool_call(*parts) for parts in zip(calls, batches, rows, strict=True)]
     sums, pooled = _groups.forward(pools, None)
@@ -173,21 +175,25 @@ def _rows(
     requests: Sequence[Requests],
     messages: Sequence[Messages],
     kept: tuple[jax.Array | None, Sequence[jax.Array]],
-    axes: Any,
-) -> tuple[list[jax.Array], list[jax.Array], Any]:
+    mesh_axes: tuple[tuple[str, ...], tuple[str, ...]],
+) -> tuple[list[jax.Array], list[Asked], Any]:
     """The different rows of every table where they are kept, those asked for in the first round, and residuals."""
-    bits, places = kept
+    (bits, places), (axes, others) = kept, mesh_axes
     devices = sharded(calls[0]).layout.devices
 
-    def got(k: Any) -> tuple[list[jax.Array], list[jax.Array], Any]:
+    def got(k: Any) -> tuple[list[jax.Array], list[Asked], Any]:
         sent = []
         for own, table in zip(requests, messages, strict=True):
-            number = table.sent(k, devices)
-            row = own.distinct.route.row.at[number].get(mode="fill", fill_value=-1)
-            sent.append(row.reshape(devices, table.size))
-        asked = [part.reshape(-1) for part in exchanged(sent, axes)]
-        reads = [read_call(*pair) for pair in zip(calls, asked, strict=True)]
+            sent += own.distinct.route.message(table, k, devices, np.True_)
+        parts = iter(exchanged(sent, axes))
+        found = [received(call, parts, checked=True) for call in calls]
+        asked = [own for own, _ in found]
+        reads = [read_call(call, own.rows) for call, own in zip(calls, asked, strict=True)]
         sums, read = _groups.forward(reads, None)
+        sums = [
+            with_missing(call, *own, sum_, (*axes, *others))
+            for call, own, sum_ in zip(calls, found, sums, strict=True)
+        ]
         found = exchanged(
             [_sent_rows(*pair, devices) for pair in zip(calls, sums, strict=True)], axes
         )

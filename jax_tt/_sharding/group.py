@@ -14,6 +14,7 @@ from jax_tt._lookup._groups import Call, Cotangents, Gradients
 from jax_tt._lookup._wide import Wide
 from jax_tt._sharding.backward import local_backward
 from jax_tt._sharding.forward import local_forward
+from jax_tt._sharding.requests import sharded
 from jax_tt._tables.table import APPLIED
 
 
@@ -46,7 +47,7 @@ class ShardedGroup:
 
         arrays = [(call.state, call.batch) for call in calls]
         specs = ([self._specs(call)[:2] for call in calls],)
-        sums, residuals = self._on_devices(local, specs, self._batch)(arrays)
+        sums, residuals = self.on_devices(local, specs, self._batch)(arrays)
         return (sums if wide is None else wide.joined(sums)), residuals
 
     def backward(
@@ -66,7 +67,7 @@ class ShardedGroup:
             ({name: self._spec_of(call, name) for name in self._names(call, g)}, self._batch)
             for call, g in zip(calls, gs, strict=True)
         ]
-        run = self._on_devices(local, (states, self._batch, self._batch), None, results)
+        run = self.on_devices(local, (states, self._batch, self._batch), None, results)
         return run(arrays, residuals, list(gs))
 
     @property
@@ -78,7 +79,7 @@ class ShardedGroup:
         return {name: self._spec_of(call, name) for name in call.state}, self._batch, P()
 
     def _spec_of(self, call: Call, name: str) -> P:
-        return P(self.axes) if name in call.use.table.row_arrays else P()
+        return P(self.axes) if name in sharded(call).divided_names else P()
 
     def _names(self, call: Call, g: Any) -> list[str]:
         """The arrays of the cotangents of a call."""
@@ -90,7 +91,7 @@ class ShardedGroup:
         shared = table.update.shared
         return [*table.row_arrays, *([APPLIED] if shared else table.scalar_names)]
 
-    def _on_devices(
+    def on_devices(
         self, local: Callable[..., Any], specs: Any, out: Any, results: Any = None
     ) -> Callable[..., Any]:
         """``local`` on the part of every device, unless it runs inside of a ``shard_map`` already."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jax_tt import optimizers
+from jax_tt._hash.table import HashTable
 from jax_tt._quantized.table import QuantizedTable
 from jax_tt._sharding.placement import Layout
 from jax_tt._tables.options import Update
@@ -22,12 +23,57 @@ _ELEMENTWISE = (
 
 def can_be_sharded(table: Table) -> bool:
     """Whether a `ShardedTable` can divide the rows of a table."""
+    if isinstance(table, HashTable):
+        return not _of_whole_table(table) and can_be_sharded(table.table)
     by_rows = bool(table.row_names) and table.row_names == table.param_names
     return isinstance(table, QuantizedTable) or (by_rows and table.cached is None)
 
 
+def can_be_placed(table: Table) -> bool:
+    """Whether a plan can choose which devices have the rows of a table."""
+    return can_be_sharded(table) and not table.takes_keys
+
+
+def check_kind(table: Table) -> None:
+    """Raises for a table whose rows cannot be divided."""
+    if can_be_sharded(table):
+        return
+    if isinstance(table, HashTable) and (argument := _of_whole_table(table)):
+        raise ValueError(
+            f"{table.label}{argument}: got {getattr(table, argument)!r} for a hash table that is divided over devices; "
+            f"expected {_DIVIDED[argument]}, since each device knows its own keys alone."
+        )
+    raise TypeError(
+        f"{table.label}table: got a {type(table).__name__}; expected a DenseTable, a QuantizedTable, or a HashTable of "
+        "a DenseTable, whose rows can be divided. The cores of a TTTable are small, and every device has all of them, "
+        "as it has of row caches and orders of ids: leave them as they are."
+    )
+
+
+# Options of hash tables that need the whole table, and what is expected in their place.
+_DIVIDED = {
+    "policy": "'lru', 'epoch_lru', 'custom' or 'none'",
+    "admission": "None",
+    "max_capacity": "None",
+    "missing": "'initial' or 'zeros'",
+}
+
+
+def _of_whole_table(table: HashTable) -> str | None:
+    """The first option of a hash table that only a table on one device has, or None."""
+    needed = {
+        "policy": table.policy in ("lfu", "epoch_lfu"),
+        "admission": table.admission is not None,
+        "max_capacity": table.max_capacity is not None,
+        "missing": not isinstance(table.missing, str),
+    }
+    return next((name for name, found in needed.items() if found), None)
+
+
 def divided_arrays(table: Table) -> dict[str, float | None]:
     """The arrays of which entry k is that of row k alone, as `Table.row_arrays`."""
+    if isinstance(table, HashTable):
+        return table.table.row_arrays
     if not isinstance(table, QuantizedTable):
         return table.row_arrays
     slots = () if table.update is None else table.update.optimizer.slots
@@ -39,6 +85,8 @@ def divided_arrays(table: Table) -> dict[str, float | None]:
 
 def check_layout(table: Table, layout: Layout) -> None:
     """Raises for a table that cannot be divided in this way."""
+    if isinstance(table, HashTable):
+        _check_hashed(table, layout)
     update = table.update
     if update is not None:
         _check_rule(table, update)
@@ -52,6 +100,20 @@ def check_layout(table: Table, layout: Layout) -> None:
             )
     if layout.columns > 1:
         _check_columns(table, layout.columns)
+
+
+def _check_hashed(table: HashTable, layout: Layout) -> None:
+    if not layout.hashed:
+        raise ValueError(
+            f"{table.label}placement: got rows that are divided by their numbers for a HashTable; expected "
+            "Placement.hashed(), as the hash of a key says which device has its row."
+        )
+    if table.num_embeddings % (layout.devices * table.ways):
+        unit = layout.devices * table.ways
+        raise ValueError(
+            f"{table.label}capacity: got {table.num_embeddings} rows for {layout.devices} devices and sets of "
+            f"{table.ways} rows; expected a multiple of {unit}, e.g. {-(-table.num_embeddings // unit) * unit}."
+        )
 
 
 def _check_rule(table: Table, update: Update) -> None:

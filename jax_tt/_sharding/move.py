@@ -98,7 +98,7 @@ def rows_at(
 
 def rows_of(layout: Layout, places: Paged, num_embeddings: int) -> tuple[jax.Array, jax.Array]:
     """The rows of the table at places of pages, and whether there is one; the inverse of `paged`."""
-    page, row = places
+    page, row, _ = places
     # A number of the form high * factor + low.
     high, factor, low = page, layout.page_size, row
     if layout.hashed:
@@ -135,7 +135,7 @@ def _fetched(
     axes: Any,
 ) -> dict[str, jax.Array]:
     """Rows ``[n]`` of the arrays of all devices, zeros where there are none."""
-    page, row = paged(layout, rows)
+    page, row, _ = paged(layout, rows)
     place = page_table[page, 0]
     device = jnp.where(here, place // layout.pool, layout.devices)
     requests = Route(device, place % layout.pool * layout.page_size + row)

@@ -13,10 +13,15 @@ from jax_tt._sharding.placement import Layout
 
 
 class Paged(NamedTuple):
-    """Rows as pages and as rows within these, int32 arrays of one shape."""
+    """Rows as pages and as rows within these, int32 arrays of one shape.
+
+    Of keys, whose rows their owners know, the page is the owner, and the row is the first of their words, of which
+    ``rest`` is the second.
+    """
 
     page: jax.Array
     row: jax.Array
+    rest: jax.Array | None = None
 
 
 def paged(layout: Layout, rows: jax.Array) -> Paged:
@@ -35,5 +40,5 @@ def paged(layout: Layout, rows: jax.Array) -> Paged:
 
 def stored_rows(layout: Layout, page_table: Any, rows: Any) -> jax.Array:
     """Rows of the stored arrays, which hold the pools of all devices, that the first replicas are in."""
-    page, row = paged(layout, jnp.asarray(rows))
+    page, row, _ = paged(layout, jnp.asarray(rows))
     return jnp.asarray(page_table)[page, 0] * layout.page_size + row

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_tt._hash.keys import keys_of
 from jax_tt._lookup._batch import Batch, present
 from jax_tt._lookup._ids import digits_in_range
+from jax_tt._sharding.keys import owners_of, words_of
 from jax_tt._sharding.pages import Paged, paged
 from jax_tt._sharding.placement import Layout
 from jax_tt._sharding.route import Distinct, Route, distinct
@@ -60,11 +62,33 @@ def requests_of(
         lookup: options of the call.
         axes: mesh axes that pages are divided over.
     """
-    layout = table.layout
-    (rows,), ok = digits_in_range(table, batch)
     here = present(batch)
+    if table.takes_keys:
+        own, refused = keys_in_pages(table.layout, keys_of(batch)), jnp.zeros((), bool)
+        return requested(table, page_table, own, (here, here, refused), lookup.method, axes)
+    (rows,), ok = digits_in_range(table, batch)
     read = here & ok if lookup.bounds in (*IGNORED, "error") else here
-    own = _paged(layout, jnp.where(read, rows, jnp.zeros_like(rows)))
+    own = _paged(table.layout, jnp.where(read, rows, jnp.zeros_like(rows)))
+    refused = jnp.any(here & ~ok) if lookup.bounds == "error" else jnp.zeros((), bool)
+    return requested(table, page_table, own, (read, here, refused), lookup.method, axes)
+
+
+def keys_in_pages(layout: Layout, keys: jax.Array) -> Paged:
+    """The owners and words of keys uint32 ``[n, 2]``."""
+    first, rest = words_of(keys)
+    return Paged(owners_of(first, rest, layout.devices), first, rest)
+
+
+def requested(
+    table: ShardedTable,
+    page_table: jax.Array,
+    own: Paged,
+    flags: tuple[jax.Array, jax.Array, jax.Array],
+    method: str,
+    axes: Any,
+) -> Requests:
+    """The requests for rows of pages; ``flags`` are `Requests.read`, `here` and `refused`."""
+    layout, (read, here, refused) = table.layout, flags
     read = read.reshape(-1)
     places = page_table[own.page]
     # Devices share the replicas of a page evenly.
@@ -74,12 +98,12 @@ def requests_of(
     requested = Route(
         jnp.where(read, place // layout.pool, layout.devices),
         place % layout.pool * layout.page_size + own.row,
+        own.rest,
     )
-    found = distinct(requested, layout.devices, lookup.method)
+    found = distinct(requested, layout.devices, method)
     # Positions that read nothing are a request as well, for no page.
     wanted = own._replace(page=jnp.where(read, own.page, -1))
-    pages = Paged(*(part.at[found.source].get(mode="fill", fill_value=-1) for part in wanted))
-    refused = jnp.any(here & ~ok) if lookup.bounds == "error" else jnp.zeros((), bool)
+    pages = jax.tree.map(lambda part: part.at[found.source].get(mode="fill", fill_value=-1), wanted)
     return Requests(found, pages, read, here, refused[None])
 
 
@@ -100,7 +124,12 @@ def replicas_of(layout: Layout, page_table: jax.Array, pages: Paged, others: int
     device = places[:, :, None] // layout.pool + first[None, None]
     device = jnp.where(places[:, :, None] >= 0, device, devices)
     row = places % layout.pool * layout.page_size + pages.row[:, None]
-    return Route(device.reshape(-1), jnp.broadcast_to(row[:, :, None], device.shape).reshape(-1))
+
+    def of_all(values: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(values[:, :, None], device.shape).reshape(-1)
+
+    rest = None if pages.rest is None else of_all(jnp.broadcast_to(pages.rest[:, None], row.shape))
+    return Route(device.reshape(-1), of_all(row), rest)
 
 
 def sharded(call: Call) -> ShardedTable:

@@ -27,11 +27,29 @@ class Route(NamedTuple):
 
     Attributes:
         device: ``[n]``, the number of devices for none.
-        row: of that device, ``[n]``.
+        row: of that device, ``[n]``; of keys, the first word.
+        rest: the second words of keys, ``[n]``; None for rows.
     """
 
     device: jax.Array
     row: jax.Array
+    rest: jax.Array | None = None
+
+    def message(self, messages: Messages, k: Any, devices: int, allowed: Any) -> list[jax.Array]:
+        """What is sent of this route in round ``k``, int32 ``[devices, size]``: rows, and -1 where there are none.
+
+        Of keys, both words, and ``[devices, 1]``, how many of those of a device are there. Nothing that is not allowed
+        is sent.
+        """
+        number = messages.sent(k, devices)
+        shape = devices, messages.size
+        row = self.row.at[number].get(mode="fill", fill_value=-1)
+        if self.rest is None:
+            return [jnp.where(allowed, row, -1).reshape(shape)]
+        rest = self.rest.at[number].get(mode="fill", fill_value=0)
+        here = (number < self.row.shape[0]).reshape(shape) & allowed
+        count = jnp.sum(here, axis=1, keepdims=True, dtype=jnp.int32)
+        return [row.reshape(shape), rest.reshape(shape), count]
 
 
 @jax.tree_util.register_dataclass
@@ -82,34 +100,48 @@ def distinct(requests: Route, devices: int, method: str) -> Distinct:
     native = functools.partial(_native_distinct, devices)
     plain = functools.partial(_distinct, devices)
     if method not in ("auto", "ffi") or not _native.available("cpu"):
-        return plain(*requests)
+        return plain(requests)
     # Elsewhere XLA sorts on the device.
-    return by_platform({"cpu": native}, plain, *requests)
+    return by_platform({"cpu": native}, plain, requests)
 
 
-def _native_distinct(devices: int, device: jax.Array, row: jax.Array) -> Distinct:
-    found = _native.route_distinct(device, row, devices=devices, platform="cpu")
-    return Distinct(Route(*found[:2]), *found[2:])
+def _native_distinct(devices: int, requests: Route) -> Distinct:
+    found = _native.route_distinct(requests.device, requests.row, devices=devices, platform="cpu")
+    result = Distinct(Route(*found[:2]), *found[2:])
+    if requests.rest is None:
+        return result
+    # The op knows nothing of second words. Different keys seldom have the same first one.
+    rest = requests.rest.at[result.source].get(mode="fill", fill_value=0)
+    result = result._replace(route=result.route._replace(rest=rest))
+    alike = jnp.all(rest[result.places] == requests.rest)
+    return lax.cond(alike, lambda: result, lambda: _distinct(devices, requests))
 
 
-def _distinct(devices: int, device: jax.Array, row: jax.Array) -> Distinct:
-    requests = Route(device, row)
+def _distinct(devices: int, requests: Route) -> Distinct:
     (count,) = requests.row.shape
-    keys = requests.device, mix(requests.row.astype(jnp.uint32))
-    *keys, order = lax.sort((*keys, lax.iota(jnp.int32, count)), num_keys=2)
+    keys = [requests.device, mix(requests.row.astype(jnp.uint32))]
+    keys += [] if requests.rest is None else [requests.rest]
+    *keys, order = lax.sort((*keys, lax.iota(jnp.int32, count)), num_keys=len(keys))
     first = _changes(*keys)
     rank = jnp.cumsum(first, dtype=jnp.int32) - 1
     places = jnp.zeros_like(order).at[order].set(rank, unique_indices=True)
     source = jnp.full_like(order, count).at[jnp.where(first, rank, count)].set(order, mode="drop")
     device = requests.device.at[source].get(mode="fill", fill_value=devices)
-    row = requests.row.at[source].get(mode="fill", fill_value=0)
-    return Distinct(Route(device, row), source, places)
+    others = [
+        None if part is None else part.at[source].get(mode="fill", fill_value=0)
+        for part in requests[1:]
+    ]
+    return Distinct(Route(device, *others), source, places)
 
 
 def message_rows(count: int, devices: int) -> int:
-    """Rows of a message: four standard deviations above the mean, if ``count`` rows are spread evenly."""
+    """Rows of a message: four standard deviations above the mean, if ``count`` rows are spread evenly.
+
+    At least eight, as keys with the same hash of 32 bits cannot travel in different rounds. A batch does not have so
+    many of them.
+    """
     mean = count / devices
-    return max(1, min(count, math.ceil(mean + 4 * math.sqrt(mean))))
+    return max(1, min(count, max(8, math.ceil(mean + 4 * math.sqrt(mean)))))
 
 
 def leading_bits(route: Route, size: int, devices: int) -> jax.Array:
@@ -166,4 +198,4 @@ def kept_places(messages: Messages, bits: jax.Array, devices: int) -> jax.Array:
 def _changes(*keys: jax.Array) -> jax.Array:
     """Where sorted keys differ from the ones before them."""
     found = [key[1:] != key[:-1] for key in keys]
-    return jnp.concatenate([jnp.ones(1, bool), found[0] | found[1]])
+    return jnp.concatenate([jnp.ones(1, bool), functools.reduce(jnp.logical_or, found)])

@@ -13,17 +13,19 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._hash.table import KEYS, SEED, TOTALS, HashTable
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import replicated_over_explicit_axes, sharded_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
 from jax_tt._sharding.columns import rows_of_shards, rows_of_table
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
 from jax_tt._sharding.initial import can_draw_rows, drawn_rows
-from jax_tt._sharding.kinds import can_be_sharded, check_layout, divided_arrays
+from jax_tt._sharding.kinds import check_kind, check_layout, divided_arrays
 from jax_tt._sharding.move import moved_rows, row_numbers
 from jax_tt._sharding.options import DEFAULT, Exchange
 from jax_tt._sharding.pages import stored_rows
 from jax_tt._sharding.placement import Layout, Placement
+from jax_tt._sharding.rehash import rehashed
 from jax_tt._sharding.requests import PAGES
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State, Table
@@ -42,7 +44,8 @@ class ShardedTable(Wrapper):
     and each device looks up its own part of a batch.
 
     Attributes:
-        table: a `DenseTable` or a `QuantizedTable`.
+        table: a `DenseTable`, a `QuantizedTable`, or a `HashTable` of a `DenseTable`, whose keys belong to devices by
+            a hash; every device has a hash table of its share of the rows.
         mesh: the devices.
         axis: the mesh axis, or a tuple of axes, that pages are divided over.
         placement: which devices hold which pages.
@@ -73,12 +76,7 @@ class ShardedTable(Wrapper):
 
     def _check(self) -> None:
         label = self.table.label
-        if not can_be_sharded(self.table):
-            raise TypeError(
-                f"{label}table: got a {type(self.table).__name__}; expected a DenseTable or a QuantizedTable, whose "
-                "rows can be divided. The cores of a TTTable are small, and every device has all of them, as it has "
-                "of hash tables, row caches and orders of ids: leave them as they are."
-            )
+        check_kind(self.table)
         if not isinstance(self.mesh, Mesh):
             raise TypeError(
                 f"{label}mesh: got a {type(self.mesh).__name__}; expected a jax.sharding.Mesh, e.g. "
@@ -117,19 +115,31 @@ class ShardedTable(Wrapper):
             devices *= self.mesh.shape[name]
         return self.placement.layout(self.num_embeddings, devices)
 
+    @property
+    def takes_keys(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.table.takes_keys
+
     @functools.cached_property
     def local(self) -> Any:
-        """The table that one device holds."""
+        """The table of the rows that one device holds."""
         return self._of_rows(self.layout.rows)
+
+    @functools.cached_property
+    def local_keys(self) -> HashTable:
+        """The hash table that one device holds."""
+        return dataclasses.replace(self.table, table=self.local)
 
     @functools.cached_property
     def stored(self) -> Any:
         """A table whose arrays are those of all devices."""
-        return self._of_rows(self.layout.rows * self.layout.devices)
+        return (
+            self.table if self.takes_keys else self._of_rows(self.layout.rows * self.layout.devices)
+        )
 
     def _of_rows(self, rows: int) -> Any:
+        table = self.table.table if self.takes_keys else self.table
         width = self.features // self.layout.columns
-        return dataclasses.replace(self.table, num_embeddings=rows, features=width)
+        return dataclasses.replace(table, num_embeddings=rows, features=width)
 
     @property
     def num_stored(self) -> int:
@@ -160,17 +170,28 @@ class ShardedTable(Wrapper):
 
     @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return (*self.table.constant_names, PAGES)
+        own = (*KEYS, SEED) if self.takes_keys else ()
+        return (*self.table.constant_names, *own, PAGES)
+
+    @functools.cached_property
+    def divided_names(self) -> frozenset[str]:
+        """The arrays of which every device has a part."""
+        return frozenset([*self.row_arrays, *(KEYS if self.takes_keys else ())])
 
     def check(self, state: State) -> None:
         self.require(state, (PAGES,))
-        (self.local if inside_shard_map() else self.stored).check(state)
+        local = self.local_keys if self.takes_keys else self.local
+        (local if inside_shard_map() else self.stored).check(state)
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
+        if self.takes_keys:
+            return {name: self._placed(x) for name, x in self.table.init_params(key).items()}
         found = self._drawn(key)
         return self._initial(self.table.init_params(key)) if found is None else found
 
     def init_param(self, name: str, key: jax.Array) -> Any:
+        if self.takes_keys:
+            return self._placed(self.table.init_param(name, key))
         found = self._drawn(key)
         return (found or self._initial({name: self.table.init_param(name, key)}))[name]
 
@@ -205,7 +226,10 @@ class ShardedTable(Wrapper):
         return self._of_neighbours(padded)
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        rest = jax.tree.map(self._placed, self.stored.init_rest(params))
+        rest = {
+            name: self._on(array, P()) if name in (SEED, TOTALS) else self._placed(array)
+            for name, array in self.stored.init_rest(params).items()
+        }
         return {**rest, PAGES: self._pages()}
 
     def _stored(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -237,6 +261,11 @@ class ShardedTable(Wrapper):
 
     def of_rows(self, state: State) -> dict[str, Any]:
         """The inverse of `by_row`, e.g. of a checkpoint that other devices have written."""
+        if self.takes_keys:
+            found = rehashed(self.local_keys, state, self.layout.devices)
+            return {name: self._in_place(name, x) for name, x in found.items()} | {
+                PAGES: self._pages()
+            }
         arrays = {name: state[name] for name in self.row_arrays}
         for name, shape in self.table.trained_shapes.items():
             if name in arrays and arrays[name].shape != shape:
@@ -268,6 +297,7 @@ class ShardedTable(Wrapper):
         >>> state["page_table"].shape
         (10, 1)
         """
+        self._refuse_keys("moved")
         self.check(state)
         new = dataclasses.replace(self, placement=placement)
         if new.layout.columns != self.layout.columns:
@@ -281,6 +311,7 @@ class ShardedTable(Wrapper):
 
     @functools.cached_property
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
+        self._refuse_keys("saved in pieces")
         layout, mesh = self._neighbours, self.mesh
         found = {}
         for name, whole in self.table.pieces.items():
@@ -289,6 +320,13 @@ class ShardedTable(Wrapper):
             sharding = NamedSharding(mesh, P(self.axis) if of_rows else P())
             found[name] = jax.ShapeDtypeStruct(shape, whole.dtype, sharding=sharding)
         return found
+
+    def _refuse_keys(self, what: str) -> None:
+        if self.takes_keys:
+            raise TypeError(
+                f"{self.label}table: a HashTable that is divided over devices cannot be {what}; its keys are where "
+                "their hashes say. For other devices, jax_tt.dump_keys writes it, and jax_tt.load_keys reads it."
+            )
 
     def in_pieces(self, state: State) -> dict[str, Any]:
         _, found = self.moved(state, Placement.contiguous())
@@ -328,6 +366,9 @@ class ShardedTable(Wrapper):
     def by_row(self, state: State) -> dict[str, Any]:
         """The state as that of the wrapped table, whose entry k is that of row k, e.g. for a checkpoint."""
         self.require(state, (PAGES,))
+        if self.takes_keys:
+            own = {name: array for name, array in state.items() if name != PAGES}
+            return replicated_over_explicit_axes(lambda own: rehashed(self.table, own, 1), own)
         others = {name: state[name] for name in state if name != PAGES}
         columns = self.layout.columns
         if sum(state[name].nbytes for name in self.row_arrays) > _WHOLE_BYTES:
@@ -356,6 +397,9 @@ class ShardedTable(Wrapper):
         """An array of rows on the devices that hold them, and a scalar on all of them."""
         return self._on(array, P(self.axis) if array.ndim else P())
 
+    def _in_place(self, name: str, array: jax.Array) -> jax.Array:
+        return self._on(array, P(self.axis) if name in self.divided_names else P())
+
     def _on(self, array: jax.Array, spec: P) -> jax.Array:
         sharding = NamedSharding(self.mesh, spec)
         if not isinstance(array, Tracer):
@@ -365,6 +409,13 @@ class ShardedTable(Wrapper):
         return constrain(array, sharding)
 
     # Lookups
+
+    def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
+        # The owners of keys look for them.
+        return (dict(state), batch) if self.takes_keys else self.table.prepare(state, batch, lookup)
+
+    def adds_rows(self, lookup: Lookup) -> bool:
+        return not self.takes_keys and self.table.adds_rows(lookup)
 
     def differentiates_itself(self, lookup: Lookup) -> bool:
         return False

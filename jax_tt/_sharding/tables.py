@@ -10,7 +10,8 @@ from typing import Any
 from jax.sharding import Mesh
 
 from jax_tt._arguments import one_of
-from jax_tt._sharding.kinds import can_be_sharded
+from jax_tt._hash.table import HashTable
+from jax_tt._sharding.kinds import can_be_placed, can_be_sharded
 from jax_tt._sharding.options import DEFAULT, Exchange
 from jax_tt._sharding.placement import Placement
 from jax_tt._sharding.table import ShardedTable
@@ -27,6 +28,8 @@ def shard_tables(
     """Divides the rows of tables over the devices of a mesh, e.g. for a `Collection`.
 
     Tables without rows that could be divided, such as tensor trains, are on every device and are returned unchanged.
+    The keys of hash tables belong to devices by a hash, ``Placement.hashed()``; hash tables that evict or admit by the
+    number of requests, that grow, or that read another row for missing keys stay on every device.
 
     Args:
         tables: by name.
@@ -59,6 +62,13 @@ def shard_tables(
         one_of("placement", placement, ("auto",), ", a Placement, or placements by table")
         placement = _automatic(tables, mesh, axis)
     placements = _by_name("placement", placement, tables, Placement.round_robin())
+    chosen = placement if isinstance(placement, Mapping) else {}
+    # A placement of all tables is not about those whose keys are hashed.
+    placements |= {
+        name: Placement.hashed()
+        for name, table in tables.items()
+        if isinstance(table, HashTable) and name not in chosen
+    }
     exchanges = _by_name("exchange", exchange, tables, DEFAULT)
     named = {
         *(placement if isinstance(placement, Mapping) else ()),
@@ -86,7 +96,7 @@ def _by_name(argument: str, given: Any, tables: Mapping[str, Any], default: Any)
 def _automatic(tables: Mapping[str, Table], mesh: Mesh, axis: Any) -> Mapping[str, Placement]:
     axes = axis if isinstance(axis, tuple) else (axis,)
     known = isinstance(mesh, Mesh) and all(name in mesh.axis_names for name in axes)
-    divided = tuple((name, table) for name, table in tables.items() if can_be_sharded(table))
+    divided = tuple((name, table) for name, table in tables.items() if can_be_placed(table))
     # `ShardedTable` refuses a mesh or axis that does not fit.
     if not known or not divided:
         return {}

@@ -1,0 +1,273 @@
+"""Hash tables divided over devices by a hash of their keys equal those of one device."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import jax_tt
+from jax_tt import Lookup, Placement, ShardedTable, optimizers
+from jax_tt._hash.hashing import homes_of
+from jax_tt._sharding.keys import keys_of_words, owners_of, words_of
+from jax_tt._sharding.route import Route, distinct
+
+WIDTH, CAPACITY = 8, 512
+RULES = {"fused": optimizers.Adam(0.01), "plain": None, "custom": optimizers.RowWiseAdagrad(0.1)}
+FEATURES = {
+    "mean": jax_tt.Feature("fused", combiner="mean"),
+    "sequence": jax_tt.Feature("fused", combiner=None),
+    "plain": jax_tt.Feature("plain"),
+    "custom": jax_tt.Feature("custom"),
+    "dense": jax_tt.Feature("dense"),
+}
+
+
+def _mesh(*shape, kind=AxisType.Auto):
+    names = ("data", "model")[-len(shape) :]
+    devices = jax.devices()[: int(np.prod(shape))]
+    return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape), devices=devices)
+
+
+def _tables():
+    tables = {
+        name: jax_tt.hash_table(
+            WIDTH,
+            CAPACITY,
+            optimizer=rule,
+            policy="custom" if name == "custom" else "lru",
+            safe_check="error",
+        )
+        for name, rule in RULES.items()
+    }
+    return tables | {"dense": jax_tt.dense_table(50, WIDTH, optimizer=RULES["fused"])}
+
+
+def _keys(rng, *shape):
+    """Keys of which many have the same high or low words, with both signs."""
+    ids = rng.zipf(1.3, shape) % 80
+    return np.where(ids % 2 == 0, ids << 32, -ids) | np.where(ids % 3 == 0, 2**62, 0)
+
+
+def _batches(steps):
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        keys = {name: _keys(rng, 12, 3) for name in ("mean", "sequence", "plain", "custom")}
+        batch = {name: jax_tt.split_keys(own) for name, own in keys.items()}
+        scores = {"custom": rng.integers(0, 2**32 - 1, (12, 3)).astype(np.uint32)}
+        yield batch | {"dense": rng.integers(0, 50, (12, 2))}, scores
+
+
+def _step(collection, state, batch, scores):
+    state, inserted = jax_tt.insert_collection_keys(collection, state, batch, scores=scores)
+
+    def loss(trained):
+        arrays = collection.replaced(state, trained)
+        rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+        return sum(jnp.sum(jnp.sin(3 * array)) for array in rows.values()), rows
+
+    gradients, rows = jax.grad(loss, has_aux=True)(collection.trained(state))
+    state, others = collection.overwritten(state, gradients)
+    own = state["plain"]["embedding"] - 0.1 * others["plain"]["embedding"]
+    state = {**state, "plain": {**state["plain"], "embedding": own}}
+    return state, rows, {name: own.counts for name, own in inserted.items()}
+
+
+STEP = jax.jit(_step, static_argnums=0)
+
+
+def _run(tables, steps=4):
+    collection = jax_tt.Collection(tables, FEATURES)
+    state = jax.jit(collection.init)(jax.random.key(0))
+    found = []
+    for batch, scores in _batches(steps):
+        state, rows, counts = STEP(collection, state, batch, scores)
+        found.append((rows, counts))
+    return collection, state, found
+
+
+def _by_key(table, state):
+    """The arrays of a table in the order of its keys, by name."""
+    entries = jax_tt.table_keys(table, state)
+    entries = entries[np.argsort(entries["key"])]
+    names = (table.table if isinstance(table, ShardedTable) else table).table.row_arrays
+    rows = {name: np.asarray(state[name])[entries["slot"]] for name in names}
+    return rows | {name: entries[name] for name in ("key", "score", "touched")}
+
+
+def _check_alike(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return _run(_tables())
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"),
+    [
+        pytest.param((2, 2), AxisType.Auto, id="data and model"),
+        pytest.param((3,), AxisType.Auto, id="three"),
+        pytest.param((2,), AxisType.Explicit, id="explicit", marks=pytest.mark.full),
+    ],
+)
+def test_steps_equal_those_on_one_device(shape, kind, alone):
+    mesh, tables = _mesh(*shape, kind=kind), _tables()
+    if 3 in shape:  # a multiple of the devices and of the ways
+        tables = {
+            name: dataclasses.replace(
+                table, table=dataclasses.replace(table.table, num_embeddings=768)
+            )
+            if table.takes_keys
+            else table
+            for name, table in tables.items()
+        }
+    collection, state, found = _run(jax_tt.shard_tables(tables, mesh, "model"))
+    plain, expected_state, expected = alone
+    for (rows, counts), (own_rows, own_counts) in zip(found, expected, strict=True):
+        _check_alike(rows, own_rows)
+        assert jax.tree.map(int, counts) == jax.tree.map(int, own_counts)
+    for name in RULES:
+        table = collection.tables[name]
+        assert isinstance(table, ShardedTable)
+        _check_alike(_by_key(table, state[name]), _by_key(plain.tables[name], expected_state[name]))
+        whole = table.by_row(state[name])
+        _check_alike(_by_key(table.unsharded, whole), _by_key(table, state[name]))
+        again = table.of_rows(whole)
+        _check_alike(_by_key(table, again), _by_key(table, state[name]))
+        np.testing.assert_array_equal(again["hash_totals"], state[name]["hash_totals"])
+        entries = jax_tt.table_keys(table, state[name])
+        words = jnp.asarray(jax_tt.split_keys(entries["key"]).digits).view(jnp.uint32)
+        owners = owners_of(*words_of(words), table.layout.devices)
+        np.testing.assert_array_equal(owners, entries["slot"] // table.layout.rows)
+
+
+def test_a_step_has_one_exchange_for_insertion_and_three_for_lookups():
+    tables = jax_tt.shard_tables(_tables(), _mesh(4), "model")
+    collection = jax_tt.Collection(tables, FEATURES)
+    ((batch, scores),) = _batches(1)
+    state = jax.eval_shape(collection.init, jax.random.key(0))
+    step = jax.jit(_step, static_argnums=0)
+    text = step.lower(collection, state, batch, scores).compile().as_text()
+    entry = re.search(r"\nENTRY .*?\n\}", text, re.DOTALL)
+    assert len(re.findall(r" all-to-all\(", entry.group())) == 4
+    assert "all-gather" not in text
+
+
+def test_keys_that_are_not_there_read_their_initial_values():
+    plain = jax_tt.hash_table(WIDTH, 64, seed=5)
+    keys = jnp.asarray(jax_tt.split_keys(np.arange(24).reshape(8, 3) * 2**40).digits)
+    weights = jnp.linspace(0, 1, 24).reshape(8, 3)
+    for table in plain, dataclasses.replace(plain, missing="zeros"):
+        sharded = ShardedTable(table, _mesh(4), "model", Placement.hashed())
+
+        @jax.jit(static_argnums=0)
+        def looked_up(table, state, weights):
+            bags = jax_tt.Bags(jax_tt.SplitIds(keys), weights=weights)
+
+            def loss(weights):
+                own = dataclasses.replace(bags, weights=weights)
+                rows, _ = jax_tt.pooled_rows(table, state, own, Lookup(train=False))
+                return jnp.sum(rows**2), rows
+
+            return jax.grad(loss, has_aux=True)(weights)
+
+        results = [looked_up(own, own.init(jax.random.key(0)), weights) for own in (table, sharded)]
+        for found, expected in zip(*results, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        assert bool(jnp.any(results[0][1] != 0)) == (table.missing == "initial")
+
+
+@pytest.mark.parametrize("words", [1, 4])
+def test_keys_with_the_same_first_word_are_different(words):
+    rng = np.random.default_rng(0)
+    device, row, rest = (jnp.asarray(rng.integers(0, k, 50), jnp.int32) for k in (3, words, 5))
+    for method in ("reference", "auto"):
+        route, source, places = distinct(Route(device, row, rest), 3, method)
+        for own, requested in zip(route, (device, row, rest), strict=True):
+            np.testing.assert_array_equal(own[places], requested)
+            np.testing.assert_array_equal(
+                own[source < 50], requested[jnp.minimum(source, 49)][source < 50]
+            )
+        found = np.stack([route.device, route.row, route.rest], 1)[np.asarray(source) < 50]
+        assert len(np.unique(found, axis=0)) == len(found)
+
+
+@pytest.mark.parametrize("step", [1, 1024, 2**32, 2**44])
+def test_owners_are_spread_evenly_and_independently_of_sets(step):
+    keys = jnp.asarray(jax_tt.split_keys(np.arange(4096, dtype=np.uint64) * np.uint64(step)).digits)
+    keys = jax.lax.bitcast_convert_type(keys, jnp.uint32)
+    first, rest = words_of(keys)
+    np.testing.assert_array_equal(keys_of_words(first, rest), keys)
+    owners = np.asarray(owners_of(first, rest, 8))
+    for sets in (np.zeros(4096, int), *(np.asarray(own) for own in homes_of(keys, 8))):
+        counts = np.bincount(owners * 8 + sets, minlength=64)
+        counts = counts.reshape(8, 8)[:, : sets.max() + 1]
+        assert counts.min() > 0.5 * counts.mean()
+        assert counts.max() < 1.5 * counts.mean()
+
+
+def test_dumps_are_read_by_another_number_of_devices(tmp_path):
+    plain = jax_tt.hash_table(WIDTH, 64, optimizer=optimizers.Adagrad(0.1))
+    states = {}
+    for shape in (2, 4):
+        table = ShardedTable(plain, _mesh(shape), "model", Placement.hashed())
+        state = jax.jit(table.init)(jax.random.key(0))
+        if not states:
+            state, _ = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(20) * 7))
+            assert jax_tt.dump_keys(table, state, tmp_path / "dump", progress=False) == 1
+        else:
+            state, loaded = jax_tt.load_keys(table, state, tmp_path / "dump", progress=False)
+            assert (loaded.keys, loaded.evicted) == (20, 0)
+        states[shape] = _by_key(table, state)
+        assert jax_tt.hash_statistics(table, state)["keys"] == 20
+    _check_alike(states[4], states[2])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"policy": "lfu"}, ValueError, "policy: got 'lfu' for a hash table that is divided"),
+        ({"admission": 2}, ValueError, "admission: got AdmitAfter"),
+        ({"max_capacity": 128}, ValueError, "max_capacity: got 128"),
+        ({"missing": 3}, ValueError, "missing: got 3"),
+        ({"ways": 32}, ValueError, "capacity: got 64 rows for 4 devices .* multiple of 128"),
+    ],
+)
+def test_hash_tables_that_cannot_be_divided_are_refused(change, error, message):
+    table = dataclasses.replace(jax_tt.hash_table(WIDTH, 64), **change)
+    with pytest.raises(error, match=message):
+        ShardedTable(table, _mesh(4), "model", Placement.hashed())
+
+
+def test_what_hash_tables_on_several_devices_cannot_do_is_refused():
+    plain = jax_tt.hash_table(WIDTH, 64, name="item")
+    with pytest.raises(ValueError, match=r"item: placement: .* expected Placement.hashed"):
+        ShardedTable(plain, _mesh(4), "model", Placement.contiguous())
+    table = ShardedTable(plain, _mesh(4), "model", Placement.hashed())
+    state = table.init(jax.random.key(0))
+    with pytest.raises(TypeError, match=r"item: table: .* cannot be moved"):
+        table.moved(state, Placement.hashed())
+    with pytest.raises(ValueError, match="item: return_evicted: got True"):
+        jax_tt.insert_keys(table, state, np.arange(3), return_evicted=True)
+    collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
+    with pytest.raises(TypeError, match=r"item: table: .* saved in pieces"):
+        jax_tt.checkpoint_target(collection)
+    with pytest.raises(ValueError, match="statistics"):
+        collection.with_statistics(collection.init(jax.random.key(0)))
+
+
+def test_keys_that_find_no_room_are_an_error_on_all_devices():
+    plain = jax_tt.hash_table(WIDTH, 16, ways=4, policy="none", safe_check="error", name="item")
+    table = ShardedTable(plain, _mesh(4), "model", Placement.hashed())
+    state, keys = table.init(jax.random.key(0)), jax_tt.split_keys(np.arange(64))
+    insert = jax.jit(lambda state: jax_tt.insert_keys(table, state, keys)[0])
+    with pytest.raises(Exception, match=r"item: ids: .* found no room"):
+        jax.block_until_ready(insert(state))
+    jax.effects_barrier()

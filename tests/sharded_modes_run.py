@@ -114,11 +114,11 @@ def main(process: int, count: int, port: str, devices: int, path: str) -> None:
             entries = entries[np.argsort(entries["key"])]
             rows = entries["slot"]
             results |= {f"{name} {field}": entries[field] for field in ("key", "score", "touched")}
-        for array in arrays:
-            if not array.startswith("hash_"):
-                results[f"{name} {array}"] = (
-                    arrays[array][rows] if arrays[array].ndim else arrays[array]
-                )
+        if name.startswith("quantized"):
+            results[f"{name} rows"] = np.asarray(tables[name].to_dense(arrays))
+        for array, values in arrays.items():
+            if array != "packed" and not array.startswith("hash_"):
+                results[f"{name} {array}"] = values[rows] if values.ndim else values
     np.savez(path, **results)
 
 

@@ -20,6 +20,10 @@ def test_fifty_steps_of_every_mode_equal_those_of_one_device(processes, devices,
     for found in launch(tmp_path, processes, "sharded_modes_run", str(devices)):
         assert found.keys() == alone.keys()
         for name, array in found.items():
-            exact = name.startswith(("narrow", "quantized")) or array.dtype.kind != "f"
-            tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-5, "atol": 1e-6}
+            tolerance = {"rtol": 1e-5, "atol": 1e-6}
+            if name.startswith("narrow") or array.dtype.kind != "f":
+                tolerance = {"rtol": 0, "atol": 0}
+            if name.startswith("quantized") and name.endswith("rows"):
+                # A value between two codes may be rounded to either.
+                tolerance = {"rtol": 0, "atol": 2.1 / 255 * np.ptp(array)}
             np.testing.assert_allclose(array, alone[name], **tolerance, err_msg=name)

@@ -1,6 +1,7 @@
 """The devices that a run divides its tables and batches over."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -43,9 +44,9 @@ def on_all(values: list[jax.Array], mesh: Mesh | None) -> list[jax.Array]:
     def placed(value: jax.Array) -> jax.Array:
         if len(value.sharding.device_set) > 1:
             return value
-        if jax.process_count() > 1 and not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-            value = np.asarray(value)  # all processes have made the same
-        return jax.device_put(value, everywhere)
+        if jax.process_count() == 1 or jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return jax.device_put(value, everywhere)
+        return jax.device_put(np.asarray(value), everywhere)  # all processes have made the same
 
     return [placed(value) for value in values]
 

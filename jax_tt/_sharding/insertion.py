@@ -29,19 +29,10 @@ from jax_tt._sharding.table import ShardedTable
 from jax_tt._tables.options import Lookup
 
 
-class Insertion(NamedTuple):
-    """What one divided table is asked to insert, as `Asked`."""
-
-    table: ShardedTable
-    state: dict[str, Any]
-    requests: Requests
-    epoch: Any
-
-
 def inserted_over_devices(
-    asked: Sequence[Insertion], method: str
+    asked: Sequence[Asked], method: str
 ) -> list[tuple[dict[str, Any], Inserted]]:
-    """`insert_keys` of several tables; those over the same devices take one exchange."""
+    """`insert_keys` of several `ShardedTable`; those over the same devices take one exchange."""
     groups: dict[ShardedGroup, list[int]] = {}
     for k, own in enumerate(asked):
         groups.setdefault(own.table.group(Lookup()), []).append(k)
@@ -53,13 +44,13 @@ def inserted_over_devices(
 
 
 def _inserted(
-    group: ShardedGroup, asked: Sequence[Insertion], method: str
+    group: ShardedGroup, asked: Sequence[Asked], method: str
 ) -> list[tuple[dict[str, Any], Inserted]]:
     tables = [own.table for own in asked]
     given = [_inputs(own) for own in asked]
 
     def local(inputs: Any) -> Any:
-        own = [Insertion(table, *one) for table, one in zip(tables, inputs, strict=True)]
+        own = [Asked(table, *one) for table, one in zip(tables, inputs, strict=True)]
         return _local(own, method, group.axes, group.others)
 
     if inside_shard_map():
@@ -82,7 +73,7 @@ def _inserted(
     ]
 
 
-def _inputs(own: Insertion) -> tuple[dict[str, Any], Requests, Any]:
+def _inputs(own: Asked) -> tuple[dict[str, Any], Requests, Any]:
     names = {*own.table.divided_names, CLOCK, SEED, TOTALS, PAGES}
     count = own.requests.here.shape[0]
     parts = own.table.parts
@@ -109,7 +100,7 @@ class _Sent(NamedTuple):
 
 
 def _local(
-    asked: Sequence[Insertion], method: str, axes: tuple[str, ...], others: tuple[str, ...]
+    asked: Sequence[Asked], method: str, axes: tuple[str, ...], others: tuple[str, ...]
 ) -> list[tuple[dict[str, Any], jax.Array]]:
     """The arrays that an insertion changes on this device, and the counts of all devices."""
     everywhere = (*others, *axes)
@@ -154,7 +145,7 @@ def _local(
 
 
 def _route(
-    own: Insertion, method: str, axes: tuple[str, ...], devices: int
+    own: Asked, method: str, axes: tuple[str, ...], devices: int
 ) -> tuple[Route, list[jax.Array]]:
     """The way to all devices that hold the keys, and what goes with every key: its requests, and its score."""
     table, layout = own.table, own.table.layout
@@ -184,7 +175,7 @@ def _largest(scores: jax.Array, at: jax.Array, size: int) -> jax.Array:
 
 
 def _at_owner(
-    own: Insertion, state: dict[str, Any], counts: jax.Array, parts: Any, method: str
+    own: Asked, state: dict[str, Any], counts: jax.Array, parts: Any, method: str
 ) -> tuple[dict[str, Any], jax.Array]:
     """The arrays after an insertion of the keys that have arrived, and the counts with those of them."""
     local: HashTable = own.table.local_keys

@@ -14,8 +14,8 @@ from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State
 
 _FULL = (
-    "{{count}} keys find no room in their sets of a table of {} rows on {} devices, where they are hashed to other sets. "
-    "Raise the capacity, or make ways larger."
+    "{{count}} keys find no room in their sets of a table of {} rows on {} devices, where their sets are others. Raise "
+    "the capacity, or make ways larger."
 )
 
 

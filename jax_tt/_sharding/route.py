@@ -127,21 +127,21 @@ def _distinct(devices: int, requests: Route) -> Distinct:
     places = jnp.zeros_like(order).at[order].set(rank, unique_indices=True)
     source = jnp.full_like(order, count).at[jnp.where(first, rank, count)].set(order, mode="drop")
     device = requests.device.at[source].get(mode="fill", fill_value=devices)
-    others = [
-        None if part is None else part.at[source].get(mode="fill", fill_value=0)
-        for part in requests[1:]
-    ]
-    return Distinct(Route(device, *others), source, places)
+    row = requests.row.at[source].get(mode="fill", fill_value=0)
+    rest = requests.rest
+    if rest is not None:
+        rest = rest.at[source].get(mode="fill", fill_value=0)
+    return Distinct(Route(device, row, rest), source, places)
 
 
 def message_rows(count: int, devices: int) -> int:
     """Rows of a message: four standard deviations above the mean, if ``count`` rows are spread evenly.
 
-    At least eight, as keys with the same hash of 32 bits cannot travel in different rounds. A batch does not have so
-    many of them.
+    At least two: keys with the same hash of 32 bits cannot travel in different rounds. A batch that is small enough for
+    messages of two rows does not have three of them for a device, but for one in 10^18.
     """
     mean = count / devices
-    return max(1, min(count, max(8, math.ceil(mean + 4 * math.sqrt(mean)))))
+    return max(1, min(count, max(2, math.ceil(mean + 4 * math.sqrt(mean)))))
 
 
 def leading_bits(route: Route, size: int, devices: int) -> jax.Array:

@@ -1,5 +1,6 @@
 """Hash tables divided over devices by a hash of their keys equal those of one device."""
 
+import contextlib
 import dataclasses
 import re
 
@@ -10,7 +11,7 @@ import pytest
 from jax.sharding import AxisType
 
 import jax_tt
-from jax_tt import Lookup, Placement, ShardedTable, optimizers
+from jax_tt import Lookup, Placement, ShardedTable, _reports, optimizers
 from jax_tt._hash.hashing import homes_of
 from jax_tt._sharding.keys import keys_of_words, owners_of, words_of
 from jax_tt._sharding.route import Route, distinct
@@ -270,4 +271,30 @@ def test_keys_that_find_no_room_are_an_error_on_all_devices():
     insert = jax.jit(lambda state: jax_tt.insert_keys(table, state, keys)[0])
     with pytest.raises(Exception, match=r"item: ids: .* found no room"):
         jax.block_until_ready(insert(state))
-    jax.effects_barrier()
+        jax.effects_barrier()
+    _forget_errors()
+
+
+def test_keys_without_a_row_in_a_training_batch_are_told():
+    ids = jax_tt.split_keys(np.arange(8) * 2**40)
+    for check in "warn", "error":
+        plain = jax_tt.hash_table(WIDTH, 64, safe_check=check, name="item")
+        table = ShardedTable(plain, _mesh(4), "model", Placement.hashed())
+        state = jax.jit(table.init)(jax.random.key(0))
+        look_up = jax.jit(
+            lambda state, table=table: jax_tt.lookup_rows(table, state, ids, Lookup())
+        )
+        message = r"item: ids: \d ids of a training batch are keys without a row"
+        _reports.forget()
+        raised = pytest.raises(Exception, match=message)
+        warned = pytest.warns(jax_tt.MissingKeyWarning, match=message)
+        with warned if check == "warn" else raised:
+            jax.block_until_ready(look_up(state))
+            jax.effects_barrier()
+        _forget_errors()
+
+
+def _forget_errors():
+    """Every device raises; those of the others come later."""
+    with contextlib.suppress(Exception):
+        jax.effects_barrier()

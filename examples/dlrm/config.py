@@ -290,8 +290,11 @@ def parse(argv: Sequence[str] | None = None) -> Plan:
         parser.error(
             f"--processes: got {config.processes}, expected a divisor of --devices {config.devices}"
         )
-    if config.processes > 1 and (config.checkpoint_dir is not None or config.cache):
-        parser.error("--processes: expected neither --checkpoint-dir nor --cache beside it")
+    dense = all(variant.startswith("dense") for variant in variants)
+    if config.processes > 1 and (config.checkpoint_dir is not None or (config.cache and not dense)):
+        parser.error(
+            "--processes: expected no --checkpoint-dir, and --cache 0 or dense variants, beside it"
+        )
     try:
         sizes = config.table_sizes
     except ValueError:

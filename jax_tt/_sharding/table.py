@@ -382,7 +382,10 @@ class ShardedTable(Wrapper):
 
         def gathered(state: Any) -> dict[str, Any]:
             rows = stored_rows(self.layout, state[PAGES], jnp.arange(self.num_stored))
-            return {name: rows_of_table(state[name][rows], columns) for name in self.row_arrays}
+            return {
+                name: rows_of_table(_exactly(state[name], rows), columns)
+                for name in self.row_arrays
+            }
 
         return others | replicated_over_explicit_axes(gathered, dict(state))
 
@@ -453,3 +456,15 @@ class ShardedTable(Wrapper):
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
         return self.table.attend(self.by_row(state), query, precision)
+
+
+def _exactly(array: jax.Array, rows: jax.Array) -> jax.Array:
+    """Rows of an array on several devices, bit for bit.
+
+    XLA adds the rows of one device to the zeros of the others, which changes negative zeros, and some of the NaNs that
+    the bytes of quantized rows may look like.
+    """
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        return array[rows]
+    bits = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
+    return jax.lax.bitcast_convert_type(bits[rows], array.dtype)

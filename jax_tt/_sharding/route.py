@@ -137,11 +137,11 @@ def _distinct(devices: int, requests: Route) -> Distinct:
 def message_rows(count: int, devices: int) -> int:
     """Rows of a message: four standard deviations above the mean, if ``count`` rows are spread evenly.
 
-    At least two: keys with the same hash of 32 bits cannot travel in different rounds. A batch that is small enough for
-    messages of two rows does not have three of them for a device, but for one in 10^18.
+    At least eight: there are many messages where each has few rows, one of which would often be too small. And keys with
+    the same hash of 32 bits cannot travel in different rounds; a batch does not have nine of them.
     """
     mean = count / devices
-    return max(1, min(count, max(2, math.ceil(mean + 4 * math.sqrt(mean)))))
+    return max(1, min(count, max(8, math.ceil(mean + 4 * math.sqrt(mean)))))
 
 
 def leading_bits(route: Route, size: int, devices: int) -> jax.Array:

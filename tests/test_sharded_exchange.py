@@ -359,8 +359,10 @@ def test_tables_beyond_int32_are_initialised_inside_of_jit(mesh):
             "column shards of a QuantizedTable",
         ),
         (
-            lambda m: ShardedTable(jax_tt.hash_table(8, 64), m, "model", Placement.hashed()),
-            "got a HashTable",
+            lambda m: ShardedTable(
+                jax_tt.tt_table(64, 8, tt_ranks=2), m, "model", Placement.hashed()
+            ),
+            "got a TTTable",
         ),
         (
             lambda m: jax_tt.shard_tables(

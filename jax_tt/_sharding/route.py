@@ -137,8 +137,8 @@ def _distinct(devices: int, requests: Route) -> Distinct:
 def message_rows(count: int, devices: int) -> int:
     """Rows of a message: four standard deviations above the mean, if ``count`` rows are spread evenly.
 
-    At least eight: there are many messages where each has few rows, one of which would often be too small. And keys with
-    the same hash of 32 bits cannot travel in different rounds; a batch does not have nine of them.
+    At least eight: where messages have few rows, there are many messages, one of which would often be too small. And
+    keys with the same hash of 32 bits cannot travel in different rounds; a batch does not have nine of them.
     """
     mean = count / devices
     return max(1, min(count, max(8, math.ceil(mean + 4 * math.sqrt(mean)))))

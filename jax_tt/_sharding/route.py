@@ -160,7 +160,16 @@ def messages_of(route: Route, bits: jax.Array | None, size: int, devices: int) -
     (count,) = route.row.shape
     turn = round_of(route.row, bits)
     numbers = lax.iota(jnp.int32, count)
-    begin = lax.cummax(jnp.where(_changes(route.device, turn), numbers, 0))
+
+    def of_one_round() -> jax.Array:
+        every = jnp.arange(devices + 1, dtype=jnp.int32)
+        return jnp.searchsorted(route.device, every).astype(jnp.int32)[route.device]
+
+    def of_several() -> jax.Array:
+        return lax.cummax(jnp.where(_changes(route.device, turn), numbers, 0))
+
+    # A scan of all rows takes many passes on a CPU.
+    begin = of_one_round() if bits is None else lax.cond(bits > 0, of_several, of_one_round)
     place = route.device * size + numbers - begin
     return Messages(turn, jnp.where(route.device < devices, place, devices * size), size)
 

@@ -9,6 +9,12 @@ from jax_tt._hash.directory import COUNTERS
 MAX = 2**32 - 1
 
 
+def joined(words) -> np.ndarray:
+    """uint64 from words uint32 ``[..., 2]``, the high one first."""
+    high, low = np.moveaxis(np.asarray(words, np.uint64), -1, 0)
+    return high << np.uint64(32) | low
+
+
 def _mix(word: int) -> int:
     word = (word ^ (word >> 16)) * 0x85EBCA6B & MAX
     word = (word ^ (word >> 13)) * 0xC2B2AE35 & MAX

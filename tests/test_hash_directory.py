@@ -11,7 +11,7 @@ from jax_tt._hash import backend
 from jax_tt._hash.directory import COUNTERS, POLICIES, Eviction, KeyDirectory, init_directory
 from jax_tt._hash.reference import erase
 from tests.conftest import WAYS, method_fixture
-from tests.hash_model import ModelDirectory
+from tests.hash_model import ModelDirectory, joined
 
 method = method_fixture(*WAYS)
 
@@ -21,11 +21,6 @@ EXTREMES = (0, 1, 2**64 - 1, 2**63, 2**63 - 1)
 def words(numbers):
     array = np.array(numbers, np.uint64)
     return np.stack([array >> np.uint64(32), array & np.uint64(2**32 - 1)], -1).astype(np.uint32)
-
-
-def joined(array):
-    high, low = np.moveaxis(np.asarray(array, np.uint64), -1, 0)
-    return high << np.uint64(32) | low
 
 
 def check_directory(directory: KeyDirectory, model: ModelDirectory) -> None:

@@ -10,7 +10,8 @@ import pytest
 from jax_tt._hash import backend
 from jax_tt._hash.directory import Eviction, init_directory
 from jax_tt._hash.growth import doubled
-from tests.test_hash_directory import EXTREMES, joined, words
+from tests.hash_model import joined
+from tests.test_hash_directory import EXTREMES, words
 
 
 @pytest.mark.parametrize(("sets", "ways"), [(1, 1), (3, 5), (16, 4)])

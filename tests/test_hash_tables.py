@@ -11,8 +11,7 @@ import pytest
 
 import jax_tt
 from tests.conftest import method_fixture
-from tests.hash_model import ModelDirectory
-from tests.test_hash_directory import joined
+from tests.hash_model import ModelDirectory, joined
 
 pytestmark = pytest.mark.singly
 

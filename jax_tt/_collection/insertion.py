@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.requests import values_of
-from jax_tt._collection.states import listed
+from jax_tt._collection.states import check_states, listed
 from jax_tt._hash.insert import Asked, Inserted, Requests, inserted_anywhere, requests_of
 from jax_tt._hash.table import unsharded_hash_table
 
@@ -52,11 +53,11 @@ def insert_collection_keys(
     >>> int(inserted["item"].counts["inserted"])
     2
     """
-    collection.check(state)
     values, given = values_of(collection, batch), dict(scores or {})
     hashed = {
         name: unsharded_hash_table(t) for name, t in collection.for_batches.items() if t.takes_keys
     }
+    check_states("state", state, hashed)
     known = {f for name in hashed for f in collection.features_of[name]}
     for feature in given:
         if feature not in known:
@@ -68,7 +69,7 @@ def insert_collection_keys(
         raise ValueError(
             f"epoch: got {epoch!r} for a collection whose tables have no epochs; expected None."
         )
-    asked = []
+    asked, ends = [], {}
     for name, table in hashed.items():
         collection.tables[name].check(state[name])
         parts = [
@@ -82,7 +83,13 @@ def insert_collection_keys(
         requests = Requests(*(jnp.concatenate(own) for own in zip(*parts, strict=True)))
         own = epoch if table in of_epochs else None
         asked.append(Asked(collection.for_batches[name], state[name], requests, own))
-    found = inserted_anywhere(asked, method, return_evicted)
-    after = {name: dict(own) for name, own in state.items()}
-    after |= {name: own for name, (own, _) in zip(hashed, found, strict=True)}
-    return after, {name: own for name, (_, own) in zip(hashed, found, strict=True)}
+        ends[name] = list(itertools.accumulate(own.here.size for own in parts))
+    results = inserted_anywhere(asked, method, return_evicted)
+    after, inserted = {name: dict(own) for name, own in state.items()}, {}
+    for name, (own, done) in zip(hashed, results, strict=True):
+        after[name], inserted[name] = own, done
+        if done.found is not None:
+            by_feature = jnp.split(done.found, ends[name][:-1])
+            found = dict(zip(collection.features_of[name], by_feature, strict=True))
+            inserted[name] = done._replace(found=found)
+    return after, inserted

@@ -99,6 +99,13 @@ def _check_split(table: Table, batches: Mapping[str, Batch]) -> None:
             f"table {table.name}: feature {split[0]!r} has SplitIds and feature {other!r} integers; split the ids of "
             "all of its features with the TTShape of the table, shape.split_ids(ids), or of none."
         )
+    digits = {name: batch.ids.shape[-1] for name, batch in batches.items() if batch.split}
+    if len(set(digits.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in digits.items())
+        raise ValueError(
+            f"table {table.name}: ids with different numbers of digits ({listed}); for a HashTable pass the ids of all "
+            "of its features through jax_tt.with_slots(batch, inserted), or none."
+        )
 
 
 def _common_type(table: Table, batches: Mapping[str, Batch]) -> Any:

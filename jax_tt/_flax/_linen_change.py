@@ -22,11 +22,11 @@ from jax_tt.order import IdOrder
 
 
 class ChangedTable(NamedTuple):
-    """A layer after `reorder_table`, `grow_table` or `resize_cache`.
+    """A layer after `reorder_table`, `grow_table`, `grow_if_full` or `resize_cache`.
 
     Attributes:
         layer: the module with its new sizes, order and cache; a model must build its layer with these:
-            ``layer.num_embeddings``, ``layer.row_factors``, and so on.
+            ``layer.num_embeddings``, ``layer.row_factors``, and so on, or ``layer.table`` and ``layer.tables``.
         variables: all variables of the model.
         opt_state: the optax state of ``variables["params"]``, or None if none was given.
         found: `TTApproximation` from `reorder_table`; otherwise None.
@@ -39,7 +39,7 @@ class ChangedTable(NamedTuple):
     ((12, 10, 10), None)
     """
 
-    layer: TTLayer
+    layer: Any
     variables: dict[str, Any]
     opt_state: Any
     found: TTApproximation | None
@@ -176,10 +176,7 @@ def _changed(
     opt_state: Any,
     change: Callable[[Table, State], Change],
 ) -> ChangedTable:
-    if (tx is None) != (opt_state is None):
-        raise ValueError("tx, opt_state: got one of them; expected both or neither.")
-    if tx is not None:
-        _change.check_state("opt_state", tx, opt_state, variables[PARAMS], "variables['params']")
+    check_optax(tx, opt_state, variables)
     before = layer._describe()[0]
     own = TableVariables(variables, path, before)
     after, state, carry, found = change(before, own.values)
@@ -187,7 +184,7 @@ def _changed(
         _change.check_cores("opt_state", before, after)
     new = own.replaced(state, after)
     if tx is not None:
-        opt_state = _change.carried(tx, opt_state, new[PARAMS], _rule_at(path, carry))
+        opt_state = _change.carried(tx, opt_state, new[PARAMS], rule_at({path: carry}))
     train = cast(TTTable, after.innermost)
     changed = layer.clone(
         **train.shape.layer_arguments(),
@@ -198,9 +195,19 @@ def _changed(
     return ChangedTable(changed, new, opt_state, found)
 
 
-def _rule_at(path: tuple[str, ...], rules: Mapping[str, Carry]) -> Any:
+def check_optax(tx: Any, opt_state: Any, variables: Mapping[str, Any]) -> None:
+    """Raises unless the state is that of the transformation for these variables, or both are None."""
+    if (tx is None) != (opt_state is None):
+        raise ValueError("tx, opt_state: got one of them; expected both or neither.")
+    if tx is not None:
+        _change.check_state("opt_state", tx, opt_state, variables[PARAMS], "variables['params']")
+
+
+def rule_at(rules: Mapping[tuple[str, ...], Mapping[str, Carry]]) -> Any:
+    """The rules for the state of parameters, of tables by path and of their arrays by name."""
+
     def rule(keys: Any) -> Carry | None:
         names = tuple(key.key for key in keys if isinstance(key, jax.tree_util.DictKey))
-        return rules.get(names[-1]) if names[:-1] == path else None
+        return rules.get(names[:-1], {}).get(names[-1])
 
     return rule

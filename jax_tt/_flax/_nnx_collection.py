@@ -229,6 +229,31 @@ class EmbedCollection(nnx.Module):
             self.tables[name].set_state(after[name])
         return inserted
 
+    def grow_if_full(
+        self,
+        *,
+        max_load: float = 0.75,
+        opt: nnx.Optimizer[Any] | None = None,
+        model: nnx.Module | None = None,
+    ) -> tuple[str, ...]:
+        """Doubles the capacity of hash tables whose load exceeds a limit; see `jax_tt.grow_collection_if_full`.
+
+        Args:
+            max_load: the share of occupied slots above which a table grows.
+            opt: the optimizer of the tables without an optimizer of their own, whose state moves with the rows.
+            model: the module that ``opt`` was made for; default this layer.
+
+        Returns:
+            The names of the tables that have grown.
+        """
+        model = self if model is None else model
+        return tuple(
+            name
+            for name in self._names
+            if self.tables[name].table.takes_keys
+            and self.tables[name].grow_if_full(max_load=max_load, opt=opt, model=model)
+        )
+
     def statistics(self) -> dict[str, TableStatistics]:
         """What training calls have looked up, by table. Blocks until the device is done.
 

@@ -78,6 +78,8 @@ class Inserted(NamedTuple):
         counts: int32 scalars by name: ``"requests"`` and ``"hits"`` are ids, ``"unique"``, ``"unique_hits"``,
             ``"inserted"``, ``"evicted"`` and ``"refused"`` distinct keys. Refused ones found no room; the others that
             were neither there nor inserted were not admitted.
+        found: int32 ``[n]``, the slot of every id of the batch, -1 for those without one; by feature for a collection,
+            and None for divided tables. See `with_slots`.
         evicted: `Evicted`, beside the new keys in the same slots; None unless asked for.
 
     >>> import jax, jax_tt, numpy as np
@@ -90,6 +92,7 @@ class Inserted(NamedTuple):
     slots: Any
     keys: Any
     counts: dict[str, Any]
+    found: Any
     evicted: Evicted | None = None
 
 
@@ -279,7 +282,7 @@ def _inserted(done: Insertion, counts: dict[str, Any], old: dict[str, Any] | Non
     evicted = None
     if old is not None:
         evicted = Evicted(done.old_keys, done.old_scores, done.old_touched, old)
-    return Inserted(done.slots, done.keys, counts, evicted)
+    return Inserted(done.slots, done.keys, counts, done.found, evicted)
 
 
 def _shape(ids: Any) -> tuple[int, ...]:

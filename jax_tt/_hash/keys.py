@@ -49,14 +49,14 @@ def split_keys(keys: Any) -> SplitIds:
 def key_digits(name: str, ids: Any, padded: bool) -> SplitIds:
     """The ids of a lookup in a hash table as digits of a batch: int32 0, high word, low word; or -1 for padding.
 
-    The first digit tells the key with all bits set from padding.
+    The first digit tells the key with all bits set from padding. Ids of `with_slots` have a fourth one, the slot.
 
     Args:
         name: of the argument, for errors.
-        ids: integers, or `SplitIds` of two words.
+        ids: integers, `SplitIds` of two words, or those of `with_slots`.
         padded: whether an id with all bits set is padding.
     """
-    words, marked = _words(name, ids, padded)
+    words, marked = _words(name, ids, padded, widths=(2, 3))
     xp = np if isinstance(words, np.ndarray) else jnp
     first = xp.where(marked, np.int32(-1), np.int32(0)).astype(np.int32)
     words = xp.where(marked[..., None], np.int32(-1), words)
@@ -65,8 +65,13 @@ def key_digits(name: str, ids: Any, padded: bool) -> SplitIds:
 
 def keys_of(batch: Batch) -> jax.Array:
     """The keys of all positions of a batch, uint32 ``[S * cap, 2]``."""
-    words = batch.ids[..., 1:].reshape(-1, 2)
+    words = batch.ids[..., 1:3].reshape(-1, 2)
     return jax.lax.bitcast_convert_type(words, jnp.uint32)
+
+
+def slots_of(batch: Batch) -> jax.Array | None:
+    """The slots int32 ``[S, cap]`` that a batch came with, -1 for keys without one; None if it came without."""
+    return batch.ids[..., 3] if batch.ids.shape[-1] == 4 else None
 
 
 def score_words(name: str, scores: Any, shape: tuple[int, ...]) -> Any:
@@ -81,19 +86,19 @@ def score_words(name: str, scores: Any, shape: tuple[int, ...]) -> Any:
             raise ValueError(f"{name}: got {array.min()}; expected integers from 0 to 2**64 - 1.")
     elif isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jnp.signedinteger):
         array = jnp.maximum(array, 0)
-    return _words(name, array, padded=False)[0]
+    return _words(name, array, padded=False, widths=(2,))[0]
 
 
-def _words(name: str, ids: Any, padded: bool) -> tuple[Any, Any]:
-    """Words int32 ``[..., 2]``, and whether each position is padding, bool ``[...]``."""
+def _words(name: str, ids: Any, padded: bool, widths: tuple[int, ...]) -> tuple[Any, Any]:
+    """Words int32 ``[..., 2]``, more if ``widths`` has it, and whether each position is padding, bool ``[...]``."""
     if isinstance(ids, SplitIds):
         words = as_array(f"{name}.digits", ids.digits)
-        if words.ndim < 1 or words.dtype != np.int32 or words.shape[-1] != 2:
+        if words.ndim < 1 or words.dtype != np.int32 or words.shape[-1] not in widths:
             raise ValueError(
                 f"{name}: got SplitIds with digits {words.dtype} {tuple(words.shape)}; expected int32 [..., 2], the "
                 "two words of a key. Make them with jax_tt.split_keys(keys)."
             )
-        return words, _marks(words == -1, padded)
+        return words, _marks(words[..., :2] == -1, padded)
     array = as_array(name, ids)
     if isinstance(array, Tracer):
         _refuse_cut(name, array)

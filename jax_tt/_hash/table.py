@@ -24,7 +24,7 @@ from jax_tt._hash.directory import (
     init_directory,
 )
 from jax_tt._hash.initial import InitialRows, Normal
-from jax_tt._hash.keys import keys_of
+from jax_tt._hash.keys import keys_of, slots_of
 from jax_tt._hash.missing import IGNORED, SAFE_CHECKS, Check
 from jax_tt._lookup._batch import Batch, present
 from jax_tt._lookup._explicit import lists_over_explicit_axes, over_explicit_axes
@@ -204,18 +204,20 @@ class HashTable(Wrapper):
         self, state: State, keys: jax.Array, here: jax.Array, lookup: Lookup
     ) -> backend.Search:
         """The search of keys uint32 ``[n, 2]``, of which those that are ``here`` count."""
-        check, absent = IGNORED, self.num_embeddings
-        if lookup.train:
-            check = Check(self.safe_check, self.untrained)
-        elif not isinstance(self.missing, str):
-            absent = self.missing
+        check = Check(self.safe_check, self.untrained) if lookup.train else IGNORED
         directory = jax.lax.stop_gradient(directory_of(state))
-        return backend.Search(directory, keys, here, absent, check)
+        return backend.Search(directory, keys, here, self.absent(lookup), check)
 
     @property
     def untrained(self) -> str:
         """What is said of keys without a row in a training batch."""
         return f"{self.label}ids: {_UNTRAINED}"
+
+    def absent(self, lookup: Lookup) -> int:
+        """What is looked up in place of the slot of a key without one."""
+        if lookup.train or isinstance(self.missing, str):
+            return self.num_embeddings
+        return self.missing
 
     def adds_rows(self, lookup: Lookup) -> bool:
         return lookup.train or self.missing == "initial"
@@ -289,8 +291,9 @@ def initial_of_tables(
 
 
 def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> list[Batch]:
-    """The batches with the slots of their keys; one search for all batches that have none yet."""
-    new = [k for k, (_, _, batch, _) in enumerate(lookups) if batch.slots is None]
+    """The batches with the slots of their keys; one search for all batches that came without slots."""
+    batches = [_with_given_slots(*lookup) for lookup in lookups]
+    new = [k for k, batch in enumerate(batches) if batch.slots is None]
 
     def found(inputs: Sequence[tuple[State, Batch]]) -> list[jax.Array]:
         searches, methods = [], []
@@ -301,12 +304,21 @@ def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> li
         slots = backend.find_many(searches, methods)
         return [x.reshape(batch.ids.shape[:2]) for x, (_, batch) in zip(slots, inputs, strict=True)]
 
-    asked = [({name: lookups[k][1][name] for name in KEYS}, lookups[k][2]) for k in new]
+    asked = [({name: lookups[k][1][name] for name in KEYS}, batches[k]) for k in new]
     slots = lists_over_explicit_axes(found, asked, [batch for _, batch in asked])
-    batches = [batch for _, _, batch, _ in lookups]
     for k, own in zip(new, slots, strict=True):
         batches[k] = dataclasses.replace(batches[k], slots=own)
     return batches
+
+
+def _with_given_slots(table: HashTable, state: State, batch: Batch, lookup: Lookup) -> Batch:
+    """The batch with the slots that it came with, if any."""
+    del state
+    slots = slots_of(batch) if batch.slots is None else None
+    if slots is None:
+        return batch
+    slots = jnp.where(present(batch) & (slots < 0), table.absent(lookup), slots)
+    return dataclasses.replace(batch, slots=slots)
 
 
 def directory_of(state: State) -> KeyDirectory:

@@ -68,7 +68,10 @@ def _inserted(
 
         after = specified_over_explicit_axes(call, given, changed)
     return [
-        ({**own.state, **state}, Inserted(None, None, dict(zip(COUNTERS, counts, strict=True))))
+        (
+            {**own.state, **state},
+            Inserted(None, None, dict(zip(COUNTERS, counts, strict=True)), None),
+        )
         for own, (state, counts) in zip(asked, after, strict=True)
     ]
 

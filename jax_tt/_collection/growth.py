@@ -1,0 +1,47 @@
+"""`grow_collection_if_full`: growth of the hash tables of a collection between steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax_tt._collection.collection import Collection, States
+from jax_tt._collection.states import check_states
+from jax_tt._hash.grow import grow_if_full
+from jax_tt._hash.table import require_hash_table
+
+
+def grow_collection_if_full(
+    collection: Collection, state: States, *, max_load: float = 0.75
+) -> tuple[Collection, dict[str, dict[str, Any]]]:
+    """Doubles the capacity of hash tables whose load exceeds a limit, up to their ``max_capacity``.
+
+    Call it between steps, outside of ``jit``; see `grow_if_full`.
+
+    Args:
+        collection: the tables and features.
+        state: arrays by table and name.
+        max_load: the share of occupied slots, from 0 to 1, above which a table grows.
+
+    Returns:
+        The collection and the state, as they were if no table has grown.
+
+    Raises:
+        TypeError, ValueError: an argument does not fit; the message names it and the table.
+
+    >>> import jax, jax_tt, numpy as np
+    >>> table = jax_tt.hash_table(8, 64, max_capacity=256)
+    >>> collection = jax_tt.Collection({"item": table}, {"seen": jax_tt.Feature("item")})
+    >>> state = collection.init(jax.random.key(0))
+    >>> state, _ = jax_tt.insert_collection_keys(collection, state, {"seen": np.arange(40)[:, None]})
+    >>> collection, state = jax_tt.grow_collection_if_full(collection, state, max_load=0.5)
+    >>> collection.tables["item"].num_embeddings, state["item"]["embedding"].shape
+    (128, (128, 8))
+    """
+    hashed = {n: require_hash_table(t) for n, t in collection.tables.items() if t.takes_keys}
+    check_states("state", state, hashed)
+    after = {name: dict(own) for name, own in state.items()}
+    tables = dict(collection.tables)
+    for name, table in hashed.items():
+        tables[name], after[name] = grow_if_full(table, state[name], max_load=max_load)
+    same = all(tables[name] is table for name, table in hashed.items())
+    return collection if same else Collection(tables, collection.features), after

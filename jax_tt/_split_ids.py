@@ -65,7 +65,7 @@ class SplitIds:
 
     def reshape(self, *shape: int) -> SplitIds:
         """The same ids in another shape."""
-        return SplitIds(self.digits.reshape(*shape, self.digits.shape[-1]))
+        return dataclasses.replace(self, digits=self.digits.reshape(*shape, self.digits.shape[-1]))
 
 
 def split_on_host(ids: Any, num_embeddings: int, row_factors: Sequence[int]) -> SplitIds:

@@ -181,3 +181,15 @@ def test_errors(source, tmp_path):
     (path / "about.json").write_text("{")
     with pytest.raises(jax_tt.FileError, match=r"about.json cannot be read or is damaged"):
         jax_tt.load_keys(table, state, path)
+
+
+def test_keys_find_as_much_room_as_they_had(tmp_path):
+    table = jax_tt.hash_table(2, 65_536, policy="none", safe_check="error")
+    state = table.init(jax.random.key(0))
+    insert = jax.jit(lambda state, keys: jax_tt.insert_keys(table, state, keys)[0])
+    for keys in np.random.default_rng(0).integers(2**64, size=(16, 2560), dtype=np.uint64):
+        state = insert(state, jax_tt.split_keys(keys))
+    jax_tt.dump_keys(table, state, tmp_path / "keys")
+    after, counts = jax_tt.load_keys(table, table.init(jax.random.key(1)), tmp_path / "keys")
+    assert counts == jax_tt.Loaded(keys=40_960, evicted=0)
+    assert len(jax_tt.table_keys(table, after)) == 40_960

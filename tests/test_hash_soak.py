@@ -9,7 +9,7 @@ from jax_tt._progress import Progress
 from tests import hash_soak
 from tests.conftest import WAYS, method_fixture
 
-pytestmark = pytest.mark.singly
+pytestmark = [pytest.mark.singly, pytest.mark.reference_once]
 
 method = method_fixture(*WAYS)
 

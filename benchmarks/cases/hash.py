@@ -1,36 +1,52 @@
-"""Tables of 64-bit keys: search against a hash map in C++, and the parts of a step against a static table's step."""
+"""Tables of 64-bit keys: search against a hash map in C++, steps against those of static tables, and growth."""
 
 import gc
-from collections.abc import Callable
+import time
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import jax_tt
-from benchmarks.contenders import ours, robin_map
+from benchmarks.contenders import robin_map
+from benchmarks.ids import STREAMS
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
-from benchmarks.timing import Call, interleave
-from benchmarks.work import LEARNING_RATE, Work
-from jax_tt import optimizers
+from benchmarks.timing import Call, Timing, interleave
+from benchmarks.work import LEARNING_RATE
 from jax_tt._hash import backend
-from jax_tt._hash.directory import Eviction, KeyDirectory, init_directory
-from jax_tt._hash.initial import Normal
+from jax_tt._hash.table import directory_of
 
-LOADS = (0.5, 0.75, 1.0)
-WAYS = 8
+LOADS, COLUMNS, TABLES = (0.5, 0.75, 1.0), 64, 26
 FIND, MAP = "jax_tt find", "tsl::robin_map find"
-STATIC, STEP = "jax_tt fused step, static table", "jax_tt step with keys"
+STATIC, STEP = "jax_tt step, static tables", "jax_tt step with keys"
 
 
-@case("hash", "Table of 1,000,000 x 64 with 64-bit keys, 10,240 keys a batch: find, insert, step")
+@case("hash", "Tables of 1,000,000 x 64 with 64-bit keys, 10,240 keys a batch: find, step, growth")
 def measure(settings: Settings, report: Report) -> None:
-    capacity, n = (2048, 64) if settings.quick else (1_000_000, 10_240)
-    work = Work.make(jax_tt.TTShape.suggest(capacity, 64, ranks=8), n // 20, 20)
+    rows, bags = (2048, (8, 8)) if settings.quick else (1_000_000, (512, 20))
     for load in LOADS:
-        _search(settings, report, capacity, n, load)
-    _step(settings, report, work)
+        _search(settings, report, rows, bags[0] * bags[1], load)
+    _step(settings, report, 1, rows, bags)
+    _step(settings, report, TABLES, rows // 10 // 8 * 8, bags)
+    _growth(report, rows)
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=1)
+def _inserted(table: jax_tt.HashTable, state: Any, keys: Any) -> Any:
+    return jax_tt.insert_keys(table, state, keys)[0]
+
+
+def filled(table: jax_tt.HashTable, load: float) -> tuple[dict[str, Any], np.ndarray]:
+    """The state of a table after batches of new keys, and the keys that it holds."""
+    rng = np.random.default_rng(0)
+    state = jax.jit(table.init)(jax.random.key(0))
+    keys = rng.integers(2**64, size=int(load * table.num_embeddings) // 64 * 64, dtype=np.uint64)
+    for part in np.split(keys, 64):
+        state = _inserted(table, state, jax_tt.split_keys(part))
+    return state, np.ascontiguousarray(jax_tt.table_keys(table, state)["key"])
 
 
 def words(keys: np.ndarray) -> jax.Array:
@@ -38,92 +54,111 @@ def words(keys: np.ndarray) -> jax.Array:
     return jnp.asarray(np.stack([keys >> np.uint64(32), keys], -1).astype(np.uint32))
 
 
-def filled(keys: np.ndarray, capacity: int) -> KeyDirectory:
-    """A directory of keys in sets of `WAYS`; those for which there is no place are left out."""
-    n = keys.size
-    zeros, now, epoch = jnp.zeros((n, 2), jnp.uint32), jnp.int32(1), jnp.uint32(0)
-    batch = words(keys), jnp.ones(n, bool), zeros, now, epoch
-    return backend.insert(init_directory(capacity // WAYS, WAYS), *batch, Eviction("none"), "auto")[
-        0
-    ]
-
-
 def _search(settings: Settings, report: Report, capacity: int, n: int, load: float) -> None:
-    rng = np.random.default_rng(0)
-    keys = rng.integers(2**64, size=int(load * capacity), dtype=np.uint64)
-    directory, library = filled(keys, capacity), robin_map.compiled()
-    asked = [rng.choice(keys, n) for _ in range(10)]
-    batches, present = [words(batch) for batch in asked], jnp.ones(n, bool)
-    find = jax.jit(lambda directory, batch, here: backend.find(directory, batch, here, "auto"))
-    label = f"load {load}"
-    calls: dict[tuple[str, str], Call] = {
-        (label, FIND): lambda i: find(directory, batches[i % 10], present).block_until_ready()
-    }
+    # At load 1 an update of the policy would evict keys; those without a place are not asked for.
+    table = jax_tt.hash_table(1, capacity, policy="none", safe_check="ignore")
+    state, keys = filled(table, load)
+    directory, library = directory_of(state), robin_map.compiled()
     if library is None:
         report.note("there is no C++ compiler, so tsl::robin_map was not timed")
-    else:
-        rival, rows = robin_map.RobinMap(library, keys), np.empty(n, np.int32)
-        calls[label, MAP] = lambda i: rival.find(asked[i % 10], rows)
-    timings = interleave(calls, settings.budget)
-    report.timings(timings)
-    if library is not None:
-        ratio = timings[label, MAP].median / timings[label, FIND].median
-        meaning = f"find faster than tsl::robin_map with two threads, {label}"
-        report.figure(f"find_speedup_load_{load}", ratio, "x", meaning, at_least=1)
+    rival, found = None if library is None else robin_map.RobinMap(library, keys), np.empty(n, "i4")
+    present = jnp.ones(n, bool)
+    find = jax.jit(lambda directory, batch, here: backend.find(directory, batch, here, "auto"))
+    for stream, draw in STREAMS.items():
+        rng = np.random.default_rng(1)
+        asked = [keys[draw(rng, keys.size, n)] for _ in range(10)]
+        batches, label = [words(batch) for batch in asked], f"load {load}, {stream}"
+
+        def own(i: int, batches: list[jax.Array] = batches) -> object:
+            return find(directory, batches[i % 10], present).block_until_ready()
+
+        calls: dict[tuple[str, str], Call] = {(label, FIND): own}
+        if rival is not None:
+            calls[label, MAP] = lambda i, asked=asked: rival.find(asked[i % 10], found)
+        timings = interleave(calls, settings.budget)
+        report.timings(timings)
+        if rival is not None:
+            ratio = timings[label, MAP].median / timings[label, FIND].median
+            meaning = f"find faster than tsl::robin_map with two threads, {label}"
+            report.figure(f"find_speedup_{load}_{stream}", ratio, "x", meaning, at_least=1)
 
 
-def _step(settings: Settings, report: Report, work: Work) -> None:
+def _step(settings: Settings, report: Report, count: int, rows: int, bags: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)
-    capacity = work.shape.num_embeddings
-    keys = rng.integers(2**64, size=int(0.75 * capacity), dtype=np.uint64)
-    batches = [words(rng.choice(keys, work.nnz)) for _ in range(10)]
+    rule, names = jax_tt.optimizers.SGD(LEARNING_RATE), [f"table_{k}" for k in range(count)]
+    features = {name: jax_tt.Feature(name) for name in names}
+    gradient = 1e-3 * rng.standard_normal((bags[0], count * COLUMNS), np.float32)
+    dense = jax_tt.dense_table(rows, COLUMNS, optimizer=rule)
+    static = jax_tt.Collection(dict.fromkeys(names, dense), features)
+    ids = [
+        {n: _bags(rng.integers(rows, size=bags).astype(np.int32)) for n in names} for _ in "0" * 10
+    ]
+    hashed = jax_tt.hash_table(COLUMNS, rows, optimizer=rule)
+    dynamic = jax_tt.Collection(dict.fromkeys(names, hashed), features)
+    state, keys = filled(hashed, 0.75)
+    batches = [
+        {n: _bags(jax_tt.split_keys(rng.choice(keys, bags))) for n in names} for _ in "0" * 10
+    ]
+    start = dynamic.init(jax.random.key(0))
+    start |= {n: {a: jnp.copy(state[a]) for a in start[n]} for n in names}
+    work = f"{count} table{'s' * (count > 1)} of {rows:,} rows"
     calls = {
-        ("uniform", STATIC): ours.dense_fused_step(work),
-        ("uniform", STEP): _with_keys(work, filled(keys, capacity), batches),
+        (work, STATIC): _training(static, static.init(jax.random.key(0)), ids, gradient),
+        (work, STEP): _training(dynamic, start, batches, gradient),
     }
+    del start, state
     timings = interleave(calls, settings.budget)
     del calls
     gc.collect()
     report.timings(timings)
-    ratio = timings["uniform", STEP].median / timings["uniform", STATIC].median
-    meaning = "time of a step with keys that are all present, over that of the static table"
-    report.figure("step_over_static", ratio, "x", meaning, at_most=1.5)
+    ratio = timings[work, STEP].median / timings[work, STATIC].median
+    meaning = f"time of a step with keys that are all present, over that of static tables, {work}"
+    report.figure(f"step_over_static_{count}", ratio, "x", meaning, at_most=1.5)
 
 
-def _with_keys(work: Work, directory: KeyDirectory, batches: list[jax.Array]) -> Call:
-    """Find or insert, initial rows of the new keys, and the fused step of the rows in their slots.
+def _bags(ids: Any) -> jax_tt.Bags:
+    return jax.tree.map(jnp.asarray, jax_tt.Bags(ids))
 
-    The number of the batch is in the state, as in that of a `HashTable`.
-    """
-    rule, distribution, n = optimizers.SGD(LEARNING_RATE), Normal(0.01), work.nnz
-    seed, gradient = jnp.array([0, 1], jnp.uint32), jnp.asarray(work.gradient)
-    rows = jnp.full((directory.capacity, work.shape.features), 0.01, jnp.float32)
-    offsets = jnp.asarray(work.offsets, jnp.int32)
 
-    def loss(table: jax_tt.FusedTable, slots: jax.Array) -> jax.Array:
-        return jnp.vdot(jax_tt.fused_embed_bag(table, jax_tt.Bags(slots, offsets), rule), gradient)
+def _training(collection: jax_tt.Collection, state: Any, batches: list[Any], g: np.ndarray) -> Call:
+    """Steps of a collection; where it has hash tables, with an insertion and the slots that it finds."""
+    hashed = any(table.takes_keys for table in collection.tables.values())
 
-    def step(state: tuple, keys: jax.Array) -> tuple[jax.Array, tuple]:
-        directory, now, table = state
-        now += 1
-        given = jnp.zeros((n, 2), jnp.uint32)
-        batch = keys, jnp.ones(n, bool), given, now, jnp.uint32(0)
-        directory, done = backend.insert(directory, *batch, Eviction("lru"), "auto")
-        new = done.slots < directory.capacity
-        fresh = backend.initial(
-            distribution, seed, done.keys, new, work.shape.features, jnp.float32, "auto"
-        )
-        cores, _ = backend.exchange(table.cores, [fresh], done.slots, "auto", return_old=False)
-        slots = backend.find(directory, keys, jnp.ones(n, bool), "auto")
-        value, table = jax.value_and_grad(loss)(table._replace(cores=tuple(cores)), slots)
-        return value, (directory, now, table)
+    @partial(jax.jit, donate_argnums=0)
+    def step(state: Any, batch: Any) -> tuple[Any, jax.Array]:
+        if hashed:
+            state, inserted = jax_tt.insert_collection_keys(collection, state, batch)
+            batch = jax_tt.with_slots(batch, inserted)
 
-    run: Callable = jax.jit(step, donate_argnums=0)
-    state = directory, jnp.int32(1), jax_tt.init_fused_table(rows, rule)
+        def loss(own: Any) -> jax.Array:
+            arrays = collection.replaced(state, own)
+            rows, _ = jax_tt.embed_collection(collection, arrays, batch, layout="concatenated")
+            return jnp.vdot(rows, g)
+
+        value, gradients = jax.value_and_grad(loss)(collection.trained(state))
+        return collection.overwritten(state, gradients)[0], value
 
     def call(i: int) -> object:
         nonlocal state
-        value, state = run(state, batches[i % len(batches)])
+        state, value = step(state, batches[i % len(batches)])
         return jax.block_until_ready((value, state))
 
     return call
+
+
+def _growth(report: Report, rows: int) -> None:
+    rule = jax_tt.optimizers.SGD(LEARNING_RATE)
+    table = jax_tt.hash_table(COLUMNS, rows, optimizer=rule, max_capacity=2 * rows)
+    state, _ = filled(table, 0.75)
+    seconds = []
+    for _ in range(6):  # the first one compiles
+        begin = time.perf_counter()
+        grown, after = jax_tt.grow_if_full(table, state, max_load=0.5)
+        jax.block_until_ready(after)
+        seconds.append(time.perf_counter() - begin)
+        assert grown.num_embeddings == 2 * rows
+        del after
+    work = f"{rows:,} rows to twice as many"
+    report.timings({(work, "jax_tt grow_if_full"): Timing.of(seconds[1:])})
+    median = Timing.of(seconds[1:]).median
+    report.figure("growth", median, "s", f"growth of a table of {work}", at_most=0.5)

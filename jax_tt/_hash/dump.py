@@ -188,11 +188,24 @@ def load_keys(
     state = {**state, **{array: jnp.copy(state[array]) for array in wanted}}
     with Progress(progress, "load_keys", len(dump.files)) as bar:
         for part in dump.parts({own: state[own].shape[1:] for own in taken}):
-            now += 1
-            state, more = _placed(table, state, part, wanted, now, method)
-            evicted += more
+            for piece in _pieces(part, table.num_embeddings):
+                now += 1
+                state, more = _placed(table, state, piece, wanted, now, method)
+                evicted += more
             bar.step()
     return sharded.of_rows(state | scalars), Loaded(dump.keys, evicted)
+
+
+def _pieces(part: Mapping[str, np.ndarray], capacity: int) -> Iterator[dict[str, np.ndarray]]:
+    """The keys of a file in random order, in pieces that are small beside the table.
+
+    An insertion chooses between the two sets of a key by what is in them before, so that many keys at once, or in the
+    order of their slots, would find less room than they had.
+    """
+    size = max(1024, capacity // 64)
+    order = np.random.default_rng(0).permutation(len(part["key"]))
+    for k in range(0, len(order), size):
+        yield {name: array[order[k : k + size]] for name, array in part.items()}
 
 
 def _placed(
@@ -203,7 +216,7 @@ def _placed(
     now: int,
     method: str,
 ) -> tuple[dict[str, Any], int]:
-    """The state with the keys of one file, and how many keys found no room."""
+    """The state with these keys, and how many keys found no room."""
     keys, given = (
         jax.lax.bitcast_convert_type(jnp.asarray(split_keys(part[name]).digits), jnp.uint32)
         for name in ("key", "score")

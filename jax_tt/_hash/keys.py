@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -15,6 +16,16 @@ from jax_tt._lookup._batch import Batch
 from jax_tt._split_ids import SplitIds
 
 _FIX = "split them on the host, jax_tt.split_keys(keys), and pass the SplitIds, or turn on jax_enable_x64"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class LocatedKeys(SplitIds):
+    """Keys with the slots where they are, as `jax_tt.with_slots` returns them.
+
+    Attributes:
+        digits: int32 ``[..., 3]``, the two words of a key and its slot, -1 for those without one.
+    """
 
 
 def split_keys(keys: Any) -> SplitIds:
@@ -49,14 +60,14 @@ def split_keys(keys: Any) -> SplitIds:
 def key_digits(name: str, ids: Any, padded: bool) -> SplitIds:
     """The ids of a lookup in a hash table as digits of a batch: int32 0, high word, low word; or -1 for padding.
 
-    The first digit tells the key with all bits set from padding. Ids of `with_slots` have a fourth one, the slot.
+    The first digit tells the key with all bits set from padding. `LocatedKeys` have a fourth one, the slot.
 
     Args:
         name: of the argument, for errors.
-        ids: integers, `SplitIds` of two words, or those of `with_slots`.
+        ids: integers, `SplitIds` of two words, or `LocatedKeys`.
         padded: whether an id with all bits set is padding.
     """
-    words, marked = _words(name, ids, padded, widths=(2, 3))
+    words, marked = _words(name, ids, padded)
     xp = np if isinstance(words, np.ndarray) else jnp
     first = xp.where(marked, np.int32(-1), np.int32(0)).astype(np.int32)
     words = xp.where(marked[..., None], np.int32(-1), words)
@@ -86,14 +97,15 @@ def score_words(name: str, scores: Any, shape: tuple[int, ...]) -> Any:
             raise ValueError(f"{name}: got {array.min()}; expected integers from 0 to 2**64 - 1.")
     elif isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jnp.signedinteger):
         array = jnp.maximum(array, 0)
-    return _words(name, array, padded=False, widths=(2,))[0]
+    return _words(name, array, padded=False)[0][..., :2]
 
 
-def _words(name: str, ids: Any, padded: bool, widths: tuple[int, ...]) -> tuple[Any, Any]:
-    """Words int32 ``[..., 2]``, more if ``widths`` has it, and whether each position is padding, bool ``[...]``."""
+def _words(name: str, ids: Any, padded: bool) -> tuple[Any, Any]:
+    """Words int32 ``[..., 2]``, or three of `LocatedKeys`, and whether each position is padding, bool ``[...]``."""
     if isinstance(ids, SplitIds):
         words = as_array(f"{name}.digits", ids.digits)
-        if words.ndim < 1 or words.dtype != np.int32 or words.shape[-1] not in widths:
+        count = 3 if isinstance(ids, LocatedKeys) else 2
+        if words.ndim < 1 or words.dtype != np.int32 or words.shape[-1] != count:
             raise ValueError(
                 f"{name}: got SplitIds with digits {words.dtype} {tuple(words.shape)}; expected int32 [..., 2], the "
                 "two words of a key. Make them with jax_tt.split_keys(keys)."

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from jax_tt._bags import Bags
 from jax_tt._hash.insert import Inserted
-from jax_tt._hash.keys import key_digits
-from jax_tt._split_ids import SplitIds
+from jax_tt._hash.keys import LocatedKeys, key_digits
 
 
 def with_slots(ids: Any, inserted: Any) -> Any:
@@ -26,9 +25,9 @@ def with_slots(ids: Any, inserted: Any) -> Any:
         inserted: what it returned: `Inserted`, or a dict of them by table.
 
     Returns:
-        The same ids as `SplitIds` of three words, the two of the key and the slot; in `Bags`, if they were in `Bags`.
-        Of the batch of a collection a dict by feature, in which those of other tables are as they were, as are those of
-        tables that are divided over devices.
+        The same ids as a kind of `SplitIds` with three words, the two of the key and the slot; in `Bags`, if they were
+        in `Bags`. Of the batch of a collection a dict by feature, in which those of other tables are as they were, as
+        are those of tables that are divided over devices.
 
     Raises:
         TypeError, ValueError: ``inserted`` does not belong to such ids.
@@ -66,11 +65,11 @@ def _located(name: str, ids: Any, found: Any) -> Any:
     return _with(name, ids, False, found)
 
 
-def _with(name: str, ids: Any, padded: bool, found: Any) -> SplitIds:
+def _with(name: str, ids: Any, padded: bool, found: Any) -> LocatedKeys:
     digits = jnp.asarray(key_digits(name, ids, padded).digits)
     shape = digits.shape[:-1]
     if getattr(found, "shape", None) != (math.prod(shape),):
         raise ValueError(
             f"{name}: got ids of shape {shape} for the insertion of another batch; expected the ids that were inserted."
         )
-    return SplitIds(jnp.concatenate([digits[..., 1:3], found.reshape(*shape, 1)], axis=-1))
+    return LocatedKeys(jnp.concatenate([digits[..., 1:3], found.reshape(*shape, 1)], axis=-1))

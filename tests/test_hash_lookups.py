@@ -255,6 +255,7 @@ def test_bad_input():
         ({"admission": 0}, "requests: got 0"),
         ({"admission": 0.5}, "admission: got 0.5"),
         ({"max_capacity": 32}, "max_capacity: got 32 for a capacity of 64"),
+        ({"max_capacity": 2**31}, r"max_capacity: got 2147483648 .* less than 2\*\*31"),
         ({"seed": 2**64}, "seed: got"),
         ({"initializer": 3}, "initializer: got 3"),
         ({"missing": "nothing"}, "missing: got 'nothing'; expected one of"),

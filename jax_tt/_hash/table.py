@@ -374,9 +374,9 @@ def _check_capacity(label: str, capacity: int, ways: int) -> None:
 
 
 def _check_most(capacity: int, most: int) -> None:
-    if most < capacity:
+    if not capacity <= most < 2**31:
         raise ValueError(
-            f"max_capacity: got {most} for a capacity of {capacity}; expected at least that."
+            f"max_capacity: got {most} for a capacity of {capacity}; expected at least that, and less than 2**31."
         )
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import jax_tt
 
@@ -183,13 +184,55 @@ def test_errors(source, tmp_path):
         jax_tt.load_keys(table, state, path)
 
 
-def test_keys_find_as_much_room_as_they_had(tmp_path):
+@pytest.fixture
+def well_filled(tmp_path):
+    """A table, its state and a dump."""
     table = jax_tt.hash_table(2, 65_536, policy="none", safe_check="error")
     state = table.init(jax.random.key(0))
     insert = jax.jit(lambda state, keys: jax_tt.insert_keys(table, state, keys)[0])
     for keys in np.random.default_rng(0).integers(2**64, size=(16, 2560), dtype=np.uint64):
         state = insert(state, jax_tt.split_keys(keys))
-    jax_tt.dump_keys(table, state, tmp_path / "keys")
+    jax_tt.dump_keys(table, state, tmp_path / "keys", keys_per_file=15_000)
+    return table, state
+
+
+def test_keys_come_into_the_slots_that_they_had(well_filled, tmp_path):
+    table, state = well_filled
     after, counts = jax_tt.load_keys(table, table.init(jax.random.key(1)), tmp_path / "keys")
     assert counts == jax_tt.Loaded(keys=40_960, evicted=0)
-    assert len(jax_tt.table_keys(table, after)) == 40_960
+    names = [*table.hash_shapes]
+    jax.tree.map(np.testing.assert_array_equal, *({n: s[n] for n in names} for s in (after, state)))
+    slots = jax_tt.table_keys(table, state)["slot"]
+    np.testing.assert_array_equal(after["embedding"][slots], state["embedding"][slots])
+
+
+def test_keys_find_as_much_room_as_they_had(well_filled, tmp_path):
+    table, state = well_filled
+    other = jax_tt.hash_table(2, 65_536, ways=16, policy="none", safe_check="error")
+    after, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), tmp_path / "keys")
+    assert counts == jax_tt.Loaded(keys=40_960, evicted=0)
+    keys, found = (
+        np.sort(jax_tt.table_keys(t, s), order="key") for t, s in ((table, state), (other, after))
+    )
+    np.testing.assert_array_equal(
+        found[["key", "score", "touched"]], keys[["key", "score", "touched"]]
+    )
+    np.testing.assert_array_equal(
+        after["embedding"][found["slot"]], state["embedding"][keys["slot"]]
+    )
+
+
+@pytest.mark.parametrize("change", ["same slot", "other set", "no set"])
+def test_slots_that_keys_cannot_have(source, tmp_path, change):
+    table, state, _ = source
+    path = tmp_path / "keys"
+    jax_tt.dump_keys(table, state, path)
+    (file,) = path.glob("keys-*")
+    arrays = load_file(file)
+    slots = arrays["slot"].copy()
+    slots[0] = {"same slot": slots[1], "other set": slots[0] ^ 1 << 3, "no set": -1}[change]
+    if change == "other set":
+        slots[:] = np.roll(slots, len(slots) // 2)
+    save_file({**arrays, "slot": slots}, file)
+    with pytest.raises(jax_tt.FileError, match="is damaged; keys are in slots that they cannot"):
+        jax_tt.load_keys(table, table.init(jax.random.key(1)), path)

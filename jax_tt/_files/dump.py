@@ -88,6 +88,7 @@ class Dump:
         keys: the number of keys.
         files: the parts.
         arrays: the type of every array, by name.
+        sets: how many sets the table had, and how many slots each; None for other tables. The parts have slots then.
     """
 
     path: str
@@ -95,6 +96,7 @@ class Dump:
     keys: int
     files: list[str]
     arrays: dict[str, str]
+    sets: tuple[int, int] | None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Dump:
@@ -109,9 +111,10 @@ class Dump:
             if found["version"] != _VERSION:
                 raise FileError(f"{name}: is of version {found['version']}; expected {_VERSION}.")
             files = [str(file) for file in found["files"]]
-            return cls(
-                name, int(found["features"]), int(found["keys"]), files, dict(found["arrays"])
-            )
+            sizes = int(found["features"]), int(found["keys"])
+            sets, ways = found.get("sets"), found.get("ways")
+            divided = None if sets is None else (int(sets), int(ways))
+            return cls(name, *sizes, files, dict(found["arrays"]), divided)
         except FileNotFoundError:
             raise _incomplete(name, _ABOUT) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -138,12 +141,13 @@ class Dump:
         return {name: np.asarray(array.read()) for name, array in stored.arrays.items()}
 
     def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
-        """Keys, scores and last batches, and entries of these shapes."""
+        """Keys, scores and last batches, slots if there are any, and entries of these shapes."""
+        of_keys = _OF_KEYS if self.sets is None else _OF_KEYS | {"slot": np.dtype(np.int32)}
         for file in self.files:
             stored = self._read(file)
-            arrays = {name: np.asarray(stored[name].read()) for name in (*_OF_KEYS, *shapes)}
+            arrays = {name: np.asarray(stored[name].read()) for name in (*of_keys, *shapes)}
             lengths = {len(array) for array in arrays.values()}
-            if len(lengths) != 1 or any(arrays[k].dtype != kind for k, kind in _OF_KEYS.items()):
+            if len(lengths) != 1 or any(arrays[k].dtype != kind for k, kind in of_keys.items()):
                 raise FileError(f"{stored.path}: its arrays do not belong to the same keys.")
             for name, expected in shapes.items():
                 if (shape := arrays[name].shape[1:]) != expected:

@@ -13,9 +13,11 @@ import numpy as np
 
 from jax_tt._arguments import as_int, as_positive, one_of
 from jax_tt._files.dump import FORMATS, Dump, write_dump
+from jax_tt._files.stored import FileError
 from jax_tt._hash import backend
 from jax_tt._hash.directory import Eviction
 from jax_tt._hash.entries import table_keys
+from jax_tt._hash.hashing import homes_of
 from jax_tt._hash.keys import split_keys
 from jax_tt._hash.table import (
     CLOCK,
@@ -107,13 +109,15 @@ def dump_keys(
         for k in range(0, len(entries), size):
             part = entries[k : k + size]
             yield {
-                **{name: np.ascontiguousarray(part[name]) for name in ("key", "score", "touched")},
+                **{name: np.ascontiguousarray(part[name]) for name in part.dtype.names or ()},
                 **{name: np.asarray(state[name][part["slot"]]) for name in names},
             }
 
     about = {
         "features": table.features,
         "since": first,
+        "sets": table.sets,
+        "ways": table.ways,
         "arrays": {name: str(state[name].dtype) for name in names},
     }
     rest = {name: value for name, value in state.items() if name in _rest_names(table)}
@@ -134,8 +138,9 @@ def load_keys(
     """Puts the keys of a dump into a table, with their rows, scores and last batches.
 
     Keys that the table has already are overwritten; load the dump of a whole table first, then those of changes. The
-    capacity may differ from that of the dumped table, and so may storage types, to which values are rounded. Where the
-    table has no room for all keys, those with the highest scores stay. Step counts, the seed and totals become those of
+    capacity may differ from that of the dumped table, and so may storage types, to which values are rounded. Keys come
+    into their slots where the table is empty and has the capacity and the ways of the dumped one. Where a table has no
+    room for all keys, those with the highest scores stay. Step counts, the seed and totals become those of
     the dump, and the number of batches the larger one.
 
     Args:
@@ -184,10 +189,15 @@ def load_keys(
     # The batches of both tables lie in the past. The dump of a table without batches is of batch 1.
     scalars[CLOCK] = jnp.maximum(state[CLOCK], scalars.get(CLOCK, 1))
     now = int(scalars[CLOCK])
+    same = dump.sets == (table.sets, table.ways) and not bool(jnp.any(state[KEYS[2]] > 0))
     # One copy, which the files are then written into.
     state = {**state, **{array: jnp.copy(state[array]) for array in wanted}}
     with Progress(progress, "load_keys", len(dump.files)) as bar:
         for part in dump.parts({own: state[own].shape[1:] for own in taken}):
+            if same:
+                state = _put_back(table, state, part, wanted, method, dump.path)
+                bar.step()
+                continue
             for piece in _pieces(part, table.num_embeddings):
                 now += 1
                 state, more = _placed(table, state, piece, wanted, now, method)
@@ -234,10 +244,48 @@ def _placed(
             f"{table.label}table: has no room for {refused} keys of the dump in its {table.num_embeddings} rows, and "
             'the policy "none" evicts nothing; expected a larger capacity.'
         )
-    slots = backend.find(directory, keys, here, method)
-    slots = jnp.where(slots < 0, table.num_embeddings, slots)
+    slots = np.asarray(backend.find(directory, keys, here, method))
+    slots = np.where(slots < 0, table.num_embeddings, slots)
     touched = directory.touched.reshape(-1).at[slots].set(part["touched"], mode="drop")
     directory = directory._replace(touched=touched.reshape(directory.touched.shape))
+    state = {**state, **named_directory(directory)}
+    return _with_rows(state, part, wanted, slots, method), evicted + refused
+
+
+def _put_back(
+    table: HashTable,
+    state: dict[str, Any],
+    part: Mapping[str, np.ndarray],
+    wanted: Mapping[str, Any],
+    method: str,
+    path: str,
+) -> dict[str, Any]:
+    """The state with the keys of one file in the slots that they had."""
+    directory, slots = directory_of(state), part["slot"]
+    at, way = np.divmod(slots, table.ways)
+    words, scores = (
+        np.asarray(split_keys(part[name]).digits).view(np.uint32) for name in ("key", "score")
+    )
+    homes = np.stack(jax.jit(homes_of, static_argnums=1)(words, table.sets))
+    fits = (homes == at).any(axis=0).all() and np.unique(slots).size == slots.size
+    if not fits or (part["touched"] <= 0).any() or np.asarray(directory.touched)[at, way].any():
+        raise FileError(f"{path}: is damaged; keys are in slots that they cannot have.")
+    directory = directory._replace(
+        keys=directory.keys.at[at, :, way].set(words),
+        scores=directory.scores.at[at, :, way].set(scores),
+        touched=directory.touched.at[at, way].set(part["touched"]),
+    )
+    return _with_rows({**state, **named_directory(directory)}, part, wanted, slots, method)
+
+
+def _with_rows(
+    state: dict[str, Any],
+    part: Mapping[str, np.ndarray],
+    wanted: Mapping[str, Any],
+    slots: np.ndarray,
+    method: str,
+) -> dict[str, Any]:
+    """The state with the rows of keys in their slots; those of no slot are left out."""
     # Slots in ascending order, as `exchange` takes them.
     order = np.argsort(slots, kind="stable")
     new = [
@@ -245,8 +293,7 @@ def _placed(
         for name, value in wanted.items()
     ]
     arrays = _written([state[name] for name in wanted], new, slots[order], method)
-    state = {**state, **named_directory(directory), **dict(zip(wanted, arrays, strict=True))}
-    return state, evicted + refused
+    return {**state, **dict(zip(wanted, arrays, strict=True))}
 
 
 @partial(jax.jit, donate_argnums=0, static_argnums=3)

@@ -136,9 +136,10 @@ class HashRun:
         first = dict(zip(listed, self.first[numbers], strict=True))
         self.rows |= {key: first[key] for key, _ in entries.values()}
         gradients = self.draw.integers(-4, 5, (BATCH, D)).astype(np.float32)
-        self.state, rows = _step(
-            self.table, self.state, jax_tt.split_keys(keys), gradients, self.method
-        )
+        ids = jax_tt.split_keys(keys)
+        if self.now % 2:
+            ids = jax_tt.with_slots(ids, done)
+        self.state, rows = _step(self.table, self.state, ids, gradients, self.method)
         self._check_rows(rows, listed, self.first[numbers])
         trained(self.rows, listed, gradients)
         return BATCH

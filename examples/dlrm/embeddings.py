@@ -45,30 +45,33 @@ class CollectedTables(nnx.Module):
         frozen_caches: bool,
         rngs: nnx.Rngs,
     ):
-        described = {
-            f"feature_{t}": jax_tt.Feature(place.table, combiner="sum" if place.hot > 1 else None)
-            for t, place in enumerate(places)
-        }
         self.places = tuple(places)
         self.frozen_caches = frozen_caches
+        widths = [tables[place.table].features for place in places]
+        # Those of narrow tables come last, so that their columns lie side by side.
+        order = sorted(range(len(places)), key=lambda t: widths[t] < features)
+        described = {
+            _name(t): jax_tt.Feature(places[t].table, combiner="sum" if places[t].hot > 1 else None)
+            for t in order
+        }
         self.collection = jax_tt.EmbedCollection(tables, described, rngs=rngs)
-        widths = {name: tables[feature.table].features for name, feature in described.items()}
-        self.narrow = tuple(name for name, width in widths.items() if width < features)
-        if self.narrow:
-            width = widths[self.narrow[0]]
-            self.widening = nnx.Linear(width, features, use_bias=False, rngs=rngs)
+        self.wide_columns = features * widths.count(features)
+        width = min(widths)
+        self.widening = (
+            nnx.Linear(width, features, use_bias=False, rngs=rngs) if width < features else None
+        )
         self._count(not frozen_caches)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """Vectors [B, T, D] from ids [B, L]."""
-        rows = _by_feature(ids, self.places)
-        batch = dict(zip(self.collection.features, rows, strict=True))
-        if not self.narrow:
-            return self.collection.stacked(batch)
-        vectors = self.collection(batch)
-        widened = self.widening(jnp.stack([vectors[name] for name in self.narrow]))
-        vectors |= zip(self.narrow, widened, strict=True)
-        return jnp.stack([vectors[name] for name in batch], axis=1)
+        """Vectors [B, T, D] from ids [B, L], those of narrow tables last."""
+        if self.widening is None:
+            return self.collection.stacked(self._batch(ids))
+        columns = self.collection.concatenated(self._batch(ids))
+        wide, narrow = jnp.split(columns, [self.wide_columns], axis=1)
+        samples, (width, features) = len(columns), self.widening.kernel.shape
+        # As a matrix: XLA takes longer on a CPU for a product with an axis of features.
+        widened = self.widening(narrow.reshape(-1, width)).reshape(samples, -1)
+        return jnp.concatenate([wide, widened], axis=1).reshape(samples, -1, features)
 
     def fill_caches(self, sample: np.ndarray) -> None:
         """Gives the most frequent rows of a sample of ids [n, L] to the row caches.
@@ -90,11 +93,13 @@ class CollectedTables(nnx.Module):
         """
         before = self._statistics()
         self._count(True)
-        rows = _by_feature(ids, self.places)
-        _look_up(self.collection, dict(zip(self.collection.features, rows, strict=True)))
+        _look_up(self.collection, self._batch(ids))
         self._count(not self.frozen_caches)
         requested, misses = (after - b for after, b in zip(self._statistics(), before, strict=True))
         return 1 - misses / requested if requested else None
+
+    def _batch(self, ids: Any) -> dict[str, Any]:
+        return {_name(t): rows for t, rows in enumerate(_by_feature(ids, self.places))}
 
     def _cached(self) -> dict[str, Any]:
         tables = self.collection.tables.items()
@@ -131,6 +136,10 @@ class FlaxTables(nnx.Module):
             [table(rows) if rows.ndim == 1 else table(rows).sum(1) for table, rows in columns],
             axis=1,
         )
+
+
+def _name(t: int) -> str:
+    return f"feature_{t}"
 
 
 def _by_feature(ids, places: Sequence[Place]) -> Iterator:

@@ -43,6 +43,7 @@ class Form:
     shape: tuple[int, ...]  # of the ids; for ragged bags, the number of bags and the capacity
     weighted: bool = False
     split: bool = False
+    wide: bool = False  # int64, and not int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ Rows = tuple[list[list[int]], list[list[float]] | None]
 
 
 def random_case(rng: np.random.Generator) -> Case:
-    x64 = rng.random() < 0.15
+    x64 = rng.random() < 0.25
     layout = str(rng.choice(["features", "features", "concatenated", "stacked"]))
     width = int(rng.integers(1, 10)) if layout == "stacked" else None
     tables, features = {}, {}
@@ -80,6 +81,14 @@ def random_case(rng: np.random.Generator) -> Case:
     lookup = jax_tt.Lookup(bounds=str(rng.choice(["error", "warn", "zero", "clip"])), method="ffi")
     summed = all(f.combiner not in (None, "max") for f in collection.features.values())
     keyed = summed and not any(form.split for form in forms.values()) and rng.random() < 0.5
+    # The features of a table have ids of one type, and so do all features of keyed bags.
+    kinds = {name: x64 and rng.random() < 0.5 for name in tables}
+    if keyed:
+        kinds = dict.fromkeys(tables, x64 and bool(rng.integers(2)))
+    forms = {
+        name: dataclasses.replace(form, wide=kinds[collection.features[name].table])
+        for name, form in forms.items()
+    }
     return Case(collection, forms, lookup, layout, keyed, x64)
 
 
@@ -135,13 +144,14 @@ def _value(rng: np.random.Generator, form: Form, table: Any, bounds: str) -> tup
     n = table.num_embeddings
     ids = rng.integers(0, n, form.shape if form.kind != "ragged" else form.shape[1:])
     if bounds != "error":
-        strange = rng.choice([-2, n, n + 1, 2**31 - 1, -(2**31)], ids.shape)
+        far = [2**32, 2**32 + n - 1, 2**63 - 1, -(2**32), -(2**63)] if form.wide else []
+        strange = rng.choice([-2, n, n + 1, 2**31 - 1, -(2**31), *far], ids.shape)
         ids = np.where(rng.random(ids.shape) < 0.15, strange, ids)
-    given: Any = ids.astype(np.int32)
+    given: Any = ids.astype(np.int64 if form.wide else np.int32)
     if form.kind == "padded":
         # All negative ids are padding once they are split.
         pads = (given < 0) & form.split | (rng.random(ids.shape) < 0.3)
-        given = np.where(pads, np.int32(-1), given)
+        given = np.where(pads, given.dtype.type(-1), given)
     weights = (rng.integers(-4, 9, ids.shape) / 4).astype(np.float32) if form.weighted else None
     if form.kind == "ragged":
         lengths = rng.integers(0, 5, form.shape[0])

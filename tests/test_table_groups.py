@@ -14,7 +14,7 @@ import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
 from jax_tt._tables import table_group
 from tests.conftest import native_available
-from tests.fuzz import raw
+from tests.fuzz import calls
 
 pytestmark = pytest.mark.skipif(not native_available(), reason="the native module is not built")
 
@@ -386,7 +386,7 @@ def test_a_sharded_batch_of_rectangles(one_by_one):
 
 
 @pytest.mark.parametrize("op", ["forward", "backward", "update"])
-@pytest.mark.parametrize("build", [raw.build_tables, raw.build_dense_tables])
+@pytest.mark.parametrize("build", [calls.build_tables, calls.build_dense_tables])
 def test_arguments_that_do_not_fit_name_their_table(build, op):
     """As calls from Python never have them."""
     rng = np.random.default_rng(0)

@@ -9,7 +9,9 @@ Status TableReader::ReadAttrs(std::optional<ffi::Dictionary>* own) {
   if (!found.has_value()) return InvalidArgument("a table has no attributes");
   *own = *found;
   ++next_table_;
-  return ReadAttr(**own, "table", &table_);
+  table_ = {};
+  // Hash tables have no name here.
+  return (*own)->contains("table") ? ReadAttr(**own, "table", &table_) : Status{};
 }
 
 Status TableReader::ReadArgs(size_t count, Buffers* buffers) {

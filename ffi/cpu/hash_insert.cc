@@ -64,18 +64,14 @@ void TouchHits(const HashDirectory& directory, const Picked& picked, const uint3
                Seen* seen) {
   const bool custom = stamp.policy == HashPolicy::kCustom;
   const auto now = static_cast<int32_t>(stamp.now);
-  // Where the words of their scores are; a slot takes part in a division once, which is slow.
-  uint32_t* words[kTogether];
-  const auto ways = static_cast<uint32_t>(directory.ways);
-  for (int64_t k = 0; k < picked.count; ++k) {
-    const auto slot = static_cast<uint32_t>(std::max(picked.slots[k], 0));
-    const uint32_t set = ways == 8 ? slot / 8 : slot / ways;  // 8 is the default of tables
-    words[k] = directory.scores + slot + static_cast<int64_t>(set) * ways;
-  }
+  const auto high_of = [&](int64_t k) {
+    const auto slot = static_cast<uint32_t>(std::max(picked.slots[k], 0)), ways = static_cast<uint32_t>(directory.ways);
+    return directory.scores + slot + static_cast<int64_t>(slot / ways) * ways;
+  };
   const auto fetch = [&](int64_t k) {
     PrefetchLines(directory.touched + std::max(picked.slots[k], 0), 1);
-    PrefetchLines(words[k], 1);
-    if (directory.ways > 8) PrefetchLines(words[k] + directory.ways, 1);  // else most often the same line
+    PrefetchLines(high_of(k), 1);
+    if (directory.ways > 8) PrefetchLines(high_of(k) + directory.ways, 1);  // else most often the same line
   };
   for (int64_t k = 0; k < std::min(kAhead, picked.count); ++k) fetch(k);
   for (int64_t k = 0; k < picked.count; ++k) {
@@ -86,7 +82,7 @@ void TouchHits(const HashDirectory& directory, const Picked& picked, const uint3
       continue;
     }
     int32_t* const touched = directory.touched + picked.slots[k];
-    uint32_t *const high = words[k], *const low = high + directory.ways;
+    uint32_t *const high = high_of(k), *const low = high + directory.ways;
     const bool again = *touched == now;
     const uint64_t before = HashWord(*high, *low);
     uint64_t of_batch = custom ? HashWord(given, picked.positions[k]) : 0;

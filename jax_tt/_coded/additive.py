@@ -33,7 +33,7 @@ def fitted(
     step: Callable[[], object],
 ) -> np.ndarray:
     """Codebooks float32 ``[terms * K, width]`` of a part ``[s, width]`` of the points; called back for each code."""
-    m, size = table.num_codes // table.parts, 1 << table.bits
+    m, size = table.num_codes // table.column_parts, 1 << table.bits
     codebooks = np.empty((m, size, table.width), np.float32)
     codes = np.empty((len(points), m), np.int32)
     left = points.copy()

@@ -22,7 +22,7 @@ def encoded_rows(
     table: CodedTable, state: State, rows: Any, step: Callable[[], object] = lambda: None
 ) -> np.ndarray:
     """Packed codes uint8 ``[n, W]`` of rows ``[n, D]``, read in blocks, after each of which ``step`` is called."""
-    shape = table.parts, -1, 1 << table.bits, table.width
+    shape = table.column_parts, -1, 1 << table.bits, table.width
     codebooks = np.asarray(state["codebooks"].astype(jnp.float32)).reshape(shape)
     found = np.empty((rows.shape[0], table.row_bytes), np.uint8)
     for start in range(0, len(found), BLOCK):

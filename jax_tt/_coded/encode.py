@@ -99,7 +99,7 @@ def encode(
             "rotation: got one with kind='additive', whose errors do not depend on it; expected None."
         )
     rng = np.random.default_rng(seed)
-    size = max(256 << bits, _SUM_SAMPLE if table.num_codes > table.parts else 0)
+    size = max(256 << bits, _SUM_SAMPLE if table.num_codes > table.column_parts else 0)
     size = size if sample is None else as_positive("sample", sample)
     points, of_points = _sampled(given, _checked_weights(weights, n), min(size, n), rng)
     with Progress(progress, "encode", 0) as bar:

@@ -33,7 +33,7 @@ def fitted(
         rng: of the first codebooks.
         bar: progress.
     """
-    m, size = table.parts, 1 << table.bits
+    m, size = table.column_parts, 1 << table.bits
     fits = isinstance(rotation, str)
     matrix = _principal(points, weights, m) if fits else rotation
     step = bar.begin("codebooks", table.num_codes + (m if fits else 0))

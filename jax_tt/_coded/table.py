@@ -107,7 +107,7 @@ class CodedTable(Table):
             raise ValueError(
                 f"{self.label}terms: got {self.terms} with kind='additive', which adds all codes; expected 1."
             )
-        if self.features % self.parts:
+        if self.features % self.column_parts:
             times = "" if self.terms == 1 else f"{self.terms} times "
             raise ValueError(
                 f"{self.label}num_codes: got {self.num_codes}; expected {times}a divisor of features={self.features}, "
@@ -122,14 +122,14 @@ class CodedTable(Table):
             self.update.optimizer.check_width(self.width)
 
     @property
-    def parts(self) -> int:
+    def column_parts(self) -> int:
         """Parts into which the columns are divided; each is the sum of as many codes."""
         return self.num_codes // self.terms if self.kind == "product" else 1
 
     @property
     def width(self) -> int:
         """Columns of a codebook."""
-        return self.features // self.parts
+        return self.features // self.column_parts
 
     @property
     def row_bytes(self) -> int:
@@ -257,7 +257,7 @@ class CodedTable(Table):
         codebooks, codes, *rotation = params
         (ids,) = digits
         entries = self._entries(codes, ids)
-        terms = self.num_codes // self.parts
+        terms = self.num_codes // self.column_parts
         of_terms = (gathered(codebooks, entries[..., k::terms]) for k in range(terms))
         found = functools.reduce(jnp.add, of_terms).reshape(*ids.shape, self.features)
         return self._turned(found, rotation, precision)
@@ -361,7 +361,7 @@ class CodedTable(Table):
             beyond = self.param_shapes[CODEBOOKS][0]
             entries = jnp.where(ok[..., None], entries, jnp.int32(beyond))
         entries = jnp.where(here[..., None], entries, jnp.int32(-1))
-        parts, (segments, capacity) = self.parts, here.shape
+        parts, (segments, capacity) = self.column_parts, here.shape
         terms = self.num_codes // parts
         entries = jnp.moveaxis(entries.reshape(segments, capacity, parts, terms), 2, 1)
         entries = entries.reshape(segments * parts, capacity * terms)
@@ -373,7 +373,7 @@ class CodedTable(Table):
 
     def _whole(self, sums: jax.Array) -> jax.Array:
         """Sums ``[S, nb, D]`` of those of the expanded batch."""
-        by_part = sums.reshape(-1, self.parts, *sums.shape[1:])
+        by_part = sums.reshape(-1, self.column_parts, *sums.shape[1:])
         return jnp.moveaxis(by_part, 1, 2).reshape(by_part.shape[0], -1, self.features)
 
     def _of_codes(self, state: State, g: jax.Array, lookup: Lookup) -> jax.Array:
@@ -383,7 +383,7 @@ class CodedTable(Table):
 
     def _by_part(self, sums: jax.Array) -> jax.Array:
         """The inverse of `_whole`."""
-        by_part = sums.reshape(*sums.shape[:2], self.parts, self.width)
+        by_part = sums.reshape(*sums.shape[:2], self.column_parts, self.width)
         return jnp.moveaxis(by_part, 2, 1).reshape(-1, sums.shape[1], self.width)
 
     def _of_positions(self, batch: Batch, dweights: jax.Array | None) -> jax.Array | None:
@@ -391,7 +391,7 @@ class CodedTable(Table):
         if dweights is None:
             return None
         segments, capacity = batch.ids.shape[:2]
-        return jnp.sum(dweights.reshape(segments, self.parts, capacity, -1), axis=(1, 3))
+        return jnp.sum(dweights.reshape(segments, self.column_parts, capacity, -1), axis=(1, 3))
 
 
 def _rows_at(codes: jax.Array, ids: jax.Array) -> jax.Array:

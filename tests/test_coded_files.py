@@ -60,7 +60,8 @@ def test_files_of_another_layout(tmp_path, change, message):
 
     table, state = encoded("product")
     arrays = {f"items.{key}": np.asarray(change.get(key, array)) for key, array in state.items()}
-    notes = {name: getattr(table, name) for name in ("features", "num_codes", "bits", "kind", "rotated", "terms")}  # fmt: skip
+    fields = ("features", "num_codes", "bits", "kind", "rotated", "terms")
+    notes = {name: getattr(table, name) for name in fields}
     notes |= {key: value for key, value in change.items() if key in notes}
     path = tmp_path / "small.safetensors"
     save_file(arrays, path, metadata={"jax_tt": json.dumps({"coded": {"items": notes}})})

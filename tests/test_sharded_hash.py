@@ -27,10 +27,10 @@ FEATURES = {
 }
 
 
-def _mesh(*shape, kind=AxisType.Auto):
+def _mesh(*shape):
     names = ("data", "model")[-len(shape) :]
     devices = jax.devices()[: int(np.prod(shape))]
-    return jax.make_mesh(shape, names, axis_types=(kind,) * len(shape), devices=devices)
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * len(shape), devices=devices)
 
 
 def _tables():
@@ -111,15 +111,10 @@ def alone():
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"),
-    [
-        pytest.param((2, 2), AxisType.Auto, id="data and model"),
-        pytest.param((3,), AxisType.Auto, id="three"),
-        pytest.param((2,), AxisType.Explicit, id="explicit", marks=pytest.mark.full),
-    ],
+    "shape", [pytest.param((2, 2), id="data and model"), pytest.param((3,), id="three")]
 )
-def test_steps_equal_those_on_one_device(shape, kind, alone):
-    mesh, tables = _mesh(*shape, kind=kind), _tables()
+def test_steps_equal_those_on_one_device(shape, alone):
+    mesh, tables = _mesh(*shape), _tables()
     if 3 in shape:  # a multiple of the devices and of the ways
         tables = {
             name: dataclasses.replace(
@@ -153,7 +148,7 @@ def test_a_step_has_one_exchange_for_insertion_and_three_for_lookups():
     tables = jax_tt.shard_tables(_tables(), _mesh(4), "model")
     collection = jax_tt.Collection(tables, FEATURES)
     ((batch, scores),) = _batches(1)
-    state = jax.eval_shape(collection.init, jax.random.key(0))
+    state = jax.jit(collection.init)(jax.random.key(0))
     step = jax.jit(_step, static_argnums=0)
     text = step.lower(collection, state, batch, scores).compile().as_text()
     entry = re.search(r"\nENTRY .*?\n\}", text, re.DOTALL)
@@ -170,10 +165,8 @@ def test_keys_that_are_not_there_read_their_initial_values():
 
         @jax.jit(static_argnums=0)
         def looked_up(table, state, weights):
-            bags = jax_tt.Bags(jax_tt.SplitIds(keys), weights=weights)
-
             def loss(weights):
-                own = dataclasses.replace(bags, weights=weights)
+                own = jax_tt.Bags(jax_tt.SplitIds(keys), weights=weights)
                 rows, _ = jax_tt.pooled_rows(table, state, own, Lookup(train=False))
                 return jnp.sum(rows**2), rows
 
@@ -210,8 +203,8 @@ def test_owners_are_spread_evenly_and_independently_of_sets(step):
     for sets in (np.zeros(4096, int), *(np.asarray(own) for own in homes_of(keys, 8))):
         counts = np.bincount(owners * 8 + sets, minlength=64)
         counts = counts.reshape(8, 8)[:, : sets.max() + 1]
-        assert counts.min() > 0.5 * counts.mean()
-        assert counts.max() < 1.5 * counts.mean()
+        assert counts.min() > 0.4 * counts.mean()
+        assert counts.max() < 1.6 * counts.mean()
 
 
 def test_dumps_are_read_by_another_number_of_devices(tmp_path):

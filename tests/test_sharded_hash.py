@@ -154,7 +154,8 @@ def test_a_step_has_one_exchange_for_insertion_and_three_for_lookups():
     text = step.lower(collection, state, batch, scores).compile().as_text()
     entry = re.search(r"\nENTRY .*?\n\}", text, re.DOTALL)
     assert len(re.findall(r" all-to-all\(", entry.group())) == 4
-    assert "all-gather" not in text
+    # XLA gathers the keys of features that share a table before it divides them, but no rows.
+    assert not re.search(r" = \(?f32\S* all-gather", text)
 
 
 def test_keys_that_are_not_there_read_their_initial_values():

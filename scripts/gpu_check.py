@@ -6,8 +6,9 @@
 Builds the native modules with this Python's tools, measures, runs the tests marked ``gpu``, and runs the ops under
 compute-sanitizer in what time is left: stage by stage, the most valuable first. After each stage the report, the
 outcomes and the results of the benchmarks are written to ``--out``, so that a run which is stopped has what it did. The
-next run of the same commit does the other stages, and those that failed; ``--restart`` does all. A stage that fails, or
-for which no time is left, does not stop the next. Exit status 1 where one failed.
+next run of the same commit builds, and does the other stages and those that failed; ``--restart`` does all, and so does
+a run on a checkout with changes. A stage that fails, or for which no time is left, does not stop the next. Exit status
+1 where one failed.
 """
 
 import argparse
@@ -75,7 +76,8 @@ class Check:
         minutes: for all stages.
         out: folder of outcomes, report and results.
         results: file that benchmarks write.
-        run: the commit, and whether it is a dry run; outcomes of another run are not continued.
+        run: the commit, and whether it is a dry run; outcomes of another run are not continued, and none where the
+            checkout has changes, since those of the earlier run may have been others.
         restart: whether to begin anew in any case.
     """
 
@@ -87,6 +89,7 @@ class Check:
         self.stages: dict[str, Stage] = {}
         (BUILD / "logs").mkdir(parents=True, exist_ok=True)
         out.mkdir(parents=True, exist_ok=True)
+        restart |= str(run["commit"]).endswith("+changes")
         if self._outcomes.exists() and not restart:
             known = json.loads(self._outcomes.read_text())
             if known["run"] == run:
@@ -118,9 +121,11 @@ class Check:
         command: Sequence[str | Path],
         limit: float,
         environment: dict[str, str] | None = None,
+        again: bool = False,
     ) -> bool:
-        """Runs a command unless it has passed; its output goes to a log file, the last lines to the report."""
-        if self.has(name):
+        """Runs a command, unless it has passed and is not wanted `again`; its output goes to a log file, the last lines
+        to the report."""
+        if self.has(name) and not again:
             print(f"==> {name}: passed before", flush=True)
             return True
         limit = min(limit, self.left)
@@ -177,6 +182,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def build(check: Check) -> bool:
+    """Configures and builds, in a continued run too: where nothing changed that takes a second."""
     folder = BUILD / "native"
     options = {
         "Python_EXECUTABLE": sys.executable,
@@ -188,10 +194,10 @@ def build(check: Check) -> bool:
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     defines = [f"-D{name}={value}" for name, value in options.items()]
     configured = check.run(
-        "configure", ["cmake", "-S", ROOT, "-B", folder, *generator, *defines], 60
+        "configure", ["cmake", "-S", ROOT, "-B", folder, *generator, *defines], 60, again=True
     )
     command = ["cmake", "--build", folder, "--target", "in_tree", "--parallel", str(os.cpu_count())]
-    return configured and check.run("build", command, 300)
+    return configured and check.run("build", command, 300, again=True)
 
 
 def sanitize(check: Check) -> None:

@@ -1,6 +1,7 @@
 """The scripts around a GPU: the check of a GPU machine runs without one, what compilers and gcov say is read right."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -72,6 +73,22 @@ check.run("three", {stage("three", "import os; os.kill(os.getppid(), 9)")!r}, 60
     assert not check.failed and set(check_of(tmp_path).stages) == {"one", "two", "three"}
     # Another commit, or a restart, begins anew.
     assert not check_of(tmp_path, commit="b").stages and not check_of(tmp_path, restart=True).stages
+
+
+def test_gpu_check_does_not_measure_a_stale_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check, "BUILD", tmp_path / "build")
+    commands = tmp_path / "commands.txt"
+    for tool in ("cmake", "ninja"):
+        (tmp_path / tool).write_text(f'#!/bin/sh\necho "$1" >> {commands}\n')
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for _ in range(2):
+        assert gpu_check.build(check_of(tmp_path))
+    assert commands.read_text().split() == ["-S", "--build"] * 2
+    assert check_of(tmp_path).has("build")
+    # Two checkouts with changes to one commit may differ.
+    assert gpu_check.build(check_of(tmp_path, commit="a+changes"))
+    assert not check_of(tmp_path, commit="a+changes").stages
 
 
 def test_gpu_check_without_a_gpu_says_so():

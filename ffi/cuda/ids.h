@@ -17,14 +17,16 @@ constexpr int64_t kNoRow = -1, kPoisonedRow = -2, kNoticedRow = -3;
 // The row of an id; one with all bits set is padding where there is any.
 template <typename Int>
 __device__ __forceinline__ int64_t ResolveId(Int id, bool padded, Bounds bounds, int64_t num_embeddings) {
-  if (padded && id == static_cast<Int>(-1)) return kNoRow;
+  // Selected, not branched to: the choices that do not depend on the id are made once for all ids of a thread.
   const int64_t row = static_cast<int64_t>(id);
-  if (row >= 0 && row < num_embeddings) return row;
-  if (bounds == Bounds::kError || bounds == Bounds::kPoison) return kPoisonedRow;
-  if (bounds == Bounds::kWarn) return kNoticedRow;
+  const int64_t reason = bounds == Bounds::kError || bounds == Bounds::kPoison ? kPoisonedRow
+                         : bounds == Bounds::kWarn                             ? kNoticedRow
+                                                                               : kNoRow;
   // A table without rows has no nearest row.
-  if (bounds == Bounds::kZero || num_embeddings == 0) return kNoRow;
-  return row < 0 ? 0 : num_embeddings - 1;
+  const bool clips = (bounds == Bounds::kClip || bounds == Bounds::kUnchecked) && num_embeddings != 0;
+  const int64_t nearest = row < 0 ? 0 : num_embeddings - 1;
+  const int64_t found = row >= 0 && row < num_embeddings ? row : clips ? nearest : reason;
+  return padded && id == static_cast<Int>(-1) ? kNoRow : found;
 }
 
 // An id as the caller wrote it: beside a cache one with all bits set has only the highest one, because there all bits
@@ -76,6 +78,7 @@ __device__ __forceinline__ void LeaveNotice(Notice* notice, int64_t id, int64_t 
 __device__ __forceinline__ int64_t JoinDigits(const TTShape& shape, const int32_t* digits) {
   bool all_minus_one = true, valid = true;
   int64_t id = 0;
+#pragma unroll 1
   for (int k = 0; k < shape.d; ++k) {
     all_minus_one &= digits[k] == -1;
     valid &= digits[k] >= 0 && digits[k] < shape.p[k];

@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(kThreads, 3) ReadBatch(const __grid_constant__
   const Lookups& lookups = build.lookups;
   int32_t* plan = build.plan;
   const int64_t i = block.index * kThreads + threadIdx.x;
-  if (i < lookups.groups * (lookups.bags + 1) && !OffsetIsSound(lookups, i)) plan[CudaPlan::kBroken] = 1;
+  if (i < lookups.groups * (lookups.bags + 1) && !OffsetIsSound(lookups, i, i % (lookups.bags + 1) == 0))
+    plan[CudaPlan::kBroken] = 1;
   if (i == 0) {
     plan[CudaPlan::kPositions] = static_cast<int32_t>(layout.n);
     if (build.sentinel != nullptr && !SentinelHolds(*build.sentinel)) plan[CudaPlan::kBroken] = 1;

@@ -66,11 +66,7 @@ __device__ void Collect(const SliceArgs& args, OwnSlices& own, Keys keys, int64_
   int32_t below = 0, valid = 0;
   for (int base = static_cast<int>(threadIdx.x) - lane; base < n; base += kThreads * kAhead) {
     int64_t row[kAhead];
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const int position = base + k * kThreads + lane;
-      row[k] = position < n ? RowAt(args.build, position) : kNoRow;
-    }
+    RowsAt(args.build, base + lane, kThreads, row);
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
       const int32_t slice = row[k] < 0 ? end : args.Digit(own.core, row[k]);
@@ -227,13 +223,23 @@ __device__ void WriteHeader(const SliceArgs& args, Shared<int32_t> sums) {
   int32_t* plan = build.plan;
   int32_t own_valid = 0, valid = 0;
   bool poisoned = false, broken = build.sentinel != nullptr && !SentinelHolds(*build.sentinel);
-  for (int64_t i = threadIdx.x; i < build.layout.n; i += kThreads) {
-    const int64_t row = RowAt(build, i);
-    own_valid += row >= 0;
-    poisoned |= row == kPoisonedRow;
+  for (int64_t first = threadIdx.x; first < build.layout.n; first += kThreads * kAhead) {
+    int64_t rows[kAhead];
+    RowsAt(build, first, kThreads, rows);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      own_valid += rows[k] >= 0;
+      poisoned |= rows[k] == kPoisonedRow;
+    }
   }
-  for (int64_t i = threadIdx.x; i < lookups.groups * (lookups.bags + 1); i += kThreads)
-    broken |= !OffsetIsSound(lookups, i);
+  const int64_t each = lookups.bags + 1, step = kThreads % each;
+  int64_t within = threadIdx.x % each;  // the group
+#pragma unroll 8
+  for (int64_t i = threadIdx.x; i < lookups.groups * each; i += kThreads) {
+    broken |= !OffsetIsSound(lookups, i, within == 0);
+    within += step;
+    if (within >= each) within -= each;
+  }
   BlockScan(own_valid, sums, &valid);
   const bool any_poisoned = __syncthreads_or(poisoned), any_broken = __syncthreads_or(broken);
   if (threadIdx.x < CudaPlan::kHeader) plan[threadIdx.x] = 0;
@@ -247,8 +253,8 @@ __device__ void WriteHeader(const SliceArgs& args, Shared<int32_t> sums) {
   if (build.hash) AddBatchHash({0, 1}, lookups, reinterpret_cast<unsigned long long*>(plan + CudaPlan::kHash));
 }
 
-// The blocks of the main pivot come first, then those of the other cores, then those that have some positions each, and
-// last the one that writes the header.
+// The block that writes the header comes first, since it has the most to read, then those of the main pivot, those of
+// the other cores, and those that have some positions each.
 template <typename Tables>
 __global__ void __launch_bounds__(kThreads, 2) PlanSlices(const __grid_constant__ Tables tables) {
   BlockOfTable block;
@@ -257,7 +263,8 @@ __global__ void __launch_bounds__(kThreads, 2) PlanSlices(const __grid_constant_
   if (args.build.skips()) return;
   SharedArena arena;
   const Shared<int32_t> words = arena.Take<int32_t>(kMaxWarps + 1);
-  int64_t index = block.index;
+  if (block.index == 0) return WriteHeader(args, words);
+  int64_t index = block.index - 1;
   for (int turn = 0; turn < layout.d; ++turn) {
     const int core = turn == 0 ? layout.main : turn - (turn <= layout.main);
     if (index >= args.blocks[core]) {
@@ -273,7 +280,6 @@ __global__ void __launch_bounds__(kThreads, 2) PlanSlices(const __grid_constant_
     return Arrange(args, own, all, words);
   }
   const int64_t position = index * kThreads + threadIdx.x;
-  if (index * kThreads >= layout.n) return WriteHeader(args, words);
   if (position < layout.n) WriteBag(args.build, position, RowAt(args.build, position));
 }
 

@@ -182,6 +182,7 @@ BATCHES = {
     "bad ids": batch(SMALL, [0, 336, -1, 5, -7, 5, 10**6, 335, 0], [0, 2, 2, 7], padded=True),
     "many slices": random((3, 5000, 2), 300),
     "few slices": random((50, 1, 60), 4100),
+    "few slices of an outer core": random((50, 60, 1), 4100),
     "wide digits": random((2**17, 2**17, 2**17), 300),
 }
 assert 4100 > 4096  # more ids than the one launch takes for a slice

@@ -15,7 +15,7 @@ constexpr int kAhead = 8;  // ids that a thread asks for at once
 // A key holds the digits of a position, the most significant highest, and below them the position.
 constexpr int kPositionBits = 16;
 constexpr int64_t kMostIds = int64_t{1} << kPositionBits;
-constexpr int64_t kMostIdsPerSlice = 4096;  // on average
+constexpr int64_t kMostIdsPerSlice = 4096;  // on average, of every core
 // Keys in shared memory; a block whose slices have more sorts them in global memory.
 constexpr int64_t kMostShared = 8192;
 // Blocks of a core at most.  Those of the main pivot have more to do.
@@ -297,7 +297,8 @@ int DigitBits(int64_t p) {
 bool BuildsInOneLaunch(const TTShape& shape, const CudaPlan& layout) {
   int bits = kPositionBits;
   for (int k = 0; k < shape.d; ++k) bits += DigitBits(shape.p[k]);
-  return layout.n <= kMostIds && layout.n <= kMostIdsPerSlice * shape.p[layout.main] && bits <= 64;
+  const int64_t slices = *std::min_element(shape.p, shape.p + shape.d);
+  return layout.n <= kMostIds && layout.n <= kMostIdsPerSlice * slices && bits <= 64;
 }
 
 void BuildBySlices(TableQueue& queue, const BuildArgs& build, Workspace& workspace) {

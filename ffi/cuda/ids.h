@@ -17,16 +17,14 @@ constexpr int64_t kNoRow = -1, kPoisonedRow = -2, kNoticedRow = -3;
 // The row of an id; one with all bits set is padding where there is any.
 template <typename Int>
 __device__ __forceinline__ int64_t ResolveId(Int id, bool padded, Bounds bounds, int64_t num_embeddings) {
-  // Selected, not branched to: the choices that do not depend on the id are made once for all ids of a thread.
+  if (padded && id == static_cast<Int>(-1)) return kNoRow;
   const int64_t row = static_cast<int64_t>(id);
-  const int64_t reason = bounds == Bounds::kError || bounds == Bounds::kPoison ? kPoisonedRow
-                         : bounds == Bounds::kWarn                             ? kNoticedRow
-                                                                               : kNoRow;
+  if (row >= 0 && row < num_embeddings) return row;
+  if (bounds == Bounds::kError || bounds == Bounds::kPoison) return kPoisonedRow;
+  if (bounds == Bounds::kWarn) return kNoticedRow;
   // A table without rows has no nearest row.
-  const bool clips = (bounds == Bounds::kClip || bounds == Bounds::kUnchecked) && num_embeddings != 0;
-  const int64_t nearest = row < 0 ? 0 : num_embeddings - 1;
-  const int64_t found = row >= 0 && row < num_embeddings ? row : clips ? nearest : reason;
-  return padded && id == static_cast<Int>(-1) ? kNoRow : found;
+  if (bounds == Bounds::kZero || num_embeddings == 0) return kNoRow;
+  return row < 0 ? 0 : num_embeddings - 1;
 }
 
 // An id as the caller wrote it: beside a cache one with all bits set has only the highest one, because there all bits

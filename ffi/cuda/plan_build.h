@@ -114,11 +114,18 @@ __device__ __forceinline__ void RowsAt(const BuildArgs& args, int64_t first, int
       load([&](int64_t i) { return static_cast<const int32_t*>(lookups.ids)[i]; });
   }
   const int64_t all_bits = lookups.type == IdType::kUint32 ? int64_t{UINT32_MAX} : int64_t{-1};
+  unsigned outside = 0;
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    const int64_t row = ResolveId(ids[k], /*padded=*/false, lookups.bounds, shape.num_embeddings);
-    const bool padding = lookups.padded && ids[k] == all_bits;
-    rows[k] = first + k * step < end && !padding ? row : kNoRow;
+    const bool reads = first + k * step < end && !(lookups.padded && ids[k] == all_bits);
+    const bool inside = ids[k] >= 0 && ids[k] < shape.num_embeddings;
+    rows[k] = reads ? ids[k] : kNoRow;
+    outside |= static_cast<unsigned>(reads && !inside) << k;
+  }
+  if (outside != 0) {  // seldom: one branch for all
+#pragma unroll
+    for (int k = 0; k < kCount; ++k)
+      if (outside >> k & 1) rows[k] = ResolveId(ids[k], /*padded=*/false, lookups.bounds, shape.num_embeddings);
   }
   if (lookups.groups == 1) return;
 #pragma unroll

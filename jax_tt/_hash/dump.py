@@ -98,28 +98,30 @@ def dump_keys(
     >>> bool((rows == again).all()), counts.keys
     (True, 5)
     """
-    table = _with_own_rows(unsharded_hash_table(table))
+    divided, table = table.divided, _with_own_rows(unsharded_hash_table(table))
     size, first = as_positive("keys_per_file", keys_per_file), as_int("since", since)
     one_of("format", format, FORMATS)
     entries = table_keys(table, state)
     entries = entries[entries["touched"] > first]
     names = list(table.table.row_arrays)
+    # The slots of divided tables are those of every device, and mean nothing for another number of devices.
+    of_keys = [name for name in entries.dtype.names or () if name != "slot" or not divided]
 
     def parts() -> Iterator[dict[str, np.ndarray]]:
         for k in range(0, len(entries), size):
             part = entries[k : k + size]
             yield {
-                **{name: np.ascontiguousarray(part[name]) for name in part.dtype.names or ()},
+                **{name: np.ascontiguousarray(part[name]) for name in of_keys},
                 **{name: np.asarray(state[name][part["slot"]]) for name in names},
             }
 
     about = {
         "features": table.features,
         "since": first,
-        "sets": table.sets,
-        "ways": table.ways,
         "arrays": {name: str(state[name].dtype) for name in names},
     }
+    if not divided:
+        about |= {"sets": table.sets, "ways": table.ways}
     rest = {name: value for name, value in state.items() if name in _rest_names(table)}
     with Progress(progress, "dump_keys", -(-len(entries) // size)) as bar:
         write_dump(path, parts(), rest, about, format, bar)
@@ -137,11 +139,11 @@ def load_keys(
 ) -> tuple[dict[str, Any], Loaded]:
     """Puts the keys of a dump into a table, with their rows, scores and last batches.
 
-    Keys that the table has already are overwritten; load the dump of a whole table first, then those of changes. The
-    capacity may differ from that of the dumped table, and so may storage types, to which values are rounded. Keys come
-    into their slots where the table is empty and has the capacity and the ways of the dumped one. Where a table has no
-    room for all keys, those with the highest scores stay. Step counts, the seed and totals become those of
-    the dump, and the number of batches the larger one.
+    Keys that the table has already are overwritten; load the dump of a whole table first, then those of changes.
+    The capacity may differ from that of the dumped table, and so may storage types, to which values are rounded.
+    Keys come into their slots where the table is empty and has the capacity and the ways of the dumped one, which
+    was not divided. Where a table has no room for all keys, those with the highest scores stay. Step counts, the
+    seed and totals become those of the dump, and the number of batches the larger one.
 
     Args:
         table: the `HashTable`, or a `ShardedTable` of one, on any number of devices.

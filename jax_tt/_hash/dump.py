@@ -98,7 +98,8 @@ def dump_keys(
     >>> bool((rows == again).all()), counts.keys
     (True, 5)
     """
-    divided, table = table.divided, _with_own_rows(unsharded_hash_table(table))
+    own = _with_own_rows(unsharded_hash_table(table))
+    divided, table = table.divided, own
     size, first = as_positive("keys_per_file", keys_per_file), as_int("since", since)
     one_of("format", format, FORMATS)
     entries = table_keys(table, state)

@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "ffi/core/host_device.h"
+
 namespace jax_tt {
 
 // A byte of such a row: the storage type of coded tables.
@@ -17,12 +19,12 @@ struct Codebooks {
   int64_t num_codes = 0, bits = 0, width = 0;
   bool product = false;  // rows are concatenations of codebook rows, or else their sums
 
-  int64_t dim() const { return product ? num_codes * width : width; }
-  int64_t row_bytes() const { return (num_codes * bits + 7) / 8; }
+  JAX_TT_INLINE int64_t dim() const { return product ? num_codes * width : width; }
+  JAX_TT_INLINE int64_t row_bytes() const { return (num_codes * bits + 7) / 8; }
 };
 
 // Code i of a row, of at most 16 bits.
-inline uint32_t CodeAt(const uint8_t* row, int64_t i, int64_t bits) {
+JAX_TT_INLINE uint32_t CodeAt(const uint8_t* row, int64_t i, int64_t bits) {
   const int64_t bit = i * bits;
   const int64_t shift = bit % 8;
   row += bit / 8;

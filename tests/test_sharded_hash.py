@@ -111,6 +111,7 @@ def alone():
     return _run(_tables())
 
 
+@pytest.mark.full(but="data and model")
 @pytest.mark.parametrize(
     "shape", [pytest.param((2, 2), id="data and model"), pytest.param((3,), id="three")]
 )
@@ -209,6 +210,7 @@ def test_owners_are_spread_evenly_and_independently_of_sets(step):
         assert counts.max() < 1.6 * counts.mean()
 
 
+@pytest.mark.full
 def test_dumps_are_read_by_another_number_of_devices(tmp_path):
     plain = jax_tt.hash_table(WIDTH, 64, optimizer=optimizers.Adagrad(0.1))
     states = {}

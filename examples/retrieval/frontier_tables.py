@@ -44,7 +44,7 @@ def chosen(source: Source, max_bytes: int, kind: str = "auto") -> Small:
         source.rows,
         kind=kind,
         max_bytes=max_bytes,
-        metric=lambda table, state: source.metric(np.asarray(table.to_dense(state))),
+        metric=lambda table, state: source.metric(np.asarray(jax.jit(table.to_dense)(state))),
         weights=source.weights,
         param_dtype=HALF,
         seed=source.seed,

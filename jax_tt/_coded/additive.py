@@ -20,8 +20,8 @@ _SWEEPS = 3
 _ROUND = 4
 # Rows of codebooks up to which all of them are solved for together, in cubic time.
 _MOST_SOLVED = 2**12
-# Scores that are computed at a time.
-_BLOCK = 2**20
+# Scores that are computed at a time, which stay in the cache.
+_BLOCK = 2**18
 
 
 def fitted(
@@ -107,17 +107,29 @@ def _searched(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
         left, errors = block[:, None], np.zeros((len(block), 1), np.float32)
         found = np.empty((len(block), 1, 0), np.int32)
         for own, lengths in zip(codebooks, squares, strict=True):
-            scores = (errors[..., None] - 2 * (left @ own.T) + lengths).reshape(len(block), -1)
-            kept = min(_BEAM, scores.shape[1])
-            best = np.argpartition(scores, kept - 1, axis=1)[:, :kept]
+            scores = left @ (-2 * own.T)
+            scores += lengths
+            scores += errors[..., None]
+            best, errors = _least(scores.reshape(len(block), -1), _BEAM)
             source, chosen = np.divmod(best, len(own))
-            errors = np.take_along_axis(scores, best, axis=1)
             left = left[lines, source] - own[chosen]
             found = np.concatenate(
                 [found[lines, source], chosen[..., None]], axis=2, dtype=np.int32
             )
         codes[start : start + step] = found[lines[:, 0], np.argmin(errors, axis=1)]
     return codes
+
+
+def _least(scores: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Places and values ``[n, count]`` of the least scores of every row, or of all of fewer; changes scores."""
+    lines, best, least = np.arange(len(scores)), [], []
+    for _ in range(min(count, scores.shape[1])):
+        # A few passes over the scores take less time than a partition of them.
+        found = np.argmin(scores, axis=1)
+        best.append(found)
+        least.append(scores[lines, found])
+        scores[lines, found] = np.inf
+    return np.stack(best, axis=1), np.stack(least, axis=1)
 
 
 def _remainders(points: np.ndarray, codes: np.ndarray, codebooks: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 # Rows that are encoded at a time.
 BLOCK = 2**14
+
+_packed = jax.jit(codec.packed, static_argnums=1)
 
 
 def encoded_rows(
@@ -30,9 +33,11 @@ def encoded_rows(
         block = finite("rows", rows[start : own.stop], own)
         if table.rotated:
             block = block @ np.asarray(state["rotation"]).T
-        found[start : own.stop] = codec.packed(
-            jnp.asarray(product.nearest_codes(block, codebooks)), table.bits
-        )
+        codes = product.nearest_codes(block, codebooks)
+        # Blocks of one shape are packed by one program.
+        size = min(BLOCK, len(found))
+        codes = np.pad(codes, [(0, size - len(codes)), (0, 0)])
+        found[start : own.stop] = _packed(jnp.asarray(codes), table.bits)[: len(block)]
         step()
     return found
 

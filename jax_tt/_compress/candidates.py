@@ -28,6 +28,9 @@ Made = tuple[Table, dict[str, jax.Array]]
 _CODE_BITS = (8, 7, 6, 5, 4)
 # Rounding and product codes are better where there is room for more codes than these, and are much sooner found.
 _MAX_SUM = 16
+# Fits that show which kinds are worth a better one.
+_QUICK_CODES = {"iterations": 4}
+_QUICK_TRAIN = {"sweeps": 0}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,17 +63,19 @@ class Candidate:
         kind: one of `KINDS`.
         detail: its settings, in words. No two tables of a kind have the same.
         make: makes it, with its state.
+        quick: arguments of ``make`` with which it takes a fraction of the time and the table is a little worse; none if
+            there is no such way.
     """
 
     kind: str
     detail: str
-    make: Callable[[], Made]
+    make: Callable[..., Made]
+    quick: dict[str, int]
 
 
 def candidates(source: Source, kind: str, max_bytes: int) -> list[Candidate]:
     """The tables of a kind that are measured for a size; none if the kind has no table that is so small."""
-    found = KINDS[kind](source, max_bytes)
-    return [Candidate(kind, detail, make) for detail, make in found]
+    return [Candidate(kind, *one) for one in KINDS[kind](source, max_bytes)]
 
 
 def smallest(source: Source, kind: str) -> int:
@@ -87,14 +92,14 @@ def smallest(source: Source, kind: str) -> int:
     return high
 
 
-Found = Iterator[tuple[str, Callable[[], Made]]]
+Found = Iterator[tuple[str, Callable[..., Made], dict[str, int]]]
 
 
 def _quantized(source: Source, max_bytes: int) -> Found:
     n, features = source.sizes
     for bits in sorted(codec.BITS, reverse=True):
         if QuantizedTable(n, features, bits).nbytes <= max_bytes:
-            yield f"{bits} bits a number", functools.partial(quantize, source.rows, bits)
+            yield f"{bits} bits a number", functools.partial(quantize, source.rows, bits), {}
             return
 
 
@@ -139,7 +144,8 @@ def _low_rank(source: Source, max_bytes: int) -> Found:
     if rank:
         # A tensor train of two cores, of which one has a row for every id and the other all columns.
         options = {"row_factors": (n, 1), "col_factors": (1, features)}
-        yield f"rank {rank}", functools.partial(_train, source, ranks=int(rank), **options)
+        make = functools.partial(_train, source, ranks=int(rank), **options)
+        yield f"rank {rank}", make, _QUICK_TRAIN
 
 
 def _tt(source: Source, max_bytes: int) -> Found:
@@ -147,7 +153,8 @@ def _tt(source: Source, max_bytes: int) -> Found:
         TTShape.for_budget(*source.sizes, max_bytes=max_bytes, dtype=source.param_dtype)
     except ValueError:  # no shape is so small
         return
-    yield f"up to {max_bytes:,} bytes", functools.partial(_train, source, max_bytes=max_bytes)
+    make = functools.partial(_train, source, max_bytes=max_bytes)
+    yield f"up to {max_bytes:,} bytes", make, _QUICK_TRAIN
 
 
 KINDS: dict[str, Callable[[Source, int], Found]] = {
@@ -165,14 +172,13 @@ def _coded(source: Source, m: int, bits: int, **options: Any) -> CodedTable:
 
 def _encoded(
     source: Source, m: int, bits: int, rotation: str | None = None, terms: int = 1, **options: Any
-) -> tuple[str, Callable[[], Made]]:
+) -> tuple[str, Callable[..., Made], dict[str, int]]:
     sums = "" if terms == 1 else f", sums of {terms}"
     turned = "" if rotation is None else ", rotated"
     options |= {"weights": source.weights, "rotation": rotation, "terms": terms}
-    make = functools.partial(encode, source.rows, m, bits, **options, seed=source.seed)
-    return f"{m} codes of {bits} bits{sums}{turned}", functools.partial(
-        make, param_dtype=source.param_dtype, progress=False
-    )
+    options |= {"seed": source.seed, "param_dtype": source.param_dtype, "progress": False}
+    make = functools.partial(encode, source.rows, m, bits, **options)
+    return f"{m} codes of {bits} bits{sums}{turned}", make, _QUICK_CODES
 
 
 def _train(source: Source, **options: Any) -> Made:

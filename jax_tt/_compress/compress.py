@@ -25,6 +25,8 @@ Metric = Callable[[Table, dict[str, jax.Array]], Any]
 
 # Sizes among which the smallest that is good enough is found: bytes of the rows in float32, divided by these.
 _RATIOS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3)
+# Tables that are made with as much care as possible, of those for a size.
+_REFINED = 2
 _BLOCK = 2**22  # numbers
 
 
@@ -58,7 +60,7 @@ class Compressed:
         table, state: the best table and its state.
         chosen: what was measured of it.
         dense: the same of the rows themselves, in float32.
-        measured: all tables that were made, smallest first.
+        measured: all settings of which a table was made, smallest first.
 
     >>> import jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(100, 8)).astype(np.float32)
@@ -114,7 +116,8 @@ def compress(
 
     With ``max_bytes``, every kind is made as large as fits, and the table with the highest quality is returned. With
     ``min_quality``, the smallest table that is found to be at least as good is returned. For this, every kind is
-    measured at a few sizes, from 1/128 to 1/3 of the rows in float32, by bisection.
+    measured at a few sizes, from 1/128 to 1/3 of the rows in float32, by bisection. If there are more than two settings
+    for a size, all of them are fitted in a few iterations, and then the best two are with more.
 
     The kinds are
 
@@ -171,7 +174,7 @@ class _Search:
 
     def __init__(self, source: Source, metric: Metric | None, bar: Progress):
         self._source, self._metric, self._bar = source, metric, bar
-        self._measured: dict[tuple[str, str], Measured] = {}
+        self._made: dict[tuple[str, ...], Measured] = {}
         self._best: tuple[Any, Measured, Table, dict[str, jax.Array]] | None = None
 
     def largest(self, kinds: Iterable[str], max_bytes: int) -> Compressed:
@@ -208,20 +211,30 @@ class _Search:
 
     def _measure(self, found: list[Candidate], preferred: Callable[[Measured], Any]) -> float:
         """Measures candidates that have not been, and returns the highest quality of them; without any, -inf."""
-        step = self._bar.begin("compress", len(found))
-        qualities = [-math.inf]
-        for candidate in found:
-            key = candidate.kind, candidate.detail
-            if key not in self._measured:
-                table, state = candidate.make()
-                nbytes = sum(array.nbytes for array in state.values())
-                one = Measured(*key, nbytes, self._quality_of(" with ".join(key), table, state))
-                self._measured[key] = one
-                if self._best is None or preferred(one) > self._best[0]:
-                    self._best = preferred(one), one, table, state
-            qualities.append(self._measured[key].quality)
+        quick = len(found) > _REFINED
+        step = self._bar.begin("compress", len(found) + (_REFINED if quick else 0))
+
+        def measured(candidate: Candidate, options: dict[str, int]) -> float:
             step()
-        return max(qualities)
+            return self._measured_once(candidate, options, preferred).quality
+
+        if quick:
+            first = {id(one): measured(one, one.quick) for one in found}
+            found = sorted(found, key=lambda one: first[id(one)])[-_REFINED:]
+        return max((measured(one, {}) for one in found), default=-math.inf)
+
+    def _measured_once(
+        self, candidate: Candidate, options: dict[str, int], preferred: Callable[[Measured], Any]
+    ) -> Measured:
+        key = candidate.kind, candidate.detail
+        if (*key, *options) not in self._made:
+            table, state = candidate.make(**options)
+            nbytes = sum(array.nbytes for array in state.values())
+            one = Measured(*key, nbytes, self._quality_of(" with ".join(key), table, state))
+            self._made[*key, *options] = one
+            if self._best is None or preferred(one) > self._best[0]:
+                self._best = preferred(one), one, table, state
+        return self._made[*key, *options]
 
     def _quality_of(self, what: str, table: Table, state: dict[str, jax.Array]) -> float:
         if self._metric is None:
@@ -240,7 +253,10 @@ class _Search:
     def _result(self) -> Compressed:
         assert self._best is not None
         _, chosen, table, state = self._best
-        measured = tuple(sorted(self._measured.values(), key=lambda one: one.nbytes))
+        best = {}
+        for one in sorted(self._made.values(), key=lambda one: one.quality):
+            best[one.kind, one.detail] = one
+        measured = tuple(sorted(best.values(), key=lambda one: one.nbytes))
         return Compressed(table, state, chosen, self._dense(), measured)
 
 

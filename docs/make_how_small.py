@@ -12,13 +12,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from examples.retrieval import curve_report, frontier, learning
+from examples.retrieval import curve_report, frontier, frontier_report, learning
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "how_small.md"
 RESULTS = learning.RESULTS.parent / "curve_results.json"
 _BLOCK = re.compile(
-    r"(<!-- (?P<name>curve|frontier|learning):begin -->\n).*?(<!-- (?P=name):end -->)", re.DOTALL
+    r"(<!-- (?P<name>curve|frontier|chosen|learning):begin -->\n).*?(<!-- (?P=name):end -->)",
+    re.DOTALL,
 )
 
 
@@ -26,6 +27,8 @@ def main() -> None:
     PAGE.write_text(fill(PAGE.read_text()))
     if rows := read(RESULTS, "points"):
         curve_report.picture(DOCS / "images" / "how_small.png", rows)
+    if rows := read(frontier.RESULTS, "points"):
+        frontier_report.picture(DOCS / "images" / "frontier.png", rows)
     if rows := read(learning.RESULTS, "runs"):
         learning.picture(DOCS / "images" / "learning.png", rows)
 
@@ -39,7 +42,8 @@ def fill(page: str) -> str:
     """The page with the tables between their markers."""
     tables = {
         "curve": (read(RESULTS, "points"), curve_report.table),
-        "frontier": (read(frontier.RESULTS, "points"), frontier.table),
+        "frontier": (read(frontier.RESULTS, "points"), frontier_report.table),
+        "chosen": (read(frontier.RESULTS, "points"), frontier_report.chosen),
         "learning": (read(learning.RESULTS, "runs"), learning.table),
     }
 

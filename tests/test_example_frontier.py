@@ -14,7 +14,7 @@ pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
 import jax_tt
-from examples.retrieval import data, frontier
+from examples.retrieval import data, frontier, frontier_report
 from examples.retrieval.distill import distill
 from examples.retrieval.frontier_tables import METHODS, Source, of_bits, unpacked
 
@@ -108,14 +108,41 @@ def test_points_are_measured_once(folder, tmp_path, monkeypatch, capsys):
     )
     np.savez(teachers / "groups-0.npz", users=users, items=items)
     arguments = [f"--data={folder}", f"--teachers={teachers}", f"--out={out}", "--ratios", "4"]
-    arguments += ["--methods", "low_rank", "int4"]
+    arguments += ["--methods", "low_rank", "rounding"]
     frontier.main(arguments)
     points = json.loads(out.read_text())["points"].values()
-    assert [one["method"] for one in points] == ["low_rank", "int4"]
+    assert [one["method"] for one in points] == ["low_rank", "rounding"]
     first = next(iter(points))
     assert first["bytes"] <= first["dense_bytes"] / 4
     assert 0 < first["agreement"] <= 1
-    text = frontier.table(list(points))
+    text = frontier_report.table(list(points))
     assert text in capsys.readouterr().out
+    share = first["recall"] / first["dense_recall"]
+    assert f"| groups | low rank | {share:.1%} |" in text
     monkeypatch.setattr(frontier, "measure", None)
     frontier.main(arguments)
+
+
+def test_means_over_seeds_and_sizes_that_do_not_exist(tmp_path):
+    def point(method, ratio, seed, recall):
+        return {
+            "data_set": "groups", "method": method, "ratio": ratio, "seed": seed, "dense_recall": 0.2, "recall": recall,
+            "recall_before": 0.05, "bytes": 100, "dense_bytes": 450, "users": "rank 2", "items": "rank 3",
+        }  # fmt: skip
+
+    points = [
+        point("auto", 4.0, 0, 0.1),
+        point("auto", 4.0, 1, 0.12),
+        point("auto", 8.0, 0, 0.08),
+        point("rounding", 4.0, 0, 0.15),
+    ]
+    assert frontier_report.table(points).splitlines()[2:] == [
+        "| groups | jax_tt.compress | 55.0% ± 7.1 | 40.0% |",
+        "| groups | numbers of 2, 3, 4 or 8 bits | 75.0% |  |",
+    ]
+    assert frontier_report.chosen(points).splitlines()[2:] == [
+        "| groups | 4x | 4.5 | rank 2 | rank 3 | 25.0% | 50.0% |",
+        "| groups | 8x | 4.5 | rank 2 | rank 3 | 25.0% | 40.0% |",
+    ]
+    frontier_report.picture(tmp_path / "frontier.png", points)
+    assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")

@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from examples.retrieval import curve, data, report
+from examples.retrieval import curve, data, frontier_report, report
 from examples.retrieval.checkpoint import write_json
 from examples.retrieval.data import Interactions
 from examples.retrieval.distill import Small, distill
@@ -117,7 +117,7 @@ def main(argv: list[str] | None = None) -> None:
                     points[key] = found
                     print(key, found, flush=True)
                     write_json(options.out, {**report.conditions(), "points": points})
-    print(table(list(points.values())))
+    print(frontier_report.table(list(points.values())))
 
 
 def measure(
@@ -161,10 +161,14 @@ def tables(bench: Bench, method: str, ratio: float) -> tuple[Small, Small] | Non
 
     Rows take bytes in proportion to the root of their mean count; what the table of items leaves goes to the users.
     """
-    if method.startswith("int"):
-        made = [of_bits(rows, int(method[3:])) for rows in bench.rows]
-        return made[0], made[1]
     total = int(sum(rows.nbytes for rows in bench.rows) / ratio)
+    if method == "rounding":  # to the most bits with which both tables fit
+        for bits in (8, 4, 3, 2):
+            users, items = (of_bits(rows, bits) for rows in bench.rows)
+            if users.nbytes + items.nbytes <= total:
+                return users, items
+        print(f"{bench.name}: leaves {method} at {ratio:g}x out: 2 bits take more", flush=True)
+        return None
     shares = [len(own) * np.sqrt(own.mean()) for own in bench.counts]
     budget = int(total * shares[1] / sum(shares))
     try:
@@ -194,25 +198,6 @@ def _rates(points: dict[str, Any], name: str, method: str) -> Sequence[float]:
     return known[:1] or RATES
 
 
-def table(points: Sequence[dict[str, Any]]) -> str:
-    """Markdown: one line per method and size, means over the seeds."""
-    lines = [
-        "| data | tables | smaller by | of dense, before finetuning | of dense | seeds |",
-        "|---|---|---|---|---|---|",
-    ]
-    key = lambda one: (one["data_set"], one["ratio"], one["method"])  # noqa: E731
-    ordered = sorted(points, key=lambda one: key(one)[:2])
-    for own in dict.fromkeys(map(key, ordered)):
-        runs = [one for one in points if key(one) == own]
-        mean = lambda what: np.mean([one[what] / one["dense_recall"] for one in runs])  # noqa: E731,B023
-        smaller = np.mean([one["dense_bytes"] / one["bytes"] for one in runs])
-        lines.append(
-            f"| {own[0]} | {own[2]} | {smaller:.1f} | {mean('recall_before'):.1%} | {mean('recall'):.1%} "
-            f"| {len(runs)} |"
-        )
-    return "\n".join(lines)
-
-
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; see `--help`."""
     parser = argparse.ArgumentParser(
@@ -225,8 +210,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add(
         "--methods",
         nargs="+",
-        default=list(METHODS),
-        help=f"some of {', '.join(METHODS)}, int4, int2",
+        choices=[*METHODS, "rounding"],
+        default=[*METHODS, "rounding"],
+        help="ways to make small tables",
     )
     add("--ratios", nargs="+", type=float, default=[30.0, 15.0, 8.0, 50.0, 100.0])
     add("--seeds", type=int, default=1)

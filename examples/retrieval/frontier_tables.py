@@ -1,7 +1,7 @@
 """Small tables from trained rows, as `distill` finetunes them: those of the library, and others."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,8 @@ from examples.retrieval.sizes import hashed_rows, low_rank, remainders
 from examples.retrieval.small import mix
 
 HALF = jnp.bfloat16
+# Codes of the residual quantizer, as many as `jax_tt.compress` tries in a sum: more take very long to fit.
+_MOST_RESIDUALS = 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,52 +103,64 @@ def of_bits(rows: np.ndarray, bits: int) -> Small:
 
 
 def faiss_product(source: Source, max_bytes: int) -> Small:
-    """The product quantizer of faiss, with the most bits that fit."""
+    """The product quantizer of faiss, with or without a rotation by `OPQMatrix`, whichever has the better metric."""
     import faiss
 
-    n, features = source.rows.shape
-    sizes = [
-        (m * bits, bits, m)
-        for m in range(1, features + 1)
-        for bits in (8, 7, 6, 5, 4)
-        if features % m == 0
-        and n * -(-m * bits // 8) + (features << bits) * HALF.dtype.itemsize <= max_bytes
-    ]
-    if not sizes:
+    features = source.rows.shape[1]
+    counts = [m for m in range(1, features + 1) if features % m == 0]
+    made = []
+    for rotated in (False, True):
+        fit = _most_bits(source, max_bytes, "product", counts, rotated)
+        if fit is None:
+            continue
+        rows, drawn, rotation = source.rows, _drawn(source, 256 << fit.bits), {}
+        if rotated:
+            turn = faiss.OPQMatrix(features, fit.num_codes)
+            turn.pq = faiss.ProductQuantizer(features, fit.num_codes, fit.bits)
+            turn.train(drawn)
+            rows, drawn = turn.apply(rows), turn.apply(drawn)
+            matrix = faiss.vector_to_array(turn.A).reshape(features, features)
+            rotation = {"rotation": jnp.asarray(matrix)}
+        quantizer = faiss.ProductQuantizer(features, fit.num_codes, fit.bits)
+        quantizer.train(drawn)
+        books = faiss.vector_to_array(quantizer.centroids).reshape(fit.param_shapes["codebooks"])
+        made.append(_of_faiss(fit, books, quantizer.compute_codes(rows), rotation))
+    if not made:
         raise ValueError("no codes are that small")
-    _, bits, m = max(sizes)
-    quantizer = faiss.ProductQuantizer(features, m, bits)
-    quantizer.train(_drawn(source, bits))
-    codes = unpacked(quantizer.compute_codes(source.rows), m, bits)
-    books = faiss.vector_to_array(quantizer.centroids).reshape(m << bits, features // m)
-    return _coded(n, features, m, bits, "product", books, codes)
+    return max(made, key=lambda one: source.metric(one.dense()))
 
 
 def faiss_residual(source: Source, max_bytes: int) -> Small:
-    """The residual quantizer of faiss, with the most bits that fit."""
+    """The residual quantizer of faiss."""
     import faiss
 
-    n, features = source.rows.shape
-    sizes = [
-        (m * bits, bits, m)
-        for m in range(1, 17)
-        for bits in (8, 7, 6, 5, 4)
-        if n * -(-m * bits // 8) + m * (features << bits) * HALF.dtype.itemsize <= max_bytes
-    ]
-    if not sizes:
+    fit = _most_bits(source, max_bytes, "additive", range(1, _MOST_RESIDUALS + 1))
+    if fit is None:
         raise ValueError("no codes are that small")
-    _, bits, m = max(sizes)
-    quantizer = faiss.ResidualQuantizer(features, m, bits)
-    quantizer.train(_drawn(source, bits))
-    codes = unpacked(quantizer.compute_codes(source.rows), m, bits)
-    books = faiss.vector_to_array(quantizer.codebooks).reshape(-1, features)
-    return _coded(n, features, m, bits, "additive", books, codes)
+    quantizer = faiss.ResidualQuantizer(fit.features, fit.num_codes, fit.bits)
+    quantizer.train(_drawn(source, 1 << 16))
+    books = faiss.vector_to_array(quantizer.codebooks).reshape(-1, fit.features)
+    return _of_faiss(fit, books, quantizer.compute_codes(source.rows), {})
 
 
-def _drawn(source: Source, bits: int) -> np.ndarray:
+def _most_bits(
+    source: Source, max_bytes: int, kind: str, counts: Iterable[int], rotated: bool = False
+) -> jax_tt.CodedTable | None:
+    """The table of codes with the most bits in all that fits; None if there is none."""
+    n, features = source.rows.shape
+    tables = [
+        jax_tt.CodedTable(n, features, m, bits, kind, rotated, param_dtype=HALF)
+        for m in counts
+        for bits in (8, 7, 6, 5, 4)
+    ]
+    fit = [one for one in tables if one.nbytes <= max_bytes]
+    return max(fit, key=lambda one: (one.num_codes * one.bits, one.bits), default=None)
+
+
+def _drawn(source: Source, size: int) -> np.ndarray:
     """Rows drawn by weight, as many as `jax_tt.encode` uses."""
     rng = np.random.default_rng(source.seed)
-    size = min(256 << bits, len(source.rows))
+    size = min(size, len(source.rows))
     ids = rng.choice(len(source.rows), size, p=source.weights / source.weights.sum())
     return np.ascontiguousarray(source.rows[ids])
 
@@ -157,13 +171,14 @@ def unpacked(packed: np.ndarray, m: int, bits: int) -> np.ndarray:
     return flat.reshape(len(packed), m, bits) @ (1 << np.arange(bits))
 
 
-def _coded(
-    n: int, features: int, m: int, bits: int, kind: str, books: np.ndarray, codes: np.ndarray
+def _of_faiss(
+    table: jax_tt.CodedTable, books: np.ndarray, packed: np.ndarray, rotation: dict[str, jax.Array]
 ) -> Small:
-    table = jax_tt.CodedTable(n, features, m, bits, kind, param_dtype=HALF)
-    state = {"codebooks": jnp.asarray(books).astype(HALF)}
+    state = {"codebooks": jnp.asarray(books).astype(HALF), **rotation}
+    codes = unpacked(packed, table.num_codes, table.bits)
     state = table.with_codes(table.init_rest(state) | state, codes)
-    return of_table(table, state, f"{m} codes of {bits} bits")
+    turned = ", rotated" if rotation else ""
+    return of_table(table, state, f"{table.num_codes} codes of {table.bits} bits{turned}")
 
 
 def of_low_rank(source: Source, max_bytes: int) -> Small:

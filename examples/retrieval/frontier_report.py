@@ -1,0 +1,95 @@
+"""The tables and the picture of the points that `frontier` measures."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+LABELS = {
+    "auto": "jax_tt.compress",
+    "faiss_product": "product codes of faiss",
+    "faiss_residual": "residual codes of faiss",
+    "rounding": "numbers of 2, 3, 4 or 8 bits",
+    "low_rank": "low rank",
+    "hashing": "hashing",
+    "quotient_remainder": "quotient-remainder",
+}
+# Colours that stay apart for colour-blind readers.
+COLOURS = ("#d94801", "#2171b5", "#6baed6", "#dd1c77", "#41ab5d", "#737373", "#6a51a3")
+
+Points = Sequence[dict[str, Any]]
+
+
+def table(points: Points) -> str:
+    """Markdown: a line per method, a column per size; recall as a share of that of the dense tables."""
+    ratios = sorted({point["ratio"] for point in points})
+    lines = [
+        f"| data | tables | {' | '.join(f'{ratio:g}x' for ratio in ratios)} |",
+        "|---|---|" + "---|" * len(ratios),
+    ]
+    for name in sorted({point["data_set"] for point in points}):
+        for method, label in LABELS.items():
+            own = [one for one in points if (one["data_set"], one["method"]) == (name, method)]
+            if own:
+                cells = [_cell([one for one in own if one["ratio"] == ratio]) for ratio in ratios]
+                lines.append(f"| {name} | {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def chosen(points: Points) -> str:
+    """Markdown: what `compress` chose with the first seed, and how it fared."""
+    lines = [
+        "| data | size | smaller by | users | items | of dense, before finetuning | of dense |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    own = [one for one in points if one["method"] == "auto" and one["seed"] == 0]
+    for one in sorted(own, key=lambda one: (one["data_set"], one["ratio"])):
+        before, after = (one[what] / one["dense_recall"] for what in ("recall_before", "recall"))
+        smaller = one["dense_bytes"] / one["bytes"]
+        lines.append(
+            f"| {one['data_set']} | {one['ratio']:g}x | {smaller:.1f} | {one['users']} | {one['items']} "
+            f"| {before:.1%} | {after:.1%} |"
+        )
+    return "\n".join(lines)
+
+
+def picture(path: Path, points: Points) -> None:
+    """A PNG: one panel per data set, one line per method."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = sorted({point["data_set"] for point in points})
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(6.5 * len(names), 5.2), squeeze=False, layout="constrained"
+    )
+    for axis, name in zip(axes.flat, names, strict=True):
+        for (method, label), colour in zip(LABELS.items(), COLOURS, strict=True):
+            own = [one for one in points if (one["data_set"], one["method"]) == (name, method)]
+            line = [_mean([one for one in own if one["ratio"] == ratio])
+                    for ratio in sorted({one["ratio"] for one in own})]  # fmt: skip
+            if line:
+                smaller, shares, spreads = zip(*line, strict=True)
+                axis.errorbar(smaller, shares, spreads, color=colour, marker="o", capsize=3, label=label)  # fmt: skip
+        axis.axhline(1.0, color="k", linewidth=0.8, linestyle=":")
+        axis.set(xscale="log", xlabel="smaller by", ylabel="recall@20, share of dense", title=name)
+        axis.set_ylim(bottom=0)
+    axes.flat[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def _cell(runs: Points) -> str:
+    if not runs:
+        return ""
+    _, share, spread = _mean(runs)
+    return f"{share:.1%}" + (f" ± {100 * spread:.1f}" if len(runs) > 1 else "")
+
+
+def _mean(runs: Points) -> tuple[float, float, float]:
+    """How many times smaller; mean and deviation of the share of the dense recall, over the seeds."""
+    shares = [one["recall"] / one["dense_recall"] for one in runs]
+    smaller = statistics.fmean(one["dense_bytes"] / one["bytes"] for one in runs)
+    spread = statistics.stdev(shares) if len(runs) > 1 else 0.0
+    return smaller, statistics.fmean(shares), spread

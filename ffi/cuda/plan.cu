@@ -2,6 +2,7 @@
 
 #include "ffi/cuda/plan.h"
 #include "ffi/cuda/plan_build.h"
+#include "ffi/cuda/tt_fast.h"
 
 namespace jax_tt {
 namespace {
@@ -88,15 +89,27 @@ CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n) {
   std::copy_n(shape.p, shape.d, layout.p);
   // Of the other cores every entry has a short share, which one block adds up quickly.
   constexpr int64_t kListPart = 512;
-  for (int k = 0; k < shape.d; ++k) layout.part_rows[k] = kListPart;
+  // Rows that a tile of the specialised passes is taken to have.
+  constexpr int64_t kUsualTile = 32;
+  for (int k = 0; k < shape.d; ++k) layout.part_rows[k] = layout.least_rows[k] = kListPart;
   const PivotList pivots = BackwardPivots(shape);
   for (int i = 0; i < pivots.count; ++i) {
     const int k = pivots.core[i];
     const int64_t bytes = shape.slice_size(k) * static_cast<int64_t>(sizeof(float));
     const int64_t parts = std::clamp(kPartBytes / bytes, kMinParts, kMaxParts);
-    layout.part_rows[k] = std::max(least_rows, (n + parts - 1) / parts);
+    layout.part_rows[k] = layout.least_rows[k] = std::max(least_rows, (n + parts - 1) / parts);
   }
-  for (int k = 0; k < shape.d; ++k) layout.max_parts[k] = n / layout.part_rows[k] + std::min(shape.p[k], n);
+  const int main = layout.main;
+  layout.tile_rows = layout.tile_prefixes = layout.part_rows[main];
+  const FastTileSize tile = FastTileOf(shape, MakePivot(shape, main));
+  if (tile.rows > 0) {
+    layout.part_tiles = (layout.part_rows[main] + kUsualTile - 1) / kUsualTile;
+    layout.tile_rows = tile.rows;
+    layout.tile_prefixes = tile.prefixes;
+    layout.part_rows[main] = layout.part_tiles * tile.rows;
+    layout.least_rows[main] = layout.part_tiles * std::min(tile.rows, tile.prefixes);
+  }
+  for (int k = 0; k < shape.d; ++k) layout.max_parts[k] = n / layout.least_rows[k] + std::min(shape.p[k], n);
   return layout;
 }
 

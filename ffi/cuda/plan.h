@@ -8,7 +8,8 @@
 // sorted position among them, so that no block has to know how many rows the others have.
 //
 // The entries of a slice, rows for the main pivot and positions for the other cores, are cut into parts: what one block
-// takes, so that a slice that most rows share is not one block's work.  Parts have numbers with gaps, too.
+// takes, so that a slice that most rows share is not one block's work.  Those of the main pivot end where tiles of the
+// specialised passes do.  Parts have numbers with gaps, too.
 #ifndef JAX_TT_CUDA_PLAN_H_
 #define JAX_TT_CUDA_PLAN_H_
 
@@ -35,8 +36,11 @@ struct CudaPlan {
   int d = 0, main = 0;
   int64_t n = 0;
   int64_t p[kMaxCores] = {};
-  int64_t part_rows[kMaxCores] = {};  // entries of a part at most
+  int64_t part_rows[kMaxCores] = {};   // entries of a part at most
+  int64_t least_rows[kMaxCores] = {};  // and at least, but for the last part of a slice
   int64_t max_parts[kMaxCores] = {};
+  // Of the main pivot: tiles of a part, and what a tile holds at most.
+  int64_t part_tiles = 1, tile_rows = 0, tile_prefixes = 0;
 
   static constexpr int kHeader = 8;
   static constexpr int32_t kPoisoned = -2;

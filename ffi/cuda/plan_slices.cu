@@ -27,6 +27,7 @@ struct SliceArgs {
   // By core: what to divide a row by to get at its digit, the digit's place in a key, and the blocks.
   Divider stride[kMaxCores], factor[kMaxCores];
   int shift[kMaxCores], bits[kMaxCores];
+  int prefix_shift;  // above it keys agree where rows share the slice and the core that is contracted with it first
   int64_t slices[kMaxCores], blocks[kMaxCores];
   int64_t shared_keys;
   uint64_t* keys;  // [d, n]
@@ -151,7 +152,61 @@ __device__ void WriteRows(const SliceArgs& args, const OwnSlices& own, Keys keys
 // The number of the first part of a slice, before which there are this many entries: enough for all parts of earlier
 // ones, and all blocks agree on it.
 __device__ __forceinline__ int64_t FirstPart(const CudaPlan& layout, int core, int64_t slice, int64_t entries) {
-  return entries / layout.part_rows[core] + min(slice, entries);
+  return entries / layout.least_rows[core] + min(slice, entries);
+}
+
+// Cuts [begin, end) into parts of equal size.  For one thread.
+__device__ int32_t CutEvenly(int32_t slice, int32_t begin, int32_t end, int32_t size, PlanPart* to) {
+  const int32_t count = (end - begin + size - 1) / size;
+  for (int32_t part = 0; part < count; ++part) {
+    const int32_t first = begin + part * size;
+    to[part] = {slice, first, min(first + size, end), part == 0 ? count : -part};
+  }
+  return count;
+}
+
+// Cuts the rows of keys [begin, end), the first of which is `row`, where so many tiles are full.  For a warp.
+template <typename Keys>
+__device__ void CutByTiles(const SliceArgs& args, Keys keys, int32_t slice, int begin, int end, int32_t row,
+                           PlanPart* to) {
+  const CudaPlan& layout = args.build.layout;
+  const int lane = threadIdx.x % 32;
+  int32_t first = row, count = 0;
+  const auto write = [&] {
+    if (lane == 0) to[count] = {slice, first, row, -count};
+    ++count;
+    first = row;
+  };
+  int rows = 0, prefixes = 0, tiles = 0;  // of the tile, and full ones of the part
+  for (int at = begin; at < end;) {
+    const int i = at + lane;
+    const bool inside = i < end;
+    uint64_t key = 0, before = 0;
+    if (inside) key = keys[i];
+    if (inside && i > begin) before = keys[i - 1];
+    const bool starts = inside && (i == begin || key >> kPositionBits != before >> kPositionBits);
+    // The first row of a tile has a prefix whatever the row before it has.
+    const bool starts_prefix =
+        starts && (rows + lane == 0 || i == begin || key >> args.prefix_shift != before >> args.prefix_shift);
+    const unsigned heads = __ballot_sync(kAllLanes, starts), prefix_heads = __ballot_sync(kAllLanes, starts_prefix);
+    const unsigned up_to = 0xffffffffu >> (31 - lane);
+    const bool beyond = starts && (rows + __popc(heads & up_to) > layout.tile_rows ||
+                                   prefixes + __popc(prefix_heads & up_to) > layout.tile_prefixes);
+    const unsigned after = __ballot_sync(kAllLanes, beyond);
+    const int taken = after == 0 ? min(32, end - at) : __ffs(static_cast<int>(after)) - 1;
+    const unsigned own = taken == 32 ? kAllLanes : (1u << taken) - 1;
+    row += __popc(heads & own);
+    rows += __popc(heads & own);
+    prefixes += __popc(prefix_heads & own);
+    at += taken;
+    if (after == 0) continue;
+    rows = prefixes = 0;
+    if (++tiles < layout.part_tiles) continue;
+    tiles = 0;
+    write();
+  }
+  write();
+  if (lane == 0) to[0].count = count;
 }
 
 template <typename Keys>
@@ -159,7 +214,6 @@ __device__ void WriteParts(const SliceArgs& args, const OwnSlices& own, Keys key
   const CudaPlan& layout = args.build.layout;
   const int32_t* plan = args.build.plan;
   const int core = own.core;
-  const bool of_rows = core == layout.main;
   PlanPart* parts = PartsAt(args.build.plan, layout.parts(core));
   const int64_t last =
       own.end == layout.p[core] ? layout.max_parts[core] : FirstPart(layout, core, own.end, own.first + own.count);
@@ -167,10 +221,11 @@ __device__ void WriteParts(const SliceArgs& args, const OwnSlices& own, Keys key
     parts[i] = kNoPart;
   __syncthreads();
   const auto slice_at = [&](int i) { return args.DigitOf(core, keys[i]); };
-  for (int i = threadIdx.x; i < own.count; i += kThreads) {
+  const auto starts_at = [&](int i) { return i < own.count && (i == 0 || slice_at(i - 1) != slice_at(i)); };
+  // Of the keys of the slice that begins here.
+  const auto end_at = [&](int i) {
     const int32_t slice = slice_at(i);
-    if (i > 0 && slice_at(i - 1) == slice) continue;
-    int end = i + 1;  // of the keys of the slice
+    int end = i + 1;
     for (int high = own.count; end < high;) {
       const int middle = (end + high) / 2;
       if (slice_at(middle) == slice)
@@ -178,15 +233,21 @@ __device__ void WriteParts(const SliceArgs& args, const OwnSlices& own, Keys key
       else
         high = middle;
     }
-    const auto row_at = [&](int place) { return plan[layout.row_of() + PositionOf(keys[place])]; };
-    const int32_t first_entry = of_rows ? row_at(i) : own.first + i;
-    const int32_t end_entry = of_rows ? row_at(end - 1) + 1 : own.first + end;
-    const int32_t size = static_cast<int32_t>(layout.part_rows[core]);
-    const int32_t count = (end_entry - first_entry + size - 1) / size;
-    PlanPart* to = parts + FirstPart(layout, core, slice, own.first + i);
-    for (int32_t part = 0; part < count; ++part) {
-      const int32_t begin = first_entry + part * size;
-      to[part] = {slice, begin, min(begin + size, end_entry), part == 0 ? count : -part};
+    return end;
+  };
+  const auto parts_at = [&](int i) { return parts + FirstPart(layout, core, slice_at(i), own.first + i); };
+  if (core != layout.main) {
+    for (int i = threadIdx.x; i < own.count; i += kThreads)
+      if (starts_at(i))
+        CutEvenly(slice_at(i), own.first + i, own.first + end_at(i), static_cast<int32_t>(layout.part_rows[core]),
+                  parts_at(i));
+    return;
+  }
+  for (int base = static_cast<int>(threadIdx.x) / 32 * 32; base < own.count; base += kThreads) {
+    unsigned starts = __ballot_sync(kAllLanes, starts_at(base + static_cast<int>(threadIdx.x) % 32));
+    for (; starts != 0; starts &= starts - 1) {
+      const int i = base + __ffs(static_cast<int>(starts)) - 1;
+      CutByTiles(args, keys, slice_at(i), i, end_at(i), plan[layout.row_of() + PositionOf(keys[i])], parts_at(i));
     }
   }
 }
@@ -316,6 +377,7 @@ void BuildBySlices(TableQueue& queue, const BuildArgs& build, Workspace& workspa
     args.shift[k] = shift;
     shift += args.bits[k];
   }
+  args.prefix_shift = args.shift[cores[std::max(layout.d - 2, 0)]];
   uint64_t stride = 1;
   int64_t blocks = (layout.n + kThreads - 1) / kThreads + 1;
   for (int k = layout.d - 1; k >= 0; --k) {

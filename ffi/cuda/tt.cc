@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ffi/cuda/tt_bags.h"
+#include "ffi/cuda/tt_fast.h"
 #include "ffi/cuda/tt_pass.h"
 #include "ffi/cuda/workspace.h"
 
@@ -103,18 +104,22 @@ Status ForEachShare(TableQueue& queue, const TTArgs<T>& args, const BackwardBuff
                     float* weight_gradient, Consume consume) {
   const TTShape& shape = args.shape;
   const PivotList pivots = BackwardPivots(shape);
+  bool fast = false;  // then there is one pivot
+  JAX_TT_RETURN_IF_ERROR(HasFastPass(shape, MakePivot(shape, args.layout.main), &fast));
   return ForEachChunk(args.layout.n, buffers.chunk_rows, [&](const RowChunk& chunk) -> Status {
     if (weight_gradient != nullptr) {
       JAX_TT_RETURN_IF_ERROR(RowsPass(queue, args, chunk, buffers.rows, buffers.pass));
       WeightGradients(queue, args, chunk, buffers.rows, out_gradient, weight_gradient);
     }
-    GatherRowGradients(queue, args, chunk, out_gradient, buffers.row_gradients, buffers.shares.arrived,
-                       buffers.num_parts);
+    const Cleared cleared{buffers.shares.arrived, buffers.num_parts};
+    if (!fast) GatherRowGradients(queue, args, chunk, out_gradient, buffers.row_gradients, cleared);
     for (int i = 0; i < pivots.count; ++i) {
       const Pivot pivot = MakePivot(shape, pivots.core[i]);
       const GradientShares shares{buffers.shares.part[pivot.core], LeftShares(pivot) ? buffers.shares.row[0] : nullptr,
                                   RightShares(shape, pivot) ? buffers.shares.row[shape.d - 1] : nullptr};
-      JAX_TT_RETURN_IF_ERROR(GradientPass(queue, args, pivot.core, chunk, buffers.row_gradients, shares, buffers.pass));
+      JAX_TT_RETURN_IF_ERROR(
+          fast ? FastGradientPass(queue, args, chunk, out_gradient, shares, cleared)
+               : GradientPass(queue, args, pivot.core, chunk, buffers.row_gradients, shares, buffers.pass));
     }
     return consume(chunk, buffers.shares);
   });

@@ -8,6 +8,7 @@
 #include "ffi/core/lookups.h"
 #include "ffi/core/tt_shape.h"
 #include "ffi/cuda/plan.h"
+#include "ffi/cuda/table_list.h"
 
 namespace jax_tt {
 
@@ -29,6 +30,18 @@ struct TTArgs {
 struct RowChunk {
   int64_t begin = 0, end = 0;
   JAX_TT_INLINE bool holds(int64_t row) const { return row >= begin && row < end; }
+};
+
+// Words that a pass sets to zero, for the launches that follow to count in.
+struct Cleared {
+  int32_t* words = nullptr;
+  int64_t count = 0;
+
+#if defined(__CUDACC__) || defined(JAX_TT_EMULATION)
+  __device__ __forceinline__ void Clear(const BlockOfTable& block) const {
+    for (int64_t i = block.index * blockDim.x + threadIdx.x; i < count; i += block.count * blockDim.x) words[i] = 0;
+  }
+#endif
 };
 
 }  // namespace jax_tt

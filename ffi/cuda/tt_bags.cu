@@ -3,6 +3,7 @@
 #include "ffi/cuda/block_scan.h"
 #include "ffi/cuda/ids.h"
 #include "ffi/cuda/tt_bags.h"
+#include "ffi/cuda/tt_terms.h"
 
 namespace jax_tt {
 namespace {
@@ -33,8 +34,7 @@ struct SumsArgs {
   BagArgs bags;
   const float* from;
   float* to;
-  int32_t* zeros;  // [num_zeros], words that become zero: the first launch of a pass clears what later ones count in
-  int64_t num_zeros;
+  Cleared cleared;
   int lanes;  // that share a sum, with a column each or four, a power of two
 };
 
@@ -55,12 +55,6 @@ __device__ __forceinline__ float Weight(const BagArgs& args, int64_t position) {
 struct Sum {
   int64_t begin = 0, end = 0, line = -1;  // -1: there is none
   __device__ __forceinline__ int64_t size() const { return end - begin; }
-};
-
-// One term: weight times a line, or nothing where the line is negative.
-struct Term {
-  int32_t line = -1;
-  float weight = 0;
 };
 
 // The sums of bags, over their positions.
@@ -113,53 +107,6 @@ struct RowSums {
   __device__ __forceinline__ bool spoils() const { return false; }
 };
 
-// Columns of a line as a lane has them.
-template <int kWidth>
-struct Columns {
-  float value[kWidth] = {};
-
-  __device__ __forceinline__ void Load(const float* from) {
-    if constexpr (kWidth == 4) {
-      const float4 four = Load4(from);
-      value[0] = four.x, value[1] = four.y, value[2] = four.z, value[3] = four.w;
-    } else {
-      value[0] = *from;
-    }
-  }
-  __device__ __forceinline__ void Store(float* to) const {
-    if constexpr (kWidth == 4)
-      Store4(to, make_float4(value[0], value[1], value[2], value[3]));
-    else
-      *to = value[0];
-  }
-  __device__ __forceinline__ void Add(float weight, const Columns& other) {
-    for (int i = 0; i < kWidth; ++i) value[i] = fmaf(weight, other.value[i], value[i]);
-  }
-};
-
-// Adds up terms [begin, end) of one column packet, in order; term(i) may be asked for ahead.
-template <int kWidth, typename TermAt>
-__device__ __forceinline__ void AddTerms(const float* from, int64_t dim, int64_t begin, int64_t end, TermAt term,
-                                         Columns<kWidth>& sum) {
-  for (int64_t base = begin; base < end; base += kAhead) {
-    Term terms[kAhead];
-    Columns<kWidth> lines[kAhead];
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k)
-      if (base + k < end) terms[k] = term(base + k);
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k)
-      if (terms[k].line >= 0) lines[k].Load(from + terms[k].line * dim);
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (terms[k].line >= 0)
-        sum.Add(terms[k].weight, lines[k]);
-      else
-        for (float& value : sum.value) value += terms[k].weight;  // zero, or NaN
-    }
-  }
-}
-
 template <int kWidth, typename Sums>
 __device__ __forceinline__ void Finish(const Sums& sums, float* to, Columns<kWidth>& sum) {
   if (sums.adds()) {
@@ -190,7 +137,7 @@ __device__ void SumByBlock(const SumsArgs& args, const Sums& sums, const Sum& ow
       weights[threadIdx.x] = term.weight;
       __syncthreads();
       if (inside)
-        AddTerms<kWidth>(
+        AddTerms<kAhead>(
             args.from + column, dim, group * lanes, (group + 1) * lanes,
             [&](int64_t i) { return Term{lines[i], weights[i]}; }, sum);
       __syncthreads();
@@ -220,7 +167,7 @@ __device__ void MakeSums(const BlockOfTable& block, const SumsArgs& args, const 
     if (own.line >= 0 && !is_long) {
       for (int64_t column = threadIdx.x % lanes * kWidth; column < dim; column += lanes * kWidth) {
         Columns<kWidth> sum;
-        AddTerms<kWidth>(args.from + column, dim, own.begin, own.end, [&](int64_t i) { return sums.TermAt(i); }, sum);
+        AddTerms<kAhead>(args.from + column, dim, own.begin, own.end, [&](int64_t i) { return sums.TermAt(i); }, sum);
         Finish(sums, args.to + own.line * dim + column, sum);
       }
     }
@@ -237,8 +184,7 @@ template <int kWidth, typename Sums, typename Tables>
 __global__ void __launch_bounds__(kThreads, 2) SumLines(const __grid_constant__ Tables tables) {
   BlockOfTable block;
   const SumsArgs& args = tables.Find(&block);
-  for (int64_t i = block.index * kThreads + threadIdx.x; i < args.num_zeros; i += block.count * kThreads)
-    args.zeros[i] = 0;
+  args.cleared.Clear(block);
   MakeSums<kWidth>(block, args, Sums{args.bags, args.bags.plan.get()});
 }
 
@@ -290,14 +236,14 @@ void AddSums(TableQueue& queue, SumsArgs sums, int64_t count) {
 
 template <typename T>
 void PoolRows(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out) {
-  AddSums<BagSums>(queue, {MakeBagArgs(args, chunk), rows, out, nullptr, 0, 1}, args.groups * args.bags);
+  AddSums<BagSums>(queue, {MakeBagArgs(args, chunk), rows, out, {}, 1}, args.groups * args.bags);
 }
 
 template <typename T>
 void GatherRowGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* out_gradient,
-                        float* row_gradients, int32_t* zeros, int64_t num_zeros) {
+                        float* row_gradients, const Cleared& cleared) {
   // At least one block, for the words.
-  AddSums<RowSums>(queue, {MakeBagArgs(args, chunk), out_gradient, row_gradients, zeros, num_zeros, 1},
+  AddSums<RowSums>(queue, {MakeBagArgs(args, chunk), out_gradient, row_gradients, cleared, 1},
                    std::max<int64_t>(args.layout.n, 1));
 }
 
@@ -308,10 +254,10 @@ void WeightGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& c
   queue.Add(kDotWeights, blocks, 0, WeightArgs{MakeBagArgs(args, chunk), rows, out_gradient, weight_gradient});
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                                                      \
-  template void PoolRows(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, float*);                    \
-  template void GatherRowGradients(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, float*, int32_t*, \
-                                   int64_t);                                                                       \
+#define JAX_TT_INSTANTIATE(T)                                                                            \
+  template void PoolRows(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, float*);          \
+  template void GatherRowGradients(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, float*, \
+                                   const Cleared&);                                                      \
   template void WeightGradients(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, const float*, float*)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);

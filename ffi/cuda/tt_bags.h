@@ -14,10 +14,9 @@ template <typename T>
 void PoolRows(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out);
 
 // row_gradients: [chunk, D], the sum over a row's positions of weight times their bag's gradient, in sorted order.
-// Clears `zeros` beside, for the launches that follow.
 template <typename T>
 void GatherRowGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* out_gradient,
-                        float* row_gradients, int32_t* zeros, int64_t num_zeros);
+                        float* row_gradients, const Cleared& cleared);
 
 // weight_gradient: [n], the row of a position times its bag's gradient, for the rows of a chunk; the first chunk also
 // clears what has no row.

@@ -10,20 +10,33 @@ namespace {
 
 bool IsFactor(int64_t q) { return q == 2 || q == 4 || q == 8; }
 
+// The core that is contracted with the pivot first, the other one, and the factors of a row in this order.
+struct Factors {
+  int left, right, log_a, log_q, log_b;
+
+  Factors(const TTShape& shape, const Pivot& pivot)
+      : left(pivot.left_first ? 0 : 2),
+        right(2 - left),
+        log_a(Log2(static_cast<int>(shape.q[left]))),
+        log_q(Log2(static_cast<int>(shape.q[pivot.core]))),
+        log_b(Log2(static_cast<int>(shape.q[right]))) {}
+};
+
 template <typename T>
 FastArgs<T> MakeFastArgs(const TTArgs<T>& args, const RowChunk& chunk) {
   const CudaPlan& layout = args.layout;
   const int core = layout.main;
+  const Factors factors(args.shape, MakePivot(args.shape, core));
+  const int left = factors.left, right = factors.right;
   FastArgs<T> fast;
   fast.tf32 = args.tensor_float32;
-  fast.mirrored = !MakePivot(args.shape, core).left_first;
-  const int left = fast.mirrored ? 2 : 0, right = 2 - left;
+  fast.mirrored = left > right;
   fast.left = args.cores[left];
   fast.slices = args.cores[core];
   fast.right = args.cores[right];
-  fast.log_a = Log2(static_cast<int>(args.shape.q[left]));
-  fast.log_q = Log2(static_cast<int>(args.shape.q[core]));
-  fast.log_b = Log2(static_cast<int>(args.shape.q[right]));
+  fast.log_a = factors.log_a;
+  fast.log_q = factors.log_q;
+  fast.log_b = factors.log_b;
   fast.rank = static_cast<int>(args.shape.r[core]);
   fast.plan = args.plan;
   fast.left_digit = layout.row_digit(left);
@@ -61,6 +74,16 @@ bool IsFast(const TTShape& shape, const Pivot& pivot) {
 
 }  // namespace
 
+FastTileSize FastTileOf(const TTShape& shape, const Pivot& pivot) {
+  if (!IsFast(shape, pivot)) return {};
+  const Factors factors(shape, pivot);
+  return WithRank(
+      pivot.r_left, [] { return FastTileSize{}; },
+      [&](auto passes) -> FastTileSize {
+        return {passes.TileRows(factors.log_a, factors.log_q, factors.log_b), kTileLines >> factors.log_a};
+      });
+}
+
 Status HasFastPass(const TTShape& shape, const Pivot& pivot, bool* has) {
   *has = IsFast(shape, pivot);
   if (!*has) return {};
@@ -79,20 +102,22 @@ Status FastRowsPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& ch
 }
 
 template <typename T>
-Status FastGradientPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* row_gradients,
-                        const GradientShares& shares) {
-  const FastArgs<T> fast = MakeFastArgs(args, chunk);
-  GradientShares seen = shares;
-  if (fast.mirrored) std::swap(seen.left, seen.right);
+Status FastGradientPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* out_gradient,
+                        const GradientShares& shares, const Cleared& cleared) {
+  const CudaPlan& layout = args.layout;
+  const BagGradients gradients{out_gradient, args.weights, layout.order(), layout.bag(), layout.row_begin()};
+  FastShares<T> fast{MakeFastArgs(args, chunk), gradients, shares, cleared};
+  if (fast.args.mirrored) std::swap(fast.shares.left, fast.shares.right);
   return WithRank(args.shape.r[1], NoSuchRank, [&](auto passes) -> Status {
-    passes.Shares(queue, fast, row_gradients, seen);
+    passes.Shares(queue, fast);
     return {};
   });
 }
 
-#define JAX_TT_INSTANTIATE(T)                                                           \
-  template Status FastRowsPass(TableQueue&, const TTArgs<T>&, const RowChunk&, float*); \
-  template Status FastGradientPass(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, const GradientShares&)
+#define JAX_TT_INSTANTIATE(T)                                                                    \
+  template Status FastRowsPass(TableQueue&, const TTArgs<T>&, const RowChunk&, float*);          \
+  template Status FastGradientPass(TableQueue&, const TTArgs<T>&, const RowChunk&, const float*, \
+                                   const GradientShares&, const Cleared&)
 JAX_TT_INSTANTIATE(float);
 JAX_TT_INSTANTIATE(bfloat16);
 JAX_TT_INSTANTIATE(float16);

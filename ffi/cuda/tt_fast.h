@@ -6,6 +6,7 @@
 //   tt_fast_passes.h      the passes of one rank, as tt_fast.cu calls them
 //   tt_fast_launch.h      their launches: which tile, which arithmetic, how many blocks
 //   tt_fast_tile.h        the tile: the rows of a block, the prefixes they share, how they come to shared memory
+//   tt_fast_gradients.h   the gradients of its rows, from those of bags
 //   tt_fast_rows.h        the kernel of the forward pass
 //   tt_fast_shares.h      the kernel of the backward pass
 //   tt_fast_fma.h         the three products of both, by multiply-adds of float32
@@ -22,15 +23,21 @@
 
 namespace jax_tt {
 
-// Whether there is one for this shape that the device has the shared memory for.
+// Rows and distinct prefixes of a tile at most; both 0 for a shape without fast passes.
+struct FastTileSize {
+  int64_t rows = 0, prefixes = 0;
+};
+FastTileSize FastTileOf(const TTShape& shape, const Pivot& pivot);
+
+// Whether there are fast passes for this shape that the device has the shared memory for.
 Status HasFastPass(const TTShape& shape, const Pivot& pivot, bool* has);
 
-// As RowsPass and GradientPass, for shapes that have a fast pass; without workspace.
+// As RowsPass, and as GatherRowGradients and GradientPass together; without workspace.
 template <typename T>
 Status FastRowsPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, float* rows);
 template <typename T>
-Status FastGradientPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* row_gradients,
-                        const GradientShares& shares);
+Status FastGradientPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* out_gradient,
+                        const GradientShares& shares, const Cleared& cleared);
 
 }  // namespace jax_tt
 

@@ -21,13 +21,10 @@ struct Fma {
     static constexpr int kSplit = Tile::kThreads / Tile::kRank;  // lanes that share the sums of d L
     static constexpr int kLeft = Tile::kRank + 4;
     static constexpr int kSlice = Tile::kColumns + 4 * kSplit;
-    static constexpr int kProduct = kSlice, kProductGradient = kSlice;
+    // Of these, lanes that read at the same time read the same row, or neighbours.
+    static constexpr int kProduct = Tile::kColumns, kProductGradient = kProduct;
   };
   __device__ static __forceinline__ void Store(Shared<float> p, float4 value) { Store4(p, value); }
-
-  // Of loads under way in a product.  At rank 64 the sums of the slice's gradient leave registers for one only.
-  template <typename Tile>
-  static constexpr int kRounds = Tile::kRank == 64 ? 1 : 2;
 
   // x = l g
   template <typename Tile>
@@ -35,22 +32,22 @@ struct Fma {
     using At = Lead<Tile>;
     constexpr int kAcross = Tile::kColumns / 64, kDown = Tile::kWarps / kAcross;  // warps, of 4 x 8 lanes
     constexpr int kM = Tile::kLines / (4 * kDown), kStride = 4 * kDown, kHalf = Tile::kColumns / 2;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const unsigned thread = ThreadHere(), lane = thread % 32, warp = thread / 32;
     const int n = (warp % kAcross * 8 + lane % 8) * 4, m = warp / kAcross * 4 + lane / 8;
     float sums[kM][8] = {};
     l = l + m * At::kLeft;
     g = g + n;
-    JAX_TT_UNROLL_BY(kRounds<Tile>)
-    for (int k = 0; k < Tile::kRank; k += 4) {
-      float4 left[kM];
+    JAX_TT_UNROLL_BY(1)
+    for (int k = 0; k < Tile::kRank; k += 2) {
+      float2 left[kM];  // vectors of four would take registers that the sums of the slice have
       JAX_TT_UNROLL
-      for (int i = 0; i < kM; ++i) left[i] = Load4(l + (i * kStride * At::kLeft + k));
+      for (int i = 0; i < kM; ++i) left[i] = Load2(l + (i * kStride * At::kLeft + k));
       JAX_TT_UNROLL
-      for (int step = 0; step < 4; ++step) {
+      for (int step = 0; step < 2; ++step) {
         const float4 low = Load4(g + (k + step) * At::kSlice), high = Load4(g + ((k + step) * At::kSlice + kHalf));
         JAX_TT_UNROLL
         for (int i = 0; i < kM; ++i) {
-          const float value = Element(left[i], step);
+          const float value = step == 0 ? left[i].x : left[i].y;
           AddScaled(value, low, sums[i]);
           AddScaled(value, high, sums[i] + 4);
         }
@@ -68,8 +65,8 @@ struct Fma {
   __device__ static __forceinline__ void LeftGradient(Shared<const float> dx, Shared<const float> g, Fn fn) {
     using At = Lead<Tile>;
     constexpr int kM = 8, kSplit = At::kSplit, kStrideM = Tile::kLines / kM, kStrideK = Tile::kRank / 8;
-    const int part = threadIdx.x % kSplit, thread = threadIdx.x / kSplit;
-    const int k = thread % kStrideK, m = thread / kStrideK;
+    const unsigned thread = ThreadHere();
+    const int part = thread % kSplit, k = thread / kSplit % kStrideK, m = thread / kSplit / kStrideK;
     float sums[kM * 8] = {};
     dx = dx + (m * At::kProductGradient + 4 * part);
     g = g + (k * At::kSlice + 4 * part);
@@ -103,11 +100,6 @@ struct Fma {
     static constexpr int kWarpsAcross = kAcross / 8;
 
    public:
-    __device__ __forceinline__ SliceGradient() {
-      const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-      n_ = (warp % kWarpsAcross * 8 + lane % 8) * 4;
-      k_ = (warp / kWarpsAcross * 4 + lane / 8) * 4;
-    }
     __device__ __forceinline__ void Clear() {
       JAX_TT_UNROLL
       for (int i = 0; i < kK; ++i) {
@@ -117,9 +109,10 @@ struct Fma {
     }
     __device__ __forceinline__ void Add(Shared<const float> l, Shared<const float> dx) {
       using At = Lead<Tile>;
-      if (!Works()) return;
-      l = l + k_;
-      dx = dx + n_;
+      const Place at;
+      if (!at.Works()) return;
+      l = l + at.k;
+      dx = dx + at.n;
       JAX_TT_UNROLL_BY(4)
       for (int m = 0; m < Tile::kLines; ++m) {
         float4 left[kK / 4], right[kN / 4];
@@ -137,31 +130,41 @@ struct Fma {
     // fn(k, n, float4) with the four at and after n, each by one thread.
     template <typename Fn>
     __device__ __forceinline__ void ForEachAcross(Fn fn) const {
-      if (!Works()) return;
+      const Place at;
+      if (!at.Works()) return;
       JAX_TT_UNROLL
       for (int i = 0; i < kK; ++i) {
         JAX_TT_UNROLL
         for (int j = 0; j < kN / 4; ++j)
-          fn(k_ + i % 4 + i / 4 * (4 * kDown), n_ + j * (4 * kAcross), MakeFloat4(sums_[i] + 4 * j));
+          fn(at.k + i % 4 + i / 4 * (4 * kDown), at.n + j * (4 * kAcross), MakeFloat4(sums_[i] + 4 * j));
       }
     }
     // The same with the four at and after k.
     template <typename Fn>
     __device__ __forceinline__ void ForEachDown(Fn fn) const {
-      if (!Works()) return;
+      const Place at;
+      if (!at.Works()) return;
       JAX_TT_UNROLL
       for (int i = 0; i < kK; i += 4) {
         JAX_TT_UNROLL
         for (int j = 0; j < kN; ++j)
-          fn(k_ + i * kDown, n_ + j % 4 + j / 4 * (4 * kAcross),
+          fn(at.k + i * kDown, at.n + j % 4 + j / 4 * (4 * kAcross),
              make_float4(sums_[i][j], sums_[i + 1][j], sums_[i + 2][j], sums_[i + 3][j]));
       }
     }
 
    private:
-    __device__ __forceinline__ bool Works() const { return kAcross * kDown == Tile::kThreads || k_ < Tile::kRank; }
+    // The first row and column of a thread.
+    struct Place {
+      int k, n;
+      __device__ __forceinline__ Place() {
+        const unsigned thread = ThreadHere(), lane = thread % 32, warp = thread / 32;
+        n = (warp % kWarpsAcross * 8 + lane % 8) * 4;
+        k = (warp / kWarpsAcross * 4 + lane / 8) * 4;
+      }
+      __device__ __forceinline__ bool Works() const { return kAcross * kDown == Tile::kThreads || k < Tile::kRank; }
+    };
 
-    int n_, k_;
     float sums_[kK][kN];
   };
 };

@@ -17,11 +17,18 @@ namespace fast_internal {
 
 constexpr int64_t kMaxBlocks = int64_t{1} << 20;
 
+// Shared memory of each of three blocks on a multiprocessor of 227 KiB.
+constexpr int64_t kThirdOfShared = 75 << 10;
+// A tile of at least so many rows does not gain by more memory as much as by more blocks.
+constexpr int kEnoughRows = 16;
+
 // Rows of a tile: as many as there is memory for their right sides and gradients.
-template <typename Tile, typename T>
-void SetTileRows(FastArgs<T>& args) {
-  args.tile_rows = std::min({Tile::kMaxRows, Tile::kRightFloats / (Tile::kRank << args.log_b),
-                             Tile::kGradientFloats / (Tile::kCount << (args.log_a + args.log_b))});
+template <typename Tile, typename Math>
+int TileRowsOf(int log_a, int log_b) {
+  const int floats = (Tile::kRank << log_b) + (Tile::kCount << (log_a + log_b));
+  const int rows = std::min(Tile::kMaxRows, Tile::kRowFloats / floats);
+  const int of_third = static_cast<int>((kThirdOfShared - int64_t{SharesMemory<Tile, Math>::kBytes}) / 4 / floats);
+  return Tile::kBlocks == 3 && of_third >= kEnoughRows ? std::min(rows, of_third) : rows;
 }
 
 // fn(FastTile) with the columns c of a block.
@@ -52,9 +59,16 @@ template <int kRank>
 size_t FastPasses<kRank>::SharedBytes(int q) {
   return fast_internal::WithTile<kRank>(q, [](auto tag) {
     using Tile = decltype(tag);
-    return std::max({RowsMemory<Tile, Fma>::kBytes, SharesMemory<Tile, Fma>::kBytes,
+    return jax_tt::SharedBytes<float>(Tile::kRowFloats) +
+           std::max({RowsMemory<Tile, Fma>::kBytes, SharesMemory<Tile, Fma>::kBytes,
                      SharesMemory<Tile, Mma<TF32Operands>>::kBytes, SharesMemory<Tile, Mma<Bfloat16Operands>>::kBytes});
   });
+}
+
+template <int kRank>
+int FastPasses<kRank>::TileRows(int log_a, int log_q, int log_b) {
+  return fast_internal::WithTile<kRank>(
+      1 << log_q, [&](auto tag) { return fast_internal::TileRowsOf<decltype(tag), Fma>(log_a, log_b); });
 }
 
 template <int kRank>
@@ -62,43 +76,49 @@ template <typename T>
 void FastPasses<kRank>::Rows(TableQueue& queue, FastArgs<T> args, float* rows) {
   fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
     using Tile = decltype(tag);
-    fast_internal::SetTileRows<Tile>(args);
     const int64_t items = std::clamp<int64_t>(args.max_parts * (args.q() / Tile::kCount), 1, fast_internal::kMaxBlocks);
     fast_internal::WithMath<T>(args.tf32, [&](auto math) {
       using Math = decltype(math);
       using Own = FastRows<T>;
       using Kernel = TableKernelOf<Own, MakeRowsFast<Tile, Math, T, OneTable<Own>>,
                                    MakeRowsFast<Tile, Math, T, ManyTables<Own>>, Tile::kThreads>;
-      queue.Add(Kernel::kKernel, items, RowsMemory<Tile, Math>::kBytes, Own{args, rows});
+      args.tile_rows = fast_internal::TileRowsOf<Tile, Math>(args.log_a, args.log_b);
+      const size_t shared =
+          RowsMemory<Tile, Math>::kBytes + jax_tt::SharedBytes<float>(args.tile_rows * args.right_floats());
+      queue.Add(Kernel::kKernel, items, shared, Own{args, rows});
     });
   });
 }
 
 template <int kRank>
 template <typename T>
-void FastPasses<kRank>::Shares(TableQueue& queue, FastArgs<T> args, const float* row_gradients,
-                               const GradientShares& shares) {
+void FastPasses<kRank>::Shares(TableQueue& queue, FastShares<T> shares) {
+  FastArgs<T>& args = shares.args;
   fast_internal::WithTile<kRank>(args.q(), [&](auto tag) {
     using Tile = decltype(tag);
-    fast_internal::SetTileRows<Tile>(args);
     const int64_t blocks = std::clamp<int64_t>(args.max_parts, 1, fast_internal::kMaxBlocks);
     fast_internal::WithMath<T>(args.tf32, [&](auto math) {
       using Math = decltype(math);
       using Own = FastShares<T>;
       using Kernel = TableKernelOf<Own, MakeSharesFast<Tile, Math, T, OneTable<Own>>,
                                    MakeSharesFast<Tile, Math, T, ManyTables<Own>>, Tile::kThreads>;
-      queue.Add(Kernel::kKernel, blocks, SharesMemory<Tile, Math>::kBytes, Own{args, row_gradients, shares});
+      args.tile_rows = fast_internal::TileRowsOf<Tile, Math>(args.log_a, args.log_b);
+      const size_t shared = SharesMemory<Tile, Math>::kBytes +
+                            jax_tt::SharedBytes<float>(args.tile_rows * args.right_floats()) +
+                            jax_tt::SharedBytes<float>(args.tile_rows * args.template gradient_floats<Tile>());
+      queue.Add(Kernel::kKernel, blocks, shared, shares);
     });
   });
 }
 
 #define JAX_TT_INSTANTIATE_FAST(kRank, T)                                  \
   template void FastPasses<kRank>::Rows(TableQueue&, FastArgs<T>, float*); \
-  template void FastPasses<kRank>::Shares(TableQueue&, FastArgs<T>, const float*, const GradientShares&)
-#define JAX_TT_INSTANTIATE_FAST_RANK(kRank)            \
-  template size_t FastPasses<kRank>::SharedBytes(int); \
-  JAX_TT_INSTANTIATE_FAST(kRank, float);               \
-  JAX_TT_INSTANTIATE_FAST(kRank, bfloat16);            \
+  template void FastPasses<kRank>::Shares(TableQueue&, FastShares<T>)
+#define JAX_TT_INSTANTIATE_FAST_RANK(kRank)                \
+  template size_t FastPasses<kRank>::SharedBytes(int);     \
+  template int FastPasses<kRank>::TileRows(int, int, int); \
+  JAX_TT_INSTANTIATE_FAST(kRank, float);                   \
+  JAX_TT_INSTANTIATE_FAST(kRank, bfloat16);                \
   JAX_TT_INSTANTIATE_FAST(kRank, float16)
 
 }  // namespace jax_tt

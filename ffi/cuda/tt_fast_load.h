@@ -19,6 +19,18 @@
 
 namespace jax_tt {
 
+// threadIdx.x, read anew.  What follows from threadIdx.x itself the compiler finds before all loops, and keeps in
+// registers that the products need.
+__device__ __forceinline__ int ThreadHere() {
+#if defined(__CUDACC__) && !defined(JAX_TT_EMULATION)
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+#else
+  return static_cast<int>(threadIdx.x);
+#endif
+}
+
 // Two values of 16 bits as one word.
 template <typename T>
 __device__ __forceinline__ uint32_t PackPair(T low, T high) {

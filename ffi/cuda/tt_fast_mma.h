@@ -121,11 +121,11 @@ struct Mma {
   template <int kAcross>
   struct Place {
     int across, down, g, t;
-    __device__ __forceinline__ Place()
-        : across(static_cast<int>(threadIdx.x) / 32 % kAcross),
-          down(static_cast<int>(threadIdx.x) / 32 / kAcross),
-          g(static_cast<int>(threadIdx.x) % 32 / 4),
-          t(static_cast<int>(threadIdx.x) % 4) {}
+    __device__ __forceinline__ Place() : Place(static_cast<unsigned>(ThreadHere())) {}
+
+   private:
+    __device__ __forceinline__ explicit Place(unsigned thread)
+        : across(thread / 32 % kAcross), down(thread / 32 / kAcross), g(thread % 32 / 4), t(thread % 4) {}
   };
 
   // sums += a b for the fragments of a warp, one step of the inner dimension: load_a(i, fragment), load_b(j, fragment).

@@ -5,10 +5,20 @@
 #include <stdint.h>
 
 #include "ffi/cuda/table_queue.h"
+#include "ffi/cuda/tt_fast_gradients.h"
 #include "ffi/cuda/tt_fast_tile.h"
 #include "ffi/cuda/tt_pass.h"
 
 namespace jax_tt {
+
+// What the backward pass is given.
+template <typename T>
+struct FastShares {
+  FastArgs<T> args;
+  BagGradients gradients;
+  GradientShares shares;
+  Cleared cleared;
+};
 
 template <int kRank>
 struct FastPasses {
@@ -21,13 +31,15 @@ struct FastPasses {
   // and a prefix at least four lines (w, c) in it.
   static constexpr bool Takes(int64_t q, int64_t lines) { return q >= BlockColumns(q) && lines * BlockColumns(q) >= 4; }
 
-  // Of shared memory, for slices of q columns c.
+  // The most shared memory that a block takes, for slices of q columns c.
   static size_t SharedBytes(int q);
+  // The rows of a tile at most in float32, of factors as FastArgs has them.
+  static int TileRows(int log_a, int log_q, int log_b);
 
   template <typename T>
   static void Rows(TableQueue& queue, FastArgs<T> args, float* rows);
   template <typename T>
-  static void Shares(TableQueue& queue, FastArgs<T> args, const float* row_gradients, const GradientShares& shares);
+  static void Shares(TableQueue& queue, FastShares<T> shares);
 };
 
 }  // namespace jax_tt

@@ -16,18 +16,19 @@ struct RowsMemory {
   Shared<Operand> slice, left;
   Shared<float> product, right;
 
-  __device__ __forceinline__ RowsMemory() {
+  template <typename T>
+  __device__ __forceinline__ explicit RowsMemory(const FastArgs<T>& args) {
     SharedArena arena;
     rows = arena.Take<int32_t>(TileRows<Tile>::kWords);
     slice = arena.Take<Operand>(Tile::kRank * At::kSlice);
     left = arena.Take<Operand>(Tile::kLines * At::kLeft);
     product = arena.Take<float>(Tile::kLines * At::kProduct);
-    right = arena.Take<float>(Tile::kRightFloats);
+    right = arena.Take<float>(args.tile_rows * args.right_floats());
   }
+  // Without the right sides of rows.
   static constexpr size_t kBytes =
       SharedBytes<int32_t>(TileRows<Tile>::kWords) + SharedBytes<Operand>(Tile::kRank * At::kSlice) +
-      SharedBytes<Operand>(Tile::kLines * At::kLeft) + SharedBytes<float>(Tile::kLines * At::kProduct) +
-      SharedBytes<float>(Tile::kRightFloats);
+      SharedBytes<Operand>(Tile::kLines * At::kLeft) + SharedBytes<float>(Tile::kLines * At::kProduct);
 };
 
 // out = X R for every row of the tile, kJ of the b columns at a time.
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeRowsFast(co
   BlockOfTable block;
   typename Tables::Held own = tables.Find(&block);
   const FastArgs<T>& args = own.args;
-  const RowsMemory<Tile, Math> memory;
+  const RowsMemory<Tile, Math> memory(args);
   TileRows<Tile> rows(memory.rows);
   const int32_t* plan = args.plan.get();
   const int column_blocks = args.q() / Tile::kCount;

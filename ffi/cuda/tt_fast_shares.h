@@ -5,9 +5,10 @@
 #include <type_traits>
 
 #include "ffi/cuda/table_list.h"
+#include "ffi/cuda/tt_fast_gradients.h"
 #include "ffi/cuda/tt_fast_lanes.h"
+#include "ffi/cuda/tt_fast_passes.h"
 #include "ffi/cuda/tt_fast_tile.h"
-#include "ffi/cuda/tt_pass.h"
 
 namespace jax_tt {
 
@@ -18,22 +19,24 @@ struct SharesMemory {
   static constexpr int64_t kSlice = Tile::kRank * At::kSlice, kLeft = Tile::kLines * At::kLeft;
   static constexpr int64_t kProduct = Tile::kLines * At::kProduct;
   static constexpr int64_t kProductGradient = Tile::kLines * At::kProductGradient;
+  // Without the sides and gradients of rows.
   static constexpr size_t kBytes = SharedBytes<int32_t>(TileRows<Tile>::kWords) + SharedBytes<Operand>(kSlice) +
                                    SharedBytes<Operand>(kLeft) + SharedBytes<float>(kProduct) +
-                                   SharedBytes<float>(Tile::kRightFloats) + SharedBytes<float>(Tile::kGradientFloats) +
                                    (Math::kInPlace ? 0 : SharedBytes<Operand>(kProductGradient));
+  static_assert(TileGradients<Tile>::kFloats <= kProduct);  // they are made where the product will be
   Shared<int32_t> rows;
   Shared<Operand> slice, left, product_gradient;
   Shared<float> product, right, gradient;
 
-  __device__ __forceinline__ SharesMemory() {
+  template <typename T>
+  __device__ __forceinline__ explicit SharesMemory(const FastArgs<T>& args) {
     SharedArena arena;
     rows = arena.Take<int32_t>(TileRows<Tile>::kWords);
     slice = arena.Take<Operand>(kSlice);
     left = arena.Take<Operand>(kLeft);
     product = arena.Take<float>(kProduct);
-    right = arena.Take<float>(Tile::kRightFloats);
-    gradient = arena.Take<float>(Tile::kGradientFloats);
+    right = arena.Take<float>(args.tile_rows * args.right_floats());
+    gradient = arena.Take<float>(args.tile_rows * args.template gradient_floats<Tile>());
     if constexpr (Math::kInPlace)
       product_gradient = product;
     else
@@ -51,11 +54,12 @@ __device__ __forceinline__ void RightGradients(const FastArgs<T>& args, const Sh
                                                const TileRows<Tile>& rows, bool add, float* out) {
   using Memory = SharesMemory<Tile, Math>;
   constexpr int kLanes = Tile::kRank / 4, kAtOnce = 32 / (kLanes * kGroups);
-  const int lane = threadIdx.x % 32, s = lane % kLanes, own = lane / kLanes % kGroups;
+  const unsigned thread = ThreadHere();
+  const int lane = thread % 32, s = lane % kLanes, own = lane / kLanes % kGroups;
   const int groups = (Tile::kCount << args.log_a) / 4, slots = Tile::kLines >> args.log_a;
   const int prefixes = rows.prefixes();
   JAX_TT_UNROLL_BY(1)
-  for (int base = threadIdx.x / 32 * kAtOnce; base < slots; base += Tile::kWarps * kAtOnce) {
+  for (int base = thread / 32 * kAtOnce; base < slots; base += Tile::kWarps * kAtOnce) {
     const int prefix = base + lane / (kLanes * kGroups);
     const int begin = prefix < prefixes ? rows.first_row(prefix) : 0;
     const int end = prefix < prefixes ? rows.first_row(prefix + 1) : 0;
@@ -138,13 +142,6 @@ __device__ __forceinline__ void RightGradients(const FastArgs<T>& args, const Sh
     with_groups(std::integral_constant<int, 4>());
 }
 
-template <typename T>
-struct FastShares {
-  FastArgs<T> args;
-  const float* row_gradients;
-  GradientShares shares;
-};
-
 // A block makes the shares of a part, one block of columns after the other.
 template <typename Tile, typename Math, typename T, typename Tables>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeSharesFast(const __grid_constant__ Tables tables) {
@@ -152,12 +149,15 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeSharesFast(
   const FastShares<T>& own = tables.Find(&block);  // a copy would not fit in registers
   const FastArgs<T>& args = own.args;
   const GradientShares& shares = own.shares;
-  const SharesMemory<Tile, Math> memory;
+  const SharesMemory<Tile, Math> memory(args);
+  const TileGradients<Tile> gradients(memory.product);
   TileRows<Tile> rows(memory.rows);
   typename Math::template SliceGradient<Tile> slice_gradient;
   const int32_t* plan = args.plan.get();
   const int slice_size = (Tile::kRank * Tile::kRank) << args.log_q, left_size = Tile::kRank << args.log_a;
-  for (int64_t index = block.index; index < args.max_parts; index += block.count) {
+  own.cleared.Clear(block);
+  const uint32_t step = static_cast<uint32_t>(block.count);
+  for (uint32_t index = static_cast<uint32_t>(block.index); index < args.max_parts; index += step) {
     const FastPart part(args, plan, index);
     if (part.slice < 0) continue;
     for (int first_column = 0; first_column < args.q(); first_column += Tile::kCount) {
@@ -167,15 +167,16 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeSharesFast(
         WithMirror(args, [&](auto mirrored) {
           LoadSlice<mirrored, Tile, Math>(args, part.slice, first_column, memory.slice);
         });
-      for (int64_t first = part.begin; first < part.end;) {
+      for (int32_t first = part.begin; first < part.end;) {
         const int64_t place = first - args.chunk.begin;  // of the tile in the chunk
         rows.Find(args, plan, first, part.end);
+        rows.FindPlaces(args, plan, own.gradients.row_begin, first, part.end);
         __syncthreads();
         WithMirror(args, [&](auto mirrored) {
           LoadLeft<mirrored, Tile, Math>(args, rows, memory.left);
           LoadRight<mirrored>(args, rows, memory.right);
-          LoadGradients<mirrored>(args, rows, own.row_gradients + place * args.dim(), first_column, memory.gradient);
         });
+        gradients.Load(args, rows, own.gradients, plan, first_column, memory.gradient);
         __syncthreads();
         Math::template MakeProduct<Tile>(memory.left, memory.slice, memory.product);
         __syncthreads();
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeSharesFast(
         first += rows.rows();
         __syncthreads();
       }
-      float* to = shares.slice + index * slice_size;
+      float* to = shares.slice + int64_t{index} * slice_size;
       const auto store = [&](int k, int n, auto values) {
         StoreValues(to + args.SlicePlace(k, first_column + n / Tile::kRank, n % Tile::kRank, args.mirrored), values);
       };

@@ -18,6 +18,8 @@
 
 namespace jax_tt {
 
+constexpr int kTileLines = 64;
+
 constexpr int Log2(int x) { return x == 1 ? 0 : 1 + Log2(x / 2); }
 
 // Sizes known when a kernel is compiled: the rank, on both sides of the slice, and columns c in a block.
@@ -26,14 +28,14 @@ struct FastTile {
   static constexpr int kRank = kRankValue;
   static constexpr int kCount = kCountValue;
   static constexpr int kColumns = kRank * kCount;
-  static constexpr int kLines = 64;
+  static constexpr int kLines = kTileLines;
   static constexpr int kThreads = kRank == 128 ? 256 : 128;
   static constexpr int kWarps = kThreads / 32;
   // The fewest blocks of an SM; what registers a thread may have follows from it.
-  static constexpr int kBlocks = kRank == 128 ? 1 : 2;
+  static constexpr int kBlocks = kRank == 128 ? 1 : kRank == 64 ? 2 : 3;
   static constexpr int kMaxPrefixes = 32, kMaxRows = 32;
-  // Of the right sides of a tile's rows, and of their gradients within a block of columns.
-  static constexpr int kRightFloats = kRank == 128 ? 8192 : 4096, kGradientFloats = 2048;
+  // Of the right sides of a tile's rows and of their gradients, at most.
+  static constexpr int kRowFloats = kRank == 128 ? 10240 : 6144;
 };
 
 // What every specialised pass is given.
@@ -51,12 +53,18 @@ struct FastArgs {
   int64_t left_digit = 0, right_digit = 0, parts = 0;  // in the plan
   int64_t max_parts = 0;
   RowChunk chunk;
-  int tile_rows = 0;
+  int tile_rows = 0;  // at most
 
   JAX_TT_INLINE int a() const { return 1 << log_a; }
   JAX_TT_INLINE int q() const { return 1 << log_q; }
   JAX_TT_INLINE int b() const { return 1 << log_b; }
   JAX_TT_INLINE int dim() const { return 1 << (log_a + log_q + log_b); }
+  // In shared memory of a row: its right side, and its gradient in a block of columns.
+  JAX_TT_INLINE int right_floats() const { return rank << log_b; }
+  template <typename Tile>
+  JAX_TT_INLINE int gradient_floats() const {
+    return Tile::kCount << (log_a + log_b);
+  }
 
   // Of an element of a row, of L [a, r], G [r, q, r] and R [r, b].
   JAX_TT_INLINE int RowPlace(int w, int c, int j, bool mirror) const {
@@ -71,14 +79,14 @@ struct FastArgs {
 
 // Rows of a part within the chunk; of none, and of slice -1, where there is no such part.
 struct FastPart {
-  int64_t slice, begin, end;
+  int32_t slice, begin, end;
 
   template <typename T>
   __device__ __forceinline__ FastPart(const FastArgs<T>& args, const int32_t* plan, int64_t part) {
     const PlanPart all = PartsAt(plan, args.parts)[part];
     slice = all.slice;
-    begin = max(static_cast<int64_t>(all.begin), args.chunk.begin);
-    end = min(static_cast<int64_t>(all.end), args.chunk.end);
+    begin = static_cast<int32_t>(max(static_cast<int64_t>(all.begin), args.chunk.begin));
+    end = static_cast<int32_t>(min(static_cast<int64_t>(all.end), args.chunk.end));
   }
 };
 
@@ -86,13 +94,14 @@ struct FastPart {
 template <typename Tile>
 class TileRows {
  public:
-  static constexpr int kWords = 2 + Tile::kMaxPrefixes + (Tile::kMaxPrefixes + 1) + 2 * Tile::kMaxRows;
+  static constexpr int kWords =
+      2 + Tile::kMaxPrefixes + (Tile::kMaxPrefixes + 1) + 2 * Tile::kMaxRows + (Tile::kMaxRows + 1);
 
   __device__ __forceinline__ explicit TileRows(Shared<int32_t> words) : words_(words) {}
 
   // Takes rows from `first` on while there are lines for their prefixes.  For all threads; the first warp works.
   template <typename T>
-  __device__ __forceinline__ void Find(const FastArgs<T>& args, const int32_t* plan, int64_t first, int64_t end) {
+  __device__ __forceinline__ void Find(const FastArgs<T>& args, const int32_t* plan, int32_t first, int32_t end) {
     if (threadIdx.x >= 32) return;
     const int lane = threadIdx.x, max_prefixes = Tile::kLines >> args.log_a;
     const bool inside = lane < args.tile_rows && first + lane < end;
@@ -120,6 +129,16 @@ class TileRows {
     }
   }
 
+  // Where the positions of the rows begin in their order: for passes that go through these.  The threads after those of
+  // Find work.  `row_begin`: in the plan.
+  template <typename T>
+  __device__ __forceinline__ void FindPlaces(const FastArgs<T>& args, const int32_t* plan, int64_t row_begin,
+                                             int32_t first, int32_t end) {
+    static_assert(Tile::kThreads > 32 + Tile::kMaxRows);
+    const int row = static_cast<int>(threadIdx.x) - 32;
+    if (row >= 0 && row <= args.tile_rows && first + row <= end) FirstPlaces()[row] = plan[row_begin + first + row];
+  }
+
   __device__ __forceinline__ int rows() const { return words_[0]; }
   __device__ __forceinline__ int prefixes() const { return words_[1]; }
   __device__ __forceinline__ int left_digit(int prefix) const { return LeftDigits()[prefix]; }
@@ -127,12 +146,15 @@ class TileRows {
   __device__ __forceinline__ int first_row(int prefix) const { return FirstRows()[prefix]; }
   __device__ __forceinline__ int right_digit(int row) const { return RightDigits()[row]; }
   __device__ __forceinline__ int prefix(int row) const { return Prefixes()[row]; }
+  // First place of a row's positions, and of the one past the last.
+  __device__ __forceinline__ int first_place(int row) const { return FirstPlaces()[row]; }
 
  private:
   __device__ __forceinline__ Shared<int32_t> LeftDigits() const { return words_ + 2; }
   __device__ __forceinline__ Shared<int32_t> FirstRows() const { return LeftDigits() + Tile::kMaxPrefixes; }
   __device__ __forceinline__ Shared<int32_t> RightDigits() const { return FirstRows() + (Tile::kMaxPrefixes + 1); }
   __device__ __forceinline__ Shared<int32_t> Prefixes() const { return RightDigits() + Tile::kMaxRows; }
+  __device__ __forceinline__ Shared<int32_t> FirstPlaces() const { return Prefixes() + Tile::kMaxRows; }
 
   Shared<int32_t> words_;
 };
@@ -148,10 +170,11 @@ __device__ __forceinline__ void LoadSlice(const FastArgs<T>& args, int64_t slice
                                           Shared<typename Math::Operand> to) {
   const T* from = args.slices + slice * ((Tile::kRank * Tile::kRank) << args.log_q);
   constexpr int kRowVectors = Tile::kColumns / 4;
+  const int thread = ThreadHere();
   static_assert(Tile::kRank * kRowVectors % Tile::kThreads == 0);
   JAX_TT_UNROLL_BY(kVectorsAhead<kMirrored>)
   for (int i = 0; i < Tile::kRank * kRowVectors; i += Tile::kThreads) {
-    const int e = i + static_cast<int>(threadIdx.x);
+    const int e = i + thread;
     // Neighbouring threads read neighbours in memory: along s, or along k.
     const int k = kMirrored ? e % Tile::kRank : e / kRowVectors;
     const int n = (kMirrored ? e / Tile::kRank : e % kRowVectors) * 4;
@@ -166,10 +189,10 @@ template <bool kMirrored, typename Tile, typename Math, typename T>
 __device__ __forceinline__ void LoadLeft(const FastArgs<T>& args, const TileRows<Tile>& rows,
                                          Shared<typename Math::Operand> to) {
   constexpr int kRowVectors = Tile::kRank / 4;
-  const int prefixes = rows.prefixes();
+  const int prefixes = rows.prefixes(), thread = ThreadHere();
   JAX_TT_UNROLL_BY(kVectorsAhead<kMirrored>)
   for (int i = 0; i < Tile::kLines * kRowVectors; i += Tile::kThreads) {
-    const int e = i + static_cast<int>(threadIdx.x), m = e / kRowVectors, k = e % kRowVectors * 4;
+    const int e = i + thread, m = e / kRowVectors, k = e % kRowVectors * 4;
     const int prefix = m >> args.log_a, w = m & (args.a() - 1);
     float4 value = make_float4(0, 0, 0, 0);
     if (prefix < prefixes) {
@@ -186,7 +209,7 @@ template <bool kMirrored, typename Tile, typename T>
 __device__ __forceinline__ void LoadRight(const FastArgs<T>& args, const TileRows<Tile>& rows, Shared<float> to) {
   const int mask = args.b() - 1, size = Tile::kRank << args.log_b, count = rows.rows() * size;
   JAX_TT_UNROLL_BY(4)
-  for (int i = 4 * threadIdx.x; i < count; i += 4 * Tile::kThreads) {
+  for (int i = 4 * ThreadHere(); i < count; i += 4 * Tile::kThreads) {
     const int row = (i / Tile::kRank) >> args.log_b, e = i & (size - 1);
     const float4 value = LoadStored4(args.right + static_cast<int64_t>(rows.right_digit(row)) * size + e);
     if constexpr (kMirrored) {
@@ -196,20 +219,6 @@ __device__ __forceinline__ void LoadRight(const FastArgs<T>& args, const TileRow
       for (int x = 0; x < 4; ++x)
         to[row * size + ((e + x) & mask) * Tile::kRank + ((e + x) >> args.log_b)] = Element(value, x);
     }
-  }
-}
-
-// The gradients of the rows in the block of columns that begins at column c = first, [row, a, count, b].
-template <bool kMirrored, typename Tile, typename T>
-__device__ __forceinline__ void LoadGradients(const FastArgs<T>& args, const TileRows<Tile>& rows, const float* from,
-                                              int first, Shared<float> to) {
-  constexpr int kLogCount = Log2(Tile::kCount);
-  const int log_line = kLogCount + args.log_b, log_size = args.log_a + log_line, count = rows.rows() << log_size;
-  JAX_TT_UNROLL_BY(4)
-  for (int i = threadIdx.x; i < count; i += Tile::kThreads) {
-    const int row = i >> log_size, w = (i >> log_line) & (args.a() - 1);
-    const int c = (i >> args.log_b) & (Tile::kCount - 1), j = i & (args.b() - 1);
-    to[i] = from[row * args.dim() + args.RowPlace(w, first + c, j, kMirrored)];
   }
 }
 

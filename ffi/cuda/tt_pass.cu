@@ -210,9 +210,6 @@ Status RowsPass(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk,
 template <typename T>
 Status GradientPass(TableQueue& queue, const TTArgs<T>& args, int pivot, const RowChunk& chunk,
                     const float* row_gradients, const GradientShares& shares, float* workspace) {
-  bool fast = false;
-  JAX_TT_RETURN_IF_ERROR(HasFastPass(args.shape, MakePivot(args.shape, pivot), &fast));
-  if (fast) return FastGradientPass(queue, args, chunk, row_gradients, shares);
   const PassPlan plan = PlanBackward(args.shape, args.layout, pivot);
   std::optional<PassArgs<T>> pass;
   JAX_TT_RETURN_IF_ERROR(MakePass(args, pivot, /*backward=*/true, chunk, plan, workspace, &pass));

@@ -41,7 +41,7 @@ SHAPES = [  # columns, rank
 method = method_fixture(*WAYS[2:])
 
 
-def _case(columns, rank, rows, dtype, seed=0, n=230):
+def _case(columns, rank, rows, dtype, seed=0, ids=None):
     rng = np.random.default_rng(seed)
     size = math.prod(rows)
     shape = jax_tt.TTShape(size - 1, math.prod(columns), (rank, rank), rows, columns)
@@ -53,8 +53,12 @@ def _case(columns, rank, rows, dtype, seed=0, n=230):
         )
         for k in range(3)
     )
-    ids = rng.integers(0, shape.num_embeddings, n).astype(np.int32)
-    ids[rng.integers(0, n, 5)] = [-3, size, 0, size - 2, 2**31 - 1]
+    if ids is None:
+        ids = rng.integers(0, shape.num_embeddings, 230).astype(np.int32)
+        ids[rng.integers(0, len(ids), 5)] = [-3, size, 0, size - 2, 2**31 - 1]
+    else:
+        ids = rng.permutation(ids)
+    n = len(ids)
     weights = rng.normal(size=n).astype(np.float32)
     cuts = np.sort(rng.integers(0, n + 1, 20))
     bags = jax_tt.Bags.from_offsets(
@@ -92,6 +96,18 @@ def _run(cores, bags, g, method):
 def test_rows_and_gradients(columns, rank, rows, method):
     cores, bags, ids, weights, bag_of, g = _case(columns, rank, ROWS[rows], jnp.float32)
     _check(cores, bags, ids, weights, bag_of, g, method, 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rank"),
+    [((4, 4, 4), 32), ((2, 4, 4), 16), ((8, 8, 2), 32), ((4, 4, 2), 128), ((4, 2, 8), 64)],
+)
+def test_rows_of_many_positions(columns, rank, method):
+    """One thread adds up a row of up to 8 positions, a block a longer one, 512 or 1,024 positions at a time."""
+    counts = {0: 1, 1: 8, 2: 9, 12: 513, 13: 1030, 100: 7}
+    ids = np.repeat(list(counts), list(counts.values())).astype(np.int32)
+    cores, bags, ids, weights, bag_of, g = _case(columns, rank, ROWS["many"], jnp.float32, ids=ids)
+    _check(cores, bags, ids, weights, bag_of, g, method, 4e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])

@@ -16,11 +16,15 @@ LIST_PART = 512
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Ids of a table of three cores with rank 2, and where its bags end."""
+    """Ids of a table of three cores, and where its bags end."""
 
     row_factors: tuple[int, int, int]
     ids: np.ndarray
     offsets: np.ndarray
+    col_factors: tuple[int, int, int] = (2, 2, 2)
+    rank: int = 2
+    # Rows and prefixes of a tile at most, if the specialised kernels take tables of these factors and this rank.
+    tile: tuple[int, int] | None = None
     padded: bool = False
     bounds: int = 1  # ids out of range read nothing
 
@@ -29,10 +33,26 @@ class Batch:
         return min(math.prod(self.row_factors), 2**62)
 
     @property
+    def part_tiles(self):
+        """Tiles of a part, where there are tiles."""
+        return 1 if len(self.ids) <= 16_384 else 2
+
+    @property
     def part_rows(self):
+        """Entries of a part at most."""
         n = len(self.ids)
         least, parts = (32 if n <= 16_384 else 64), min((64 << 20) // (4 * 8), 2048)
-        return LIST_PART, max(least, -(-n // parts)), LIST_PART
+        rows = max(least, -(-n // parts)) if self.tile is None else self.part_tiles * self.tile[0]
+        return LIST_PART, rows, LIST_PART
+
+    @property
+    def part_numbers(self):
+        """Numbers that the parts of each core may have."""
+        least = list(self.part_rows)
+        if self.tile is not None:
+            least[1] = self.part_tiles * min(self.tile)
+        n = len(self.ids)
+        return [n // size + min(p, n) for p, size in zip(self.row_factors, least, strict=True)]
 
     @property
     def valid(self):
@@ -64,7 +84,8 @@ def plan_of(own):
     module = _ffi.load("cuda_emulated")
     if module is None:
         pytest.skip(str(_ffi.why_unavailable("cuda_emulated")))
-    shape = (np.array(own.row_factors), np.array([2, 2, 2]), np.array([1, 2, 2, 1]))
+    edges = np.array([1, own.rank, own.rank, 1])
+    shape = (np.array(own.row_factors), np.array(own.col_factors), edges)
     n, wide = len(own.ids), own.rows > 2**31
     size, _ = module.plan_size(*shape, own.rows, n, n)
     workspace = module.workspace_size("plan", *shape, n)
@@ -109,10 +130,7 @@ class Plan:
         first, last = take(n), take(n)
         self.list = first, self.order, last
         place = -(-place // 4) * 4
-        self.parts = [
-            take(4 * (n // size + min(p, n))).reshape(-1, 4)
-            for p, size in zip(own.row_factors, own.part_rows, strict=True)
-        ]
+        self.parts = [take(4 * count).reshape(-1, 4) for count in own.part_numbers]
         assert place == len(words)
 
 
@@ -191,6 +209,50 @@ assert 4100 > 4096  # more ids than the one launch takes for a slice
 @pytest.mark.parametrize("name", BATCHES)
 def test_plan(name):
     check(BATCHES[name])
+
+
+def tiles_of(prefixes, tile):
+    """Rows of the tiles that rows with these prefixes fill, each as full as it gets."""
+    sizes, rows, own = [], 0, []
+    for prefix in prefixes:
+        own.append(prefix)
+        if rows + 1 > tile[0] or len(set(own)) > tile[1]:
+            sizes.append(rows)
+            rows, own = 0, [prefix]
+        rows += 1
+    return [*sizes, rows]
+
+
+TILED = {"col_factors": (4, 4, 4), "rank": 32, "tile": (20, 16)}
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        random((200, 9, 250), 700, **TILED),
+        random((40, 3, 50), 3000, skew=3.0, **TILED),
+        random((5, 2, 300), 1000, **TILED),
+        random((70, 2, 3), 400, col_factors=(2, 4, 4), rank=32, tile=(24, 32)),
+        random((60, 2, 90), 900, col_factors=(4, 4, 2), rank=16, tile=(32, 32)),
+        pytest.param(random((80, 4, 500), 20_000, **TILED), marks=pytest.mark.full),
+        pytest.param(random((40, 50, 60), 66_000, **TILED), marks=pytest.mark.full),
+    ],
+    ids=["uniform", "skewed", "few prefixes", "more prefixes", "mirrored", "two tiles", "passes"],
+)
+def test_parts_end_with_tiles(own):
+    words = check(own)
+    if len(own.ids) > 65_536:
+        return  # cut by rows alone
+    plan = Plan(own, words)
+    heads = np.flatnonzero(plan.row_head >= 0)
+    rows = np.sort(plan.row_head[heads])
+    for slice_ in range(own.row_factors[1]):
+        mine = rows[plan.row_digit[1][rows] == slice_]
+        first = 2 if own.col_factors[2] < own.col_factors[0] else 0
+        tiles = tiles_of(plan.row_digit[first][mine].tolist(), own.tile)
+        found = [end - begin for same, begin, end, _ in plan.parts[1] if same == slice_]
+        step = own.part_tiles
+        assert found == [sum(tiles[i : i + step]) for i in range(0, len(tiles), step)]
 
 
 @pytest.mark.parametrize("name", ["skewed", "few slices"])

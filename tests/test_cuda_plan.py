@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.gpu import stages
 from jax_tt import _ffi
 
 HEADER = 8
@@ -23,14 +24,21 @@ class Batch:
     offsets: np.ndarray
     col_factors: tuple[int, int, int] = (2, 2, 2)
     rank: int = 2
-    # Rows and prefixes of a tile at most, if the specialised kernels take tables of these factors and this rank.
-    tile: tuple[int, int] | None = None
     padded: bool = False
     bounds: int = 1  # ids out of range read nothing
 
     @property
     def rows(self):
         return min(math.prod(self.row_factors), 2**62)
+
+    @property
+    def tile(self):
+        """Rows and prefixes of a tile at most, if the specialised kernels take the table."""
+        if self.rank == 2:
+            return None
+        left = 2 if self.col_factors[2] < self.col_factors[0] else 0
+        crowded = len(self.ids) >= self.row_factors[left] * self.row_factors[1]
+        return stages.tile(self.col_factors, self.rank, crowded=crowded)
 
     @property
     def part_tiles(self):
@@ -223,7 +231,7 @@ def tiles_of(prefixes, tile):
     return [*sizes, rows]
 
 
-TILED = {"col_factors": (4, 4, 4), "rank": 32, "tile": (20, 16)}
+TILED = {"col_factors": (4, 4, 4), "rank": 32}
 
 
 @pytest.mark.parametrize(
@@ -232,8 +240,8 @@ TILED = {"col_factors": (4, 4, 4), "rank": 32, "tile": (20, 16)}
         random((200, 9, 250), 700, **TILED),
         random((40, 3, 50), 3000, skew=3.0, **TILED),
         random((5, 2, 300), 1000, **TILED),
-        random((70, 2, 3), 400, col_factors=(2, 4, 4), rank=32, tile=(24, 32)),
-        random((60, 2, 90), 900, col_factors=(4, 4, 2), rank=16, tile=(32, 32)),
+        random((70, 2, 3), 400, col_factors=(2, 4, 4), rank=32),
+        random((60, 2, 90), 900, col_factors=(4, 4, 2), rank=16),
         pytest.param(random((80, 4, 500), 20_000, **TILED), marks=pytest.mark.full),
         pytest.param(random((40, 50, 60), 66_000, **TILED), marks=pytest.mark.full),
     ],

@@ -23,10 +23,14 @@ MARKERS = ("<!-- stages:begin -->", "<!-- stages:end -->")
 BYTES_PER_SECOND = 4.3e12
 FLOPS_PER_SECOND = 60e12
 MULTIPROCESSORS = 132
+# Products of float32 in two parts: three products of TF32, at the rate of the data sheet.
+SPLIT_FLOPS_PER_SECOND = 494e12 / 3
 # What is expected of any kernel, and to be replaced by measurements: its start inside a graph and the first load from
-# memory; the share of multiply-adds among the instructions of the tiled products.
+# memory; the share of multiply-adds among the instructions of the tiled passes outside of tensor cores; the share of
+# their rate that the instruction mma.sync reaches, which is the literature's.
 START_SECONDS = 2.5e-6
 MULTIPLY_ADD_SHARE = 0.7
+TENSOR_CORE_SHARE = 0.62
 # A batch of more ids than one launch plans: its sort waits for memory several times in each of its passes.
 MOST_PLANNED_AT_ONCE = 65_536
 SORT_PASS_SECONDS = 4e-6
@@ -47,27 +51,37 @@ class Stage:
     name: str
     kernels: int
     flops: float = 0
+    split_flops: float = 0  # on tensor cores, each by three products
     bytes: float = 0
     # Blocks of the tiled products; 0 where any number of blocks may share the work.
     tiles: float = 0
+    padding: float = 1  # products of full tiles to those that are needed
     extra: float = 0  # seconds that neither flops nor bytes explain
 
     @property
+    def computing(self) -> float:
+        return self.flops / FLOPS_PER_SECOND + self.split_flops / SPLIT_FLOPS_PER_SECOND
+
+    @property
+    def moving(self) -> float:
+        return self.bytes / BYTES_PER_SECOND
+
+    @property
     def floor(self) -> float:
-        return max(self.flops / FLOPS_PER_SECOND, self.bytes / BYTES_PER_SECOND)
+        return max(self.computing, self.moving)
 
     @property
     def bound(self) -> str:
-        return "flops" if self.flops / FLOPS_PER_SECOND > self.bytes / BYTES_PER_SECOND else "bytes"
+        return "flops" if self.computing > self.moving else "bytes"
 
     @property
     def expected(self) -> float:
         # The last round of blocks leaves multiprocessors idle.
         rounds = self.tiles / MULTIPROCESSORS
         uneven = math.ceil(rounds) / rounds if rounds else 1.0
-        compute = self.flops / FLOPS_PER_SECOND / MULTIPLY_ADD_SHARE * uneven
-        moved = self.bytes / BYTES_PER_SECOND
-        return self.kernels * START_SECONDS + max(compute, moved) + self.extra
+        products = self.padding * self.split_flops / SPLIT_FLOPS_PER_SECOND / TENSOR_CORE_SHARE
+        compute = uneven * (products + self.flops / FLOPS_PER_SECOND / MULTIPLY_ADD_SHARE)
+        return self.kernels * START_SECONDS + max(compute, self.moving) + self.extra
 
 
 def distinct(range_: float, draws: float) -> float:
@@ -92,6 +106,22 @@ def plan(p: tuple[int, ...], n: int) -> Stage:
     )
 
 
+def tile(col_factors: tuple[int, ...], rank: int, *, crowded: bool) -> tuple[int, int]:
+    """Rows and prefixes of a tile at most, as ``ffi/cuda/tt_fast_launch.h`` chooses them."""
+    lines = 64
+    a, b = sorted((col_factors[0], col_factors[2]))
+    count = 128 // rank
+    if count > max(2, col_factors[1]):
+        count //= 2
+    columns, row = rank * count, rank * b + count * a * b
+    words = 164 + rank * (columns + 8) + lines * (rank + 8) + lines * (columns + 8)
+    rows = min(32, (10_240 if rank == 128 else 6144) // row)
+    of_third = (75 * 256 - words) // row
+    if rank <= 32 and of_third >= 16 and not crowded:
+        rows = min(rows, of_third)
+    return rows, lines // a
+
+
 def stages(batch: GpuWork) -> list[Stage]:
     """The stages of one fused SGD step of a table of three cores, ids uniform, float32."""
     shape, n, bags = batch.shape, batch.nnz, batch.bags
@@ -104,26 +134,33 @@ def stages(batch: GpuWork) -> list[Stage]:
     product = 2 * q[0] * r * q[1] * s  # flops of L G, of dX G^T and of L^T dX
     join = 2 * dim * s  # of X R, of g R^T and of X^T g
     slices = distinct(p[1], n)
-    part_rows = 32 if n <= 16_384 else 64
-    parts = slices * math.ceil(rows / slices / part_rows)
+    tile_rows, tile_prefixes = tile(q, r, crowded=n >= p[0] * p[1])
+    # A slice's last tile is half full on average.
+    tiles = slices * (max(rows / slices / tile_rows, prefixes / slices / tile_prefixes) + 0.5)
+    padding = tiles * tile_prefixes / prefixes
+    parts = tiles if n <= 16_384 else tiles / 2
     word = 4
     return [
         plan(p, n),
         Stage(
             "rows",
             1,
-            flops=prefixes * product + rows * join,
+            flops=rows * join,
+            split_flops=prefixes * product,
             bytes=word * (sum(touched) + rows * dim),
-            tiles=parts,
+            tiles=tiles,
+            padding=padding,
         ),
         Stage("bags", 1, bytes=word * (rows * dim + 2 * n + bags * dim)),
-        Stage("gradients of rows", 1, bytes=word * (bags * dim + 3 * n + rows * dim)),
         Stage(
-            "gradients of slices",
+            "gradients",
             1,
-            flops=3 * prefixes * product + 2 * rows * join,
-            bytes=word * (sum(touched) + rows * (dim + sizes[0] + sizes[2]) + parts * sizes[1]),
-            tiles=parts,
+            flops=2 * rows * join,
+            split_flops=3 * prefixes * product,
+            bytes=word
+            * (sum(touched) + 3 * n + bags * dim + rows * (sizes[0] + sizes[2]) + parts * sizes[1]),
+            tiles=tiles,
+            padding=padding,
         ),
         # Shares are read; values are read and written.
         Stage(
@@ -152,7 +189,7 @@ def table(batches: dict[str, GpuWork]) -> str:
     ]
     lines.append("| **step** | " + " | ".join(sums) + " |")
     counts = [
-        f"{sum(s.flops for s in some) / 1e9:.2f} Gflop | {sum(s.bytes for s in some) / 1e6:.1f} MB"
+        f"{sum(s.flops + s.split_flops for s in some) / 1e9:.2f} Gflop | {sum(s.bytes for s in some) / 1e6:.1f} MB"
         for some in columns
     ]
     lines.append("| work | " + " | ".join(counts) + " |")

@@ -13,6 +13,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "ffi/common/half.h"
@@ -41,6 +43,26 @@ inline MmaLane* MmaLanes() {
   return lanes.get() + threadIdx.x / 32 * 32;
 }
 
+// The sum of terms as tensor cores make it: aligned to the largest exponent, of each term only the 24 bits below it
+// count, and of the result the first 24.  What is cut off there is never rounded up.  Some GPUs keep a bit or two more.
+template <int kCount>
+float SumCutOff(const double (&terms)[kCount]) {
+  double largest = 0, sum = 0;
+  for (const double term : terms) {
+    largest = std::max(largest, std::abs(term));
+    sum += term;
+  }
+  if (!std::isfinite(sum) || largest == 0) return static_cast<float>(sum);
+  const int exponent = std::ilogb(largest) - 23;
+  int64_t total = 0;
+  for (const double term : terms) total += static_cast<int64_t>(std::ldexp(term, -exponent));
+  int cut = 0;
+  for (; total >> cut >= int64_t{1} << 24 || -total >> cut >= int64_t{1} << 24; ++cut) {
+  }
+  total = total / (int64_t{1} << cut) * (int64_t{1} << cut);
+  return static_cast<float>(std::ldexp(static_cast<double>(total), exponent));
+}
+
 // kPair elements of a lane are neighbours along k.
 template <int kPair>
 void MultiplyLanes(float (&d)[4]) {
@@ -48,13 +70,14 @@ void MultiplyLanes(float (&d)[4]) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   __syncwarp();
   for (int i = 0; i < 4; ++i) {
-    float sum = 0;
-    for (int half = 0; half < 2; ++half)
+    for (int half = 0; half < 2; ++half) {
+      double terms[4 * kPair + 1] = {d[i]};
       for (int k = 0; k < 4; ++k)
         for (int e = 0; e < kPair; ++e)
-          sum +=
-              lanes[4 * g + k].a[(2 * half + i / 2) * kPair + e] * lanes[4 * (2 * t + i % 2) + k].b[half * kPair + e];
-    d[i] += sum;
+          terms[1 + k * kPair + e] = double{lanes[4 * g + k].a[(2 * half + i / 2) * kPair + e]} *
+                                     lanes[4 * (2 * t + i % 2) + k].b[half * kPair + e];
+      d[i] = SumCutOff(terms);
+    }
   }
   __syncwarp();
 }

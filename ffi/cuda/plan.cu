@@ -101,7 +101,7 @@ CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n) {
   }
   const int main = layout.main;
   layout.tile_rows = layout.tile_prefixes = layout.part_rows[main];
-  const FastTileSize tile = FastTileOf(shape, MakePivot(shape, main));
+  const FastTileSize tile = FastTileOf(shape, MakePivot(shape, main), n);
   if (tile.rows > 0) {
     layout.part_tiles = (layout.part_rows[main] + kUsualTile - 1) / kUsualTile;
     layout.tile_rows = tile.rows;

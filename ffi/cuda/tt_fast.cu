@@ -44,6 +44,7 @@ FastArgs<T> MakeFastArgs(const TTArgs<T>& args, const RowChunk& chunk) {
   fast.parts = layout.parts(core);
   fast.max_parts = layout.max_parts[core];
   fast.chunk = chunk;
+  fast.tile_rows = static_cast<int>(layout.tile_rows);
   return fast;
 }
 
@@ -74,13 +75,14 @@ bool IsFast(const TTShape& shape, const Pivot& pivot) {
 
 }  // namespace
 
-FastTileSize FastTileOf(const TTShape& shape, const Pivot& pivot) {
+FastTileSize FastTileOf(const TTShape& shape, const Pivot& pivot, int64_t n) {
   if (!IsFast(shape, pivot)) return {};
   const Factors factors(shape, pivot);
+  const bool crowded = n / shape.p[pivot.core] >= shape.p[factors.left];
   return WithRank(
       pivot.r_left, [] { return FastTileSize{}; },
       [&](auto passes) -> FastTileSize {
-        return {passes.TileRows(factors.log_a, factors.log_q, factors.log_b), kTileLines >> factors.log_a};
+        return {passes.TileRows(factors.log_a, factors.log_q, factors.log_b, crowded), kTileLines >> factors.log_a};
       });
 }
 

@@ -9,8 +9,7 @@
 //   tt_fast_gradients.h   the gradients of its rows, from those of bags
 //   tt_fast_rows.h        the kernel of the forward pass
 //   tt_fast_shares.h      the kernel of the backward pass
-//   tt_fast_fma.h         the three products of both, by multiply-adds of float32
-//   tt_fast_mma.h, mma.h  the same on tensor cores, as TF32 or bfloat16
+//   tt_fast_mma.h, mma.h  the three products of both on tensor cores, as TF32, bfloat16, or float32 in two parts
 //   tt_fast_lanes.h       sums over the lanes of a warp, vectors in registers
 //   tt_fast_load.h        vector loads and stores, loops that are laid out flat
 #ifndef JAX_TT_CUDA_TT_FAST_H_
@@ -23,11 +22,11 @@
 
 namespace jax_tt {
 
-// Rows and distinct prefixes of a tile at most; both 0 for a shape without fast passes.
+// Rows and distinct prefixes of a tile at most, in a batch of n ids; both 0 for a shape without fast passes.
 struct FastTileSize {
   int64_t rows = 0, prefixes = 0;
 };
-FastTileSize FastTileOf(const TTShape& shape, const Pivot& pivot);
+FastTileSize FastTileOf(const TTShape& shape, const Pivot& pivot, int64_t n);
 
 // Whether there are fast passes for this shape that the device has the shared memory for.
 Status HasFastPass(const TTShape& shape, const Pivot& pivot, bool* has);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "ffi/cuda/tt_fast_fma.h"
 #include "ffi/cuda/tt_fast_mma.h"
 #include "ffi/cuda/tt_fast_passes.h"
 #include "ffi/cuda/tt_fast_rows.h"
@@ -17,20 +16,6 @@ namespace fast_internal {
 
 constexpr int64_t kMaxBlocks = int64_t{1} << 20;
 
-// Shared memory of each of three blocks on a multiprocessor of 227 KiB.
-constexpr int64_t kThirdOfShared = 75 << 10;
-// A tile of at least so many rows does not gain by more memory as much as by more blocks.
-constexpr int kEnoughRows = 16;
-
-// Rows of a tile: as many as there is memory for their right sides and gradients.
-template <typename Tile, typename Math>
-int TileRowsOf(int log_a, int log_b) {
-  const int floats = (Tile::kRank << log_b) + (Tile::kCount << (log_a + log_b));
-  const int rows = std::min(Tile::kMaxRows, Tile::kRowFloats / floats);
-  const int of_third = static_cast<int>((kThirdOfShared - int64_t{SharesMemory<Tile, Math>::kBytes}) / 4 / floats);
-  return Tile::kBlocks == 3 && of_third >= kEnoughRows ? std::min(rows, of_third) : rows;
-}
-
 // fn(FastTile) with the columns c of a block.
 template <int kRank, typename Fn>
 auto WithTile(int q, Fn fn) {
@@ -40,7 +25,9 @@ auto WithTile(int q, Fn fn) {
   return fn(FastTile<kRank, kMost>());
 }
 
-// fn(Math) of a table: float32 by multiply-adds or as TF32, bfloat16 as it is, float16 as TF32, since the gradients of
+using Float32Math = Mma<SplitOperands>;
+
+// fn(Math) of a table: float32 with all its bits or as TF32, bfloat16 as it is, float16 as TF32, since the gradients of
 // products may be beyond its range.
 template <typename T, typename Fn>
 auto WithMath(bool tf32, Fn fn) {
@@ -49,7 +36,7 @@ auto WithMath(bool tf32, Fn fn) {
   } else if constexpr (std::is_same_v<T, float16>) {
     return fn(Mma<TF32Operands>());
   } else {
-    return tf32 ? fn(Mma<TF32Operands>()) : fn(Fma());
+    return tf32 ? fn(Mma<TF32Operands>()) : fn(Float32Math());
   }
 }
 
@@ -60,15 +47,26 @@ size_t FastPasses<kRank>::SharedBytes(int q) {
   return fast_internal::WithTile<kRank>(q, [](auto tag) {
     using Tile = decltype(tag);
     return jax_tt::SharedBytes<float>(Tile::kRowFloats) +
-           std::max({RowsMemory<Tile, Fma>::kBytes, SharesMemory<Tile, Fma>::kBytes,
-                     SharesMemory<Tile, Mma<TF32Operands>>::kBytes, SharesMemory<Tile, Mma<Bfloat16Operands>>::kBytes});
+           std::max(SharesMemory<Tile, fast_internal::Float32Math>::kBytes,
+                    SharesMemory<Tile, Mma<Bfloat16Operands>>::kBytes);
   });
 }
 
 template <int kRank>
-int FastPasses<kRank>::TileRows(int log_a, int log_q, int log_b) {
-  return fast_internal::WithTile<kRank>(
-      1 << log_q, [&](auto tag) { return fast_internal::TileRowsOf<decltype(tag), Fma>(log_a, log_b); });
+int FastPasses<kRank>::TileRows(int log_a, int log_q, int log_b, bool crowded) {
+  return fast_internal::WithTile<kRank>(1 << log_q, [&](auto tag) {
+    using Tile = decltype(tag);
+    // Shared memory of each of three blocks on a multiprocessor of 227 KiB, and the rows of a tile that are enough for
+    // three blocks to be better than more rows.
+    constexpr int64_t kThirdOfShared = 75 << 10;
+    constexpr int kEnoughRows = 16;
+    const int floats = (kRank << log_b) + (Tile::kCount << (log_a + log_b));
+    const int rows = std::min(Tile::kMaxRows, Tile::kRowFloats / floats);
+    const int64_t others = SharesMemory<Tile, fast_internal::Float32Math>::kBytes;
+    const int of_third = static_cast<int>((kThirdOfShared - others) / 4 / floats);
+    const bool takes_third = Tile::kBlocks == 3 && of_third >= kEnoughRows && !crowded;
+    return takes_third ? std::min(rows, of_third) : rows;
+  });
 }
 
 template <int kRank>
@@ -82,7 +80,6 @@ void FastPasses<kRank>::Rows(TableQueue& queue, FastArgs<T> args, float* rows) {
       using Own = FastRows<T>;
       using Kernel = TableKernelOf<Own, MakeRowsFast<Tile, Math, T, OneTable<Own>>,
                                    MakeRowsFast<Tile, Math, T, ManyTables<Own>>, Tile::kThreads>;
-      args.tile_rows = fast_internal::TileRowsOf<Tile, Math>(args.log_a, args.log_b);
       const size_t shared =
           RowsMemory<Tile, Math>::kBytes + jax_tt::SharedBytes<float>(args.tile_rows * args.right_floats());
       queue.Add(Kernel::kKernel, items, shared, Own{args, rows});
@@ -102,7 +99,6 @@ void FastPasses<kRank>::Shares(TableQueue& queue, FastShares<T> shares) {
       using Own = FastShares<T>;
       using Kernel = TableKernelOf<Own, MakeSharesFast<Tile, Math, T, OneTable<Own>>,
                                    MakeSharesFast<Tile, Math, T, ManyTables<Own>>, Tile::kThreads>;
-      args.tile_rows = fast_internal::TileRowsOf<Tile, Math>(args.log_a, args.log_b);
       const size_t shared = SharesMemory<Tile, Math>::kBytes +
                             jax_tt::SharedBytes<float>(args.tile_rows * args.right_floats()) +
                             jax_tt::SharedBytes<float>(args.tile_rows * args.template gradient_floats<Tile>());
@@ -114,11 +110,11 @@ void FastPasses<kRank>::Shares(TableQueue& queue, FastShares<T> shares) {
 #define JAX_TT_INSTANTIATE_FAST(kRank, T)                                  \
   template void FastPasses<kRank>::Rows(TableQueue&, FastArgs<T>, float*); \
   template void FastPasses<kRank>::Shares(TableQueue&, FastShares<T>)
-#define JAX_TT_INSTANTIATE_FAST_RANK(kRank)                \
-  template size_t FastPasses<kRank>::SharedBytes(int);     \
-  template int FastPasses<kRank>::TileRows(int, int, int); \
-  JAX_TT_INSTANTIATE_FAST(kRank, float);                   \
-  JAX_TT_INSTANTIATE_FAST(kRank, bfloat16);                \
+#define JAX_TT_INSTANTIATE_FAST_RANK(kRank)                      \
+  template size_t FastPasses<kRank>::SharedBytes(int);           \
+  template int FastPasses<kRank>::TileRows(int, int, int, bool); \
+  JAX_TT_INSTANTIATE_FAST(kRank, float);                         \
+  JAX_TT_INSTANTIATE_FAST(kRank, bfloat16);                      \
   JAX_TT_INSTANTIATE_FAST(kRank, float16)
 
 }  // namespace jax_tt

@@ -1,7 +1,8 @@
 // The products of the specialised passes on tensor cores.
 //
 // A warp has a rectangle of the result, in fragments of 16 x 8 as `mma.h` distributes them.  TF32 takes float32 with
-// ten bits of mantissa, which hold every float16 and bfloat16 as they are, and keeps the range of float32.
+// ten bits of mantissa, which hold every float16 and bfloat16 as they are, and keeps the range of float32.  Float32
+// with all its bits is two TF32 values.
 #ifndef JAX_TT_CUDA_TT_FAST_MMA_H_
 #define JAX_TT_CUDA_TT_FAST_MMA_H_
 
@@ -49,6 +50,65 @@ struct TF32Operands {
   }
   __device__ static __forceinline__ void Multiply(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
     MmaTF32(d, a, b);
+  }
+};
+
+// A float32 and, rounded to ten bits each, what it is the sum of: nearly, but for 2^-22 of it.
+struct SplitFloat {
+  float large, small;
+};
+
+// Three of the four products of the parts; that of the small ones is below the precision of float32.
+struct SplitOperands {
+  using Operand = float;
+  using Word = SplitFloat;
+  static constexpr int kStep = TF32Operands::kStep;
+  static constexpr bool kInPlace = true;
+
+  __device__ static __forceinline__ void Store(Shared<float> p, float4 v) { Store4(p, v); }
+  __device__ static __forceinline__ void LoadA(Shared<const float> p, int lead, int g, int t, SplitFloat (&a)[4]) {
+    Load<4>(TF32Operands::LoadA, p, lead, g, t, a);
+  }
+  __device__ static __forceinline__ void LoadATransposed(Shared<const float> p, int lead, int g, int t,
+                                                         SplitFloat (&a)[4]) {
+    Load<4>(TF32Operands::LoadATransposed, p, lead, g, t, a);
+  }
+  __device__ static __forceinline__ void LoadB(Shared<const float> p, int lead, int g, int t, SplitFloat (&b)[2]) {
+    Load<2>(TF32Operands::LoadB, p, lead, g, t, b);
+  }
+  __device__ static __forceinline__ void LoadAOfPair(Shared<const float> p, int lead, int g, int t,
+                                                     SplitFloat (&a)[4]) {
+    Load<4>(TF32Operands::LoadAOfPair, p, lead, g, t, a);
+  }
+  __device__ static __forceinline__ void LoadBTransposed(Shared<const float> p, int lead, int g, int t,
+                                                         SplitFloat (&b)[2]) {
+    Load<2>(TF32Operands::LoadBTransposed, p, lead, g, t, b);
+  }
+  // Tensor cores cut sums off, float32 additions round them: only those of one step are made by the former.
+  __device__ static __forceinline__ void Multiply(float (&d)[4], const SplitFloat (&a)[4], const SplitFloat (&b)[2]) {
+    const float a_large[4] = {a[0].large, a[1].large, a[2].large, a[3].large}, b_large[2] = {b[0].large, b[1].large};
+    const float a_small[4] = {a[0].small, a[1].small, a[2].small, a[3].small}, b_small[2] = {b[0].small, b[1].small};
+    float sum[4] = {};
+    MmaTF32(sum, a_small, b_large);
+    MmaTF32(sum, a_large, b_small);
+    MmaTF32(sum, a_large, b_large);
+    JAX_TT_UNROLL
+    for (int i = 0; i < 4; ++i) d[i] += sum[i];
+  }
+
+ private:
+  template <int kCount>
+  __device__ static __forceinline__ void Load(void (*load)(Shared<const float>, int, int, int, float (&)[kCount]),
+                                              Shared<const float> p, int lead, int g, int t,
+                                              SplitFloat (&words)[kCount]) {
+    float values[kCount];
+    load(p, lead, g, t, values);
+    JAX_TT_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const float large = RoundToTF32(values[i]);
+      // Infinity has no small part.
+      words[i] = {large, RoundToTF32(isfinite(large) ? values[i] - large : 0.0f)};
+    }
   }
 };
 
@@ -149,23 +209,26 @@ struct Mma {
                                                      Shared<float> x) {
     using At = Lead<Tile>;
     constexpr int kDown = 2, kAcross = Tile::kWarps / kDown;
-    constexpr int kM = Tile::kLines / kDown / 16, kN = Tile::kColumns / kAcross / 8;  // fragments of a warp
+    constexpr int kM = Tile::kLines / kDown / 16, kN = 4;  // fragments of a warp at a time
     const Place<kAcross> at;
-    const int m = at.down * kM * 16, n = at.across * kN * 8;
-    float sums[kM][kN][4] = {};
-    JAX_TT_UNROLL_BY(2)
-    for (int k = 0; k < Tile::kRank; k += Operands::kStep)
-      AddStep(
-          sums,
-          [&](int i, Word(&a)[4]) { Operands::LoadA(l + ((m + 16 * i) * At::kLeft + k), At::kLeft, at.g, at.t, a); },
-          [&](int j, Word(&b)[2]) { Operands::LoadB(g + (k * At::kSlice + n + 8 * j), At::kSlice, at.g, at.t, b); });
-    JAX_TT_UNROLL
-    for (int i = 0; i < kM; ++i) {
+    const int m = at.down * kM * 16;
+    JAX_TT_UNROLL_BY(1)
+    for (int n = at.across * kN * 8; n < Tile::kColumns; n += kAcross * kN * 8) {
+      float sums[kM][kN][4] = {};
+      JAX_TT_UNROLL_BY(1)
+      for (int k = 0; k < Tile::kRank; k += Operands::kStep)
+        AddStep(
+            sums,
+            [&](int i, Word(&a)[4]) { Operands::LoadA(l + ((m + 16 * i) * At::kLeft + k), At::kLeft, at.g, at.t, a); },
+            [&](int j, Word(&b)[2]) { Operands::LoadB(g + (k * At::kSlice + n + 8 * j), At::kSlice, at.g, at.t, b); });
       JAX_TT_UNROLL
-      for (int j = 0; j < kN; ++j) {
-        const Shared<float> to = x + ((m + 16 * i + at.g) * At::kProduct + n + 8 * j + 2 * at.t);
-        Store2(to, make_float2(sums[i][j][0], sums[i][j][1]));
-        Store2(to + 8 * At::kProduct, make_float2(sums[i][j][2], sums[i][j][3]));
+      for (int i = 0; i < kM; ++i) {
+        JAX_TT_UNROLL
+        for (int j = 0; j < kN; ++j) {
+          const Shared<float> to = x + ((m + 16 * i + at.g) * At::kProduct + n + 8 * j + 2 * at.t);
+          Store2(to, make_float2(sums[i][j][0], sums[i][j][1]));
+          Store2(to + 8 * At::kProduct, make_float2(sums[i][j][2], sums[i][j][3]));
+        }
       }
     }
   }

@@ -33,8 +33,9 @@ struct FastPasses {
 
   // The most shared memory that a block takes, for slices of q columns c.
   static size_t SharedBytes(int q);
-  // The rows of a tile at most in float32, of factors as FastArgs has them.
-  static int TileRows(int log_a, int log_q, int log_b);
+  // The rows of a tile at most, of factors as FastArgs has them.  Where rows crowd, several with the same prefix, it is
+  // rows that a tile needs memory for.
+  static int TileRows(int log_a, int log_q, int log_b, bool crowded);
 
   template <typename T>
   static void Rows(TableQueue& queue, FastArgs<T> args, float* rows);

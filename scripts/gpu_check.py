@@ -36,6 +36,8 @@ SANITIZER_ENVIRONMENT = {
     "JAX_TT_METHOD": "ffi",
     "XLA_FLAGS": "--xla_gpu_autotune_level=0",
 }
+# XLA captures even a single operation in a command buffer, where an operation that allocates or waits would fail.
+CAPTURE_ENVIRONMENT = {"XLA_FLAGS": "--xla_gpu_graph_min_graph_size=1"}
 # initcheck must see every write, those of XLA's kernels too, and takes longest; the others look at ours alone.
 SANITIZERS = {
     "memcheck": ["--kernel-name", "kernel_substring=jax_tt"],
@@ -291,7 +293,7 @@ def test(check: Check) -> None:
         return
     if not subprocess.run([sys.executable, "-c", "import xdist"], capture_output=True).returncode:
         command += ["-n", str(min(6, os.cpu_count() or 1))]
-    check.run("tests", [*command, "tests"], 240)
+    check.run("tests", [*command, "tests"], 240, CAPTURE_ENVIRONMENT)
 
 
 if __name__ == "__main__":

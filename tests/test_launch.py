@@ -1,5 +1,6 @@
 """What the CUDA kernels' host side asks of the runtime: limits of shared memory, and a launch in every call."""
 
+import ctypes
 import subprocess
 from pathlib import Path
 
@@ -97,6 +98,55 @@ def _lookups():
 
 def _table():
     return _lookups() | SHAPE | {"num_embeddings": np.int64(60), "hint": np.int64(0)}
+
+
+class _Extension(ctypes.Structure):
+    """XLA_FFI_Metadata_Extension of XLA's c_api.h."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("metadata", ctypes.c_void_p),
+    ]
+
+
+class _Metadata(ctypes.Structure):
+    """XLA_FFI_Metadata, with the version of the interface, which comes first, as plain fields."""
+
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("version_size", ctypes.c_size_t),
+        ("version_extension", ctypes.c_void_p),
+        ("major", ctypes.c_int),
+        ("minor", ctypes.c_int),
+        ("traits", ctypes.c_uint32),
+        ("state_type", ctypes.c_int64),
+    ]
+
+
+def _traits(handler):
+    """What a handler says about itself when XLA registers it."""
+    metadata = _Metadata(size=ctypes.sizeof(_Metadata), version_size=24)
+    extension = _Extension(size=ctypes.sizeof(_Extension), type=1)
+    extension.metadata = ctypes.addressof(metadata)
+    frame = (ctypes.c_size_t * 22)(168, ctypes.addressof(extension))  # XLA_FFI_CallFrame
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    call = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(pointer(handler, None))
+    assert call(ctypes.addressof(frame)) is None
+    assert metadata.minor > 0
+    return metadata.traits
+
+
+def test_xla_may_capture_every_handler():
+    """Without this trait XLA leaves a call out of its command buffers."""
+    command_buffer_compatible = 1
+    handlers = _emulated().registrations()
+    assert len(handlers) > 20
+    assert {name: _traits(each) for name, each in handlers.items()} == dict.fromkeys(
+        handlers, command_buffer_compatible
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ struct SharesArgs {
 };
 
 template <typename T, bool kInShared, typename Tables>
-__global__ void __launch_bounds__(kThreads, 4) MakeRows(const __grid_constant__ Tables tables) {
+__global__ void __launch_bounds__(kThreads, 3) MakeRows(const __grid_constant__ Tables tables) {
   BlockOfTable block;
   const RowsArgs<T>& own = tables.FindInPlace(&block);
   const PassArgs<T>& args = own.pass;
@@ -58,25 +58,23 @@ __global__ void __launch_bounds__(kThreads, 4) MakeRows(const __grid_constant__ 
     const auto make = [&](int64_t, bool) {
       tile.MakeProduct();
       __syncthreads();
-      const int columns = p.left_first ? p.b : p.q * p.b, inner = p.left_first ? p.r_right : p.r_left;
-      for (int e = threadIdx.x; e < tile.size() * p.dim; e += kThreads) {
-        const int t = e / p.dim, place = e - t * p.dim, i = place / columns, j = place - i * columns;
-        if (tile.row(t) < 0) continue;
-        float sum = 0;
-        for (int k = 0; k < inner; ++k)
-          sum = p.left_first ? fmaf(tile.Product()[t * p.product_size + i * inner + k],
-                                    tile.Right()[t * p.right_size + k * columns + j], sum)
-                             : fmaf(tile.Left()[t * p.left_size + i * inner + k],
-                                    tile.Product()[t * p.product_size + k * columns + j], sum);
-        own.rows[(tile.row(t) - args.chunk.begin) * p.dim + place] = sum;
-      }
+      const int columns = p.left_first ? p.b : p.q * p.b;
+      const auto store = [&](int t, int i, int j, float value) {
+        if (tile.row(t) >= 0) own.rows[(tile.row(t) - args.chunk.begin) * p.dim + i * columns + j] = value;
+      };
+      if (p.left_first)
+        Products({tile.size(), p.a * p.q, p.b, p.r_right}, MakeMatrices(tile.Product(), p.product_size, p.r_right, 1),
+                 MakeMatrices(tile.Right(), p.right_size, p.b, 1), store);
+      else
+        Products({tile.size(), p.a, p.q * p.b, p.r_left}, MakeMatrices(tile.Left(), p.left_size, p.r_left, 1),
+                 MakeMatrices(tile.Product(), p.product_size, p.q * p.b, 1), store);
     };
     tile.ForEach(make, [](int64_t) {});
   });
 }
 
 template <typename T, bool kInShared, typename Tables>
-__global__ void __launch_bounds__(kThreads, 4) MakeShares(const __grid_constant__ Tables tables) {
+__global__ void __launch_bounds__(kThreads, 2) MakeShares(const __grid_constant__ Tables tables) {
   BlockOfTable block;
   const SharesArgs<T>& own = tables.FindInPlace(&block);
   const PassArgs<T>& args = own.pass;
@@ -86,14 +84,10 @@ __global__ void __launch_bounds__(kThreads, 4) MakeShares(const __grid_constant_
     const int qr = p.q * p.r_right, qb = p.q * p.b;
     // One share per row of the tile, written where the row stands in the chunk.
     const auto row_product = [&](float* out, const ProductSize& size, const auto& a, const auto& b) {
-      const int share = size.rows * size.columns;
-      for (int e = threadIdx.x; e < size.stack * share; e += kThreads) {
-        const int t = e / share, place = e - t * share, i = place / size.columns, j = place - i * size.columns;
-        if (tile.row(t) < 0) continue;
-        float sum = 0;
-        for (int k = 0; k < size.inner; ++k) sum = fmaf(a.at(t, i, k), b.at(t, k, j), sum);
-        out[(tile.row(t) - args.chunk.begin) * share + place] = sum;
-      }
+      Products(size, a, b, [&](int t, int i, int j, float value) {
+        if (tile.row(t) < 0) return;
+        out[(tile.row(t) - args.chunk.begin) * (size.rows * size.columns) + i * size.columns + j] = value;
+      });
     };
     const auto make = [&](int64_t part, bool first) {
       const int rows = tile.size();

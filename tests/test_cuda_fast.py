@@ -188,3 +188,15 @@ def test_order_of_threads_leaves_no_trace(columns, rank, dtype):
     for other in results[1:]:
         for a, b in zip(jax.tree.leaves(results[0]), jax.tree.leaves(other), strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.full
+def test_more_rows_than_a_chunk():
+    """The buffers of 36,000 rows of rank 64 take more memory than a chunk has: they are worked on in two."""
+    rng = np.random.default_rng(0)
+    ids = rng.choice(399_999, 36_000, replace=False)
+    ids = np.concatenate([ids, np.repeat(ids[:30], 20)]).astype(np.int32)
+    case = _case((2, 2, 8), 64, (100, 40, 100), jnp.bfloat16, ids=ids)
+    found, expected = (_run(*case[:2], case[-1], way) for way in ("cuda_emulated", "ffi"))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert_close(a, b, 2e-2, "of two chunks")

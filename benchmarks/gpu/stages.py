@@ -128,17 +128,20 @@ def stages(batch: GpuWork) -> list[Stage]:
     p, q, (r, s) = shape.row_factors, shape.col_factors, shape.ranks
     dim = shape.features
     rows = distinct(math.prod(p), n)
-    prefixes = distinct(p[0] * p[1], n)
+    first = 2 if q[2] < q[0] else 0  # the core that is contracted with the pivot first
+    prefixes = distinct(p[first] * p[1], n)
     sizes = (q[0] * r, r * q[1] * s, s * q[2])  # of a slice of each core
     touched = [distinct(p_k, n) * size for p_k, size in zip(p, sizes, strict=True)]
-    product = 2 * q[0] * r * q[1] * s  # flops of L G, of dX G^T and of L^T dX
+    product = 2 * q[first] * r * q[1] * s  # flops of L G, of dX G^T and of L^T dX
     join = 2 * dim * s  # of X R, of g R^T and of X^T g
     slices = distinct(p[1], n)
-    tile_rows, tile_prefixes = tile(q, r, crowded=n >= p[0] * p[1])
+    tile_rows, tile_prefixes = tile(q, r, crowded=n >= p[first] * p[1])
     # A slice's last tile is half full on average.
     tiles = slices * (max(rows / slices / tile_rows, prefixes / slices / tile_prefixes) + 0.5)
     padding = tiles * tile_prefixes / prefixes
-    parts = tiles if n <= 16_384 else tiles / 2
+    most_parts = min(max(128, (64 << 20) // (4 * sizes[1])), 2048)
+    least = min(tile_rows, tile_prefixes)
+    parts = tiles / max(1 if n <= 16_384 else 2, math.ceil(math.ceil(n / most_parts) / least))
     word = 4
     return [
         plan(p, n),

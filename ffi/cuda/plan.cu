@@ -81,7 +81,9 @@ CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n) {
   // Parts are few enough for the gradients of their slices to stay small, and large enough to share a slice.
   constexpr int64_t kPartBytes = int64_t{64} << 20, kMinParts = 128, kMaxParts = 2048;
   // A small batch is cut finer, so that its parts spread evenly over the multiprocessors.
-  const int64_t least_rows = n <= 16384 ? 32 : 64;
+  constexpr int64_t kSmallBatch = 16384;
+  const int64_t least_rows = n <= kSmallBatch ? 32 : 64;
+  int64_t most_parts[kMaxCores] = {};
   CudaPlan layout;
   layout.d = shape.d;
   layout.main = MainPivot(shape);
@@ -89,25 +91,26 @@ CudaPlan MakeCudaPlan(const TTShape& shape, int64_t n) {
   std::copy_n(shape.p, shape.d, layout.p);
   // Of the other cores every entry has a short share, which one block adds up quickly.
   constexpr int64_t kListPart = 512;
-  // Rows that a tile of the specialised passes is taken to have.
-  constexpr int64_t kUsualTile = 32;
   for (int k = 0; k < shape.d; ++k) layout.part_rows[k] = layout.least_rows[k] = kListPart;
   const PivotList pivots = BackwardPivots(shape);
   for (int i = 0; i < pivots.count; ++i) {
     const int k = pivots.core[i];
     const int64_t bytes = shape.slice_size(k) * static_cast<int64_t>(sizeof(float));
-    const int64_t parts = std::clamp(kPartBytes / bytes, kMinParts, kMaxParts);
-    layout.part_rows[k] = layout.least_rows[k] = std::max(least_rows, (n + parts - 1) / parts);
+    most_parts[k] = std::clamp(kPartBytes / bytes, kMinParts, kMaxParts);
+    layout.part_rows[k] = layout.least_rows[k] = std::max(least_rows, (n + most_parts[k] - 1) / most_parts[k]);
   }
   const int main = layout.main;
   layout.tile_rows = layout.tile_prefixes = layout.part_rows[main];
   const FastTileSize tile = FastTileOf(shape, MakePivot(shape, main), n);
   if (tile.rows > 0) {
-    layout.part_tiles = (layout.part_rows[main] + kUsualTile - 1) / kUsualTile;
+    // A part of more than one tile where that many parts would have too many shares.
+    const int64_t least = std::min(tile.rows, tile.prefixes), most = most_parts[main];
+    layout.part_tiles = std::max<int64_t>(n <= kSmallBatch ? 1 : 2, ((n + most - 1) / most + least - 1) / least);
     layout.tile_rows = tile.rows;
     layout.tile_prefixes = tile.prefixes;
     layout.part_rows[main] = layout.part_tiles * tile.rows;
-    layout.least_rows[main] = layout.part_tiles * std::min(tile.rows, tile.prefixes);
+    // Passes of a sort leave tiles aside.
+    layout.least_rows[main] = BuildsInOneLaunch(shape, layout) ? layout.part_tiles * least : layout.part_rows[main];
   }
   for (int k = 0; k < shape.d; ++k) layout.max_parts[k] = n / layout.least_rows[k] + std::min(shape.p[k], n);
   return layout;

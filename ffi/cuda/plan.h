@@ -36,8 +36,8 @@ struct CudaPlan {
   int d = 0, main = 0;
   int64_t n = 0;
   int64_t p[kMaxCores] = {};
-  int64_t part_rows[kMaxCores] = {};   // entries of a part at most
-  int64_t least_rows[kMaxCores] = {};  // and at least, but for the last part of a slice
+  int64_t part_rows[kMaxCores] = {};   // the most entries of a part
+  int64_t least_rows[kMaxCores] = {};  // the fewest entries of a part other than the last of its slice
   int64_t max_parts[kMaxCores] = {};
   // Of the main pivot: tiles of a part, and what a tile holds at most.
   int64_t part_tiles = 1, tile_rows = 0, tile_prefixes = 0;

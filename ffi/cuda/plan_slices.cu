@@ -27,7 +27,8 @@ struct SliceArgs {
   // By core: what to divide a row by to get at its digit, the digit's place in a key, and the blocks.
   Divider stride[kMaxCores], factor[kMaxCores];
   int shift[kMaxCores], bits[kMaxCores];
-  int prefix_shift;  // above it keys agree where rows share the slice and the core that is contracted with it first
+  int prefix_shift;  // keys shifted right by this are equal if rows share the slices of the pivot and of the core that
+                     // is contracted with it first
   int64_t slices[kMaxCores], blocks[kMaxCores];
   int64_t shared_keys;
   uint64_t* keys;  // [d, n]
@@ -165,7 +166,7 @@ __device__ int32_t CutEvenly(int32_t slice, int32_t begin, int32_t end, int32_t 
   return count;
 }
 
-// Cuts the rows of keys [begin, end), the first of which is `row`, where so many tiles are full.  For a warp.
+// Cuts the rows of keys [begin, end), the first of which is `row`, after every `part_tiles` full tiles.  For a warp.
 template <typename Keys>
 __device__ void CutByTiles(const SliceArgs& args, Keys keys, int32_t slice, int begin, int end, int32_t row,
                            PlanPart* to) {

@@ -60,7 +60,7 @@ class TileGradients {
   // A row of so many positions at most is one thread's sum, of four columns.  A longer one is divided among all threads
   // of the block, in a way that depends on its length alone.
   static constexpr int kShort = 8;
-  static constexpr int kAheadOfLong = 16;             // lines of a long row that a thread asks for at once
+  static constexpr int kAheadOfLong = 16;             // lines of a long row that a thread loads at once
   static constexpr int kStaged = 4 * Tile::kThreads;  // terms of a long row in shared memory
   static constexpr int kTerms = std::max(kStaged, Tile::kMaxRows* kShort);
 
@@ -71,7 +71,7 @@ class TileGradients {
   __device__ __forceinline__ TileGradients(Shared<float> scratch)
       : lines_(scratch), weights_(scratch + kTerms), packets_(scratch + 2 * kTerms) {}
 
-  // For all threads, which have to wait for each other before and after.
+  // For all threads, which have to wait for each other before; afterwards they have.
   template <typename T>
   __device__ __forceinline__ void Load(const FastArgs<T>& args, const TileRows<Tile>& rows, const BagGradients& from,
                                        const int32_t* plan, int first_column, Shared<float> to) const {
@@ -139,7 +139,8 @@ class TileGradients {
       JAX_TT_UNROLL_BY(4)
       for (int other = 1; other < groups; ++other) {
         const float4 packet = Load4(packets_ + 4 * (other * lanes + v));
-        AddScaled(1.0f, packet, sum.value);
+        JAX_TT_UNROLL
+        for (int e = 0; e < 4; ++e) sum.value[e] += Element(packet, e);
       }
       vectors.Store(v, sum, to);
     }

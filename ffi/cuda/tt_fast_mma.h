@@ -53,12 +53,12 @@ struct TF32Operands {
   }
 };
 
-// A float32 and, rounded to ten bits each, what it is the sum of: nearly, but for 2^-22 of it.
+// A float32 as the sum of two TF32 values, with a relative error of at most 2^-22.
 struct SplitFloat {
   float large, small;
 };
 
-// Three of the four products of the parts; that of the small ones is below the precision of float32.
+// Three of the four products of large and small values; that of two small ones is below the precision of float32.
 struct SplitOperands {
   using Operand = float;
   using Word = SplitFloat;
@@ -105,9 +105,10 @@ struct SplitOperands {
     load(p, lead, g, t, values);
     JAX_TT_UNROLL
     for (int i = 0; i < kCount; ++i) {
-      const float large = RoundToTF32(values[i]);
-      // Infinity has no small part.
-      words[i] = {large, RoundToTF32(isfinite(large) ? values[i] - large : 0.0f)};
+      // Rounded as RoundToTF32 does, without its tests for infinities: these become NaN, and NaN stays in the small
+      // part. Of that, tensor cores read as many bits as they take.
+      const float large = BitsToFloat((FloatToBits(values[i]) + 0x1000u) & ~0x1fffu);
+      words[i] = {large, values[i] - large};
     }
   }
 };

@@ -33,8 +33,8 @@ struct FastPasses {
 
   // The most shared memory that a block takes, for slices of q columns c.
   static size_t SharedBytes(int q);
-  // The rows of a tile at most, of factors as FastArgs has them.  Where rows crowd, several with the same prefix, it is
-  // rows that a tile needs memory for.
+  // The most rows of a tile, of factors as FastArgs has them.  `crowded`: most prefixes have several rows, so that
+  // memory for rows limits the tile.
   static int TileRows(int log_a, int log_q, int log_b, bool crowded);
 
   template <typename T>

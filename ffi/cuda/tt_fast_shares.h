@@ -177,7 +177,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) MakeSharesFast(
           LoadRight<mirrored>(args, rows, memory.right);
         });
         gradients.Load(args, rows, own.gradients, plan, first_column, memory.gradient);
-        __syncthreads();
         Math::template MakeProduct<Tile>(memory.left, memory.slice, memory.product);
         __syncthreads();
         RightGradients(args, memory, rows, add, shares.right + ((place * Tile::kRank) << args.log_b));

@@ -104,7 +104,7 @@ class TileRows {
   __device__ __forceinline__ void Find(const FastArgs<T>& args, const int32_t* plan, int32_t first, int32_t end) {
     if (threadIdx.x >= 32) return;
     const int lane = threadIdx.x, max_prefixes = Tile::kLines >> args.log_a;
-    const bool inside = lane < args.tile_rows && first + lane < end;
+    const bool inside = lane < args.tile_rows && lane < end - first;
     const int left = inside ? plan[args.left_digit + first + lane] : -1;
     const int right = inside ? plan[args.right_digit + first + lane] : -1;
     const int before = __shfl_up_sync(kAllLanes, left, 1);
@@ -136,7 +136,7 @@ class TileRows {
                                              int32_t first, int32_t end) {
     static_assert(Tile::kThreads > 32 + Tile::kMaxRows);
     const int row = static_cast<int>(threadIdx.x) - 32;
-    if (row >= 0 && row <= args.tile_rows && first + row <= end) FirstPlaces()[row] = plan[row_begin + first + row];
+    if (row >= 0 && row <= args.tile_rows && row <= end - first) FirstPlaces()[row] = plan[row_begin + first + row];
   }
 
   __device__ __forceinline__ int rows() const { return words_[0]; }

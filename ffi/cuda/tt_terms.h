@@ -38,8 +38,8 @@ struct Columns {
   }
 };
 
-// Adds up terms [begin, end) of the columns at `from`, in order, whose lines are `dim` apart.  kAhead lines are asked
-// for at once; term(i) may be, too.
+// Adds up terms [begin, end) of the columns at `from`, in order, whose lines are `dim` apart.  kAhead lines are
+// loaded at once; term(i) may be called for those before their turn.
 template <int kAhead, int kWidth, typename TermAt>
 __device__ __forceinline__ void AddTerms(const float* from, int64_t dim, int64_t begin, int64_t end, TermAt term,
                                          Columns<kWidth>& sum) {

@@ -255,6 +255,11 @@ def test_what_hash_tables_on_several_devices_cannot_do_is_refused():
     with pytest.raises(ValueError, match="item: return_evicted: got True"):
         jax_tt.insert_keys(table, state, np.arange(3), return_evicted=True)
     collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
+    growth = r"item: table: .* divided over devices, which does not grow"
+    with pytest.raises(TypeError, match=growth):
+        jax_tt.grow_if_full(table, state)
+    with pytest.raises(TypeError, match=growth):
+        jax_tt.grow_collection_if_full(collection, {"item": state})
     with pytest.raises(TypeError, match=r"item: table: .* saved in pieces"):
         jax_tt.checkpoint_target(collection)
     with pytest.raises(ValueError, match="statistics"):

@@ -230,10 +230,7 @@ def _placed(
     method: str,
 ) -> tuple[dict[str, Any], int]:
     """The state with these keys, and how many keys found no room."""
-    keys, given = (
-        jax.lax.bitcast_convert_type(jnp.asarray(split_keys(part[name]).digits), jnp.uint32)
-        for name in ("key", "score")
-    )
+    keys, given = (jnp.asarray(_words(part[name])) for name in ("key", "score"))
     here = jnp.ones(len(part["key"]), bool)
     # Under "none", all scores are 0, and no key may take the place of another one.
     eviction = Eviction("none" if table.policy == "none" else "custom")
@@ -266,9 +263,7 @@ def _put_back(
     """The state with the keys of one file in the slots that they had."""
     directory, slots = directory_of(state), part["slot"]
     at, way = np.divmod(slots, table.ways)
-    words, scores = (
-        np.asarray(split_keys(part[name]).digits).view(np.uint32) for name in ("key", "score")
-    )
+    words, scores = (_words(part[name]) for name in ("key", "score"))
     homes = np.stack(jax.jit(homes_of, static_argnums=1)(words, table.sets))
     fits = (homes == at).any(axis=0).all() and np.unique(slots).size == slots.size
     if not fits or (part["touched"] <= 0).any() or np.asarray(directory.touched)[at, way].any():
@@ -279,6 +274,11 @@ def _put_back(
         touched=directory.touched.at[at, way].set(part["touched"]),
     )
     return _with_rows({**state, **named_directory(directory)}, part, wanted, slots, method)
+
+
+def _words(integers: np.ndarray) -> np.ndarray:
+    """uint64 ``[n]`` as uint32 ``[n, 2]``, high and low word."""
+    return np.asarray(split_keys(integers).digits).view(np.uint32)
 
 
 def _with_rows(

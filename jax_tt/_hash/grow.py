@@ -24,7 +24,7 @@ from jax_tt._hash.table import (
 )
 from jax_tt._init import fresh_init
 from jax_tt._tables.change import Change, Growth
-from jax_tt._tables.table import State
+from jax_tt._tables.table import State, Table
 from jax_tt.order._id_order import IdOrder
 from jax_tt.order._ordered import ID_ORDER, under_order
 
@@ -46,7 +46,8 @@ def grow_if_full(
         The table and the state, as they were if the table has not grown.
 
     Raises:
-        ValueError, TypeError: an argument does not fit; the message names it and the fix.
+        ValueError, TypeError: an argument does not fit, or the table is divided over devices; the message names it and
+            the fix.
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(8, 64, policy="none", max_capacity=256)
@@ -55,13 +56,23 @@ def grow_if_full(
     >>> table.num_embeddings, state["embedding"].shape
     (128, (128, 8))
     """
-    table = require_hash_table(table)
+    table = growing_table(table)
     table.check(state)
     capacity = grown_capacity(table, state, max_load)
     if capacity == table.num_embeddings:
         return table, dict(state)
     change = grown(table, state, growth_to(table, capacity))
     return require_hash_table(change.table), change.state
+
+
+def growing_table(table: Any) -> HashTable:
+    """The table, or an error for those that cannot grow."""
+    if isinstance(table, Table) and table.takes_keys and table.divided:
+        raise TypeError(
+            f"{table.label}table: got a hash table that is divided over devices, which does not grow in place; write "
+            "it with jax_tt.dump_keys, and load it with jax_tt.load_keys into one of a larger capacity."
+        )
+    return require_hash_table(table)
 
 
 def grown_capacity(table: HashTable, state: State, max_load: Any) -> int:

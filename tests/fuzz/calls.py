@@ -312,7 +312,7 @@ def build_dense_tables(rng: np.random.Generator) -> Call:
         parts = _with_common_steps(whole, parts, 5)
     if wide:
         return _in_one_array(rng, op, whole, parts[0])
-    return _one_after_another(whole, parts)
+    return one_after_another(whole, parts)
 
 
 def build_tables(rng: np.random.Generator) -> Call:
@@ -333,10 +333,11 @@ def build_tables(rng: np.random.Generator) -> Call:
             own.results.insert(1, kept)
     if op == "update":
         parts = _with_common_steps(whole, parts, 7)
-    return _one_after_another(whole, parts)
+    return one_after_another(whole, parts)
 
 
-def _one_after_another(whole: Call, parts: list[Call]) -> Call:
+def one_after_another(whole: Call, parts: list[Call]) -> Call:
+    """The call of ``whole`` on what all the parts are called with."""
     for k, own in enumerate(parts):
         before = len(whole.args), len(whole.results)
         whole.aliases |= {before[0] + a: before[1] + r for a, r in own.aliases.items()}

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt import _ffi
-from tests.fuzz.calls import BUILDERS, DTYPES, Call, result_type
+from tests.fuzz import calls, hash_calls
+from tests.fuzz.calls import DTYPES, Call, result_type
 
 ERRORS = (jax.errors.JaxRuntimeError, ValueError, TypeError)
 OTHER_DTYPES = (*DTYPES, "int8", "int32", "uint32", "int64", "bool", "complex64")
+BUILDERS = (*calls.BUILDERS, *hash_calls.BUILDERS)
 HOSTILE = (0, 1, -1, 2, 3, 7, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63))
 
 

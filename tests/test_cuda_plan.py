@@ -42,8 +42,14 @@ class Batch:
 
     @property
     def part_tiles(self):
-        """Tiles of a part, where there are tiles."""
-        return 1 if len(self.ids) <= 16_384 else 2
+        """Tiles of a part, where there are tiles: more if that many parts would have too many shares."""
+        n, slice_bytes = len(self.ids), 4 * self.rank**2 * self.col_factors[1]
+        most = min(max(128, (64 << 20) // slice_bytes), 2048)
+        return max(1 if n <= 16_384 else 2, math.ceil(math.ceil(n / most) / min(self.tile or (1,))))
+
+    @property
+    def in_one_launch(self):
+        return len(self.ids) <= min(65_536, 4096 * min(self.row_factors))
 
     @property
     def part_rows(self):
@@ -57,7 +63,7 @@ class Batch:
     def part_numbers(self):
         """Numbers that the parts of each core may have."""
         least = list(self.part_rows)
-        if self.tile is not None:
+        if self.tile is not None and self.in_one_launch:
             least[1] = self.part_tiles * min(self.tile)
         n = len(self.ids)
         return [n // size + min(p, n) for p, size in zip(self.row_factors, least, strict=True)]
@@ -242,14 +248,14 @@ TILED = {"col_factors": (4, 4, 4), "rank": 32}
         random((5, 2, 300), 1000, **TILED),
         random((70, 2, 3), 400, col_factors=(2, 4, 4), rank=32),
         random((60, 2, 90), 900, col_factors=(4, 4, 2), rank=16),
-        pytest.param(random((80, 4, 500), 20_000, **TILED), marks=pytest.mark.full),
+        pytest.param(random((80, 5, 500), 20_000, **TILED), marks=pytest.mark.full),
         pytest.param(random((40, 50, 60), 66_000, **TILED), marks=pytest.mark.full),
     ],
     ids=["uniform", "skewed", "few prefixes", "more prefixes", "mirrored", "two tiles", "passes"],
 )
 def test_parts_end_with_tiles(own):
     words = check(own)
-    if len(own.ids) > 65_536:
+    if not own.in_one_launch:
         return  # cut by rows alone
     plan = Plan(own, words)
     heads = np.flatnonzero(plan.row_head >= 0)

@@ -157,13 +157,12 @@ __device__ __forceinline__ int64_t FirstPart(const CudaPlan& layout, int core, i
 }
 
 // Cuts [begin, end) into parts of equal size.  For one thread.
-__device__ int32_t CutEvenly(int32_t slice, int32_t begin, int32_t end, int32_t size, PlanPart* to) {
+__device__ void CutEvenly(int32_t slice, int32_t begin, int32_t end, int32_t size, PlanPart* to) {
   const int32_t count = (end - begin + size - 1) / size;
   for (int32_t part = 0; part < count; ++part) {
     const int32_t first = begin + part * size;
     to[part] = {slice, first, min(first + size, end), part == 0 ? count : -part};
   }
-  return count;
 }
 
 // Cuts the rows of keys [begin, end), the first of which is `row`, after every `part_tiles` full tiles.  For a warp.

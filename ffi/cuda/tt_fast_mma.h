@@ -173,8 +173,7 @@ struct Mma {
   template <typename Tile>
   struct Lead {
     static constexpr int kLeft = Tile::kRank + 8;
-    static constexpr int kSlice = Tile::kColumns + 8;
-    static constexpr int kProduct = Tile::kColumns + 8, kProductGradient = Tile::kColumns + 8;
+    static constexpr int kColumns = Tile::kColumns + 8;  // of the slice, the product and its gradient
   };
   __device__ static __forceinline__ void Store(Shared<Operand> p, float4 value) { Operands::Store(p, value); }
 
@@ -221,14 +220,16 @@ struct Mma {
         AddStep(
             sums,
             [&](int i, Word(&a)[4]) { Operands::LoadA(l + ((m + 16 * i) * At::kLeft + k), At::kLeft, at.g, at.t, a); },
-            [&](int j, Word(&b)[2]) { Operands::LoadB(g + (k * At::kSlice + n + 8 * j), At::kSlice, at.g, at.t, b); });
+            [&](int j, Word(&b)[2]) {
+              Operands::LoadB(g + (k * At::kColumns + n + 8 * j), At::kColumns, at.g, at.t, b);
+            });
       JAX_TT_UNROLL
       for (int i = 0; i < kM; ++i) {
         JAX_TT_UNROLL
         for (int j = 0; j < kN; ++j) {
-          const Shared<float> to = x + ((m + 16 * i + at.g) * At::kProduct + n + 8 * j + 2 * at.t);
+          const Shared<float> to = x + ((m + 16 * i + at.g) * At::kColumns + n + 8 * j + 2 * at.t);
           Store2(to, make_float2(sums[i][j][0], sums[i][j][1]));
-          Store2(to + 8 * At::kProduct, make_float2(sums[i][j][2], sums[i][j][3]));
+          Store2(to + 8 * At::kColumns, make_float2(sums[i][j][2], sums[i][j][3]));
         }
       }
     }
@@ -248,10 +249,10 @@ struct Mma {
       AddStep(
           sums,
           [&](int i, Word(&a)[4]) {
-            Operands::LoadAOfPair(dx + ((m + 16 * i) * At::kProductGradient + n), At::kProductGradient, at.g, at.t, a);
+            Operands::LoadAOfPair(dx + ((m + 16 * i) * At::kColumns + n), At::kColumns, at.g, at.t, a);
           },
           [&](int j, Word(&b)[2]) {
-            Operands::LoadBTransposed(g + ((k + 8 * j) * At::kSlice + n), At::kSlice, at.g, at.t, b);
+            Operands::LoadBTransposed(g + ((k + 8 * j) * At::kColumns + n), At::kColumns, at.g, at.t, b);
           });
     JAX_TT_UNROLL
     for (int i = 0; i < kM; ++i) {
@@ -285,8 +286,7 @@ struct Mma {
               Operands::LoadATransposed(l + (m * At::kLeft + (at.down * kM + i) * 16), At::kLeft, at.g, at.t, a);
             },
             [&](int j, Word(&b)[2]) {
-              Operands::LoadB(dx + (m * At::kProductGradient + (at.across * kN + j) * 8), At::kProductGradient, at.g,
-                              at.t, b);
+              Operands::LoadB(dx + (m * At::kColumns + (at.across * kN + j) * 8), At::kColumns, at.g, at.t, b);
             });
     }
     // fn(k, n, float2) with the two at and after n, each by one thread.

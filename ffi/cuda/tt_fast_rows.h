@@ -20,15 +20,15 @@ struct RowsMemory {
   __device__ __forceinline__ explicit RowsMemory(const FastArgs<T>& args) {
     SharedArena arena;
     rows = arena.Take<int32_t>(TileRows<Tile>::kWords);
-    slice = arena.Take<Operand>(Tile::kRank * At::kSlice);
+    slice = arena.Take<Operand>(Tile::kRank * At::kColumns);
     left = arena.Take<Operand>(Tile::kLines * At::kLeft);
-    product = arena.Take<float>(Tile::kLines * At::kProduct);
+    product = arena.Take<float>(Tile::kLines * At::kColumns);
     right = arena.Take<float>(args.tile_rows * args.right_floats());
   }
   // Without the right sides of rows.
   static constexpr size_t kBytes =
-      SharedBytes<int32_t>(TileRows<Tile>::kWords) + SharedBytes<Operand>(Tile::kRank * At::kSlice) +
-      SharedBytes<Operand>(Tile::kLines * At::kLeft) + SharedBytes<float>(Tile::kLines * At::kProduct);
+      SharedBytes<int32_t>(TileRows<Tile>::kWords) + SharedBytes<Operand>(Tile::kRank * At::kColumns) +
+      SharedBytes<Operand>(Tile::kLines * At::kLeft) + SharedBytes<float>(Tile::kLines * At::kColumns);
 };
 
 // out = X R for every row of the tile, kJ of the b columns at a time.
@@ -52,7 +52,7 @@ __device__ __forceinline__ void FinishRows(const FastArgs<T>& args, const RowsMe
     for (int i = 0; i < 4; ++i) {
       const int line = group * 4 + i, w = line / Tile::kCount, c = line % Tile::kCount;
       x[i] = Load4(memory.product +
-                   ((((prefix << args.log_a) + w) * RowsMemory<Tile, Math>::At::kProduct) + c * Tile::kRank + s * 4));
+                   ((((prefix << args.log_a) + w) * RowsMemory<Tile, Math>::At::kColumns) + c * Tile::kRank + s * 4));
     }
     JAX_TT_UNROLL_BY(1)
     for (; __any_sync(kAllLanes, row < end); ++row) {

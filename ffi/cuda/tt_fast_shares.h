@@ -16,9 +16,9 @@ template <typename Tile, typename Math>
 struct SharesMemory {
   using Operand = typename Math::Operand;
   using At = typename Math::template Lead<Tile>;
-  static constexpr int64_t kSlice = Tile::kRank * At::kSlice, kLeft = Tile::kLines * At::kLeft;
-  static constexpr int64_t kProduct = Tile::kLines * At::kProduct;
-  static constexpr int64_t kProductGradient = Tile::kLines * At::kProductGradient;
+  static constexpr int64_t kSlice = Tile::kRank * At::kColumns, kLeft = Tile::kLines * At::kLeft;
+  static constexpr int64_t kProduct = Tile::kLines * At::kColumns;
+  static constexpr int64_t kProductGradient = Tile::kLines * At::kColumns;
   // Without the sides and gradients of rows.
   static constexpr size_t kBytes = SharedBytes<int32_t>(TileRows<Tile>::kWords) + SharedBytes<Operand>(kSlice) +
                                    SharedBytes<Operand>(kLeft) + SharedBytes<float>(kProduct) +
@@ -70,7 +70,7 @@ __device__ __forceinline__ void RightGradients(const FastArgs<T>& args, const Sh
       JAX_TT_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int line = group * 4 + i, w = line / Tile::kCount, c = line % Tile::kCount;
-        x[i] = Load4(memory.product + (((prefix << args.log_a) + w) * Memory::At::kProduct + c * Tile::kRank + s * 4));
+        x[i] = Load4(memory.product + (((prefix << args.log_a) + w) * Memory::At::kColumns + c * Tile::kRank + s * 4));
       }
       JAX_TT_UNROLL_BY(1)
       for (int row = begin; __any_sync(kAllLanes, row < end); ++row) {
@@ -114,9 +114,9 @@ __device__ __forceinline__ void RightGradients(const FastArgs<T>& args, const Sh
       JAX_TT_UNROLL
       for (int i = 0; i < 4; ++i) {
         const int line = group * 4 + i, w = line / Tile::kCount, c = line % Tile::kCount;
-        Math::Store(memory.product_gradient +
-                        (((prefix << args.log_a) + w) * Memory::At::kProductGradient + c * Tile::kRank + s * 4),
-                    MakeFloat4(dx[i]));
+        Math::Store(
+            memory.product_gradient + (((prefix << args.log_a) + w) * Memory::At::kColumns + c * Tile::kRank + s * 4),
+            MakeFloat4(dx[i]));
       }
     }
   }

@@ -179,7 +179,7 @@ __device__ __forceinline__ void LoadSlice(const FastArgs<T>& args, int64_t slice
     const int k = kMirrored ? e % Tile::kRank : e / kRowVectors;
     const int n = (kMirrored ? e / Tile::kRank : e % kRowVectors) * 4;
     const T* p = from + args.SlicePlace(k, first + n / Tile::kRank, n % Tile::kRank, kMirrored);
-    Math::Store(to + (k * Math::template Lead<Tile>::kSlice + n),
+    Math::Store(to + (k * Math::template Lead<Tile>::kColumns + n),
                 kMirrored ? LoadStored4(p, Tile::kRank << args.log_q) : LoadStored4(p));
   }
 }

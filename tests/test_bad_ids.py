@@ -22,7 +22,6 @@ from jax_tt import _reports
 from jax_tt._split_ids import SplitIds
 from tests.conftest import method_fixture, native_available
 
-pytestmark = [pytest.mark.reference_once, pytest.mark.singly]
 N, D, B, L = 50, 4, 6, 3
 FACTORS = {"row_factors": (4, 14), "col_factors": (2, 2), "tt_ranks": 3}
 RULE = jax_tt.optimizers.Adagrad(0.1)

@@ -36,7 +36,6 @@ from tests.helpers import (
     skip_unless_stored,
 )
 
-pytestmark = [pytest.mark.reference_once, pytest.mark.singly]
 # Every value of every axis, and each combiner with both ways of training rows; `test_rows_of_another_type` has the
 # types with both.
 CASES = [

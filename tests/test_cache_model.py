@@ -26,7 +26,6 @@ from tests.cache_model import (
     drive,
 )
 
-pytestmark = [pytest.mark.reference_once, pytest.mark.singly]
 OPERATIONS = 300
 LFU = SCORINGS["lfu"]
 scorings = pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS.keys())

@@ -124,7 +124,6 @@ def _hotter(state: CacheDirectory, policy: str) -> CacheDirectory:
 
 
 # The odd sizes and the largest with every policy, the others with one in turn.
-@pytest.mark.singly
 @pytest.mark.parametrize(
     ("name", "policy"),
     [

@@ -20,8 +20,6 @@ from tests.cache_case import SHAPE, D, N, trained, warm
 from tests.cache_model import SCORINGS, SIZES, Model, Sizes, Subject, compare
 from tests.helpers import assert_close, dense_table, make_case
 
-pytestmark = pytest.mark.singly
-
 IDS = 90
 SMALL, LARGE = SIZES["odd"], Sizes(5, 4, 2, 5, IDS)
 

@@ -33,7 +33,6 @@ from tests.helpers import (
     on_gpu,
 )
 
-pytestmark = [pytest.mark.reference_once, pytest.mark.singly]
 RULES = {
     "sgd": optimizers.SGD(0.1),
     "rowwise": optimizers.RowWiseAdagrad(0.1),

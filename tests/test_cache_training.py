@@ -157,7 +157,7 @@ WAYS_TO_TRAIN = {
 }
 
 
-@pytest.mark.full(but="ffi-fused")
+@pytest.mark.full(but="ffi-fused adagrad")
 @pytest.mark.parametrize("name", WAYS_TO_TRAIN)
 def test_copies_refreshed_every_step_train_as_no_cache_does(name, method):
     ways = WAYS_TO_TRAIN[name] | {"method": method}
@@ -177,7 +177,7 @@ def test_copies_refreshed_every_step_train_as_no_cache_does(name, method):
     assert figures["refreshes"] == 200 and figures["hit_rate"] > 0.05
 
 
-@pytest.mark.full(but="ffi-True")
+@pytest.mark.full
 @pytest.mark.parametrize("fused", [False, True])
 def test_rows_that_stay_keep_what_they_learned_bit_for_bit(fused, method):
     """Over 50 populates, each beside others that come and go, with their leavings written into the cores."""
@@ -263,7 +263,7 @@ def test_figures_agree_with_a_recount_of_the_ids(policy, method):
         assert figures["hit_rate"] > ideal - 0.03
 
 
-@pytest.mark.full(but="ffi-rows")
+@pytest.mark.full(but="ffi-rows-True")
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("gradients", ["rows", "cores"])
 def test_a_run_resumed_from_a_file_goes_on_bit_for_bit(gradients, fused, method, tmp_path):

@@ -15,8 +15,6 @@ from jax_tt._cache.metric import table_metric
 from jax_tt._cache.write_back import write_back
 from jax_tt._tables.tensor_train import TTTable
 
-pytestmark = pytest.mark.singly
-
 KEY = jax.random.key(0)
 OPTIONS = jax_tt.WriteBack()
 
@@ -54,6 +52,7 @@ def few_rows(name, dtype, method):
     return figures(before, after, ids[ids >= 0], rows[ids >= 0])[0]
 
 
+@pytest.mark.full(but="[d3]")
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes(name):
     left = few_rows(name, "float32", "reference")
@@ -61,7 +60,6 @@ def test_shapes(name):
     assert left < 0.3  # the smallest tables have few numbers to spare
 
 
-@pytest.mark.singly
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_storage_types(dtype, method):
     left = few_rows("d3", dtype, method)

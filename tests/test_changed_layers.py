@@ -15,8 +15,6 @@ import jax_tt
 import jax_tt.linen
 from jax_tt.order import IdOrder
 
-pytestmark = pytest.mark.singly
-
 N, D = 58, 8
 FACTORS = {"row_factors": (3, 4, 5), "col_factors": (2, 2, 2)}
 OLD, NEW = (IdOrder(np.random.default_rng(seed).permutation(N)) for seed in range(2))

@@ -150,6 +150,7 @@ def test_arguments_of_other_types():
         small(np.full((20, 4), np.nan, np.float32), max_bytes=10**3, kind="quantized")
 
 
+@pytest.mark.full
 def test_one_row_and_one_column():
     for rows in (np.ones((1, 1), np.float32), np.zeros((3, 1), np.float32)):
         assert small(rows, max_bytes=10**4).chosen.quality > 0.99

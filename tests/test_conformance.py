@@ -24,6 +24,8 @@ from tests.helpers import (
     skip_unless_stored,
 )
 
+pytestmark = pytest.mark.pairwise
+
 WEIGHTED = (False, True)
 # Of d3 every combiner, weighted or not, and every type. Of the other shapes three combiners each, half of them
 # weighted, in turn, so that each combiner is weighted for some and not for others. Of d4 every other type.

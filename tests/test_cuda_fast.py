@@ -12,8 +12,6 @@ from jax_tt import _ffi
 from tests.conftest import WAYS, method_fixture, native_available
 from tests.helpers import assert_close, core_gradients, dense_table
 
-pytestmark = pytest.mark.singly
-
 # Row factors: what a slice of the middle core is shared by.  "many": more rows than a part holds, some of which share
 # their left core too; "lone": hardly any two rows share anything.
 ROWS = {"many": (7, 2, 11), "lone": (6, 8, 9), "pairs": (40, 1, 2)}
@@ -135,7 +133,7 @@ def test_narrow_storage(columns, rank, dtype, method):
         ((4, 8, 2), 16),
         ((4, 4, 8), 16),
         ((2, 4, 8), 64),
-        ((4, 4, 4), 128),
+        pytest.param((4, 4, 4), 128, marks=pytest.mark.full),
     ],
 )
 def test_tensor_float32_where_it_is_allowed(columns, rank, method):

@@ -19,8 +19,6 @@ from jax_tt import Bags, optimizers
 from tests.helpers import SHAPES, core_gradients, f64
 from tests.test_rules import COLUMNS, ROWS, batches, cores, gradients, rows, table_gradient
 
-pytestmark = pytest.mark.singly
-
 SHAPE = SHAPES["d3"]
 RATE, EPS = 0.05, 0.5
 

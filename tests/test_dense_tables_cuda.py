@@ -193,7 +193,6 @@ def test_order_of_threads_leaves_no_trace():
         assert_same_bits(result, results[0])
 
 
-@pytest.mark.singly
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize("tables", [3, 26, pytest.param(300, marks=pytest.mark.full)])
 def test_few_launches(tables, length):

@@ -15,6 +15,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]
     return [*launch(folder, 1, "distributed_run"), *launch(folder, 2, "distributed_run")]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_equal_one(kind, runs):
     alone, first, second = runs

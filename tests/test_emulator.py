@@ -89,7 +89,7 @@ def run(program, mode):
     )
 
 
-@pytest.mark.full(but="plain")
+@pytest.mark.full
 def test_right_kernels_pass_in_every_order(program):
     done = run(program, "right")
     assert done.returncode == 0, done.stderr[-6000:]
@@ -126,6 +126,7 @@ def test_address_sanitizer_sees_global_memory(sanitized):
     assert "WritePastTheEnd" in done.stderr
 
 
+@pytest.mark.full
 def test_kernels_compile_for_devices(tmp_path):
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if nvcc is None:

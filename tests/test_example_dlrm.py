@@ -284,6 +284,7 @@ def test_all_variants_learn_alike() -> None:
     assert results["tt_fused"].table_bytes < results["dense_fused"].table_bytes / 4
 
 
+@pytest.mark.full(but="tt_fused")
 @pytest.mark.parametrize("variant", ["tt_optax", "tt_fused"])
 @pytest.mark.parametrize("refresh", [0, 3])
 def test_row_caches_serve_the_hot_ids(variant: str, refresh: int) -> None:
@@ -352,6 +353,7 @@ def test_criteo_trains_and_says_when_it_ends(
     assert "AUC=" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_tables_on_several_devices_learn_the_same() -> None:
     config = dataclasses.replace(TINY, steps=10)
     one, several = (

@@ -100,6 +100,7 @@ def test_all_tables_learn() -> None:
     assert results["tt_fused"].hit_rate is not None
 
 
+@pytest.mark.full(but="narrow_fused")
 @pytest.mark.parametrize("variant", ["tt_fused", "narrow_fused"])
 def test_rows_of_large_tables_are_widened(variant: str) -> None:
     """Their bags times the one matrix; the bags of small tables are as wide as the model."""
@@ -133,6 +134,7 @@ def test_narrow_tables_and_their_matrix_learn() -> None:
     assert wide.table_parameters == (small + large) * 8
 
 
+@pytest.mark.full
 def test_matrix_is_trained_as_the_mlps_are() -> None:
     """With optax as well, which labels the parameters by their names."""
     config = dataclasses.replace(TINY, tt_features=4, learning_rate=0.0, tt_learning_rate=0.0)

@@ -228,7 +228,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.mark.full(but="tt_fused")
+@pytest.mark.full
 @pytest.mark.parametrize("variant", settings.COMPARED)
 def test_killed_and_restarted_ends_with_the_same_bits(log, tmp_path, variant):
     endless = command(log, tmp_path / "killed", "--epochs", "20", "--worker", variant)

@@ -19,8 +19,6 @@ import jax_tt
 from examples.retrieval import data, settings, sizes, tables
 from examples.retrieval.train import train
 
-pytestmark = pytest.mark.singly
-
 SMALL = ["hashing", "low_rank", "quotient_remainder"]
 COMPRESSED = [*SMALL, "tt", "tt2"]
 BYTES = {"float32": 4, "bfloat16": 2}

@@ -9,8 +9,6 @@ from jax.sharding import PartitionSpec as P
 import jax_tt
 from tests.helpers import SHAPES
 
-pytestmark = pytest.mark.reference_once
-
 SHAPE = SHAPES["d3"]
 RULE = jax_tt.optimizers.SGD(0.1)
 CORES = jax_tt.init_cores(jax.random.key(0), SHAPE)

@@ -70,6 +70,7 @@ np.save("pooled.npy", pool.call(cores, bags))
     np.testing.assert_array_equal(np.load(tmp_path / "pooled.npy"), pool(CASE.cores, BAGS))
 
 
+@pytest.mark.full
 def test_serving_page_in_two_processes(tmp_path):
     """The blocks of docs/serving.md up to the first that only shows something, each in a process of its own."""
     text = (ROOT / "docs" / "serving.md").read_text()

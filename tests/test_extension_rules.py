@@ -24,6 +24,8 @@ from tests.helpers import SHAPES, f64, make_case
 
 CAPSULE = b"jax_tt.rule"
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def extension() -> ModuleType:
@@ -42,7 +44,6 @@ def promotion() -> Iterator[None]:
         yield
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("kind", ["dense", "tensor train"])
 @pytest.mark.usefixtures("promotion")
 def test_the_test_of_the_example(kind, extension):

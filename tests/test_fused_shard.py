@@ -11,8 +11,6 @@ import jax_tt
 from jax_tt import optimizers
 from tests.conftest import method_fixture
 
-pytestmark = pytest.mark.reference_once
-
 OPTIMIZER = optimizers.Adam(0.1)
 BATCH = P(("x", "y"))
 

@@ -12,8 +12,6 @@ import jax_tt
 from jax_tt import _reports
 from tests.test_hash_tables import EXTREMES
 
-pytestmark = pytest.mark.singly
-
 QUIET = jax_tt.hash_table(4, 64, ways=4, safe_check="ignore")
 LOOKUP = jax_tt.Lookup()
 

@@ -31,7 +31,6 @@ def equal(left, right):
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 
-@pytest.mark.singly
 @pytest.mark.parametrize(("sets", "ways", "n", "keys"), SIZES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_find_and_insert(sets, ways, n, keys, policy, method):

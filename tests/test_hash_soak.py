@@ -9,8 +9,6 @@ from jax_tt._progress import Progress
 from tests import hash_soak
 from tests.conftest import WAYS, method_fixture
 
-pytestmark = [pytest.mark.singly, pytest.mark.reference_once]
-
 method = method_fixture(*WAYS)
 
 

@@ -13,8 +13,6 @@ import jax_tt
 from tests.conftest import method_fixture
 from tests.hash_model import ModelDirectory, joined
 
-pytestmark = pytest.mark.singly
-
 # Elsewhere "auto" chooses the kernels of the CPU.
 method = method_fixture("reference", "cuda_emulated", pytest.param("cuda", marks=pytest.mark.gpu))
 

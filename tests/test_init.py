@@ -8,8 +8,6 @@ import pytest
 import jax_tt
 from tests.helpers import dense_table
 
-pytestmark = pytest.mark.singly
-
 NAMES = ("approx-normal", "approx-uniform", "normal", "uniform")
 TABLES = [
     (4000, 8, 8, 2),

@@ -19,8 +19,6 @@ from jax_tt import optimizers
 from jax_tt.linen import EmbedBag, TTEmbed, TTEmbedBag
 from tests.conftest import method_fixture
 
-pytestmark = pytest.mark.singly
-
 N, D = 60, 4
 FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (1, 2, 2)}
 RULES = [optimizers.SGD(0.1), optimizers.Adagrad(0.1), optimizers.Adam(0.01)]

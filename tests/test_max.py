@@ -11,8 +11,6 @@ from flax import nnx
 import jax_tt
 from tests.helpers import SHAPES, make_case
 
-pytestmark = [pytest.mark.reference_once, pytest.mark.singly]
-
 RULE = jax_tt.optimizers.SGD(1.0)
 # Rows 0 to 4: 1 and 2 tie in the first column, 3 and 4 hold zeros of either sign.
 TABLE = jnp.array([[-5, -1], [-2, -3], [-2, -4], [0.0, -9], [-0.0, -8]], jnp.float32)
@@ -83,6 +81,7 @@ def test_fused_step_is_that_of_a_lookup(method):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full(but="ffi")
 @pytest.mark.parametrize("form", ["ragged", "rectangular"])
 def test_vmap(form, method):
     cases = [make_case(SHAPES["d3"], "float32", False, seed) for seed in range(2)]

@@ -13,8 +13,6 @@ from jax import lax
 import jax_tt
 from jax_tt import optimizers
 
-pytestmark = [pytest.mark.reference_once, pytest.mark.singly]
-
 ROWS, WIDTH = 24, 9
 RULES = {
     "adam": optimizers.Adam(0.02, weight_decay=0.01),

@@ -41,6 +41,7 @@ from tests.native_run import (
 pytestmark = [
     pytest.mark.skipif(not native_available(), reason="the native module is not built"),
     pytest.mark.optimized,
+    pytest.mark.pairwise,
 ]
 
 

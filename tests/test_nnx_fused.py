@@ -14,8 +14,6 @@ import jax_tt
 from jax_tt import optimizers
 from tests.conftest import method_fixture
 
-pytestmark = pytest.mark.reference_once
-
 N, D = 60, 4
 FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (1, 2, 2)}
 RULES = [

@@ -52,7 +52,7 @@ def _operands(text, names):
 @pytest.mark.parametrize(
     "placements",
     [
-        {},
+        pytest.param({}, id="none", marks=pytest.mark.full),
         pytest.param({"user": Placement.pages([(0, 1), 2, 3, (3, 1), 0], 1000)}, id="replicas"),
     ],
 )

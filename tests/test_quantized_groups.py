@@ -13,7 +13,6 @@ from jax_tt._lookup import _groups
 from tests.conftest import method_fixture
 from tests.test_quantized_tables import random_rows
 
-pytestmark = pytest.mark.singly
 RULE = optimizers.RowWiseAdagrad(0.1)
 # Rows with and without whole words, and columns with and without whole packets.
 QUANTIZED = {

@@ -18,7 +18,6 @@ from jax_tt._quantized import codec
 from tests.conftest import method_fixture
 from tests.helpers import raises
 
-pytestmark = [pytest.mark.singly, pytest.mark.reference_once]
 BITS = (8, 4, 3, 2)
 # Columns that fill no vector, vectors of every width, all registers, and more than these.
 WIDTHS = (1, 3, 8, 13, 16, 24, 64, 77, 128, 168)
@@ -109,6 +108,7 @@ def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
     np.testing.assert_array_equal(jax_tt.quantize(mapped, 3)[1]["packed"], by_hand(rows, 3))
 
 
+@pytest.mark.full(but="8")
 @pytest.mark.parametrize("bits", BITS)
 def test_bags_equal_those_of_the_dense_table(method, bits):
     # The reference does not tell widths apart.

@@ -17,7 +17,6 @@ from jax_tt._quantized import codec
 from tests.conftest import method_fixture
 from tests.test_quantized_tables import random_rows
 
-pytestmark = [pytest.mark.singly, pytest.mark.reference_once]
 RULES = [
     optimizers.SGD(0.1),
     optimizers.Adagrad(0.1),

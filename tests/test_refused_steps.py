@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 import jax_tt
 from tests.conftest import method_fixture
 
-pytestmark = pytest.mark.reference_once
 RULE = jax_tt.optimizers.Adagrad(0.1)
 N, D = 60, 8
 SHAPE = jax_tt.TTShape(N, D, 3, (3, 4, 5), (2, 2, 2))

@@ -13,8 +13,6 @@ from jax_tt import optimizers
 from tests.helpers import SHAPES, core_gradients, f64, skip_unless_stored
 from tests.rule_models import RULES
 
-pytestmark = [pytest.mark.reference_once, pytest.mark.singly]
-
 SHAPE = SHAPES["d3"]
 # Two passes over the columns on a GPU, the second of one column.
 ROWS, COLUMNS = 30, 33

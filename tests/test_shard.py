@@ -11,8 +11,6 @@ import jax_tt
 from tests.conftest import method_fixture
 from tests.helpers import SHAPES, make_case
 
-pytestmark = pytest.mark.reference_once
-
 SHAPE = SHAPES["d3"]
 RULE = jax_tt.optimizers.Adagrad(0.1)
 

@@ -83,6 +83,7 @@ def check_chain(counts, folder):
             _check_equal(collection, state, expected)
 
 
+@pytest.mark.full
 def test_four_two_three_and_one_devices_read_what_the_others_wrote(tmp_path):
     check_chain((4, 2, 3, 1), tmp_path)
 

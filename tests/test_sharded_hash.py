@@ -111,7 +111,7 @@ def alone():
     return _run(_tables())
 
 
-@pytest.mark.full(but="data and model")
+@pytest.mark.full
 @pytest.mark.parametrize(
     "shape", [pytest.param((2, 2), id="data and model"), pytest.param((3,), id="three")]
 )

@@ -124,6 +124,7 @@ def test_states_move_between_meshes_and_placements():
                 np.testing.assert_array_equal(states[name][array], value)
 
 
+@pytest.mark.full
 def test_linen_calls_equal_those_on_one_device():
     mesh = _mesh(AxisType.Auto)
     batch = next(_batches(mesh))

@@ -77,6 +77,7 @@ def _step(collection, state, batch):
     return value, {**state, "optax": {**state["optax"], "embedding": own}}
 
 
+@pytest.mark.full
 def test_twenty_steps_of_a_collection_equal_those_on_one_device(mesh):
     plain, sharded = _collections(mesh)
     state, own = plain.init(jax.random.key(1)), sharded.init(jax.random.key(1))
@@ -334,6 +335,7 @@ def _batches(rng):
     return forms, keyed
 
 
+@pytest.mark.full(but="ragged")
 @pytest.mark.parametrize("form", ["rectangles", "odd", "ragged", "padded"])
 def test_batches_of_all_forms_and_sizes_equal_those_on_one_device(mesh, form):
     forms, _ = _batches(np.random.default_rng(3))

@@ -92,7 +92,6 @@ def random_batch(rng: np.random.Generator, bounds: str) -> tuple[Any, dict[str, 
     }
 
 
-@pytest.mark.reference_once
 @pytest.mark.parametrize("bounds", ["error", "warn", "clip", "zero", "unchecked"])
 def test_counts_of_random_batches(bounds, method):
     rng = np.random.default_rng(1)

@@ -10,8 +10,6 @@ import pytest
 import jax_tt
 from tests.helpers import SHAPES, make_case
 
-pytestmark = pytest.mark.reference_once
-
 SHAPE = SHAPES["d3"]
 
 

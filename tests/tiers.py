@@ -2,11 +2,11 @@
 
 `make test` runs the quick tier, `make test-rest` the other tests. A test marked `full` is not in the quick tier, except
 for the parameters that contain `text` if it is marked `full(but=text)`. For a test with several parameters, the quick
-tier has enough combinations to contain every pair of values (pairwise testing), or, if it is marked `singly`, every
-value; a defect that needs a combination of more values is found by the rest.
+tier has enough combinations to contain every value of each, or, if it is marked `pairwise`, every pair of values; a
+defect that needs a combination of more values is found by the rest.
 
-Programs of the reference take several times as long to compile as those of native ops. Where the tests of a module are
-marked `reference_once`, the quick tier has one combination of each test with it.
+Programs of the reference take several times as long to compile as those of native ops, so the quick tier has one
+combination of each test that is not `pairwise` with it.
 """
 
 import itertools
@@ -50,16 +50,16 @@ def covering(cases: dict[str, set[Pair]]) -> set[str]:
 
 
 def _pairs(item: pytest.Item) -> set[Pair]:
-    """Pairs of parameters with their values; a single parameter is paired with itself."""
+    """What a test covers: values of parameters, each paired with itself, or pairs of values."""
     call = getattr(item, "callspec", None)
     if call is None:
         return set()
-    if call.params.get("method") == "reference" and item.get_closest_marker("reference_once"):
-        return {(("method", "reference"), ("method", "reference"))}
     values = sorted((name, _value(value)) for name, value in call.params.items())
-    if len(values) == 1 or item.get_closest_marker("singly"):
-        return {(value, value) for value in values}
-    return set(itertools.combinations(values, 2))
+    if item.get_closest_marker("pairwise") and len(values) > 1:
+        return set(itertools.combinations(values, 2))
+    if call.params.get("method") == "reference":
+        return {(("method", "reference"), ("method", "reference"))}
+    return {(value, value) for value in values}
 
 
 def _value(value: object) -> str:

@@ -153,7 +153,7 @@ def test_bad_ids_in_no_bag_are_not_read(method):
     assert np.flatnonzero(moved).tolist() == [3, 4] and float(after.step) == 1
 
 
-@pytest.mark.parametrize("n", [9_000, 14_000, 20_000])
+@pytest.mark.parametrize("n", [9_000, 12_288, 12_289, 20_000])
 def test_batches_that_one_block_sorts_in_larger_shares_or_several_blocks_do(n, method):
     """Most of the positions read one row, which then spans more tiles than a block looks at in one turn."""
     rng = np.random.default_rng(n)
@@ -168,6 +168,34 @@ def test_batches_that_one_block_sorts_in_larger_shares_or_several_blocks_do(n, m
     want = np.zeros((300, 1))
     np.add.at(want, ids, g[np.repeat(np.arange(5), np.diff(bags.offsets))])
     np.testing.assert_array_equal(gradient(jnp.ones((300, 1))), want)
+
+
+@pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
+@pytest.mark.parametrize(
+    ("n", "launches"), [(1, 1), (4097, 1), (8193, 1), (12_288, 1), (12_289, 4)]
+)
+@pytest.mark.parametrize("ids", ["equal", "distinct", "falling"])
+def test_sorts_of_any_size(n, launches, ids):
+    """Around the sizes at which more pairs go to a thread, and at which one block gives way to many."""
+    module = _ffi.load("cuda_emulated")
+    assert module is not None
+    rows = 70_000  # 17 bits: three passes
+    given = {
+        "equal": np.full(n, rows - 1),
+        "distinct": np.random.default_rng(n).permutation(rows)[:n],
+        "falling": np.arange(n)[::-1] // 3,
+    }[ids].astype(np.int32)
+    given[n // 2] = rows  # reads nothing
+    table = jax_tt.init_fused_table(jnp.zeros((rows, 1)), optimizers.SGD(1.0))
+    g = np.arange(1, n + 1, dtype=np.float32)[:, None] % 128
+    module.clear_launch_counts()
+    after = _update(optimizers.SGD(1.0), table, given[:, None], g, "cuda_emulated", bounds="zero")
+    counts = module.launch_counts()
+    sorts = ("SortInOneBlock", "CountBins", "SortTiles")
+    assert sum(counts[name][0] for name in sorts if name in counts) == launches
+    want = np.zeros((rows + 1, 1), np.float32)
+    np.add.at(want, given, -g)
+    np.testing.assert_array_equal(after.cores[0], want[:-1])
 
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")

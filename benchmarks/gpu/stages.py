@@ -11,10 +11,12 @@ import argparse
 import dataclasses
 import math
 import sys
+from collections.abc import Callable
 
 from benchmarks.gpu import work
 from benchmarks.gpu.work import GpuWork
 from benchmarks.machine import ROOT
+from jax_tt import TTShape
 
 PAGE = ROOT / "docs" / "performance.md"
 MARKERS = ("<!-- stages:begin -->", "<!-- stages:end -->")
@@ -35,6 +37,13 @@ TENSOR_CORE_SHARE = 0.5
 # A batch of more ids than one launch plans: its sort waits for memory several times in each of its passes.
 MOST_PLANNED_AT_ONCE = 65_536
 SORT_PASS_SECONDS = 4e-6
+# A dense batch that one block sorts, as ``ffi/cuda/sort.cu`` does: the most ids, bits of a pass, and the time that a
+# block takes for a pair in a pass.
+MOST_SORTED_BY_BLOCK = 12_288
+SORT_BITS = 8
+BLOCK_SORT_SECONDS_PER_ID = 0.3e-9
+# The most launches of a step of 26 tables, seven of them tensor trains, for which there is a test.
+MIXED_LAUNCHES = 20
 # One launch plans the others, and each of its blocks reads all ids: the blocks of the three cores at most, and
 # instructions for an id, counted in the machine code; then a block sorts its own in rounds that end with a barrier.
 PLAN_BLOCKS = (64, 128, 64)
@@ -176,10 +185,52 @@ def stages(batch: GpuWork) -> list[Stage]:
     ]
 
 
-def table(batches: dict[str, GpuWork]) -> str:
+def dense_stages(batch: GpuWork) -> list[Stage]:
+    """The stages of one fused SGD step of a dense float32 table, ids uniform."""
+    shape, n, bags = batch.shape, batch.nnz, batch.bags
+    row = 4 * shape.features
+    rows = distinct(shape.num_embeddings, n)
+    passes = math.ceil(math.ceil(math.log2(shape.num_embeddings + 1)) / SORT_BITS)
+    if n <= MOST_SORTED_BY_BLOCK:
+        sort = Stage("sort", 1, bytes=20 * n, extra=passes * n * BLOCK_SORT_SECONDS_PER_ID)
+    else:
+        # One more kernel counts; pairs are read and written in each pass.
+        sort = Stage(
+            "sort", passes + 1, bytes=(4 + 16 * passes) * n, extra=passes * SORT_PASS_SECONDS
+        )
+    return [
+        Stage("bags", 1, bytes=(4 + row) * n + row * bags),
+        # What clears the flags counts as a kernel.
+        Stage("keys", 2, bytes=12 * n),
+        sort,
+        Stage("marks", 1, bytes=24 * n),
+        Stage("rows read often", 2, bytes=4 * n / 32),
+        Stage("sums, step", 1, bytes=12 * n + row * bags + 2 * row * rows),
+    ]
+
+
+def mixed() -> str:
+    """The expected time of a step of 26 tables in one call a kind: what starts is shared, what is done adds up."""
+    ids = 2048
+    trains = [GpuWork(TTShape.suggest(10_000_000, 64, ranks=32), ids, 1)] * 7
+    rows = [GpuWork(TTShape.suggest(10_000, 64, ranks=32), ids, 1)] * 19
+    of_trains = [stage for work_ in trains for stage in stages(work_)]
+    of_rows = [stage for work_ in rows for stage in dense_stages(work_) if stage.name != "sort"]
+    # The ids of all dense tables are sorted at once.
+    all_rows = GpuWork(TTShape.suggest(190_000, 64, ranks=32), ids * len(rows), 1)
+    of_rows += [stage for stage in dense_stages(all_rows) if stage.name == "sort"]
+    doing = sum(stage.expected - stage.kernels * START_SECONDS for stage in of_trains + of_rows)
+    expected = MIXED_LAUNCHES * START_SECONDS + doing
+    return (
+        f"Seven tensor trains of 10M rows and 19 dense tables of 10,000 rows, {ids:,} ids each: "
+        f"{MIXED_LAUNCHES} launches, {1e6 * expected:.0f} µs expected."
+    )
+
+
+def table(batches: dict[str, GpuWork], of: Callable[[GpuWork], list[Stage]] = stages) -> str:
     """Floors and expected times in microseconds, a line per stage, a pair of columns per batch."""
     names = list(batches)
-    columns = [stages(batch) for batch in batches.values()]
+    columns = [of(batch) for batch in batches.values()]
     lines = [
         "| µs | " + " | ".join(f"{name}: floor | expected" for name in names) + " |",
         "| --- |" + " ---: | ---: |" * len(names),
@@ -202,9 +253,9 @@ def table(batches: dict[str, GpuWork]) -> str:
 
 def text() -> str:
     headline = {"headline": work.headline(quick=False)}
-    return "\n\n".join(
-        table(batches) for batches in (headline, work.elrec(False), work.ecorec(False))
-    )
+    trains = [table(batches) for batches in (headline, work.elrec(False), work.ecorec(False))]
+    dense = {f"dense, {name}": batch for name, batch in work.dense(quick=False).items()}
+    return "\n\n".join([*trains, table(dense, dense_stages), mixed()])
 
 
 def main() -> None:

@@ -109,10 +109,11 @@ __global__ void __launch_bounds__(kDenseThreads, 2) PoolRowsByBlock(const __grid
   }
 }
 
-// Whether so few bags are so long that the lanes of a row, a bag each, would leave most of the device idle.  Decided by
-// sizes alone, so that equal calls give equal bits.
+// Whether so few bags are so long that the lanes of a row, a bag each, would leave most of the device idle: a block has
+// all rows of a bag under way where the lanes of one row have a few after another.  Decided by sizes alone, so that
+// equal calls give equal bits.
 bool ByBlock(const DenseBatch& batch, const RowLanes& lanes) {
-  constexpr int64_t kLongBag = 64, kManyThreads = 1 << 16;
+  constexpr int64_t kLongBag = 16, kManyThreads = 1 << 16;
   return batch.total_bags() * lanes.count < kManyThreads && batch.n() >= batch.total_bags() * kLongBag;
 }
 

@@ -1,13 +1,12 @@
 #include <algorithm>
-#include <array>
 #include <bit>
-#include <type_traits>
 
 #include "ffi/cuda/cuda_status.h"
 #include "ffi/cuda/dense_ids.h"
 #include "ffi/cuda/dense_lanes.h"
 #include "ffi/cuda/dense_sort.h"
 #include "ffi/cuda/sort.h"
+#include "ffi/cuda/workspace.h"
 
 namespace jax_tt {
 namespace {
@@ -36,9 +35,8 @@ __global__ void __launch_bounds__(kDenseThreads)
 }
 
 // A warp takes a tile of sorted positions, and one more warp the word after the last tile.
-__global__ void __launch_bounds__(kDenseThreads)
-    MarkRows(const __grid_constant__ TableList<GradientTable> tables, const __grid_constant__ DensePlan all,
-             const int32_t* order, bool all_or_none) {
+__global__ void __launch_bounds__(kDenseThreads) MarkRows(const __grid_constant__ TableList<GradientTable> tables,
+                                                          const __grid_constant__ DensePlan all, bool all_or_none) {
   BlockOfTable block;
   const GradientTable table = tables.Find(&block);
   const DenseBatch& batch = table.batch;
@@ -47,9 +45,9 @@ __global__ void __launch_bounds__(kDenseThreads)
   const int32_t first = table.place.position;
   bool head = true;
   if (i < plan.n) {
-    const int32_t position = order[first + i] - first;
-    const int64_t row = plan.Row(position);
-    head = i == 0 || row != plan.Row(order[first + i - 1] - first);
+    const int32_t position = all.order[first + i] - first;
+    const int64_t row = all.sorted.Get(first + i) - plan.first_key;
+    head = i == 0 || row != all.sorted.Get(first + i - 1) - plan.first_key;
     const bool refused = plan.flags[kBadOffsets] != 0 || (all_or_none && plan.flags[kBadIds] != 0);
     plan.bag[i] = row < batch.num_embeddings && !refused ? plan.bag_of[position] : -1;
     if (batch.weights != nullptr) plan.weight[i] = batch.weights[position];
@@ -61,26 +59,20 @@ __global__ void __launch_bounds__(kDenseThreads)
 
 bool NeedsTwoWords(int64_t num_keys) { return num_keys - 1 > INT32_MAX; }
 
-// All passes over the keys 0 .. num_keys - 1; returns how many.
-int MakePasses(int64_t num_keys, const RowKeys& keys, SortPass* passes) {
-  const int bits = std::max<int>(1, std::bit_width(static_cast<uint64_t>(std::max<int64_t>(num_keys, 1) - 1)));
-  if (!NeedsTwoWords(num_keys)) return AddSortPasses(keys.low, bits, passes);
-  const int count = AddSortPasses(keys.low, RowKeys::kLowBits, passes);
-  return count + AddSortPasses(keys.high, bits - RowKeys::kLowBits, passes + count);
-}
-
-// Adds the sort of all positions; returns where it leaves their order.
-const int32_t* AddStableSort(const DensePlan& plan, GradientLaunches& launches) {
-  std::array<SortPass, kMaxSortPasses> passes;
-  const int count = MakePasses(plan.num_keys, plan.keys, passes.data());
-  launches.Add([plan, passes, count](cudaStream_t stream) {
-    int32_t* orders[kMaxSortPasses] = {};
-    for (int k = 0; k < count; ++k) orders[k] = plan.orders[k % 2];
-    TableQueue queue;
-    StableSort(queue, plan.positions, passes.data(), count, orders, plan.sorting);
-    return queue.Run(stream);
-  });
-  return plan.orders[(count - 1) % 2];
+// The sort of all positions by their keys 0 .. num_keys - 1.
+StableSort SortOf(const DensePlan& plan, Workspace& workspace) {
+  StableSort sort;
+  sort.n = plan.positions;
+  const int bits = std::max<int>(1, std::bit_width(static_cast<uint64_t>(std::max<int64_t>(plan.num_keys, 1) - 1)));
+  const bool two = NeedsTwoWords(plan.num_keys);
+  sort.AddPasses(plan.keys.low, two ? RowKeys::kLowBits : bits);
+  if (two) sort.AddPasses(plan.keys.high, bits - RowKeys::kLowBits);
+  sort.pass[sort.count - 1].order = plan.order;
+  sort.copies[0] = {plan.keys.low, plan.sorted.low};
+  sort.copies[1] = {plan.keys.high, plan.sorted.high};
+  sort.PlaceZeros(workspace);
+  sort.Place(workspace);
+  return sort;
 }
 
 }  // namespace
@@ -103,29 +95,25 @@ Status DensePlan::Add(const DenseSize& size, PlanPlace* place) {
 }
 
 void DensePlan::Allocate(void* memory) {
-  SortPass passes[kMaxSortPasses];
-  const int num_passes = MakePasses(num_keys, {}, passes);
-  int max_bins = 1;
-  for (int k = 0; k < num_passes; ++k) max_bins = std::max(max_bins, passes[k].bins);
-  bytes = 0;
-  const auto take = [this, memory](auto** array, int64_t count) {
-    using T = std::remove_pointer_t<std::remove_pointer_t<decltype(array)>>;
-    constexpr int64_t kAlignment = 128;
-    if (memory != nullptr) *array = reinterpret_cast<T*>(static_cast<char*>(memory) + bytes);
-    bytes += (count * static_cast<int64_t>(sizeof(T)) + kAlignment - 1) / kAlignment * kAlignment;
-  };
-  take(&flags, tables * kDenseFlags);
-  take(&keys.low, positions);
-  if (NeedsTwoWords(num_keys)) take(&keys.high, positions);
-  take(&bag_of, positions);
-  for (int32_t*& order : orders) take(&order, positions);
-  take(&head, tiles);
-  take(&row, tiles * kDenseTile);
-  take(&bag, tiles * kDenseTile);
-  take(&weight, tiles * kDenseTile);
-  take(&partial, partials);
-  take(&long_row, tiles);
-  take(&sorting, SortWorkspace(positions, max_bins));
+  Workspace workspace(memory);
+  const int64_t high = NeedsTwoWords(num_keys) ? positions : 0;
+  keys.low = workspace.Take<int32_t>(positions);
+  keys.high = high == 0 ? nullptr : workspace.Take<int32_t>(high);
+  sorted.low = workspace.Take<int32_t>(positions);
+  sorted.high = high == 0 ? nullptr : workspace.Take<int32_t>(high);
+  order = workspace.Take<int32_t>(positions);
+  bag_of = workspace.Take<int32_t>(positions);
+  head = workspace.Take<uint32_t>(tiles);
+  row = workspace.Take<int64_t>(tiles * kDenseTile);
+  bag = workspace.Take<int32_t>(tiles * kDenseTile);
+  weight = workspace.Take<float>(tiles * kDenseTile);
+  partial = workspace.Take<float>(partials);
+  long_row = workspace.Take<int32_t>(tiles);
+  // Side by side with what the sort needs to be zero.
+  flags = workspace.Take<int32_t>(tables * kDenseFlags);
+  sorting = workspace.Take<char>(0);
+  SortOf(*this, workspace);
+  bytes = workspace.bytes();
 }
 
 Status MakeDensePlan(std::vector<GradientTable>* tables, void* memory, DensePlan* plan) {
@@ -153,9 +141,11 @@ Status DenseWorkspace(std::string_view op, const std::vector<DenseSize>& sizes, 
 
 void AddSort(const DensePlan& plan, bool all_or_none, GradientLaunches& launches) {
   const auto all = [](const GradientTable&) { return true; };
-  launches.Add([plan](cudaStream_t stream) {
-    const auto bytes = static_cast<size_t>(plan.tables) * kDenseFlags * sizeof(int32_t);
-    return ToStatus(cudaMemsetAsync(plan.flags, 0, bytes, stream));
+  Workspace memory(plan.sorting);
+  const StableSort sort = SortOf(plan, memory);
+  launches.Add([plan, zeros = sort.num_zeros](cudaStream_t stream) {
+    const auto bytes = static_cast<size_t>(plan.sorting - reinterpret_cast<char*>(plan.flags));
+    return ToStatus(cudaMemsetAsync(plan.flags, 0, bytes + static_cast<size_t>(zeros) * sizeof(int32_t), stream));
   });
   launches.Add(
       all,
@@ -166,11 +156,15 @@ void AddSort(const DensePlan& plan, bool all_or_none, GradientLaunches& launches
       [plan](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
         return Launch(stream, on.blocks, kDenseThreads, 0, MakeKeys, on.tables, plan);
       });
-  const int32_t* order = AddStableSort(plan, launches);
+  launches.Add([sort](cudaStream_t stream) {
+    TableQueue queue;
+    sort.Enqueue(queue);
+    return queue.Run(stream);
+  });
   launches.Add(
       all, [](const GradientTable& table) { return DenseBlocks((TilesOf(table) + 1) * kDenseTile); },
       [=](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
-        return Launch(stream, on.blocks, kDenseThreads, 0, MarkRows, on.tables, plan, order, all_or_none);
+        return Launch(stream, on.blocks, kDenseThreads, 0, MarkRows, on.tables, plan, all_or_none);
       });
 }
 

@@ -67,8 +67,9 @@ struct DensePlan {
   int32_t* flags = nullptr;
   RowKeys keys;
   int32_t* bag_of = nullptr;
-  int32_t* orders[2] = {};  // [positions] each, from one sort pass to the next
-  char* sorting = nullptr;
+  char* sorting = nullptr;   // what follows the flags
+  RowKeys sorted;            // the keys in their order
+  int32_t* order = nullptr;  // [positions] that have them
   uint32_t* head = nullptr;
   int64_t* row = nullptr;
   int32_t* bag = nullptr;

@@ -116,28 +116,16 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The sort of all positions by the slots of their keys.
-struct BySlot {
-  SortPass passes[kMaxSortPasses];
-  int count;
-  int32_t* orders[2];
-  void* sorting;
-
-  BySlot(const HashInserting& batch, Workspace& workspace)
-      : count(AddSortPasses(batch.slots, std::bit_width(static_cast<uint64_t>(batch.directory.capacity())), passes)) {
-    for (int32_t*& order : orders) order = workspace.Take<int32_t>(batch.asked.batch.n);
-    sorting = workspace.Take<char>(SortWorkspace(batch.asked.batch.n, passes[0].bins));
-  }
-
-  const int32_t* order() const { return orders[(count - 1) % 2]; }
-
-  Status Run(cudaStream_t stream, int64_t n, const int32_t* skip) const {
-    int32_t* own[kMaxSortPasses] = {};
-    for (int k = 0; k < count; ++k) own[k] = orders[k % 2];
-    TableQueue queue;
-    StableSort(queue, n, passes, count, own, sorting, skip);
-    return queue.Run(stream);
-  }
-};
+StableSort SortBySlot(const HashInserting& batch, Workspace& workspace) {
+  StableSort sort;
+  sort.n = batch.asked.batch.n;
+  sort.skip = batch.words + kHashNothingNew;
+  sort.AddPasses(batch.slots, std::bit_width(static_cast<uint64_t>(batch.directory.capacity())));
+  sort.PlaceZeros(workspace);
+  sort.pass[sort.count - 1].order = workspace.Take<int32_t>(sort.n);
+  sort.Place(workspace);
+  return sort;
+}
 
 }  // namespace
 
@@ -147,7 +135,7 @@ int64_t HashInsertWorkspace(const HashDirectory& directory, int64_t n) {
   HashInserting batch(directory, asked);
   Workspace workspace(nullptr);
   batch.Place(workspace);
-  BySlot(batch, workspace);
+  SortBySlot(batch, workspace);
   return workspace.bytes();
 }
 
@@ -158,7 +146,7 @@ Status HashInsert(cudaStream_t stream, const HashEntry& entry, void* workspace) 
   HashInserting batch(directory, asked);
   Workspace memory(workspace);
   const int64_t zeros = batch.Place(memory);
-  const BySlot by_slot(batch, memory);
+  const StableSort by_slot = SortBySlot(batch, memory);
   JAX_TT_RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(workspace, 0, static_cast<size_t>(zeros), stream)));
   JAX_TT_RETURN_IF_ERROR(Launch(stream, Blocks(n, kTallyThreads), kTallyThreads, 0, TallyKeys, batch));
   JAX_TT_RETURN_IF_ERROR(
@@ -166,9 +154,12 @@ Status HashInsert(cudaStream_t stream, const HashEntry& entry, void* workspace) 
   const int rounds = asked.policy == HashPolicy::kNone ? 2 : 4;
   for (int round = 0; round < rounds; ++round)
     JAX_TT_RETURN_IF_ERROR(PlaceHashKeys(stream, batch, round % 2, round >= 2));
-  JAX_TT_RETURN_IF_ERROR(by_slot.Run(stream, n, batch.words + kHashNothingNew));
+  TableQueue sorting;
+  if (by_slot.num_zeros > 0) sorting.Clear(by_slot.zeros, by_slot.num_zeros);
+  by_slot.Enqueue(sorting);
+  JAX_TT_RETURN_IF_ERROR(sorting.Run(stream));
   JAX_TT_RETURN_IF_ERROR(Launch(stream, std::max<int64_t>(Blocks(n, kThreads), 1), kThreads, 0, WriteInsertion, batch,
-                                by_slot.order(), entry.done));
+                                by_slot.pass[by_slot.count - 1].order, entry.done));
   return HashFind(stream, {.directory = directory, .batch = asked.batch, .slots = entry.done.found});
 }
 

@@ -25,24 +25,20 @@ int DigitPasses(int64_t p) {
 struct PassesArgs {
   BuildArgs build;
   int32_t* digits;                 // [d, n] of every position
-  int32_t* order[2];               // [n] between the passes of one core
   int32_t* tile_rows;              // rows that start in each tile
   int32_t* rows;                   // of all tiles
   int32_t* segment[kMaxCores];     // [p + 1] first entry of each slice: in its list, or among the rows
   int32_t* first_part[kMaxCores];  // [p + 1] first part of each slice
-  void* sorting;
 
   PassesArgs(const BuildArgs& build, Workspace& workspace) : build(build) {
     const CudaPlan& layout = build.layout;
     digits = workspace.Take<int32_t>(layout.d * layout.n);
-    for (int32_t*& buffer : order) buffer = workspace.Take<int32_t>(layout.n);
     tile_rows = workspace.Take<int32_t>((layout.n + kRowTile - 1) / kRowTile);
     rows = workspace.Take<int32_t>(1);
     for (int k = 0; k < kMaxCores; ++k) {
       segment[k] = workspace.Take<int32_t>(k < layout.d ? layout.p[k] + 1 : 0);
       first_part[k] = workspace.Take<int32_t>(k < layout.d ? layout.p[k] + 1 : 0);
     }
-    sorting = workspace.Take<char>(SortWorkspace(layout.n, kMaxBins));
   }
 };
 
@@ -254,32 +250,44 @@ constexpr TableKernel kCutSegments = TableKernelOf<PassesArgs, CutSegments<OneTa
 constexpr TableKernel kCutParts =
     TableKernelOf<PassesArgs, CutParts<OneTable<PassesArgs>>, CutParts<ManyTables<PassesArgs>>, kRowThreads>::kKernel;
 
+// The sort of all positions by the digits of one core after another, each of which leaves the list of its core.
+StableSort SortOf(const PassesArgs& args, Workspace& workspace) {
+  const CudaPlan& layout = args.build.layout;
+  StableSort sort;
+  sort.n = layout.n;
+  sort.skip = args.build.skip;
+  int cores[kMaxCores];
+  SortOrder(args.build.shape, layout.main, cores);
+  for (int i = 0; i < layout.d; ++i) {
+    const int k = cores[i], passes = DigitPasses(layout.p[k]);
+    for (int j = 0; j < passes; ++j) {
+      const int64_t top = layout.p[k] >> (10 * j);
+      const bool last = j + 1 == passes;
+      sort.pass[sort.count++] = {.words = args.digits + k * layout.n,
+                                 .order = last ? args.build.plan + layout.list(k) : nullptr,
+                                 .bins = static_cast<int>(last ? top + 1 : kMaxBins - 1),
+                                 .shift = 10 * j,
+                                 .mask = last ? -1 : kMaxBins - 2};
+    }
+  }
+  sort.PlaceZeros(workspace);
+  sort.Place(workspace);
+  return sort;
+}
+
 }  // namespace
 
 void BuildByPasses(TableQueue& queue, const BuildArgs& build, Workspace& workspace) {
   const PassesArgs args(build, workspace);
-  const TTShape& shape = build.shape;
   const CudaPlan& layout = build.layout;
   const Lookups& lookups = build.lookups;
+  const StableSort sort = SortOf(args, workspace);
   queue.Clear(build.plan, CudaPlan::kHeader);
+  if (sort.num_zeros > 0) queue.Clear(sort.zeros, sort.num_zeros);
   const int64_t threads = std::max<int64_t>({layout.n, lookups.groups * (lookups.bags + 1), 1});
   queue.Add(kReadBatch, (threads + kThreads - 1) / kThreads, 0, args);
 
-  int cores[kMaxCores], num_passes = 0;
-  SortOrder(shape, layout.main, cores);
-  SortPass passes[kMaxSortPasses];
-  int32_t* orders[kMaxSortPasses];
-  for (int i = 0; i < layout.d; ++i) {
-    const int k = cores[i], count = DigitPasses(layout.p[k]);
-    for (int j = 0; j < count; ++j, ++num_passes) {
-      const int64_t top = layout.p[k] >> (10 * j);
-      const bool last = j + 1 == count;
-      passes[num_passes] = {args.digits + k * layout.n, static_cast<int>(last ? top + 1 : kMaxBins - 1), 10 * j,
-                            last ? -1 : kMaxBins - 2};
-      orders[num_passes] = last ? build.plan + layout.list(k) : args.order[j % 2];
-    }
-  }
-  StableSort(queue, layout.n, passes, num_passes, orders, args.sorting, build.skip);
+  sort.Enqueue(queue);
 
   const int64_t tiles = (layout.n + kRowTile - 1) / kRowTile;
   constexpr size_t kShared = kMaxWarps * sizeof(int32_t);

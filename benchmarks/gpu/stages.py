@@ -41,7 +41,7 @@ SORT_PASS_SECONDS = 4e-6
 # block takes for a pair in a pass.
 MOST_SORTED_BY_BLOCK = 12_288
 SORT_BITS = 8
-BLOCK_SORT_SECONDS_PER_ID = 0.3e-9
+BLOCK_SORT_SECONDS_PER_ID = 0.45e-9
 # The most launches of a step of 26 tables, seven of them tensor trains, for which there is a test.
 MIXED_LAUNCHES = 20
 # One launch plans the others, and each of its blocks reads all ids: the blocks of the three cores at most, and
@@ -102,7 +102,8 @@ def distinct(range_: float, draws: float) -> float:
 def plan(p: tuple[int, ...], n: int) -> Stage:
     """The plan of a table of three cores, whose middle core is the pivot."""
     if n > MOST_PLANNED_AT_ONCE:
-        return Stage("plan", 14, bytes=4 * n * 26, extra=3 * SORT_PASS_SECONDS)
+        # Two kernels clear counts. A pass of the sort reads and writes up to six words for an id.
+        return Stage("plan", 11, bytes=4 * n * 32, extra=3 * SORT_PASS_SECONDS)
     blocks, own = n / PLAN_THREADS + 1, 0.0
     for core, (slices, most) in enumerate(zip(p, PLAN_BLOCKS, strict=True)):
         of_core = min(slices, most, max(1, n // IDS_PER_PLAN_BLOCK))

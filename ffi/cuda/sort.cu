@@ -5,6 +5,7 @@
 
 #include "ffi/cuda/block_scan.h"
 #include "ffi/cuda/sort.h"
+#include "ffi/cuda/tile_count.h"
 
 namespace jax_tt {
 namespace {
@@ -39,7 +40,7 @@ struct BatchSort {
   SortedCopy copies[kSortedCopies];
   int64_t n;
   const int32_t* skip;
-  int32_t count, max_bins, all_bins, unused;
+  int32_t count, max_bins, all_bins;
 };
 
 __device__ __forceinline__ int Digit(const SortPass& pass, int32_t word) { return (word >> pass.shift) & pass.mask; }
@@ -127,32 +128,6 @@ struct TileSorter {
       positions[place] = static_cast<Position>(item[k].position);
     }
     __syncthreads();
-  }
-};
-
-// What is known of tiles: how many one has of a bin, or how many all up to it have.  One word, so that it is there as
-// a whole or not at all.
-struct TileCount {
-  static constexpr unsigned long long kOwn = 1ull << 62, kAll = 2ull << 62, kValue = kOwn - 1;
-
-  // How many the tiles before this one have of a bin.  counts: of the bin, `bins` apart.  Tiles begin in their order,
-  // so that all that are waited for have begun.
-  static __device__ __forceinline__ int32_t Before(const volatile unsigned long long* counts, int64_t tile, int bins) {
-    constexpr int kAhead = 8;
-    unsigned long long sum = 0;
-    for (int64_t at = tile - 1; at >= 0;) {
-      unsigned long long word[kAhead];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) word[k] = counts[max(at - k, int64_t{0}) * bins];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) {
-        if (word[k] == 0) break;  // not there yet: it is read again
-        sum += word[k] & kValue;
-        if ((word[k] & kAll) != 0) return static_cast<int32_t>(sum);
-        --at;
-      }
-    }
-    return static_cast<int32_t>(sum);
   }
 };
 

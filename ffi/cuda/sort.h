@@ -20,7 +20,6 @@ struct SortPass {
   int bins = 1;
   int shift = 0;
   int32_t mask = -1;
-  int32_t unused = 0;
 };
 
 // What the last pass writes beside its order: to[i] = from[position at i].  Of the words of the pass itself nothing is
@@ -29,7 +28,7 @@ struct SortedCopy {
   const int32_t* from = nullptr;
   int32_t* to = nullptr;  // null: no copy
 };
-constexpr int kSortedCopies = 4;
+constexpr int kSortedCopies = 2;
 
 // A sort of positions 0 .. n - 1.
 struct StableSort {

@@ -14,6 +14,7 @@ import pytest
 import jax_tt
 from jax_tt._hash.initial import Normal, initial_rows
 from jax_tt._tiers import disk
+from jax_tt._tiers.addresses import addresses, copy_rows
 from jax_tt._tiers.disk import DiskStore
 from jax_tt._tiers.places import DevicePlaces
 from jax_tt._tiers.words import to_words
@@ -415,25 +416,64 @@ def test_refused_directories_stay_as_they_are(tmp_path):
             DiskStore(tmp_path, sizes, about)
     with lmdb.open(str(tmp_path), max_dbs=4) as environment, environment.begin() as read:
         names = [name for name, _ in read.cursor()]
-    assert sorted(names) == [b"others", b"records/item"]
+    assert sorted(names) == [b"blocks/item", b"others"]
+
+
+def records_of(store, keys):
+    """Which of the keys a store of one table has, and their records."""
+    found = np.zeros((len(keys), 400), np.uint8)
+    there = store.get(
+        "item", keys, lambda records, rows: copy_rows(records, addresses(found, rows), 400)
+    )
+    return there, found[there]
+
+
+def put_records(store, keys, values):
+    records = np.full((len(keys), 400), values, np.uint8)
+    store.put("item", keys, addresses(records, np.arange(len(keys))))
+
+
+def test_blocks_of_which_little_counts_are_dropped(tmp_path, monkeypatch):
+    """Records that are written again and again take room for a few times as many, also after a process that died."""
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
+    draw, pool = np.random.default_rng(0), np.arange(300, dtype=np.uint64)
+    model, kept = {}, {}
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    for k in range(400):
+        keys, value = draw.permutation(pool)[: draw.integers(0, 60)], k % 251
+        put_records(store, keys, value)
+        model.update(dict.fromkeys(keys.tolist(), value))
+        if k % 7 == 0:
+            store.commit(str(k).encode())
+            kept = dict(model)
+        if k % 41 == 40:
+            store.close()
+            store = DiskStore(tmp_path, {"item": 400}, "about")
+            model = dict(kept)
+        there, records = records_of(store, pool)
+        assert pool[there].tolist() == sorted(model) == store.keys("item").tolist()
+        assert (records == np.array([model[key] for key in sorted(model)])[:, None]).all()
+    store.close()
+    assert (tmp_path / "data.mdb").stat().st_size < 20 * 300 * 400
 
 
 def test_nothing_is_saved_after_a_write_that_failed(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "_MAP_BYTES", 1 << 18)
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 14)
     keys = np.arange(2000, dtype=np.uint64)
     store = DiskStore(tmp_path, {"item": 400}, "about")
-    store.put("item", keys[:3], np.ones((3, 400), np.uint8))
+    put_records(store, keys[:3], 1)
     store.commit(b"first")
     with pytest.raises(jax_tt.StoreError, match="The last committed state is intact"):
         for first in range(0, 2000, 100):
             part = keys[first : first + 100]
-            store.put("item", part, np.zeros((100, 400), np.uint8))
-    for call in (lambda: store.commit(b"second"), lambda: store.get("item", keys)):
+            put_records(store, part, 0)
+    for call in (lambda: store.commit(b"second"), lambda: records_of(store, keys)):
         with pytest.raises(jax_tt.StoreError, match="The last committed state is intact"):
             call()
     store.close()
     store = DiskStore(tmp_path, {"item": 400}, "about")
     assert store.saved() == b"first"
     assert store.keys("item").tolist() == [0, 1, 2]
-    assert (store.get("item", keys)[1] == 1).all()
+    assert (records_of(store, keys)[1] == 1).all()
     store.close()

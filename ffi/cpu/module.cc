@@ -15,7 +15,7 @@
 #include "ffi/cpu/args.h"
 #include "ffi/cpu/handlers.h"
 #include "ffi/cpu/kernels/kernels.h"
-#include "ffi/cpu/key_index_python.h"
+#include "ffi/cpu/tiers_python.h"
 
 namespace nb = nanobind;
 
@@ -84,6 +84,6 @@ NB_MODULE(_cpu, m) {
   m.def("plan_size", &jax_tt::PlanSize, nb::arg("row_factors"), nb::arg("col_factors"), nb::arg("ranks"),
         nb::arg("num_embeddings"), nb::arg("n"), nb::arg("hint"),
         "Sizes of the buffers that travel from the plan and the forward pass to the backward pass.");
-  jax_tt::AddKeyIndex(m);
+  jax_tt::AddTiers(m);
   m.def("instruction_set", [] { return jax_tt::GetKernels<float>().name; }, "Instruction set of the kernels in use.");
 }

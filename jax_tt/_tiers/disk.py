@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import fcntl
-import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+import struct
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from typing import Any
 import numpy as np
 
 from jax_tt._requires import require
-from jax_tt._tiers.key_filter import KeyFilter
+from jax_tt._tiers.record_log import BLOCK_BYTES, RecordLog
 
 # The largest size of the file, which takes address space but no disk space until it is used.
 _MAP_BYTES = 1 << 42
 _ABOUT = b"about"
 _SAVED = b"saved"
-# Calls of `put` whose records wait to be written, and keys that are read at once.
-_PENDING, _CHUNK = 2, 1 << 16
+_ENDS = b"ends"
+# Blocks that wait to be written, and those of a transaction, which stay in memory until it is committed.
+_PENDING, _TOGETHER = 16, 16
 
 
 class StoreError(Exception):
@@ -44,9 +46,10 @@ class StoreError(Exception):
 class DiskStore:
     """Records of several tables by 64-bit key, in one directory.
 
-    Everything written since the last `commit` is one transaction, which this process reads and which is gone if it
-    dies. LMDB ties a transaction to a thread, so the store has its own, in which records are written while the caller
-    goes on. If one fails, later calls raise its error, and nothing is committed any more.
+    Records are stored in blocks, see `RecordLog`; a block is one value of LMDB and does not move. What was written after
+    the last `commit` is gone if the process dies. LMDB ties a transaction to a thread, so the store has its own, in
+    which blocks are written while the caller goes on. If one fails, later calls raise its error, and nothing is
+    committed any more.
 
     Args:
         path: directory, which is created if it does not exist.
@@ -60,11 +63,16 @@ class DiskStore:
     def __init__(self, path: str | os.PathLike[str], sizes: Mapping[str, int], about: Any):
         self._lmdb: Any = require("lmdb", "a tier on disk", "disk")
         self.path, self._sizes = Path(path), dict(sizes)
-        self._about = json.dumps(about, sort_keys=True).encode()
+        described = {"about": about, "bytes of a block": BLOCK_BYTES}
+        self._about = json.dumps(described, sort_keys=True).encode()
         self._lock = _locked(self.path)
         self._thread = ThreadPoolExecutor(1, "jax_tt_disk")
         self._pending: collections.deque[Future[None]] = collections.deque()
         self._failed = ""
+        # Guards the logs, whose blocks move to the memory of LMDB once they are committed.
+        self._guard = threading.Lock()
+        # Blocks of the present transaction.
+        self._written: list[tuple[str, int]] = []
         try:
             self._run(self._open)
         except BaseException:
@@ -72,46 +80,64 @@ class DiskStore:
             os.close(self._lock)
             raise
 
-    def get(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Whether each of the keys uint64 ``[n]`` is there, and the records found, uint8 ``[found, size]``."""
-        there = self._filters[table].may_hold(keys)
-        if not there.any():
+    def get(
+        self, table: str, keys: np.ndarray, take: Callable[[np.ndarray, np.ndarray], None]
+    ) -> np.ndarray:
+        """Finds the records of keys uint64 ``[n]``; returns whether each of them is there, bool ``[n]``.
+
+        ``take`` is called with the addresses of the records found and the positions of their keys.
+        """
+        with self._guard:
             self._check()
-            return there, np.empty((0, self._sizes[table]), np.uint8)
-        there[there], records = self._run(self._get, table, keys[there])
-        return there, records
+            found = self._logs[table].find(keys)
+            there = found != 0
+            if there.any():
+                take(found[there], np.flatnonzero(there))
+        return there
 
     def put(self, table: str, keys: np.ndarray, records: np.ndarray) -> None:
-        """Writes records uint8 ``[n, size]`` of distinct keys; both arrays must not change afterwards."""
-        self._check()
-        self._wait(_PENDING - 1)
-        self._filters[table].add(keys)
-        self._pending.append(self._thread.submit(self._put, table, keys, records))
+        """Writes records of distinct keys, given by their addresses."""
+        with self._guard:
+            self._check()
+            full = self._logs[table].append(keys, records)
+        self._write_blocks(table, full)
 
     def keys(self, table: str) -> np.ndarray:
         """The keys of all records of a table, uint64 in ascending order."""
-        return self._run(lambda: np.concatenate([*self._keys(table), np.zeros(0, np.uint64)]))
+        with self._guard:
+            self._check()
+            return self._logs[table].keys()
 
     def saved(self) -> bytes | None:
         """What the last `commit` saved beside the records."""
-        return self._run(lambda: self._write.get(_SAVED, db=self._others))
+        return self._run(lambda: self._value(_SAVED))
 
     def commit(self, saved: bytes) -> None:
         """Makes everything written so far permanent, together with ``saved``."""
-        self._run(self._commit, saved)
-
-    def count(self, table: str) -> int:
-        """The number of records of a table."""
-        return self._run(lambda: self._write.stat(self._records[table])["entries"])
+        self._check()
+        for table, log in self._logs.items():
+            with self._guard:
+                last = log.seal()
+            self._write_blocks(table, last)
+        self._wait(0)
+        ends = {table: log.end for table, log in self._logs.items()}
+        dropped = {table: log.take_dropped() for table, log in self._logs.items()}
+        self._run(self._commit, saved, ends, dropped)
 
     def close(self) -> None:
         """Closes the store without a commit."""
         if self._lock < 0:
             return
+        with self._guard:  # whoever reads a record has read it
+            lock, self._lock = self._lock, -1
         self._thread.submit(self._close).result()
         self._thread.shutdown()
-        os.close(self._lock)
-        self._lock = -1
+        os.close(lock)
+
+    def _write_blocks(self, table: str, numbers: list[int]) -> None:
+        for number in numbers:
+            self._wait(_PENDING - 1)
+            self._pending.append(self._thread.submit(self._write_block, table, number))
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         self._wait(0)
@@ -146,14 +172,16 @@ class DiskStore:
             self._failed = f"{self.path}: {error!r}. Open the store again."
             raise
 
+    # What follows runs in the thread of the store.
+
     def _open(self) -> None:
         self._environment = self._lmdb.open(
             str(self.path), map_size=_MAP_BYTES, max_dbs=1 + len(self._sizes)
         )
-        self._write = self._environment.begin(write=True)
+        self._begin()
         try:
             self._others = self._environment.open_db(b"others", self._write)
-            found = self._write.get(_ABOUT, db=self._others)
+            found = self._value(_ABOUT)
             if found is None:
                 self._write.put(_ABOUT, self._about, db=self._others)
             elif found != self._about:
@@ -162,60 +190,83 @@ class DiskStore:
                     "directory, or the table that it was written with."
                 )
             self._records = {
-                name: self._environment.open_db(b"records/" + name.encode(), self._write)
+                name: self._environment.open_db(b"blocks/" + name.encode(), self._write)
                 for name in self._sizes
             }
-            self._filters = {name: self._read_filter(name) for name in self._sizes}
+            ends = json.loads(self._value(_ENDS) or b"{}")
+            self._logs = {
+                name: self._read_log(name, size, ends.get(name, 0))
+                for name, size in self._sizes.items()
+            }
         except BaseException:
             self._close()
             raise
 
-    def _read_filter(self, table: str) -> KeyFilter:
-        held = KeyFilter()
-        for keys in self._keys(table):
-            held.add(keys)
-        return held
+    def _read_log(self, table: str, size: int, end: int) -> RecordLog:
+        """The blocks of the last commit; those that were written later are removed."""
+        # A smaller value would move with others.
+        log = RecordLog(size, self._environment.stat()["psize"], BLOCK_BYTES)
+        numbers = [_number(name) for name, _ in self._write.cursor(db=self._records[table])]
+        for number in numbers:
+            if number >= end:
+                self._write.delete(_name(number), db=self._records[table])
+        # Now the others are no longer of this transaction.
+        for number in numbers:
+            if number < end:
+                log.restore(number, self._block(table, number))
+        return log
 
-    def _keys(self, table: str) -> Iterator[np.ndarray]:
-        names = self._write.cursor(db=self._records[table]).iternext(keys=True, values=False)
-        while part := b"".join(itertools.islice(names, _CHUNK)):
-            yield np.frombuffer(part, ">u8").astype(np.uint64)
+    def _write_block(self, table: str, number: int) -> None:
+        with self._guard:
+            block = self._logs[table].block(number)
+        self._write.put(_name(number), block, db=self._records[table])
+        self._written.append((table, number))
+        if len(self._written) == _TOGETHER:
+            self._end()
 
-    def _get(self, table: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        order = np.argsort(keys)
-        names = _names(keys[order])
-        cursor = self._write.cursor(db=self._records[table])
-        pairs = cursor.getmulti(names)
-        found = np.zeros(len(keys), bool)
-        if not pairs:
-            return found, np.empty((0, self._sizes[table]), np.uint8)
-        there = np.frombuffer(b"".join(name for name, _ in pairs), ">u8").astype(np.uint64)
-        records = np.frombuffer(b"".join(value for _, value in pairs), np.uint8)
-        # The pairs come in the order of the keys; back to that of the caller.
-        places = np.searchsorted(keys[order], there)
-        found[order[places]] = True
-        return found, records.reshape(-1, self._sizes[table])[np.argsort(order[places])]
-
-    def _put(self, table: str, keys: np.ndarray, records: np.ndarray) -> None:
-        order = np.argsort(keys)
-        values = (records[place].tobytes() for place in order)
-        pairs = list(zip(_names(keys[order]), values, strict=True))
-        self._write.cursor(db=self._records[table]).putmulti(pairs)
-
-    def _commit(self, saved: bytes) -> None:
+    def _commit(
+        self, saved: bytes, ends: Mapping[str, int], dropped: Mapping[str, list[int]]
+    ) -> None:
+        for table, numbers in dropped.items():
+            for number in numbers:
+                self._write.delete(_name(number), db=self._records[table])
+        gone = {(table, number) for table, numbers in dropped.items() for number in numbers}
+        self._written = [own for own in self._written if own not in gone]
         self._write.put(_SAVED, saved, db=self._others)
+        self._write.put(_ENDS, json.dumps(ends).encode(), db=self._others)
+        self._end()
+
+    def _end(self) -> None:
+        """Commits the transaction. Its blocks are in the file then, and their memory can be used again."""
         self._write.commit()
-        self._write = self._environment.begin(write=True)
+        self._begin()
+        with self._guard:
+            for table, number in self._written:
+                self._logs[table].settle(number, self._block(table, number))
+        self._written = []
+
+    def _begin(self) -> None:
+        self._write = self._environment.begin(write=True, buffers=True)
+
+    def _value(self, name: bytes) -> bytes | None:
+        found = self._write.get(name, db=self._others)
+        return None if found is None else bytes(found)
+
+    def _block(self, table: str, number: int) -> np.ndarray:
+        return np.frombuffer(self._write.get(_name(number), db=self._records[table]), np.uint8)
 
     def _close(self) -> None:
         self._write.abort()
         self._environment.close()
 
 
-def _names(keys: np.ndarray) -> list[bytes]:
-    """Keys as LMDB has them: big-endian, so that they are in numeric order."""
-    flat = keys.astype(">u8").tobytes()
-    return [flat[k : k + 8] for k in range(0, len(flat), 8)]
+def _name(number: int) -> bytes:
+    """The key of a block, big-endian, so that blocks are in the order of their numbers."""
+    return struct.pack(">Q", number)
+
+
+def _number(name: Any) -> int:
+    return struct.unpack(">Q", name)[0]
 
 
 def _locked(path: Path) -> int:

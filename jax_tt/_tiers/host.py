@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jax_tt._tiers.addresses import addresses
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.key_index import KeyIndex
 from jax_tt._tiers.record import RecordLayout
-
-# Records that are packed for the disk at once.
-_CHUNK = 1 << 14
 
 
 class Found(NamedTuple):
@@ -53,7 +51,7 @@ class HostStore:
         self._layout, self._disk, self._table = layout, disk, table
         self._slots = KeyIndex()
         # Of slots. Pages take memory only once they are written, and slots that were in use before come first.
-        self._entries = layout.empty(rows)
+        self._records = np.empty((rows, layout.size), np.uint8)
         self._keys = np.empty(rows, np.uint64)
         self._arrived = np.zeros(
             rows, np.int64
@@ -80,33 +78,32 @@ class HostStore:
         in_memory, on_disk = slots >= 0, np.zeros(len(keys), bool)
         entries = self._layout.empty(size)
         here = np.flatnonzero(in_memory)
-        for array, own in zip(entries, self._entries, strict=True):
-            array[here] = own[slots[here]]
+        self._layout.unpack(addresses(self._records, slots[here]), entries, here)
         if self._disk is not None and len(here) < len(keys):
             rest = np.flatnonzero(~in_memory)
-            there, records = self._disk.get(self._table, keys[rest])
-            for array, own in zip(entries, self._layout.entries(records), strict=True):
-                array[rest[there]] = own
-            on_disk[rest[there]] = True
+
+            def take(records: np.ndarray, found: np.ndarray) -> None:
+                self._layout.unpack(records, entries, rest[found])
+
+            on_disk[rest] = self._disk.get(self._table, keys[rest], take)
         return Found(entries, in_memory, on_disk)
 
-    def put(self, keys: np.ndarray, entries: list[np.ndarray]) -> None:
-        """Writes records of distinct keys; the oldest ones leave memory for the disk.
+    def put(self, keys: np.ndarray, entries: list[np.ndarray], rows: np.ndarray) -> None:
+        """Writes records of distinct keys, which are in some rows of arrays; the oldest leave memory for the disk.
 
         Raises:
             StoreError: the disk cannot be written.
         """
         self.erase(keys)
         excess = max(0, len(keys) - self.rows)
-        self.write(keys[:excess], [array[:excess] for array in entries])
-        keys, self._last = keys[excess:], len(keys) - excess
+        self.write(keys[:excess], entries, rows[:excess])
+        keys, rows, self._last = keys[excess:], rows[excess:], len(keys) - excess
         self._make_room(len(keys))
         slots = self._empty_slots(len(keys))
         self._slots.set(keys, slots)
         self._clock += 1
         self._keys[slots], self._arrived[slots], self._changed[slots] = keys, self._clock, True
-        for own, array in zip(self._entries, entries, strict=True):
-            own[slots] = array[excess:]
+        self._layout.pack(entries, rows, addresses(self._records, slots))
         self._append(slots)
 
     def keys(self) -> np.ndarray:
@@ -127,7 +124,7 @@ class HostStore:
     def grow(self, rows: int) -> None:
         """Makes places for this number of records."""
         more = rows - self.rows
-        self._entries = [_lengthened(array, more) for array in self._entries]
+        self._records = _lengthened(self._records, more)
         self._keys, self._arrived = _lengthened(self._keys, more), _lengthened(self._arrived, more)
         self._changed = _lengthened(self._changed, more)
         self._emptied = _lengthened(self._emptied, more)
@@ -138,16 +135,22 @@ class HostStore:
         self._write_slots(slots)
         self._changed[slots] = False
 
-    def write(self, keys: np.ndarray, entries: list[np.ndarray]) -> None:
+    def write(self, keys: np.ndarray, entries: list[np.ndarray], rows: np.ndarray) -> None:
         """Writes records to disk, if there is one, and not to memory."""
         if self._disk is not None and len(keys):
-            self._disk.put(self._table, keys, self._layout.records(entries))
-            self.to_disk += len(keys)
+            records = np.empty((len(keys), self._layout.size), np.uint8)
+            to = addresses(records, np.arange(len(keys)))
+            self._layout.pack(entries, rows, to)
+            self._to_disk(keys, to)
 
     def _write_slots(self, slots: np.ndarray) -> None:
-        for first in range(0, len(slots), _CHUNK):
-            part = slots[first : first + _CHUNK]
-            self.write(self._keys[part], [own[part] for own in self._entries])
+        if self._disk is not None and len(slots):
+            self._to_disk(self._keys[slots], addresses(self._records, slots))
+
+    def _to_disk(self, keys: np.ndarray, records: np.ndarray) -> None:
+        assert self._disk is not None
+        self._disk.put(self._table, keys, records)
+        self.to_disk += len(keys)
 
     def _make_room(self, count: int) -> None:
         lacking = count - (self.rows - len(self))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from jax_tt._tables.table import Table
+from jax_tt._tiers.addresses import addresses, copy_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,7 @@ class RecordLayout:
         shapes = tuple(like[name].shape[1:] for name in own)
         return cls(tuple(own), shapes, tuple(like[name].dtype for name in own), (*own.values(),))
 
-    @property
+    @functools.cached_property
     def sizes(self) -> tuple[int, ...]:
         """Bytes of the entries."""
         pairs = zip(self.shapes, self.dtypes, strict=True)
@@ -57,22 +59,17 @@ class RecordLayout:
         pairs = zip(self.shapes, self.dtypes, strict=True)
         return [np.empty((count, *shape), dtype) for shape, dtype in pairs]
 
-    def records(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Records uint8 ``[n, size]`` of entries ``[n, ...]`` of every array."""
-        found = np.empty((len(arrays[0]), self.size), np.uint8)
-        for (first, last), array in zip(self._ranges(), arrays, strict=True):
-            flat = np.ascontiguousarray(array).reshape(len(array), -1)
-            found[:, first:last] = flat.view(np.uint8)
-        return found
+    def pack(self, arrays: Sequence[np.ndarray], rows: np.ndarray, records: np.ndarray) -> None:
+        """Copies the entries in some rows of every array to records, which are given by their addresses."""
+        for first, size, array in zip(self._firsts, self.sizes, arrays, strict=True):
+            copy_rows(addresses(array, rows), records + first, size)
 
-    def entries(self, records: np.ndarray) -> list[np.ndarray]:
-        """The inverse of `records`."""
-        parts = zip(self._ranges(), self.shapes, self.dtypes, strict=True)
-        return [
-            np.ascontiguousarray(records[:, first:last]).view(dtype).reshape(len(records), *shape)
-            for (first, last), shape, dtype in parts
-        ]
+    def unpack(self, records: np.ndarray, arrays: Sequence[np.ndarray], rows: np.ndarray) -> None:
+        """The inverse of `pack`."""
+        for first, size, array in zip(self._firsts, self.sizes, arrays, strict=True):
+            copy_rows(records + first, addresses(array, rows), size)
 
-    def _ranges(self) -> list[tuple[int, int]]:
-        ends = np.cumsum((0, *self.sizes)).tolist()
-        return list(itertools.pairwise(ends))
+    @functools.cached_property
+    def _firsts(self) -> list[np.uint64]:
+        """Where the entries begin in a record."""
+        return [np.uint64(first) for first in itertools.accumulate((0, *self.sizes[:-1]))]

@@ -234,7 +234,8 @@ class TieredRows:
         slots = np.flatnonzero(self._changed & self._full)
         for first in range(0, len(slots), _CHUNK):
             part = slots[first : first + _CHUNK]
-            self._host.write(self._keys[part], self._entries(state, self.layout.names, part))
+            entries = self._entries(state, self.layout.names, part)
+            self._host.write(self._keys[part], entries, np.arange(len(part)))
         self._changed[:] = False
 
     def read(self, state: Any, keys: np.ndarray) -> np.ndarray:
@@ -268,7 +269,7 @@ class TieredRows:
         """Sets entries of distinct keys, none of which is on the device."""
         if not self._has_disk and len(self._host) + len(keys) > self._host.rows:
             raise StoreError(full(self._name, self._host.rows))
-        self._host.put(keys, entries)
+        self._host.put(keys, entries, np.arange(len(keys)))
 
     def statistics(self) -> TierStatistics:
         return TierStatistics(
@@ -297,9 +298,10 @@ class TieredRows:
                 return False
             self._host.erase(own.in_memory)
             if plan.full.any():
-                entries = [np.asarray(array)[: len(plan.slots)][plan.full] for array in old]
                 gone = plan.evicted[plan.full]
-                self._host.put(gone, entries)
+                self._host.put(
+                    gone, [np.asarray(array) for array in old], np.flatnonzero(plan.full)
+                )
                 self._left_with.erase(gone)
             del self._leaving[number]
         return True

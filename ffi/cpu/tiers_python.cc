@@ -1,10 +1,11 @@
-#include "ffi/cpu/key_index_python.h"
+#include "ffi/cpu/tiers_python.h"
 
 #include <nanobind/ndarray.h>
 #include <stdint.h>
 
 #include <stdexcept>
 
+#include "ffi/cpu/copy_rows.h"
 #include "ffi/cpu/key_index.h"
 
 namespace nb = nanobind;
@@ -22,7 +23,7 @@ void CheckLengths(size_t keys, size_t numbers) {
 
 }  // namespace
 
-void AddKeyIndex(nb::module_& m) {
+void AddTiers(nb::module_& m) {
   nb::class_<KeyIndex>(m, "KeyIndex", "See jax_tt._tiers.key_index.KeyIndex.")
       .def(nb::init<>())
       .def("__len__", &KeyIndex::size)
@@ -43,6 +44,15 @@ void AddKeyIndex(nb::module_& m) {
       .def(
           "erase", [](KeyIndex& self, const Keys& keys) { self.Erase(keys.data(), static_cast<int64_t>(keys.size())); },
           nb::arg("keys").noconvert());
+  m.def(
+      "copy_rows",
+      [](const Keys& from, const Keys& to, int64_t bytes) {
+        if (from.size() != to.size()) throw std::invalid_argument("there must be a target for every source");
+        const nb::gil_scoped_release release;
+        CopyRows(from.data(), to.data(), static_cast<int64_t>(from.size()), bytes);
+      },
+      nb::arg("sources").noconvert(), nb::arg("targets").noconvert(), nb::arg("size"),
+      "See jax_tt._tiers.addresses.copy_rows.");
 }
 
 }  // namespace jax_tt

@@ -1,0 +1,185 @@
+"""`RecordLog`: records by key in blocks that are written once, one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jax_tt._tiers.addresses import addresses, copy_rows
+from jax_tt._tiers.key_index import KeyIndex
+
+# Bytes of a block, at least one record.
+BLOCK_BYTES = 1 << 20
+
+
+class RecordLog:
+    """Where the records of a table are: of a key, the one that was appended last.
+
+    A block is memory uint8 ``[bytes]``: the number of its records, their keys and the records. Blocks have ascending
+    numbers. The last one is open: records are appended until it is full. Of blocks in which few records are still
+    those of their keys, these are appended once more, and the blocks are dropped.
+
+    Args:
+        size: bytes of a record.
+        least: bytes of a block at least.
+        block_bytes: of a full block, about.
+
+    """
+
+    def __init__(self, size: int, least: int, block_bytes: int = BLOCK_BYTES):
+        self._size, self._least = size, least
+        self._rows = max(1, (block_bytes - 8) // (size + 8))
+        self._index = KeyIndex()
+        # By number of the block: its memory, where its records begin, how many there are, and those that count.
+        self._blocks: list[np.ndarray | None] = []
+        self._firsts, self._counts = np.zeros(16, np.uint64), np.zeros(16, np.int64)
+        self._live = np.zeros(16, np.int64)
+        # Records in blocks that are not dropped.
+        self._total = 0
+        # Of the open block, and memory for others.
+        self._open = False
+        self._spare: list[np.ndarray] = []
+        self._dropped: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    @property
+    def end(self) -> int:
+        """The number of the next block."""
+        return len(self._blocks)
+
+    def find(self, keys: np.ndarray) -> np.ndarray:
+        """The addresses uint64 ``[n]`` of records of keys uint64 ``[n]``, 0 where there is none.
+
+        They are valid until the next call of another method.
+        """
+        places = self._index.find(keys)
+        blocks, rows = np.divmod(np.maximum(places, 0), self._rows)
+        found = self._firsts[blocks] + (rows * self._size).astype(np.uint64)
+        return np.where(places < 0, np.uint64(0), found)
+
+    def keys(self) -> np.ndarray:
+        """The keys of all records, uint64 in ascending order."""
+        parts = [self._keys_of(number) for number in range(self.end) if self._counts[number]]
+        return np.unique(np.concatenate([*parts, np.zeros(0, np.uint64)]))
+
+    def append(self, keys: np.ndarray, records: np.ndarray) -> list[int]:
+        """Appends records of distinct keys, given by their addresses; returns the numbers of blocks that became full."""
+        full = self._append(keys, records)
+        while self._total > 2 * len(self) + 2 * self._rows:
+            full += self._shrink()
+        return full
+
+    def seal(self) -> list[int]:
+        """Ends the open block; returns its number, if there is one."""
+        if not self._open:
+            return []
+        number = self.end - 1
+        block, count = self._memory(number), int(self._counts[number])
+        head, used = 8 + 8 * self._rows, 8 + (8 + self._size) * count
+        sealed = np.zeros(max(used, self._least), np.uint8)
+        sealed[: 8 + 8 * count] = block[: 8 + 8 * count]
+        sealed[8 + 8 * count : used] = block[head : head + count * self._size]
+        self.settle(number, sealed)
+        self._open = False
+        return [number]
+
+    def block(self, number: int) -> np.ndarray:
+        """The memory of a block that is no longer open, as it is to be stored."""
+        block = self._memory(number)
+        block[:8].view(np.int64)[0] = self._counts[number]
+        return block
+
+    def take_dropped(self) -> list[int]:
+        """Numbers of blocks that are no longer needed; their memory is not used after this call."""
+        found, self._dropped = self._dropped, []
+        for number in found:
+            self._blocks[number] = None
+        return found
+
+    def settle(self, number: int, memory: np.ndarray) -> None:
+        """Uses other memory for a block, which contains the same."""
+        before, self._blocks[number] = self._blocks[number], memory
+        self._firsts[number] = addresses(memory, np.array([8 + 8 * self._counts[number]]))[0]
+        if before is not None and len(before) == self._full_bytes and before.flags.owndata:
+            self._spare.append(before)
+
+    def restore(self, number: int, memory: np.ndarray) -> None:
+        """Adds a stored block; blocks come in ascending order of numbers."""
+        while self.end < number:
+            self._new_block(None)
+        count = int(memory[:8].view(np.int64)[0])
+        self._new_block(memory)
+        self._counts[number] = count
+        self.settle(number, memory)
+        self._enter(number, 0, self._keys_of(number))
+
+    def _append(self, keys: np.ndarray, records: np.ndarray) -> list[int]:
+        full, done = [], 0
+        while done < len(keys):
+            if not self._open:
+                self._new_block(
+                    self._spare.pop() if self._spare else np.empty(self._full_bytes, np.uint8)
+                )
+                self._open = True
+            number = self.end - 1
+            block, first = self._memory(number), int(self._counts[number])
+            rows = np.arange(first, min(self._rows, first + len(keys) - done))
+            part = slice(done, done + len(rows))
+            block[8 : 8 + 8 * self._rows].view(np.uint64)[rows] = keys[part]
+            targets = self._firsts[number] + (rows * self._size).astype(np.uint64)
+            copy_rows(records[part], targets, self._size)
+            self._counts[number] += len(rows)
+            self._enter(number, first, keys[part])
+            done += len(rows)
+            if self._counts[number] == self._rows:
+                full.append(number)
+                self._open = False
+        return full
+
+    def _enter(self, number: int, first: int, keys: np.ndarray) -> None:
+        """Notes that these keys have the records from ``first`` on of a block."""
+        before = self._index.find(keys)
+        np.subtract.at(self._live, before[before >= 0] // self._rows, 1)
+        self._index.set(keys, np.arange(len(keys)) + (number * self._rows + first))
+        self._live[number] += len(keys)
+        self._total += len(keys)
+
+    def _shrink(self) -> list[int]:
+        """Drops the block of which the smallest part counts, and appends this part."""
+        counts = self._counts[: self.end - self._open]
+        share = self._live[: len(counts)] / np.maximum(counts, 1)
+        number = int(np.argmin(np.where(counts > 0, share, np.inf)))
+        keys = self._keys_of(number)
+        rows = self._index.find(keys) - number * self._rows
+        kept = np.flatnonzero(rows == np.arange(len(keys)))
+        records = self._firsts[number] + (kept * self._size).astype(np.uint64)
+        full = self._append(keys[kept], records)
+        self._total -= len(keys)
+        self._counts[number] = 0
+        self._dropped.append(number)
+        return full
+
+    def _new_block(self, memory: np.ndarray | None) -> None:
+        number = self.end
+        if number == len(self._firsts):
+            more = np.zeros(number, np.int64)
+            self._firsts = np.concatenate([self._firsts, more.view(np.uint64)])
+            self._counts, self._live = (
+                np.concatenate([x, more]) for x in (self._counts, self._live)
+            )
+        self._blocks.append(memory)
+        if memory is not None:
+            self._firsts[number] = addresses(memory, np.array([8 + 8 * self._rows]))[0]
+
+    @property
+    def _full_bytes(self) -> int:
+        return max(8 + (8 + self._size) * self._rows, self._least)
+
+    def _memory(self, number: int) -> np.ndarray:
+        found = self._blocks[number]
+        assert found is not None
+        return found
+
+    def _keys_of(self, number: int) -> np.ndarray:
+        return self._memory(number)[8 : 8 + 8 * int(self._counts[number])].view(np.uint64)

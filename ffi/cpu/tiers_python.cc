@@ -3,10 +3,15 @@
 #include <nanobind/ndarray.h>
 #include <stdint.h>
 
+#include <functional>
+#include <memory>
 #include <stdexcept>
+#include <vector>
 
 #include "ffi/cpu/copy_rows.h"
+#include "ffi/cpu/hash.h"
 #include "ffi/cpu/key_index.h"
+#include "ffi/cpu/passes.h"
 
 namespace nb = nanobind;
 
@@ -19,6 +24,40 @@ using Keys = Vector<const uint64_t>;
 
 void CheckLengths(size_t keys, size_t numbers) {
   if (keys != numbers) throw std::invalid_argument("there must be one number for every key");
+}
+
+template <typename T, size_t axes>
+using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
+
+// An insertion in the calling thread: XLA's threads are those of the step that runs at the same time.
+void HashInsertHere(const Array<uint32_t, 3>& keys, const Array<uint32_t, 3>& scores, const Array<int32_t, 2>& touched,
+                    const Array<const uint32_t, 2>& batch, const Vector<const bool>& present,
+                    const Array<const uint32_t, 2>& given, int32_t now, int64_t policy, const Vector<int32_t>& slots,
+                    const Array<uint32_t, 2>& inserted, const Array<uint32_t, 2>& old_keys,
+                    const Vector<int32_t>& old_touched, const Vector<int32_t>& counts, const Vector<int32_t>& found) {
+  const size_t n = present.size();
+  const bool custom = static_cast<HashPolicy>(policy) == HashPolicy::kCustom;
+  for (const size_t size : {slots.size(), old_touched.size(), found.size(), batch.size() / 2, inserted.size() / 2,
+                            old_keys.size() / 2, custom ? given.size() / 2 : n})
+    if (size != n) throw std::invalid_argument("all arrays of a batch must have the same length");
+  if (counts.size() != kHashCounts || keys.size() != 2 * touched.size() || scores.size() != 2 * touched.size())
+    throw std::invalid_argument("the arrays do not fit");
+  const uint32_t epoch = 0;
+  HashEntry entry;
+  entry.directory = {static_cast<int64_t>(touched.shape(0)), static_cast<int64_t>(touched.shape(1)), keys.data(),
+                     scores.data(), touched.data()};
+  entry.asked.batch = {batch.data(), present.data(), static_cast<int64_t>(n)};
+  entry.asked.given = given.data();
+  entry.asked.now = &now;
+  entry.asked.epoch = &epoch;
+  entry.asked.policy = static_cast<HashPolicy>(policy);
+  entry.done = {slots.data(),       inserted.data(), old_keys.data(), nullptr,
+                old_touched.data(), counts.data(),   found.data()};
+  const nb::gil_scoped_release release;
+  std::vector<std::unique_ptr<Pass>> passes;
+  passes.push_back(HashInsert(entry, 1));
+  const Status status = RunPasses(passes, Pool{1, [](const std::function<void()>&) {}});
+  if (!status.ok()) throw std::runtime_error(status.message);
 }
 
 }  // namespace
@@ -53,6 +92,7 @@ void AddTiers(nb::module_& m) {
       },
       nb::arg("sources").noconvert(), nb::arg("targets").noconvert(), nb::arg("size"),
       "See jax_tt._tiers.addresses.copy_rows.");
+  m.def("hash_insert_here", &HashInsertHere, "The op hash_tables_insert on numpy arrays, in the calling thread.");
 }
 
 }  // namespace jax_tt

@@ -46,9 +46,9 @@ class StoreError(Exception):
 class DiskStore:
     """Records of several tables by 64-bit key, in one directory.
 
-    Records are stored in blocks, see `RecordLog`; a block is one value of LMDB and does not move. What was written after
-    the last `commit` is gone if the process dies. LMDB ties a transaction to a thread, so the store has its own, in
-    which blocks are written while the caller goes on. If one fails, later calls raise its error, and nothing is
+    Records are stored in blocks, see `RecordLog`; a block is one value of LMDB and does not move. What was written
+    after the last `commit` is gone if the process dies. LMDB ties a transaction to a thread, so the store has its own,
+    in which blocks are written while the caller goes on. If one fails, later calls raise its error, and nothing is
     committed any more.
 
     Args:

@@ -9,10 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt import _ffi
 from jax_tt._hash import backend
-from jax_tt._hash.directory import COUNTERS, Eviction, Insertion, KeyDirectory, init_directory
+from jax_tt._hash.directory import (
+    COUNTERS,
+    POLICIES,
+    Eviction,
+    Insertion,
+    KeyDirectory,
+    init_directory,
+)
 from jax_tt._tiers.overflow import Overflow
-from jax_tt._tiers.words import on_host, padded, to_integers, to_words
+from jax_tt._tiers.words import padded, to_integers, to_words
 
 # One of so many rows belongs to the overflow.
 _SHARE = 64
@@ -56,7 +64,7 @@ class DevicePlaces:
     def __init__(self, rows: int, ways: int, policy: str, label: str):
         # One set has no need of an overflow: any key may take any of its rows.
         spare = max(rows // _SHARE // ways, min(1, rows // ways - 1)) * ways
-        self._directory = on_host(lambda: init_directory((rows - spare) // ways, ways))
+        self._directory = _empty((rows - spare) // ways, ways)
         self._overflow = Overflow(spare)
         self._policy, self._label, self._rows = policy, label, rows
         self._clock = 0
@@ -98,14 +106,53 @@ class DevicePlaces:
         """Finds or inserts the keys whose slot in ``found`` is -1, and writes their slots there."""
         words, wanted = padded(keys, 1)
         wanted[: len(keys)] = found < 0
-        self._directory, done = _place(self._directory, words, wanted, self._clock, policy)
-        counts = dict(zip(COUNTERS, np.asarray(done.counts).tolist(), strict=True))
-        np.copyto(found, np.asarray(done.found)[: len(keys)], where=found < 0)
+        done = self._inserted(words, wanted, policy)
+        counts = dict(zip(COUNTERS, done.counts.tolist(), strict=True))
+        np.copyto(found, done.found[: len(keys)], where=found < 0)
         new, loaded, evicted, touched = (
-            np.asarray(array)[: counts["inserted"]]
+            array[: counts["inserted"]]
             for array in (done.slots, done.keys, done.old_keys, done.old_touched)
         )
+        if policy == "custom":
+            ways = self._directory.ways
+            self._directory.scores[new // ways, :, new % ways] = 0, 1
         return counts, [(new, to_integers(loaded), to_integers(evicted), touched > 0)]
+
+    def _inserted(self, words: np.ndarray, wanted: np.ndarray, policy: str) -> Insertion:
+        """Inserts keys into the directory, in this thread where there is a native module."""
+        # Scores that are not below any other; only "custom" looks at them.
+        scores = np.full(words.shape if policy == "custom" else (0, 2), 2**32 - 1, np.uint32)
+        native = _ffi.load("cpu")
+        if native is None:
+            after, done = _insert(self._directory, words, wanted, scores, self._clock, policy)
+            self._directory = KeyDirectory(*map(np.array, after))
+            return Insertion(*map(np.asarray, done))
+        size = len(words)
+        slots, touched, found = (np.empty(size, np.int32) for _ in range(3))
+        done = Insertion(
+            slots=slots,
+            keys=np.empty((size, 2), np.uint32),
+            old_keys=np.empty((size, 2), np.uint32),
+            old_scores=np.empty((0, 2), np.uint32),
+            old_touched=touched,
+            counts=np.empty(len(COUNTERS), np.int32),
+            found=found,
+        )
+        native.hash_insert_here(
+            *self._directory,
+            words,
+            wanted,
+            scores,
+            self._clock,
+            POLICIES.index(policy),
+            done.slots,
+            done.keys,
+            done.old_keys,
+            done.old_touched,
+            done.counts,
+            done.found,
+        )
+        return done
 
     def _spare(self, keys: np.ndarray) -> np.ndarray:
         """The slots of keys in the overflow, -1 for other keys."""
@@ -134,21 +181,29 @@ class DevicePlaces:
         touched = full.astype(np.int32)
         words = to_words(np.where(full, keys, np.uint64(0))).reshape(sets, ways, 2)
         scores = np.stack([np.zeros_like(touched), touched]).reshape(2, sets, ways)
-        arrays = words.transpose(0, 2, 1), scores.transpose(1, 0, 2).astype(np.uint32)
-        directory = KeyDirectory(*arrays, touched.reshape(sets, ways))
-        self._directory = on_host(lambda: directory)
+        self._directory = KeyDirectory(
+            np.ascontiguousarray(words.transpose(0, 2, 1)),
+            np.ascontiguousarray(scores.transpose(1, 0, 2).astype(np.uint32)),
+            touched.reshape(sets, ways),
+        )
 
 
-@partial(jax.jit, donate_argnums=0, static_argnums=4)
-def _place(
-    directory: KeyDirectory, words: jax.Array, present: jax.Array, now: jax.Array, policy: str
+def _empty(sets: int, ways: int) -> KeyDirectory:
+    """An empty directory of numpy arrays."""
+    shapes = jax.eval_shape(partial(init_directory, sets, ways))
+    return KeyDirectory(*(np.zeros(own.shape, own.dtype) for own in shapes))
+
+
+@partial(jax.jit, static_argnums=5)
+def _insert(
+    directory: KeyDirectory,
+    words: jax.Array,
+    present: jax.Array,
+    scores: jax.Array,
+    now: jax.Array,
+    policy: str,
 ) -> tuple[KeyDirectory, Insertion]:
-    # Scores that are not below any other; only "custom" looks at them.
-    scores = jnp.full_like(words, 2**32 - 1)
+    if policy != "custom":
+        scores = jnp.zeros_like(words)
     rest = scores, jnp.asarray(now, jnp.int32), jnp.zeros((), jnp.uint32)
-    directory, done = backend.insert(directory, words, present, *rest, Eviction(policy), "auto")
-    if policy == "custom":
-        once = jnp.array([0, 1], jnp.uint32)
-        at = done.slots // directory.ways, slice(None), done.slots % directory.ways
-        directory = directory._replace(scores=directory.scores.at[at].set(once, mode="drop"))
-    return directory, done
+    return backend.insert(directory, words, present, *rest, Eviction(policy), "reference")

@@ -64,7 +64,7 @@ class RecordLog:
         return np.unique(np.concatenate([*parts, np.zeros(0, np.uint64)]))
 
     def append(self, keys: np.ndarray, records: np.ndarray) -> list[int]:
-        """Appends records of distinct keys, given by their addresses; returns the numbers of blocks that became full."""
+        """Appends records of distinct keys, given by their addresses; returns which blocks became full."""
         full = self._append(keys, records)
         while self._total > 2 * len(self) + 2 * self._rows:
             full += self._shrink()

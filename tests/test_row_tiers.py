@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jax_tt
+from jax_tt import _ffi
 from jax_tt._hash.initial import Normal, initial_rows
 from jax_tt._tiers import disk
 from jax_tt._tiers.addresses import addresses, copy_rows
@@ -78,6 +79,20 @@ def test_equals_one_table(tmp_path, rows, host, depth, disk):
         assert counts.loaded == counts.created + counts.host_hits + counts.disk_hits
         assert counts.evicted > 0
         assert (counts.disk_hits > 0) == disk
+
+
+def test_without_a_native_module(tmp_path, monkeypatch):
+    """The rows are where they are with one, and initial rows are the same."""
+    batches, found = [batch_of((np.arange(9) * k) % 60) for k in range(20)], []
+    for _ in range(2):
+        tiers, state = small_tiers(tmp_path / str(len(found)), rows=24, host_rows=16, policy="lfu")
+        for staged in tiers.prefetch(batches):
+            state = tiers.load(state, staged)
+        found.append((tiers.read(state, "item", np.arange(60)), tiers.statistics()))
+        tiers.close()
+        monkeypatch.setattr(_ffi, "load", lambda platform: None)
+    assert (found[0][0] == found[1][0]).all()
+    assert found[0][1] == found[1][1]
 
 
 @pytest.mark.full

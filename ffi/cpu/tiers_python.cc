@@ -1,13 +1,17 @@
 #include "ffi/cpu/tiers_python.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 #include <stdint.h>
 
 #include <functional>
 #include <memory>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "ffi/common/half.h"
 #include "ffi/cpu/copy_rows.h"
 #include "ffi/cpu/hash.h"
 #include "ffi/cpu/key_index.h"
@@ -29,7 +33,15 @@ void CheckLengths(size_t keys, size_t numbers) {
 template <typename T, size_t axes>
 using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
 
-// An insertion in the calling thread: XLA's threads are those of the step that runs at the same time.
+// In the calling thread: XLA's threads are those of the step that runs at the same time.
+void RunHere(std::unique_ptr<Pass> pass) {
+  const nb::gil_scoped_release release;
+  std::vector<std::unique_ptr<Pass>> passes;
+  passes.push_back(std::move(pass));
+  const Status status = RunPasses(passes, Pool{1, [](const std::function<void()>&) {}});
+  if (!status.ok()) throw std::runtime_error(status.message);
+}
+
 void HashInsertHere(const Array<uint32_t, 3>& keys, const Array<uint32_t, 3>& scores, const Array<int32_t, 2>& touched,
                     const Array<const uint32_t, 2>& batch, const Vector<const bool>& present,
                     const Array<const uint32_t, 2>& given, int32_t now, int64_t policy, const Vector<int32_t>& slots,
@@ -53,11 +65,28 @@ void HashInsertHere(const Array<uint32_t, 3>& keys, const Array<uint32_t, 3>& sc
   entry.asked.policy = static_cast<HashPolicy>(policy);
   entry.done = {slots.data(),       inserted.data(), old_keys.data(), nullptr,
                 old_touched.data(), counts.data(),   found.data()};
-  const nb::gil_scoped_release release;
-  std::vector<std::unique_ptr<Pass>> passes;
-  passes.push_back(HashInsert(entry, 1));
-  const Status status = RunPasses(passes, Pool{1, [](const std::function<void()>&) {}});
-  if (!status.ok()) throw std::runtime_error(status.message);
+  RunHere(HashInsert(entry, 1));
+}
+
+// Rows [n, features] of a type, as bytes; those of keys that are not wanted stay as they are.
+void HashInitialHere(const Array<const uint32_t, 1>& seed, const Array<const int32_t, 2>& quantiles, float scale,
+                     bool with_sign, const Array<const uint32_t, 2>& keys, const Vector<const bool>& wanted,
+                     const std::string& type, const Array<uint8_t, 2>& rows) {
+  const size_t n = wanted.size();
+  if (keys.size() != 2 * n || rows.shape(0) != n || seed.size() != 2 || quantiles.size() != kQuantiles)
+    throw std::invalid_argument("the arrays do not fit");
+  const InitialValues values{quantiles.data(), {seed.data()[0], seed.data()[1]}, scale, with_sign};
+  const HashBatch batch{keys.data(), wanted.data(), static_cast<int64_t>(n)};
+  const auto run = [&](auto tag) {
+    using T = decltype(tag);
+    const auto features = static_cast<int64_t>(rows.shape(1) / sizeof(T));
+    RunHere(HashInitial(values, batch, features, reinterpret_cast<T*>(rows.data())));
+  };
+  if (type == "float32") return run(float{});
+  if (type == "float64") return run(double{});
+  if (type == "bfloat16") return run(bfloat16{});
+  if (type == "float16") return run(float16{});
+  throw std::invalid_argument("rows of " + type);
 }
 
 }  // namespace
@@ -93,6 +122,7 @@ void AddTiers(nb::module_& m) {
       nb::arg("sources").noconvert(), nb::arg("targets").noconvert(), nb::arg("size"),
       "See jax_tt._tiers.addresses.copy_rows.");
   m.def("hash_insert_here", &HashInsertHere, "The op hash_tables_insert on numpy arrays, in the calling thread.");
+  m.def("hash_initial_here", &HashInitialHere, "The op hash_tables_initial on numpy arrays, in the calling thread.");
 }
 
 }  // namespace jax_tt

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jax_tt import _ffi
 from jax_tt._arguments import as_int, as_positive, one_of
-from jax_tt._hash import backend
-from jax_tt._hash.initial import InitialRows, Normal
+from jax_tt._hash.initial import InitialRows, Normal, initial_rows
 from jax_tt._tables.table import Table
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.host import HostStore, full
 from jax_tt._tiers.key_index import KeyIndex
 from jax_tt._tiers.places import DevicePlaces, Exchanged
 from jax_tt._tiers.record import RecordLayout
-from jax_tt._tiers.words import on_host, padded, rounded_up, to_words
+from jax_tt._tiers.words import padded, rounded_up, to_words
 from jax_tt.optimizers import Optimizer
 
 POLICIES = ("lru", "lfu")
@@ -160,8 +160,7 @@ class TieredRows:
         self._name, self._has_disk = name, disk is not None
         self._initial = tier.initializer or Normal(table.features**-0.5)
         self.features = table.features
-        seed = to_words(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
-        self._seed = on_host(lambda: seed)
+        self._seed = to_words(np.array([int(tier.seed) & 0xFFFFFFFFFFFFFFFF], np.uint64))[0]
         # Of what has been loaded: the key of every slot, whether it has one, and whether disk lacks its last value.
         rows = table.num_embeddings
         self._keys, self._full = np.zeros(rows, np.uint64), np.zeros(rows, bool)
@@ -188,7 +187,7 @@ class TieredRows:
         found = self._host.get(plan.loaded, size)
         entries, new = found.entries, np.flatnonzero(found.missing)
         if len(new):
-            entries[0][new] = self._initial_rows(plan.loaded[new])
+            self._write_initial(plan.loaded, found.missing, entries[0])
             for array, value in zip(entries[1:], self.layout.initial[1:], strict=True):
                 array[new] = value
         counts = int(found.in_memory.sum()), int(found.on_disk.sum()), len(new)
@@ -253,7 +252,7 @@ class TieredRows:
         self._absorb(0)
         found = self._host.get(keys, len(keys))
         arrays = found.entries[: len(names)]
-        arrays[0][found.missing] = self._initial_rows(keys[found.missing])
+        self._write_initial(keys, found.missing, arrays[0])
         for array, value in zip(arrays[1:], self.layout.initial[1:], strict=False):
             array[found.missing] = value
         slots = np.flatnonzero(self._full)
@@ -313,11 +312,20 @@ class TieredRows:
         found = _gathered([state[name] for name in names], wanted)
         return [np.asarray(array)[: len(slots)] for array in found]
 
-    def _initial_rows(self, keys: np.ndarray) -> np.ndarray:
-        words, present = padded(keys, _FEWEST)
-        dtype = self.layout.dtypes[0]
-        rows = _initial(self._initial, self._seed, words, present, self.features, dtype)
-        return np.asarray(rows)[: len(keys)]
+    def _write_initial(self, keys: np.ndarray, wanted: np.ndarray, rows: np.ndarray) -> None:
+        """Sets the first of ``rows`` to the initial rows of the keys that are wanted."""
+        native = _ffi.load("cpu")
+        if native is None:
+            words, present = padded(keys[wanted], _FEWEST)
+            found = _initial(self._initial, self._seed, words, self.features)
+            rows[: len(keys)][wanted] = np.asarray(found)[present].astype(rows.dtype)
+            return
+        own, type_of = self._initial, rows.dtype.name
+        flat = rows[: len(keys)].view(np.uint8)
+        words = to_words(keys)
+        native.hash_initial_here(
+            self._seed, own.quantiles, own.factor, own.signed, words, wanted, type_of, flat
+        )
 
 
 @jax.jit
@@ -331,6 +339,6 @@ def _gathered(arrays: list[jax.Array], slots: jax.Array) -> list[jax.Array]:
     return [array[slots] for array in arrays]
 
 
-@partial(jax.jit, static_argnums=(0, 4, 5))
-def _initial(distribution: Any, seed: Any, words: Any, present: Any, features: int, dtype: Any):
-    return backend.initial(distribution, seed, words, present, features, dtype, "auto")
+@partial(jax.jit, static_argnums=(0, 3))
+def _initial(distribution: Any, seed: Any, words: Any, features: int) -> jax.Array:
+    return initial_rows(distribution, seed, words, features)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import jax
 import numpy as np
 
 
@@ -33,8 +29,3 @@ def padded(keys: np.ndarray, fewest: int) -> tuple[np.ndarray, np.ndarray]:
     """Words of keys with zeros up to `rounded_up` of their number, and which of them are present."""
     size = rounded_up(len(keys), fewest)
     return to_words(keys, size), np.arange(size) < len(keys)
-
-
-def on_host(make: Callable[[], Any]) -> Any:
-    """Arrays in host memory, whose ops run on the CPU."""
-    return jax.device_put(make(), jax.local_devices(backend="cpu")[0])

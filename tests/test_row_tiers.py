@@ -492,3 +492,54 @@ def test_nothing_is_saved_after_a_write_that_failed(tmp_path, monkeypatch):
     assert store.keys("item").tolist() == [0, 1, 2]
     assert (records_of(store, keys)[1] == 1).all()
     store.close()
+
+
+def test_nothing_is_saved_after_a_write_that_was_interrupted(tmp_path, monkeypatch):
+    """Blocks that were full and not handed to the thread of the store would be missing from what is saved."""
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
+    keys = np.arange(200, dtype=np.uint64)
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    put_records(store, keys, 1)
+    store.commit(b"first")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(DiskStore, "_wait", _interrupted)
+        put_records(store, keys, 2)
+    with pytest.raises(jax_tt.StoreError, match=r"KeyboardInterrupt.*Open the store again"):
+        store.commit(b"second")
+    store.close()
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    assert store.saved() == b"first"
+    assert (records_of(store, keys)[1] == 1).all() and len(store.keys("item")) == 200
+    store.close()
+
+
+def _interrupted(*args):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("count", [1 << 45, 500, -1])
+def test_a_damaged_block_is_named(tmp_path, count):
+    lmdb = pytest.importorskip("lmdb")
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    put_records(store, np.arange(3, dtype=np.uint64), 1)
+    store.commit(b"saved")
+    store.close()
+    with lmdb.open(str(tmp_path), max_dbs=4) as environment:
+        table = environment.open_db(b"blocks/item")
+        with environment.begin(write=True) as write:
+            block = bytearray(write.get(bytes(8), db=table))
+            block[:8] = np.array([count]).tobytes()
+            write.put(bytes(8), bytes(block), db=table)
+    with pytest.raises(jax_tt.StoreError, match="block 0 of 'item' is damaged"):
+        DiskStore(tmp_path, {"item": 400}, "about")
+
+
+def test_the_file_does_not_grow_without_saves(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
+    keys = np.arange(300, dtype=np.uint64)
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    for k in range(500):
+        put_records(store, keys, k % 251)
+    assert (records_of(store, keys)[1] == 499 % 251).all()
+    store.close()
+    assert (tmp_path / "data.mdb").stat().st_size < 20 * 300 * 400

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import fcntl
 import json
 import os
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,12 @@ class DiskStore:
         self._thread = ThreadPoolExecutor(1, "jax_tt_disk")
         self._pending: collections.deque[Future[None]] = collections.deque()
         self._failed = ""
-        # Guards the logs, whose blocks move to the memory of LMDB once they are committed.
-        self._guard = threading.Lock()
-        # Blocks of the present transaction.
+        # Held by whoever hands work to the thread; reading records needs only the other one, which guards the logs:
+        # their blocks move to the memory of LMDB once they are committed.
+        self._writing, self._guard = threading.Lock(), threading.Lock()
+        # Blocks of the present transaction, and all that are in the file but not in the last committed state.
         self._written: list[tuple[str, int]] = []
+        self._stored: set[tuple[str, int]] = set()
         try:
             self._run(self._open)
         except BaseException:
@@ -97,10 +100,15 @@ class DiskStore:
 
     def put(self, table: str, keys: np.ndarray, records: np.ndarray) -> None:
         """Writes records of distinct keys, given by their addresses."""
-        with self._guard:
+        with self._writing:
             self._check()
-            full = self._logs[table].append(keys, records)
-        self._write_blocks(table, full)
+            with self._whole():
+                step = _TOGETHER * self._logs[table].rows
+                for first in range(0, len(keys), step):
+                    part = slice(first, first + step)
+                    with self._guard:
+                        full = self._logs[table].append(keys[part], records[part])
+                    self._write_blocks(table, full)
 
     def keys(self, table: str) -> np.ndarray:
         """The keys of all records of a table, uint64 in ascending order."""
@@ -110,39 +118,51 @@ class DiskStore:
 
     def saved(self) -> bytes | None:
         """What the last `commit` saved beside the records."""
-        return self._run(lambda: self._value(_SAVED))
+        with self._writing:
+            return self._run(lambda: self._value(_SAVED))
 
     def commit(self, saved: bytes) -> None:
         """Makes everything written so far permanent, together with ``saved``."""
-        self._check()
-        for table, log in self._logs.items():
-            with self._guard:
-                last = log.seal()
-            self._write_blocks(table, last)
-        self._wait(0)
-        ends = {table: log.end for table, log in self._logs.items()}
-        dropped = {table: log.take_dropped() for table, log in self._logs.items()}
-        self._run(self._commit, saved, ends, dropped)
+        with self._writing:
+            self._check()
+            with self._whole():
+                for table, log in self._logs.items():
+                    with self._guard:
+                        last = log.seal()
+                    self._write_blocks(table, last)
+                self._run(self._commit, saved)
 
     def close(self) -> None:
         """Closes the store without a commit."""
-        if self._lock < 0:
-            return
-        with self._guard:  # whoever reads a record has read it
-            lock, self._lock = self._lock, -1
-        self._thread.submit(self._close).result()
-        self._thread.shutdown()
-        os.close(lock)
+        with self._writing:
+            if self._lock < 0:
+                return
+            with self._guard:  # whoever reads a record has read it
+                lock, self._lock = self._lock, -1
+            self._thread.submit(self._close).result()
+            self._thread.shutdown()
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What is interrupted in here has not handed on all blocks, so that nothing may be committed after it."""
+        try:
+            yield
+        except BaseException as error:
+            self._failed = self._failed or self._advice(error)
+            raise
 
     def _write_blocks(self, table: str, numbers: list[int]) -> None:
         for number in numbers:
             self._wait(_PENDING - 1)
-            self._pending.append(self._thread.submit(self._write_block, table, number))
+            self._pending.append(
+                self._thread.submit(self._noting, self._write_block, table, number)
+            )
 
     def _run(self, function: Callable[..., Any], *args: Any) -> Any:
         self._wait(0)
         self._check()
-        return self._result(self._thread.submit(function, *args))
+        return self._thread.submit(self._noting, function, *args).result()
 
     def _check(self) -> None:
         """Raises if records can no longer be read and written."""
@@ -150,18 +170,22 @@ class DiskStore:
             raise StoreError(f"{self.path}: the store is closed.")
         if self._failed:
             raise StoreError(self._failed)
-        while self._pending and self._pending[0].done():
-            self._wait(len(self._pending) - 1)
 
     def _wait(self, most: int) -> None:
         """Waits until at most so many writes are pending."""
         while len(self._pending) > most:
-            self._result(self._pending[0])
+            self._pending[0].result()
             self._pending.popleft()
 
-    def _result(self, found: Future[Any]) -> Any:
+    def _advice(self, error: BaseException) -> str:
+        return f"{self.path}: {error!r}. Open the store again."
+
+    # What follows runs in the thread of the store.
+
+    def _noting(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function; if it fails, later calls raise its error."""
         try:
-            return found.result()
+            return function(*args)
         except self._lmdb.Error as error:
             self._failed = (
                 f"{self.path}: {error}. The last committed state is intact; free space or make the directory writable "
@@ -169,10 +193,8 @@ class DiskStore:
             )
             raise StoreError(self._failed) from error
         except Exception as error:  # of memory, for instance
-            self._failed = f"{self.path}: {error!r}. Open the store again."
+            self._failed = self._advice(error)
             raise
-
-    # What follows runs in the thread of the store.
 
     def _open(self) -> None:
         self._environment = self._lmdb.open(
@@ -213,7 +235,12 @@ class DiskStore:
         # Now the others are no longer of this transaction.
         for number in numbers:
             if number < end:
-                log.restore(number, self._block(table, number))
+                try:
+                    log.restore(number, self._block(table, number))
+                except ValueError as error:
+                    raise StoreError(
+                        f"{self.path}: block {number} of {table!r} is damaged: {error}. Use a copy of the directory."
+                    ) from error
         return log
 
     def _write_block(self, table: str, number: int) -> None:
@@ -221,20 +248,31 @@ class DiskStore:
             block = self._logs[table].block(number)
         self._write.put(_name(number), block, db=self._records[table])
         self._written.append((table, number))
+        self._stored.add((table, number))
         if len(self._written) == _TOGETHER:
+            # Nothing that the last committed state has.
+            self._drop(self._stored.__contains__)
             self._end()
 
-    def _commit(
-        self, saved: bytes, ends: Mapping[str, int], dropped: Mapping[str, list[int]]
-    ) -> None:
-        for table, numbers in dropped.items():
-            for number in numbers:
-                self._write.delete(_name(number), db=self._records[table])
-        gone = {(table, number) for table, numbers in dropped.items() for number in numbers}
-        self._written = [own for own in self._written if own not in gone]
+    def _commit(self, saved: bytes) -> None:
+        self._drop(lambda block: True)
+        ends = {table: log.end for table, log in self._logs.items()}
         self._write.put(_SAVED, saved, db=self._others)
         self._write.put(_ENDS, json.dumps(ends).encode(), db=self._others)
         self._end()
+        self._stored.clear()
+
+    def _drop(self, among: Callable[[tuple[str, int]], bool]) -> None:
+        """Deletes the blocks among some that are no longer needed."""
+        gone = set()
+        for table, log in self._logs.items():
+            with self._guard:
+                numbers = log.take_dropped(lambda number, table=table: among((table, number)))
+            for number in numbers:
+                self._write.delete(_name(number), db=self._records[table])
+            gone.update((table, number) for number in numbers)
+        self._stored -= gone
+        self._written = [block for block in self._written if block not in gone]
 
     def _end(self) -> None:
         """Commits the transaction. Its blocks are in the file then, and their memory can be used again."""

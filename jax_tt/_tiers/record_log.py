@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from jax_tt._tiers.addresses import addresses, copy_rows
@@ -9,6 +11,8 @@ from jax_tt._tiers.key_index import KeyIndex
 
 # Bytes of a block, at least one record.
 BLOCK_BYTES = 1 << 20
+# Memory of blocks that is kept for others.
+_MOST_SPARE = 16
 
 
 class RecordLog:
@@ -23,11 +27,13 @@ class RecordLog:
         least: bytes of a block at least.
         block_bytes: of a full block, about.
 
+    Attributes:
+        rows: records of a full block.
     """
 
     def __init__(self, size: int, least: int, block_bytes: int = BLOCK_BYTES):
         self._size, self._least = size, least
-        self._rows = max(1, (block_bytes - 8) // (size + 8))
+        self.rows = max(1, (block_bytes - 8) // (size + 8))
         self._index = KeyIndex()
         # By number of the block: its memory, where its records begin, how many there are, and those that count.
         self._blocks: list[np.ndarray | None] = []
@@ -54,7 +60,7 @@ class RecordLog:
         They are valid until the next call of another method.
         """
         places = self._index.find(keys)
-        blocks, rows = np.divmod(np.maximum(places, 0), self._rows)
+        blocks, rows = np.divmod(np.maximum(places, 0), self.rows)
         found = self._firsts[blocks] + (rows * self._size).astype(np.uint64)
         return np.where(places < 0, np.uint64(0), found)
 
@@ -66,7 +72,7 @@ class RecordLog:
     def append(self, keys: np.ndarray, records: np.ndarray) -> list[int]:
         """Appends records of distinct keys, given by their addresses; returns which blocks became full."""
         full = self._append(keys, records)
-        while self._total > 2 * len(self) + 2 * self._rows:
+        while self._total > 2 * len(self) + 2 * self.rows:
             full += self._shrink()
         return full
 
@@ -76,7 +82,7 @@ class RecordLog:
             return []
         number = self.end - 1
         block, count = self._memory(number), int(self._counts[number])
-        head, used = 8 + 8 * self._rows, 8 + (8 + self._size) * count
+        head, used = 8 + 8 * self.rows, 8 + (8 + self._size) * count
         sealed = np.zeros(max(used, self._least), np.uint8)
         sealed[: 8 + 8 * count] = block[: 8 + 8 * count]
         sealed[8 + 8 * count : used] = block[head : head + count * self._size]
@@ -90,9 +96,10 @@ class RecordLog:
         block[:8].view(np.int64)[0] = self._counts[number]
         return block
 
-    def take_dropped(self) -> list[int]:
-        """Numbers of blocks that are no longer needed; their memory is not used after this call."""
-        found, self._dropped = self._dropped, []
+    def take_dropped(self, among: Callable[[int], bool]) -> list[int]:
+        """Numbers of some blocks that are no longer needed; their memory is not used after this call."""
+        found = [number for number in self._dropped if among(number)]
+        self._dropped = [number for number in self._dropped if not among(number)]
         for number in found:
             self._blocks[number] = None
         return found
@@ -101,18 +108,29 @@ class RecordLog:
         """Uses other memory for a block, which contains the same."""
         before, self._blocks[number] = self._blocks[number], memory
         self._firsts[number] = addresses(memory, np.array([8 + 8 * self._counts[number]]))[0]
-        if before is not None and len(before) == self._full_bytes and before.flags.owndata:
+        if before is None or len(before) != self._full_bytes or not before.flags.owndata:
+            return
+        if len(self._spare) < _MOST_SPARE:
             self._spare.append(before)
 
     def restore(self, number: int, memory: np.ndarray) -> None:
-        """Adds a stored block; blocks come in ascending order of numbers."""
+        """Adds a stored block; blocks come in ascending order of numbers.
+
+        Raises:
+            ValueError: this is no block of such records.
+        """
+        count = int(memory[:8].view(np.int64)[0]) if len(memory) >= 8 else -1
+        if not 0 <= count <= self.rows or len(memory) < 8 + (8 + self._size) * count:
+            raise ValueError(f"{len(memory)} bytes with {count} records of {self._size} bytes")
         while self.end < number:
             self._new_block(None)
-        count = int(memory[:8].view(np.int64)[0])
         self._new_block(memory)
         self._counts[number] = count
         self.settle(number, memory)
-        self._enter(number, 0, self._keys_of(number))
+        # Of a key that is in the block more than once, the last record counts.
+        keys, last = np.unique(self._keys_of(number)[::-1], return_index=True)
+        self._enter(number, count - 1 - last, keys)
+        self._total += count
 
     def _append(self, keys: np.ndarray, records: np.ndarray) -> list[int]:
         full, done = [], 0
@@ -124,26 +142,26 @@ class RecordLog:
                 self._open = True
             number = self.end - 1
             block, first = self._memory(number), int(self._counts[number])
-            rows = np.arange(first, min(self._rows, first + len(keys) - done))
+            rows = np.arange(first, min(self.rows, first + len(keys) - done))
             part = slice(done, done + len(rows))
-            block[8 : 8 + 8 * self._rows].view(np.uint64)[rows] = keys[part]
+            block[8 : 8 + 8 * self.rows].view(np.uint64)[rows] = keys[part]
             targets = self._firsts[number] + (rows * self._size).astype(np.uint64)
             copy_rows(records[part], targets, self._size)
             self._counts[number] += len(rows)
-            self._enter(number, first, keys[part])
+            self._enter(number, rows, keys[part])
+            self._total += len(rows)
             done += len(rows)
-            if self._counts[number] == self._rows:
+            if self._counts[number] == self.rows:
                 full.append(number)
                 self._open = False
         return full
 
-    def _enter(self, number: int, first: int, keys: np.ndarray) -> None:
-        """Notes that these keys have the records from ``first`` on of a block."""
+    def _enter(self, number: int, rows: np.ndarray, keys: np.ndarray) -> None:
+        """Notes that these distinct keys have these records of a block."""
         before = self._index.find(keys)
-        np.subtract.at(self._live, before[before >= 0] // self._rows, 1)
-        self._index.set(keys, np.arange(len(keys)) + (number * self._rows + first))
+        np.subtract.at(self._live, before[before >= 0] // self.rows, 1)
+        self._index.set(keys, rows + number * self.rows)
         self._live[number] += len(keys)
-        self._total += len(keys)
 
     def _shrink(self) -> list[int]:
         """Drops the block of which the smallest part counts, and appends this part."""
@@ -151,7 +169,7 @@ class RecordLog:
         share = self._live[: len(counts)] / np.maximum(counts, 1)
         number = int(np.argmin(np.where(counts > 0, share, np.inf)))
         keys = self._keys_of(number)
-        rows = self._index.find(keys) - number * self._rows
+        rows = self._index.find(keys) - number * self.rows
         kept = np.flatnonzero(rows == np.arange(len(keys)))
         records = self._firsts[number] + (kept * self._size).astype(np.uint64)
         full = self._append(keys[kept], records)
@@ -170,11 +188,11 @@ class RecordLog:
             )
         self._blocks.append(memory)
         if memory is not None:
-            self._firsts[number] = addresses(memory, np.array([8 + 8 * self._rows]))[0]
+            self._firsts[number] = addresses(memory, np.array([8 + 8 * self.rows]))[0]
 
     @property
     def _full_bytes(self) -> int:
-        return max(8 + (8 + self._size) * self._rows, self._least)
+        return max(8 + (8 + self._size) * self.rows, self._least)
 
     def _memory(self, number: int) -> np.ndarray:
         found = self._blocks[number]

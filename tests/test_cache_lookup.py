@@ -120,6 +120,7 @@ uncached = jax.jit(
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("bounds", "combiner", "gradients", "forms"),
     [

@@ -241,6 +241,7 @@ def test_populate_flush_and_reset_under_jit(fused, gradients, method):
         same(empty.rows.slots, fresh.rows.slots)
 
 
+@pytest.mark.full(but="ffi")
 @both
 def test_steps_in_a_scan(gradients, method):
     """A scan over batches ends where a loop of jitted steps ends."""
@@ -306,6 +307,7 @@ def _optax_step(table, ids, cache, method, axis_name=None):
     return jax_tt.CachedTable(values, rows, directory)
 
 
+@pytest.mark.full(but="ffi")
 @pytest.mark.optimized
 @both
 def test_a_donated_fused_step_stays_in_place(gradients, method):

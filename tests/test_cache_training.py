@@ -214,7 +214,7 @@ def test_rows_that_stay_keep_what_they_learned_bit_for_bit(fused, method):
     assert np.abs(np.asarray(state[0].values) - first[0])[through].max() > 1e-2
 
 
-@pytest.mark.full(but="ffi-lfu")
+@pytest.mark.full
 @pytest.mark.parametrize("policy", ["lfu", "lru"])
 def test_figures_agree_with_a_recount_of_the_ids(policy, method):
     """The directory after the whole stream is that of the dict model; hits are recounted from ids and tags alone."""

@@ -86,6 +86,7 @@ def near(a, b, dtype=jnp.float32):
     )
 
 
+@pytest.mark.full(but="rowwise")
 @cases
 def test_reordered_layers_go_on(case):
     """With the largest ranks no id notices, cached rows included; training then falls as it did."""
@@ -253,6 +254,7 @@ def test_a_cache_larger_than_the_table_grows_with_it():
     near(layer(ALL), before)
 
 
+@pytest.mark.full
 @cases
 def test_checkpoints_afterwards(case, tmp_path):
     model, opt = trained(case, steps=2)

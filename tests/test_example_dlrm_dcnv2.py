@@ -146,6 +146,7 @@ def test_matrix_is_trained_as_the_mlps_are() -> None:
         assert not np.array_equal(before, learner.merge(values)[0].tables.widening.kernel[...])
 
 
+@pytest.mark.full(but="dense_optax")
 @pytest.mark.parametrize("variant", ["tt_fused", "dense_optax"])
 def test_bags_are_sums_of_rows(variant: str) -> None:
     """A vector of several ids is the sum of their rows, in a table of its own and in a shared one."""

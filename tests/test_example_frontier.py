@@ -41,6 +41,7 @@ def source() -> Source:
     return Source(ROWS, weights, lambda rows: -float(np.sum((rows - ROWS) ** 2)), seed=0)
 
 
+@pytest.mark.full(but="auto")
 @pytest.mark.parametrize("method", METHODS)
 def test_tables_are_as_small_as_they_say(method):
     if method.startswith("faiss"):

@@ -186,7 +186,7 @@ def test_recall_over_several_blocks_and_on_some_users(monkeypatch, log):
 # Training
 
 
-@pytest.mark.full(but="softmax-tt_fused")
+@pytest.mark.full
 @pytest.mark.parametrize("variant", settings.COMPARED)
 @pytest.mark.parametrize("loss", ["softmax", "bpr"])
 def test_learns(log, tmp_path, variant, loss):

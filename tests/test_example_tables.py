@@ -301,6 +301,7 @@ def test_steps_change_tables_of_two_bytes_a_number(kind):
         )  # hashing leaves some rows to no id
 
 
+@pytest.mark.full(but="low_rank")
 @pytest.mark.parametrize("variant", SMALL)
 def test_learns(interactions, tmp_path, variant):
     arguments = ["--data", "x", "--ratio", "4", "--features", "8", "--epochs", "12", "--l2", "0.01"]

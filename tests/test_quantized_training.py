@@ -227,6 +227,7 @@ def test_a_row_that_is_no_longer_finite_is_seen():
     assert not np.isfinite(rows[3]).any() and np.isfinite(rows[5]).all()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits", BITS)
 def test_in_a_collection(bits):
     """As on its own, beside a dense table with which it shares the step."""

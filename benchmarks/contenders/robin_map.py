@@ -1,11 +1,11 @@
 """`tsl::robin_map`, a hash map in C++ whose header comes with nanobind, searched by two threads."""
 
 import ctypes
+import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
 
-import nanobind
 import numpy as np
 
 SOURCE = Path(__file__).with_suffix(".cc")
@@ -13,13 +13,14 @@ LIBRARY = Path(__file__).parents[2] / "build" / "benchmarks" / "librobin_map.so"
 
 
 def compiled() -> ctypes.CDLL | None:
-    """The map's library, compiled with the first C++ compiler in the path; None where there is none."""
+    """The map's library, compiled with the first C++ compiler in the path; None without one or without nanobind."""
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler is None:
+    nanobind = importlib.util.find_spec("nanobind")
+    if compiler is None or nanobind is None or nanobind.origin is None:
         return None
     if not LIBRARY.exists() or LIBRARY.stat().st_mtime < SOURCE.stat().st_mtime:
         LIBRARY.parent.mkdir(parents=True, exist_ok=True)
-        headers = Path(nanobind.include_dir()).parent / "ext" / "robin_map" / "include"
+        headers = Path(nanobind.origin).parent / "ext" / "robin_map" / "include"
         options = ["-O3", "-std=c++17", "-shared", "-fPIC", "-fopenmp", f"-I{headers}"]
         subprocess.run([compiler, *options, str(SOURCE), "-o", str(LIBRARY)], check=True)
     library = ctypes.CDLL(str(LIBRARY))

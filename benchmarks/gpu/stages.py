@@ -224,7 +224,7 @@ def mixed() -> str:
     expected = MIXED_LAUNCHES * START_SECONDS + doing
     return (
         f"Seven tensor trains of 10M rows and 19 dense tables of 10,000 rows, {ids:,} ids each: "
-        f"{MIXED_LAUNCHES} launches, {1e6 * expected:.0f} µs expected."
+        f"{MIXED_LAUNCHES} launches; expected, in µs: {1e6 * expected:.0f}."
     )
 
 

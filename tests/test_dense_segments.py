@@ -172,11 +172,14 @@ def test_batches_that_one_block_sorts_in_larger_shares_or_several_blocks_do(n, m
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
 @pytest.mark.parametrize(
-    ("n", "launches"), [(1, 1), (4097, 1), (8193, 1), (12_288, 1), (12_289, 4)]
+    ("n", "launches"), [(1, 1), (4097, 1), (8193, 1), (12_288, 1), (12_289, 4), (40_000, 4)]
 )
-@pytest.mark.parametrize("ids", ["equal", "distinct", "falling"])
+@pytest.mark.parametrize("ids", ["equal", "distinct", "falling", "scattered"])
 def test_sorts_of_any_size(n, launches, ids):
-    """Around the sizes at which more pairs go to a thread, and at which one block gives way to many."""
+    """Around the sizes at which more pairs go to a thread, and at which one block gives way to many.
+
+    The gradients of a row that is read three times have another sum in most other orders.
+    """
     module = _ffi.load("cuda_emulated")
     assert module is not None
     rows = 70_000  # 17 bits: three passes
@@ -184,10 +187,15 @@ def test_sorts_of_any_size(n, launches, ids):
         "equal": np.full(n, rows - 1),
         "distinct": np.random.default_rng(n).permutation(rows)[:n],
         "falling": np.arange(n)[::-1] // 3,
+        "scattered": np.random.default_rng(n).permutation(n) // 3,
     }[ids].astype(np.int32)
     given[n // 2] = rows  # reads nothing
     table = jax_tt.init_fused_table(jnp.zeros((rows, 1)), optimizers.SGD(1.0))
     g = np.arange(1, n + 1, dtype=np.float32)[:, None] % 128
+    if ids in ("falling", "scattered"):
+        order = np.argsort(given, kind="stable")
+        earlier = np.arange(n) - np.searchsorted(given[order], given[order])
+        g[order, 0] = np.array([2**24, 1, -(2**24)], np.float32)[earlier]
     module.clear_launch_counts()
     after = _update(optimizers.SGD(1.0), table, given[:, None], g, "cuda_emulated", bounds="zero")
     counts = module.launch_counts()

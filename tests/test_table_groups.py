@@ -1,6 +1,7 @@
 """Tables of a collection in one native call: bits, programs and errors are those of calls on single tables."""
 
 import functools
+import itertools
 import re
 
 import jax
@@ -112,12 +113,9 @@ def test_bits_are_those_of_single_calls(bounds, one_by_one):
     lowered = step_of(collection, lookup).lower(state, WEIGHTED.weights, batch)
     # Four devices may share the rectangular batches, but not the ragged ones.
     most = 2 if jax.device_count() > 1 else 1
-    for op in ("forward", "update"):
-        assert 1 <= lowered.as_text().count(f"@jax_tt_dense_tables_{op}") <= most
-        assert f"@jax_tt_dense_{op}" not in lowered.as_text()
-        # A tensor train whose batch may be shared has calls of its own.
-        assert lowered.as_text().count(f"@jax_tt_tables_{op}") == 1
-        assert lowered.as_text().count(f"@jax_tt_{op}") == (most - 1) * (op == "forward")
+    for op, kind in itertools.product(("forward", "update"), ("dense_", "")):
+        assert 1 <= lowered.as_text().count(f"@jax_tt_{kind}tables_{op}") <= most
+        assert f"@jax_tt_{kind}{op}" not in lowered.as_text()
     got = lowered.compile()(state, WEIGHTED.weights, batch)
     one_by_one()
     want = step_of(collection, lookup)(state, WEIGHTED.weights, batch)
@@ -383,6 +381,40 @@ def test_a_sharded_batch_of_rectangles(one_by_one):
     want = jax.jit(functools.partial(step))(state, batch)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_tensor_trains_of_a_sharded_batch(bad, one_by_one):
+    """An id out of range in one shard keeps its table from a step on all devices, and no other."""
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    collection = collection_of(["chain", "links"])
+    state = collection.init(jax.random.key(0))
+    rows = {"chain": (100_003, 30), "links": (2001, 9)}
+    batch = {n: RNG.integers(0, most, (4, length), np.int32) for n, (most, length) in rows.items()}
+    given = {name: ids.copy() for name, ids in batch.items()}
+    if bad:
+        given["chain"][2, 5] = 100_003
+    mesh = Mesh(np.asarray(jax.devices()[:4]), "x")
+    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("x"))
+
+    placed = jax.device_put(state, whole), jax.device_put(given, split)
+    step = functools.partial(updated, collection, bounds="error")
+    compiled = jax.jit(step).lower(*placed).compile()
+    calls_of = re.compile('custom_call_target="jax_tt_([a-z_]*)_v1"').findall
+    of_all = ["tables_apply", "tables_backward", "tables_forward"]
+    assert sorted(calls_of(compiled.as_text())) == of_all
+    got = compiled(*placed)
+    one_by_one()
+    want = jax.jit(step)(state, batch)
+    if bad:
+        want["chain"] = state["chain"]
+    for name in collection.tables:
+        for a, b in zip(*map(jax.tree.leaves, (got[name], want[name])), strict=True):
+            pair = a.astype(np.float32), b.astype(np.float32)
+            np.testing.assert_allclose(*pair, rtol=1e-3, atol=1e-5)
+    steps = dict(zip(collection.sharing, got["updates"]["step"].tolist(), strict=True))
+    assert steps == {"chain": float(not bad), "links": 1}
 
 
 @pytest.mark.parametrize("op", ["forward", "backward", "update"])

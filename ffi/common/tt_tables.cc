@@ -102,4 +102,26 @@ Status ReadTTUpdateTables(const TablesCall& call, const ReadTTUpdate& read) {
   return steps.Finish();
 }
 
+Status ReadTTApplyTables(const TablesCall& call, const ReadTTApply& read) {
+  TableReader reader(call);
+  StepsReader steps;
+  JAX_TT_RETURN_IF_ERROR(steps.Start(&reader));
+  JAX_TT_RETURN_IF_ERROR(ReadTables(reader, 1, [&](const OneOfMany& own) -> Status {
+    StepArgs step;
+    float* applied = nullptr;
+    Buffers slots, gradients, changed;
+    JAX_TT_RETURN_IF_ERROR(steps.Read(*own.attrs, &step, &applied));
+    const auto cores = static_cast<size_t>(own.shape.d);
+    const size_t arrays = cores * static_cast<size_t>(1 + step.traits().slots());
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(arrays - cores, &slots));
+    const size_t first_gradient = reader.next_arg(), first_result = reader.next_ret();
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(cores, &gradients));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(arrays, &changed));
+    return read(
+        {reader.table(), own.shape, own.in[0], call.args, own.first_core, first_gradient, call.rets, first_result},
+        step, applied);
+  }));
+  return steps.Finish();
+}
+
 }  // namespace jax_tt

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <string_view>
 
 #include "ffi/common/call_args.h"
 #include "ffi/common/table_reader.h"
@@ -42,6 +43,21 @@ Status ReadTTBackwardTables(const TablesCall& call, const ReadTTBackward& read);
 // `applied`: of the table, in memory of the device.
 using ReadTTUpdate = std::function<Status(const TTTableArgs&, const TTGradientArgs&, const StepArgs&, float* applied)>;
 Status ReadTTUpdateTables(const TablesCall& call, const ReadTTUpdate& read);
+
+// What an update with gradients from elsewhere is given of a table: which slices were touched, cores with their slots,
+// and the gradients of the cores, which are the arguments from `first_gradient` on.
+struct TTApplyArgs {
+  std::string_view table;
+  const TTShape& shape;
+  const ffi::AnyBuffer& touched;
+  const Args& args;
+  size_t first_core, first_gradient;
+  const Rets& rets;
+  size_t first_result;
+};
+
+using ReadTTApply = std::function<Status(const TTApplyArgs&, const StepArgs&, float* applied)>;
+Status ReadTTApplyTables(const TablesCall& call, const ReadTTApply& read);
 
 }  // namespace jax_tt
 

@@ -147,6 +147,30 @@ Status ReadUpdate(const TTTableArgs& given, const TTGradientArgs& gradient, cons
   });
 }
 
+Status ReadApply(const TTApplyArgs& given, const OptimizerStep& step, float* applied, TableOp* op) {
+  return DispatchCores(given.args, given.first_core, [&](auto tag) -> Status {
+    using T = typename decltype(tag)::type;
+    using C = typename ComputeType<T>::type;
+    const TTShape& shape = given.shape;
+    CoreGradients<C> gradients;
+    CoreTables<T> in_place;
+    int32_t* touched = nullptr;
+    const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
+    double elements = 0;
+    JAX_TT_RETURN_IF_ERROR(Data(given.touched, "touched", slices, &touched));
+    JAX_TT_RETURN_IF_ERROR(ReadCores<C>(shape, given.args, given.first_gradient, gradients.gradient));
+    JAX_TT_RETURN_IF_ERROR(
+        ReadTables(shape, step.traits, given.args, given.first_core, given.rets, given.first_result, in_place.table));
+    for (int k = 0; k < shape.d; touched += shape.p[k++]) {
+      gradients.touched[k] = touched;
+      elements += static_cast<double>(shape.core_size(k));
+    }
+    *op = {given.table, elements, [](const Pool&) { return Status(); },
+           [=](const Pool& pool) { return TTApply(shape, pool, in_place, gradients, step, applied); }};
+    return {};
+  });
+}
+
 // Runs the ops that `read` appends.
 template <typename Read>
 ffi::Error Run(ffi::ThreadPool threads, Changes changes, const char* name, Read read) {
@@ -219,35 +243,6 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
   });
 }
 
-ffi::Error ApplyImpl(ffi::ThreadPool threads, ffi::AnyBuffer touched, ffi::AnyBuffer hyper, ffi::AnyBuffer scale,
-                     ffi::AnyBuffer seed, Args args, ffi::Result<ffi::AnyBuffer> applied, Rets results,
-                     ffi::Dictionary attrs) {
-  return ToError(
-      [&]() -> Status {
-        TTShape shape;
-        JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-        return DispatchCores(args, static_cast<size_t>(shape.d), [&](auto tag) -> Status {
-          using T = typename decltype(tag)::type;
-          using C = typename ComputeType<T>::type;
-          OptimizerStep step;
-          CoreGradients<C> gradients;
-          CoreTables<T> in_place;
-          int32_t* touched_data = nullptr;
-          float* applied_data = nullptr;
-          JAX_TT_RETURN_IF_ERROR(ReadStep(attrs, hyper, scale, seed, &step));
-          const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
-          JAX_TT_RETURN_IF_ERROR(Data(touched, "touched", slices, &touched_data));
-          JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-          JAX_TT_RETURN_IF_ERROR(ReadCores<C>(shape, args, 0, gradients.gradient));
-          for (int k = 0; k < shape.d; touched_data += shape.p[k++]) gradients.touched[k] = touched_data;
-          JAX_TT_RETURN_IF_ERROR(
-              ReadTables(shape, step.traits, args, static_cast<size_t>(shape.d), results, 0, in_place.table));
-          return TTApply(shape, MakePool(threads), in_place, gradients, step, applied_data);
-        });
-      }(),
-      "tt_apply");
-}
-
 ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, Changes::kNothing, "embed_collection", [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTForwardTables(
@@ -279,6 +274,15 @@ ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::
         [ops](const TTTableArgs& given, const TTGradientArgs& gradient, const StepArgs& step, float* applied) {
           return ReadUpdate(given, gradient, StepOf(step), applied, &ops->emplace_back());
         });
+  });
+}
+
+ffi::Error TablesApplyImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return Run(threads, Changes::kTables, "embed_collection_update", [&](std::vector<TableOp>* ops) -> Status {
+    return ReadTTApplyTables({args, rets, attrs, rets.size()},
+                             [ops](const TTApplyArgs& given, const StepArgs& step, float* applied) {
+                               return ReadApply(given, StepOf(step), applied, &ops->emplace_back());
+                             });
   });
 }
 
@@ -340,18 +344,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCpu, UpdateImpl,
                                   .RemainingRets()        // cores and slots, in place
                                   .Attrs());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(TTApplyCpu, ApplyImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()  // touched s32 [sum of row factors]
-                                  .Arg<ffi::AnyBuffer>()  // hyper-parameters f32
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 [2]
-                                  .Arg<ffi::AnyBuffer>()  // seed u32 [2]
-                                  .RemainingArgs()        // core gradients, cores, then slots core by core
-                                  .Ret<ffi::AnyBuffer>()  // applied f32 []
-                                  .RemainingRets()        // cores and slots, in place
-                                  .Attrs());
-
 // The same of many tables, as ffi/common/table_reader.h and tt_tables.h describe them.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesForwardCpu, TablesForwardImpl,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
@@ -360,6 +352,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesBackwardCpu, TablesBackwardImpl,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesUpdateCpu, TablesUpdateImpl,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesApplyCpu, TablesApplyImpl,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
 }  // namespace jax_tt

@@ -50,10 +50,10 @@ nb::dict Registrations() {
   add("forward", TTForwardCuda);
   add("backward", TTBackwardCuda);
   add("update", TTUpdateCuda);
-  add("apply", TTApplyCuda);
   add("tables_forward", TTTablesForwardCuda);
   add("tables_backward", TTTablesBackwardCuda);
   add("tables_update", TTTablesUpdateCuda);
+  add("tables_apply", TTTablesApplyCuda);
   add("dense_forward", DenseForwardCuda);
   add("dense_backward", DenseBackwardCuda);
   add("dense_update", DenseUpdateCuda);

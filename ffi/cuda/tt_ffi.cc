@@ -152,6 +152,24 @@ Status ReadUpdate(const TTTableArgs& given, const TTGradientArgs& own, const Ste
   });
 }
 
+Status ReadApply(const TTApplyArgs& given, const StepArgs& step_args, float* applied, TableWork* work) {
+  return DispatchGpuCores(given.args, given.first_core, [&](auto tag) -> Status {
+    using T = typename decltype(tag)::type;
+    const TTShape& shape = given.shape;
+    CoreGradients gradients;
+    CoreTables<T> tables;
+    const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
+    JAX_TT_RETURN_IF_ERROR(Data(given.touched, "touched", slices, &gradients.touched));
+    JAX_TT_RETURN_IF_ERROR(ReadCores<float>(shape, given.args, given.first_gradient, gradients.core));
+    JAX_TT_RETURN_IF_ERROR(ReadTables(shape, step_args.traits(), given.args, given.first_core, given.rets,
+                                      given.first_result, tables.core));
+    *work = {TTApplyWorkspace(), [=, step = StepOf(step_args)](TableQueue& queue, void* memory) {
+               return TTApply(queue, shape, tables, gradients, step, applied, memory);
+             }};
+    return {};
+  });
+}
+
 // Reads the works of a call with read(works), and runs them.
 template <typename Read>
 Status Run(cudaStream_t stream, const ffi::AnyBuffer& workspace, Read read) {
@@ -237,34 +255,6 @@ ffi::Error UpdateImpl(cudaStream_t stream, ffi::AnyBuffer /*forward_out*/, ffi::
   return ToError(Run(stream, results, read), "tt_update");
 }
 
-ffi::Error ApplyImpl(cudaStream_t stream, ffi::AnyBuffer touched, ffi::AnyBuffer hyper, ffi::AnyBuffer scale,
-                     ffi::AnyBuffer seed, Args args, ffi::Result<ffi::AnyBuffer> applied, Rets results,
-                     ffi::Dictionary attrs) {
-  const auto read = [&](std::vector<TableWork>* works) -> Status {
-    TTShape shape;
-    JAX_TT_RETURN_IF_ERROR(ReadTable(attrs, &shape));
-    const size_t first_core = static_cast<size_t>(shape.d);
-    return DispatchGpuCores(args, first_core, [&](auto tag) -> Status {
-      using T = typename decltype(tag)::type;
-      StepArgs step_args;
-      CoreGradients gradients;
-      CoreTables<T> tables;
-      float* applied_data = nullptr;
-      JAX_TT_RETURN_IF_ERROR(ReadStepArgs(attrs, hyper, scale, seed, &step_args));
-      const int64_t slices = std::accumulate(shape.p, shape.p + shape.d, int64_t{0});
-      JAX_TT_RETURN_IF_ERROR(Data(touched, "touched", slices, &gradients.touched));
-      JAX_TT_RETURN_IF_ERROR(Data(*applied, "applied", 1, &applied_data));
-      JAX_TT_RETURN_IF_ERROR(ReadCores<float>(shape, args, 0, gradients.core));
-      JAX_TT_RETURN_IF_ERROR(ReadTables(shape, step_args.traits(), args, first_core, results, 0, tables.core));
-      works->push_back({TTApplyWorkspace(), [=, step = StepOf(step_args)](TableQueue& queue, void* memory) {
-                          return TTApply(queue, shape, tables, gradients, step, applied_data, memory);
-                        }});
-      return {};
-    });
-  };
-  return ToError(Run(stream, results, read), "tt_apply");
-}
-
 ffi::Error TablesForwardImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
   const auto read = [&](std::vector<TableWork>* works) {
     return ReadTTForwardTables({args, rets, attrs, rets.size() - 1},
@@ -293,6 +283,16 @@ ffi::Error TablesUpdateImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dict
         [works](const TTTableArgs& given, const TTGradientArgs& own, const StepArgs& step, float* applied) {
           return ReadUpdate(given, own, step, applied, &works->emplace_back());
         });
+  };
+  return ToError(Run(stream, rets, read), "embed_collection_update");
+}
+
+ffi::Error TablesApplyImpl(cudaStream_t stream, Args args, Rets rets, ffi::Dictionary attrs) {
+  const auto read = [&](std::vector<TableWork>* works) {
+    return ReadTTApplyTables({args, rets, attrs, rets.size() - 1},
+                             [works](const TTApplyArgs& given, const StepArgs& step, float* applied) {
+                               return ReadApply(given, step, applied, &works->emplace_back());
+                             });
   };
   return ToError(Run(stream, rets, read), "embed_collection_update");
 }
@@ -361,19 +361,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCuda, UpdateImpl,
                                   .Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(TTApplyCuda, ApplyImpl,
-                              ffi::Ffi::Bind()
-                                  .Ctx<StreamContext>()
-                                  .Arg<ffi::AnyBuffer>()  // touched
-                                  .Arg<ffi::AnyBuffer>()  // hyper-parameters
-                                  .Arg<ffi::AnyBuffer>()  // gradient scale f32 [2]
-                                  .Arg<ffi::AnyBuffer>()  // seed
-                                  .RemainingArgs()        // core gradients, cores, then slots core by core
-                                  .Ret<ffi::AnyBuffer>()  // applied
-                                  .RemainingRets()        // cores and slots, in place; workspace
-                                  .Attrs(),
-                              {ffi::Traits::kCmdBufferCompatible});
-
 // The same of many tables, as ffi/common/table_reader.h and tt_tables.h describe them; the last result is the workspace
 // u8 [bytes].
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesForwardCuda, TablesForwardImpl,
@@ -385,6 +372,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesBackwardCuda, TablesBackwardImpl,
                               {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesUpdateCuda, TablesUpdateImpl,
+                              ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
+                              {ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesApplyCuda, TablesApplyImpl,
                               ffi::Ffi::Bind().Ctx<StreamContext>().RemainingArgs().RemainingRets().Attrs(),
                               {ffi::Traits::kCmdBufferCompatible});
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax_tt import _ffi
 
 Named = Mapping[str, jax.Array]
+Types = Mapping[str, jax.ShapeDtypeStruct]
 
 
 def native(platform: str) -> ModuleType:
@@ -25,7 +26,7 @@ def native_call(
     platform: str,
     op: str,
     operands: Named,
-    results: Mapping[str, jax.ShapeDtypeStruct],
+    results: Types,
     workspace: int | None,
     attributes: Mapping[str, Any],
 ) -> dict[str, jax.Array]:
@@ -51,6 +52,36 @@ def native_call(
     )
     found = call(*operands.values(), **attributes)
     return dict(zip(results, found[: len(results)], strict=True))
+
+
+def native_tables_call(
+    platform: str,
+    op: str,
+    operands: tuple[Named, Sequence[Named]],
+    results: tuple[Types, Sequence[Types]],
+    workspace: int | None,
+    attributes: Sequence[Mapping[str, Any]],
+    of_call: Mapping[str, Any],
+) -> tuple[dict[str, jax.Array], list[dict[str, jax.Array]]]:
+    """Results of an op on many tables, those of all tables and those of each, by name.
+
+    Args:
+        platform, op, workspace: as in `native_call`.
+        operands, results: as in `native_call`, of all tables and of each.
+        attributes: static values of each table.
+        of_call: static values of the call.
+    """
+    of_all, of_each = operands
+    results_of_all, results_of_each = results
+    found = native_call(
+        platform,
+        op,
+        {**of_all, **together(of_each)},
+        {**results_of_all, **together(results_of_each)},
+        workspace,
+        {str(k): own for k, own in enumerate(attributes)} | dict(of_call),
+    )
+    return {name: found[name] for name in results_of_all}, apart(found, len(of_each))
 
 
 def together(of_tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
@@ -12,15 +12,13 @@ import numpy as np
 from jax import lax
 
 from jax_tt._lookup._batch import Batch
-from jax_tt._native._call import Named, apart, native_call, together
+from jax_tt._native._call import Named, Types, apart, native_call, native_tables_call, together
 from jax_tt._native._operands import lookup_attributes, make_operands
 from jax_tt._native.partition import Arrays, over_blocks
 from jax_tt._tables.options import Lookup
 
 if TYPE_CHECKING:
     from jax_tt._lookup._wide import Wide
-
-Types = Mapping[str, jax.ShapeDtypeStruct]
 
 
 class TableCall(abc.ABC):
@@ -121,6 +119,54 @@ class TableCall(abc.ABC):
         """The attributes in a call on many tables, which take no arrays."""
         return self.attributes(axes)
 
+    @classmethod
+    def of_tables(
+        cls,
+        calls: Sequence[Any],
+        given: Sequence[Named],
+        shared: Named,
+        axes: Any,
+        wide: Wide | None,
+    ) -> tuple[Named, Sequence[Named]]:
+        """What one native call returns of all tables, and of each of them as `over_blocks` wants it.
+
+        Args:
+            calls: on one table each.
+            given: their operands on this device.
+            shared: operands of all tables.
+            axes: as in `over_blocks`.
+            wide: as in `run_together`.
+        """
+        gathered = [call.gathered(args, axes) for call, args in zip(calls, given, strict=True)]
+        into = wide if cls.op == "forward" else None
+        results: list[dict[str, Any]] = [
+            dict(call.results(args)) if into is None else {}
+            for call, args in zip(calls, gathered, strict=True)
+        ]
+        of_all = {} if into is None else {"sums": into.type(calls[0].operands.accum)}
+        for name in cls.appended_results:
+            types = [of_table.pop(name) for of_table in results]
+            of_all[name] = jax.ShapeDtypeStruct((len(types),), types[0].dtype)
+        attributes = [call.attributes_of_many(axes) for call in calls]
+        by_table = () if wide is None else wide.columns
+        for of_table, columns in zip(attributes, by_table, strict=False):
+            of_table["features"] = np.int64(len(columns))
+        columns = [column for own_columns in by_table for column in own_columns]
+        found, of_each = native_tables_call(
+            calls[0].platform,
+            f"{cls.kind}tables_{cls.op}",
+            (shared, gathered),
+            (of_all, results),
+            cls.workspace(calls, gathered, len(columns)),
+            attributes,
+            {"columns": np.asarray(columns, np.int64)} if cls.in_columns else {},
+        )
+        summed = [
+            call.summed(results, args, axes)
+            for call, results, args in zip(calls, of_each, given, strict=True)
+        ]
+        return found, summed
+
     def local(self, args: Named, axes: Any) -> Named:
         """The results of the call on one table, as `over_blocks` wants them."""
         given = self.gathered(args, axes)
@@ -173,41 +219,11 @@ def run_together(
         return [run(call) for call in calls]
     appended = kind.appended
     shared = {} if shared is None else shared
-    into = wide if kind.op == "forward" else None
 
     def local(args: Named, axes: Any) -> Named:
-        own = list(zip(calls, apart(args, len(calls)), strict=True))
-        given = [call.gathered(these, axes) for call, these in own]
-        results: list[dict[str, Any]] = [
-            dict(call.results(these)) if into is None else {}
-            for call, these in zip(calls, given, strict=True)
-        ]
-        of_all = {} if into is None else {"sums": into.type(calls[0].operands.accum)}
-        for name in kind.appended_results:
-            types = [of_table.pop(name) for of_table in results]
-            of_all[name] = jax.ShapeDtypeStruct((len(types),), types[0].dtype)
-        attributes: dict[str, Any] = {
-            str(k): call.attributes_of_many(axes) for k, call in enumerate(calls)
-        }
-        by_table = () if wide is None else wide.columns
-        for k, own_columns in enumerate(by_table):
-            attributes[str(k)]["features"] = np.int64(len(own_columns))
-        columns = [column for own_columns in by_table for column in own_columns]
-        if kind.in_columns:
-            attributes["columns"] = np.asarray(columns, np.int64)
-        found = native_call(
-            platform,
-            f"{kind.kind}tables_{kind.op}",
-            {name: args[name] for name in (*appended, *shared)} | together(given),
-            of_all | together(results),
-            kind.workspace(calls, given, len(columns)),
-            attributes,
-        )
-        summed = together(
-            call.summed(results, these, axes)
-            for (call, these), results in zip(own, apart(found, len(calls)), strict=True)
-        )
-        return {name: found[name] for name in of_all} | summed
+        of_all = {name: args[name] for name in (*appended, *shared)}
+        found, of_each = kind.of_tables(calls, apart(args, len(calls)), of_all, axes, wide)
+        return {**found, **together(of_each)}
 
     blocked = together(call.blocked for call in calls)
     own_whole = together(
@@ -218,7 +234,7 @@ def run_together(
     whole = of_all | dict(shared) | own_whole
     results = together(dict.fromkeys(call.blocked_results) for call in calls)
     found = over_blocks(local, blocked, whole, list(results))
-    if into is not None:
+    if wide is not None and kind.op == "forward":
         return found["sums"]
     return [
         call.finished({**own, **{name: found[name][k] for name in kind.appended_results}})

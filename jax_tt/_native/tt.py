@@ -15,7 +15,14 @@ from jax import lax
 from jax_tt import _ffi
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._vma import vary_over, varying_axes
-from jax_tt._native._call import Named, native, native_call, numbered, types_of
+from jax_tt._native._call import (
+    Named,
+    native,
+    native_call,
+    native_tables_call,
+    numbered,
+    types_of,
+)
 from jax_tt._native._operands import (
     Operands,
     lookup_attributes,
@@ -33,6 +40,7 @@ from jax_tt._tables import reference
 from jax_tt._tables.options import Lookup
 
 if TYPE_CHECKING:
+    from jax_tt._lookup._wide import Wide
     from jax_tt._tables.tensor_train import TTTable
 
 Cores = tuple[jax.Array, ...]
@@ -61,6 +69,11 @@ def _workspace(platform: str, op: str, table: TTTable, count: Any, **asked: bool
     return native(platform).workspace_size(
         op, table.row_factors, table.col_factors, table.ranks, count, **asked
     )
+
+
+def _workspace_of_all(platform: str, own: Sequence[int | None]) -> int | None:
+    """Bytes of working memory for an op on tables that need as many bytes each."""
+    return None if platform == "cpu" else native(platform).tables_workspace_size(own)
 
 
 def batch_attributes(
@@ -128,7 +141,7 @@ class TTCall(TableCall):
     kind = ""
     together_on = ("cpu", "cuda", "cuda_emulated")
     in_columns = False
-    across_devices = False
+    across_devices = True
     most_arrays = 300  # where it compiles as fast as a call for each table
 
     def attributes(self, axes: Any) -> dict[str, Any]:
@@ -147,21 +160,16 @@ class TTCall(TableCall):
         """Options of the op that need working memory."""
         return {}
 
-    def own_workspace(self, args: Named) -> int:
-        """Bytes of working memory for this table alone, on a GPU."""
+    def own_workspace(self, args: Named) -> int | None:
+        """Bytes of working memory for this table alone."""
         count = math.prod(args["ids"].shape[:2])
-        found = _workspace(self.platform, self.op, self.table, count, **self.asked())
-        assert found is not None
-        return found
+        return _workspace(self.platform, self.op, self.table, count, **self.asked())
 
     @classmethod
     def workspace(cls, calls: Sequence[Any], given: Sequence[Named], columns: int) -> int | None:
         del columns
-        platform = calls[0].platform
-        if platform == "cpu":
-            return None
         own = [call.own_workspace(args) for call, args in zip(calls, given, strict=True)]
-        return native(platform).tables_workspace_size(own)
+        return _workspace_of_all(calls[0].platform, own)
 
 
 class Forward(TTCall):
@@ -197,14 +205,11 @@ class Forward(TTCall):
         )
         return {**found, "plan": plan}
 
-    def own_workspace(self, args: Named) -> int:
+    def own_workspace(self, args: Named) -> int | None:
         """The op on many tables makes the plans, too."""
         count = math.prod(args["ids"].shape[:2])
         own_plan = not self.lookup.wanted.names
-        op = "plan_and_forward"
-        found = _workspace(self.platform, op, self.table, count, own_plan=own_plan)
-        assert found is not None
-        return found
+        return _workspace(self.platform, "plan_and_forward", self.table, count, own_plan=own_plan)
 
     def finished(self, found: Named) -> tuple[jax.Array, Arrays]:
         out, operands = found["out"], self.operands
@@ -266,7 +271,7 @@ class Update(GradientCall):
         values: Named,
     ):
         super().__init__(*of_all, residuals=residuals, g=g)
-        self.of_batch = tuple(self.blocked)
+        self.backward = Backward(*of_all, residuals=residuals, g=g)
         self.blocked = {"out": residuals[2], **self.blocked}
         self.slots = numbered("slot", (slot for of_core in slots for slot in of_core))
         self.changed = self.params | self.slots
@@ -290,48 +295,58 @@ class Update(GradientCall):
         }
 
     def local(self, args: Named, axes: Any) -> Named:
-        axes = self.lookup.axis_name or axes
-        return self._after_sum(args, axes) if axes else super().local(args, axes)
+        if not (self.lookup.axis_name or axes):
+            return super().local(args, axes)
+        values = {name: args[name] for name in self.appended}
+        found, (own,) = self.of_tables([self], [args], values, axes, None)
+        return {"applied": found["applied"][0], **own}
 
-    def _after_sum(self, args: Named, axes: Any) -> Named:
-        """Sums the gradients of all shards, then applies the same update on each of them."""
-        shard_axes = varying_axes(*(args[name] for name in self.of_batch))
-        own = {name: args[name] for name in self.of_batch}
-        marked = vary_over({name: args[name] for name in self.params}, shard_axes)
-        results = native_call(
-            self.platform,
-            "backward",
-            {**own, **marked},
-            self.backward_types(args),
-            _workspace(
-                self.platform,
-                "backward",
-                self.table,
-                math.prod(args["ids"].shape[:2]),
-                **GradientCall.asked(self),
-            ),
-            GradientCall.attributes(self, axes),
-        )
-        results = dict(vary_over(results, shard_axes))
-        dweights = results.pop("dweights")
-        grads = lax.psum(results, axes)
+    @classmethod
+    def of_tables(
+        cls,
+        calls: Sequence[Any],
+        given: Sequence[Named],
+        shared: Named,
+        axes: Any,
+        wide: Wide | None,
+    ) -> tuple[Named, Sequence[Named]]:
+        """Where the batch is sharded, sums the gradients of all shards, then steps in the same way on each device."""
+        (axes,) = {call.lookup.axis_name or axes for call in calls}
+        if not axes:
+            return super().of_tables(calls, given, shared, axes, wide)
+        gradients, dweights = _gradients_of_shards(calls, given, axes)
         # The op "apply" has no ids, and the backward pass only those of its own shard.
-        refused = reference.poisoned(self.table, shard_of(self.batch, args), self.lookup, axes)
-        scale = args["scale"].at[1].set(jnp.where(refused, 0, args["scale"][1]))
-        found = native_call(
-            self.platform,
-            "apply",
+        refused = jnp.stack(
+            [
+                reference.poisoned(call.table, shard_of(call.batch, args), call.lookup, axes)
+                for call, args in zip(calls, given, strict=True)
+            ]
+        )
+        inverse, allowed = shared["scale"].reshape(-1, 2).T
+        scale = jnp.stack([inverse, jnp.where(refused, 0, allowed)], axis=1).reshape(-1)
+        operands = [
             {"touched": grads["touched"]}
-            | {name: args[name] for name in self.appended}
-            | {"scale": scale}
-            | {name: grads[name] for name in self.gradient_types()}
-            | {name: args[name] for name in self.changed},
-            {"applied": jax.ShapeDtypeStruct((), jnp.float32), **types_of(self.changed)},
-            _workspace(self.platform, "apply", self.table, 0),
-            self.table.native_attributes | self.update_attributes(),
+            | {name: args[name] for name in call.changed}
+            | {name: grads[name] for name in call.gradient_types()}
+            for call, args, grads in zip(calls, given, gradients, strict=True)
+        ]
+        changed = [types_of(call.changed) for call in calls]
+        applied = {"applied": jax.ShapeDtypeStruct((len(calls),), jnp.float32)}
+        platform = calls[0].platform
+        found, changed = native_tables_call(
+            platform,
+            f"{cls.kind}tables_apply",
+            ({**shared, "scale": scale}, operands),
+            (applied, changed),
+            _workspace_of_all(
+                platform, [_workspace(platform, "apply", call.table, 0) for call in calls]
+            ),
+            [call.attributes_of_many(axes) for call in calls],
+            {},
         )
         found["applied"] = jnp.where(refused, 0, found["applied"])
-        return {"dweights": dweights, **found}
+        own = zip(dweights, changed, strict=True)
+        return found, [{"dweights": weights, **arrays} for weights, arrays in own]
 
     def finished(
         self, found: Named
@@ -341,6 +356,30 @@ class Update(GradientCall):
         rest = iter(found[name] for name in self.slots)
         slots = tuple(tuple(next(rest) for _ in names) for names in self.table.stepped_names)
         return params, slots, found["applied"], dweights
+
+
+def _gradients_of_shards(
+    updates: Sequence[Update], given: Sequence[Named], axes: Any
+) -> tuple[list[Named], list[jax.Array]]:
+    """By table, what a backward pass finds of the cores, summed over all shards, and the gradients of the weights."""
+    backwards = [update.backward for update in updates]
+    operands, varying = [], []
+    for call, args in zip(backwards, given, strict=True):
+        own = {name: args[name] for name in call.blocked}
+        varying.append(varying_axes(own))
+        operands.append(own | vary_over({name: args[name] for name in call.params}, varying[-1]))
+    _, found = native_tables_call(
+        backwards[0].platform,
+        f"{Backward.kind}tables_{Backward.op}",
+        ({}, operands),
+        ({}, [call.results(args) for call, args in zip(backwards, operands, strict=True)]),
+        Backward.workspace(backwards, operands, 0),
+        [call.attributes_of_many(axes) for call in backwards],
+        {},
+    )
+    found = [vary_over(own, over) for own, over in zip(found, varying, strict=True)]
+    dweights = [own.pop("dweights") for own in found]
+    return lax.psum(found, axes), dweights
 
 
 TT = Calls(Forward, Backward, Update)

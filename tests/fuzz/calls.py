@@ -215,16 +215,19 @@ def build_update(rng: np.random.Generator) -> Call:
     return _in_place("jax_tt_update_v1", args, tables, results, attributes)
 
 
-def build_apply(rng: np.random.Generator) -> Call:
+def _apply(rng: np.random.Generator) -> Call:
+    """What `build_tables` needs of a step whose gradients are there already."""
     which = int(rng.integers(len(SHAPES)))
     dtype = jnp.dtype(rng.choice(DTYPES))
     cores = _cores(rng, which, dtype)
     gradients = _cores(rng, which, "float64" if dtype == "float64" else "float32")
     rule = int(rng.integers(len(OPTIMIZERS)))
-    args = [np.ones(sum(SHAPES[which][0]), np.int32), *_step(rule), *gradients]
+    args = [np.ones(sum(SHAPES[which][0]), np.int32), *_step(rule)]
     tables = [*cores, *_slots(rule, cores)]
     attributes = _table_attributes(which) | _step_attributes(rng, rule)
-    return _in_place("jax_tt_apply_v1", args, tables, [result_type((), "float32")], attributes)
+    own = _in_place("", args, tables, [result_type((), "float32")], attributes)
+    own.args += gradients
+    return own
 
 
 def _dense(rng: np.random.Generator) -> tuple[Any, np.ndarray, list[np.ndarray], np.ndarray]:
@@ -317,8 +320,13 @@ def build_dense_tables(rng: np.random.Generator) -> Call:
 
 def build_tables(rng: np.random.Generator) -> Call:
     """An op on up to three TT tables at once; a forward pass makes the plans too."""
-    op = str(rng.choice(["forward", "backward", "update"]))
-    build = {"forward": build_forward, "backward": build_backward, "update": build_update}
+    build = {
+        "forward": build_forward,
+        "backward": build_backward,
+        "update": build_update,
+        "apply": _apply,
+    }
+    op = str(rng.choice(list(build)))
     whole = Call(f"jax_tt_tables_{op}_v1", [], [], {})
     parts = [build[op](rng) for _ in range(rng.integers(1, 4))]
     for own in parts:
@@ -331,8 +339,8 @@ def build_tables(rng: np.random.Generator) -> Call:
             own.args[3] = np.float32(1)
             kept = result_type(plan.shape if rng.integers(2) else (0,), "int32")
             own.results.insert(1, kept)
-    if op == "update":
-        parts = _with_common_steps(whole, parts, 7)
+    if op in ("update", "apply"):
+        parts = _with_common_steps(whole, parts, 7 if op == "update" else 1)
     return one_after_another(whole, parts)
 
 
@@ -418,7 +426,6 @@ BUILDERS: tuple[Callable[[np.random.Generator], Call], ...] = (
     build_cache_forward,
     build_backward,
     build_update,
-    build_apply,
     build_dense_forward,
     build_dense_backward,
     build_dense_update,

@@ -225,6 +225,20 @@ def test_plan(name):
     check(BATCHES[name])
 
 
+@pytest.mark.parametrize("n", [8192, 8193, 12_288, 12_289])
+def test_batches_that_one_block_or_several_sort(n):
+    """Around the sizes at which a block has more threads, and at which one block gives way to several."""
+    module = _ffi.load("cuda_emulated")
+    if module is None:
+        pytest.skip(str(_ffi.why_unavailable("cuda_emulated")))
+    module.clear_launch_counts()
+    check(
+        random((50, 1, 60), n)
+    )  # one slice, so that more than 4096 ids are not planned in one launch
+    counts = module.launch_counts()
+    assert ("SortInOneBlock" in counts, "SortTiles" in counts) == (n <= 12_288, n > 12_288)
+
+
 def tiles_of(prefixes, tile):
     """Rows of the tiles that rows with these prefixes fill, each as full as it gets."""
     sizes, rows, own = [], 0, []

@@ -150,6 +150,27 @@ def test_bits_of_sums_in_one_array(names, monkeypatch):
     assert_same_bits(got, want)
 
 
+def test_a_large_batch_beside_small_ones(monkeypatch):
+    """The ids of large batches are sorted together, in other launches than those of small ones."""
+    names = ("usual", "hot row", "half", "odd")
+    batch = batch_of(names, bad=True)
+    rng = np.random.default_rng(1)
+    ids = rng.integers(-1, TABLES["half"][0] + 1, 66_000)
+    for name, count in (("half", len(ids)), ("usual", len(ids) - 50)):
+        weights = rng.normal(size=count).astype(np.float32) if name == "usual" else None
+        batch[name] = Bags.from_offsets(
+            jnp.asarray(ids[:count], jnp.int32), jnp.array([0, 5, 9, 60_000], jnp.int32), weights
+        )
+    got, want = steps(
+        collection_of(names),
+        Lookup(bounds="zero", method="cuda_emulated"),
+        "features",
+        batch,
+        monkeypatch,
+    )
+    assert_same_bits(got, want)
+
+
 def test_a_gradient_that_is_not_finite_skips_its_own_table():
     names = ("usual", "slower", "odd")
     collection = collection_of(names, skip_nonfinite=True)
@@ -194,11 +215,14 @@ def test_order_of_threads_leaves_no_trace():
 
 
 @pytest.mark.parametrize("length", [1, 20])
-@pytest.mark.parametrize("tables", [3, 26, pytest.param(300, marks=pytest.mark.full)])
-def test_few_launches(tables, length):
-    """Any number of tables with one rule and one storage type, with as many ids as one block sorts and with more."""
+@pytest.mark.parametrize(
+    ("tables", "ids"),
+    [(3, 18_000), (3, 200_000), (26, 18_000), pytest.param(300, 18_000, marks=pytest.mark.full)],
+)
+def test_few_launches(tables, ids, length):
+    """Any number of tables with one rule and one storage type, whose ids one launch sorts, or several."""
     rule = optimizers.RowWiseAdagrad(0.1)
-    samples = 18_000 // (20 * tables) + 1
+    samples = ids // (20 * tables) + 1
     names = [f"t{k}" for k in range(tables)]
     # Numbers of rows with 21 bits take three passes of the sort, as many as those with 30 bits.
     collection = jax_tt.Collection(

@@ -37,11 +37,8 @@ TENSOR_CORE_SHARE = 0.5
 # A batch of more ids than one launch plans: its sort waits for memory several times in each of its passes.
 MOST_PLANNED_AT_ONCE = 65_536
 SORT_PASS_SECONDS = 4e-6
-# A dense batch that one block sorts, as ``ffi/cuda/sort.cu`` does: the most ids, bits of a pass, and the time that a
-# block takes for a pair in a pass.
-MOST_SORTED_BY_BLOCK = 12_288
+# The keys of dense batches: bits of a pass of the sort of large ones.
 SORT_BITS = 8
-BLOCK_SORT_SECONDS_PER_ID = 0.45e-9
 # Of a step of 26 tables, seven of them tensor trains, with 660 ids each and more; a test counts them.
 MIXED_LAUNCHES = 19
 # One launch plans the others, and each of its blocks reads all ids: the blocks of the three cores at most, and
@@ -52,6 +49,16 @@ IDS_PER_PLAN_BLOCK = 64
 INSTRUCTIONS_PER_ID = 40
 INSTRUCTIONS_PER_SECOND = MULTIPROCESSORS * 128 * 1.75e9
 SORT_ROUND_SECONDS = 30e-9
+# The same for dense tables, ``ffi/cuda/dense_split.cu``: a sample of the ids divides them among blocks, of which the
+# largest share is so many times the average one. Ids of the sample and then all, and bags of the block's own, are
+# loads that wait for others.
+SPLIT_BLOCKS = 128
+SPLIT_THREADS = 512
+IDS_PER_SPLIT_BLOCK = 80
+SAMPLES_PER_BLOCK = 4
+LARGEST_SHARE = 2.75
+SPLIT_INSTRUCTIONS_PER_ID = 40
+WAIT_SECONDS = 0.5e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +106,12 @@ def distinct(range_: float, draws: float) -> float:
     return -range_ * math.expm1(-draws / range_)
 
 
+def sort_seconds(keys: float, threads: int) -> float:
+    """The time that a block takes to sort by merge exchange; a thread compares one pair in a round, or several."""
+    levels = math.ceil(math.log2(max(keys, 2)))
+    return levels * (levels + 1) / 2 * math.ceil(keys / 2 / threads) * SORT_ROUND_SECONDS
+
+
 def plan(p: tuple[int, ...], n: int) -> Stage:
     """The plan of a table of three cores, whose middle core is the pivot."""
     if n > MOST_PLANNED_AT_ONCE:
@@ -110,11 +123,8 @@ def plan(p: tuple[int, ...], n: int) -> Stage:
         of_core = math.ceil(slices / math.ceil(slices / of_core))
         blocks += of_core
         own = n / of_core if core == 1 else own
-    rounds = math.ceil(math.log2(max(own, 2)))
     reading = blocks * n * INSTRUCTIONS_PER_ID / INSTRUCTIONS_PER_SECOND
-    return Stage(
-        "plan", 1, bytes=4 * n * 11, extra=reading + rounds * (rounds + 1) / 2 * SORT_ROUND_SECONDS
-    )
+    return Stage("plan", 1, bytes=4 * n * 11, extra=reading + sort_seconds(own, PLAN_THREADS))
 
 
 def tile(col_factors: tuple[int, ...], rank: int, *, crowded: bool) -> tuple[int, int]:
@@ -186,40 +196,55 @@ def stages(batch: GpuWork) -> list[Stage]:
     ]
 
 
+def dense_plan(n: int, num_embeddings: int, tables: int = 1) -> Stage:
+    """The positions of dense tables with n ids each, sorted by row."""
+    if n > MOST_PLANNED_AT_ONCE:
+        # A kernel clears counts, one makes keys, one counts, and one for each pass. The first pass reads keys, the
+        # others pairs; all but the last write pairs, that one rows and bags, which it reads by position.
+        passes = math.ceil(math.log2(num_embeddings + 1) / SORT_BITS)
+        words = 3 + 1 + 1 + 2 * (passes - 1) + 2 * (passes - 1) + 3
+        return Stage(
+            "plan", 3 + passes, bytes=4 * n * tables * words, extra=passes * SORT_PASS_SECONDS
+        )
+    blocks = min(max(n // IDS_PER_SPLIT_BLOCK, 1), SPLIT_BLOCKS)
+    samples = SAMPLES_PER_BLOCK * blocks if blocks > 1 else 0
+    reading = n * SPLIT_INSTRUCTIONS_PER_ID / INSTRUCTIONS_PER_SECOND
+    own = min(n, LARGEST_SHARE * n / blocks)
+    return Stage(
+        "plan",
+        1,
+        bytes=4 * n * tables * 3,
+        extra=max(MULTIPROCESSORS, tables * blocks) * reading
+        + sort_seconds(samples, SPLIT_THREADS)
+        + sort_seconds(own, SPLIT_THREADS)
+        + 2 * WAIT_SECONDS,
+    )
+
+
 def dense_stages(batch: GpuWork) -> list[Stage]:
     """The stages of one fused SGD step of a dense float32 table, ids uniform."""
     shape, n, bags = batch.shape, batch.nnz, batch.bags
     row = 4 * shape.features
     rows = distinct(shape.num_embeddings, n)
-    passes = math.ceil(math.ceil(math.log2(shape.num_embeddings + 1)) / SORT_BITS)
-    if n <= MOST_SORTED_BY_BLOCK:
-        sort = Stage("sort", 1, bytes=20 * n, extra=passes * n * BLOCK_SORT_SECONDS_PER_ID)
-    else:
-        # One more kernel counts; pairs are read and written in each pass.
-        sort = Stage(
-            "sort", passes + 1, bytes=(4 + 16 * passes) * n, extra=passes * SORT_PASS_SECONDS
-        )
+    large = n > MOST_PLANNED_AT_ONCE
     return [
         Stage("bags", 1, bytes=(4 + row) * n + row * bags),
-        # What clears the flags counts as a kernel.
-        Stage("keys", 2, bytes=12 * n),
-        sort,
-        Stage("marks", 1, bytes=24 * n),
-        Stage("rows read often", 2, bytes=4 * n / 32),
-        Stage("sums, step", 1, bytes=12 * n + row * bags + 2 * row * rows),
+        dense_plan(n, shape.num_embeddings),
+        # Of each 64 sorted positions, two sectors.
+        Stage("rows read often", 2 if large else 0, bytes=n if large else 0),
+        Stage("sums, step", 1, bytes=8 * n + row * bags + 2 * row * rows),
     ]
 
 
 def mixed() -> str:
     """The expected time of a step of 26 tables in one call a kind: what starts is shared, what is done adds up."""
-    ids = 2048
+    ids, dense_tables = 2048, 19
     trains = [GpuWork(TTShape.suggest(10_000_000, 64, ranks=32), ids, 1)] * 7
-    rows = [GpuWork(TTShape.suggest(10_000, 64, ranks=32), ids, 1)] * 19
+    dense = GpuWork(TTShape.suggest(10_000, 64, ranks=32), ids, 1)
     of_trains = [stage for work_ in trains for stage in stages(work_)]
-    of_rows = [stage for work_ in rows for stage in dense_stages(work_) if stage.name != "sort"]
-    # The ids of all dense tables are sorted at once.
-    all_rows = GpuWork(TTShape.suggest(190_000, 64, ranks=32), ids * len(rows), 1)
-    of_rows += [stage for stage in dense_stages(all_rows) if stage.name == "sort"]
+    of_rows = [stage for stage in dense_stages(dense) if stage.name != "plan"] * dense_tables
+    # One launch sorts the ids of all dense tables, side by side.
+    of_rows.append(dense_plan(ids, dense.shape.num_embeddings, dense_tables))
     doing = sum(stage.expected - stage.kernels * START_SECONDS for stage in of_trains + of_rows)
     expected = MIXED_LAUNCHES * START_SECONDS + doing
     return (

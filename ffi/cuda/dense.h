@@ -81,12 +81,12 @@ struct DenseStep {
 // Where the arrays of the plan that all tables share have those of one table.
 struct PlanPlace {
   int64_t key = 0, partial = 0;
-  int32_t position = 0, tile = 0, table = 0;
+  int32_t position = 0, piece = 0, table = 0;
 };
 
 // A table whose rows get gradients.
 struct GradientTable {
-  static constexpr int kLaunches = 7;
+  static constexpr int kLaunches = 6;
 
   DenseBatch batch;
   void* values = nullptr;               // [num_embeddings, dim], which an update changes in place

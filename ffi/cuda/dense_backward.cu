@@ -3,6 +3,7 @@
 
 #include "ffi/cuda/dense_backward.h"
 #include "ffi/cuda/dense_ids.h"
+#include "ffi/cuda/dense_long_rows.h"
 #include "ffi/cuda/dense_rows.h"
 #include "ffi/cuda/dense_widths.h"
 
@@ -36,7 +37,7 @@ struct GradientSink {
       if (owner && column < dim) StorePacket(value, gradient + row * dim + column);
     }
   }
-  __device__ __forceinline__ void Finish() const {}
+  __device__ __forceinline__ void Finish(bool) const {}
 };
 
 // The lanes of a row take one position, in the order of the batch, whose bags keep their gradients in the cache.
@@ -51,10 +52,11 @@ __global__ void __launch_bounds__(kDenseThreads)
   const RowLanes lanes = RowLanes::For(from.dim, V);
   const int64_t position = lanes.row(block.index);
   const bool exists = position < plan.n;
-  const int32_t bag = exists && plan.flags[kBadOffsets] == 0 ? plan.bag_of[position] : -1;
+  const int32_t bag = plan.Has(kBadOffsets) || !exists ? -1 : BagOf(table.batch, position);
+  const int64_t row_of = bag < 0 ? kNoRow : ResolveId(table.batch, position);
   float dot = 0;
-  if (bag >= 0) {
-    const T* row = static_cast<const T*>(table.values) + plan.Row(position) * from.dim;
+  if (row_of >= 0) {
+    const T* row = static_cast<const T*>(table.values) + row_of * from.dim;
     for (int column = lanes.lane() * V; column < from.dim; column += lanes.count * V) {
       const Packet<T, V> stored = LoadPacket<V>(row + column);
       const Packet<float, V> value = from.At<V>(bag, column);
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(kDenseThreads)
   }
   dot = lanes.Sum(dot);
   if (exists && lanes.lane() == 0)
-    table.weight_gradient[position] = bag == TablePlan::kPoisoned ? __int_as_float(0x7fc00000) : dot;
+    table.weight_gradient[position] = row_of == kPoisonedRow ? __int_as_float(0x7fc00000) : dot;
 }
 
 template <int V>
@@ -92,13 +94,13 @@ Status AddWeightGradients(const DensePlan& plan, GradientLaunches& launches) {
 
 Status DenseBackward(cudaStream_t stream, std::vector<GradientTable> tables, void* workspace) {
   DensePlan plan;
-  JAX_TT_RETURN_IF_ERROR(MakeDensePlan(&tables, workspace, &plan));
+  JAX_TT_RETURN_IF_ERROR(MakeDensePlan(&tables, /*all_or_none=*/false, workspace, &plan));
   for (GradientTable& table : tables) {
     table.widths = WidthsOf(table, table.out_gradient, 0);
     table.widths.four_wide &= IsAligned(table.gradient, 4 * sizeof(float));
   }
   GradientLaunches launches(std::move(tables), static_cast<char*>(workspace) + plan.bytes);
-  AddSort(plan, /*all_or_none=*/false, launches);
+  AddPlan(plan, launches);
   launches.Add([](const GradientTable&) { return true; },
                [](const GradientTable& table) {
                  return (table.batch.num_embeddings * table.batch.dim + kClearedByBlock - 1) / kClearedByBlock;

@@ -2,7 +2,7 @@
 #ifndef JAX_TT_CUDA_DENSE_BACKWARD_H_
 #define JAX_TT_CUDA_DENSE_BACKWARD_H_
 
-#include "ffi/cuda/dense_sort.h"
+#include "ffi/cuda/dense_plan.h"
 
 namespace jax_tt {
 

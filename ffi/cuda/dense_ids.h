@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
+#include "ffi/cuda/batch_rows.h"
 #include "ffi/cuda/dense.h"
-#include "ffi/cuda/ids.h"
 
 namespace jax_tt {
 
@@ -31,9 +31,14 @@ __device__ __forceinline__ BagRange PositionsOf(const DenseBatch& batch, int64_t
 
 // The bag of a position, or -1 for one that lies in no bag.
 __device__ __forceinline__ int32_t BagOf(const DenseBatch& batch, int64_t position) {
-  const int64_t group = static_cast<uint32_t>(position) / static_cast<uint32_t>(batch.capacity);
-  const int32_t bag = FindBag(batch.offsets + group * (batch.bags + 1), batch.bags, position - group * batch.capacity);
-  return bag < 0 ? -1 : static_cast<int32_t>(group * batch.bags + bag);
+  const PlaceInGroup at(batch, position);
+  // Where it is if all bags have one size, found by one look instead of a search.
+  const float bags_per_id = static_cast<float>(batch.bags) / static_cast<float>(batch.capacity);
+  const auto guess = static_cast<int64_t>((static_cast<float>(at.entry) + 0.5f) * bags_per_id);
+  int64_t bag = guess;
+  if (guess >= batch.bags || at.entry < at.offsets[guess] || at.entry >= at.offsets[guess + 1])
+    bag = FindBag(at.offsets, batch.bags, at.entry);
+  return bag < 0 ? -1 : static_cast<int32_t>(at.group * batch.bags + bag);
 }
 
 }  // namespace jax_tt

@@ -5,7 +5,7 @@
 //   template <int V>
 //   void Row(const RowLanes& lanes, int64_t row, int dim, bool owner, const RowSum<V>& sum) const;
 // Every lane of the warp calls Row; only lanes with `owner` set have a row to write.  One thread of each table calls
-// Finish.
+// Finish, and says whether the batch reads no row because something is wrong with it.
 #ifndef JAX_TT_CUDA_DENSE_ROWS_H_
 #define JAX_TT_CUDA_DENSE_ROWS_H_
 
@@ -13,46 +13,73 @@
 
 #include <algorithm>
 
-#include "ffi/cuda/dense_long_rows.h"
 #include "ffi/cuda/dense_sum.h"
 #include "ffi/cuda/kernel_launch.h"
 
 namespace jax_tt {
 
-// The gradient of a row: the sum over its positions, or what AddLongRows made of them.
+// The gradient of a row: the sum over its positions, or what earlier launches made of those of a long one.
 template <int V>
 struct RowSum {
   const PositionSum<V> positions;
-  const float* total;  // [dim], or null
+  bool is_long;
 
   __device__ __forceinline__ Packet<float, V> operator()(int column) const {
-    if (total == nullptr) return positions(column);
-    return column < positions.from.dim ? LoadPacket<V>(total + column) : Packet<float, V>{};
+    if (!is_long) return positions(column);
+    const GradientSource& from = positions.from;
+    Packet<float, V> sum{};
+    if (column >= from.dim) return sum;
+    const uint32_t place = from.plan.LongRowPlace(positions.begin);
+    const MorePieces more = from.plan.more[place];
+    constexpr int kBatch = 4;
+    AddPieces<1>(from, place, 1, column, &sum);
+    AddPieces<kBatch>(from, more.first, more.count, column, &sum);
+    return sum;
   }
 };
 
 // The row that begins at a sorted position.
 struct BatchRow {
   bool exists = false;
+  bool is_long = false;
+  uint32_t begin = 0;
   int64_t row = 0;
-  int count = 0;  // of positions, or 0 for a long row
+  int count = 0;  // of positions; of no use for a long row
 };
 
-__device__ __forceinline__ BatchRow RowAt(const TablePlan& plan, uint32_t i) {
-  if (i >= plan.n) return {};
-  const uint32_t tile = i / kDenseTile, bit = i % kDenseTile;
-  // All three are asked for at once: most positions need them, and one wait is shorter than three.
-  const uint32_t heads = plan.head[tile];
-  const int32_t bag = plan.bag[i];
-  const int64_t row = plan.row[i];
-  if (((heads >> bit & 1) == 0) | (bag < 0)) return {};
-  uint32_t next = tile, above = heads & ~((2u << bit) - 1);
-  while (above == 0 && next < tile + 2) above = plan.head[++next];
-  if (above == 0) return {true, row, 0};
-  return {true, row, static_cast<int>(next * kDenseTile - i) + __ffs(static_cast<int>(above)) - 1};
+// The lanes of a row take one sorted position: the row that begins there.  Every lane of the warp must call this.
+__device__ __forceinline__ BatchRow RowOfLanes(const TablePlan& plan, const RowLanes& lanes, int64_t block,
+                                               int64_t num_embeddings) {
+  // The warp looks from its first position on.
+  const int lane = static_cast<int>(threadIdx.x) % 32, own = lane / lanes.count;
+  const int64_t begin = lanes.row(block), first = begin - own;
+  if (first >= plan.n) return {};
+  // Bit i: a row begins at position `from` + i, or there is none.
+  const auto heads_at = [&](int64_t from) {
+    const int64_t i = from + lane;
+    return __ballot_sync(kAllLanes, i == 0 || i >= plan.n || plan.Row(i) != plan.Row(i - 1));
+  };
+  unsigned heads = heads_at(first);
+  const int64_t row = plan.Row(min(begin, plan.n - 1));
+  BatchRow found;
+  found.exists = begin < plan.n && (heads >> own & 1) != 0 && row < num_embeddings;
+  found.row = row;
+  found.begin = static_cast<uint32_t>(begin);
+  heads &= ~((2u << own) - 1);
+  int behind = 0;
+  // Most rows end among the positions that the warp has seen.
+  constexpr int kMost = kDensePiece + 1;
+  for (int looked = 32; looked < 31 + kMost && __any_sync(kAllLanes, found.exists && heads == 0); looked += 32) {
+    const unsigned next = heads_at(first + looked);
+    if (heads != 0) continue;
+    heads = next;
+    behind = looked;
+  }
+  found.count = heads == 0 ? kMost : behind + __ffs(static_cast<int>(heads)) - 1 - own;
+  found.is_long = found.count > kDensePiece;
+  return found;
 }
 
-// The lanes of a row take one sorted position; only those where a row begins have work.
 template <int V, typename Sink>
 __global__ void __launch_bounds__(kDenseThreads)
     SumRows(const __grid_constant__ TableList<GradientTable> tables, const __grid_constant__ DensePlan all) {
@@ -61,15 +88,13 @@ __global__ void __launch_bounds__(kDenseThreads)
   const TablePlan plan = all.Of(table);
   const GradientSource from(table, plan);
   const RowLanes lanes = RowLanes::For(from.dim, V);
-  const uint32_t i = static_cast<uint32_t>(min(lanes.row(block.index), plan.n));
-  const BatchRow found = RowAt(plan, i);
+  const bool refused = plan.Refused();
+  const BatchRow found = RowOfLanes(plan, lanes, block.index, table.batch.num_embeddings);
   const Sink sink(table, plan);
-  if (block.index == 0 && threadIdx.x == 0) sink.Finish();
-  if (!__any_sync(kAllLanes, found.exists)) return;
-  const bool is_long = found.exists && found.count == 0;
-  const float* total = is_long ? LongRowTotal(plan, i / kDenseTile, from.dim) : nullptr;
+  if (block.index == 0 && threadIdx.x == 0) sink.Finish(refused);
+  if (refused || !__any_sync(kAllLanes, found.exists)) return;
   sink.template Row<V>(lanes, found.row, from.dim, found.exists,
-                       RowSum<V>{PositionSum<V>{from, i, found.count}, total});
+                       RowSum<V>{PositionSum<V>{from, found.begin, found.exists ? found.count : 0}, found.is_long});
 }
 
 using RowsLaunch = KernelLaunch<TableList<GradientTable>, DensePlan>;

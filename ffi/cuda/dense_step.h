@@ -61,8 +61,8 @@ struct StepSink {
       for (int s = 0; s < Rule::kElementSlots; ++s) StoreSlot(stored.slot[s], s, row, row * dim, column);
     }
   }
-  __device__ __forceinline__ void Finish() const {
-    *table.applied = (flags[kNonFinite] | flags[kBadOffsets] | flags[kBadIds]) == 0 ? 1.0f : 0.0f;
+  __device__ __forceinline__ void Finish(bool refused) const {
+    *table.applied = refused || flags[kNonFinite] != 0 ? 0.0f : 1.0f;
   }
 
  private:

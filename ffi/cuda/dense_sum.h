@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "ffi/cuda/dense_sort.h"
+#include "ffi/cuda/dense_plan.h"
 #include "ffi/cuda/dense_vectors.h"
 
 namespace jax_tt {
@@ -61,6 +61,20 @@ struct PositionSum {
     return sum;
   }
 };
+
+// Adds the sums of `count` pieces.
+template <int kBatch, int V>
+__device__ __forceinline__ void AddPieces(const GradientSource& from, int64_t first, int count, int column,
+                                          Packet<float, V>* sum) {
+  const float* partial = from.plan.partial + first * from.dim + column;
+  for (int i = 0; i < count; i += kBatch) {
+    Packet<float, V> value[kBatch] = {};
+    for (int j = 0; j < kBatch; ++j)
+      if (i + j < count) value[j] = LoadPacket<V>(partial + static_cast<int64_t>(i + j) * from.dim);
+    for (int j = 0; j < kBatch; ++j)
+      for (int v = 0; v < V; ++v) sum->x[v] += value[j].x[v];
+  }
+}
 
 }  // namespace jax_tt
 

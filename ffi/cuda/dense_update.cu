@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ffi/cuda/dense_backward.h"
+#include "ffi/cuda/dense_long_rows.h"
 #include "ffi/cuda/dense_step.h"
 #include "ffi/cuda/dense_widths.h"
 #include "ffi/cuda/rule_launches.h"
@@ -28,7 +29,7 @@ struct FiniteSink {
     }
     if (owner && probe != 0.0f) atomicOr(flags + kNonFinite, 1);
   }
-  __device__ __forceinline__ void Finish() const {}
+  __device__ __forceinline__ void Finish(bool) const {}
 };
 
 template <int V>
@@ -82,11 +83,11 @@ Status AddSteps(const DensePlan& plan, GradientLaunches& launches) {
 
 Status DenseUpdate(cudaStream_t stream, std::vector<GradientTable> tables, void* workspace) {
   DensePlan plan;
-  JAX_TT_RETURN_IF_ERROR(MakeDensePlan(&tables, workspace, &plan));
+  JAX_TT_RETURN_IF_ERROR(MakeDensePlan(&tables, /*all_or_none=*/true, workspace, &plan));
   for (GradientTable& table : tables)
     table.widths = WidthsOf(table, table.out_gradient, RuleTraits(table.step.kind).element_slots);
   GradientLaunches launches(std::move(tables), static_cast<char*>(workspace) + plan.bytes);
-  AddSort(plan, /*all_or_none=*/true, launches);
+  AddPlan(plan, launches);
   JAX_TT_RETURN_IF_ERROR(AddWeightGradients(plan, launches));
   AddLongRows(plan, launches);
   AddFiniteChecks<4>(plan, launches);

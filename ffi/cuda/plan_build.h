@@ -6,7 +6,7 @@
 
 #include "ffi/core/lookups.h"
 #include "ffi/core/tt_shape.h"
-#include "ffi/cuda/ids.h"
+#include "ffi/cuda/batch_rows.h"
 #include "ffi/cuda/lanes.h"
 #include "ffi/cuda/plan.h"
 #include "ffi/cuda/simt.h"
@@ -67,72 +67,13 @@ __device__ inline void AddBatchHash(const BlockOfTable& block, const Lookups& lo
   AddHash(block, lookups.ids, lookups.size() * lookups.words_per_id, static_cast<uint64_t>(offsets), hash);
 }
 
-// Of offset i, the first of its group or another.
-__device__ __forceinline__ bool OffsetIsSound(const Lookups& lookups, int64_t i, bool first) {
-  const int32_t offset = lookups.offsets[i], before = lookups.offsets[first ? i : i - 1];
-  return (!first || offset == 0) && offset >= before && offset <= lookups.capacity;
-}
-
-// The offsets of the group of a position, which a plan holds in 32 bits, and the place of the position in it.
-struct PlaceInGroup {
-  int64_t group, entry;
-  const int32_t* offsets;
-
-  __device__ __forceinline__ PlaceInGroup(const Lookups& lookups, int64_t position)
-      : group(lookups.groups == 1 ? 0 : static_cast<uint32_t>(position) / static_cast<uint32_t>(lookups.capacity)),
-        entry(position - group * lookups.capacity),
-        offsets(lookups.offsets + group * (lookups.bags + 1)) {}
-};
-
-// The rows that positions first + k step of a batch with ids name, or why they name none; behind the batch is none. All
-// ids are loaded before any is looked at, so that no load waits for another.
+// The same as RowsOf, of rows of any kind of id.
 template <int kCount>
 __device__ __forceinline__ void RowsAt(const BuildArgs& args, int64_t first, int64_t step, int64_t (&rows)[kCount]) {
-  const Lookups& lookups = args.lookups;
-  const TTShape& shape = args.shape;
-  const int64_t n = args.layout.n;
-  // Behind the last bag is none.  Offsets out of order are noticed elsewhere.
-  int64_t end = lookups.bags == 0 ? 0 : n;
-  if (lookups.groups == 1) end = min(end, static_cast<int64_t>(lookups.offsets[lookups.bags]));
-  // Of the same width whatever their type, so that the code for what they mean is there once.
-  int64_t ids[kCount];
-  const auto load = [&](auto id_at) {
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) ids[k] = id_at(min(first + k * step, n - 1));
+  const auto join = [&](int64_t i) {
+    return JoinDigits(args.shape, static_cast<const int32_t*>(args.lookups.ids) + i * args.shape.d);
   };
-  switch (lookups.type) {
-    case IdType::kUint32:
-      load([&](int64_t i) { return static_cast<const uint32_t*>(lookups.ids)[i]; });
-      break;
-    case IdType::kInt64:
-      load([&](int64_t i) { return static_cast<const int64_t*>(lookups.ids)[i]; });
-      break;
-    case IdType::kDigits:
-      load([&](int64_t i) { return JoinDigits(shape, static_cast<const int32_t*>(lookups.ids) + i * shape.d); });
-      break;
-    default:
-      load([&](int64_t i) { return static_cast<const int32_t*>(lookups.ids)[i]; });
-  }
-  const int64_t all_bits = lookups.type == IdType::kUint32 ? int64_t{UINT32_MAX} : int64_t{-1};
-  unsigned outside = 0;
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    const bool reads = first + k * step < end && !(lookups.padded && ids[k] == all_bits);
-    const bool inside = ids[k] >= 0 && ids[k] < shape.num_embeddings;
-    rows[k] = reads ? ids[k] : kNoRow;
-    outside |= static_cast<unsigned>(reads && !inside) << k;
-  }
-  if (outside != 0) {  // seldom: one branch for all
-#pragma unroll
-    for (int k = 0; k < kCount; ++k)
-      if (outside >> k & 1) rows[k] = ResolveId(ids[k], /*padded=*/false, lookups.bounds, shape.num_embeddings);
-  }
-  if (lookups.groups == 1) return;
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) {
-    const PlaceInGroup at(lookups, min(first + k * step, n - 1));
-    if (at.entry >= at.offsets[lookups.bags]) rows[k] = kNoRow;
-  }
+  RowsOf(args.lookups, args.layout.n, args.shape.num_embeddings, join, first, step, rows);
 }
 
 __device__ __forceinline__ int64_t RowAt(const BuildArgs& args, int64_t position) {

@@ -5,6 +5,7 @@
 #include "ffi/core/divider.h"
 #include "ffi/core/sentinel.h"
 #include "ffi/cuda/block_scan.h"
+#include "ffi/cuda/merge_exchange.h"
 #include "ffi/cuda/plan_build.h"
 
 namespace jax_tt {
@@ -87,33 +88,6 @@ __device__ void Collect(const SliceArgs& args, OwnSlices& own, Keys keys, int64_
   BlockScan(valid, words, &own.valid);
   own.count = count[0];
   __syncthreads();
-}
-
-// Sorts keys of which no two are equal, by Batcher's merge exchange: compared are pairs of places that do not depend on
-// the keys, so that threads have equal shares of every round.
-template <typename Keys>
-__device__ void SortKeys(Keys keys, int count) {
-  int top = 1;
-  while (2 * top < count) top *= 2;
-  if (count < 2) return;
-  for (int run = top; run > 0; run /= 2) {
-    int distance = run, offset = 0;
-    for (int other = top;; other /= 2) {
-      for (int pair = threadIdx.x;; pair += kThreads) {
-        const int place = ((pair & -run) << 1) + (pair & (run - 1)) + offset;
-        if (place + distance >= count) break;
-        const uint64_t low = keys[place], high = keys[place + distance];
-        if (low > high) {
-          keys[place] = high;
-          keys[place + distance] = low;
-        }
-      }
-      __syncthreads();
-      if (other == run) break;
-      distance = other - run;
-      offset = run;
-    }
-  }
 }
 
 // Numbers the rows of the main pivot's sorted keys.
@@ -266,7 +240,7 @@ __device__ void Arrange(const SliceArgs& args, const OwnSlices& own, Keys keys, 
     keys[i] = key;
   }
   __syncthreads();
-  SortKeys(keys, own.count);
+  SortKeys<kThreads>(keys, own.count);
   if (of_rows) {
     WriteRows(args, own, keys, sums);
     __syncthreads();

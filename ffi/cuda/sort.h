@@ -28,7 +28,7 @@ struct SortedCopy {
   const int32_t* from = nullptr;
   int32_t* to = nullptr;  // null: no copy
 };
-constexpr int kSortedCopies = 2;
+constexpr int kSortedCopies = 4;
 
 // A sort of positions 0 .. n - 1.
 struct StableSort {

@@ -1,0 +1,317 @@
+// The sort of the ids of a small batch in one launch.  The ids, each with its position so that no two are equal, are
+// divided among blocks by a sample of them.  A block reads all ids, keeps its own, and counts those before them, which
+// tells it where its own begin: no block waits for another.  A row that is read often has positions in several blocks,
+// each of which sums the gradients of its own.
+#include <algorithm>
+
+#include "ffi/cuda/batch_rows.h"
+#include "ffi/cuda/dense_ids.h"
+#include "ffi/cuda/dense_lanes.h"
+#include "ffi/cuda/dense_plan.h"
+#include "ffi/cuda/dense_sum.h"
+#include "ffi/cuda/merge_exchange.h"
+#include "ffi/cuda/warp_reduce.h"
+
+namespace jax_tt {
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kAhead = 8;                               // ids that a thread asks for at once
+constexpr int kSamplesPerBlock = 4;                     // the largest share is then two to three times the average one
+constexpr int kMostShared = 4096;                       // keys; a block that has more sorts them in global memory
+constexpr int kMostBegun = kThreads / kDensePiece + 2;  // long rows that begin, or go on, at kThreads sorted positions
+constexpr int64_t kCheckedByBlock = 4096;               // ids or offsets
+
+// A row, and below it a position that reads it.
+__device__ __forceinline__ uint64_t KeyOf(int64_t row, int64_t position) {
+  return static_cast<uint64_t>(row) << kSplitPositionBits | static_cast<uint64_t>(position);
+}
+__device__ __forceinline__ int64_t RowOf(uint64_t key) { return static_cast<int64_t>(key >> kSplitPositionBits); }
+__device__ __forceinline__ int64_t PositionOf(uint64_t key) {
+  return static_cast<int64_t>(key & ((uint64_t{1} << kSplitPositionBits) - 1));
+}
+
+// What the blocks of a table have in common.
+struct Batch {
+  const GradientTable& table;
+  const TablePlan& plan;
+  int64_t index, blocks;  // of this block
+
+  // The keys of positions first + k kThreads; those behind the batch are above all others.
+  template <int kCount>
+  __device__ __forceinline__ void KeysAt(int64_t first, uint64_t (&keys)[kCount]) const {
+    int64_t rows[kCount];
+    RowsOf(table.batch, plan.n, table.batch.num_embeddings, WholeIds{}, first, kThreads, rows);
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const int64_t position = first + k * kThreads;
+      // Positions that read no row come last.
+      keys[k] = KeyOf(rows[k] < 0 ? table.batch.num_embeddings : rows[k], position);
+      if (position >= plan.n) keys[k] = ~uint64_t{0};
+    }
+  }
+};
+
+// The keys of a block: `low` is one of the batch's, or 0; `high` the next block's, or above all.
+struct Share {
+  uint64_t low = 0, high = ~uint64_t{0};
+  int32_t following = 0;  // blocks whose `low` has the row of `high`
+  int32_t first = 0;      // keys below
+  int32_t count = 0;      // keys
+  int32_t before = 0;     // keys below that have the row of `low`
+  int32_t after = 0;      // keys from `high` on that have its row
+};
+
+struct SharedWords {
+  Shared<uint64_t> keys;   // [kMostShared]
+  Shared<float> sums;      // [4 kThreads]
+  Shared<int32_t> counts;  // [kCounts]
+  Shared<int32_t> begun;   // [kMostBegun]
+  static constexpr int kCounts = 5;
+
+  __device__ __forceinline__ explicit SharedWords(SharedArena& arena)
+      : keys(arena.Take<uint64_t>(kMostShared)),
+        sums(arena.Take<float>(4 * kThreads)),
+        counts(arena.Take<int32_t>(kCounts)),
+        begun(arena.Take<int32_t>(kMostBegun)) {}
+  static constexpr size_t Bytes() {
+    return SharedBytes<uint64_t>(kMostShared) + SharedBytes<float>(4 * kThreads) + SharedBytes<int32_t>(kCounts) +
+           SharedBytes<int32_t>(kMostBegun);
+  }
+};
+
+// Finds the bounds of a block's keys.  All blocks sort the same sample.
+__device__ void Divide(const Batch& batch, const SharedWords& words, Share* share) {
+  if (batch.blocks == 1) return;
+  const int samples = kSamplesPerBlock * static_cast<int>(batch.blocks), own = static_cast<int>(threadIdx.x);
+  const auto index = static_cast<int>(batch.index), blocks = static_cast<int>(batch.blocks);
+  if (own < samples) {
+    // One of each of these runs of positions, not always the same of a bag.
+    const uint32_t run = static_cast<uint32_t>(batch.plan.n) / static_cast<uint32_t>(samples);
+    const uint32_t random = static_cast<uint32_t>(own) * 2654435761u >> 16;
+    uint64_t key[1];
+    batch.KeysAt(own * run + (random * run >> 16), key);
+    words.keys[own] = key[0];
+  }
+  __syncthreads();
+  SortKeys<kThreads>(words.keys, samples);
+  if (index > 0) share->low = words.keys[kSamplesPerBlock * index];
+  if (index + 1 < blocks) share->high = words.keys[kSamplesPerBlock * (index + 1)];
+  bool follows = false;
+  if (own > index && own < blocks) {
+    const uint64_t low = words.keys[kSamplesPerBlock * own];
+    follows = RowOf(low) == RowOf(share->high);
+  }
+  share->following = __syncthreads_count(follows);
+}
+
+// Counts keys, and puts the block's into `keys` in any order, as far as they fit.
+template <typename Keys>
+__device__ void Collect(const Batch& batch, const SharedWords& words, Keys keys, int most, Share* share) {
+  const int n = static_cast<int>(batch.plan.n), lane = static_cast<int>(threadIdx.x) % 32;
+  // Keys below each of these bounds.
+  constexpr int kBounds = 4;
+  constexpr uint64_t kNoBound = ~uint64_t{0};
+  const uint64_t bounds[kBounds] = {KeyOf(RowOf(share->low), 0), share->low, share->high,
+                                    share->high == kNoBound ? kNoBound : KeyOf(RowOf(share->high) + 1, 0)};
+  uint32_t below[kBounds] = {};
+  if (threadIdx.x < SharedWords::kCounts) words.counts[threadIdx.x] = 0;
+  __syncthreads();
+  const Shared<int32_t> collected = words.counts + kBounds;
+  for (int base = static_cast<int>(threadIdx.x) - lane; base < n; base += kThreads * kAhead) {
+    uint64_t key[kAhead];
+    batch.KeysAt(base + lane, key);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+#pragma unroll
+      for (int bound = 0; bound < kBounds; ++bound) below[bound] += key[k] < bounds[bound];
+      const bool mine = key[k] >= share->low && key[k] < share->high;
+      const unsigned owners = __ballot_sync(kAllLanes, mine);
+      if (owners == 0) continue;
+      int32_t place = 0;
+      if (lane == 0) place = atomicAdd(collected, __popc(owners));
+      place = __shfl_sync(kAllLanes, place, 0) + __popc(owners & ((1u << lane) - 1));
+      if (mine && place < most) keys[place] = key[k];
+    }
+  }
+#pragma unroll
+  for (int bound = 0; bound < kBounds; ++bound) {
+    const uint32_t sum = SumOfWarp(below[bound]);
+    if (lane == 0) atomicAdd(words.counts + bound, static_cast<int32_t>(sum));
+  }
+  __syncthreads();
+  const int32_t row = words.counts[0], low = words.counts[1], high = words.counts[2], behind = words.counts[3];
+  share->before = low - row;
+  share->first = low;
+  share->count = high - low;
+  share->after = behind - high;
+  __syncthreads();
+}
+
+// The sorted keys of a block, and the parts of rows that they are.
+template <typename Keys>
+struct SortedShare {
+  const Batch& batch;
+  const Share& share;
+  Keys keys;
+
+  __device__ __forceinline__ int64_t RowAt(int i) const { return RowOf(keys[i]); }
+  // Of the row that begins, or goes on, at a key.
+  __device__ __forceinline__ int End(int i) const {
+    const int64_t row = RowAt(i);
+    int end = i + 1;
+    for (int high = share.count; end < high;) {
+      const int middle = (end + high) / 2;
+      if (RowAt(middle) == row)
+        end = middle + 1;
+      else
+        high = middle;
+    }
+    return end;
+  }
+  // Positions of the row of key i in the blocks before this one.
+  __device__ __forceinline__ int32_t Before(int i) const {
+    return i == 0 && RowAt(0) == RowOf(share.low) ? share.before : 0;
+  }
+  // Positions of the row of key i, of which `end` is the last one's in this block, in the blocks after this one.
+  __device__ __forceinline__ int32_t After(int i, int end) const {
+    return end == share.count && RowAt(i) == RowOf(share.high) ? share.after : 0;
+  }
+  // Whether a long row begins, or goes on from the block before, at a key.
+  __device__ __forceinline__ bool HasLongRow(int i) const {
+    const int64_t row = RowAt(i);
+    if (row == batch.table.batch.num_embeddings || (i > 0 && RowAt(i - 1) == row)) return false;
+    if (i + kDensePiece < share.count && RowAt(i + kDensePiece) == row) return true;
+    // Most rows are in one block, and no longer than this one has found.
+    if (i > 0 && RowAt(share.count - 1) != row) return false;
+    const int end = End(i);
+    return Before(i) + (end - i) + After(i, end) > kDensePiece;
+  }
+
+  __device__ __forceinline__ void Write() const {
+    const GradientTable& table = batch.table;
+    const TablePlan& plan = batch.plan;
+    for (int i = threadIdx.x; i < share.count; i += kThreads) {
+      const uint64_t key = keys[i];
+      const int64_t row = RowOf(key), position = PositionOf(key), to = share.first + i;
+      plan.keys.Set(to, row);
+      if (row == table.batch.num_embeddings) continue;
+      // With offsets out of order it may be in none; then nothing comes of it, but its bag must exist.
+      plan.bag[to] = max(BagOf(table.batch, position), 0);
+      if (table.batch.weights != nullptr) plan.weight[to] = table.batch.weights[position];
+    }
+  }
+
+  // Sums what the block has of a long row.  Every thread of the block must call this.
+  template <int V>
+  __device__ __forceinline__ void SumLongRow(int begin, Shared<float> sums) const {
+    const TablePlan& plan = batch.plan;
+    const GradientSource from(batch.table, plan);
+    const RowLanes lanes = RowLanes::For(from.dim, V);
+    const int end = End(begin);
+    // The sums of parts that are not the first of their rows come after those of pieces.
+    const int64_t parts = plan.pieces + 1;
+    int64_t place = parts + batch.index;
+    if (Before(begin) == 0) {
+      place = plan.LongRowPlace(static_cast<uint32_t>(share.first + begin));
+      if (threadIdx.x == 0)
+        plan.more[place] = {static_cast<int32_t>(parts + batch.index + 1), After(begin, end) > 0 ? share.following : 0};
+    }
+    const int groups = kThreads / lanes.count, group = static_cast<int>(threadIdx.x) / lanes.count;
+    const int each = (end - begin + groups - 1) / groups;
+    const int own = min(end, begin + group * each);
+    const PositionSum<V> sum{from, static_cast<uint32_t>(share.first + own), min(each, end - own)};
+    for (int first = 0; first < from.dim; first += lanes.count * V) {
+      const int column = first + lanes.lane() * V;
+      const Packet<float, V> value = SumOverBlock(lanes, sum(column), sums);
+      if (group == 0 && column < from.dim) StorePacket(value, plan.partial + place * from.dim + column);
+    }
+  }
+
+  __device__ __forceinline__ void SumLongRows(const SharedWords& words) const {
+    const Shared<int32_t> found = words.counts;
+    for (int base = 0; base < share.count; base += kThreads) {
+      if (threadIdx.x == 0) found[0] = 0;
+      __syncthreads();
+      const int i = base + static_cast<int>(threadIdx.x);
+      if (i < share.count && HasLongRow(i)) words.begun[atomicAdd(found, 1)] = i;
+      __syncthreads();
+      const int32_t count = found[0];
+      for (int k = 0; k < count; ++k) {
+        if (batch.table.widths.four_wide)
+          SumLongRow<4>(words.begun[k], words.sums);
+        else
+          SumLongRow<1>(words.begun[k], words.sums);
+      }
+      __syncthreads();
+    }
+  }
+};
+
+template <typename Keys>
+__device__ void Arrange(const Batch& batch, const Share& share, Keys keys, const SharedWords& words) {
+  SortKeys<kThreads>(keys, share.count);
+  const SortedShare<Keys> sorted{batch, share, keys};
+  sorted.Write();
+  __syncthreads();
+  sorted.SumLongRows(words);
+}
+
+int64_t CheckBlocks(const DenseBatch& batch) {
+  const int64_t most = std::max(batch.n(), batch.groups * (batch.bags + 1));
+  return std::clamp<int64_t>((most + kCheckedByBlock - 1) / kCheckedByBlock, 1, kBadWords);
+}
+
+// Sets the flags of a table, of which each block looks for trouble in a share of the ids and offsets.
+__device__ void CheckBatch(const Batch& batch) {
+  const DenseBatch& of = batch.table.batch;
+  const int64_t per_group = of.bags + 1, step = batch.blocks * kThreads, first = batch.index * kThreads + threadIdx.x;
+  bool bad_offsets = false, bad_ids = false;
+  for (int64_t i = first; i < of.groups * per_group; i += step) {
+    const bool begins = static_cast<uint64_t>(i) % static_cast<uint64_t>(per_group) == 0;
+    bad_offsets |= !OffsetIsSound(of, i, begins);
+  }
+  for (int64_t i = first; i < batch.plan.n; i += step * kAhead) {
+    int64_t rows[kAhead];
+    RowsOf(of, batch.plan.n, of.num_embeddings, WholeIds{}, i, step, rows);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) bad_ids |= rows[k] == kPoisonedRow;
+  }
+  const bool any_offsets = __syncthreads_or(bad_offsets), any_ids = __syncthreads_or(bad_ids);
+  int32_t* const flags = batch.plan.flags;
+  if (threadIdx.x == 0) flags[batch.index] = (any_offsets ? kBadOffsets : 0) | (any_ids ? kBadIds : 0);
+  const int flag = static_cast<int>(threadIdx.x);
+  if (batch.index == 0 && flag >= batch.blocks && flag < kDenseFlags) flags[flag] = 0;
+}
+
+// The blocks that look for trouble come last.
+__global__ void __launch_bounds__(kThreads, 1)
+    SplitAndSort(const __grid_constant__ TableList<GradientTable> tables, const __grid_constant__ DensePlan all) {
+  SharedArena arena;
+  const SharedWords words(arena);
+  BlockOfTable block;
+  const GradientTable table = tables.Find(&block);
+  const TablePlan plan = all.Of(table);
+  const int64_t blocks = SplitBlocks(plan.n);
+  if (block.index >= blocks) return CheckBatch({table, plan, block.index - blocks, block.count - blocks});
+  const Batch batch{table, plan, block.index, blocks};
+  Share share;
+  Divide(batch, words, &share);
+  Collect(batch, words, words.keys, kMostShared, &share);
+  if (share.count <= kMostShared) return Arrange(batch, share, words.keys, words);
+  uint64_t* const keys = all.split + (table.place.position - all.sorted_together) + share.first;
+  Collect(batch, words, keys, share.count, &share);
+  Arrange(batch, share, keys, words);
+}
+
+}  // namespace
+
+void AddSplit(const DensePlan& plan, GradientLaunches& launches) {
+  launches.Add([](const GradientTable& table) { return SplitsRows(table); },
+               [](const GradientTable& table) { return SplitBlocks(table.batch.n()) + CheckBlocks(table.batch); },
+               [plan](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
+                 return Launch(stream, on.blocks, kThreads, SharedWords::Bytes(), SplitAndSort, on.tables, plan);
+               });
+}
+
+}  // namespace jax_tt

@@ -225,18 +225,16 @@ def test_plan(name):
     check(BATCHES[name])
 
 
-@pytest.mark.parametrize("n", [8192, 8193, 12_288, 12_289])
+@pytest.mark.parametrize("n", [4097, 8192, 8193, 12_289])
 def test_batches_that_one_block_or_several_sort(n):
-    """Around the sizes at which a block has more threads, and at which one block gives way to several."""
+    """Around the size at which one block gives way to several."""
     module = _ffi.load("cuda_emulated")
     if module is None:
         pytest.skip(str(_ffi.why_unavailable("cuda_emulated")))
     module.clear_launch_counts()
-    check(
-        random((50, 1, 60), n)
-    )  # one slice, so that more than 4096 ids are not planned in one launch
+    check(random((50, 1, 60), n))  # one slice, so that as many ids are not planned in one launch
     counts = module.launch_counts()
-    assert ("SortInOneBlock" in counts, "SortTiles" in counts) == (n <= 12_288, n > 12_288)
+    assert ("SortInOneBlock" in counts, "SortTiles" in counts) == (n <= 8192, n > 8192)
 
 
 def tiles_of(prefixes, tile):

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt import Bags, Feature, Lookup, _ffi, optimizers
+from benchmarks.gpu import stages
+from benchmarks.gpu.work import GpuWork
+from jax_tt import Bags, Feature, Lookup, TTShape, _ffi, optimizers
 from jax_tt._lookup import _groups
 from tests.conftest import native_available
 
@@ -214,26 +216,9 @@ def test_order_of_threads_leaves_no_trace():
         assert_same_bits(result, results[0])
 
 
-@pytest.mark.parametrize("length", [1, 20])
-@pytest.mark.parametrize(
-    ("tables", "ids"),
-    [(3, 18_000), (3, 200_000), (26, 18_000), pytest.param(300, 18_000, marks=pytest.mark.full)],
-)
-def test_few_launches(tables, ids, length):
-    """Any number of tables with one rule and one storage type, whose ids one launch sorts, or several."""
-    rule = optimizers.RowWiseAdagrad(0.1)
-    samples = ids // (20 * tables) + 1
-    names = [f"t{k}" for k in range(tables)]
-    # Numbers of rows with 21 bits take three passes of the sort, as many as those with 30 bits.
-    collection = jax_tt.Collection(
-        {name: jax_tt.dense_table(1_100_000 // tables, 2, optimizer=rule) for name in names},
-        {name: Feature(name) for name in names},
-    )
+def launches_of(collection, batch):
+    """Launches of one step, of kernels and of memsets."""
     state = collection.init(jax.random.key(0))
-    rng = np.random.default_rng(0)
-    batch = {
-        name: jnp.asarray(rng.integers(0, 1000, (samples, length)), jnp.int32) for name in names
-    }
 
     def updated(state, batch):
         def loss(trained):
@@ -249,6 +234,42 @@ def test_few_launches(tables, ids, length):
     step = jax.jit(updated).lower(state, batch).compile()
     module = _ffi.load("cuda_emulated")
     assert module is not None
-    before = module.launches()
+    module.clear_launch_counts()
     jax.block_until_ready(step(state, batch))
-    assert module.launches() - before <= 20
+    return sum(count for count, _, _ in module.launch_counts().values())
+
+
+@pytest.mark.parametrize("length", [1, 20])
+@pytest.mark.parametrize(
+    ("tables", "ids"),
+    [(3, 18_000), (3, 200_000), (26, 18_000), pytest.param(300, 18_000, marks=pytest.mark.full)],
+)
+def test_few_launches(tables, ids, length):
+    """Any number of tables with one rule and one storage type, whose ids one launch sorts, or several."""
+    rule = optimizers.RowWiseAdagrad(0.1)
+    samples = ids // (20 * tables) + 1
+    names = [f"t{k}" for k in range(tables)]
+    # Numbers of rows with 21 bits take three passes of the sort, as many as those with 30 bits.
+    collection = jax_tt.Collection(
+        {name: jax_tt.dense_table(1_100_000 // tables, 2, optimizer=rule) for name in names},
+        {name: Feature(name) for name in names},
+    )
+    rng = np.random.default_rng(0)
+    batch = {
+        name: jnp.asarray(rng.integers(0, 1000, (samples, length)), jnp.int32) for name in names
+    }
+
+    assert launches_of(collection, batch) <= 20
+
+
+@pytest.mark.parametrize("ids", [10_220, 66_020])
+def test_a_step_launches_as_many_kernels_as_its_expected_time_counts(ids):
+    shape = TTShape.suggest(70_000, 4, ranks=2)  # 17 bits
+    collection = jax_tt.Collection(
+        {"rows": jax_tt.dense_table(70_000, 4, optimizer=optimizers.SGD(0.1))},
+        {"rows": Feature("rows")},
+    )
+    # As many samples as the devices of the tests do not divide: one device does all.
+    batch = {"rows": jnp.arange(ids, dtype=jnp.int32).reshape(-1, 20)}
+    expected = stages.dense_stages(GpuWork(shape, ids // 20, 20))
+    assert launches_of(collection, batch) == sum(stage.kernels for stage in expected)

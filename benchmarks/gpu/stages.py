@@ -55,6 +55,7 @@ SORT_ROUND_SECONDS = 30e-9
 SPLIT_BLOCKS = 128
 SPLIT_THREADS = 512
 IDS_PER_SPLIT_BLOCK = 80
+IDS_PER_CHECK_BLOCK = 4096
 SAMPLES_PER_BLOCK = 4
 LARGEST_SHARE = 2.75
 SPLIT_INSTRUCTIONS_PER_ID = 40
@@ -208,16 +209,17 @@ def dense_plan(n: int, num_embeddings: int, tables: int = 1) -> Stage:
         )
     blocks = min(max(n // IDS_PER_SPLIT_BLOCK, 1), SPLIT_BLOCKS)
     samples = SAMPLES_PER_BLOCK * blocks if blocks > 1 else 0
-    reading = n * SPLIT_INSTRUCTIONS_PER_ID / INSTRUCTIONS_PER_SECOND
+    # One block fits on a multiprocessor at a time.
+    all_blocks = tables * (blocks + math.ceil(n / IDS_PER_CHECK_BLOCK))
+    rounds = math.ceil(all_blocks / MULTIPROCESSORS)
+    reading = n * SPLIT_INSTRUCTIONS_PER_ID / (INSTRUCTIONS_PER_SECOND / MULTIPROCESSORS)
     own = min(n, LARGEST_SHARE * n / blocks)
+    sorting = sort_seconds(samples, SPLIT_THREADS) + sort_seconds(own, SPLIT_THREADS)
     return Stage(
         "plan",
         1,
         bytes=4 * n * tables * 3,
-        extra=max(MULTIPROCESSORS, tables * blocks) * reading
-        + sort_seconds(samples, SPLIT_THREADS)
-        + sort_seconds(own, SPLIT_THREADS)
-        + 2 * WAIT_SECONDS,
+        extra=rounds * (reading + sorting + 2 * WAIT_SECONDS),
     )
 
 

@@ -37,25 +37,25 @@ struct WholeIds {};
 
 // The rows that positions first + k step of a batch with n > 0 ids name, or why they name none; behind the batch is
 // none.  All ids are loaded before any is looked at, so that no load waits for another.  `join(i)`: the id of digits,
-// or WholeIds.
-template <int kCount, typename Batch, typename Join>
-__device__ __forceinline__ void RowsOf(const Batch& batch, int64_t n, int64_t num_embeddings, Join join, int64_t first,
-                                       int64_t step, int64_t (&rows)[kCount]) {
+// or WholeIds.  Index: int32_t where positions are few, and narrow instructions do.
+template <int kCount, typename Index, typename Batch, typename Join>
+__device__ __forceinline__ void RowsOf(const Batch& batch, Index n, int64_t num_embeddings, Join join, Index first,
+                                       Index step, int64_t (&rows)[kCount]) {
   // Behind the last bag is none.  Offsets out of order are noticed elsewhere.
-  int64_t end = batch.bags == 0 ? 0 : n;
-  if (batch.groups == 1) end = min(end, static_cast<int64_t>(batch.offsets[batch.bags]));
+  Index end = batch.bags == 0 ? 0 : n;
+  if (batch.groups == 1) end = min(end, static_cast<Index>(batch.offsets[batch.bags]));
   // Of the same width whatever their type, so that the code for what they mean is there once.
   int64_t ids[kCount];
   const auto load = [&](auto id_at) {
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) ids[k] = id_at(min(first + k * step, n - 1));
+    for (int k = 0; k < kCount; ++k) ids[k] = id_at(min(static_cast<Index>(first + k * step), n - 1));
   };
   switch (batch.type) {
     case IdType::kUint32:
-      load([&](int64_t i) { return static_cast<const uint32_t*>(batch.ids)[i]; });
+      load([&](Index i) { return static_cast<const uint32_t*>(batch.ids)[i]; });
       break;
     case IdType::kInt64:
-      load([&](int64_t i) { return static_cast<const int64_t*>(batch.ids)[i]; });
+      load([&](Index i) { return static_cast<const int64_t*>(batch.ids)[i]; });
       break;
     case IdType::kDigits:
       if constexpr (!std::is_same_v<Join, WholeIds>) {
@@ -64,26 +64,30 @@ __device__ __forceinline__ void RowsOf(const Batch& batch, int64_t n, int64_t nu
       }
       [[fallthrough]];
     default:
-      load([&](int64_t i) { return static_cast<const int32_t*>(batch.ids)[i]; });
+      load([&](Index i) { return static_cast<const int32_t*>(batch.ids)[i]; });
   }
+  // An id with all bits set lies outside even where a table has so many rows.
   const int64_t all_bits = batch.type == IdType::kUint32 ? int64_t{UINT32_MAX} : int64_t{-1};
+  uint64_t rows_end = static_cast<uint64_t>(num_embeddings);
+  if (batch.padded) rows_end = min(rows_end, static_cast<uint64_t>(all_bits));
   unsigned outside = 0;
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    const bool reads = first + k * step < end && !(batch.padded && ids[k] == all_bits);
-    const bool inside = ids[k] >= 0 && ids[k] < num_embeddings;
-    rows[k] = reads ? ids[k] : kNoRow;
+    const bool reads = first + k * step < end;
+    const bool inside = static_cast<uint64_t>(ids[k]) < rows_end;
+    rows[k] = reads && inside ? ids[k] : kNoRow;
     outside |= static_cast<unsigned>(reads && !inside) << k;
   }
   if (outside != 0) {  // seldom: one branch for all
 #pragma unroll
     for (int k = 0; k < kCount; ++k)
-      if (outside >> k & 1) rows[k] = ResolveId(ids[k], /*padded=*/false, batch.bounds, num_embeddings);
+      if ((outside >> k & 1) != 0 && !(batch.padded && ids[k] == all_bits))
+        rows[k] = ResolveId(ids[k], /*padded=*/false, batch.bounds, num_embeddings);
   }
   if (batch.groups == 1) return;
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    const PlaceInGroup at(batch, min(first + k * step, n - 1));
+    const PlaceInGroup at(batch, min(static_cast<Index>(first + k * step), n - 1));
     if (at.entry >= at.offsets[batch.bags]) rows[k] = kNoRow;
   }
 }

@@ -18,26 +18,6 @@
 
 namespace jax_tt {
 
-// The gradient of a row: the sum over its positions, or what earlier launches made of those of a long one.
-template <int V>
-struct RowSum {
-  const PositionSum<V> positions;
-  bool is_long;
-
-  __device__ __forceinline__ Packet<float, V> operator()(int column) const {
-    if (!is_long) return positions(column);
-    const GradientSource& from = positions.from;
-    Packet<float, V> sum{};
-    if (column >= from.dim) return sum;
-    const uint32_t place = from.plan.LongRowPlace(positions.begin);
-    const MorePieces more = from.plan.more[place];
-    constexpr int kBatch = 4;
-    AddPieces<1>(from, place, 1, column, &sum);
-    AddPieces<kBatch>(from, more.first, more.count, column, &sum);
-    return sum;
-  }
-};
-
 // The row that begins at a sorted position.
 struct BatchRow {
   bool exists = false;
@@ -69,6 +49,7 @@ __device__ __forceinline__ BatchRow RowOfLanes(const TablePlan& plan, const RowL
   int behind = 0;
   // Most rows end among the positions that the warp has seen.
   constexpr int kMost = kDensePiece + 1;
+#pragma unroll 1
   for (int looked = 32; looked < 31 + kMost && __any_sync(kAllLanes, found.exists && heads == 0); looked += 32) {
     const unsigned next = heads_at(first + looked);
     if (heads != 0) continue;
@@ -79,6 +60,59 @@ __device__ __forceinline__ BatchRow RowOfLanes(const TablePlan& plan, const RowL
   found.is_long = found.count > kDensePiece;
   return found;
 }
+
+// The gradient of a row: the sum over its positions, or, of a long one, over what earlier launches made of them.  Both
+// are sums of vectors, so that the code is there once.
+template <int V>
+struct RowSum {
+  const GradientSource& from;
+  uint32_t begin;
+  int count;
+  bool is_long;
+  int32_t place = 0, first_more = 0;  // of pieces
+
+  __device__ __forceinline__ RowSum(const GradientSource& from, const BatchRow& row)
+      : from(from), begin(row.begin), count(row.exists ? row.count : 0), is_long(row.exists && row.is_long) {
+    if (!is_long) return;
+    place = static_cast<int32_t>(from.plan.LongRowPlace(begin));
+    const MorePieces more = from.plan.more[place];
+    first_more = more.first;
+    count = more.count + 1;
+  }
+
+  __device__ __forceinline__ Packet<float, V> operator()(int column) const {
+    // Most rows are read once or a few times; more rows under way would take registers from all of them.
+    constexpr int kBatch = 4;
+    Packet<float, V> sum{};
+    if (column >= from.dim) return sum;
+#pragma unroll 1
+    for (int i = 0; i < count; i += kBatch) {
+      const float* at[kBatch] = {};
+      float weight[kBatch];
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j) {
+        weight[j] = 1.0f;
+        if (i + j < count) at[j] = VectorAt(i + j, &weight[j]);
+      }
+      Packet<float, V> value[kBatch] = {};
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        if (i + j < count) value[j] = LoadVector<V>(at[j] + column, from.table.widths.vectors_aligned);
+#pragma unroll
+      for (int j = 0; j < kBatch; ++j)
+        for (int v = 0; v < V; ++v)
+          if (i + j < count) sum.x[v] += weight[j] * value[j].x[v];
+    }
+    return sum;
+  }
+
+ private:
+  __device__ __forceinline__ const float* VectorAt(int k, float* weight) const {
+    if (is_long) return from.plan.partial + static_cast<int64_t>(k == 0 ? place : first_more + k - 1) * from.dim;
+    if (from.weighted) *weight = from.plan.weight[begin + k];
+    return from.table.out_gradient + from.table.vectors.at(from.plan.bag[begin + k], from.dim);
+  }
+};
 
 template <int V, typename Sink>
 __global__ void __launch_bounds__(kDenseThreads)
@@ -93,8 +127,7 @@ __global__ void __launch_bounds__(kDenseThreads)
   const Sink sink(table, plan);
   if (block.index == 0 && threadIdx.x == 0) sink.Finish(refused);
   if (refused || !__any_sync(kAllLanes, found.exists)) return;
-  sink.template Row<V>(lanes, found.row, from.dim, found.exists,
-                       RowSum<V>{PositionSum<V>{from, found.begin, found.exists ? found.count : 0}, found.is_long});
+  sink.template Row<V>(lanes, found.row, from.dim, found.exists, RowSum<V>(from, found));
 }
 
 using RowsLaunch = KernelLaunch<TableList<GradientTable>, DensePlan>;

@@ -22,39 +22,42 @@ constexpr int kMostShared = 4096;                       // keys; a block that ha
 constexpr int kMostBegun = kThreads / kDensePiece + 2;  // long rows that begin, or go on, at kThreads sorted positions
 constexpr int64_t kCheckedByBlock = 4096;               // ids or offsets
 
-// A row, and below it a position that reads it.
-__device__ __forceinline__ uint64_t KeyOf(int64_t row, int64_t position) {
-  return static_cast<uint64_t>(row) << kSplitPositionBits | static_cast<uint64_t>(position);
+// A row, and below it a position that reads it, or the number of positions.
+__device__ __forceinline__ uint64_t KeyOf(int64_t row, int position) {
+  return (static_cast<uint64_t>(row) << kSplitPositionBits) + static_cast<uint32_t>(position);
 }
 __device__ __forceinline__ int64_t RowOf(uint64_t key) { return static_cast<int64_t>(key >> kSplitPositionBits); }
-__device__ __forceinline__ int64_t PositionOf(uint64_t key) {
-  return static_cast<int64_t>(key & ((uint64_t{1} << kSplitPositionBits) - 1));
+__device__ __forceinline__ int PositionOf(uint64_t key) {
+  return static_cast<int>(key & ((uint64_t{1} << kSplitPositionBits) - 1));
 }
 
 // What the blocks of a table have in common.
 struct Batch {
   const GradientTable& table;
   const TablePlan& plan;
-  int64_t index, blocks;  // of this block
+  int index, blocks;  // of this block
 
-  // The keys of positions first + k kThreads; those behind the batch are above all others.
+  __device__ __forceinline__ int n() const { return static_cast<int>(plan.n); }
+  // The row that stands for none, and comes last.
+  __device__ __forceinline__ int64_t no_row() const { return table.batch.num_embeddings; }
+  // Above the keys of all positions.
+  __device__ __forceinline__ uint64_t end() const { return KeyOf(no_row(), n()); }
+
+  // The rows of positions first + k step.
   template <int kCount>
-  __device__ __forceinline__ void KeysAt(int64_t first, uint64_t (&keys)[kCount]) const {
-    int64_t rows[kCount];
-    RowsOf(table.batch, plan.n, table.batch.num_embeddings, WholeIds{}, first, kThreads, rows);
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      const int64_t position = first + k * kThreads;
-      // Positions that read no row come last.
-      keys[k] = KeyOf(rows[k] < 0 ? table.batch.num_embeddings : rows[k], position);
-      if (position >= plan.n) keys[k] = ~uint64_t{0};
-    }
+  __device__ __forceinline__ void RowsAt(int first, int step, int64_t (&rows)[kCount]) const {
+    RowsOf(table.batch, n(), table.batch.num_embeddings, WholeIds{}, first, step, rows);
+  }
+  // Of a position and its row, or the reason why it names none.
+  __device__ __forceinline__ uint64_t KeyAt(int position, int64_t row) const {
+    return KeyOf(row < 0 ? no_row() : row, position);
   }
 };
 
-// The keys of a block: `low` is one of the batch's, or 0; `high` the next block's, or above all.
+// The keys of a block, from `low` on and below `high`, which are keys of the batch but for the first and the last
+// block.
 struct Share {
-  uint64_t low = 0, high = ~uint64_t{0};
+  uint64_t low, high;
   int32_t following = 0;  // blocks whose `low` has the row of `high`
   int32_t first = 0;      // keys below
   int32_t count = 0;      // keys
@@ -67,7 +70,7 @@ struct SharedWords {
   Shared<float> sums;      // [4 kThreads]
   Shared<int32_t> counts;  // [kCounts]
   Shared<int32_t> begun;   // [kMostBegun]
-  static constexpr int kCounts = 5;
+  static constexpr int kCounts = 4;
 
   __device__ __forceinline__ explicit SharedWords(SharedArena& arena)
       : keys(arena.Take<uint64_t>(kMostShared)),
@@ -81,70 +84,75 @@ struct SharedWords {
 };
 
 // Finds the bounds of a block's keys.  All blocks sort the same sample.
-__device__ void Divide(const Batch& batch, const SharedWords& words, Share* share) {
-  if (batch.blocks == 1) return;
-  const int samples = kSamplesPerBlock * static_cast<int>(batch.blocks), own = static_cast<int>(threadIdx.x);
-  const auto index = static_cast<int>(batch.index), blocks = static_cast<int>(batch.blocks);
+__device__ Share Divide(const Batch& batch, const SharedWords& words) {
+  Share share{0, batch.end()};
+  if (batch.blocks == 1) return share;
+  const int samples = kSamplesPerBlock * batch.blocks, own = static_cast<int>(threadIdx.x);
   if (own < samples) {
     // One of each of these runs of positions, not always the same of a bag.
-    const uint32_t run = static_cast<uint32_t>(batch.plan.n) / static_cast<uint32_t>(samples);
+    const uint32_t run = static_cast<uint32_t>(batch.n()) / static_cast<uint32_t>(samples);
     const uint32_t random = static_cast<uint32_t>(own) * 2654435761u >> 16;
-    uint64_t key[1];
-    batch.KeysAt(own * run + (random * run >> 16), key);
-    words.keys[own] = key[0];
+    const int position = static_cast<int>(own * run + (random * run >> 16));
+    int64_t row[1];
+    batch.RowsAt(position, 0, row);
+    words.keys[own] = batch.KeyAt(position, row[0]);
   }
   __syncthreads();
   SortKeys<kThreads>(words.keys, samples);
-  if (index > 0) share->low = words.keys[kSamplesPerBlock * index];
-  if (index + 1 < blocks) share->high = words.keys[kSamplesPerBlock * (index + 1)];
-  bool follows = false;
-  if (own > index && own < blocks) {
-    const uint64_t low = words.keys[kSamplesPerBlock * own];
-    follows = RowOf(low) == RowOf(share->high);
-  }
-  share->following = __syncthreads_count(follows);
+  const auto low_of = [&](int block) -> uint64_t { return words.keys[kSamplesPerBlock * block]; };
+  if (batch.index > 0) share.low = low_of(batch.index);
+  if (batch.index + 1 < batch.blocks) share.high = low_of(batch.index + 1);
+  const bool follows = own > batch.index && own < batch.blocks && RowOf(low_of(own)) == RowOf(share.high);
+  share.following = __syncthreads_count(follows);
+  return share;
 }
 
 // Counts keys, and puts the block's into `keys` in any order, as far as they fit.
 template <typename Keys>
 __device__ void Collect(const Batch& batch, const SharedWords& words, Keys keys, int most, Share* share) {
-  const int n = static_cast<int>(batch.plan.n), lane = static_cast<int>(threadIdx.x) % 32;
-  // Keys below each of these bounds.
-  constexpr int kBounds = 4;
-  constexpr uint64_t kNoBound = ~uint64_t{0};
-  const uint64_t bounds[kBounds] = {KeyOf(RowOf(share->low), 0), share->low, share->high,
-                                    share->high == kNoBound ? kNoBound : KeyOf(RowOf(share->high) + 1, 0)};
-  uint32_t below[kBounds] = {};
+  const int n = batch.n(), lane = static_cast<int>(threadIdx.x) % 32;
+  // Most ids are told by their rows to be another block's.  Reasons for naming none are above all rows.
+  const auto low_row = static_cast<uint64_t>(RowOf(share->low));
+  uint64_t high_row = static_cast<uint64_t>(RowOf(share->high));
+  if (high_row >= static_cast<uint64_t>(batch.no_row())) high_row = ~uint64_t{0};
+  enum { kBelow, kBefore, kAfter, kOwn };
+  uint32_t below = 0, before = 0, after = 0;
   if (threadIdx.x < SharedWords::kCounts) words.counts[threadIdx.x] = 0;
   __syncthreads();
-  const Shared<int32_t> collected = words.counts + kBounds;
   for (int base = static_cast<int>(threadIdx.x) - lane; base < n; base += kThreads * kAhead) {
-    uint64_t key[kAhead];
-    batch.KeysAt(base + lane, key);
+    int64_t rows[kAhead];
+    batch.RowsAt(base + lane, kThreads, rows);
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-#pragma unroll
-      for (int bound = 0; bound < kBounds; ++bound) below[bound] += key[k] < bounds[bound];
-      const bool mine = key[k] >= share->low && key[k] < share->high;
+      const auto row = static_cast<uint64_t>(rows[k]);
+      below += row < low_row;
+      const bool near = row >= low_row && row <= high_row;
+      if (!__any_sync(kAllLanes, near)) continue;
+      const int position = base + lane + k * kThreads;
+      const uint64_t key = batch.KeyAt(position, rows[k]);
+      const bool exists = near && position < n;
+      before += exists && key < share->low;
+      after += exists && key >= share->high && RowOf(key) == RowOf(share->high);
+      const bool mine = exists && key >= share->low && key < share->high;
       const unsigned owners = __ballot_sync(kAllLanes, mine);
-      if (owners == 0) continue;
       int32_t place = 0;
-      if (lane == 0) place = atomicAdd(collected, __popc(owners));
+      if (lane == 0) place = atomicAdd(words.counts + kOwn, __popc(owners));
       place = __shfl_sync(kAllLanes, place, 0) + __popc(owners & ((1u << lane) - 1));
-      if (mine && place < most) keys[place] = key[k];
+      if (mine && place < most) keys[place] = key;
     }
   }
-#pragma unroll
-  for (int bound = 0; bound < kBounds; ++bound) {
-    const uint32_t sum = SumOfWarp(below[bound]);
-    if (lane == 0) atomicAdd(words.counts + bound, static_cast<int32_t>(sum));
-  }
+  const auto add = [&](int to, uint32_t value) {
+    const uint32_t sum = SumOfWarp(value);
+    if (lane == 0) atomicAdd(words.counts + to, static_cast<int32_t>(sum));
+  };
+  add(kBelow, below);
+  add(kBefore, before);
+  add(kAfter, after);
   __syncthreads();
-  const int32_t row = words.counts[0], low = words.counts[1], high = words.counts[2], behind = words.counts[3];
-  share->before = low - row;
-  share->first = low;
-  share->count = high - low;
-  share->after = behind - high;
+  share->before = words.counts[kBefore];
+  share->after = words.counts[kAfter];
+  share->count = words.counts[kOwn];
+  share->first = words.counts[kBelow] + share->before;
   __syncthreads();
 }
 
@@ -180,7 +188,7 @@ struct SortedShare {
   // Whether a long row begins, or goes on from the block before, at a key.
   __device__ __forceinline__ bool HasLongRow(int i) const {
     const int64_t row = RowAt(i);
-    if (row == batch.table.batch.num_embeddings || (i > 0 && RowAt(i - 1) == row)) return false;
+    if (row == batch.no_row() || (i > 0 && RowAt(i - 1) == row)) return false;
     if (i + kDensePiece < share.count && RowAt(i + kDensePiece) == row) return true;
     // Most rows are in one block, and no longer than this one has found.
     if (i > 0 && RowAt(share.count - 1) != row) return false;
@@ -193,9 +201,10 @@ struct SortedShare {
     const TablePlan& plan = batch.plan;
     for (int i = threadIdx.x; i < share.count; i += kThreads) {
       const uint64_t key = keys[i];
-      const int64_t row = RowOf(key), position = PositionOf(key), to = share.first + i;
+      const int64_t row = RowOf(key), to = share.first + i;
+      const int position = PositionOf(key);
       plan.keys.Set(to, row);
-      if (row == table.batch.num_embeddings) continue;
+      if (row == batch.no_row()) continue;
       // With offsets out of order it may be in none; then nothing comes of it, but its bag must exist.
       plan.bag[to] = max(BagOf(table.batch, position), 0);
       if (table.batch.weights != nullptr) plan.weight[to] = table.batch.weights[position];
@@ -265,15 +274,16 @@ int64_t CheckBlocks(const DenseBatch& batch) {
 // Sets the flags of a table, of which each block looks for trouble in a share of the ids and offsets.
 __device__ void CheckBatch(const Batch& batch) {
   const DenseBatch& of = batch.table.batch;
-  const int64_t per_group = of.bags + 1, step = batch.blocks * kThreads, first = batch.index * kThreads + threadIdx.x;
+  const int step = batch.blocks * kThreads, first = batch.index * kThreads + static_cast<int>(threadIdx.x);
+  const int64_t per_group = of.bags + 1;
   bool bad_offsets = false, bad_ids = false;
   for (int64_t i = first; i < of.groups * per_group; i += step) {
     const bool begins = static_cast<uint64_t>(i) % static_cast<uint64_t>(per_group) == 0;
     bad_offsets |= !OffsetIsSound(of, i, begins);
   }
-  for (int64_t i = first; i < batch.plan.n; i += step * kAhead) {
+  for (int i = first; i < batch.n(); i += step * kAhead) {
     int64_t rows[kAhead];
-    RowsOf(of, batch.plan.n, of.num_embeddings, WholeIds{}, i, step, rows);
+    batch.RowsAt(i, step, rows);
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) bad_ids |= rows[k] == kPoisonedRow;
   }
@@ -292,11 +302,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   BlockOfTable block;
   const GradientTable table = tables.Find(&block);
   const TablePlan plan = all.Of(table);
-  const int64_t blocks = SplitBlocks(plan.n);
-  if (block.index >= blocks) return CheckBatch({table, plan, block.index - blocks, block.count - blocks});
-  const Batch batch{table, plan, block.index, blocks};
-  Share share;
-  Divide(batch, words, &share);
+  const int index = static_cast<int>(block.index), blocks = static_cast<int>(SplitBlocks(plan.n));
+  if (index >= blocks) return CheckBatch({table, plan, index - blocks, static_cast<int>(block.count) - blocks});
+  const Batch batch{table, plan, index, blocks};
+  Share share = Divide(batch, words);
   Collect(batch, words, words.keys, kMostShared, &share);
   if (share.count <= kMostShared) return Arrange(batch, share, words.keys, words);
   uint64_t* const keys = all.split + (table.place.position - all.sorted_together) + share.first;

@@ -13,6 +13,7 @@ namespace {
 constexpr int kThreads = 256, kTileItems = 16, kTile = kThreads * kTileItems;
 // A batch for which the shared memory of one block is enough, on every GPU, is sorted by one launch, all passes in one
 // block.
+constexpr int kSingleThreads = 512;
 constexpr size_t kMostSingleShared = size_t{99} << 10;
 constexpr int64_t kCountBlocks = 528;  // four for each multiprocessor of an H200
 
@@ -137,16 +138,16 @@ __device__ __forceinline__ void WriteCopies(const SortedCopy* copies, const Sort
       copies[k].to[i] = copies[k].from == pass.words ? pair.word : copies[k].from[pair.position];
 }
 
-template <int kThreads, int kItems>
-using SingleSorter = TileSorter<kThreads, kItems, uint16_t>;
+template <int kItems>
+using SingleSorter = TileSorter<kSingleThreads, kItems, uint16_t>;
 
-template <int kThreads, int kItems, typename Tables>
-__global__ void __launch_bounds__(kThreads) SortInOneBlock(const __grid_constant__ Tables tables) {
+template <int kItems, typename Tables>
+__global__ void __launch_bounds__(kSingleThreads) SortInOneBlock(const __grid_constant__ Tables tables) {
   BlockOfTable block;
   const BatchSort& own = tables.FindInPlace(&block);
   if (own.skip != nullptr && *own.skip) return;
   SharedArena arena;
-  const SingleSorter<kThreads, kItems> sorter(arena, own.max_bins);
+  const SingleSorter<kItems> sorter(arena, own.max_bins);
   const int n = static_cast<int>(own.n);
   for (int k = 0; k < own.count; ++k) {
     const SortPass& pass = own.pass[k];
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(kThreads) SortInOneBlock(const __grid_constant
 #pragma unroll
       for (int j = 0; j < kItems; ++j) item[j].word = pass.words[item[j].position];
     });
-    for (int i = threadIdx.x; i < n; i += kThreads) {
+    for (int i = threadIdx.x; i < n; i += kSingleThreads) {
       const Pair pair = sorter.At(i);
       if (pass.order != nullptr) pass.order[i] = pair.position;
       if (k == own.count - 1) WriteCopies(own.copies, pass, i, pair);
@@ -249,35 +250,21 @@ __global__ void __launch_bounds__(kThreads, 2) SortTiles(const __grid_constant__
   }
 }
 
-template <int kThreads, int kItems>
+template <int kItems>
 constexpr TableKernel kSortInOneBlock =
-    TableKernelOf<BatchSort, SortInOneBlock<kThreads, kItems, OneTable<BatchSort>>,
-                  SortInOneBlock<kThreads, kItems, ManyTables<BatchSort>>, kThreads>::kKernel;
+    TableKernelOf<BatchSort, SortInOneBlock<kItems, OneTable<BatchSort>>, SortInOneBlock<kItems, ManyTables<BatchSort>>,
+                  kSingleThreads>::kKernel;
 constexpr TableKernel kCountBins =
     TableKernelOf<BatchSort, CountBins<OneTable<BatchSort>>, CountBins<ManyTables<BatchSort>>, kThreads>::kKernel;
 constexpr TableKernel kSortTiles =
     TableKernelOf<TilePass, SortTiles<OneTable<TilePass>>, SortTiles<ManyTables<TilePass>>, kThreads>::kKernel;
 
-// The launch of one block that sorts all, of pairs in shared memory.
-struct SingleLaunch {
-  const TableKernel* kernel = nullptr;  // null where the shared memory of a block is not enough
-  size_t shared_bytes = 0;
-};
-
-template <int kThreads, int kItems>
-bool FitsIn(int64_t n, int max_bins, SingleLaunch* launch) {
-  if (n > kThreads * kItems) return false;
-  const size_t bytes = SingleSorter<kThreads, kItems>::Bytes(max_bins);
-  if (bytes <= kMostSingleShared) *launch = {&kSortInOneBlock<kThreads, kItems>, bytes};
-  return true;
-}
-
-SingleLaunch SingleLaunchOf(int64_t n, int max_bins) {
-  SingleLaunch launch;
-  // More threads rather than more pairs of each: registers are what a pass has least of.
-  FitsIn<512, 8>(n, max_bins, &launch) || FitsIn<512, 16>(n, max_bins, &launch) ||
-      FitsIn<768, 16>(n, max_bins, &launch);
-  return launch;
+// How many pairs a thread has where one block sorts all; 0 where there are too many.  More would not fit into
+// registers.
+int SingleItems(int64_t n, int max_bins) {
+  if (n <= 8 * kSingleThreads) return SingleSorter<8>::Bytes(max_bins) <= kMostSingleShared ? 8 : 0;
+  if (n <= 16 * kSingleThreads) return SingleSorter<16>::Bytes(max_bins) <= kMostSingleShared ? 16 : 0;
+  return 0;
 }
 
 int64_t TilesOf(int64_t n) { return (n + kTile - 1) / kTile; }
@@ -302,7 +289,7 @@ int StableSort::MaxBins() const {
   return bins;
 }
 
-bool StableSort::InOneLaunch() const { return SingleLaunchOf(n, MaxBins()).kernel != nullptr; }
+bool StableSort::InOneLaunch() const { return SingleItems(n, MaxBins()) > 0; }
 
 void StableSort::PlaceZeros(Workspace& workspace) {
   num_zeros = 0;
@@ -327,8 +314,14 @@ void StableSort::Enqueue(TableQueue& queue) const {
     sort.pass[k] = pass[k];
     sort.all_bins += pass[k].bins;
   }
-  if (const SingleLaunch single = SingleLaunchOf(n, sort.max_bins); single.kernel != nullptr)
-    return queue.Add(*single.kernel, 1, single.shared_bytes, sort);
+  switch (SingleItems(n, sort.max_bins)) {
+    case 8:
+      return queue.Add(kSortInOneBlock<8>, 1, SingleSorter<8>::Bytes(sort.max_bins), sort);
+    case 16:
+      return queue.Add(kSortInOneBlock<16>, 1, SingleSorter<16>::Bytes(sort.max_bins), sort);
+    default:
+      break;
+  }
   const int64_t tiles = TilesOf(n);
   TilePass passes[kMaxSortPasses] = {};
   int32_t* zero = zeros;

@@ -39,8 +39,8 @@ MOST_PLANNED_AT_ONCE = 65_536
 SORT_PASS_SECONDS = 4e-6
 # The keys of dense batches: bits of a pass of the sort of large ones.
 SORT_BITS = 8
-# Of a step of 26 tables, seven of them tensor trains, with 660 ids each and more; a test counts them.
-MIXED_LAUNCHES = 19
+# Of a step of 26 tables, seven of them tensor trains; a test counts them.
+MIXED_LAUNCHES = 12
 # One launch plans the others, and each of its blocks reads all ids: the blocks of the three cores at most, and
 # instructions for an id, counted in the machine code; then a block sorts its own in rounds that end with a barrier.
 PLAN_BLOCKS = (64, 128, 64)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
@@ -415,6 +416,38 @@ def test_tensor_trains_of_a_sharded_batch(bad, one_by_one):
             np.testing.assert_allclose(*pair, rtol=1e-3, atol=1e-5)
     steps = dict(zip(collection.sharing, got["updates"]["step"].tolist(), strict=True))
     assert steps == {"chain": float(not bad), "links": 1}
+
+
+def test_tensor_trains_of_batches_split_over_other_axes():
+    """In a `shard_map`, the gradients of each table are summed over the axes of its own batch."""
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    table = jax_tt.tt_table(70, 4, tt_ranks=2, optimizer=optimizers.Adagrad(0.1))
+    axes = {"first": ("x",), "both": ("x", "y"), "none": ()}
+    collection = jax_tt.Collection(
+        dict.fromkeys(axes, table), {name: Feature(name) for name in axes}
+    )
+    state = collection.init(jax.random.key(0))
+    batch = {name: jnp.asarray(RNG.integers(0, 70, (8, 3)), jnp.int32) for name in axes}
+
+    def step(state, batch, axes):
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            rows, _ = jax_tt.embed_collection(collection, arrays, batch, Lookup(method="ffi"))
+            losses = {name: loss_of({name: out}) for name, out in rows.items()}
+            return sum(
+                lax.psum(own, axes[name]) if axes[name] else own for name, own in losses.items()
+            )
+
+        return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
+
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    specs = P(), {name: P(own) if own else P() for name, own in axes.items()}
+    sharded = functools.partial(step, axes=axes)
+    got = jax.jit(jax.shard_map(sharded, mesh=mesh, in_specs=specs, out_specs=P()))(state, batch)
+    want = jax.jit(functools.partial(step, axes=dict.fromkeys(axes)))(state, batch)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("op", ["forward", "backward", "update"])

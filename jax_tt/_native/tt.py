@@ -310,16 +310,17 @@ class Update(GradientCall):
         axes: Any,
         wide: Wide | None,
     ) -> tuple[Named, Sequence[Named]]:
-        """Where the batch is sharded, sums the gradients of all shards, then steps in the same way on each device."""
-        (axes,) = {call.lookup.axis_name or axes for call in calls}
-        if not axes:
+        """Where a batch is sharded, sums the gradients of all shards, then steps in the same way on each device."""
+        # In a `shard_map`, the batches of some tables may be sharded over other axes, or over none.
+        axes_of_each = [call.lookup.axis_name or axes for call in calls]
+        if not any(axes_of_each):
             return super().of_tables(calls, given, shared, axes, wide)
-        gradients, dweights = _gradients_of_shards(calls, given, axes)
+        gradients, dweights = _gradients_of_shards(calls, given, axes_of_each)
         # The op "apply" has no ids, and the backward pass only those of its own shard.
         refused = jnp.stack(
             [
-                reference.poisoned(call.table, shard_of(call.batch, args), call.lookup, axes)
-                for call, args in zip(calls, given, strict=True)
+                reference.poisoned(call.table, shard_of(call.batch, args), call.lookup, own_axes)
+                for call, args, own_axes in zip(calls, given, axes_of_each, strict=True)
             ]
         )
         inverse, allowed = shared["scale"].reshape(-1, 2).T
@@ -341,7 +342,10 @@ class Update(GradientCall):
             _workspace_of_all(
                 platform, [_workspace(platform, "apply", call.table, 0) for call in calls]
             ),
-            [call.attributes_of_many(axes) for call in calls],
+            [
+                call.attributes_of_many(own_axes)
+                for call, own_axes in zip(calls, axes_of_each, strict=True)
+            ],
             {},
         )
         found["applied"] = jnp.where(refused, 0, found["applied"])
@@ -359,7 +363,7 @@ class Update(GradientCall):
 
 
 def _gradients_of_shards(
-    updates: Sequence[Update], given: Sequence[Named], axes: Any
+    updates: Sequence[Update], given: Sequence[Named], axes_of_each: Sequence[Any]
 ) -> tuple[list[Named], list[jax.Array]]:
     """By table, what a backward pass finds of the cores, summed over all shards, and the gradients of the weights."""
     backwards = [update.backward for update in updates]
@@ -374,12 +378,15 @@ def _gradients_of_shards(
         ({}, operands),
         ({}, [call.results(args) for call, args in zip(backwards, operands, strict=True)]),
         Backward.workspace(backwards, operands, 0),
-        [call.attributes_of_many(axes) for call in backwards],
+        [call.attributes_of_many(axes) for call, axes in zip(backwards, axes_of_each, strict=True)],
         {},
     )
     found = [vary_over(own, over) for own, over in zip(found, varying, strict=True)]
     dweights = [own.pop("dweights") for own in found]
-    return lax.psum(found, axes), dweights
+    summed = [
+        lax.psum(own, axes) if axes else own for own, axes in zip(found, axes_of_each, strict=True)
+    ]
+    return summed, dweights
 
 
 TT = Calls(Forward, Backward, Update)

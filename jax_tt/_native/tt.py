@@ -364,7 +364,7 @@ class Update(GradientCall):
 
 def _gradients_of_shards(
     updates: Sequence[Update], given: Sequence[Named], axes_of_each: Sequence[Any]
-) -> tuple[list[Named], list[jax.Array]]:
+) -> tuple[Sequence[Named], Sequence[jax.Array]]:
     """By table, what a backward pass finds of the cores, summed over all shards, and the gradients of the weights."""
     backwards = [update.backward for update in updates]
     operands, varying = [], []

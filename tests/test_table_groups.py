@@ -450,6 +450,24 @@ def test_tensor_trains_of_batches_split_over_other_axes():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_tensor_trains_without_ids_in_a_sharded_step():
+    """Bags that have no room for ids beside bags that do."""
+    if jax.device_count() < 4:
+        pytest.skip("needs four devices")
+    tables = {
+        name: jax_tt.tt_table(70, 4, tt_ranks=2, optimizer=optimizers.SGD(0.1)) for name in "ab"
+    }
+    collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
+    state = collection.init(jax.random.key(0))
+    batch = {"a": np.zeros((8, 0), np.int32), "b": RNG.integers(0, 70, (8, 3), np.int32)}
+    step = functools.partial(updated, collection, axis_name="x")
+    mesh, specs = Mesh(np.asarray(jax.devices()[:4]), "x"), (P(), P("x"))
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    got, want = jax.jit(sharded)(state, batch), updated(collection, state, batch)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("op", ["forward", "backward", "update"])
 @pytest.mark.parametrize("build", [calls.build_tables, calls.build_dense_tables])
 def test_arguments_that_do_not_fit_name_their_table(build, op):

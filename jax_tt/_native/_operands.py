@@ -118,10 +118,11 @@ def update_attributes(update: Update, storage: Any, hyper: jax.Array) -> dict[st
 def shard_of(batch: Batch, args: Mapping[str, jax.Array]) -> Batch:
     """The part of a batch in these blocks."""
     ids, offsets = args["ids"], args["offsets"]
+    groups = offsets.shape[0] * offsets.shape[1]
     return dataclasses.replace(
         batch,
-        ids=ids.reshape(-1, batch.capacity, *ids.shape[2:]),
-        offsets=offsets.reshape(-1, offsets.shape[-1]),
+        ids=ids.reshape(groups, batch.capacity, *ids.shape[2:]),
+        offsets=offsets.reshape(groups, offsets.shape[-1]),
         weights=None,
     )
 

@@ -83,6 +83,27 @@ def test_equals_one_device(kind, way, method):
         assert "all-gather" not in run.lower(*placed).compile().as_text()
 
 
+@pytest.mark.parametrize("kind", ["tt", "dense"])
+def test_tables_of_each_part_of_a_mesh(kind, method):
+    """Devices with another "y" have another table; "x" splits the batch."""
+    step, (table, *batch) = problem(kind)
+    other = jax.tree.map(lambda leaf: leaf[::-1], batch)
+    expected = [step(table, *own, method=method) for own in (batch, other)]
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+    splits = P("y"), P("y", "x"), P("y", "x"), P("y", "x")
+
+    def of_part(*args):
+        own = jax.tree.map(lambda leaf: leaf[0], args)
+        return jax.tree.map(lambda leaf: leaf[None], step(*own, method=method))
+
+    args = jax.tree.map(lambda *parts: jnp.stack(parts), (table, *batch), (table, *other))
+    run = jax.jit(jax.shard_map(of_part, mesh=mesh, in_specs=splits, out_specs=splits[:2]))
+    got = run(*args)
+    want = jax.tree.map(lambda *parts: jnp.stack(parts), *expected)
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 SPLITS = [P(), P("x"), P("y"), P(("x", "y")), P(("y", "x"))]
 
 

@@ -105,9 +105,17 @@ class NativeTable(Table):
         ) -> Any:
             of_all = self, platform, self.params(state), batch, lookup
             own = {"slots": self.stepped_slots(state), "residuals": residuals, "g": g}
-            return run(self.calls.update(*of_all, **own, values=values))
+            found = run(self.calls.update(*of_all, **own, values=values))
+            return self.varying_step(found, state, batch, g)
 
         return _backend.run(lookup.method, native, reference, state, batch, residuals, g, values)
+
+    def varying_step(self, stepped: Any, state: State, batch: Batch, g: jax.Array | None) -> Any:
+        """What `stepped_params` returns, from the results of a native op, which JAX takes to be replicated."""
+        *new, dweights = stepped
+        arrays = self.params(state), self.stepped_slots(state)
+        new = vary_over(new, varying_axes(arrays))
+        return *new, vary_over(dweights, varying_axes(arrays, batch, g))
 
 
 def zeros_like(saved: Any) -> Any:

@@ -228,7 +228,12 @@ class TableGroup:
                 parts.append(self.calls.update(*of_all, **own_part, values=values))
             if wide is not None:
                 shared = {"out": arrays[0][2][0], **shared}
-            return run_together(parts, wide, shared)
+            return [
+                table.varying_step(found, state, batch, g)
+                for table, found, (state, batch, *_), g in zip(
+                    tables, run_together(parts, wide, shared), arrays, own, strict=True
+                )
+            ]
 
         found = _backend.run(self.method, at_once, one_by_one, arrays, gs)
         results = []

@@ -61,7 +61,7 @@ def native_tables_call(
     results: tuple[Types, Sequence[Types]],
     workspace: int | None,
     attributes: Sequence[Mapping[str, Any]],
-    of_call: Mapping[str, Any],
+    of_call: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, jax.Array], list[dict[str, jax.Array]]]:
     """Results of an op on many tables, those of all tables and those of each, by name.
 
@@ -69,7 +69,7 @@ def native_tables_call(
         platform, op, workspace: as in `native_call`.
         operands, results: as in `native_call`, of all tables and of each.
         attributes: static values of each table.
-        of_call: static values of the call.
+        of_call: static values of the call, if it has any.
     """
     of_all, of_each = operands
     results_of_all, results_of_each = results
@@ -79,7 +79,7 @@ def native_tables_call(
         {**of_all, **together(of_each)},
         {**results_of_all, **together(results_of_each)},
         workspace,
-        {str(k): own for k, own in enumerate(attributes)} | dict(of_call),
+        {str(k): own for k, own in enumerate(attributes)} | dict(of_call or {}),
     )
     return {name: found[name] for name in results_of_all}, apart(found, len(of_each))
 

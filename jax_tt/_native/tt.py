@@ -316,7 +316,7 @@ class Update(GradientCall):
         if not any(axes_of_each):
             return super().of_tables(calls, given, shared, axes, wide)
         gradients, dweights = _gradients_of_shards(calls, given, axes_of_each)
-        # The op "apply" has no ids, and the backward pass only those of its own shard.
+        # The op "tables_apply" has no ids, and the backward pass only those of its own shard.
         refused = jnp.stack(
             [
                 reference.poisoned(call.table, shard_of(call.batch, args), call.lookup, own_axes)
@@ -346,7 +346,6 @@ class Update(GradientCall):
                 call.attributes_of_many(own_axes)
                 for call, own_axes in zip(calls, axes_of_each, strict=True)
             ],
-            {},
         )
         found["applied"] = jnp.where(refused, 0, found["applied"])
         own = zip(dweights, changed, strict=True)
@@ -379,7 +378,6 @@ def _gradients_of_shards(
         ({}, [call.results(args) for call, args in zip(backwards, operands, strict=True)]),
         Backward.workspace(backwards, operands, 0),
         [call.attributes_of_many(axes) for call, axes in zip(backwards, axes_of_each, strict=True)],
-        {},
     )
     found = [vary_over(own, over) for own, over in zip(found, varying, strict=True)]
     dweights = [own.pop("dweights") for own in found]

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "ffi/cpu/prefetch.h"
+
 namespace jax_tt {
 namespace {
 
@@ -49,7 +51,7 @@ uint64_t KeyIndex::Place(uint64_t key) const {
 }
 
 void KeyIndex::Prefetch(const uint64_t* keys, int64_t k, int64_t n) const {
-  if (k < n) __builtin_prefetch(&entries_[Home(keys[k])]);
+  if (k < n) PrefetchLines(&entries_[Home(keys[k])], 1);
 }
 
 void KeyIndex::Reserve(int64_t count) {

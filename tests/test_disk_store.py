@@ -122,6 +122,40 @@ def test_a_damaged_block_is_named(tmp_path, count):
         DiskStore(tmp_path, {"item": 400}, "about")
 
 
+def test_a_deleted_block_is_noticed(tmp_path, monkeypatch):
+    lmdb = pytest.importorskip("lmdb")
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    put_records(store, np.arange(100, dtype=np.uint64), 1)
+    store.commit(b"saved")
+    store.close()
+    with lmdb.open(str(tmp_path), max_dbs=4) as environment:
+        table = environment.open_db(b"blocks/item")
+        with environment.begin(write=True) as write:
+            assert write.delete((2).to_bytes(8, "big"), db=table)
+    with pytest.raises(jax_tt.StoreError, match="4 of 5 saved blocks of 'item' are there"):
+        DiskStore(tmp_path, {"item": 400}, "about")
+
+
+def test_small_saves_leave_few_blocks(tmp_path):
+    """Every save ends a block; none of them would ever be full."""
+    lmdb = pytest.importorskip("lmdb")
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    for k in range(200):
+        put_records(store, np.arange(5 * k, 5 * k + 5, dtype=np.uint64), k % 251)
+        store.commit(b"saved")
+        if k % 50 == 49:
+            store.close()
+            store = DiskStore(tmp_path, {"item": 400}, "about")
+    there, records = records_of(store, np.arange(1001, dtype=np.uint64))
+    assert there.tolist() == [True] * 1000 + [False]
+    assert (records == np.repeat(np.arange(200) % 251, 5)[:, None]).all()
+    store.close()
+    with lmdb.open(str(tmp_path), max_dbs=4) as environment, environment.begin() as read:
+        blocks = environment.open_db(b"blocks/item", read)
+        assert read.stat(blocks)["entries"] <= 20
+
+
 def test_the_file_does_not_grow_without_saves(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
     keys = np.arange(300, dtype=np.uint64)

@@ -23,7 +23,9 @@ from jax_tt._tiers.record_log import BLOCK_BYTES, RecordLog
 _MAP_BYTES = 1 << 42
 _ABOUT = b"about"
 _SAVED = b"saved"
-_ENDS = b"ends"
+_BLOCKS = b"blocks"
+# Of what is in the directory.
+_VERSION = 2
 # Blocks that wait to be written, and those of a transaction, which stay in memory until it is committed.
 _PENDING, _TOGETHER = 16, 16
 
@@ -64,7 +66,7 @@ class DiskStore:
     def __init__(self, path: str | os.PathLike[str], sizes: Mapping[str, int], about: Any):
         self._lmdb: Any = require("lmdb", "a tier on disk", "disk")
         self.path, self._sizes = Path(path), dict(sizes)
-        described = {"about": about, "bytes of a block": BLOCK_BYTES}
+        described = {"about": about, "bytes of a block": BLOCK_BYTES, "version": _VERSION}
         self._about = json.dumps(described, sort_keys=True).encode()
         self._lock = _locked(self.path)
         self._thread = ThreadPoolExecutor(1, "jax_tt_disk")
@@ -215,32 +217,37 @@ class DiskStore:
                 name: self._environment.open_db(b"blocks/" + name.encode(), self._write)
                 for name in self._sizes
             }
-            ends = json.loads(self._value(_ENDS) or b"{}")
+            blocks = json.loads(self._value(_BLOCKS) or b"{}")
             self._logs = {
-                name: self._read_log(name, size, ends.get(name, 0))
+                name: self._read_log(name, size, *blocks.get(name, (0, 0)))
                 for name, size in self._sizes.items()
             }
         except BaseException:
             self._close()
             raise
 
-    def _read_log(self, table: str, size: int, end: int) -> RecordLog:
-        """The blocks of the last commit; those that were written later are removed."""
+    def _read_log(self, table: str, size: int, end: int, count: int) -> RecordLog:
+        """The blocks of the last commit, so many below ``end``; those that were written later are removed."""
         # A smaller value would move with others.
         log = RecordLog(size, self._environment.stat()["psize"], BLOCK_BYTES)
         numbers = [_number(name) for name, _ in self._write.cursor(db=self._records[table])]
         for number in numbers:
             if number >= end:
                 self._write.delete(_name(number), db=self._records[table])
+        saved = [number for number in numbers if number < end]
+        if len(saved) != count:
+            raise StoreError(
+                f"{self.path}: {len(saved)} of {count} saved blocks of {table!r} are there; the directory is damaged. "
+                "Use a copy of it."
+            )
         # Now the others are no longer of this transaction.
-        for number in numbers:
-            if number < end:
-                try:
-                    log.restore(number, self._block(table, number))
-                except ValueError as error:
-                    raise StoreError(
-                        f"{self.path}: block {number} of {table!r} is damaged: {error}. Use a copy of the directory."
-                    ) from error
+        for number in saved:
+            try:
+                log.restore(number, self._block(table, number))
+            except ValueError as error:
+                raise StoreError(
+                    f"{self.path}: block {number} of {table!r} is damaged: {error}. Use a copy of the directory."
+                ) from error
         return log
 
     def _write_block(self, table: str, number: int) -> None:
@@ -256,9 +263,9 @@ class DiskStore:
 
     def _commit(self, saved: bytes) -> None:
         self._drop(lambda block: True)
-        ends = {table: log.end for table, log in self._logs.items()}
+        blocks = {table: (log.end, log.stored) for table, log in self._logs.items()}
         self._write.put(_SAVED, saved, db=self._others)
-        self._write.put(_ENDS, json.dumps(ends).encode(), db=self._others)
+        self._write.put(_BLOCKS, json.dumps(blocks).encode(), db=self._others)
         self._end()
         self._stored.clear()
 

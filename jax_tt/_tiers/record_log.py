@@ -13,6 +13,8 @@ from jax_tt._tiers.key_index import KeyIndex
 BLOCK_BYTES = 1 << 20
 # Memory of blocks that is kept for others.
 _MOST_SPARE = 16
+# Blocks that are less than half full, which frequent saves leave; so many of them are moved together.
+_SMALL_TOGETHER = 16
 
 
 class RecordLog:
@@ -20,7 +22,8 @@ class RecordLog:
 
     A block is memory uint8 ``[bytes]``: the number of its records, their keys and the records. Blocks have ascending
     numbers. The last one is open: records are appended until it is full. Of blocks in which few records are still
-    those of their keys, these are appended once more, and the blocks are dropped.
+    those of their keys, these are appended once more, and the blocks are dropped; in the same way, blocks that ended
+    before they were full are moved together.
 
     Args:
         size: bytes of a record.
@@ -64,6 +67,11 @@ class RecordLog:
         found = self._firsts[blocks] + (rows * self._size).astype(np.uint64)
         return np.where(places < 0, np.uint64(0), found)
 
+    @property
+    def stored(self) -> int:
+        """The number of blocks that are not dropped and not open."""
+        return int(np.count_nonzero(self._counts[: self.end - self._open]))
+
     def keys(self) -> np.ndarray:
         """The keys of all records, uint64 in ascending order."""
         parts = [self._keys_of(number) for number in range(self.end) if self._counts[number]]
@@ -77,9 +85,10 @@ class RecordLog:
         return full
 
     def seal(self) -> list[int]:
-        """Ends the open block; returns its number, if there is one."""
+        """Ends the open block; returns which blocks ended."""
+        full = self._join_small()
         if not self._open:
-            return []
+            return full
         number = self.end - 1
         block, count = self._memory(number), int(self._counts[number])
         head, used = 8 + 8 * self.rows, 8 + (8 + self._size) * count
@@ -88,7 +97,7 @@ class RecordLog:
         sealed[8 + 8 * count : used] = block[head : head + count * self._size]
         self.settle(number, sealed)
         self._open = False
-        return [number]
+        return [*full, number]
 
     def block(self, number: int) -> np.ndarray:
         """The memory of a block that is no longer open, as it is to be stored."""
@@ -164,10 +173,21 @@ class RecordLog:
         self._live[number] += len(keys)
 
     def _shrink(self) -> list[int]:
-        """Drops the block of which the smallest part counts, and appends this part."""
+        """Moves what counts of the block of which this is the smallest part."""
         counts = self._counts[: self.end - self._open]
         share = self._live[: len(counts)] / np.maximum(counts, 1)
-        number = int(np.argmin(np.where(counts > 0, share, np.inf)))
+        return self._move(int(np.argmin(np.where(counts > 0, share, np.inf))))
+
+    def _join_small(self) -> list[int]:
+        """Moves the small blocks, if there are many; so each save moves a fraction of a full block at most."""
+        counts = self._counts[: self.end - self._open]
+        small = np.flatnonzero((counts > 0) & (counts <= self.rows // 2))
+        if len(small) < _SMALL_TOGETHER:
+            return []
+        return [number for block in small.tolist() for number in self._move(block)]
+
+    def _move(self, number: int) -> list[int]:
+        """Drops a block and appends the records in it that are still those of their keys."""
         keys = self._keys_of(number)
         rows = self._index.find(keys) - number * self.rows
         kept = np.flatnonzero(rows == np.arange(len(keys)))

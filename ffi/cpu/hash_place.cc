@@ -8,7 +8,7 @@ namespace jax_tt {
 namespace {
 
 // Items whose sets are prefetched before they are looked at.
-constexpr int64_t kAhead = 16;
+constexpr int64_t kAhead = 24;
 
 // Calls body(first, last) for every run of items with the same key.
 template <typename F>
@@ -78,7 +78,7 @@ void HashPlacement::MakeDistinct() {
       uint32_t count = 0;
       for (; item < end && key_of(*item) == key; ++item, ++count)
         if (stamp_.policy == HashPolicy::kCustom) given = std::max(given, HashWord(asked_.given, item->item()));
-      keys_[distinct_++] = {key, HashScore(0, count, given, stamp_), 0, 0, {first, 0}, -1, 0};
+      keys_[distinct_++] = {key, HashScore(0, count, given, stamp_), 0, 0, {first, 0}, {}, -1, 0};
     }
   });
 }
@@ -92,26 +92,29 @@ void HashPlacement::ChooseHomes() {
     for (int64_t way = 0; way < directory_.ways; ++way) count += touched(set)[way] > 0;
     return count;
   };
-  for (int64_t begin = 0; begin < distinct_; begin += kAhead) {
-    const int64_t end = std::min(distinct_, begin + kAhead);
-    for (int64_t k = begin; k < end; ++k) {
+  for (int64_t k = 0; k < distinct_ + kAhead; ++k) {
+    if (k < distinct_) {
       NewKey& key = keys_[k];
       const uint32_t hash = SecondHash(static_cast<uint32_t>(key.key >> 32), static_cast<uint32_t>(key.key));
       key.homes[1] = static_cast<int32_t>(sets.Of(hash));
       for (const int32_t home : key.homes)
         PrefetchLines(touched(home), directory_.ways * static_cast<int64_t>(sizeof(int32_t)));
     }
-    for (int64_t k = begin; k < end; ++k) {
-      NewKey& key = keys_[k];
-      if (occupied(key.homes[1]) < occupied(key.homes[0])) std::swap(key.homes[0], key.homes[1]);
+    if (k < kAhead) continue;
+    NewKey& key = keys_[k - kAhead];
+    int64_t counts[2] = {occupied(key.homes[0]), occupied(key.homes[1])};
+    if (counts[1] < counts[0]) {
+      std::swap(key.homes[0], key.homes[1]);
+      std::swap(counts[0], counts[1]);
     }
+    for (int side = 0; side < 2; ++side) key.full[side] = counts[side] == directory_.ways;
   }
 }
 
 void HashPlacement::Round(int side, bool evict) {
   int64_t waiting = 0;
   for (int64_t k = 0; k < distinct_; ++k)
-    if (keys_[k].slot < 0)
+    if (keys_[k].slot < 0 && (evict || !keys_[k].full[side]))
       items_[waiting++] = PackedItem::Make(static_cast<uint64_t>(keys_[k].homes[side]), static_cast<int32_t>(k));
   PackedItem* const by_set = RadixSort(items_, other_items_, waiting, BitsFor(static_cast<uint64_t>(directory_.sets)));
   int64_t fetched = 0;

@@ -30,6 +30,7 @@ class HashPlacement {
   struct NewKey {
     uint64_t key, score, old_key, old_score;
     int32_t homes[2];  // in the order in which they are tried
+    bool full[2];      // whether a home had no empty way before this batch
     int32_t slot, old_touched;
   };
 

@@ -13,6 +13,12 @@ def find(index, keys):
     return numbers
 
 
+def changed(call, keys, *numbers):
+    before = np.empty(len(keys), np.int64)
+    call(keys, *numbers, before)
+    return before
+
+
 @pytest.mark.parametrize("pool", [50, 3000])
 def test_native_index_equals_a_dict(pool):
     native = _ffi.load("cpu")
@@ -24,14 +30,36 @@ def test_native_index_equals_a_dict(pool):
         some = keys[draw.integers(0, pool, draw.integers(0, 60))]
         if draw.random() < 0.5:
             numbers = draw.integers(0, 2**40, len(some))
-            index.set(some, numbers)
-            model.set(some, numbers)
+            before = [changed(own.set, some, numbers) for own in (index, model)]
         else:
-            index.erase(some)
-            model.erase(some)
+            before = [changed(own.erase, some) for own in (index, model)]
+        assert (before[0] == before[1]).all()
         assert len(index) == len(model)
         assert (find(index, some) == find(model, some)).all()
     assert (find(index, keys) == find(model, keys)).all()
+
+
+def test_many_keys():
+    """More than one segment has room for; the first bits of the hashes of half of the keys are the same."""
+    native = _ffi.load("cpu")
+    assert native is not None
+    draw = np.random.default_rng(0)
+    keys = np.concatenate([draw.integers(0, 2**64, 20_000, dtype=np.uint64), crowded(20_000)])
+    index, numbers = native.KeyIndex(), np.arange(len(keys))
+    for part in np.array_split(np.arange(len(keys)), 50):
+        assert (changed(index.set, keys[part], numbers[part]) == -1).all()
+    assert len(index) == len(keys)
+    assert (find(index, keys) == numbers).all()
+    assert (changed(index.erase, keys[::2].copy()) == numbers[::2]).all()
+    assert (find(index, keys) == np.where(numbers % 2, numbers, -1)).all()
+
+
+def crowded(count):
+    """Keys whose hashes differ in their last 16 bits only."""
+    keys = np.arange(count, dtype=np.uint64)
+    for factor in (0xC4CEB9FE1A85EC53, 0xFF51AFD7ED558CCD):
+        keys = (keys ^ keys >> np.uint64(33)) * np.uint64(pow(factor, -1, 2**64))
+    return keys ^ keys >> np.uint64(33)
 
 
 def test_errors():
@@ -39,7 +67,9 @@ def test_errors():
     assert native is not None
     index = native.KeyIndex()
     with pytest.raises(ValueError, match="one number for every key"):
-        index.set(np.zeros(2, np.uint64), np.zeros(1, np.int64))
+        changed(index.set, np.zeros(2, np.uint64), np.zeros(1, np.int64))
+    with pytest.raises(ValueError, match="one number for every key"):
+        index.erase(np.zeros(2, np.uint64), np.zeros(1, np.int64))
     with pytest.raises(TypeError):
         index.find_into(np.zeros(2), np.zeros(2, np.int64))
     with pytest.raises(TypeError):

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -28,6 +29,38 @@ using Keys = Vector<const uint64_t>;
 
 void CheckLengths(size_t keys, size_t numbers) {
   if (keys != numbers) throw std::invalid_argument("there must be one number for every key");
+}
+
+// Other Python threads run during calls that take long enough. After a short one, this thread would wait for them
+// longer than it has taken.
+class WithoutLock {
+ public:
+  explicit WithoutLock(size_t keys) {
+    if (keys >= 512) release_.emplace();
+  }
+
+ private:
+  std::optional<nb::gil_scoped_release> release_;
+};
+
+// Of an index; callers see to it that no two threads use the same one.
+void FindInto(const KeyIndex& self, const Keys& keys, const Vector<int64_t>& numbers) {
+  CheckLengths(keys.size(), numbers.size());
+  const WithoutLock unlocked(keys.size());
+  self.Find(keys.data(), static_cast<int64_t>(keys.size()), numbers.data());
+}
+
+void Set(KeyIndex& self, const Keys& keys, const Vector<const int64_t>& numbers, const Vector<int64_t>& before) {
+  CheckLengths(keys.size(), numbers.size());
+  CheckLengths(keys.size(), before.size());
+  const WithoutLock unlocked(keys.size());
+  self.Set(keys.data(), numbers.data(), static_cast<int64_t>(keys.size()), before.data());
+}
+
+void Erase(KeyIndex& self, const Keys& keys, const Vector<int64_t>& before) {
+  CheckLengths(keys.size(), before.size());
+  const WithoutLock unlocked(keys.size());
+  self.Erase(keys.data(), static_cast<int64_t>(keys.size()), before.data());
 }
 
 template <typename T, size_t axes>
@@ -95,28 +128,14 @@ void AddTiers(nb::module_& m) {
   nb::class_<KeyIndex>(m, "KeyIndex", "See jax_tt._tiers.key_index.KeyIndex.")
       .def(nb::init<>())
       .def("__len__", &KeyIndex::size)
-      .def(
-          "find_into",
-          [](const KeyIndex& self, const Keys& keys, const Vector<int64_t>& numbers) {
-            CheckLengths(keys.size(), numbers.size());
-            self.Find(keys.data(), static_cast<int64_t>(keys.size()), numbers.data());
-          },
-          nb::arg("keys").noconvert(), nb::arg("numbers").noconvert())
-      .def(
-          "set",
-          [](KeyIndex& self, const Keys& keys, const Vector<const int64_t>& numbers) {
-            CheckLengths(keys.size(), numbers.size());
-            self.Set(keys.data(), numbers.data(), static_cast<int64_t>(keys.size()));
-          },
-          nb::arg("keys").noconvert(), nb::arg("numbers").noconvert())
-      .def(
-          "erase", [](KeyIndex& self, const Keys& keys) { self.Erase(keys.data(), static_cast<int64_t>(keys.size())); },
-          nb::arg("keys").noconvert());
+      .def("find_into", &FindInto, nb::arg("keys").noconvert(), nb::arg("numbers").noconvert())
+      .def("set", &Set, nb::arg("keys").noconvert(), nb::arg("numbers").noconvert(), nb::arg("before").noconvert())
+      .def("erase", &Erase, nb::arg("keys").noconvert(), nb::arg("before").noconvert());
   m.def(
       "copy_rows",
       [](const Keys& from, const Keys& to, int64_t bytes) {
         if (from.size() != to.size()) throw std::invalid_argument("there must be a target for every source");
-        const nb::gil_scoped_release release;
+        const WithoutLock unlocked(from.size());
         CopyRows(from.data(), to.data(), static_cast<int64_t>(from.size()), bytes);
       },
       nb::arg("sources").noconvert(), nb::arg("targets").noconvert(), nb::arg("size"),

@@ -94,13 +94,15 @@ class HostStore:
         Raises:
             StoreError: the disk cannot be written.
         """
-        self.erase(keys)
         excess = max(0, len(keys) - self.rows)
-        self.write(keys[:excess], entries, rows[:excess])
+        if excess:
+            self.erase(keys[:excess])
+            self.write(keys[:excess], entries, rows[:excess])
         keys, rows, self._last = keys[excess:], rows[excess:], len(keys) - excess
         self._make_room(len(keys))
         slots = self._empty_slots(len(keys))
-        self._slots.set(keys, slots)
+        before = self._slots.set(keys, slots)
+        self._leave(before[before >= 0])
         self._clock += 1
         self._keys[slots], self._arrived[slots], self._changed[slots] = keys, self._clock, True
         self._layout.pack(entries, rows, addresses(self._records, slots))
@@ -113,8 +115,8 @@ class HostStore:
 
     def erase(self, keys: np.ndarray) -> None:
         """Removes keys from memory; what the disk has of them stays."""
-        slots = self._slots.find(keys)
-        self._empty(slots[slots >= 0])
+        slots = self._slots.erase(keys)
+        self._leave(slots[slots >= 0])
 
     def write_ahead(self) -> None:
         """Makes room for as many records as came last, while there is time."""
@@ -160,7 +162,8 @@ class HostStore:
             raise StoreError(full(self._table, self.rows))
         slots = self._oldest(lacking)
         self._write_slots(slots[self._changed[slots]])
-        self._empty(slots)
+        self._slots.erase(self._keys[slots])
+        self._leave(slots)
 
     def _oldest(self, count: int) -> np.ndarray:
         """The slots of the oldest records, which are no longer named in the order."""
@@ -184,8 +187,8 @@ class HostStore:
             self._order = collections.deque(pair for pair in kept if len(pair[1]))
             self._named = len(self)
 
-    def _empty(self, slots: np.ndarray) -> None:
-        self._slots.erase(self._keys[slots])
+    def _leave(self, slots: np.ndarray) -> None:
+        """Slots whose keys are no longer theirs can be used again."""
         self._arrived[slots] = 0
         self._emptied[self._depth : self._depth + len(slots)] = slots
         self._depth += len(slots)

@@ -22,18 +22,19 @@ class DictIndex:
         """Sets ``numbers`` to those of the keys, and to -1 where there is none."""
         numbers[:] = [self._numbers.get(key, -1) for key in keys.tolist()]
 
-    def set(self, keys: np.ndarray, numbers: np.ndarray) -> None:
-        """Sets the numbers of keys; of equal keys, the last one counts."""
-        self._numbers.update(zip(keys.tolist(), numbers.tolist(), strict=True))
+    def set(self, keys: np.ndarray, numbers: np.ndarray, before: np.ndarray) -> None:
+        """Sets the numbers of keys, and ``before`` to what they were; of equal keys, the last one counts."""
+        for k, (key, number) in enumerate(zip(keys.tolist(), numbers.tolist(), strict=True)):
+            before[k] = self._numbers.get(key, -1)
+            self._numbers[key] = number
 
-    def erase(self, keys: np.ndarray) -> None:
-        """Removes keys; others are ignored."""
-        for key in keys.tolist():
-            self._numbers.pop(key, None)
+    def erase(self, keys: np.ndarray, before: np.ndarray) -> None:
+        """Removes keys, and sets ``before`` to their numbers."""
+        before[:] = [self._numbers.pop(key, -1) for key in keys.tolist()]
 
 
 class KeyIndex:
-    """Numbers by key, in the native index if there is one."""
+    """Numbers by key, in the native index if there is one. Only one thread may use it at a time."""
 
     def __init__(self) -> None:
         native = _ffi.load("cpu")
@@ -48,10 +49,14 @@ class KeyIndex:
         self._index.find_into(np.ascontiguousarray(keys), numbers)
         return numbers
 
-    def set(self, keys: np.ndarray, numbers: np.ndarray) -> None:
-        """Sets the numbers of keys."""
-        self._index.set(np.ascontiguousarray(keys), np.ascontiguousarray(numbers))
+    def set(self, keys: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Sets the numbers of keys; returns what they were, -1 where there was none."""
+        before = np.empty(len(keys), np.int64)
+        self._index.set(np.ascontiguousarray(keys), np.ascontiguousarray(numbers), before)
+        return before
 
-    def erase(self, keys: np.ndarray) -> None:
-        """Removes keys; others are ignored."""
-        self._index.erase(np.ascontiguousarray(keys))
+    def erase(self, keys: np.ndarray) -> np.ndarray:
+        """Removes keys; returns their numbers, -1 where there was none."""
+        before = np.empty(len(keys), np.int64)
+        self._index.erase(np.ascontiguousarray(keys), before)
+        return before

@@ -167,9 +167,8 @@ class RecordLog:
 
     def _enter(self, number: int, rows: np.ndarray, keys: np.ndarray) -> None:
         """Notes that these distinct keys have these records of a block."""
-        before = self._index.find(keys)
+        before = self._index.set(keys, rows + number * self.rows)
         np.subtract.at(self._live, before[before >= 0] // self.rows, 1)
-        self._index.set(keys, rows + number * self.rows)
         self._live[number] += len(keys)
 
     def _shrink(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from jax_tt import _ffi
 from jax_tt._arguments import as_int, as_positive, one_of
+from jax_tt._hash import backend
 from jax_tt._hash.initial import InitialRows, Normal, initial_rows
 from jax_tt._tables.table import Table
 from jax_tt._tiers.disk import DiskStore, StoreError
@@ -134,18 +136,38 @@ class _Leaving:
         plan: the exchange.
         in_memory: keys that come from host memory, and leave it.
         counts: rows that came from host memory, from disk, and new ones.
+        returned: the rows that come straight from what left with earlier batches; none once the batch is loaded.
         entries: of the arrays, with the padding of the exchange; None until the batch is loaded.
     """
 
     plan: Exchanged
     in_memory: np.ndarray
     counts: tuple[int, int, int]
+    returned: list[_Returned]
     entries: list[jax.Array] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether the rows can go to host memory without a wait for the device."""
+        return self.entries is not None and all(array.is_ready() for array in self.entries)
 
     @property
     def grows(self) -> int:
         """How many rows more are in host memory afterwards."""
         return int(self.plan.full.sum()) - len(self.in_memory)
+
+
+class _Returned(NamedTuple):
+    """Rows that leave with one batch and come back with another before they are in host memory.
+
+    Attributes:
+        left: what they leave with.
+        sources, targets: their positions in the exchanges of the two batches, padded.
+    """
+
+    left: _Leaving
+    sources: np.ndarray
+    targets: np.ndarray
 
 
 class TieredRows:
@@ -170,44 +192,54 @@ class TieredRows:
         self._left_with = KeyIndex()
         self._totals = dict.fromkeys(TierStatistics._fields[:-2], 0)
 
-    def settled(self, plan: Exchanged, most: int) -> bool:
-        """Whether all keys that come with this plan can be fetched. At most so many evictions are left waiting."""
-        self._absorb(most)
-        last = int(self._left_with.find(plan.loaded).max(initial=-1))
-        return last < 0 or self._absorb_first(last)
+    def fetch(self, number: int, plan: Exchanged, most: int) -> tuple[jax.Array, list[jax.Array]]:
+        """Slots and entries of the rows that come, padded; `load` adds those that are still on the device.
 
-    def fetch(self, number: int, plan: Exchanged) -> tuple[jax.Array, list[jax.Array]]:
-        """Slots and entries of the rows that come, padded.
+        At most so many batches are left waiting of which the rows have left the device.
 
         Raises:
             StoreError: there is no disk, and the rows that leave with the plan do not fit into host memory.
         """
-        count = len(plan.slots)
-        size = rounded_up(count, _FEWEST)
+        self._absorb(most)
+        size = rounded_up(len(plan.slots), _FEWEST)
+        returned, here = self._returned(plan.loaded, size)
         found = self._host.get(plan.loaded, size)
-        entries, new = found.entries, np.flatnonzero(found.missing)
+        in_memory, on_disk = found.in_memory | here, found.on_disk & ~here
+        entries, missing = found.entries, ~(in_memory | on_disk)
+        new = np.flatnonzero(missing)
         if len(new):
-            self._write_initial(plan.loaded, found.missing, entries[0])
+            self._write_initial(plan.loaded, missing, entries[0])
             for array, value in zip(entries[1:], self.layout.initial[1:], strict=True):
                 array[new] = value
-        counts = int(found.in_memory.sum()), int(found.on_disk.sum()), len(new)
-        leaving = _Leaving(plan, plan.loaded[found.in_memory], counts)
+        counts = int(in_memory.sum()), int(on_disk.sum()), len(new)
+        leaving = _Leaving(plan, plan.loaded[in_memory], counts, returned)
         needed = len(self._host) + leaving.grows + sum(own.grows for own in self._leaving.values())
         if not self._has_disk and needed > self._host.rows:
             raise StoreError(full(self._name, self._host.rows))
         self._leaving[number] = leaving
-        self._left_with.set(plan.evicted[plan.full], np.full(int(plan.full.sum()), number))
+        self._note_left(number, plan)
         self._host.write_ahead()
-        slots = np.full(size, len(self._keys), np.int32)
-        slots[:count] = plan.slots
-        return _on_device((slots, entries))
+        return _on_device((_padded(plan.slots, size, len(self._keys)), entries))
 
-    def loaded(self, number: int, plan: Exchanged, old: list[jax.Array]) -> None:
-        """Notes that the rows of a batch are on the device; ``old`` are the entries that left it."""
+    def load(
+        self, number: int, state: Mapping[str, Any], slots: jax.Array, entries: list[jax.Array]
+    ) -> dict[str, Any]:
+        """The arrays of the table with the rows of a batch, which `fetch` returned, and notes that it has them."""
+        own, after = self._leaving[number], dict(state)
+        plan, old = own.plan, []
+        if len(plan.loaded):
+            for back in own.returned:
+                assert back.left.entries is not None
+                entries, _ = _exchanged(
+                    entries, _gathered(back.left.entries, back.sources), back.targets
+                )
+            names = self.layout.names
+            arrays, old = _exchanged([after[name] for name in names], entries, slots)
+            after |= zip(names, arrays, strict=True)
         self._keys[plan.slots], self._full[plan.slots] = plan.loaded, True
         self._changed[plan.requested] = True
-        own, counts = self._leaving[number], plan.counts
-        own.entries = old
+        own.entries, own.returned = old, []
+        counts = plan.counts
         more = (
             counts["requests"],
             counts["hits"],
@@ -218,12 +250,14 @@ class TieredRows:
         self._totals = {
             name: total + new for (name, total), new in zip(self._totals.items(), more, strict=True)
         }
+        return after
 
     def forget_staged(self, loaded: int) -> None:
         """Returns to what is on the device, without the batches from this number on."""
-        for number in [k for k in self._leaving if k >= loaded]:
-            plan = self._leaving.pop(number).plan
-            self._left_with.erase(plan.evicted[plan.full])
+        self._leaving = {k: own for k, own in self._leaving.items() if k < loaded}
+        self._left_with = KeyIndex()
+        for number, own in sorted(self._leaving.items()):
+            self._note_left(number, own.plan)
         self.places.reset(self._keys, self._full)
 
     def flush(self, state: Any) -> None:
@@ -284,31 +318,50 @@ class TieredRows:
         self._host.grow(rows)
 
     def _absorb(self, most: int) -> None:
-        """Moves evicted rows to host memory until at most so many batches are left, of those that have been loaded."""
+        """Moves rows that left the device to host memory, without a wait for those of the last ``most`` batches."""
         loaded = [k for k, own in sorted(self._leaving.items()) if own.entries is not None]
-        if len(loaded) > most:
-            self._absorb_first(loaded[len(loaded) - most - 1])
-
-    def _absorb_first(self, last: int) -> bool:
-        for number in sorted(k for k in self._leaving if k <= last):
+        for place, number in enumerate(loaded):
             own = self._leaving[number]
-            plan, old = own.plan, own.entries
-            if old is None:
-                return False
-            self._host.erase(own.in_memory)
-            if plan.full.any():
-                gone = plan.evicted[plan.full]
-                self._host.put(
-                    gone, [np.asarray(array) for array in old], np.flatnonzero(plan.full)
+            if place >= len(loaded) - most and not own.ready:
+                break
+            self._absorb_one(number, own.plan, own.entries or [])
+
+    def _absorb_one(self, number: int, plan: Exchanged, entries: list[jax.Array]) -> None:
+        self._host.erase(self._leaving[number].in_memory)
+        if plan.full.any():
+            gone = plan.evicted[plan.full]
+            rows = np.flatnonzero(plan.full)
+            self._host.put(gone, [np.asarray(array) for array in entries], rows)
+            # Others have left once more since then.
+            self._left_with.erase(gone[self._left_with.find(gone) == number])
+        del self._leaving[number]
+
+    def _note_left(self, number: int, plan: Exchanged) -> None:
+        gone = plan.evicted[plan.full]
+        self._left_with.set(gone, np.full(len(gone), number))
+
+    def _returned(self, keys: np.ndarray, size: int) -> tuple[list[_Returned], np.ndarray]:
+        """The rows of keys that are on their way to host memory, and which keys these are."""
+        numbers = self._left_with.find(keys)
+        found = []
+        for number in np.unique(numbers[numbers >= 0]).tolist():
+            left, targets = self._leaving[number], np.flatnonzero(numbers == number)
+            rows = np.flatnonzero(left.plan.full)
+            order = np.argsort(left.plan.evicted[rows])
+            places = np.searchsorted(left.plan.evicted[rows], keys[targets], sorter=order)
+            count = rounded_up(len(targets), _FEWEST)
+            found.append(
+                _Returned(
+                    left,
+                    _padded(rows[order[places]], count, 0),
+                    _padded(targets, count, size),
                 )
-                self._left_with.erase(gone)
-            del self._leaving[number]
-        return True
+            )
+        return found, numbers >= 0
 
     def _entries(self, state: Any, names: tuple[str, ...], slots: np.ndarray) -> list[np.ndarray]:
         """The entries of these slots on the device, of which no others are transferred."""
-        wanted = np.zeros(rounded_up(len(slots), _FEWEST), np.int32)
-        wanted[: len(slots)] = slots
+        wanted = _padded(slots, rounded_up(len(slots), _FEWEST), 0)
         found = _gathered([state[name] for name in names], wanted)
         return [np.asarray(array)[: len(slots)] for array in found]
 
@@ -326,6 +379,18 @@ class TieredRows:
         native.hash_initial_here(
             self._seed, own.quantiles, own.factor, own.signed, words, wanted, type_of, flat
         )
+
+
+def _padded(numbers: np.ndarray, size: int, value: int) -> np.ndarray:
+    """int32 ``[size]``: the numbers, and this value behind them."""
+    longer = np.full(size, value, np.int32)
+    longer[: len(numbers)] = numbers
+    return longer
+
+
+@partial(jax.jit, donate_argnums=0)
+def _exchanged(arrays: Any, entries: Any, slots: Any) -> Any:
+    return backend.exchange(arrays, entries, slots, "auto", return_old=True)
 
 
 @jax.jit

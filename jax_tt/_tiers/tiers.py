@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +14,12 @@ import numpy as np
 
 from jax_tt._arguments import as_int
 from jax_tt._collection.collection import Collection, States
-from jax_tt._hash import backend
 from jax_tt._tables.table import Table
 from jax_tt._tiers import saved as saved_arrays
 from jax_tt._tiers.disk import DiskStore, StoreError
 from jax_tt._tiers.dump import dump_tier, load_tier
 from jax_tt._tiers.inputs import apart, features_of, keys_of, with_slots
+from jax_tt._tiers.pipeline import Pipeline
 from jax_tt._tiers.places import Exchanged
 from jax_tt._tiers.table import Tier, TieredRows, TierStatistics
 
@@ -34,7 +32,6 @@ class Staged(NamedTuple):
         other: what a dict had beside the features, such as labels, unchanged.
         number: of the batch, from 0. Those of batches that are dropped are not used again.
         exchanges: slots and new entries by table.
-        plans: which keys the rows belong to, by table.
 
     >>> import jax_tt, numpy as np
     >>> table = jax_tt.dense_table(64, 8, optimizer=jax_tt.optimizers.SGD(0.1))
@@ -50,7 +47,15 @@ class Staged(NamedTuple):
     other: dict[str, Any]
     number: int
     exchanges: dict[str, Any]
-    plans: dict[str, Any]
+
+
+class _Placed(NamedTuple):
+    """A batch of which the slots are known, but whose rows have not been fetched; see `Staged`."""
+
+    batch: Any
+    other: dict[str, Any]
+    number: int
+    plans: dict[str, Exchanged]
 
 
 class Tiers:
@@ -68,7 +73,7 @@ class Tiers:
         collection: the tables on the device and the features.
         tiers: `Tier` by table, for those that have more rows than the device.
         path: directory of the tier on disk, for all tables; None for none. Requires ``jax-tt[disk]``.
-        depth: batches that are prepared ahead of the one that is loaded, in a thread; 0 for none.
+        depth: batches that are ready ahead of the one that is loaded. Two threads prepare them; with 0 there are none.
 
     Attributes:
         seconds_waited: the time that `prefetch` has waited for rows, and for the batches themselves.
@@ -127,9 +132,7 @@ class Tiers:
         self._staged = self._loaded = 0
         # Guards the rows beyond the device. A batch is loaded without it, so that no step waits for another batch.
         self._stores = threading.Lock()
-        # Says when a batch has been loaded.
-        self._changed = threading.Condition()
-        self._running: _Prefetching | None = None
+        self._running: Pipeline | None = None
         self.seconds_waited = 0.0
 
     def prefetch(self, batches: Iterable[Any]) -> Iterator[Staged]:
@@ -140,7 +143,8 @@ class Tiers:
 
         Args:
             batches: dicts or `KeyedBags` for `embed_collection`, of numpy arrays. A dict may hold more than features.
-                With a ``depth`` they are asked for in a thread, which is waited for when the iteration ends.
+                With a ``depth`` they are asked for in a thread, up to three more of them than are ready. It is waited
+                for when the iteration ends.
 
         Raises:
             TypeError, ValueError: a batch does not fit; with a depth, when it is its turn.
@@ -149,7 +153,7 @@ class Tiers:
             raise RuntimeError(
                 "prefetch: another iteration over batches has not ended; close it first."
             )
-        self._running = _Prefetching(self._stage, batches, self._depth, self._changed)
+        self._running = Pipeline(batches, self._place, self._fetch, self._depth)
         try:
             while (staged := self._next()) is not None:
                 yield staged
@@ -179,20 +183,9 @@ class Tiers:
                 "prefetch, and before its iteration ends."
             )
         after = {name: dict(own) for name, own in state.items()}
-        left: dict[str, list[jax.Array]] = {}
         for name, (slots, entries) in staged.exchanges.items():
-            own, plan = self._rows[name], staged.plans[name]
-            old: list[jax.Array] = []
-            if len(plan.loaded):
-                arrays = [after[name][array] for array in own.layout.names]
-                arrays, old = _exchanged(arrays, entries, slots)
-                after[name] |= zip(own.layout.names, arrays, strict=True)
-            left[name] = old
-        for name, own in self._rows.items():
-            own.loaded(staged.number, staged.plans[name], left[name])
-        with self._changed:
-            self._loaded += 1
-            self._changed.notify_all()
+            after[name] = self._rows[name].load(staged.number, after[name], slots, entries)
+        self._loaded += 1
         return after
 
     def save(self, state: States, other: bytes = b"") -> None:
@@ -361,13 +354,13 @@ class Tiers:
         self.seconds_waited += time.perf_counter() - start
         return staged
 
-    def _stage(self, batch: Any, stopped: threading.Event) -> Staged:
-        """Decides which rows a batch exchanges, and fetches those that come."""
+    def _place(self, batch: Any) -> _Placed:
+        """Decides which rows a batch exchanges."""
         values, other = features_of(batch, list(self._collection.features))
         # Counted before the first change, so that what a failed batch left behind is forgotten.
         number, self._staged = self._staged, self._staged + 1
         slots: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-        plans, exchanges = {}, {}
+        plans = {}
         for name, own in self._rows.items():
             features = [feature for feature, table in self._features.items() if table == name]
             found = [keys_of(f, values[f], own.tier.num_embeddings) for f in features]
@@ -376,21 +369,16 @@ class Tiers:
             parts = apart(placed, [len(part) for part, _ in found])
             pairs = zip(parts, (here for _, here in found), strict=True)
             slots |= zip(features, pairs, strict=True)
-            exchanges[name] = self._fetched(own, number, plans[name], stopped)
-        return Staged(with_slots(values, slots), other, number, exchanges, plans)
+        return _Placed(with_slots(values, slots), other, number, plans)
 
-    def _fetched(
-        self, own: TieredRows, number: int, plan: Exchanged, stopped: threading.Event
-    ) -> tuple[jax.Array, list[jax.Array]]:
-        while True:
-            loaded = self._loaded
+    def _fetch(self, placed: _Placed) -> Staged:
+        """Fetches the rows that come with a batch."""
+        batch, other, number, plans = placed
+        exchanges = {}
+        for name, own in self._rows.items():
             with self._stores:
-                if own.settled(plan, self._depth):
-                    return own.fetch(number, plan)
-            with self._changed:
-                self._changed.wait_for(lambda: self._loaded > loaded or stopped.is_set())  # noqa: B023
-            if stopped.is_set():
-                raise _StoppedError
+                exchanges[name] = own.fetch(number, plans[name], self._depth)
+        return Staged(batch, other, number, exchanges)
 
     def _forget_what_was_not_loaded(self) -> None:
         if self._staged > self._loaded:
@@ -398,64 +386,6 @@ class Tiers:
                 own.forget_staged(self._loaded)
             # Numbers are not used again, so that `load` refuses the batches that were dropped.
             self._loaded = self._staged
-
-
-class _StoppedError(Exception):
-    """The iteration has ended while a batch was being prepared."""
-
-
-class _Prefetching:
-    """Stages batches in a thread, or on demand without a depth."""
-
-    def __init__(self, stage: Any, batches: Iterable[Any], depth: int, changed: Any):
-        self._stage, self._batches, self._changed = stage, iter(batches), changed
-        self._stopped = threading.Event()
-        self._ready: queue.Queue[Any] = queue.Queue(max(1, depth))
-        self._thread = threading.Thread(target=self._run, daemon=True) if depth else None
-        if self._thread:
-            self._thread.start()
-
-    def next(self) -> Staged | None:
-        """The next batch; None at the end."""
-        if self._thread is None:
-            return self._staged()
-        found = self._ready.get()
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-    def stop(self) -> None:
-        """Ends the thread."""
-        self._stopped.set()
-        while self._thread and self._thread.is_alive():
-            with self._changed:
-                self._changed.notify_all()
-            try:  # the thread may wait for room
-                self._ready.get_nowait()
-            except queue.Empty:
-                self._thread.join(0.05)
-
-    def _staged(self) -> Staged | None:
-        for batch in self._batches:
-            return self._stage(batch, self._stopped)
-        return None
-
-    def _run(self) -> None:
-        found: Any = True
-        while found is not None and not self._stopped.is_set():
-            try:
-                found = self._staged()
-            except _StoppedError:
-                return
-            except BaseException as error:
-                self._ready.put(error)
-                return
-            self._ready.put(found)
-
-
-@partial(jax.jit, donate_argnums=0)
-def _exchanged(arrays: Any, entries: Any, slots: Any) -> Any:
-    return backend.exchange(arrays, entries, slots, "auto", return_old=True)
 
 
 def _checked(collection: Any, tiers: Any) -> dict[str, Table]:

@@ -149,6 +149,32 @@ def test_batches_as_large_as_the_device(policy):
     assert counts.loaded == counts.host_hits + counts.created
 
 
+@pytest.mark.parametrize("disk", [False, True])
+def test_rows_that_leave_with_one_batch_and_come_back_with_the_next(tmp_path, disk):
+    """They stay on the device, also if they leave and come back twice before a batch is loaded."""
+    tiers, state = small_tiers(
+        tmp_path / "rows" if disk else None, depth=3, host_rows=16 + 16 * disk
+    )
+    others, whole = small_tiers(rows=48)
+    batches = [batch_of(np.arange(12) + 8 * (k % 3 // 2)) for k in range(12)]
+    batches += [batch_of(np.arange(12) + 12 * (k % 2)) for k in range(12)]
+    leaving, step = tiers._rows["item"]._leaving, row_tiers_run.step_of(collection_of(16))
+    returned = 0
+    for k, staged in enumerate(tiers.prefetch(batches)):
+        until = time.monotonic() + 10
+        while time.monotonic() < until and max(leaving) < min(k + 2, len(batches) - 1):
+            time.sleep(0.001)
+        returned += sum(len(own.left.plan.loaded) > 0 for own in leaving[k].returned)
+        state, _ = step(tiers.load(state, staged), staged.batch)
+    whole = trained(others, whole, batches, 48)
+    ids = np.arange(30)
+    assert returned > 5
+    assert (tiers.read(state, "item", ids) == others.read(whole, "item", ids)).all()
+    counts = tiers.statistics()["item"]
+    assert counts.loaded == counts.host_hits + counts.disk_hits + counts.created
+    tiers.close()
+
+
 def test_half_of_the_rows_fit_at_once():
     """Some sets get more keys than they have rows; without the overflow this fails."""
     rows, draw = 49_152, np.random.default_rng(0)

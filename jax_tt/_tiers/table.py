@@ -144,7 +144,7 @@ class _Leaving:
     in_memory: np.ndarray
     counts: tuple[int, int, int]
     returned: list[_Returned]
-    entries: list[jax.Array] | None = None
+    entries: list[Any] | None = None
 
     @property
     def ready(self) -> bool:

@@ -83,7 +83,7 @@ static inline __attribute__((always_inline)) void PrefetchSet(const HashDirector
 // prefetches arrives while others work.
 template <int kWays>
 struct KeyGroup {
-  static constexpr int64_t kKeys = 32;
+  static constexpr int64_t kKeys = 16;
   const uint32_t* keys;
   const bool* present;
   int32_t* slots;

@@ -54,6 +54,7 @@ nb::dict Registrations() {
   targets["jax_tt_hash_tables_initial_v1"] = Encapsulate(HashTablesInitialCpu);
   targets["jax_tt_hash_tables_exchange_v1"] = Encapsulate(HashTablesExchangeCpu);
   targets["jax_tt_hash_double_v1"] = Encapsulate(HashDoubleCpu);
+  targets["jax_tt_route_bags_v1"] = Encapsulate(RouteBagsCpu);
   targets["jax_tt_route_distinct_v1"] = Encapsulate(RouteDistinctCpu);
   return targets;
 }

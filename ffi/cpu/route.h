@@ -1,4 +1,4 @@
-// The different rows that one device asks others for.
+// What one device asks others for: different rows, or sums of rows.
 #ifndef JAX_TT_CPU_ROUTE_H_
 #define JAX_TT_CPU_ROUTE_H_
 
@@ -25,6 +25,19 @@ struct DistinctRoute {
 };
 
 Status DistinctRows(const RouteRequests& requests, const DistinctRoute& found);
+
+// As jax_tt._sharding.spread.Places.
+struct BagRoute {
+  int32_t* rows;     // [devices, size]
+  int32_t* source;   // [devices, size]
+  int32_t* offsets;  // [devices, bags + 1]
+  int32_t* most;     // [1]
+  int64_t size;
+  int64_t bags;
+};
+
+// Requests of position i are of the bag `bag[i]`, in the order of the bags.
+Status RouteBags(const RouteRequests& requests, const int32_t* bag, const BagRoute& found);
 
 }  // namespace jax_tt
 

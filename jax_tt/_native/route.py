@@ -23,3 +23,31 @@ def route_distinct(
         {"devices": np.int64(devices)},
     )
     return tuple(found.values())
+
+
+def route_bags(
+    device: jax.Array,
+    row: jax.Array,
+    bag: jax.Array,
+    *,
+    devices: int,
+    size: int,
+    bags: int,
+    platform: str,
+) -> tuple[jax.Array, ...]:
+    """Rows and sources ``[devices, size]``, offsets ``[devices, bags + 1]`` and ``[1]``, the most rows for a device."""
+    shapes = {
+        "rows": (devices, size),
+        "source": (devices, size),
+        "offsets": (devices, bags + 1),
+        "most": (1,),
+    }
+    found = native_call(
+        platform,
+        "route_bags",
+        {"device": device, "row": row, "bag": bag},
+        {name: jax.ShapeDtypeStruct(shape, jnp.int32) for name, shape in shapes.items()},
+        None,
+        {"devices": np.int64(devices), "size": np.int64(size), "bags": np.int64(bags)},
+    )
+    return tuple(found.values())

@@ -15,14 +15,22 @@ Carry = TypeVar("Carry")
 
 
 def exchanged(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
-    """Arrays ``[devices, ...]``, of which part k goes to device k; part k of a result comes from device k."""
+    """Arrays ``[devices, ...]``, of which part k goes to device k; part k of a result comes from device k.
+
+    An array ``[1, ...]`` goes to all devices.
+    """
     sizes = {message.dtype.itemsize for message in messages}
     alike = len({message.dtype for message in messages}) == 1
     # Also alone, 16-bit floats travel as integers: XLA widens collectives of bfloat16 on CPU.
     unit = jnp.uint16 if 2 in sizes else None if alike else jnp.uint32
     parts = [_in_units(message, unit) for message in messages]
     ends = [0, *itertools.accumulate(part.shape[1] for part in parts)]
-    received = lax.all_to_all(jnp.concatenate(parts, axis=1), axes, 0, 0, tiled=True)
+    if all(part.shape[0] == 1 for part in parts):
+        received = lax.all_gather(jnp.concatenate(parts, axis=1), axes, tiled=True)
+    else:
+        devices = lax.axis_size(axes)
+        parts = [jnp.broadcast_to(part, (devices, part.shape[1])) for part in parts]
+        received = lax.all_to_all(jnp.concatenate(parts, axis=1), axes, 0, 0, tiled=True)
     pairs = zip(itertools.pairwise(ends), messages, strict=True)
     return [_from_units(received[:, begin:end], message) for (begin, end), message in pairs]
 
@@ -62,8 +70,9 @@ def _in_units(array: jax.Array, unit: Any) -> jax.Array:
 
 
 def _from_units(units: jax.Array, like: jax.Array) -> jax.Array:
+    own = (units.shape[0], *like.shape[1:])
     if units.dtype == like.dtype:
-        return units.reshape(like.shape)
+        return units.reshape(own)
     ratio = like.dtype.itemsize // units.dtype.itemsize
-    shape = like.shape if ratio == 1 else (*like.shape, ratio)
+    shape = own if ratio == 1 else (*own, ratio)
     return lax.bitcast_convert_type(units.reshape(shape), like.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +15,11 @@ from jax import lax
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup import _groups
 from jax_tt._lookup._batch import Batch
-from jax_tt._lookup._groups import Call, Use
-from jax_tt._sharding.asked import Asked, received, with_missing
+from jax_tt._lookup._groups import Call
+from jax_tt._sharding.asked import Asked, AskedKeys, received, with_missing
 from jax_tt._sharding.columns import in_columns, joined_columns
 from jax_tt._sharding.exchange import exchanged, other_rounds, unless
+from jax_tt._sharding.reads import own_call, pool_call, read_call
 from jax_tt._sharding.requests import PAGES, Requests, requests_of, sharded
 from jax_tt._sharding.route import (
     Messages,
@@ -28,50 +29,60 @@ from jax_tt._sharding.route import (
     message_rows,
     messages_of,
 )
-from jax_tt._tables.dense import DenseTable
-from jax_tt._tables.options import Lookup, Wanted
-from jax_tt._tables.table import State
+from jax_tt._sharding.spread import Spread, partial_sums, received_bags, spread_of, whole_sums
+from jax_tt._sharding.travels import rows_of_message, sums_travel
 
-_TABLE = frozenset({"embedding"})
+# What a device asks of the others for a table: different rows, or sums of the rows of bags.
+Ask = Requests | Spread
 
 
 class Residuals(NamedTuple):
     """What the backward pass of one device needs.
 
     Attributes:
-        requests: of every table.
+        requests: of every table; None where sums travel, unless they do not fit.
         fits: whether the messages hold all of them, ``[1]``; None if they are large enough in any case.
         attempt: with messages of the expected size.
     """
 
-    requests: list[Requests]
+    requests: list[Requests | None]
     fits: jax.Array | None
     attempt: Attempt
+
+
+class Fetched(NamedTuple):
+    """The different rows of a batch, which this device has got.
+
+    Attributes:
+        messages: that they were asked for in.
+        kept: where they are kept.
+        rows: ``[n, D]``.
+        batch: with ids that are places of rows.
+    """
+
+    messages: Messages
+    kept: jax.Array
+    rows: jax.Array
+    batch: Batch
 
 
 class Attempt(NamedTuple):
     """A lookup with messages of some size.
 
     Attributes:
-        requests: of every table.
-        messages: of every table.
+        asks: of every table.
         bits: that tell the rounds apart, ``[1]``; None if there is one round.
-        kept: where the different rows of every table are kept.
-        rows: of every table that this device has got.
-        batches: of every table, with ids that are places of rows.
-        pooled: residuals of the sums of these rows.
-        asked: what this device was asked for in the first round.
+        fetched: of every table; None where sums have travelled.
+        pooled: residuals of the sums of fetched rows.
+        asked: of every table, what this device was asked for in the first round: rows, or bags of them.
         read: residuals of their lookup.
     """
 
-    requests: list[Requests]
-    messages: list[Messages]
+    asks: list[Ask]
     bits: jax.Array | None
-    kept: list[jax.Array]
-    rows: list[jax.Array]
-    batches: list[Batch]
+    fetched: list[Fetched | None]
     pooled: Any
-    asked: list[Asked]
+    asked: list[Asked | Batch]
     read: Any
 
 
@@ -80,35 +91,52 @@ def local_forward(
 ) -> tuple[list[jax.Array], Residuals]:
     """Sums ``[S, nb, D]`` of every call for the batch of this device."""
     calls = [in_columns(call) for call in calls]
-    requests = [
-        requests_of(sharded(call), call.state[PAGES], call.batch, call.use.lookup, axes)
-        for call in calls
-    ]
-    everywhere = (*axes, *others)
-    if all(sharded(call).exchange.expected_unique == 1 for call in calls):
-        sums, attempt = attempted(calls, requests, axes, others)
+    known = [None if sums_travel(call, others) else _requests(call, axes) for call in calls]
+    usual = all(sharded(call).exchange.expected_unique == 1 for call in calls)
+    if usual and None not in known:
+        sums, attempt = attempted(calls, all_requests(calls, known, axes), axes, others)
         fits = None
     else:
-        first, fits = _if_they_fit(calls, requests, everywhere)
+        first, fits = _if_they_fit(calls, known, axes, others)
         found = attempted(calls, first, axes, others, one_round=True)
-        sums = unless(fits, lambda _: attempted(calls, requests, axes, others)[0], found[0])
+
+        def again(_: Any) -> list[jax.Array]:
+            return attempted(calls, all_requests(calls, known, axes), axes, others)[0]
+
+        sums = unless(fits, again, found[0])
         attempt, fits = found[1], fits[None]
     sums = [joined_columns(call, own) for call, own in zip(calls, sums, strict=True)]
-    return sums, Residuals(requests, fits, attempt)
+    return sums, Residuals(known, fits, attempt)
+
+
+def all_requests(
+    calls: Sequence[Call], known: Sequence[Requests | None], axes: tuple[str, ...]
+) -> list[Requests]:
+    """The requests of every call."""
+    return [
+        _requests(call, axes) if own is None else own
+        for call, own in zip(calls, known, strict=True)
+    ]
+
+
+def _requests(call: Call, axes: tuple[str, ...]) -> Requests:
+    return requests_of(sharded(call), call.state[PAGES], call.batch, call.use.lookup, axes)
 
 
 def attempted(
     calls: Sequence[Call],
-    requests: Sequence[Requests],
+    asks: Sequence[Ask],
     axes: tuple[str, ...],
     others: tuple[str, ...],
     one_round: bool = False,
 ) -> tuple[list[jax.Array], Attempt]:
     """Sums of every call, in one round of messages of the expected size, or in as many as it takes."""
     devices = sharded(calls[0]).layout.devices
-    routes = [own.distinct.route for own in requests]
+    requests = {k: own for k, own in enumerate(asks) if isinstance(own, Requests)}
+    routes = [own.distinct.route for own in requests.values()]
     if one_round:
-        bits, sizes = None, _expected_sizes(calls, requests)
+        bits = None
+        sizes = [_expected_size(calls[k], own) for k, own in requests.items()]
         pairs = zip(routes, sizes, strict=True)
         messages = [messages_of(route, bits, size, devices) for route, size in pairs]
         kept = [own.place for own in messages]
@@ -116,13 +144,20 @@ def attempted(
         sizes = [message_rows(route.row.shape[0], devices) for route in routes]
         messages, bits = all_messages(routes, sizes, devices, (*axes, *others))
         kept = [kept_places(own, bits, devices) for own in messages]
-    rows, asked, read = _rows(calls, requests, messages, (bits, kept), (axes, others))
-    batches = [_pooled_batch(*parts) for parts in zip(calls, requests, kept, messages, strict=True)]
-    pools = [pool_call(*parts) for parts in zip(calls, batches, rows, strict=True)]
-    sums, pooled = _groups.forward(pools, None)
+    ways = dict(zip(requests, zip(messages, kept, strict=True), strict=True))
+    answers, asked, read = _answers(calls, asks, ways, bits, (axes, others))
+    fetched: list[Fetched | None] = [None] * len(calls)
+    pools = []
+    for k, own in requests.items():
+        batch = _pooled_batch(calls[k], own, *ways[k])
+        fetched[k] = Fetched(*ways[k], answers[k], batch)
+        pools.append(pool_call(calls[k], batch, answers[k]))
+    pooled, saved = _groups.forward(pools, None) if pools else ((), [])
+    sums = list(answers)
+    for k, own in zip(requests, pooled, strict=True):
+        sums[k] = own
     bits = None if bits is None else bits[None]
-    own = Attempt(list(requests), messages, bits, kept, rows, batches, pooled, asked, read)
-    return list(sums), own
+    return sums, Attempt(list(asks), bits, fetched, saved, asked, read)
 
 
 def all_messages(
@@ -133,84 +168,108 @@ def all_messages(
     least: jax.Array | None = None,
 ) -> tuple[list[Messages], jax.Array]:
     """The messages for all routes, and the number of bits, ``least`` or more, that tell rounds apart on all devices."""
-    bits = _bits(routes, sizes, devices, everywhere, least)
+    needed = [leading_bits(*pair, devices) for pair in zip(routes, sizes, strict=True)]
+    needed += [] if least is None else [least]
+    bits = lax.pmax(jnp.max(jnp.stack(needed)), everywhere)
     pairs = zip(routes, sizes, strict=True)
     return [messages_of(route, bits, size, devices) for route, size in pairs], bits
 
 
-def _bits(
-    routes: Sequence[Route],
-    sizes: Sequence[int],
-    devices: int,
-    everywhere: Any,
-    least: jax.Array | None = None,
-) -> jax.Array:
-    needed = [leading_bits(*pair, devices) for pair in zip(routes, sizes, strict=True)]
-    needed += [] if least is None else [least]
-    return lax.pmax(jnp.max(jnp.stack(needed)), everywhere)
-
-
-def _expected_sizes(calls: Sequence[Call], requests: Sequence[Requests]) -> list[int]:
-    """The rows of a message of every table, by the share of different ids that its user expects."""
-    sizes = []
-    for call, own in zip(calls, requests, strict=True):
-        table = sharded(call)
-        expected = math.ceil(own.distinct.source.shape[0] * table.exchange.expected_unique)
-        sizes.append(message_rows(expected, table.layout.devices))
-    return sizes
+def _expected_size(call: Call, requests: Requests) -> int:
+    """The rows of a message, by the share of different ids that the user expects."""
+    table = sharded(call)
+    expected = math.ceil(requests.distinct.source.shape[0] * table.exchange.expected_unique)
+    return message_rows(expected, table.layout.devices)
 
 
 def _if_they_fit(
-    calls: Sequence[Call], requests: Sequence[Requests], everywhere: Any
-) -> tuple[list[Requests], jax.Array]:
-    """The requests, or none if messages of the expected sizes do not hold those of all devices; and which it is."""
-    devices = sharded(calls[0]).layout.devices
-    routes = [own.distinct.route for own in requests]
-    fits = _bits(routes, _expected_sizes(calls, requests), devices, everywhere) == 0
-    return [own.only_if(fits, devices) for own in requests], fits
-
-
-def _rows(
     calls: Sequence[Call],
-    requests: Sequence[Requests],
-    messages: Sequence[Messages],
-    kept: tuple[jax.Array | None, Sequence[jax.Array]],
+    known: Sequence[Requests | None],
+    axes: tuple[str, ...],
+    others: tuple[str, ...],
+) -> tuple[list[Ask], jax.Array]:
+    """What to ask for, or nothing if messages of the expected sizes are too small on any device; and whether they fit."""
+    devices = sharded(calls[0]).layout.devices
+    asks: list[Ask] = []
+    missing = []
+    for call, own in zip(calls, known, strict=True):
+        if own is None:
+            size = rows_of_message(call)
+            spread = spread_of(call, call.state[PAGES], size, axes)
+            asks.append(spread)
+            missing.append(spread.places.most[0] - size)
+        else:
+            asks.append(own)
+            missing.append(leading_bits(own.distinct.route, _expected_size(call, own), devices))
+    fits = lax.pmax(jnp.max(jnp.stack(missing)), (*axes, *others)) <= 0
+    asks = [
+        own.only_if(fits) if isinstance(own, Spread) else own.only_if(fits, devices) for own in asks
+    ]
+    return asks, fits
+
+
+def _answers(
+    calls: Sequence[Call],
+    asks: Sequence[Ask],
+    ways: dict[int, tuple[Messages, jax.Array]],
+    bits: jax.Array | None,
     mesh_axes: tuple[tuple[str, ...], tuple[str, ...]],
-) -> tuple[list[jax.Array], list[Asked], Any]:
-    """The different rows of every table where they are kept, those asked for in the first round, and residuals."""
-    (bits, places), (axes, others) = kept, mesh_axes
+) -> tuple[list[jax.Array], list[Asked | Batch], Any]:
+    """The different rows of every table where they are kept, or sums; what was asked for first; and residuals.
+
+    There are further rounds only if no sums travel.
+    """
+    axes, others = mesh_axes
     devices = sharded(calls[0]).layout.devices
 
-    def got(k: Any) -> tuple[list[jax.Array], list[Asked], Any]:
-        sent = []
-        for own, table in zip(requests, messages, strict=True):
-            sent += own.distinct.route.message(table, k, devices, np.True_)
+    def got(k: Any) -> tuple[list[jax.Array], list[Asked | Batch], Any]:
+        sent: list[jax.Array] = []
+        for number, own in enumerate(asks):
+            if isinstance(own, Spread):
+                sent += own.message()
+            else:
+                sent += own.distinct.route.message(ways[number][0], k, devices, np.True_)
         parts = iter(exchanged(sent, axes))
-        found = [received(call, parts, checked=True) for call in calls]
-        asked = [own for own, _ in found]
-        reads = [read_call(call, own.rows) for call, own in zip(calls, asked, strict=True)]
-        sums, read = _groups.forward(reads, None)
-        sums = [
-            with_missing(call, *own, sum_, (*axes, *others))
-            for call, own, sum_ in zip(calls, found, sums, strict=True)
+        asked = [_received(call, own, parts) for call, own in zip(calls, asks, strict=True)]
+        reads = [
+            own_call(call, own) if isinstance(own, Batch) else read_call(call, own.rows)
+            for call, (own, _) in zip(calls, asked, strict=True)
         ]
-        found = exchanged(
-            [_sent_rows(*pair, devices) for pair in zip(calls, sums, strict=True)], axes
-        )
-        return [_received_rows(*pair) for pair in zip(calls, found, strict=True)], asked, read
+        sums, read = _groups.forward(reads, None)
+        answers = []
+        for call, (own, keys), sum_ in zip(calls, asked, sums, strict=True):
+            if isinstance(own, Batch):
+                answers.append(partial_sums(call, sum_))
+            else:
+                rows = with_missing(call, own, keys, sum_, (*axes, *others))
+                answers.append(_sent_rows(call, rows, devices))
+        found = [
+            whole_sums(call, own, part) if isinstance(own, Spread) else _received_rows(call, part)
+            for call, own, part in zip(calls, asks, exchanged(answers, axes), strict=True)
+        ]
+        return found, [own for own, _ in asked], read
 
     def other(k: jax.Array, carry: Any) -> Any:
         found, _, read = got(k)
         rows = []
-        for table, own, place, more in zip(carry[0], messages, places, found, strict=True):
-            number = own.sent(k, devices)
-            at = place.at[number].get(mode="fill", fill_value=table.shape[0])
+        for number, (table, more) in enumerate(zip(carry[0], found, strict=True)):
+            messages, place = ways[number]
+            sent = messages.sent(k, devices)
+            at = place.at[sent].get(mode="fill", fill_value=table.shape[0])
             rows.append(table.at[at].set(more, mode="drop"))
         return rows, read
 
-    rows, asked, read = got(0)
-    rows, read = other_rounds(other, bits, (rows, read))
-    return rows, asked, read
+    found, asked, read = got(0)
+    found, read = other_rounds(other, bits, (found, read))
+    return found, asked, read
+
+
+def _received(
+    call: Call, own: Ask, parts: Iterator[jax.Array]
+) -> tuple[Asked | Batch, AskedKeys | None]:
+    if isinstance(own, Spread):
+        return received_bags(call, parts), None
+    return received(call, parts, checked=True)
 
 
 def _sent_rows(call: Call, sums: jax.Array, devices: int) -> jax.Array:
@@ -226,42 +285,9 @@ def _received_rows(call: Call, rows: jax.Array) -> jax.Array:
     return rows.reshape(-1, rows.shape[-1]).astype(kind)
 
 
-def _pooled_batch(call: Call, requests: Requests, kept: jax.Array, messages: Messages) -> Batch:
+def _pooled_batch(call: Call, requests: Requests, messages: Messages, kept: jax.Array) -> Batch:
     """The batch with the places of its rows as ids; that of the row after all of them for ids without a row."""
     total = messages.size * sharded(call).layout.devices
     ids = jnp.where(requests.read, kept[requests.distinct.places], total)
     ids = jnp.where(requests.here, ids.reshape(requests.here.shape), -1)
     return dataclasses.replace(call.batch, ids=ids, slots=None)
-
-
-def pool_call(call: Call, batch: Batch, rows: jax.Array) -> Call:
-    """The lookup of a batch of `_pooled_batch` in rows."""
-    table, lookup = call.use.table, call.use.lookup
-    if lookup.bounds == "error":
-        rows = jnp.concatenate([rows, jnp.full_like(rows[:1], jnp.nan)])
-    wanted = Wanted(_TABLE if lookup.wanted.names else frozenset(), lookup.wanted.weights)
-    count, width = rows.shape
-    described = DenseTable(count, width, rows.dtype, name=table.name)
-    return Call(Use(described, inner(lookup, wanted)), {"embedding": rows}, batch, ())
-
-
-def read_call(call: Call, rows: jax.Array, state: State | None = None) -> Call:
-    """The lookup, or the step, of rows ``[n]`` of this device, -1 for none."""
-    table, lookup = sharded(call).local, call.use.lookup
-    count = rows.shape[0]
-    ends = jnp.broadcast_to(jnp.array([0, 1], jnp.int32), (count, 2))
-    batch = Batch(rows[:, None], ends, None, padded=True, rectangular=True)
-    wanted = Wanted(lookup.wanted.names)
-    return Call(
-        Use(table, inner(lookup, wanted)),
-        call.state if state is None else state,
-        batch,
-        call.values,
-    )
-
-
-def inner(lookup: Lookup, wanted: Wanted) -> Lookup:
-    """Options for rows that are known to exist."""
-    return dataclasses.replace(
-        lookup, combiner="sum", bounds="zero", dtype=None, axis_name=None, wanted=wanted
-    )

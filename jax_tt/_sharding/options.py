@@ -8,9 +8,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jax_tt._arguments import as_dtype
+from jax_tt._arguments import as_dtype, one_of
 
 _TYPES = ("bfloat16", "float16", "float32")
+_POOLED = ("auto", "rows", "sums")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +25,9 @@ class Exchange:
         expected_unique: the share of different rows among the ids that a device looks up, from 0 (exclusive) to 1, by
             which messages are sized. A batch with more of them takes another exchange, with messages for all ids; the
             results are the same.
+        pooled: what comes back for bags. ``"rows"``: their different rows, which are summed where the bag is. ``"sums"``:
+            from each device, sums of the rows that it has, where tables and lookups allow it. ``"auto"``: what takes
+            fewer bytes.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
@@ -35,6 +39,7 @@ class Exchange:
 
     dtype: Any = None
     expected_unique: float = 1.0
+    pooled: str = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
@@ -45,6 +50,7 @@ class Exchange:
                     f"dtype: got {name}; expected None, {', '.join(_TYPES[:-1])} or {_TYPES[-1]}."
                 )
             object.__setattr__(self, "dtype", name)
+        one_of("pooled", self.pooled, _POOLED)
         share = self.expected_unique
         number = isinstance(share, numbers.Real) and not isinstance(share, bool)
         if not number or not 0 < share <= 1:
@@ -60,9 +66,13 @@ class Exchange:
         # The rows of a 16-bit table are the same in 16 bits.
         return storage if jnp.dtype(storage).itemsize == 2 else accum
 
+    def type_of_sums(self, accum: Any) -> Any:
+        """The type in which sums of rows travel: those of a 16-bit table are not in 16 bits, unless asked for."""
+        return accum if self.dtype is None else jnp.dtype(self.dtype)
+
     def type_of_gradients(self, accum: Any) -> Any:
         """The type in which gradients travel."""
-        return accum if self.dtype is None else jnp.dtype(self.dtype)
+        return self.type_of_sums(accum)
 
 
 DEFAULT = Exchange()

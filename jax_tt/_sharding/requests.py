@@ -50,6 +50,22 @@ class Requests(NamedTuple):
         return self._replace(distinct=self.distinct._replace(route=route), pages=pages)
 
 
+class Positions(NamedTuple):
+    """The positions of a batch.
+
+    Attributes:
+        route: the row of each of them, the first replica for this device.
+        pages: of the rows.
+        read, here, refused: as those of `Requests`; ``refused`` is a scalar.
+    """
+
+    route: Route
+    pages: Paged
+    read: jax.Array
+    here: jax.Array
+    refused: jax.Array
+
+
 def requests_of(
     table: ShardedTable, page_table: jax.Array, batch: Batch, lookup: Lookup, axes: Any
 ) -> Requests:
@@ -62,15 +78,22 @@ def requests_of(
         lookup: options of the call.
         axes: mesh axes that pages are divided over.
     """
+    return _distinct(table, positions_of(table, page_table, batch, lookup, axes), lookup.method)
+
+
+def positions_of(
+    table: ShardedTable, page_table: jax.Array, batch: Batch, lookup: Lookup, axes: Any
+) -> Positions:
+    """Where the rows of this device's part of a batch are; the arguments are those of `requests_of`."""
     here = present(batch)
     if table.takes_keys:
         own, refused = keys_in_pages(table.layout, keys_of(batch)), jnp.zeros((), bool)
-        return requested(table, page_table, own, (here, here, refused), lookup.method, axes)
+        return _placed(table.layout, page_table, own, (here, here, refused), axes)
     (rows,), ok = digits_in_range(table, batch)
     read = here & ok if lookup.bounds in (*IGNORED, "error") else here
     own = _paged(table.layout, jnp.where(read, rows, jnp.zeros_like(rows)))
     refused = jnp.any(here & ~ok) if lookup.bounds == "error" else jnp.zeros((), bool)
-    return requested(table, page_table, own, (read, here, refused), lookup.method, axes)
+    return _placed(table.layout, page_table, own, (read, here, refused), axes)
 
 
 def keys_in_pages(layout: Layout, keys: jax.Array) -> Paged:
@@ -88,19 +111,37 @@ def requested(
     axes: Any,
 ) -> Requests:
     """The requests for rows of pages; ``flags`` are `Requests.read`, `here` and `refused`."""
-    layout, (read, here, refused) = table.layout, flags
+    return _distinct(table, _placed(table.layout, page_table, own, flags, axes), method)
+
+
+def _placed(
+    layout: Layout,
+    page_table: jax.Array,
+    own: Paged,
+    flags: tuple[jax.Array, jax.Array, jax.Array],
+    axes: Any,
+) -> Positions:
+    read, here, refused = flags
     read = read.reshape(-1)
     places = page_table[own.page]
-    # Devices share the replicas of a page evenly.
-    count = jnp.sum(places >= 0, axis=1, dtype=jnp.int32)
-    turn = lax.axis_index(axes).astype(jnp.int32) % count
-    place = jnp.take_along_axis(places, turn[:, None], axis=1)[:, 0]
-    requested = Route(
+    if layout.replicas == 1:
+        place = places[:, 0]
+    else:
+        # Devices share the replicas of a page evenly.
+        count = jnp.sum(places >= 0, axis=1, dtype=jnp.int32)
+        turn = lax.axis_index(axes).astype(jnp.int32) % count
+        place = jnp.take_along_axis(places, turn[:, None], axis=1)[:, 0]
+    route = Route(
         jnp.where(read, place // layout.pool, layout.devices),
         place % layout.pool * layout.page_size + own.row,
         own.rest,
     )
-    found = distinct(requested, layout.devices, method)
+    return Positions(route, own, read, here, refused)
+
+
+def _distinct(table: ShardedTable, positions: Positions, method: str) -> Requests:
+    route, own, read, here, refused = positions
+    found = distinct(route, table.layout.devices, method)
     # Positions that read nothing are a request as well, for no page.
     wanted = own._replace(page=jnp.where(read, own.page, -1))
     pages = jax.tree.map(lambda part: part.at[found.source].get(mode="fill", fill_value=-1), wanted)

@@ -1,0 +1,49 @@
+"""Lookups of the rows that one device has, and of those that it has got from the others."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._groups import Call, Use
+from jax_tt._sharding.requests import sharded
+from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.options import Lookup, Wanted
+from jax_tt._tables.table import State
+
+_TABLE = frozenset({"embedding"})
+
+
+def pool_call(call: Call, batch: Batch, rows: jax.Array) -> Call:
+    """The lookup of a batch whose ids are places of rows that this device has got."""
+    table, lookup = call.use.table, call.use.lookup
+    if lookup.bounds == "error":
+        rows = jnp.concatenate([rows, jnp.full_like(rows[:1], jnp.nan)])
+    wanted = Wanted(_TABLE if lookup.wanted.names else frozenset(), lookup.wanted.weights)
+    count, width = rows.shape
+    described = DenseTable(count, width, rows.dtype, name=table.name)
+    return Call(Use(described, inner(lookup, wanted)), {"embedding": rows}, batch, ())
+
+
+def read_call(call: Call, rows: jax.Array, state: State | None = None) -> Call:
+    """The lookup, or the step, of rows ``[n]`` of this device, -1 for none."""
+    count = rows.shape[0]
+    ends = jnp.broadcast_to(jnp.array([0, 1], jnp.int32), (count, 2))
+    batch = Batch(rows[:, None], ends, None, padded=True, rectangular=True)
+    return own_call(call, batch, state)
+
+
+def own_call(call: Call, batch: Batch, state: State | None = None) -> Call:
+    """The lookup, or the step, of a batch of rows of this device."""
+    use = Use(sharded(call).local, inner(call.use.lookup, Wanted(call.use.lookup.wanted.names)))
+    return Call(use, call.state if state is None else state, batch, call.values)
+
+
+def inner(lookup: Lookup, wanted: Wanted) -> Lookup:
+    """Options for rows that are known to exist."""
+    return dataclasses.replace(
+        lookup, combiner="sum", bounds="zero", dtype=None, axis_name=None, wanted=wanted
+    )

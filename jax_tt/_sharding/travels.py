@@ -1,0 +1,83 @@
+"""Whether the rows of a bag travel to the device of the bag, or sums of those that a device has."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+
+from jax_tt._dtypes import accumulator
+from jax_tt._lookup._groups import Call
+from jax_tt._sharding.requests import sharded
+from jax_tt._sharding.route import message_rows
+from jax_tt._sharding.spread import bags_of
+
+# Rows of messages for sums over those of ids that are spread evenly: places for ids cost less than another attempt.
+_ROOM = 2
+
+
+def sums_travel(call: Call, others: tuple[str, ...]) -> bool:
+    """Whether sums of a call, whose batch is that of one device, travel.
+
+    Args:
+        call: in columns.
+        others: mesh axes along which devices have the same rows.
+    """
+    table = sharded(call)
+    if not can_travel_as_sums(call, others) or table.exchange.pooled == "rows":
+        return False
+    return table.exchange.pooled == "sums" or bytes_of_sums(call) < bytes_of_rows(call)
+
+
+def can_travel_as_sums(call: Call, others: tuple[str, ...]) -> bool:
+    """Whether a device can step its rows by the gradients of sums: it has the only replicas, and finds no keys."""
+    table = sharded(call)
+    alone = table.layout.replicas == 1 and not others
+    return (
+        alone and bags_of(call) > 0 and not table.takes_keys and not call.use.lookup.wanted.weights
+    )
+
+
+def bytes_of_rows(call: Call) -> int:
+    """Bytes of the messages of a device, if rows travel."""
+    table = sharded(call)
+    devices = table.layout.devices
+    expected = math.ceil(_positions(call) * table.exchange.expected_unique)
+    return devices * message_rows(expected, devices) * (4 + _width(call) * _itemsize(call, True))
+
+
+def bytes_of_sums(call: Call) -> int:
+    """Bytes of the messages of a device, if sums travel."""
+    bags = bags_of(call)
+    weights = call.batch.weights
+    of_id = 4 + (0 if weights is None else weights.dtype.itemsize)
+    ids = rows_of_message(call) * of_id
+    return sharded(call).layout.devices * (ids + bags * (4 + _width(call) * _itemsize(call, False)))
+
+
+def rows_of_message(call: Call) -> int:
+    """Ids in a message to one device, if sums travel."""
+    layout, count = sharded(call).layout, _positions(call)
+    # The share of the device with most pages.
+    share = layout.pool / layout.num_pages
+    expected = math.ceil(count * min(1, _ROOM * share))
+    return max(1, min(count, math.ceil(expected + 4 * math.sqrt(expected))))
+
+
+def _positions(call: Call) -> int:
+    return call.batch.num_segments * call.batch.capacity
+
+
+def _width(call: Call) -> int:
+    return sharded(call).local.features
+
+
+def _itemsize(call: Call, rows: bool) -> int:
+    """Bytes of an element there, and of its gradient back if there is one."""
+    table = sharded(call)
+    storage = table.storage(call.state)
+    accum = accumulator(storage)
+    exchange = table.exchange
+    there = exchange.type_of_rows(storage, accum) if rows else exchange.type_of_sums(accum)
+    back = exchange.type_of_gradients(accum) if call.use.lookup.wanted.names else None
+    return jnp.dtype(there).itemsize + (0 if back is None else jnp.dtype(back).itemsize)

@@ -65,20 +65,22 @@ def _step(table: jax_tt.Table, ids: list[jax.Array]) -> Call:
         1e-3 * np.random.default_rng(2).normal(size=(ids[0].shape[0], 64)), jnp.float32
     )
 
-    def step(state: dict, ids: jax.Array) -> dict:
-        def loss(trained: dict) -> jax.Array:
+    def step(state: dict, ids: jax.Array) -> tuple[dict, jax.Array]:
+        def loss(trained: dict) -> tuple[jax.Array, jax.Array]:
             lookup = jax_tt.Lookup(bounds="zero")
-            return jnp.vdot(
-                jax_tt.pooled_rows(table, {**state, **trained}, ids, lookup)[0], gradient
-            )
+            pooled, _ = jax_tt.pooled_rows(table, {**state, **trained}, ids, lookup)
+            return jnp.vdot(pooled, gradient), pooled
 
-        return state | jax.grad(loss)({name: state[name] for name in table.trained_names})
+        trained = {name: state[name] for name in table.trained_names}
+        new, pooled = jax.grad(loss, has_aux=True)(trained)
+        # Nothing of the forward pass is left out of the program, since its sums are results.
+        return state | new, pooled
 
     run = jax.jit(step, donate_argnums=0)
 
     def call(i: int) -> object:
         nonlocal state
-        state = run(state, ids[i % len(ids)])
-        return jax.block_until_ready(state)
+        state, pooled = run(state, ids[i % len(ids)])
+        return jax.block_until_ready((state, pooled))
 
     return call

@@ -53,8 +53,8 @@ def local_backward(
         None if g is None else separated_columns(call, g) for call, g in zip(calls, gs, strict=True)
     ]
 
-    def stepped(attempt: Attempt, states: Sequence[dict[str, Any]]) -> Carried:
-        return _attempted(calls, attempt, gs, states, axes, others)
+    def stepped(attempt: Attempt, states: Sequence[dict[str, Any]], wanted: jax.Array) -> Carried:
+        return _attempted(calls, attempt, gs, states, wanted, (axes, others))
 
     def again(carried: Carried) -> Carried:
         # The first attempt changed nothing. To read the arrays from before it, XLA would keep a copy of them.
@@ -64,16 +64,18 @@ def local_backward(
                 present[k] = calls[k]._replace(state={**calls[k].state, **state})
         requests = all_requests(present, residuals.requests, axes)
         _, attempt = attempted(present, requests, axes, others)
-        return stepped(attempt, carried.states)
+        return stepped(attempt, carried.states, jnp.ones((), bool))
 
     trained = [
         k
         for k, (call, g) in enumerate(zip(calls, gs, strict=True))
         if g is not None and call.use.lookup.wanted.names
     ]
-    found = stepped(residuals.attempt, [_start(calls[k]) for k in trained])
+    # Arrays of rows are only changed once the forward pass has read them, since `fits` is known after that.
+    fits = jnp.ones((), bool) if residuals.fits is None else residuals.fits[0]
+    found = stepped(residuals.attempt, [_start(calls[k]) for k in trained], fits)
     if residuals.fits is not None:
-        found = unless(residuals.fits[0], again, found)
+        found, _ = unless(fits, again, found)
     results: list[Cotangents] = [
         ({}, of_weights(call, dweights))
         for call, dweights in zip(calls, found.weights, strict=True)
@@ -88,9 +90,10 @@ def _attempted(
     attempt: Attempt,
     gs: Sequence[Any],
     states: Sequence[dict[str, Any]],
-    axes: tuple[str, ...],
-    others: tuple[str, ...],
+    wanted: jax.Array,
+    mesh_axes: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> Carried:
+    """The attempt, which changes nothing unless it is ``wanted``."""
     fetched = {k: own for k, own in enumerate(attempt.fetched) if own is not None}
     pools = [pool_call(calls[k], own.batch, own.rows) for k, own in fetched.items()]
     found = _groups.backward(pools, attempt.pooled, [gs[k] for k in fetched], None)
@@ -106,7 +109,7 @@ def _attempted(
             trained.append(Trained(k, call, grads.astype(kind)))
     allowed: list[jax.Array] = []
     if trained:
-        states, allowed = exchanged_steps(calls, trained, states, attempt, axes, others)
+        states, allowed = exchanged_steps(calls, trained, states, attempt, wanted, mesh_axes)
     weights = [of_rows[k][1] if k in of_rows else None for k in range(len(calls))]
     return Carried(list(states), allowed, weights)
 

@@ -35,6 +35,17 @@ def exchanged(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
     return [_from_units(received[:, begin:end], message) for (begin, end), message in pairs]
 
 
+def sums_of(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
+    """Arrays ``[devices, ...]`` of one type, of which part k goes to device k; ``[1, ...]``, their sums there."""
+    parts = [_in_units(message, None) for message in messages]
+    ends = [0, *itertools.accumulate(part.shape[1] for part in parts)]
+    found = lax.psum_scatter(jnp.concatenate(parts, axis=1), axes, tiled=True)
+    return [
+        found[:, begin:end].reshape(1, *message.shape[1:])
+        for (begin, end), message in zip(itertools.pairwise(ends), messages, strict=True)
+    ]
+
+
 def other_rounds(
     body: Callable[[jax.Array, Carry], Carry], bits: jax.Array | None, carry: Carry
 ) -> Carry:
@@ -53,13 +64,23 @@ def other_rounds(
     return lax.while_loop(lambda held: held[0] < last, step, start)[1]
 
 
-def unless(done: jax.Array, body: Callable[[Carry], Carry], carry: Carry) -> Carry:
-    """``carry`` if it is ``done``, else ``body(carry)``; in a loop, which XLA runs in place, unlike a conditional."""
+def unless(
+    done: jax.Array, body: Callable[[Carry], Carry], carry: Carry
+) -> tuple[Carry, jax.Array]:
+    """``carry`` if it is ``done``, else ``body(carry)``; in a loop, which XLA runs in place, unlike a conditional.
+
+    Also returns ``done``, as a value that is only known after the loop: what depends on it runs after what the loop
+    reads.
+    """
 
     def step(held: Any) -> Any:
-        return jnp.ones((), bool), body(held[1])
+        count, carry = held
+        return count + 1, body(carry)
 
-    return lax.while_loop(lambda held: ~held[0], step, (done, carry))[1]
+    # Two stands for nothing to do.
+    start = jnp.where(done, 2, 0)
+    count, found = lax.while_loop(lambda held: held[0] < 1, step, (start, carry))
+    return found, count == 2
 
 
 def _in_units(array: jax.Array, unit: Any) -> jax.Array:

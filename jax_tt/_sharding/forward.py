@@ -18,7 +18,7 @@ from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._groups import Call
 from jax_tt._sharding.asked import Asked, AskedKeys, received, with_missing
 from jax_tt._sharding.columns import in_columns, joined_columns
-from jax_tt._sharding.exchange import exchanged, other_rounds, unless
+from jax_tt._sharding.exchange import exchanged, other_rounds, sums_of, unless
 from jax_tt._sharding.reads import own_call, pool_call, read_call
 from jax_tt._sharding.requests import PAGES, Requests, requests_of, sharded
 from jax_tt._sharding.route import (
@@ -41,7 +41,8 @@ class Residuals(NamedTuple):
 
     Attributes:
         requests: of every table; None where sums travel, unless they do not fit.
-        fits: whether the messages hold all of them, ``[1]``; None if they are large enough in any case.
+        fits: whether the messages hold all of them, ``[1]``, known after the last attempt; None if they are large enough
+            in any case.
         attempt: with messages of the expected size.
     """
 
@@ -103,7 +104,7 @@ def local_forward(
         def again(_: Any) -> list[jax.Array]:
             return attempted(calls, all_requests(calls, known, axes), axes, others)[0]
 
-        sums = unless(fits, again, found[0])
+        sums, fits = unless(fits, again, found[0])
         attempt, fits = found[1], fits[None]
     sums = [joined_columns(call, own) for call, own in zip(calls, sums, strict=True)]
     return sums, Residuals(known, fits, attempt)
@@ -243,9 +244,13 @@ def _answers(
             else:
                 rows = with_missing(call, own, keys, sum_, (*axes, *others))
                 answers.append(_sent_rows(call, rows, devices))
+        # A collective that adds in 16 bits would round every sum.
+        added = len({x.dtype for x in answers}) == 1 and answers[0].dtype.itemsize > 2
+        added = added and all(map(_adds_parts, calls, asks))
+        found = (sums_of if added else exchanged)(answers, axes)
         found = [
             whole_sums(call, own, part) if isinstance(own, Spread) else _received_rows(call, part)
-            for call, own, part in zip(calls, asks, exchanged(answers, axes), strict=True)
+            for call, own, part in zip(calls, asks, found, strict=True)
         ]
         return found, [own for own, _ in asked], read
 
@@ -262,6 +267,11 @@ def _answers(
     found, asked, read = got(0)
     found, read = other_rounds(other, bits, (found, read))
     return found, asked, read
+
+
+def _adds_parts(call: Call, own: Ask) -> bool:
+    """Whether what comes back from all devices has to be added."""
+    return isinstance(own, Spread) and sharded(call).layout.columns == 1
 
 
 def _received(

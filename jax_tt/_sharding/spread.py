@@ -1,6 +1,7 @@
 """Bags whose ids travel to the devices that have their rows, and of which sums of rows come back.
 
-Each device sums those rows of a bag that it has: some of them, or some columns of all of them. A message to a device has the ids of all bags that it has rows of,
+Each device sums those rows of a bag that it has: some of them, or some columns of all of them. A message to a device
+has the ids of all bags that it has rows of,
 those of a bag behind each other, so that the messages that a device gets are a batch with a segment for each sender.
 """
 
@@ -159,7 +160,7 @@ def partial_sums(call: Call, sums: jax.Array) -> jax.Array:
 
 
 def whole_sums(call: Call, spread: Spread, parts: jax.Array) -> jax.Array:
-    """Sums ``[S, nb, D]`` from those ``[devices, bags, D]`` of the rows of each device."""
+    """Sums ``[S, nb, D]`` from those ``[devices, bags, D]`` of the rows of each device, or ``[1, bags, D]`` of all."""
     columns, width = sharded(call).layout.columns, parts.shape[-1]
     accum = accumulator(sharded(call).storage(call.state))
     if columns == 1:

@@ -58,12 +58,13 @@ def exchanged_steps(
     tables: Sequence[Trained],
     states: Sequence[dict[str, Any]],
     attempt: Attempt,
-    axes: tuple[str, ...],
-    others: tuple[str, ...],
+    wanted: jax.Array,
+    mesh_axes: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> tuple[list[dict[str, Any]], list[jax.Array]]:
-    """The states after the steps, and whether each table was stepped."""
+    """The states after the steps, and whether each table was stepped: none unless it is ``wanted``."""
+    axes, others = mesh_axes
     everywhere = (*others, *axes)
-    allowed = _allowed(tables, attempt, everywhere)
+    allowed = [flag & wanted for flag in _allowed(tables, attempt, everywhere)]
     sent, bits = _sent(tables, attempt, everywhere)
 
     def step(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup import _groups
+from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._groups import Call, Cotangents
 from jax_tt._sharding.columns import in_columns, of_weights, separated_columns
 from jax_tt._sharding.exchange import unless
@@ -18,6 +19,7 @@ from jax_tt._sharding.forward import (
     Residuals,
     all_requests,
     attempted,
+    with_batches,
 )
 from jax_tt._sharding.reads import pool_call
 from jax_tt._sharding.requests import sharded
@@ -56,14 +58,13 @@ def local_backward(
     def stepped(attempt: Attempt, states: Sequence[dict[str, Any]], wanted: jax.Array) -> Carried:
         return _attempted(calls, attempt, gs, states, wanted, (axes, others))
 
-    def again(carried: Carried) -> Carried:
+    def again(carried: Carried, batches: Sequence[Batch]) -> Carried:
         # The first attempt changed nothing. To read the arrays from before it, XLA would keep a copy of them.
-        present = list(calls)
+        present = with_batches(calls, batches)
         for k, state in zip(trained, carried.states, strict=True):
             if calls[k].use.table.update is not None:
-                present[k] = calls[k]._replace(state={**calls[k].state, **state})
-        requests = all_requests(present, residuals.requests, axes)
-        _, attempt = attempted(present, requests, axes, others)
+                present[k] = present[k]._replace(state={**calls[k].state, **state})
+        _, attempt = attempted(present, all_requests(present, axes), axes, others)
         return stepped(attempt, carried.states, jnp.ones((), bool))
 
     trained = [
@@ -75,7 +76,7 @@ def local_backward(
     fits = jnp.ones((), bool) if residuals.fits is None else residuals.fits[0]
     found = stepped(residuals.attempt, [_start(calls[k]) for k in trained], fits)
     if residuals.fits is not None:
-        found, _ = unless(fits, again, found)
+        found, _ = unless(fits, again, found, [call.batch for call in calls])
     results: list[Cotangents] = [
         ({}, of_weights(call, dweights))
         for call, dweights in zip(calls, found.weights, strict=True)

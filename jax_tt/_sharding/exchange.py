@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 Carry = TypeVar("Carry")
+Inputs = TypeVar("Inputs")
 
 
 def exchanged(messages: Sequence[jax.Array], axes: Any) -> list[jax.Array]:
@@ -65,9 +66,12 @@ def other_rounds(
 
 
 def unless(
-    done: jax.Array, body: Callable[[Carry], Carry], carry: Carry
+    done: jax.Array, body: Callable[[Carry, Inputs], Carry], carry: Carry, inputs: Inputs
 ) -> tuple[Carry, jax.Array]:
-    """``carry`` if it is ``done``, else ``body(carry)``; in a loop, which XLA runs in place, unlike a conditional.
+    """``carry`` if it is ``done``, else ``body(carry, inputs)``.
+
+    It is a loop, which XLA runs in place, unlike a conditional. XLA moves what does not depend on the loop out of it,
+    where it would always run, so that whatever takes time must depend on ``inputs``, which a barrier ties to the loop.
 
     Also returns ``done``, as a value that is only known after the loop: what depends on it runs after what the loop
     reads.
@@ -75,7 +79,8 @@ def unless(
 
     def step(held: Any) -> Any:
         count, carry = held
-        return count + 1, body(carry)
+        count, given = lax.optimization_barrier((count, inputs))
+        return count + 1, body(carry, given)
 
     # Two stands for nothing to do.
     start = jnp.where(done, 2, 0)

@@ -40,13 +40,11 @@ class Residuals(NamedTuple):
     """What the backward pass of one device needs.
 
     Attributes:
-        requests: of every table; None where sums travel, unless they do not fit.
-        fits: whether the messages hold all of them, ``[1]``, known after the last attempt; None if they are large enough
-            in any case.
+        fits: whether the messages hold all requests, ``[1]``, known after the last attempt; None if they are large
+            enough in any case.
         attempt: with messages of the expected size.
     """
 
-    requests: list[Requests | None]
     fits: jax.Array | None
     attempt: Attempt
 
@@ -92,36 +90,36 @@ def local_forward(
 ) -> tuple[list[jax.Array], Residuals]:
     """Sums ``[S, nb, D]`` of every call for the batch of this device."""
     calls = [in_columns(call) for call in calls]
-    known = [None if sums_travel(call, others) else _requests(call, axes) for call in calls]
+    summed = [sums_travel(call, others) for call in calls]
     usual = all(sharded(call).exchange.expected_unique == 1 for call in calls)
-    if usual and None not in known:
-        sums, attempt = attempted(calls, all_requests(calls, known, axes), axes, others)
+    if usual and not any(summed):
+        sums, attempt = attempted(calls, all_requests(calls, axes), axes, others)
         fits = None
     else:
-        first, fits = _if_they_fit(calls, known, axes, others)
+        first, fits = _if_they_fit(calls, summed, axes, others)
         found = attempted(calls, first, axes, others, one_round=True)
 
-        def again(_: Any) -> list[jax.Array]:
-            return attempted(calls, all_requests(calls, known, axes), axes, others)[0]
+        def again(_: Any, batches: Sequence[Batch]) -> list[jax.Array]:
+            present = with_batches(calls, batches)
+            return attempted(present, all_requests(present, axes), axes, others)[0]
 
-        sums, fits = unless(fits, again, found[0])
+        sums, fits = unless(fits, again, found[0], [call.batch for call in calls])
         attempt, fits = found[1], fits[None]
     sums = [joined_columns(call, own) for call, own in zip(calls, sums, strict=True)]
-    return sums, Residuals(known, fits, attempt)
+    return sums, Residuals(fits, attempt)
 
 
-def all_requests(
-    calls: Sequence[Call], known: Sequence[Requests | None], axes: tuple[str, ...]
-) -> list[Requests]:
-    """The requests of every call."""
+def with_batches(calls: Sequence[Call], batches: Sequence[Batch]) -> list[Call]:
+    """The calls for other batches."""
+    return [call._replace(batch=batch) for call, batch in zip(calls, batches, strict=True)]
+
+
+def all_requests(calls: Sequence[Call], axes: tuple[str, ...]) -> list[Requests]:
+    """The different rows that this device's part of every batch reads."""
     return [
-        _requests(call, axes) if own is None else own
-        for call, own in zip(calls, known, strict=True)
+        requests_of(sharded(call), call.state[PAGES], call.batch, call.use.lookup, axes)
+        for call in calls
     ]
-
-
-def _requests(call: Call, axes: tuple[str, ...]) -> Requests:
-    return requests_of(sharded(call), call.state[PAGES], call.batch, call.use.lookup, axes)
 
 
 def attempted(
@@ -185,21 +183,22 @@ def _expected_size(call: Call, requests: Requests) -> int:
 
 def _if_they_fit(
     calls: Sequence[Call],
-    known: Sequence[Requests | None],
+    summed: Sequence[bool],
     axes: tuple[str, ...],
     others: tuple[str, ...],
 ) -> tuple[list[Ask], jax.Array]:
-    """What to ask for, or nothing if messages of the expected sizes are too small on any device; and whether they fit."""
+    """What to ask for, and whether messages of the expected sizes hold it on all devices; nothing if they do not."""
     devices = sharded(calls[0]).layout.devices
     asks: list[Ask] = []
     missing = []
-    for call, own in zip(calls, known, strict=True):
-        if own is None:
+    for call, sums in zip(calls, summed, strict=True):
+        if sums:
             size = rows_of_message(call)
             spread = spread_of(call, call.state[PAGES], size, axes)
             asks.append(spread)
             missing.append(spread.places.most[0] - size)
         else:
+            (own,) = all_requests([call], axes)
             asks.append(own)
             missing.append(leading_bits(own.distinct.route, _expected_size(call, own), devices))
     fits = lax.pmax(jnp.max(jnp.stack(missing)), (*axes, *others)) <= 0

@@ -25,9 +25,9 @@ class Exchange:
         expected_unique: the share of different rows among the ids that a device looks up, from 0 (exclusive) to 1, by
             which messages are sized. A batch with more of them takes another exchange, with messages for all ids; the
             results are the same.
-        pooled: what comes back for bags. ``"rows"``: their different rows, which are summed where the bag is. ``"sums"``:
-            from each device, sums of the rows that it has, where tables and lookups allow it. ``"auto"``: what takes
-            fewer bytes.
+        pooled: what comes back for bags. ``"rows"``: their different rows, which are summed where the bag is.
+            ``"sums"``: from each device, sums of the rows that it has, where tables and lookups allow it. ``"auto"``:
+            what takes fewer bytes.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.

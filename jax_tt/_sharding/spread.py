@@ -1,8 +1,8 @@
 """Bags whose ids travel to the devices that have their rows, and of which sums of rows come back.
 
 Each device sums those rows of a bag that it has: some of them, or some columns of all of them. A message to a device
-has the ids of all bags that it has rows of,
-those of a bag behind each other, so that the messages that a device gets are a batch with a segment for each sender.
+has the ids of all bags that it has rows of, those of a bag behind each other, so that the messages that a device gets
+are a batch with a segment for each sender.
 """
 
 from __future__ import annotations

@@ -40,12 +40,14 @@ def _mesh():
 
 
 def _operands(text, names):
-    """Bytes of the operands of collectives in a part of a compiled program."""
+    """Bytes of the operands of collectives in a part of a compiled program, those of all-gathers once per device."""
     sizes = {"f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "pred": 1}
     total = 0
-    for result in re.findall(rf"= (\S+|\([^=]*\)) (?:{names})(?:-start)?\(", text):
+    for result, name in re.findall(rf"= (\S+|\([^=]*\)) ({names})(?:-start)?\(", text):
+        parts = DEVICES if name == "reduce-scatter" else 1
         for kind, shape in re.findall(r"([a-z]+\d*)\[([\d,]*)\]", result):
-            total += sizes[kind] * math.prod(int(size) for size in shape.split(",") if size)
+            size = math.prod(int(size) for size in shape.split(",") if size)
+            total += parts * sizes[kind] * size
     return total
 
 

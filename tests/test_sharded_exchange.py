@@ -227,7 +227,7 @@ def test_a_gradient_beyond_the_range_of_float16_stops_the_step(mesh):
     [
         ("float32", Placement.hashed(), Exchange(expected_unique=0.3), "f32"),
         ("float32", Placement.columns(4), Exchange(), "f32"),
-        ("float32", Placement.hashed(), Exchange(dtype="float16"), "u16"),
+        ("float32", Placement.hashed(), Exchange(dtype="float16", pooled="rows"), "u16"),
     ],
 )
 def test_a_step_has_three_exchanges_and_gathers_nothing(

@@ -14,7 +14,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
-from jax_tt import Placement, ShardedTable
+from jax_tt import Exchange, Placement, ShardedTable
 
 RULES = {
     "adam": jax_tt.optimizers.Adam(0.05),
@@ -140,7 +140,7 @@ def test_one_table_equals_that_of_one_device(rule, placement):
     """With all rows on one device, messages overflow and there are several rounds."""
     mesh = jax.make_mesh((4,), ("model",), axis_types=(AxisType.Auto,))
     plain = jax_tt.dense_table(NUM_EMBEDDINGS, 8, optimizer=rule)
-    table = ShardedTable(plain, mesh, "model", placement)
+    table = ShardedTable(plain, mesh, "model", placement, Exchange(pooled="rows"))
     state, own = plain.init(jax.random.key(0)), table.init(jax.random.key(0))
     ids = jnp.asarray(np.random.default_rng(0).integers(-3, NUM_EMBEDDINGS + 3, (16, 9)))
 

@@ -41,7 +41,7 @@ _COLLECTIVES = frozenset(
 
 
 class Exchange(NamedTuple):
-    """Operands of the collectives of one device, in bytes per step.
+    """Operands of the collectives of one device, in bytes per step; those of an all-gather once for every device.
 
     Attributes:
         forward, backward: of the first round, as a rule the only one.
@@ -130,8 +130,10 @@ def _found(jaxpr: Jaxpr, repeated: bool = False) -> Iterator[tuple[int, bool]]:
     """Bytes of the operands of every collective, and whether it is in a loop."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in _COLLECTIVES:
-            operands: list[Any] = [variable.aval for variable in equation.invars]
-            yield sum(aval.size * aval.dtype.itemsize for aval in operands), repeated
+            # What is gathered goes to all devices.
+            gathers = equation.primitive.name == "all_gather"
+            sent: list[Any] = [x.aval for x in (equation.outvars if gathers else equation.invars)]
+            yield sum(aval.size * aval.dtype.itemsize for aval in sent), repeated
         for inner in _inner(equation.params):
             yield from _found(inner, repeated or equation.primitive.name == "while")
 

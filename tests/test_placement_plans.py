@@ -135,6 +135,21 @@ def test_rows_for_one_device_take_several_rounds():
     assert load_of(sample, Placement.on(1).layout(10**5, DEVICES)).rounds in (4, 8)
 
 
+def test_sums_that_do_not_fit_take_another_attempt():
+    """Half of the ids of long bags are the same one, which is more than twice an eighth of them."""
+    rng = np.random.default_rng(0)
+    tables = {"item": jax_tt.dense_table(10**5, 16, optimizer=RULE)}
+    ids = rng.integers(0, 10**5, (BATCH, 40))
+    plan = jax_tt.plan_placements(tables, 8, {"item": ids})
+    assert plan.exchange.summed == {"item"}
+    assert plan.tables["item"].load.fits
+    assert plan.rounds == 1
+    ids[:, ::2] = 7
+    skewed = jax_tt.plan_placements(tables, 8, {"item": ids})
+    assert not skewed.tables["item"].load.fits
+    assert skewed.rounds == 2
+
+
 def test_hot_pages_are_dealt_out_to_several_devices():
     """All devices request the same few rows, which are neighbours."""
     rng = np.random.default_rng(0)

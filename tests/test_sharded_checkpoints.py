@@ -18,13 +18,27 @@ FEATURES = {
     "user": jax_tt.Feature("user"),
     "item": jax_tt.Feature("item", combiner="mean"),
     "ad": jax_tt.Feature("ad"),
+    "tag": jax_tt.Feature("tag"),
     "city": jax_tt.Feature("city"),
 }
 PLACEMENTS = {
-    4: {"user": Placement.pages([(0, 1), 2, (3, 2), 0], 60), "item": Placement.hashed()},
+    4: {
+        "user": Placement.pages([(0, 1), 2, (3, 2), 0], 60),
+        "item": Placement.hashed(),
+        "tag": Placement.columns([3, 1]),
+    },
     2: Placement.round_robin(7),
-    3: {"user": Placement.contiguous(), "item": Placement.on(2), "ad": Placement.replicated()},
-    8: {"user": Placement.contiguous(), "item": Placement.pages([*range(8), 0, 5, 7], 10)},
+    3: {
+        "user": Placement.contiguous(),
+        "item": Placement.on(2),
+        "ad": Placement.replicated(),
+        "tag": Placement.columns(3),
+    },
+    8: {
+        "user": Placement.contiguous(),
+        "item": Placement.pages([*range(8), 0, 5, 7], 10),
+        "tag": Placement.columns(6),
+    },
 }
 
 
@@ -34,6 +48,7 @@ def _tables():
         "user": jax_tt.dense_table(227, 6, optimizer=jax_tt.optimizers.Adam(0.1)),
         "item": jax_tt.dense_table(101, 3, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1)),
         "ad": jax_tt.dense_table(31, 4),
+        "tag": jax_tt.dense_table(53, 6, optimizer=jax_tt.optimizers.Adam(0.1)),
         "city": jax_tt.tt_table(1000, 8, tt_ranks=2, optimizer=jax_tt.optimizers.SGD(0.1)),
     }
 
@@ -109,7 +124,8 @@ def test_eight_devices_read_what_two_wrote(tmp_path):
 def test_no_device_has_more_than_its_share():
     collection = _collection(4)
     arrays = jax_tt.checkpoint_state(collection, _trained(collection))
-    for name, parts in (("user", ("embedding", "slot_mu_0")), ("item", ("slot_sum_0",))):
+    parts_of = {"user": ("embedding", "slot_mu_0"), "item": ("slot_sum_0",), "tag": ("embedding",)}
+    for name, parts in parts_of.items():
         for part in parts:
             array = arrays[name][part]
             share = -(-collection.tables[name].num_embeddings // 4)

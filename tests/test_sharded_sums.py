@@ -15,7 +15,7 @@ from jax_tt._lookup._groups import Call, Use
 from jax_tt._lookup._inputs import bag_batch
 from jax_tt._sharding.route import Route
 from jax_tt._sharding.spread import bag_places
-from jax_tt._sharding.travels import bytes_of_rows, bytes_of_sums, rows_of_message, sums_travel
+from jax_tt._sharding.travels import bytes_of_rows, bytes_of_sums, message_of, sums_travel
 
 ROWS, WIDTH, BAGS, LENGTH = 200, 8, 8, 24
 SUMS = Exchange(pooled="sums")
@@ -170,7 +170,7 @@ def test_what_travels_is_chosen_by_bytes(mesh):
     assert not sums_travel(short, ())
     assert sums_travel(long, ())
     # Four bags of 64 columns and their ends for each of 16 bags, and ids: twice a quarter of 320, and 4 sqrt of that.
-    assert rows_of_message(long) == 160 + 51
+    assert message_of(long) == 160 + 51
     assert bytes_of_sums(long) == 4 * (16 * (4 + 64 * 4) + 4 * 211)
     assert bytes_of_rows(long) == 4 * (80 + 36) * (4 + 64 * 4)
     # Devices along another axis of the mesh step their copies of the rows alike, by the gradients of these rows.

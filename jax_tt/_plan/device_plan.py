@@ -107,9 +107,17 @@ class DevicePlan(Mapping[str, Placement]):
 
     @property
     def rounds(self) -> int:
-        """Rounds of the exchange for the sample: 1, or a power of two if the messages of a table are too small."""
-        loads = (placed.load for placed in self.tables.values())
-        return max((load.rounds for load in loads if load is not None), default=1)
+        """Rounds of the exchange for the sample: 1, or a power of two if the messages of a table are too small.
+
+        If they are for a table whose sums travel, one more, after which rows travel.
+        """
+        loads = {
+            name: placed.load for name, placed in self.tables.items() if placed.load is not None
+        }
+        summed = frozenset() if self.exchange is None else self.exchange.summed
+        again = not all(load.fits for name, load in loads.items() if name in summed)
+        rounds = [load.rounds for name, load in loads.items() if again or name not in summed]
+        return again + max(rounds, default=1)
 
     @property
     def forward_bytes(self) -> int:

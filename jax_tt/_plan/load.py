@@ -13,6 +13,7 @@ import numpy as np
 from jax_tt._sharding.pages import paged
 from jax_tt._sharding.placement import Layout
 from jax_tt._sharding.route import Route, distinct, leading_bits, message_rows
+from jax_tt._sharding.travels import rows_of_message
 
 # Bags of a step whose ids are not given.
 DEFAULT_BATCH = 1024
@@ -88,12 +89,14 @@ class Load(NamedTuple):
         stepped: whose gradients arrive at every device, ``[devices]``.
         rounds: of the exchange, 1 unless the rows for a device exceed its messages.
         sent: places for rows in the messages of a device, forward and backward.
+        fits: whether the messages hold all ids, if sums of bags travel.
     """
 
     read: np.ndarray[Any, Any]
     stepped: np.ndarray[Any, Any]
     rounds: int
     sent: tuple[int, int]
+    fits: bool
 
 
 def load_of(sample: Sample, layout: Layout) -> Load:
@@ -112,7 +115,18 @@ def load_of(sample: Sample, layout: Layout) -> Load:
     bits = max(asked.bits(counts[0], devices), given.bits(counts[1], devices))
     read, stepped = (np.bincount(one.owner, minlength=devices) / steps for one in (asked, given))
     forward, backward = (devices * message_rows(each, devices) for each in counts)
-    return Load(read, stepped, 2**bits, (forward, backward))
+    return Load(read, stepped, 2**bits, (forward, backward), _fits(sample, layout))
+
+
+def _fits(sample: Sample, layout: Layout) -> bool:
+    """Whether no device has more ids for another than a message holds, those of all bags."""
+    steps, devices, count = sample.ids.shape
+    parts = np.broadcast_to(np.arange(steps * devices).reshape(steps, devices, 1), sample.ids.shape)
+    here = sample.ids >= 0
+    page, _ = pages_of(layout, sample.ids[here])
+    owner = layout.page_table[page, 0] // layout.pool
+    _, counts = np.unique(parts[here] * devices + owner, return_counts=True)
+    return bool(counts.max(initial=0) <= rows_of_message(layout, count))
 
 
 def pages_of(layout: Layout, rows: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:

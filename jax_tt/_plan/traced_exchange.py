@@ -16,12 +16,15 @@ from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.lookup import embed_collection
 from jax_tt._collection.states import UPDATES
+from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._groups import Call, Use
 from jax_tt._lookup._shared import Shared
 from jax_tt._sharding.group import ShardedGroup
 from jax_tt._sharding.placement import Placement
 from jax_tt._sharding.requests import PAGES
 from jax_tt._sharding.table import ShardedTable
-from jax_tt._tables.options import Lookup
+from jax_tt._sharding.travels import sums_travel
+from jax_tt._tables.options import Lookup, Wanted
 from jax_tt._tables.table import Table
 
 _AXIS = "devices"
@@ -45,14 +48,16 @@ class Exchange(NamedTuple):
 
     Attributes:
         forward, backward: of the first round, as a rule the only one.
-        further: of every further round, forward and backward.
+        further: of every further round, or of another attempt, forward and backward.
         collectives: how many there are in the first round.
+        summed: the names of the tables whose sums travel.
     """
 
     forward: int
     backward: int
     further: int
     collectives: int
+    summed: frozenset[str] = frozenset()
 
 
 def traced_exchange(
@@ -95,7 +100,21 @@ def traced_exchange(
         for again in (False, True)
     )
     once = sum(not repeated for _, repeated in counts[1])
-    return Exchange(first[0], first[1] - first[0], further[1], once)
+    summed = frozenset(
+        name
+        for name, (_, _, sizes) in tables.items()
+        if _sums_travel(described[name], state[name], sizes)
+    )
+    return Exchange(first[0], first[1] - first[0], further[1], once, summed)
+
+
+def _sums_travel(table: ShardedTable, state: Any, sizes: tuple[int, int]) -> bool:
+    bags, length = sizes
+    segments = bags * table.layout.columns
+    ids, ends = (jax.ShapeDtypeStruct((segments, n), jnp.int32) for n in (length, 2))
+    lookup = Lookup(bounds="zero", wanted=Wanted(frozenset(table.trained_names)))
+    batch = Batch(ids, ends, None, rectangular=True)
+    return sums_travel(Call(Use(table, lookup), state, batch, ()), ())
 
 
 class _Described(ShardedTable):

@@ -30,7 +30,7 @@ from jax_tt._sharding.route import (
     messages_of,
 )
 from jax_tt._sharding.spread import Spread, partial_sums, received_bags, spread_of, whole_sums
-from jax_tt._sharding.travels import rows_of_message, sums_travel
+from jax_tt._sharding.travels import message_of, sums_travel
 
 # What a device asks of the others for a table: different rows, or sums of the rows of bags.
 Ask = Requests | Spread
@@ -193,7 +193,7 @@ def _if_they_fit(
     missing = []
     for call, sums in zip(calls, summed, strict=True):
         if sums:
-            size = rows_of_message(call)
+            size = message_of(call)
             spread = spread_of(call, call.state[PAGES], size, axes)
             asks.append(spread)
             missing.append(spread.places.most[0] - size)

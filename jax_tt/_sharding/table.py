@@ -17,6 +17,7 @@ from jax_tt._hash.table import KEYS, SEED, TOTALS, HashTable
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import replicated_over_explicit_axes, sharded_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
+from jax_tt._sharding.column_pieces import columns_of_rows, rows_of_columns
 from jax_tt._sharding.columns import rows_of_shards, rows_of_table
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
 from jax_tt._sharding.initial import can_draw_rows, drawn_rows
@@ -286,7 +287,7 @@ class ShardedTable(Wrapper):
             placement: the new one.
 
         Raises:
-            ValueError: the placement does not fit, or has another number of column shards.
+            ValueError: the placement does not fit.
 
         >>> import jax, jax_tt
         >>> mesh = jax.make_mesh((1,), ("model",))
@@ -301,10 +302,7 @@ class ShardedTable(Wrapper):
         self.check(state)
         new = dataclasses.replace(self, placement=placement)
         if new.layout.columns != self.layout.columns:
-            raise ValueError(
-                f"{self.label}placement: got {new.layout.columns} column shards for a table of {self.layout.columns}; "
-                "expected the same number. Make the state of another one with new.of_rows(table.by_row(state))."
-            )
+            return new, new.of_pieces(self.in_pieces(state))
         arrays = {name: state[name] for name in self.row_arrays}
         found = self._moved(arrays, self.layout, state[PAGES], new.layout)
         return new, {**state, **found, PAGES: new._pages()}
@@ -312,7 +310,7 @@ class ShardedTable(Wrapper):
     @functools.cached_property
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
         self._refuse_keys("saved in pieces")
-        layout, mesh = self._neighbours, self.mesh
+        layout, mesh = self._whole_rows, self.mesh
         found = {}
         for name, whole in self.table.pieces.items():
             of_rows = name in self.row_arrays
@@ -329,16 +327,35 @@ class ShardedTable(Wrapper):
             )
 
     def in_pieces(self, state: State) -> dict[str, Any]:
-        _, found = self.moved(state, Placement.contiguous())
-        return {name: array for name, array in found.items() if name != PAGES}
+        self._refuse_keys("saved in pieces")
+        self.check(state)
+        arrays = {name: state[name] for name in self.row_arrays}
+        if self.layout.columns > 1:
+            found = rows_of_columns(
+                arrays, self.layout, state[PAGES], self._whole_rows, self._moved_whole
+            )
+        else:
+            found = self._moved(arrays, self.layout, state[PAGES], self._whole_rows)
+        return {name: array for name, array in {**state, **found}.items() if name != PAGES}
 
     def of_pieces(self, state: State) -> dict[str, Any]:
-        arrays = self._of_neighbours({name: state[name] for name in self.row_arrays})
+        pieces = {name: state[name] for name in self.row_arrays}
+        layout, pages = self._whole_rows, jnp.asarray(self._whole_rows.page_table)
+        if self.layout.columns > 1:
+            whole = layout, pages
+            arrays = columns_of_rows(pieces, self.layout, whole, self._moved_whole, self._placed)
+        else:
+            arrays = self._moved(pieces, layout, pages, self.layout)
         return {**state, **arrays, PAGES: self._pages()}
 
     @functools.cached_property
+    def _whole_rows(self) -> Layout:
+        """The layout in which every device has neighbouring rows, all columns of them."""
+        return Placement.contiguous().layout(self.num_embeddings, self.layout.devices)
+
+    @functools.cached_property
     def _neighbours(self) -> Layout:
-        """The layout in which every device has neighbouring rows, so that stored rows are in their order."""
+        """The layout in which every device has neighbouring rows of all column shards, stored in their order."""
         return Placement.contiguous().layout(self.num_stored, self.layout.devices)
 
     def _of_neighbours(self, arrays: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -349,16 +366,32 @@ class ShardedTable(Wrapper):
     def _moved(
         self, arrays: Mapping[str, Any], before: Layout, pages: jax.Array, after: Layout
     ) -> dict[str, jax.Array]:
-        """Arrays of rows in another layout."""
+        """Arrays of rows in another layout, those of column shards being rows as well."""
+        return self._moved_rows(self.num_stored, arrays, before, pages, after)
+
+    def _moved_whole(
+        self, arrays: Mapping[str, Any], before: Layout, pages: jax.Array, after: Layout
+    ) -> dict[str, jax.Array]:
+        """As `_moved`, for the rows of one column shard."""
+        return self._moved_rows(self.num_embeddings, arrays, before, pages, after)
+
+    def _moved_rows(
+        self,
+        count: int,
+        arrays: Mapping[str, Any],
+        before: Layout,
+        pages: jax.Array,
+        after: Layout,
+    ) -> dict[str, jax.Array]:
         if before == after:
             return dict(arrays)
         layouts = (before, after)
-        row_numbers(self.num_stored)  # raises if there is no type for them
+        row_numbers(count)  # raises if there is no type for them
         mesh = Mesh(self.mesh.devices, self.mesh.axis_names)
 
         def move(inputs: tuple[Any, Any]) -> dict[str, jax.Array]:
             own, tables = inputs
-            return moved_rows(own, tables, layouts, self.num_stored, mesh, self.axes)
+            return moved_rows(own, tables, layouts, count, mesh, self.axes)
 
         inputs = dict(arrays), (pages, jnp.asarray(after.page_table))
         return sharded_over_explicit_axes(move, inputs, self.axis)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._groups import Call
+from jax_tt._sharding.placement import Layout
 from jax_tt._sharding.requests import sharded
 from jax_tt._sharding.route import message_rows
 from jax_tt._sharding.spread import bags_of
@@ -51,17 +52,21 @@ def bytes_of_sums(call: Call) -> int:
     bags = bags_of(call)
     weights = call.batch.weights
     of_id = 4 + (0 if weights is None else weights.dtype.itemsize)
-    ids = rows_of_message(call) * of_id
+    ids = message_of(call) * of_id
     return sharded(call).layout.devices * (ids + bags * (4 + _width(call) * _itemsize(call, False)))
 
 
-def rows_of_message(call: Call) -> int:
-    """Ids in a message to one device, if sums travel."""
-    layout, count = sharded(call).layout, _positions(call)
+def rows_of_message(layout: Layout, count: int) -> int:
+    """Ids in a message to one device, of ``count`` ids of a device, if sums travel."""
     # The share of the device with most pages.
     share = layout.pool / layout.num_pages
     expected = math.ceil(count * min(1, _ROOM * share))
     return max(1, min(count, math.ceil(expected + 4 * math.sqrt(expected))))
+
+
+def message_of(call: Call) -> int:
+    """`rows_of_message` for a call."""
+    return rows_of_message(sharded(call).layout, _positions(call))
 
 
 def _positions(call: Call) -> int:

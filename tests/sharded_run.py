@@ -22,8 +22,9 @@ FEATURES = {
     "shown": jax_tt.Feature("item", combiner="mean"),
     "user": jax_tt.Feature("user", combiner=None),
     "big": jax_tt.Feature("big"),
+    "seen": jax_tt.Feature("long"),
 }
-LENGTHS = {"clicked": 5, "shown": 3, "user": 1, "big": 2}
+LENGTHS = {"clicked": 5, "shown": 3, "user": 1, "big": 2, "seen": 12}
 
 
 def main(process: int, count: int, port: str, path: str) -> None:
@@ -37,10 +38,16 @@ def main(process: int, count: int, port: str, path: str) -> None:
         "item": jax_tt.dense_table(300, 8, optimizer=rule),
         "user": jax_tt.dense_table(100, 4, optimizer=jax_tt.optimizers.RowWiseAdagrad(0.1)),
         "big": jax_tt.tt_table(10_000, 8, tt_ranks=4, optimizer=rule),
+        "long": jax_tt.dense_table(100, 4, optimizer=jax_tt.optimizers.SGD(0.1)),
     }
     placement = {"item": jax_tt.Placement.pages([(0, 1), 1, 0], 100)}
     sharded = jax_tt.shard_tables(tables, mesh, ("data", "model"), jax_tt.Placement.hashed())
     sharded |= jax_tt.shard_tables({"item": tables["item"]}, mesh, "model", placement)
+    # Tables that are divided over other axes travel on their own: these are sums alone.
+    sums = jax_tt.Exchange(pooled="sums")
+    sharded |= jax_tt.shard_tables(
+        {"long": tables["long"]}, mesh, ("model", "data"), jax_tt.Placement.hashed(), sums
+    )
     collection = jax_tt.Collection(sharded, FEATURES)
     everywhere = NamedSharding(mesh, P())
     over_devices = NamedSharding(mesh, P(("data", "model")))

@@ -94,6 +94,7 @@ full = pytest.mark.full
             Placement.contiguous(),
             {"kind": "ragged", "combiner": "mean"},
             id="ragged mean",
+            marks=full,
         ),
         pytest.param(
             ADAGRAD,

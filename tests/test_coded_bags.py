@@ -9,8 +9,9 @@ import pytest
 
 import jax_tt
 from jax_tt import Bags, Lookup
+from jax_tt._coded import places
 
-# features, num_codes, bits, kind, terms
+# features, num_codes, bits, kind, terms, hot, hot_terms
 SHAPES = {
     "bytes": (64, 16, 8, "product"),
     "wide parts": (160, 2, 4, "product"),
@@ -23,15 +24,21 @@ SHAPES = {
     "long sum": (4, 3, 16, "additive"),
     "one": (1, 1, 1, "additive"),
     "parts that are sums": (18, 6, 5, "product", 2),
+    "more codes of some": (18, 6, 5, "product", 2, 31, 3),
+    "sums, more of some": (7, 3, 7, "additive", 1, 1, 2),
 }
 N = 90
 
 
 def table_of(shape, **options):
-    features, num_codes, bits, kind, *terms = SHAPES[shape]
-    options |= {"terms": terms[0]} if terms else {}
+    features, num_codes, bits, kind, *more = SHAPES[shape]
+    options |= dict(zip(("terms", "hot", "hot_terms"), more, strict=False))
     table = jax_tt.CodedTable(N, features, num_codes, bits, kind, **options)
-    return table, jax.jit(table.init)(jax.random.key(3))
+    state = jax.jit(table.init)(jax.random.key(3))
+    if table.hot:
+        hot = np.random.default_rng(1).permutation(N) < table.hot
+        state["hot_places"] = places.of_members(jnp.asarray(hot))
+    return table, state
 
 
 def ragged(lengths, weighted, seed=0):
@@ -45,10 +52,11 @@ def ragged(lengths, weighted, seed=0):
 def wanted(table, state, bags):
     """The sums of a CSR batch in float64."""
     codes, books = np.asarray(table.codes(state)), np.asarray(state["codebooks"], np.float64)
-    books = books.reshape(table.num_codes, 1 << table.bits, -1)
-    terms = table.num_codes if table.kind == "additive" else table.terms
-    found = [books[k, codes[:, k]] for k in range(table.num_codes)]
-    parts = [np.sum(found[k : k + terms], axis=0) for k in range(0, table.num_codes, terms)]
+    m, terms = table.all_codes, table.part_terms
+    books = books.reshape(m, 1 << table.bits, -1)
+    # Codes that only hot ids have are -1 for others.
+    found = [books[k, codes[:, k]] * (codes[:, k] >= 0)[:, None] for k in range(m)]
+    parts = [np.sum(found[k : k + terms], axis=0) for k in range(0, m, terms)]
     rows = np.concatenate(parts, axis=1)
     ids, offsets = np.asarray(bags.ids), np.asarray(bags.offsets)
     weights = np.ones(len(ids)) if bags.weights is None else np.asarray(bags.weights, np.float64)
@@ -123,7 +131,7 @@ def test_mapped_over_batches_and_tables(shape):
     np.testing.assert_array_equal(both, jnp.stack([each[0]] * 2))
 
 
-@pytest.mark.parametrize("shape", ["odd parts", "odd sum"])
+@pytest.mark.parametrize("shape", ["odd parts", "odd sum", "more codes of some"])
 def test_trained_in_the_backward_pass(shape):
     update = jax_tt.Update(jax_tt.optimizers.Adagrad(0.1))
     table, state = table_of(shape, update=update)

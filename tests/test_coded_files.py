@@ -16,6 +16,7 @@ WAYS = {
     "product": {"num_codes": 3, "bits": 3},
     "rotated": {"num_codes": 2, "bits": 4, "rotation": "fit"},
     "sums": {"num_codes": 6, "bits": 3, "terms": 2},
+    "hot": {"num_codes": 6, "bits": 3, "terms": 2, "hot": 7, "hot_terms": 3, "rotation": "fit"},
     "additive": {"num_codes": 4, "bits": 5, "kind": "additive", "param_dtype": jnp.bfloat16},
 }
 
@@ -84,3 +85,12 @@ def test_files_of_other_things(tmp_path):
     jax_tt.save_quantized(path, {"a": jax_tt.quantize(ROWS)})
     with pytest.raises(jax_tt.FileError, match="holds no coded table"):
         jax_tt.load_coded(path)
+
+
+def test_files_with_wrong_places(tmp_path):
+    table, state = encoded("hot")
+    path = tmp_path / "small.safetensors"
+    for wrong in (state["hot_places"].at[0, 1].add(1 << 30), state["hot_places"].at[0, 0].add(5)):
+        jax_tt.save_coded(path, {"items": (table, {**state, "hot_places": wrong})}, overwrite=True)
+        with pytest.raises(jax_tt.FileError, match="its hot_places do not tell the places of 7"):
+            jax_tt.load_coded(path)

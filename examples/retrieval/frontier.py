@@ -159,7 +159,8 @@ def measure(
 def tables(bench: Bench, method: str, ratio: float) -> tuple[Small, Small] | None:
     """Tables of users and of items, which together are at least so much smaller than the dense ones.
 
-    Rows take bytes in proportion to the root of their mean count; what the table of items leaves goes to the users.
+    Tables take bytes in proportion to the roots of the counts of their rows, or of the mean count where all rows take
+    as many; what the table of items leaves goes to the users.
     """
     total = int(sum(rows.nbytes for rows in bench.rows) / ratio)
     if method == "rounding":  # to the most bits with which both tables fit
@@ -169,7 +170,11 @@ def tables(bench: Bench, method: str, ratio: float) -> tuple[Small, Small] | Non
                 return users, items
         print(f"{bench.name}: leaves {method} at {ratio:g}x out: 2 bits take more", flush=True)
         return None
-    shares = [len(own) * np.sqrt(own.mean()) for own in bench.counts]
+    # Of the tables of the library, rows that differ in their counts may differ in bytes.
+    shares = [
+        np.sqrt(own).sum() if method == "auto" else len(own) * np.sqrt(own.mean())
+        for own in bench.counts
+    ]
     budget = int(total * shares[1] / sum(shares))
     try:
         items = METHODS[method](_source(bench, 1), budget)
@@ -185,8 +190,10 @@ def _source(bench: Bench, side: int) -> Source:
         pair = [rows, bench.rows[1]] if side == 0 else [bench.rows[0], rows]
         return bench.agreement(pair)
 
-    weights = np.sqrt(bench.counts[side].astype(np.float64))
-    return Source(bench.rows[side], weights, metric, bench.seed)
+    counts = bench.counts[side].astype(np.float64)
+    # All users count alike in the recall.
+    importance = np.sqrt(counts) if side == 0 else counts
+    return Source(bench.rows[side], np.sqrt(counts), importance, metric, bench.seed)
 
 
 def _rates(points: dict[str, Any], name: str, method: str) -> Sequence[float]:

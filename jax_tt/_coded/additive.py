@@ -28,29 +28,53 @@ def fitted(
     table: CodedTable,
     points: np.ndarray,
     weights: np.ndarray,
+    hot: np.ndarray,
     iterations: int,
     rng: np.random.Generator,
     step: Callable[[], object],
 ) -> np.ndarray:
-    """Codebooks float32 ``[terms * K, width]`` of a part ``[s, width]`` of the points; called back for each code."""
-    m, size = table.num_codes // table.column_parts, 1 << table.bits
-    codebooks = np.empty((m, size, table.width), np.float32)
-    codes = np.empty((len(points), m), np.int32)
+    """Codebooks float32 ``[terms * K, width]`` of a part ``[s, width]`` of the points; called back for each code.
+
+    The last ``table.hot_terms`` codebooks are for the points that are ``hot``, bool ``[s]``.
+    """
+    m, size = table.part_terms, 1 << table.bits
+    codebooks = np.zeros((m, size, table.width), np.float32)
+    codes = np.full((len(points), m), -1, np.int32)
     left = points.copy()
     for k in range(m):
-        codebooks[k] = kmeans(left, weights, size, iterations, rng)
-        codes[:, k] = nearest(left, codebooks[k])
-        left -= codebooks[k][codes[:, k]]
+        own = slice(None) if k < m - table.hot_terms else hot
+        # In a sample there may be no hot points.
+        if len(left[own]):
+            codebooks[k] = kmeans(left[own], weights[own], size, iterations, rng)
+            codes[own, k] = nearest(left[own], codebooks[k])
+            left[own] -= codebooks[k][codes[own, k]]
         step()
     for _ in range(-(-iterations // _ROUND)):
         improved = _solved if m * size <= _MOST_SOLVED else _averaged
         codebooks = improved(points, weights, codes, codebooks)
-        codes = nearest_codes(points, codebooks)
+        codes = nearest_codes(points, codebooks, hot, table.hot_terms)
     return codebooks.reshape(m * size, table.width)
 
 
-def nearest_codes(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
-    """Codes int32 ``[n, m]`` of rows ``[n, D]`` in codebooks ``[m, K, D]``; not always the nearest."""
+def nearest_codes(
+    rows: np.ndarray, codebooks: np.ndarray, hot: np.ndarray | None = None, hot_terms: int = 0
+) -> np.ndarray:
+    """Codes int32 ``[n, m]`` of rows ``[n, D]`` in codebooks ``[m, K, D]``; not always the nearest.
+
+    Rows that are not ``hot``, bool ``[n]``, have no codes, -1, in the last ``hot_terms`` codebooks.
+    """
+    if hot is None or not hot_terms:
+        return _nearest_codes(rows, codebooks)
+    codes = np.full((len(rows), len(codebooks)), -1, np.int32)
+    terms = len(codebooks) - hot_terms
+    codes[~hot, :terms] = _nearest_codes(rows[~hot], codebooks[:terms])
+    codes[hot] = _nearest_codes(rows[hot], codebooks)
+    return codes
+
+
+def _nearest_codes(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
+    if len(codebooks) == 1:
+        return nearest(rows, codebooks[0])[:, None]
     codes = _searched(rows, codebooks)
     left = _remainders(rows, codes, codebooks)
     for _ in range(_SWEEPS):
@@ -67,18 +91,20 @@ def _solved(
     no points: what the points leave open stays near the old codebooks.
     """
     m, size, features = old.shape
+    present, codes = codes >= 0, np.maximum(codes, 0)
     entries = codes + size * np.arange(m)
     moments = np.zeros((m * size, m * size))
     sums = np.empty((m * size, features))
-    left = _remainders(points, codes, old)
+    left = _remainders(points, np.where(present, codes, -1), old)
     for a in range(m):
         for b in range(m):
             pairs = size * codes[:, a] + codes[:, b]
-            block = np.bincount(pairs, weights, size * size).reshape(size, size)
+            own = weights * (present[:, a] & present[:, b])
+            block = np.bincount(pairs, own, size * size).reshape(size, size)
             moments[a * size : (a + 1) * size, b * size : (b + 1) * size] = block
     for column in range(features):
-        own = np.repeat(weights * left[:, column], m)
-        sums[:, column] = np.bincount(entries.ravel(), own, m * size)
+        own = (weights * left[:, column])[:, None] * present
+        sums[:, column] = np.bincount(entries.ravel(), own.ravel(), m * size)
     moments[np.diag_indices(m * size)] += 1e-2 * weights.sum() / size
     change = np.linalg.solve(moments, sums)
     return old + change.reshape(old.shape).astype(np.float32)
@@ -90,9 +116,11 @@ def _averaged(
     """Codebooks with a smaller error for given codes, one after another."""
     left, found = _remainders(points, codes, old), old.copy()
     for k, own in enumerate(found):
-        left += own[codes[:, k]]
-        own[:] = means(left, weights, codes[:, k], own)
-        left -= own[codes[:, k]]
+        here = codes[:, k] >= 0
+        some, at = left[here], codes[here, k]
+        some += own[at]
+        own[:] = means(some, weights[here], at, own)
+        left[here] = some - own[at]
     return found
 
 
@@ -136,7 +164,8 @@ def _remainders(points: np.ndarray, codes: np.ndarray, codebooks: np.ndarray) ->
     """The points less their sums."""
     left = points.copy()
     for k, own in enumerate(codebooks):
-        left -= own[codes[:, k]]
+        here = codes[:, k] >= 0
+        left[here] -= own[codes[here, k]]
     return left
 
 

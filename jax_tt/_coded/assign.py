@@ -22,24 +22,45 @@ _packed = jax.jit(codec.packed, static_argnums=1)
 
 
 def encoded_rows(
-    table: CodedTable, state: State, rows: Any, step: Callable[[], object] = lambda: None
-) -> np.ndarray:
-    """Packed codes uint8 ``[n, W]`` of rows ``[n, D]``, read in blocks, after each of which ``step`` is called."""
+    table: CodedTable,
+    state: State,
+    rows: Any,
+    hot: np.ndarray | None,
+    step: Callable[[], object] = lambda: None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Packed codes uint8 ``[n, W]`` of rows ``[n, D]``, and those that only hot rows have, ``[h, V]``.
+
+    Rows are read in blocks, after each of which ``step`` is called. ``hot`` tells which rows are hot; None for no row.
+    """
     shape = table.column_parts, -1, 1 << table.bits, table.width
     codebooks = np.asarray(state["codebooks"].astype(jnp.float32)).reshape(shape)
+    terms = table.part_terms - table.hot_terms
+    hot = np.zeros(rows.shape[0], bool) if hot is None else hot
     found = np.empty((rows.shape[0], table.row_bytes), np.uint8)
+    of_hot = np.empty((int(hot.sum()), table.hot_bytes), np.uint8)
+    before = 0
     for start in range(0, len(found), BLOCK):
         own = range(start, min(start + BLOCK, len(found)))
-        block = finite("rows", rows[start : own.stop], own)
+        block, here = finite("rows", rows[start : own.stop], own), hot[start : own.stop]
         if table.rotated:
             block = block @ np.asarray(state["rotation"]).T
-        codes = product.nearest_codes(block, codebooks)
-        # Blocks of one shape are packed by one program.
-        size = min(BLOCK, len(found))
-        codes = np.pad(codes, [(0, size - len(codes)), (0, 0)])
-        found[start : own.stop] = _packed(jnp.asarray(codes), table.bits)[: len(block)]
+        codes = np.empty((len(block), table.num_codes), np.int32)
+        codes[~here] = product.nearest_codes(block[~here], codebooks[:, :terms])
+        if here.any():
+            both = product.nearest_codes(block[here], codebooks).reshape(-1, *codebooks.shape[:2])
+            codes[here] = both[:, :, :terms].reshape(len(both), -1)
+            more = _in_blocks(both[:, :, terms:].reshape(len(both), -1), table.bits, len(found))
+            of_hot[before : before + len(both)] = more
+            before += len(both)
+        found[start : own.stop] = _in_blocks(codes, table.bits, len(found))
         step()
-    return found
+    return found, of_hot
+
+
+def _in_blocks(codes: np.ndarray, bits: int, n: int) -> np.ndarray:
+    """Packed codes of at most a block of n rows; blocks of one shape are packed by one program."""
+    padded = np.pad(codes, [(0, min(BLOCK, n) - len(codes)), (0, 0)])
+    return np.asarray(_packed(jnp.asarray(padded), bits))[: len(codes)]
 
 
 def finite(argument: str, block: Any, numbers: Any) -> np.ndarray:

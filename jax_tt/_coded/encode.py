@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._arguments import as_array, as_positive, one_of
-from jax_tt._coded import product
+from jax_tt._coded import places, product
 from jax_tt._coded.assign import BLOCK, encoded_rows, finite
-from jax_tt._coded.table import CODEBOOKS, CODES, ROTATION, CodedTable
+from jax_tt._coded.table import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, ROTATION, CodedTable
 from jax_tt._host_table import host_table
 from jax_tt._progress import Progress
 from jax_tt._tables.checks import STORAGE
@@ -36,6 +36,8 @@ def encode(
     update: Update | None = None,
     name: str | None = None,
     terms: int = 1,
+    hot: int = 0,
+    hot_terms: int = 0,
     progress: bool = True,
 ) -> tuple[CodedTable, dict[str, jax.Array]]:
     """A `CodedTable` of these rows, and its state.
@@ -61,6 +63,8 @@ def encode(
         update: `Update` of a fused table, or None.
         name: of the table in error messages.
         terms: codes of a product that are added in each part of the columns.
+        hot: number of ids with more codes than the others: those whose rows have the largest squares times weights.
+        hot_terms: how many more each part of these rows has.
         progress: show a progress bar if it takes longer than a second; requires ``jax-tt[order]``.
 
     Returns:
@@ -93,43 +97,71 @@ def encode(
         update=update,
         name=name,
         terms=terms,
+        hot=hot,
+        hot_terms=hot_terms,
     )
     if rotated and kind != "product":
         raise ValueError(
             "rotation: got one with kind='additive', whose errors do not depend on it; expected None."
         )
     rng = np.random.default_rng(seed)
-    size = max(256 << bits, _SUM_SAMPLE if table.num_codes > table.column_parts else 0)
+    size = max(256 << bits, _SUM_SAMPLE if table.all_codes > table.column_parts else 0)
     size = size if sample is None else as_positive("sample", sample)
-    points, of_points = _sampled(given, _checked_weights(weights, n), min(size, n), rng)
+    own = _checked_weights(weights, n)
+    ids, of_points = _sampled(own, n, min(size, n), rng)
+    points = np.concatenate(
+        [
+            finite("rows", given[some], some)
+            for some in np.split(ids, np.arange(BLOCK, len(ids), BLOCK))
+        ]
+    )
+    are_hot = _hot(given, own, hot)
     with Progress(progress, "encode", 0) as bar:
         matrix = _checked_rotation(rotation, features)
-        found, matrix = product.fitted(table, points, of_points, matrix, iterations, rng, bar)
+        found, matrix = product.fitted(
+            table, points, of_points, are_hot[ids], matrix, iterations, rng, bar
+        )
         state = {CODEBOOKS: jnp.asarray(found).astype(param_dtype)}
         if rotated:
             state[ROTATION] = jnp.asarray(matrix)
-        codes = encoded_rows(table, state, given, bar.begin("codes of rows", -(-n // BLOCK)))
-    return table, table.init_rest(state) | state | {CODES: jnp.asarray(codes)}
+        step = bar.begin("codes of rows", -(-n // BLOCK))
+        codes, of_hot = encoded_rows(table, state, given, are_hot, step)
+    state[CODES] = jnp.asarray(codes)
+    if hot:
+        state[HOT_CODES] = jnp.asarray(of_hot)
+        state[HOT_PLACES] = places.of_members(jnp.asarray(are_hot))
+    return table, table.init_rest(state) | state
 
 
 def _sampled(
-    rows: Any, weights: np.ndarray | None, size: int, rng: np.random.Generator
+    weights: np.ndarray | None, n: int, size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows ``[s, D]`` to fit to, with their weights ``[s]``."""
-    n = rows.shape[0]
+    """Ids of rows to fit to ``[s]``, in order, with the weights of the rows ``[s]``."""
     if size == n:
-        ids, own = np.arange(n), np.ones(n) if weights is None else weights
-    elif weights is None:
-        ids = np.sort(rng.choice(n, size, replace=False))
-        own = np.ones(size)
-    else:
-        drawn = np.searchsorted(np.cumsum(weights), rng.random(size) * weights.sum(), side="right")
-        ids, own = np.unique(np.minimum(drawn, n - 1), return_counts=True)
-    parts = [
-        finite("rows", rows[some], some)
-        for some in np.split(ids, np.arange(BLOCK, len(ids), BLOCK))
-    ]
-    return np.concatenate(parts), own.astype(np.float64)
+        return np.arange(n), np.ones(n) if weights is None else weights
+    if weights is None:
+        return np.sort(rng.choice(n, size, replace=False)), np.ones(size)
+    drawn = np.searchsorted(np.cumsum(weights), rng.random(size) * weights.sum(), side="right")
+    ids, own = np.unique(np.minimum(drawn, n - 1), return_counts=True)
+    return ids, own.astype(np.float64)
+
+
+def _hot(rows: Any, weights: np.ndarray | None, count: int) -> np.ndarray:
+    """The rows with the largest squares times weights, bool ``[N]``; the first of several."""
+    n = rows.shape[0]
+    found = np.zeros(n, bool)
+    if count:
+        found[np.argsort(-weighted_squares(rows, weights), kind="stable")[:count]] = True
+    return found
+
+
+def weighted_squares(rows: Any, weights: np.ndarray | None) -> np.ndarray:
+    """The squared lengths of rows ``[N, D]``, read in blocks, times weights."""
+    found = np.empty(rows.shape[0])
+    for start in range(0, len(found), BLOCK):
+        block = np.asarray(rows[start : start + BLOCK]).astype(np.float32)
+        found[start : start + BLOCK] = np.einsum("nd,nd->n", block, block)
+    return found if weights is None else weights * found
 
 
 def _checked_weights(weights: Any, n: int) -> np.ndarray | None:

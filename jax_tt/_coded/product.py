@@ -18,6 +18,7 @@ def fitted(
     table: CodedTable,
     points: np.ndarray,
     weights: np.ndarray,
+    hot: np.ndarray,
     rotation: Any,
     iterations: int,
     rng: np.random.Generator,
@@ -28,6 +29,7 @@ def fitted(
     Args:
         table: its sizes.
         points, weights: rows ``[s, D]`` to fit to, and their importance ``[s]``.
+        hot: which of them have more codes, bool ``[s]``.
         rotation: a matrix, ``"fit"``, or None.
         iterations: of k-means.
         rng: of the first codebooks.
@@ -36,13 +38,13 @@ def fitted(
     m, size = table.column_parts, 1 << table.bits
     fits = isinstance(rotation, str)
     matrix = _principal(points, weights, m) if fits else rotation
-    step = bar.begin("codebooks", table.num_codes + (m if fits else 0))
+    step = bar.begin("codebooks", table.all_codes + (m if fits else 0))
 
     def codebooks_of(turned: np.ndarray) -> np.ndarray:
         found = [
             _codebook(part, weights, size, iterations, rng, step)
-            if table.num_codes == m
-            else additive.fitted(table, part, weights, iterations, rng, step)
+            if table.all_codes == m
+            else additive.fitted(table, part, weights, hot, iterations, rng, step)
             for part in _parts(turned, m)
         ]
         return np.concatenate(found)
@@ -67,11 +69,8 @@ def fitted(
 
 def nearest_codes(rows: np.ndarray, codebooks: np.ndarray) -> np.ndarray:
     """Codes int32 ``[n, parts * terms]`` of rows ``[n, D]`` in codebooks ``[parts, terms, K, D / parts]``."""
-    found = [
-        nearest(part, own[0])[:, None] if len(own) == 1 else additive.nearest_codes(part, own)
-        for part, own in zip(_parts(rows, len(codebooks)), codebooks, strict=True)
-    ]
-    return np.concatenate(found, axis=1)
+    parts = zip(_parts(rows, len(codebooks)), codebooks, strict=True)
+    return np.concatenate([additive.nearest_codes(part, own) for part, own in parts], axis=1)
 
 
 def _codebook(

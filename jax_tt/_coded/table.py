@@ -15,7 +15,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jax_tt._arguments import as_array, as_int, as_positive, one_of
-from jax_tt._coded import codec
+from jax_tt._coded import codec, places
 from jax_tt._coded.assign import encoded_rows
 from jax_tt._host_table import host_table
 from jax_tt._lookup import _backend
@@ -35,6 +35,8 @@ from jax_tt._tables.options import IGNORED, Lookup, Update, check_update
 from jax_tt._tables.table import Params, Slots, State, Table
 
 CODEBOOKS, CODES, ROTATION = "codebooks", "codes", "rotation"
+# Of the ids that have more codes than the others.
+HOT_CODES, HOT_PLACES = "hot_codes", "hot_places"
 KINDS = ("product", "additive")
 # The linen collection of the arrays without gradients.
 COLLECTION = "coded"
@@ -53,9 +55,13 @@ class CodedTable(Table):
     Codebooks are trained like any parameter, by ordinary gradients or, with ``update``, in the backward pass, where a
     codebook row is updated once with the sum of the gradients of all ids that have its code.
 
+    Some ids, such as frequent ones, may have more codes than the others: to each part of the row of a hot id,
+    ``hot_terms`` more codebook rows are added. Their codes are the array ``hot_codes``, with a row for each hot id, and
+    ``hot_places``, which takes 1.06 bits an id, tells which ids these are.
+
     Attributes:
         num_embeddings, features: its sizes.
-        num_codes: codes of an id, m. Of a product, their number over ``terms`` divides ``features``.
+        num_codes: codes of an id that is not hot, m. Of a product, their number over ``terms`` divides ``features``.
         bits: bits of a code, 1 to 16.
         kind: ``"product"`` or ``"additive"``.
         rotated: whether rows are multiplied by the constant array ``rotation``, float32 ``[D, D]``, in the end.
@@ -64,6 +70,8 @@ class CodedTable(Table):
         name: for error messages.
         codebook_init: initialiser ``(key, shape, dtype) -> codebooks``; None for rows of about unit length.
         terms: codes of a product that follow each other and whose codebook rows are added in one part of the columns.
+        hot: number of ids with more codes than the others.
+        hot_terms: how many more each part of their rows has. Their codebooks follow those of the part for all ids.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
@@ -89,6 +97,8 @@ class CodedTable(Table):
     name: str | None = None
     codebook_init: Callable[..., Any] | None = None
     terms: int = 1
+    hot: int = 0
+    hot_terms: int = 0
 
     def __post_init__(self) -> None:
         as_positive("num_embeddings", self.num_embeddings)
@@ -113,10 +123,19 @@ class CodedTable(Table):
                 f"{self.label}num_codes: got {self.num_codes}; expected {times}a divisor of features={self.features}, "
                 "as every part of a product gives as many columns. Additive codes may be any number."
             )
-        if self.num_codes << self.bits > 2**31 - 1:
+        if not 0 <= as_int("hot", self.hot) <= self.num_embeddings:
             raise ValueError(
-                f"{self.label}num_codes: got {self.num_codes} at {self.bits} bits; expected fewer than 2**31 codebook "
-                "rows in all."
+                f"{self.label}hot: got {self.hot}; expected 0 to num_embeddings={self.num_embeddings}."
+            )
+        if (as_int("hot_terms", self.hot_terms) > 0) != (self.hot > 0) or self.hot_terms < 0:
+            raise ValueError(
+                f"{self.label}hot_terms: got {self.hot_terms} with hot={self.hot}; expected a positive number with hot "
+                "ids, and 0 without."
+            )
+        if self.all_codes << self.bits > 2**31 - 1:
+            raise ValueError(
+                f"{self.label}num_codes: got {self.all_codes} in all at {self.bits} bits; expected fewer than 2**31 "
+                "codebook rows in all."
             )
         if self.update is not None:
             self.update.optimizer.check_width(self.width)
@@ -127,31 +146,49 @@ class CodedTable(Table):
         return self.num_codes // self.terms if self.kind == "product" else 1
 
     @property
+    def part_terms(self) -> int:
+        """Codes of a part of the columns of a hot id; of other ids the last ``hot_terms`` are missing."""
+        return self.num_codes // self.column_parts + self.hot_terms
+
+    @property
+    def all_codes(self) -> int:
+        """Codes of a hot id."""
+        return self.column_parts * self.part_terms
+
+    @property
     def width(self) -> int:
         """Columns of a codebook."""
         return self.features // self.column_parts
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of the codes of a row."""
+        """Bytes of the codes of a row that is not hot."""
         return codec.row_bytes(self.num_codes, self.bits)
 
     @property
+    def hot_bytes(self) -> int:
+        """Bytes of the further codes of a hot row."""
+        return codec.row_bytes(self.column_parts * self.hot_terms, self.bits)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of codes, codebooks and rotation, without optimizer state."""
+        """Bytes of codes, places of hot ids, codebooks and rotation, without optimizer state."""
         of_codebooks = (
             math.prod(self.param_shapes[CODEBOOKS]) * jnp.dtype(self.param_dtype).itemsize
         )
         of_rotation = 4 * self.features**2 if self.rotated else 0
-        return self.num_embeddings * self.row_bytes + of_codebooks + of_rotation
+        of_places = 4 * math.prod(places.shape_of(self.num_embeddings)) if self.hot else 0
+        of_codes = self.num_embeddings * self.row_bytes + self.hot * self.hot_bytes
+        return of_codes + of_places + of_codebooks + of_rotation
 
     @property
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {CODEBOOKS: (self.num_codes << self.bits, self.width)}
+        return {CODEBOOKS: (self.all_codes << self.bits, self.width)}
 
     @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:
-        return (CODES, ROTATION) if self.rotated else (CODES,)
+        of_hot = (HOT_CODES, HOT_PLACES) if self.hot else ()
+        return (CODES, *of_hot, ROTATION) if self.rotated else (CODES, *of_hot)
 
     @functools.cached_property
     def buffers(self) -> dict[str, str]:
@@ -168,25 +205,37 @@ class CodedTable(Table):
         return {CODEBOOKS: init(key, self.param_shapes[CODEBOOKS], self.param_dtype)}
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-        shape = self.num_embeddings, self.row_bytes
         rest = super().init_rest(params) | {
-            CODES: jax.random.bits(jax.random.key(0), shape, "uint8")
+            name: jax.random.bits(jax.random.key(k), shape, "uint8")
+            for k, (name, shape) in enumerate(self._code_shapes.items())
         }
+        if self.hot:
+            rest[HOT_PLACES] = places.of_members(jnp.arange(self.num_embeddings) < self.hot)
         return rest | (
             {ROTATION: jnp.eye(self.features, dtype=jnp.float32)} if self.rotated else {}
         )
 
+    @property
+    def _code_shapes(self) -> dict[str, tuple[int, int]]:
+        of_hot = {HOT_CODES: (self.hot, self.hot_bytes)} if self.hot else {}
+        return {CODES: (self.num_embeddings, self.row_bytes), **of_hot}
+
     def check(self, state: State) -> None:
         self.require(state, (*self.trained_names, *self.constant_names))
         super().check(state)
-        own = state[CODES]
-        shape = self.num_embeddings, self.row_bytes
-        if own.dtype != jnp.uint8 or own.shape != shape:
-            raise ValueError(
-                f"{self.label}{CODES}: got {own.dtype} of shape {own.shape}; expected uint8 of shape {shape}: "
-                f"{self.num_codes} codes of {self.bits} bits each. jax_tt.encode makes them of rows, "
-                "CodedTable.packed of integers."
-            )
+        for name, shape in self._code_shapes.items():
+            own = state[name]
+            if own.dtype != jnp.uint8 or own.shape != shape:
+                raise ValueError(
+                    f"{self.label}{name}: got {own.dtype} of shape {own.shape}; expected uint8 of shape {shape}, codes "
+                    f"of {self.bits} bits. jax_tt.encode makes them of rows, CodedTable.with_codes of integers."
+                )
+        if self.hot:
+            own, shape = state[HOT_PLACES], places.shape_of(self.num_embeddings)
+            if own.dtype != jnp.uint32 or own.shape != shape:
+                raise ValueError(
+                    f"{self.label}{HOT_PLACES}: got {own.dtype} of shape {own.shape}; expected uint32 of shape {shape}."
+                )
         if self.rotated and state[ROTATION].shape != (self.features, self.features):
             raise ValueError(
                 f"{self.label}{ROTATION}: got shape {state[ROTATION].shape}; expected "
@@ -196,36 +245,66 @@ class CodedTable(Table):
     # Codes
 
     def codes(self, state: State, ids: Any = None) -> jax.Array:
-        """Codes int32 ``[..., m]`` of ids ``[...]``, which must be in range, or of all ids."""
-        rows = state[CODES] if ids is None else _rows_at(state[CODES], jnp.asarray(ids))
-        return codec.unpacked(rows, self.num_codes, self.bits)
+        """Codes int32 ``[..., m]`` of ids ``[...]``, which must be in range, or of all ids.
+
+        In a table with hot ids, the codes of a part are those of all ids and then those of hot ids, which are -1 where
+        an id is not hot.
+        """
+        own = jnp.arange(self.num_embeddings) if ids is None else jnp.asarray(ids)
+        return self._codes(state, own)
+
+    def hot_ids(self, state: State, ids: Any) -> tuple[jax.Array, jax.Array]:
+        """Whether ids ``[...]``, which must be in range, are hot, and the rows of ``hot_codes`` of those that are."""
+        return places.found(state[HOT_PLACES], jnp.asarray(ids))
 
     def with_codes(self, state: State, codes: Any) -> dict[str, Any]:
-        """The state with other codes, integers ``[N, m]``.
+        """The state with other codes, integers ``[N, m]`` as `codes` returns them, which also tell the hot ids.
 
         Raises:
-            ValueError: they have another shape or type, or one is no row of its codebook.
+            ValueError: they have another shape or type, one is no row of its codebook, or other than ``hot`` ids have
+                codes of hot ids.
         """
         given = as_array(f"{self.label}codes", codes)
-        shape = self.num_embeddings, self.num_codes
+        shape = self.num_embeddings, self.all_codes
         if given.shape != shape or given.dtype.kind not in "iu":
             raise ValueError(
                 f"{self.label}codes: got {given.dtype} of shape {given.shape}; expected integers of shape {shape}."
             )
         if not isinstance(given, Tracer):
-            wrong = np.asarray((given < 0) | (given >= 1 << self.bits))
-            if wrong.any():
-                row, k = map(int, np.argwhere(wrong)[0])
+            self._check_codes(np.asarray(given))
+        every, of_hot = self._split(jnp.asarray(given))
+        found = {**state, CODES: codec.packed(every, self.bits)}
+        if not self.hot:
+            return found
+        hot = of_hot[:, 0] >= 0
+        (rows,) = jnp.nonzero(hot, size=self.hot)
+        own = {HOT_CODES: codec.packed(of_hot[rows], self.bits)}
+        return found | own | {HOT_PLACES: places.of_members(hot)}
+
+    def _check_codes(self, codes: np.ndarray) -> None:
+        # Codes of hot ids may be absent.
+        absent = np.zeros(codes.shape, bool)
+        if self.hot:
+            last = np.arange(self.all_codes) % self.part_terms >= self.part_terms - self.hot_terms
+            absent = (codes == -1) & last
+            hot = (~absent[:, last]).all(axis=1)
+            if hot.sum() != self.hot or not absent[~hot][:, last].all():
                 raise ValueError(
-                    f"{self.label}codes: code {k} of row {row} is {given[row, k]}; expected 0 to "
-                    f"{(1 << self.bits) - 1}, as codes have {self.bits} bits."
+                    f"{self.label}codes: got {hot.sum()} ids with all codes of hot ids; expected {self.hot}, and -1 "
+                    "for all these codes of the others."
                 )
-        return {**state, CODES: codec.packed(jnp.asarray(given), self.bits)}
+        wrong = ~absent & ((codes < 0) | (codes >= 1 << self.bits))
+        if wrong.any():
+            row, k = map(int, np.argwhere(wrong)[0])
+            raise ValueError(
+                f"{self.label}codes: code {k} of row {row} is {codes[row, k]}; expected 0 to "
+                f"{(1 << self.bits) - 1}, as codes have {self.bits} bits."
+            )
 
     def assigned(self, state: State, rows: Any, ids: Any = None) -> dict[str, Any]:
         """The state with the codes whose codebook rows are closest to given rows, between two steps.
 
-        It runs on the host. Codes of sums are found code by code, and not always the closest.
+        It runs on the host. Codes of sums are found code by code, and not always the closest. Hot ids stay the same.
 
         Args:
             state: of the table.
@@ -249,18 +328,33 @@ class CodedTable(Table):
         shape = self.num_embeddings if at is None else len(at), self.features
         if tuple(given.shape) != shape:
             raise ValueError(f"{self.label}rows: got shape {tuple(given.shape)}; expected {shape}.")
-        codes = jnp.asarray(encoded_rows(self, state, given))
-        return {**state, CODES: codes if at is None else state[CODES].at[at].set(codes)}
+        at = np.arange(self.num_embeddings) if at is None else at
+        if not self.hot:
+            codes, _ = encoded_rows(self, state, given, None)
+            return {**state, CODES: state[CODES].at[at].set(codes)}
+        hot, place = map(np.asarray, self.hot_ids(state, at))
+        codes, of_hot = encoded_rows(self, state, given, hot)
+        of_hot = state[HOT_CODES].at[place[hot]].set(of_hot)
+        return {**state, CODES: state[CODES].at[at].set(codes), HOT_CODES: of_hot}
 
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
         """`Table.rows` with the codes, and the rotation if there is one, after the parameters."""
-        codebooks, codes, *rotation = params
+        codebooks, *rest = params
+        constants = dict(zip(self.constant_names, rest, strict=True))
         (ids,) = digits
-        entries = self._entries(codes, ids)
-        terms = self.num_codes // self.column_parts
-        of_terms = (gathered(codebooks, entries[..., k::terms]) for k in range(terms))
-        found = functools.reduce(jnp.add, of_terms).reshape(*ids.shape, self.features)
-        return self._turned(found, rotation, precision)
+        entries = self._entries(constants, ids)
+        found = functools.reduce(
+            jnp.add, (self._term(codebooks, entries, k) for k in range(self.part_terms))
+        )
+        rotation = [constants[ROTATION]] if self.rotated else []
+        return self._turned(found.reshape(*ids.shape, self.features), rotation, precision)
+
+    def _term(self, codebooks: jax.Array, entries: jax.Array, k: int) -> jax.Array:
+        """The codebook rows of code k of every part."""
+        own = entries[..., k :: self.part_terms]
+        if k < self.part_terms - self.hot_terms:
+            return gathered(codebooks, own)
+        return jnp.where((own >= 0)[..., None], gathered(codebooks, jnp.maximum(own, 0)), 0)
 
     def to_dense(self, state: State) -> jax.Array:
         ids = jnp.arange(self.num_embeddings)
@@ -276,7 +370,9 @@ class CodedTable(Table):
         if lookup.method == "reference":
             return reference.forward(self, self._arrays(state), batch, lookup, sentinel), ()
         axes = varying_axes(state[CODEBOOKS], batch)
-        arrays = {name: state[name] for name in (CODEBOOKS, CODES, "sentinel") if name in state}
+        # The rotation follows.
+        names = (CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, "sentinel")
+        arrays = {name: state[name] for name in names if name in state}
         arrays, batch = vary_over((arrays, batch), axes)
 
         def native(arrays: State, batch: Batch) -> Any:
@@ -319,7 +415,9 @@ class CodedTable(Table):
     def _runs_natively(self, lookup: Lookup) -> bool:
         """Whether programs for the CPU have the op on codes; it adds in float32."""
         of_cpu = "cpu" in _backend.native_platforms() and lookup.method != "cuda_emulated"
-        return of_cpu and jnp.dtype(self.param_dtype) != jnp.float64 and self.terms == 1
+        if self.terms > 1 or self.hot:
+            return False
+        return of_cpu and jnp.dtype(self.param_dtype) != jnp.float64
 
     def _order(self, sums: jax.Array) -> tuple[jax.Array]:
         """The residual of the expanded batch, by which its step comes after the forward pass."""
@@ -345,10 +443,32 @@ class CodedTable(Table):
             rows = jnp.matmul(rows, matrix.astype(rows.dtype), precision=precision)
         return rows
 
-    def _entries(self, codes: jax.Array, ids: jax.Array) -> jax.Array:
-        """Codebook rows int32 ``[..., m]`` of ids, which must be in range."""
-        found = codec.unpacked(_rows_at(codes, ids), self.num_codes, self.bits)
-        return found + (lax.broadcasted_iota(jnp.int32, found.shape, found.ndim - 1) << self.bits)
+    def _codes(self, constants: State, ids: jax.Array) -> jax.Array:
+        """Codes int32 ``[..., m]`` of ids, which must be in range; -1 where an id that is not hot has none."""
+        codes = codec.unpacked(_rows_at(constants[CODES], ids), self.num_codes, self.bits)
+        if not self.hot:
+            return codes
+        hot, place = self.hot_ids(constants, ids)
+        own = _rows_at(constants[HOT_CODES], jnp.where(hot, place, 0))
+        more = codec.unpacked(own, self.column_parts * self.hot_terms, self.bits)
+        more = jnp.where(hot[..., None], more, -1)
+        by_part = (codes, more)
+        by_part = [own.reshape(*ids.shape, self.column_parts, -1) for own in by_part]
+        return jnp.concatenate(by_part, axis=-1).reshape(*ids.shape, self.all_codes)
+
+    def _split(self, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Codes of all ids and those of hot ids, from both."""
+        by_part = codes.reshape(len(codes), self.column_parts, self.part_terms)
+        terms = self.part_terms - self.hot_terms
+        return by_part[..., :terms].reshape(len(codes), -1), by_part[..., terms:].reshape(
+            len(codes), -1
+        )
+
+    def _entries(self, constants: State, ids: jax.Array) -> jax.Array:
+        """Codebook rows int32 ``[..., m]`` of ids, which must be in range; -1 where there is no code."""
+        codes = self._codes(constants, ids)
+        found = codes + (lax.broadcasted_iota(jnp.int32, codes.shape, codes.ndim - 1) << self.bits)
+        return jnp.where(codes < 0, -1, found) if self.hot else found
 
     def _expanded(self, state: State, batch: Batch, lookup: Lookup) -> Batch:
         """The batch of codebook rows: a segment for each part, in which an id has a position for each of its codes."""
@@ -356,13 +476,13 @@ class CodedTable(Table):
         here = present(batch)
         if lookup.bounds in IGNORED:
             here &= ok
-        entries = self._entries(state[CODES], ids)
+        entries = self._entries(state, ids)
         if lookup.bounds == "error":
             beyond = self.param_shapes[CODEBOOKS][0]
             entries = jnp.where(ok[..., None], entries, jnp.int32(beyond))
         entries = jnp.where(here[..., None], entries, jnp.int32(-1))
         parts, (segments, capacity) = self.column_parts, here.shape
-        terms = self.num_codes // parts
+        terms = self.part_terms
         entries = jnp.moveaxis(entries.reshape(segments, capacity, parts, terms), 2, 1)
         entries = entries.reshape(segments * parts, capacity * terms)
         offsets = jnp.repeat(batch.offsets * terms, parts, axis=0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -13,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._algebra.from_dense import tt_from_dense
-from jax_tt._coded.encode import encode
+from jax_tt._coded.codec import row_bytes
+from jax_tt._coded.encode import encode, weighted_squares
 from jax_tt._coded.table import CodedTable
 from jax_tt._quantized import codec
 from jax_tt._quantized.quantize import quantize
@@ -31,6 +33,19 @@ _MAX_SUM = 16
 # Fits that show which kinds are worth a better one.
 _QUICK_CODES = {"iterations": 4}
 _QUICK_TRAIN = {"sweeps": 0}
+
+
+# Parts of products in which some rows have more codes.
+_HOT_PARTS = (2, 4, 8, 16)
+# Some rows have more codes if the quarter with the largest weighted squares has this share of all squares; of equal
+# rows it has a quarter.
+_CONCENTRATED = 0.4
+# Shares of these rows, and of codes that all rows have in the bytes of codes: about these, at most twice or half.
+_HOT_ROWS = 0.25
+_BASE_BYTES = 0.5
+# If codes are longer than the shortest, codebooks of such tables take at most this share of all bytes; rotations take
+# half of it.
+_OF_CODEBOOKS = 1 / 8
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,6 +68,12 @@ class Source:
     def sizes(self) -> tuple[int, int]:
         n, features = self.rows.shape
         return int(n), int(features)
+
+    @functools.cached_property
+    def concentration(self) -> float:
+        """The share of the quarter of rows with the largest weighted squares in the sum of these."""
+        squares = np.sort(weighted_squares(self.rows, self.weights))[::-1]
+        return float(squares[: -(-len(squares) // 4)].sum() / max(squares.sum(), 1e-30))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +145,7 @@ def _product(source: Source, max_bytes: int) -> Found:
         if fit:
             _, bits, m = max(fit)
             yield _encoded(source, m, bits, rotation=rotation, **options)
+    yield from _mixed(source, max_bytes, "product", [m for m in _HOT_PARTS if m in divisors])
 
 
 def _additive(source: Source, max_bytes: int) -> Found:
@@ -136,6 +158,63 @@ def _additive(source: Source, max_bytes: int) -> Found:
         # With the most codes there is room left, which longer ones use better.
         if fit and (fit[-1] < _MAX_SUM or bits == _CODE_BITS[0]):
             yield _encoded(source, fit[-1], bits, kind="additive")
+    yield from _mixed(source, max_bytes, "additive", [1])
+
+
+def _mixed(source: Source, max_bytes: int, kind: str, parts: Iterable[int]) -> Found:
+    """Codes of different numbers: more for the rows with the largest weighted squares, for each number of parts."""
+    if source.concentration < _CONCENTRATED:
+        return
+    _, features = source.sizes
+    for count in parts:
+        rotated = count > 1 and 4 * features**2 <= max_bytes * _OF_CODEBOOKS / 2
+        for bits in _CODE_BITS:
+            fit = list(_splits(source, max_bytes, kind, count, bits, rotated))
+            if not fit:
+                continue
+            _, table = min(fit, key=lambda one: one[0])
+            codebooks = (
+                jnp.dtype(source.param_dtype).itemsize * (table.all_codes << bits) * table.width
+            )
+            if codebooks > _OF_CODEBOOKS * max_bytes and bits > _CODE_BITS[-1]:
+                continue
+            options = {"kind": kind, "terms": table.terms}
+            options |= {"hot": table.hot, "hot_terms": table.hot_terms}
+            rotation = "fit" if rotated else None
+            yield _encoded(source, table.num_codes, bits, rotation=rotation, **options)
+            break
+
+
+def _splits(
+    source: Source, max_bytes: int, kind: str, parts: int, bits: int, rotated: bool
+) -> Iterator[tuple[float, CodedTable]]:
+    """Tables with as many hot rows as fit, and how far their shares are from the usual ones."""
+    n, _ = source.sizes
+    # As many codes as a number of bytes has room for.
+    full = [
+        k
+        for k in range(1, _MAX_SUM)
+        if row_bytes(parts * k, bits) < row_bytes(parts * (k + 1), bits)
+    ]
+    for terms, hot_terms in itertools.product(full, repeat=2):
+        if terms + hot_terms > _MAX_SUM:
+            continue
+        options: dict[str, Any] = {
+            "kind": kind,
+            "rotated": rotated,
+            "hot": 1,
+            "hot_terms": hot_terms,
+        }
+        options |= {"terms": terms} if kind == "product" else {}
+        table = _coded(source, parts * terms, bits, **options)
+        hot = 1 + (max_bytes - table.nbytes) // table.hot_bytes
+        if not 0 < hot < n:
+            continue
+        base = n * table.row_bytes
+        share = base / (base + hot * table.hot_bytes)
+        away = [abs(math.log2(hot / n / _HOT_ROWS)), abs(math.log2(share / _BASE_BYTES))]
+        if max(away) < 1:
+            yield sum(away), dataclasses.replace(table, hot=hot)
 
 
 def _low_rank(source: Source, max_bytes: int) -> Found:
@@ -171,14 +250,21 @@ def _coded(source: Source, m: int, bits: int, **options: Any) -> CodedTable:
 
 
 def _encoded(
-    source: Source, m: int, bits: int, rotation: str | None = None, terms: int = 1, **options: Any
+    source: Source,
+    m: int,
+    bits: int,
+    rotation: str | None = None,
+    terms: int = 1,
+    hot: int = 0,
+    **options: Any,
 ) -> tuple[str, Callable[..., Made], dict[str, int]]:
     sums = "" if terms == 1 else f", sums of {terms}"
     turned = "" if rotation is None else ", rotated"
-    options |= {"weights": source.weights, "rotation": rotation, "terms": terms}
+    more = f", {options['hot_terms']} more in each sum of {hot:,} rows" if hot else ""
+    options |= {"weights": source.weights, "rotation": rotation, "terms": terms, "hot": hot}
     options |= {"seed": source.seed, "param_dtype": source.param_dtype, "progress": False}
     make = functools.partial(encode, source.rows, m, bits, **options)
-    return f"{m} codes of {bits} bits{sums}{turned}", make, _QUICK_CODES
+    return f"{m} codes of {bits} bits{sums}{more}{turned}", make, _QUICK_CODES
 
 
 def _train(source: Source, **options: Any) -> Made:

@@ -10,13 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._coded.table import CODEBOOKS, CODES, ROTATION, CodedTable
+from jax_tt._coded import places
+from jax_tt._coded.table import (
+    CODEBOOKS,
+    CODES,
+    HOT_CODES,
+    HOT_PLACES,
+    ROTATION,
+    CodedTable,
+)
 from jax_tt._files.small_tables import checked_pairs, read_pairs, write_pairs
 from jax_tt._files.stored import StoredArrays
 from jax_tt._tables.table import State
 
 _KIND = "coded"
-_FIELDS = ("features", "num_codes", "bits", "kind", "rotated", "terms")
+_FIELDS = ("features", "num_codes", "bits", "kind", "rotated", "terms", "hot", "hot_terms")
 
 
 def save_coded(
@@ -27,8 +35,9 @@ def save_coded(
 ) -> None:
     """Writes coded tables to one ``.safetensors`` file, or to a new directory as an orbax checkpoint.
 
-    The arrays of a table are ``name.codes``, ``name.codebooks`` and, if there is one, ``name.rotation``. Its settings
-    are in the metadata under the key ``jax_tt``. The output is complete or absent, as with `save_tables`.
+    The arrays of a table are ``name.codes``, ``name.codebooks`` and, if there are any, ``name.rotation``,
+    ``name.hot_codes`` and ``name.hot_places``. Its settings are in the metadata under the key ``jax_tt``. The output is
+    complete or absent, as with `save_tables`.
 
     Args:
         path: ends with ``.safetensors``, or names a directory. Its parent folder must exist.
@@ -75,17 +84,23 @@ def load_coded(
 
 
 def _loaded(stored: StoredArrays, name: str, notes: Any) -> tuple[CodedTable, dict[str, jax.Array]]:
-    names = [CODES, CODEBOOKS] + [ROTATION] * bool(notes["rotated"])
+    numbers = [CODEBOOKS] + [ROTATION] * bool(notes["rotated"])
+    names = [CODES, *numbers] + [HOT_CODES, HOT_PLACES] * bool(notes.get("hot"))
     state = {key: jnp.asarray(stored[f"{name}.{key}"].read()) for key in names}
-    for key in names[1:]:
+    for key in numbers:
         if not np.isfinite(np.asarray(state[key], np.float32)).all():
             raise ValueError(f"its {key} hold NaN or infinity; expected finite numbers.")
     table = CodedTable(
         state[CODES].shape[0],
-        **{field: notes[field] for field in _FIELDS},
+        # Files of earlier versions have no hot ids.
+        **{field: notes[field] for field in _FIELDS if field in notes},
         param_dtype=state[CODEBOOKS].dtype,
     )
     table.check(state)
+    if table.hot:
+        hot, _ = table.hot_ids(state, jnp.arange(table.num_embeddings))
+        if hot.sum() != table.hot or (places.of_members(hot) != state[HOT_PLACES]).any():
+            raise ValueError(f"its {HOT_PLACES} do not tell the places of {table.hot} ids.")
     return table, state
 
 

@@ -1,0 +1,162 @@
+"""Coded tables in which some ids have more codes than the others."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt._coded import additive, places
+
+RNG = np.random.default_rng(0)
+N, D = 1200, 8
+# Of very different lengths.
+ROWS = (RNG.normal(size=(N, D)) * RNG.lognormal(sigma=1.5, size=(N, 1))).astype(np.float32)
+WEIGHTS = RNG.uniform(0.5, 2.0, N)
+OPTIONS = {
+    "sum": {"num_codes": 2, "bits": 4, "kind": "additive", "hot": 200, "hot_terms": 3},
+    "parts": {"num_codes": 4, "bits": 4, "terms": 2, "hot": 200, "hot_terms": 1},
+    "rotated": {"num_codes": 2, "bits": 5, "rotation": "fit", "hot": 200, "hot_terms": 2},
+}
+
+
+def encoded(way, **options):
+    return jax_tt.encode(ROWS, **{**OPTIONS[way], "weights": WEIGHTS, **options}, progress=False)
+
+
+def errors(table, state):
+    return WEIGHTS * np.sum((np.asarray(table.to_dense(state)) - ROWS) ** 2, axis=1)
+
+
+@pytest.mark.parametrize("n", [1, 32, 512, 513, 2000])
+def test_places(n):
+    member = np.random.default_rng(n).random(n) < 0.3
+    array = places.of_members(jnp.asarray(member))
+    assert (array.shape, array.dtype) == (places.shape_of(n), jnp.uint32)
+    found, before = places.found(array, jnp.arange(n))
+    np.testing.assert_array_equal(found, member)
+    np.testing.assert_array_equal(before, np.cumsum(member) - member)
+
+
+@pytest.mark.parametrize("way", OPTIONS)
+def test_hot_rows_are_those_with_the_largest_weighted_squares(way):
+    table, state = encoded(way)
+    hot, place = table.hot_ids(state, jnp.arange(N))
+    largest = np.argsort(-WEIGHTS * np.sum(ROWS**2, axis=1))[:200]
+    np.testing.assert_array_equal(np.flatnonzero(hot), np.sort(largest))
+    np.testing.assert_array_equal(place[hot], np.arange(200))
+    assert table.nbytes == sum(array.nbytes for array in state.values())
+    codes = np.asarray(table.codes(state))
+    np.testing.assert_array_equal((codes < 0).any(axis=1), ~np.asarray(hot))
+
+
+@pytest.mark.parametrize(
+    ("way", "alike"),
+    [
+        ("sum", {"num_codes": 3}),
+        ("parts", {"num_codes": 8, "terms": 4, "bits": 3}),
+        ("rotated", {"num_codes": 4, "terms": 2}),
+    ],
+)
+def test_more_codes_for_some_rows_are_better_than_more_for_all(way, alike):
+    mixed, alike = encoded(way), encoded(way, **alike, hot=0, hot_terms=0)
+    # Codebooks would be shared by more rows.
+    bytes_of = lambda table, state: table.nbytes - state["codebooks"].nbytes  # noqa: E731
+    assert bytes_of(*mixed) < bytes_of(*alike)
+    assert errors(*mixed).sum() < 0.8 * errors(*alike).sum()
+
+
+@pytest.mark.parametrize("way", OPTIONS)
+def test_codes_of_the_same_rows(way):
+    table, state = encoded(way)
+    ids = np.array([5, 0, N - 1, 77, *np.flatnonzero(table.hot_ids(state, jnp.arange(N))[0])[:3]])
+    for again in (
+        table.assigned(state, ROWS),
+        table.assigned(state, ROWS[ids], ids),
+        table.with_codes(state, table.codes(state)),
+    ):
+        for name, array in state.items():
+            np.testing.assert_array_equal(again[name], array, err_msg=name)
+    np.testing.assert_array_equal(table.codes(state, ids), table.codes(state)[ids])
+
+
+def test_other_rows_for_some_ids():
+    table, state = encoded("sum")
+    ids = np.arange(0, N, 3)
+    found = table.assigned(state, -ROWS[ids], ids)
+    wanted = table.assigned(state, np.where(np.isin(np.arange(N), ids)[:, None], -ROWS, ROWS))
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+def test_ids_out_of_range_have_no_codes():
+    table, state = encoded("parts")
+    pooled = lambda ids: jax_tt.pooled_rows(table, state, ids, jax_tt.Lookup(bounds="zero"))[0]  # noqa: E731
+    found = pooled(jnp.array([[1, N, 2], [-2, 3, 2**31 - 1]]))
+    np.testing.assert_array_equal(found, pooled(jnp.array([[1, 2, -1], [3, -1, -1]])))
+
+
+def test_codebooks_are_the_least_squares_solution():
+    m, size = 3, 8
+    hot = RNG.random(N) < 0.2
+    codes = RNG.integers(0, size, (N, m))
+    codes[~hot, 2] = -1
+    old = RNG.normal(size=(m, size, D)).astype(np.float32)
+    design = np.zeros((N, m * size))
+    for k in range(m):
+        own = codes[:, k] >= 0
+        design[np.flatnonzero(own), size * k + codes[own, k]] = 1
+    root = np.sqrt(WEIGHTS)[:, None]
+
+    def error(books):
+        return np.sum((root * (design @ books.reshape(m * size, D) - ROWS)) ** 2)
+
+    least = error(np.linalg.lstsq(root * design, root * ROWS, rcond=None)[0])
+    solved = error(additive._solved(ROWS, WEIGHTS, codes, old))
+    averaged = error(additive._averaged(ROWS, WEIGHTS, codes, old))
+    assert least * (1 - 1e-3) < solved < 1.02 * least
+    assert solved < averaged < error(old)
+
+
+def test_compress_gives_frequent_rows_more_codes():
+    rows = RNG.normal(size=(2000, 16)).astype(np.float32)
+    weights = 1.0 / np.arange(1, 2001)
+    options = {"max_bytes": rows.nbytes // 20, "progress": False}
+    found = jax_tt.compress(rows, weights=weights, **options)
+    assert isinstance(found.table, jax_tt.CodedTable)
+    assert found.table.hot > 0
+    assert found.chosen.nbytes <= rows.nbytes // 20
+    assert f"of {found.table.hot:,} rows" in found.chosen.detail
+    # Where all rows count alike, it does not try.
+    assert all("more" not in one.detail for one in jax_tt.compress(rows, **options).measured)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hot": N + 1, "hot_terms": 1}, "hot: got 1201; expected 0 to num_embeddings=1200"),
+        ({"hot": -1}, "hot: got -1"),
+        ({"hot": 5}, "hot_terms: got 0 with hot=5; expected a positive number"),
+        ({"hot_terms": 5}, "hot_terms: got 5 with hot=0"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        jax_tt.CodedTable(N, D, 4, **options)
+
+
+def test_bad_codes():
+    table, state = encoded("parts")
+    codes = np.asarray(table.codes(state))
+    cold = int(np.flatnonzero((codes < 0).any(axis=1))[0])
+    for k, wrong, message in (
+        (2, 3, "got 200 ids with all codes of hot ids; expected 200, and -1"),
+        (0, -1, f"code 0 of row {cold} is -1; expected 0 to 15"),
+    ):
+        changed = codes.copy()
+        changed[cold, k] = wrong
+        with pytest.raises(ValueError, match=message):
+            table.with_codes(state, changed)
+    with pytest.raises(ValueError, match=r"hot_places: got .*expected uint32 of shape \(3, 17\)"):
+        table.check({**state, "hot_places": state["hot_places"][:1]})
+    with pytest.raises(ValueError, match=r"hot_codes: got .*expected uint8 of shape \(200, 1\)"):
+        table.check({**state, "hot_codes": state["hot_codes"][:, :0]})

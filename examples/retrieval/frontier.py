@@ -190,10 +190,8 @@ def _source(bench: Bench, side: int) -> Source:
         pair = [rows, bench.rows[1]] if side == 0 else [bench.rows[0], rows]
         return bench.agreement(pair)
 
-    counts = bench.counts[side].astype(np.float64)
-    # All users count alike in the recall.
-    importance = np.sqrt(counts) if side == 0 else counts
-    return Source(bench.rows[side], np.sqrt(counts), importance, metric, bench.seed)
+    weights = np.sqrt(bench.counts[side].astype(np.float64))
+    return Source(bench.rows[side], weights, metric, bench.seed)
 
 
 def _rates(points: dict[str, Any], name: str, method: str) -> Sequence[float]:

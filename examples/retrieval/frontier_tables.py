@@ -25,15 +25,13 @@ class Source:
 
     Attributes:
         rows: trained ones, [N, features].
-        weights: root of the counts [N].
-        importance: of each row [N], for tables that may have more bytes for some rows than for others.
+        weights: importance of each [N].
         metric: the larger the better, of other rows in their place.
         seed: of fits.
     """
 
     rows: np.ndarray
     weights: np.ndarray
-    importance: np.ndarray
     metric: Callable[[np.ndarray], float]
     seed: int
 
@@ -49,7 +47,7 @@ def chosen(source: Source, max_bytes: int, kind: str = "auto") -> Small:
         kind=kind,
         max_bytes=max_bytes,
         metric=lambda table, state: source.metric(np.asarray(jax.jit(table.to_dense)(state))),
-        weights=source.importance,
+        weights=source.weights,
         param_dtype=HALF,
         seed=source.seed,
         progress=False,

@@ -43,8 +43,7 @@ _CONCENTRATED = 0.4
 # Shares of these rows, and of codes that all rows have in the bytes of codes: about these, at most twice or half.
 _HOT_ROWS = 0.25
 _BASE_BYTES = 0.5
-# If codes are longer than the shortest, codebooks of such tables take at most this share of all bytes; rotations take
-# half of it.
+# Rotations of such tables take at most this share of all bytes, and so do codebooks unless codes are the shortest.
 _OF_CODEBOOKS = 1 / 8
 
 
@@ -167,7 +166,7 @@ def _mixed(source: Source, max_bytes: int, kind: str, parts: Iterable[int]) -> F
         return
     _, features = source.sizes
     for count in parts:
-        rotated = count > 1 and 4 * features**2 <= max_bytes * _OF_CODEBOOKS / 2
+        rotated = count > 1 and 4 * features**2 <= _OF_CODEBOOKS * max_bytes
         for bits in _CODE_BITS:
             fit = list(_splits(source, max_bytes, kind, count, bits, rotated))
             if not fit:

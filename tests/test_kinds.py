@@ -27,7 +27,7 @@ class TestAdditiveCodes(KindCase):
 
 
 class TestProductsOfSums(KindCase):
-    table = jax_tt.CodedTable(50, 8, num_codes=4, bits=3, terms=2)
+    table = jax_tt.CodedTable(50, 8, num_codes=4, bits=3, terms=2, hot=20, hot_terms=1)
 
 
 class TestTensorTrain(KindCase):

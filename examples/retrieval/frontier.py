@@ -170,10 +170,10 @@ def tables(bench: Bench, method: str, ratio: float) -> tuple[Small, Small] | Non
                 return users, items
         print(f"{bench.name}: leaves {method} at {ratio:g}x out: 2 bits take more", flush=True)
         return None
-    # Of the tables of the library, rows that differ in their counts may differ in bytes.
+    # With few bits a number, rows of tables of the library that differ in their counts may differ in bytes.
+    differ = method == "auto" and ratio > 32 / 3
     shares = [
-        np.sqrt(own).sum() if method == "auto" else len(own) * np.sqrt(own.mean())
-        for own in bench.counts
+        np.sqrt(own).sum() if differ else len(own) * np.sqrt(own.mean()) for own in bench.counts
     ]
     budget = int(total * shares[1] / sum(shares))
     try:

@@ -18,6 +18,8 @@ _BEAM = 4
 _SWEEPS = 3
 # Iterations of k-means that take about as long as solving for all codebooks and searching for all codes.
 _ROUND = 4
+# Rows of codebooks up to which there are more rounds, as these take little time and errors are large.
+_FEW, _MORE_ROUNDS = 2**7, 4
 # Rows of codebooks up to which all of them are solved for together, in cubic time.
 _MOST_SOLVED = 2**12
 # Scores that are computed at a time, which stay in the cache.
@@ -49,7 +51,8 @@ def fitted(
             codes[own, k] = nearest(left[own], codebooks[k])
             left[own] -= codebooks[k][codes[own, k]]
         step()
-    for _ in range(-(-iterations // _ROUND)):
+    rounds = -(-iterations // _ROUND) * (_MORE_ROUNDS if m * size <= _FEW else 1)
+    for _ in range(rounds):
         improved = _solved if m * size <= _MOST_SOLVED else _averaged
         codebooks = improved(points, weights, codes, codebooks)
         codes = nearest_codes(points, codebooks, hot, table.hot_terms)

@@ -43,6 +43,8 @@ _CONCENTRATED = 0.4
 # Shares of these rows, and of codes that all rows have in the bytes of codes: about these, at most twice or half.
 _HOT_ROWS = 0.25
 _BASE_BYTES = 0.5
+# With more bits for each number of a table all rows are good enough, and some would become worse.
+_MOST_BITS = 3
 # Rotations of such tables take at most this share of all bytes, and so do codebooks unless codes are the shortest.
 _OF_CODEBOOKS = 1 / 8
 
@@ -162,9 +164,9 @@ def _additive(source: Source, max_bytes: int) -> Found:
 
 def _mixed(source: Source, max_bytes: int, kind: str, parts: Iterable[int]) -> Found:
     """Codes of different numbers: more for the rows with the largest weighted squares, for each number of parts."""
-    if source.concentration < _CONCENTRATED:
+    n, features = source.sizes
+    if 8 * max_bytes > _MOST_BITS * n * features or source.concentration < _CONCENTRATED:
         return
-    _, features = source.sizes
     for count in parts:
         rotated = count > 1 and 4 * features**2 <= _OF_CODEBOOKS * max_bytes
         for bits in _CODE_BITS:

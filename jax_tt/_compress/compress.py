@@ -122,7 +122,8 @@ def compress(
     The kinds are
 
     - ``"quantized"``: `QuantizedTable` with 8, 4, 3 or 2 bits,
-    - ``"product"`` and ``"additive"``: `CodedTable` with different numbers and lengths of codes,
+    - ``"product"`` and ``"additive"``: `CodedTable` with different numbers and lengths of codes; below 3 bits a number
+      also with more codes for some rows, if rows are of very different importance,
     - ``"low_rank"``: a `TTTable` of two cores, of which the first has a row for every id,
     - ``"tt"``: a `TTTable` for the ids in their order, by `tt_from_dense`.
 

@@ -1,11 +1,14 @@
 """Coded tables in which some ids have more codes than the others."""
 
+import re
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_tt
 from jax_tt._coded import additive, places
+from jax_tt._compress.candidates import Source, candidates
 
 RNG = np.random.default_rng(0)
 N, D = 1200, 8
@@ -128,6 +131,27 @@ def test_compress_gives_frequent_rows_more_codes():
     assert f"of {found.table.hot:,} rows" in found.chosen.detail
     # Where all rows count alike, it does not try.
     assert all("more" not in one.detail for one in jax_tt.compress(rows, **options).measured)
+
+
+def test_candidates_with_more_codes_use_the_bytes():
+    rows = RNG.normal(size=(20_000, 32)).astype(np.float32)
+    source = Source(rows, 1.0 / np.arange(1, 20_001), jnp.bfloat16, 0)
+
+    def shares(ratio):
+        """Of the rows with more codes, in all such candidates."""
+        of_kinds = (
+            candidates(source, kind, rows.nbytes // ratio) for kind in ("product", "additive")
+        )
+        details = [one.detail for found in of_kinds for one in found]
+        counts = (re.search("more in each sum of ([0-9,]+) rows", detail) for detail in details)
+        return [int(count[1].replace(",", "")) / len(rows) for count in counts if count]
+
+    for ratio in (15, 30, 60):
+        found = shares(ratio)
+        assert found
+        assert all(1 / 8 < share < 1 / 2 for share in found)
+    # With 4 bits a number, rows are good enough.
+    assert not shares(8)
 
 
 @pytest.mark.parametrize(

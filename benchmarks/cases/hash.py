@@ -60,7 +60,9 @@ def _search(settings: Settings, report: Report, capacity: int, n: int, load: flo
     state, keys = filled(table, load)
     directory, library = directory_of(state), robin_map.compiled()
     if library is None:
-        report.note("tsl::robin_map was not timed: it needs a C++ compiler, and its header in nanobind")
+        report.note(
+            "tsl::robin_map was not timed: it needs a C++ compiler, and its header in nanobind"
+        )
     rival, found = None if library is None else robin_map.RobinMap(library, keys), np.empty(n, "i4")
     present = jnp.ones(n, bool)
     find = jax.jit(lambda directory, batch, here: backend.find(directory, batch, here, "auto"))

@@ -116,10 +116,10 @@ MUTANTS = {
         "for (int other = 2; other < groups; ++other)",
         "cuda_tt cuda_fast",
     ),
-    "tiles": Mutant(
+    "long rows": Mutant(
         "ffi/cuda/dense_rows.h",
-        "above == 0 && next < tile + 2)",
-        "above == 0 && next < tile + 1)",
+        "constexpr int kMost = kDensePiece + 1;",
+        "constexpr int kMost = kDensePiece;",
         "dense_segments",
     ),
     "gathered gradients": Mutant(

@@ -112,7 +112,11 @@ full = pytest.mark.full
         ),
         # Every bag is summed on one device, in the order of one device.
         pytest.param(
-            optimizers.Adam(0.1), Placement.columns([3, 1]), {"exact": True}, id="columns"
+            optimizers.Adam(0.1),
+            Placement.columns([3, 1]),
+            {"exact": True},
+            id="columns",
+            marks=full,
         ),
     ],
 )

@@ -106,6 +106,7 @@ def updated(collection, state, batch, **options):
     return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
 
 
+@pytest.mark.full(but="error")
 @pytest.mark.parametrize("bounds", ["zero", "error"])
 def test_bits_are_those_of_single_calls(bounds, one_by_one):
     collection = collection_of(TABLES)

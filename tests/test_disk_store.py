@@ -1,5 +1,7 @@
 """Records on disk: what was saved stays, room is used again, damage is noticed."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -105,34 +107,34 @@ def _interrupted(*args):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("count", [1 << 45, 500, -1])
-def test_a_damaged_block_is_named(tmp_path, count):
+@contextlib.contextmanager
+def _blocks_of_a_saved_store(path, records):
+    """A transaction of LMDB that may change the blocks, and their database."""
     lmdb = pytest.importorskip("lmdb")
-    store = DiskStore(tmp_path, {"item": 400}, "about")
-    put_records(store, np.arange(3, dtype=np.uint64), 1)
+    store = DiskStore(path, {"item": 400}, "about")
+    put_records(store, np.arange(records, dtype=np.uint64), 1)
     store.commit(b"saved")
     store.close()
-    with lmdb.open(str(tmp_path), max_dbs=4) as environment:
+    with lmdb.open(str(path), max_dbs=4) as environment:
         table = environment.open_db(b"blocks/item")
         with environment.begin(write=True) as write:
-            block = bytearray(write.get(bytes(8), db=table))
-            block[:8] = np.array([count]).tobytes()
-            write.put(bytes(8), bytes(block), db=table)
+            yield write, table
+
+
+@pytest.mark.parametrize("count", [1 << 45, 500, -1])
+def test_a_damaged_block_is_named(tmp_path, count):
+    with _blocks_of_a_saved_store(tmp_path, 3) as (write, table):
+        block = bytearray(write.get(bytes(8), db=table))
+        block[:8] = np.array([count]).tobytes()
+        write.put(bytes(8), bytes(block), db=table)
     with pytest.raises(jax_tt.StoreError, match="block 0 of 'item' is damaged"):
         DiskStore(tmp_path, {"item": 400}, "about")
 
 
 def test_a_deleted_block_is_noticed(tmp_path, monkeypatch):
-    lmdb = pytest.importorskip("lmdb")
     monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
-    store = DiskStore(tmp_path, {"item": 400}, "about")
-    put_records(store, np.arange(100, dtype=np.uint64), 1)
-    store.commit(b"saved")
-    store.close()
-    with lmdb.open(str(tmp_path), max_dbs=4) as environment:
-        table = environment.open_db(b"blocks/item")
-        with environment.begin(write=True) as write:
-            assert write.delete((2).to_bytes(8, "big"), db=table)
+    with _blocks_of_a_saved_store(tmp_path, 100) as (write, table):
+        assert write.delete((2).to_bytes(8, "big"), db=table)
     with pytest.raises(jax_tt.StoreError, match="4 of 5 saved blocks of 'item' are there"):
         DiskStore(tmp_path, {"item": 400}, "about")
 

@@ -24,6 +24,8 @@ __global__ void __launch_bounds__(kDenseThreads)
 
 // Writes the gradients to the rows of a table.
 struct GradientSink {
+  static constexpr int Blocks(int) { return 4; }
+
   float* gradient;
 
   __device__ __forceinline__ GradientSink(const GradientTable& table, const TablePlan&) : gradient(table.gradient) {}
@@ -42,7 +44,7 @@ struct GradientSink {
 
 // The lanes of a row take one position, in the order of the batch, whose bags keep their gradients in the cache.
 template <typename T, int V>
-__global__ void __launch_bounds__(kDenseThreads)
+__global__ void __launch_bounds__(kDenseThreads, 5)
     DifferentiateWeights(const __grid_constant__ TableList<GradientTable> tables,
                          const __grid_constant__ DensePlan all) {
   BlockOfTable block;

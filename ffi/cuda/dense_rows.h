@@ -4,6 +4,8 @@
 // of the V columns from there on:
 //   template <int V>
 //   void Row(const RowLanes& lanes, int64_t row, int dim, bool owner, const RowSum<V>& sum) const;
+//   static constexpr int Blocks(int V);
+// Blocks(V) are on a multiprocessor at the same time, at least; for more of them registers would have to be spilled.
 // Every lane of the warp calls Row; only lanes with `owner` set have a row to write.  One thread of each table calls
 // Finish, and says whether the batch reads no row because something is wrong with it.
 #ifndef JAX_TT_CUDA_DENSE_ROWS_H_
@@ -115,7 +117,10 @@ struct RowSum {
 };
 
 template <int V, typename Sink>
-__global__ void __launch_bounds__(kDenseThreads)
+constexpr int kRowBlocks = Sink::Blocks(V);
+
+template <int V, typename Sink>
+__global__ void __launch_bounds__(kDenseThreads, kRowBlocks<V, Sink>)
     SumRows(const __grid_constant__ TableList<GradientTable> tables, const __grid_constant__ DensePlan all) {
   BlockOfTable block;
   const GradientTable table = tables.Find(&block);

@@ -24,6 +24,8 @@ __device__ __forceinline__ Packet<float, V> LoadSlot(const SlotArrays& slots, in
 // Takes the optimizer step of a row in place.
 template <typename T, typename Rule>
 struct StepSink {
+  static constexpr int Blocks(int V) { return V == 4 && Rule::kElementSlots == 0 ? 4 : 3; }
+
   const GradientTable& table;
   const DenseStep& step;
   const int32_t* flags;

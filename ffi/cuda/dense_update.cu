@@ -14,6 +14,8 @@ namespace {
 
 // Sets a flag when any gradient is infinite or NaN.
 struct FiniteSink {
+  static constexpr int Blocks(int) { return 4; }
+
   const float* scale;
   int32_t* flags;
 

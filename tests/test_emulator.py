@@ -12,7 +12,7 @@ from tests.helpers import cxx_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = 5
-KERNELS = ("tests/cpp/emulator_planted.cu", "tests/cpp/emulator_right.cu")
+KERNELS = ("tests/cpp/emulator_planted.cu", "tests/cpp/emulator_right.cu", "ffi/cuda/upload.cu")
 
 RACE = r"race: .* element \d+ of shared array 0 .* with no barrier between"
 PLANTED = {

@@ -276,10 +276,7 @@ def test_a_step_launches_five_kernels():
     assert sum(stage.kernels for stage in stages.stages(work.headline(quick=False))) == 5
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("length", [1, 60, 187])
-def test_few_launches_of_mixed_tables(length):
-    """Seven tensor trains and 19 dense tables, of few ids and of many."""
+def launches_of_mixed(trains, dense, length):
     train = jax_tt.tt_table(
         800,
         16,
@@ -288,9 +285,21 @@ def test_few_launches_of_mixed_tables(length):
         col_factors=(2, 4, 2),
         optimizer=ADAGRAD,
     )
-    tables = {f"tt{k}": train for k in range(7)}
-    tables |= {f"d{k}": jax_tt.dense_table(10_000, 16, optimizer=ADAGRAD) for k in range(19)}
-    assert launches_of(tables, 11, length) == stages.MIXED_LAUNCHES <= 20
+    tables = {f"tt{k}": train for k in range(trains)}
+    tables |= {f"d{k}": jax_tt.dense_table(10_000, 16, optimizer=ADAGRAD) for k in range(dense)}
+    return launches_of(tables, 11, length)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("length", [1, 60, 187])
+def test_few_launches_of_mixed_tables(length):
+    """Seven tensor trains and 19 dense tables, of few ids and of many."""
+    assert launches_of_mixed(7, 19, length) == stages.MIXED_LAUNCHES <= 20
+
+
+@pytest.mark.full
+def test_few_launches_of_hundreds_of_tables():
+    assert launches_of_mixed(100, 200, 1) <= 20
 
 
 def test_every_signature_adds_some_launches():

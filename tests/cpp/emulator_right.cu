@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ffi/cuda/simt.h"
+#include "ffi/cuda/upload.h"
 #include "tests/cpp/emulator_test.h"
 
 namespace jax_tt {
@@ -206,6 +207,19 @@ std::string Orders() {
   return Expect(first.ok() ? second : first, right);
 }
 
+// Words of which some are zero, in one piece of either size and in several, each in the middle of a run at the end.
+std::string UploadedWords() {
+  for (const unsigned share : {0u, 1u, 3u})  // of 3, that are not zero
+    for (const int count : {1, 33, 3000, 30001}) {
+      std::vector<uint32_t> from(static_cast<size_t>(count)), to(from.size() + 1, 7);
+      for (uint32_t i = 0; i < from.size(); ++i) from[i] = i * 2654435761u >> 16 < share * 21846 ? i + 1 : 0;
+      const Status status = Upload(nullptr, from.data(), count, to.data());
+      from.push_back(7);
+      if (const std::string trouble = Expect(status, from == to); !trouble.empty()) return trouble;
+    }
+  return "";
+}
+
 }  // namespace
 
 const EmulatorCase kRightCases[] = {
@@ -217,6 +231,7 @@ const EmulatorCase kRightCases[] = {
     {"masked_groups", MaskedGroups},
     {"votes", Votes},
     {"vectors", Vectors},
+    {"uploaded_words", UploadedWords},
     {"limits", Limits},
     {"orders", Orders},
 };

@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_tt import _ffi
 from jax_tt._hash import backend
 from jax_tt._hash.directory import COUNTERS, POLICIES, Eviction, KeyDirectory, init_directory
 from jax_tt._hash.reference import erase
-from tests.conftest import WAYS, method_fixture
+from tests.conftest import WAYS, method_fixture, native_available
 from tests.hash_model import ModelDirectory, joined
 
 method = method_fixture(*WAYS)
@@ -99,3 +100,21 @@ def test_many_operations_equal_model(operations, policy, method):
             directory, _ = backend.double(directory, [], method)
             model, sets = model.doubled(), 2 * sets
         check_directory(directory, model)
+
+
+@pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
+@pytest.mark.parametrize(("n", "kernel"), [(12_288, "SortInOneBlock"), (12_289, "SortTiles")])
+def test_insertions_that_one_block_or_several_sort(n, kernel):
+    module = _ffi.load("cuda_emulated")
+    assert module is not None
+    keys = words(np.random.default_rng(n).permutation(n))
+    batch = keys, np.ones(n, bool), np.zeros((n, 2), np.uint32), jnp.int32(1), jnp.uint32(0)
+    insert = jax.jit(backend.insert, static_argnums=(6, 7))
+    module.clear_launch_counts()
+    emulated, want = (
+        jax.block_until_ready(insert(init_directory(256, 64), *batch, Eviction("lru", 1), method))
+        for method in ("cuda_emulated", "ffi")
+    )
+    assert [name for name in module.launch_counts() if name.startswith("Sort")] == [kernel]
+    for got, expected in zip(jax.tree.leaves(emulated), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(got, expected)

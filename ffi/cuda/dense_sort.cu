@@ -69,11 +69,7 @@ void AddSort(const DensePlan& plan, GradientLaunches& launches) {
                [plan](cudaStream_t stream, const TableLaunch<GradientTable>& on) {
                  return Launch(stream, on.blocks, kDenseThreads, 0, MakeKeys, on.tables, plan);
                });
-  launches.Add([sort](cudaStream_t stream) {
-    TableQueue queue;
-    sort.Enqueue(queue);
-    return queue.Run(stream);
-  });
+  launches.Add([sort](cudaStream_t stream) { return sort.Run(stream); });
 }
 
 }  // namespace jax_tt

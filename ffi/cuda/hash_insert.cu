@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(kThreads)
 StableSort SortBySlot(const HashInserting& batch, Workspace& workspace) {
   StableSort sort;
   sort.n = batch.asked.batch.n;
+  sort.alone = true;
   sort.skip = batch.words + kHashNothingNew;
   sort.AddPasses(batch.slots, std::bit_width(static_cast<uint64_t>(batch.directory.capacity())));
   sort.PlaceZeros(workspace);
@@ -154,10 +155,9 @@ Status HashInsert(cudaStream_t stream, const HashEntry& entry, void* workspace) 
   const int rounds = asked.policy == HashPolicy::kNone ? 2 : 4;
   for (int round = 0; round < rounds; ++round)
     JAX_TT_RETURN_IF_ERROR(PlaceHashKeys(stream, batch, round % 2, round >= 2));
-  TableQueue sorting;
-  if (by_slot.num_zeros > 0) sorting.Clear(by_slot.zeros, by_slot.num_zeros);
-  by_slot.Enqueue(sorting);
-  JAX_TT_RETURN_IF_ERROR(sorting.Run(stream));
+  const size_t bytes = static_cast<size_t>(by_slot.num_zeros) * sizeof(int32_t);
+  if (bytes > 0) JAX_TT_RETURN_IF_ERROR(ToStatus(cudaMemsetAsync(by_slot.zeros, 0, bytes, stream)));
+  JAX_TT_RETURN_IF_ERROR(by_slot.Run(stream));
   JAX_TT_RETURN_IF_ERROR(Launch(stream, std::max<int64_t>(Blocks(n, kThreads), 1), kThreads, 0, WriteInsertion, batch,
                                 by_slot.pass[by_slot.count - 1].order, entry.done));
   return HashFind(stream, {.directory = directory, .batch = asked.batch, .slots = entry.done.found});

@@ -142,7 +142,7 @@ template <int kItems>
 using SingleSorter = TileSorter<kSingleThreads, kItems, uint16_t>;
 
 template <int kItems, typename Tables>
-__global__ void __launch_bounds__(kSingleThreads) SortInOneBlock(const __grid_constant__ Tables tables) {
+__global__ void __launch_bounds__(kSingleThreads, 1) SortInOneBlock(const __grid_constant__ Tables tables) {
   BlockOfTable block;
   const BatchSort& own = tables.FindInPlace(&block);
   if (own.skip != nullptr && *own.skip) return;
@@ -163,12 +163,11 @@ __global__ void __launch_bounds__(kSingleThreads) SortInOneBlock(const __grid_co
 #pragma unroll
       for (int j = 0; j < kItems; ++j) item[j].word = pass.words[item[j].position];
     });
-    for (int i = threadIdx.x; i < n; i += kSingleThreads) {
-      const Pair pair = sorter.At(i);
-      if (pass.order != nullptr) pass.order[i] = pair.position;
-      if (k == own.count - 1) WriteCopies(own.copies, pass, i, pair);
-    }
+    if (pass.order == nullptr) continue;
+    for (int i = threadIdx.x; i < n; i += kSingleThreads) pass.order[i] = sorter.At(i).position;
   }
+  for (int i = threadIdx.x; i < n; i += kSingleThreads)
+    WriteCopies(own.copies, own.pass[own.count - 1], i, sorter.At(i));
 }
 
 // The sizes of the bins of all passes.
@@ -260,10 +259,11 @@ constexpr TableKernel kSortTiles =
     TableKernelOf<TilePass, SortTiles<OneTable<TilePass>>, SortTiles<ManyTables<TilePass>>, kThreads>::kKernel;
 
 // How many pairs a thread has where one block sorts all; 0 where there are too many.  More would not fit into
-// registers.
-int SingleItems(int64_t n, int max_bins) {
+// registers, and as many as those of a sort that is alone only where its arguments are parameters.
+int SingleItems(int64_t n, int max_bins, bool alone) {
   if (n <= 8 * kSingleThreads) return SingleSorter<8>::Bytes(max_bins) <= kMostSingleShared ? 8 : 0;
   if (n <= 16 * kSingleThreads) return SingleSorter<16>::Bytes(max_bins) <= kMostSingleShared ? 16 : 0;
+  if (alone && n <= 24 * kSingleThreads) return SingleSorter<24>::Bytes(max_bins) <= kMostSingleShared ? 24 : 0;
   return 0;
 }
 
@@ -271,6 +271,20 @@ int64_t TilesOf(int64_t n) { return (n + kTile - 1) / kTile; }
 
 // Words of the zeros of a pass, an even number: the counts of tiles take two words each, and come first.
 int64_t ZerosOf(const SortPass& pass, int64_t tiles) { return 2 * tiles * pass.bins + (pass.bins + 1 + 1) / 2 * 2; }
+
+BatchSort BatchOf(const StableSort& sort) {
+  BatchSort batch{};
+  batch.n = sort.n;
+  batch.skip = sort.skip;
+  batch.count = sort.count;
+  batch.max_bins = sort.MaxBins();
+  std::copy_n(sort.copies, kSortedCopies, batch.copies);
+  for (int k = 0; k < sort.count; ++k) {
+    batch.pass[k] = sort.pass[k];
+    batch.all_bins += sort.pass[k].bins;
+  }
+  return batch;
+}
 
 }  // namespace
 
@@ -289,7 +303,7 @@ int StableSort::MaxBins() const {
   return bins;
 }
 
-bool StableSort::InOneLaunch() const { return SingleItems(n, MaxBins()) > 0; }
+bool StableSort::InOneLaunch() const { return SingleItems(n, MaxBins(), alone) > 0; }
 
 void StableSort::PlaceZeros(Workspace& workspace) {
   num_zeros = 0;
@@ -304,17 +318,8 @@ void StableSort::Place(Workspace& workspace) {
 
 void StableSort::Enqueue(TableQueue& queue) const {
   if (n == 0) return;
-  BatchSort sort{};
-  sort.n = n;
-  sort.skip = skip;
-  sort.count = count;
-  sort.max_bins = MaxBins();
-  std::copy_n(copies, kSortedCopies, sort.copies);
-  for (int k = 0; k < count; ++k) {
-    sort.pass[k] = pass[k];
-    sort.all_bins += pass[k].bins;
-  }
-  switch (SingleItems(n, sort.max_bins)) {
+  BatchSort sort = BatchOf(*this);
+  switch (SingleItems(n, sort.max_bins, /*alone=*/false)) {
     case 8:
       return queue.Add(kSortInOneBlock<8>, 1, SingleSorter<8>::Bytes(sort.max_bins), sort);
     case 16:
@@ -346,6 +351,17 @@ void StableSort::Enqueue(TableQueue& queue) const {
     queue.Add(kSortTiles, tiles,
               TilesSorter::Bytes(pass[k].bins) + SharedBytes<int32_t>(pass[k].bins) + SharedBytes<int32_t>(1),
               passes[k]);
+}
+
+Status StableSort::Run(cudaStream_t stream) const {
+  const BatchSort sort = BatchOf(*this);
+  if (SingleItems(n, sort.max_bins, alone) == 24) {
+    using Alone = TableKernelOf<BatchSort, SortInOneBlock<24, OneTable<BatchSort>>, nullptr, kSingleThreads>;
+    return LaunchStatus(Alone::One(stream, 1, SingleSorter<24>::Bytes(sort.max_bins), &sort));
+  }
+  TableQueue queue;
+  Enqueue(queue);
+  return queue.Run(stream);
 }
 
 }  // namespace jax_tt

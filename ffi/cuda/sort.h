@@ -37,6 +37,7 @@ struct StableSort {
   SortPass pass[kMaxSortPasses];  // the least significant pass first
   SortedCopy copies[kSortedCopies];
   const int32_t* skip = nullptr;  // where it points to anything but 0 nothing is done
+  bool alone = false;             // for Run: more of them are sorted by one launch
 
   // Adds the passes that sort a word of this many bits, as even as they come: fewer bins make a pass cheaper.
   void AddPasses(const int32_t* words, int bits);
@@ -44,19 +45,21 @@ struct StableSort {
   // Whether one block sorts all.
   bool InOneLaunch() const;
 
+  int MaxBins() const;
+
   // Takes what has to be zero before the sort begins, of which there are `num_zeros` words.
   void PlaceZeros(Workspace& workspace);
   void Place(Workspace& workspace);
 
   // After PlaceZeros and Place.  Who owns the memory clears it.
   void Enqueue(TableQueue& queue) const;
+  // The same of one batch, not beside others.
+  Status Run(cudaStream_t stream) const;
 
   int32_t* zeros = nullptr;
   int64_t num_zeros = 0;
 
  private:
-  int MaxBins() const;
-
   // Positions with the words that the next pass sorts by.
   uint64_t* pairs_[2] = {};
 };

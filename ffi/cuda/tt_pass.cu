@@ -177,7 +177,8 @@ namespace {
 template <typename T>
 Status MakePass(const TTArgs<T>& args, int core, bool backward, const RowChunk& chunk, const PassPlan& plan,
                 float* workspace, std::optional<PassArgs<T>>* pass) {
-  if (plan.tile_floats > INT32_MAX)
+  // Loops count in 32 bits, and by the threads of a block beyond the end.
+  if (plan.tile_floats > INT32_MAX - kThreads)
     return InvalidArgument("a row of this table takes " + std::to_string(plan.tile_floats) +
                            " floats of working memory, expected fewer than 2^31; use smaller factors or ranks");
   int64_t size = 0;

@@ -172,7 +172,7 @@ set(nvcc_flags -std=c++20 -O3 -DNDEBUG ${lineinfo} --expt-relaxed-constexpr -ccb
   $<$<BOOL:${JAX_TT_WERROR}>:-Werror=all-warnings>)
 # Sources that take long come first, so that none of them is left for the end while other cores are idle.
 set(cuda_sources ${jax_tt_cu_sources})
-list(FILTER cuda_sources EXCLUDE REGEX "/(tt_fast_rank[0-9]+|tt_pass|dense_update)\\.cu$")
+list(FILTER cuda_sources EXCLUDE REGEX "/(tt_fast_rank[0-9]+|tt_pass|tt_gradient|dense_update)\\.cu$")
 set(long_sources ${jax_tt_cu_sources})
 list(REMOVE_ITEM long_sources ${cuda_sources})
 set(cuda_objects)

@@ -2,6 +2,7 @@
 
     python -m tests.hash_soak --operations 1000000
     python -m tests.hash_soak --operations 100000 --methods cuda_emulated
+    python -m tests.hash_soak --operations 250000 --seed 1  # other operations, of which several runs add up
 
 An operation is one key that is requested and trained, read, removed, or moved by a dump. Keys are drawn from all 64-bit
 integers. Gradients are small whole numbers and the rate of SGD is 1/2, so that rows are equal bit for bit whatever the
@@ -84,8 +85,8 @@ def _step(table: Any, state: Any, ids: Any, gradients: Any, method: str) -> tupl
 class HashRun:
     """A hash table, and what it should hold."""
 
-    def __init__(self, policy: str, method: str, path: Path) -> None:
-        self.draw = np.random.default_rng(POLICIES.index(policy))
+    def __init__(self, policy: str, method: str, path: Path, seed: int = 0) -> None:
+        self.draw = np.random.default_rng([seed, POLICIES.index(policy)])
         self.method, self.path, self.files = method, path, itertools.count()
         self.pool, self.first = pool_of(self.draw)
         self.table = self._table(policy, SIZES[0])
@@ -259,8 +260,8 @@ class HashRun:
 class TiersRun:
     """Tiers of random sizes, and the rows that they should hold."""
 
-    def __init__(self, path: Path) -> None:
-        self.draw, self.path, self.files = np.random.default_rng(0), path, itertools.count()
+    def __init__(self, path: Path, seed: int = 0) -> None:
+        self.draw, self.path, self.files = np.random.default_rng(seed), path, itertools.count()
         self.pool, self.first = pool_of(self.draw)
         self.rows: Rows = {}
         self.saved: Rows | None = None
@@ -373,20 +374,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Random operations against Python dicts.")
     parser.add_argument("--operations", type=int, default=1_000_000, help="with each method")
     parser.add_argument("--methods", nargs="+", default=["ffi", "reference"])
+    parser.add_argument("--seed", type=int, default=0, help="of the random operations")
     parser.add_argument("--progress", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()
     share = -(-options.operations // (len(POLICIES) + 1))
     for method in options.methods:
         makers: dict[str, Callable[[Path], Any]] = {
-            policy: functools.partial(HashRun, policy, method) for policy in POLICIES
+            policy: functools.partial(HashRun, policy, method, seed=options.seed)
+            for policy in POLICIES
         }
-        makers["tiers"] = TiersRun
+        makers["tiers"] = functools.partial(TiersRun, seed=options.seed)
         total = share * len(makers)
         with Progress(options.progress, method, total, delay=0, mininterval=5) as bar:
             counts = {name: run(make, share, bar) for name, make in makers.items()}
         listed = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         print(
-            f"{method}: {sum(counts.values()):,} operations, no difference ({listed})", flush=True
+            f"{method}, seed {options.seed}: {sum(counts.values()):,} operations, no difference ({listed})",
+            flush=True,
         )
 
 

@@ -147,6 +147,36 @@ def test_initial_rows_in_float64(x64, method):
     equal(backend.initial(*args, method), backend.initial(*args, "reference"))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("features", [1, 7, 130])
+def test_initial_rows_in_slots(features, dtype, method):
+    """They are those of the reference; other rows stay, and so do their gradients."""
+    slots = jnp.array([0, 3, 4, 11, 12, 12], jnp.int32)
+    draw = np.random.default_rng(features)
+    tables = [
+        backend.Reset(
+            jnp.asarray(draw.normal(size=(12, features)), dtype),
+            jnp.array([7, k], jnp.uint32),
+            words([*EXTREMES[:5], k]),
+            slots,
+            Normal(0.3),
+        )
+        for k in range(2)
+    ]
+
+    def reset(rows, method):
+        resets = [own._replace(rows=x) for own, x in zip(tables, rows, strict=True)]
+        return backend.reset_many(resets, [method] * 2)
+
+    given = [own.rows for own in tables]
+    found = jax.jit(reset, static_argnums=1)(given, method)
+    equal(found, reset(given, "reference"))
+    kept = np.setdiff1d(np.arange(12), slots)
+    equal([x[kept] for x in found], [x[kept] for x in given])
+    (gradient, _) = jax.grad(lambda rows: reset(rows, method)[0].sum().astype("float32"))(given)
+    assert np.flatnonzero(np.asarray(gradient[:, 0], "float32")).tolist() == kept.tolist()
+
+
 @pytest.mark.parametrize("return_old", [False, True])
 @pytest.mark.parametrize("skipped", [0, 3, 40])
 def test_exchange(skipped, return_old, method):

@@ -46,6 +46,14 @@ Status ReadPolicy(const ffi::Dictionary& attrs, HashRequests* asked) {
   return {};
 }
 
+// Seed, quantiles and scale, the first arguments of an op.
+Status ReadInitial(const Buffers& args, const ffi::Dictionary& attrs, HashInitialArrays* values) {
+  JAX_TT_RETURN_IF_ERROR(Data(args[0], "seed", 2, &values->seed));
+  JAX_TT_RETURN_IF_ERROR(Data(args[1], "quantiles", kQuantiles, &values->quantiles));
+  JAX_TT_RETURN_IF_ERROR(Data(args[2], "scale", 1, &values->scale));
+  return ReadAttr(attrs, "signed", &values->with_sign);
+}
+
 // Calls read(attrs) for one table after another, until all arguments and results are read.
 template <typename Read>
 Status ForTables(TableReader& reader, Read read) {
@@ -122,15 +130,33 @@ Status ReadHashFresh(const TablesCall& call, std::vector<HashFresh>* fresh) {
     JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &args));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &rets));
     HashFresh own{.rows = rets[0]};
-    JAX_TT_RETURN_IF_ERROR(Data(args[0], "seed", 2, &own.values.seed));
-    JAX_TT_RETURN_IF_ERROR(Data(args[1], "quantiles", kQuantiles, &own.values.quantiles));
-    JAX_TT_RETURN_IF_ERROR(Data(args[2], "scale", 1, &own.values.scale));
-    JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "signed", &own.values.with_sign));
+    JAX_TT_RETURN_IF_ERROR(ReadInitial(args, attrs, &own.values));
     JAX_TT_RETURN_IF_ERROR(ReadHashBatch(args[3], args[4], &own.batch));
     if (own.rows.dimensions().size() < 1) return InvalidArgument("rows must have an axis of columns");
     own.features = own.rows.dimensions().back();
     JAX_TT_RETURN_IF_ERROR(CheckCount("rows", Count(own.rows), own.batch.n * own.features));
     fresh->push_back(own);
+    return {};
+  });
+}
+
+Status ReadHashResets(const TablesCall& call, std::vector<HashFresh>* resets) {
+  TableReader reader(call);
+  Buffers args, rets;
+  return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(6, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &rets));
+    HashFresh own{.rows = rets[0]};
+    JAX_TT_RETURN_IF_ERROR(ReadInitial(args, attrs, &own.values));
+    own.batch.n = Count(args[4]);
+    JAX_TT_RETURN_IF_ERROR(Data(args[3], "keys of the batch", 2 * own.batch.n, &own.batch.keys));
+    JAX_TT_RETURN_IF_ERROR(Data(args[4], "slots", -1, &own.slots));
+    if (own.rows.dimensions().size() != 2) return InvalidArgument("rows must have an axis of slots and one of columns");
+    own.features = own.rows.dimensions()[1];
+    JAX_TT_RETURN_IF_ERROR(CheckCount("rows", Count(args[5]), Count(own.rows)));
+    if (args[5].untyped_data() != own.rows.untyped_data() && Bytes(own.rows) > 0)
+      return InvalidArgument("rows must be updated in place");
+    resets->push_back(own);
     return {};
   });
 }

@@ -50,18 +50,20 @@ inline Status ReadHashInPlace(const HashDirectoryArgs& args, HashDirectory* dire
   return UpdatedInPlace(args.scores, args.new_scores, "scores", 2 * capacity, &directory->scores);
 }
 
-// Initial rows of one table.
+// Initial rows of one table: those of the keys that are present, or, in slots, those of all keys.
 struct HashFresh {
   HashInitialArrays values = {};
   HashBatch batch = {};
   int64_t features = 0;
-  ffi::AnyBuffer rows;  // [..., features], n of them
+  ffi::AnyBuffer rows;             // [..., features], n of them, or one for every slot
+  const int32_t* slots = nullptr;  // [n]; others than those of `rows` are skipped
 };
 
 // They read the tables of a call one after another; the handlers list the arguments.
 Status ReadHashSearches(const TablesCall& call, std::vector<HashSearch>* searches);
 Status ReadHashEntries(const TablesCall& call, std::vector<HashEntry>* entries);
 Status ReadHashFresh(const TablesCall& call, std::vector<HashFresh>* fresh);
+Status ReadHashResets(const TablesCall& call, std::vector<HashFresh>* resets);
 Status ReadHashExchanges(const TablesCall& call, std::vector<HashExchanged>* exchanges);
 
 // A directory and one with twice the sets.

@@ -25,6 +25,10 @@ std::unique_ptr<Pass> HashInsert(const HashEntry& entry, int64_t tasks);
 // rows[n, features]: the initial rows of the keys that are present; the others are left as they are.
 template <typename T>
 std::unique_ptr<Pass> HashInitial(const InitialValues& values, const HashBatch& batch, int64_t features, T* rows);
+// rows[capacity, features]: the initial rows of all keys in slots[n]; a slot that is not in [0, capacity) is skipped.
+template <typename T>
+std::unique_ptr<Pass> HashReset(const InitialValues& values, const HashBatch& batch, const int32_t* slots,
+                                int64_t capacity, int64_t features, T* rows);
 // Exchanges the entries in slots[n]; a slot that is not in [0, capacity) is skipped, and its old entry 0.
 std::unique_ptr<Pass> HashExchange(HashExchanged exchange);
 

@@ -44,9 +44,11 @@ ffi::Error InsertImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictio
                         });
 }
 
-ffi::Error InitialImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
-  const auto read = [](const TablesCall& call, std::vector<HashFresh>* tables) -> Status {
-    JAX_TT_RETURN_IF_ERROR(ReadHashFresh(call, tables));
+// Initial rows beside their keys or in slots, as `read_tables` reads them.
+template <typename Read>
+ffi::Error RunInitial(ffi::ThreadPool threads, const char* op, const TablesCall& call, Read read_tables) {
+  const auto read = [read_tables](const TablesCall& call, std::vector<HashFresh>* tables) -> Status {
+    JAX_TT_RETURN_IF_ERROR(read_tables(call, tables));
     for (const HashFresh& table : *tables)
       JAX_TT_RETURN_IF_ERROR(DispatchStorage(table.rows.element_type(), [](auto) { return Status{}; }));
     return {};
@@ -57,12 +59,23 @@ ffi::Error InitialImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dicti
     std::unique_ptr<Pass> pass;
     (void)DispatchStorage(table.rows.element_type(), [&](auto tag) -> Status {
       using T = typename decltype(tag)::type;
-      pass = HashInitial(values, table.batch, table.features, static_cast<T*>(table.rows.untyped_data()));
+      T* const rows = static_cast<T*>(table.rows.untyped_data());
+      pass = table.slots == nullptr
+                 ? HashInitial(values, table.batch, table.features, rows)
+                 : HashReset(values, table.batch, table.slots, table.rows.dimensions()[0], table.features, rows);
       return {};
     });
     return pass;
   };
-  return Run<HashFresh>(threads, "hash_initial", CallOf(args, rets, attrs), read, make);
+  return Run<HashFresh>(threads, op, call, read, make);
+}
+
+ffi::Error InitialImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return RunInitial(threads, "hash_initial", CallOf(args, rets, attrs), ReadHashFresh);
+}
+
+ffi::Error ResetImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+  return RunInitial(threads, "hash_reset", CallOf(args, rets, attrs), ReadHashResets);
 }
 
 ffi::Error ExchangeImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
@@ -105,6 +118,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesInsertCpu, InsertImpl,
 // hash_tables_initial: seed u32 [2], quantiles s32 [32, 129], scale f32 [], keys u32 [n, 2], wanted pred [n] -> rows
 // [n, features].  Attribute signed.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesInitialCpu, InitialImpl,
+                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+
+// hash_tables_reset: seed u32 [2], quantiles s32 [32, 129], scale f32 [], keys u32 [n, 2], slots s32 [n], rows
+// [capacity, features] -> rows, in place.  Attribute signed.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesResetCpu, ResetImpl,
                               ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
 
 // hash_tables_exchange: slots s32 [n], arrays [capacity, ...], as many new entries, [n, ...] or [] -> arrays, in place,

@@ -59,19 +59,21 @@ struct Picked {
   }
 };
 
-// Updates the scores of the picked keys that have a slot.
-void TouchHits(const HashDirectory& directory, const Picked& picked, const uint32_t* given, const HashStamp& stamp,
-               Seen* seen) {
+// Updates the scores of the picked keys that have a slot.  kWays is the number of ways, or 0 if it is not known before.
+template <int kWays>
+void TouchHitsIn(const HashDirectory& directory, const Picked& picked, const uint32_t* given, const HashStamp& stamp,
+                 Seen* seen) {
   const bool custom = stamp.policy == HashPolicy::kCustom;
   const auto now = static_cast<int32_t>(stamp.now);
+  const auto ways = static_cast<uint32_t>(kWays > 0 ? kWays : directory.ways);
   const auto high_of = [&](int64_t k) {
-    const auto slot = static_cast<uint32_t>(std::max(picked.slots[k], 0)), ways = static_cast<uint32_t>(directory.ways);
+    const auto slot = static_cast<uint32_t>(std::max(picked.slots[k], 0));
     return directory.scores + slot + static_cast<int64_t>(slot / ways) * ways;
   };
   const auto fetch = [&](int64_t k) {
     PrefetchLines(directory.touched + std::max(picked.slots[k], 0), 1);
     PrefetchLines(high_of(k), 1);
-    if (directory.ways > 8) PrefetchLines(high_of(k) + directory.ways, 1);  // else most often the same line
+    if (ways > 8) PrefetchLines(high_of(k) + ways, 1);  // else most often the same line
   };
   for (int64_t k = 0; k < std::min(kAhead, picked.count); ++k) fetch(k);
   for (int64_t k = 0; k < picked.count; ++k) {
@@ -82,7 +84,7 @@ void TouchHits(const HashDirectory& directory, const Picked& picked, const uint3
       continue;
     }
     int32_t* const touched = directory.touched + picked.slots[k];
-    uint32_t *const high = high_of(k), *const low = high + directory.ways;
+    uint32_t *const high = high_of(k), *const low = high + ways;
     const bool again = *touched == now;
     const uint64_t before = HashWord(*high, *low);
     uint64_t of_batch = custom ? HashWord(given, picked.positions[k]) : 0;
@@ -93,6 +95,12 @@ void TouchHits(const HashDirectory& directory, const Picked& picked, const uint3
     __atomic_store_n(touched, now, __ATOMIC_RELAXED);  // other tasks may look whether the way is taken
     seen->unique_hits += !again;
   }
+}
+
+void TouchHits(const HashDirectory& directory, const Picked& picked, const uint32_t* given, const HashStamp& stamp,
+               Seen* seen) {
+  const auto touch = directory.ways == 8 ? TouchHitsIn<8> : TouchHitsIn<0>;  // 8 is the default of tables
+  touch(directory, picked, given, stamp, seen);
 }
 
 // The results of a batch that inserts nothing, in [begin, end), but for `found`.

@@ -21,28 +21,28 @@ int64_t CountUpToLast(int64_t n, F&& wanted) {
   return n;
 }
 
-template <typename T>
+// Initial rows of the keys at positions i for which place(i) is not negative, which is the number of the row.
+template <typename T, typename Place>
 class InitialRows : public Pass {
  public:
-  InitialRows(const InitialValues& values, const HashBatch& batch, int64_t features, T* rows)
-      : values_(values), batch_(batch), features_(features), rows_(rows) {}
+  InitialRows(const InitialValues& values, const HashBatch& batch, int64_t features, T* rows, Place place)
+      : values_(values), batch_(batch), features_(features), rows_(rows), place_(place) {}
 
   std::string_view table() const override { return {}; }
   void Request(int, Workspace&) override {}
   Status Plan() override { return {}; }
   std::vector<TaskSet> Rounds() override {
     constexpr int64_t kBlock = 128;
-    const int64_t count = CountUpToLast(batch_.n, [this](int64_t i) { return batch_.present[i]; });
+    const int64_t count = CountUpToLast(batch_.n, [this](int64_t i) { return place_(i) >= 0; });
     return {BlockTasks(count, kBlock, [this](int64_t i, int64_t end, int) {
       for (; i < end; ++i)
-        if (batch_.present[i]) Write(i);
+        if (const int64_t place = place_(i); place >= 0) Write(i, rows_ + place * features_);
     })};
   }
 
  private:
-  void Write(int64_t i) const {
+  void Write(int64_t i, T* row) const {
     float part[kInitialPart];
-    T* const row = rows_ + i * features_;
     for (int64_t begin = 0; begin < features_; begin += kInitialPart) {
       const int64_t width = std::min(kInitialPart, features_ - begin);
       GetHashKernels().initial_part(values_, HashWord(batch_.keys, i), begin, width, part);
@@ -54,7 +54,14 @@ class InitialRows : public Pass {
   const HashBatch batch_;
   const int64_t features_;
   T* const rows_;
+  const Place place_;
 };
+
+template <typename T, typename Place>
+std::unique_ptr<Pass> InitialRowsAt(const InitialValues& values, const HashBatch& batch, int64_t features, T* rows,
+                                    Place place) {
+  return std::make_unique<InitialRows<T, Place>>(values, batch, features, rows, place);
+}
 
 class Exchange : public Pass {
  public:
@@ -114,13 +121,26 @@ class Exchange : public Pass {
 
 template <typename T>
 std::unique_ptr<Pass> HashInitial(const InitialValues& values, const HashBatch& batch, int64_t features, T* rows) {
-  return std::make_unique<InitialRows<T>>(values, batch, features, rows);
+  return InitialRowsAt(values, batch, features, rows,
+                       [present = batch.present](int64_t i) { return present[i] ? i : -1; });
 }
 
-template std::unique_ptr<Pass> HashInitial(const InitialValues&, const HashBatch&, int64_t, float*);
-template std::unique_ptr<Pass> HashInitial(const InitialValues&, const HashBatch&, int64_t, double*);
-template std::unique_ptr<Pass> HashInitial(const InitialValues&, const HashBatch&, int64_t, bfloat16*);
-template std::unique_ptr<Pass> HashInitial(const InitialValues&, const HashBatch&, int64_t, float16*);
+template <typename T>
+std::unique_ptr<Pass> HashReset(const InitialValues& values, const HashBatch& batch, const int32_t* slots,
+                                int64_t capacity, int64_t features, T* rows) {
+  return InitialRowsAt(values, batch, features, rows,
+                       [=](int64_t i) { return slots[i] < capacity ? int64_t{slots[i]} : -1; });
+}
+
+#define JAX_TT_INITIAL_ROWS(T)                                                                                       \
+  template std::unique_ptr<Pass> HashInitial(const InitialValues&, const HashBatch&, int64_t, T*);                   \
+  template std::unique_ptr<Pass> HashReset(const InitialValues&, const HashBatch&, const int32_t*, int64_t, int64_t, \
+                                           T*);
+JAX_TT_INITIAL_ROWS(float)
+JAX_TT_INITIAL_ROWS(double)
+JAX_TT_INITIAL_ROWS(bfloat16)
+JAX_TT_INITIAL_ROWS(float16)
+#undef JAX_TT_INITIAL_ROWS
 
 std::unique_ptr<Pass> HashExchange(HashExchanged exchange) { return std::make_unique<Exchange>(std::move(exchange)); }
 

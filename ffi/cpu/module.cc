@@ -52,6 +52,7 @@ nb::dict Registrations() {
   targets["jax_tt_hash_tables_find_v1"] = Encapsulate(HashTablesFindCpu);
   targets["jax_tt_hash_tables_insert_v1"] = Encapsulate(HashTablesInsertCpu);
   targets["jax_tt_hash_tables_initial_v1"] = Encapsulate(HashTablesInitialCpu);
+  targets["jax_tt_hash_tables_reset_v1"] = Encapsulate(HashTablesResetCpu);
   targets["jax_tt_hash_tables_exchange_v1"] = Encapsulate(HashTablesExchangeCpu);
   targets["jax_tt_hash_double_v1"] = Encapsulate(HashDoubleCpu);
   targets["jax_tt_route_bags_v1"] = Encapsulate(RouteBagsCpu);

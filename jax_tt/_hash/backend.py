@@ -75,6 +75,23 @@ class Fresh(NamedTuple):
     dtype: Any
 
 
+class Reset(NamedTuple):
+    """Initial rows in slots of one table.
+
+    Attributes:
+        rows: ``[capacity, features]``.
+        seed, keys: as in `jax_tt._hash.initial.initial_rows`, ``[n]`` keys.
+        slots: as in `jax_tt._hash.rows.exchange`.
+        distribution: static, as in `Fresh`.
+    """
+
+    rows: Any
+    seed: Any
+    keys: Any
+    slots: Any
+    distribution: InitialRows
+
+
 class Exchange(NamedTuple):
     """An exchange of entries in the arrays of one table.
 
@@ -131,20 +148,58 @@ def insert_many(
 def initial_many(asked: Sequence[Fresh], methods: Sequence[str]) -> list[jax.Array]:
     """Initial rows ``[n, features]`` of each table; what stands in rows that are not wanted is unspecified."""
 
-    def native(asked: list[Fresh], platform: str) -> list[jax.Array]:
-        # The CUDA kernels store no float64.
-        wide = [platform != "cpu" and jnp.dtype(own.dtype) == jnp.float64 for own in asked]
-        others = [own for own, is_wide in zip(asked, wide, strict=True) if not is_wide]
-        found = iter(_native.hash_initial(others, platform=platform) if others else [])
-        return [
-            plain(own) if is_wide else next(found) for own, is_wide in zip(asked, wide, strict=True)
-        ]
+    return _many(_native_initial, _plain_initial, asked, 3, methods)
 
-    def plain(own: Fresh) -> jax.Array:
-        found = initial_rows(own.distribution, own.seed, own.keys, own.features)
-        return found.astype(jnp.dtype(own.dtype))
 
-    return _many(native, plain, asked, 3, methods)
+def _native_initial(asked: list[Fresh], platform: str) -> list[jax.Array]:
+    # The CUDA kernels store no float64.
+    wide = [platform != "cpu" and jnp.dtype(own.dtype) == jnp.float64 for own in asked]
+    others = [own for own, is_wide in zip(asked, wide, strict=True) if not is_wide]
+    found = iter(_native.hash_initial(others, platform=platform) if others else [])
+    return [
+        _plain_initial(own) if is_wide else next(found)
+        for own, is_wide in zip(asked, wide, strict=True)
+    ]
+
+
+def _plain_initial(own: Fresh) -> jax.Array:
+    found = initial_rows(own.distribution, own.seed, own.keys, own.features)
+    return found.astype(jnp.dtype(own.dtype))
+
+
+def reset_many(resets: Sequence[Reset], methods: Sequence[str]) -> list[jax.Array]:
+    """The rows of each table with initial rows in some slots, which are nowhere else on the CPU."""
+
+    def exchanged(own: Reset, initial: jax.Array) -> Exchange:
+        return Exchange([own.rows], [initial], own.slots, return_old=False)
+
+    def plain(own: Reset) -> jax.Array:
+        return rows.exchange(*exchanged(own, _plain_initial(_fresh(own)))[:3])[0][0]
+
+    def native(resets: list[Reset], platform: str) -> list[jax.Array]:
+        @jax.custom_jvp
+        def reset(arrays: list[Any]) -> list[jax.Array]:
+            own = [Reset(*of, old.distribution) for of, old in zip(arrays, resets, strict=True)]
+            if platform == "cpu":
+                return _native.hash_reset(own)
+            initial = _native_initial([_fresh(table) for table in own], platform)
+            exchanges = [exchanged(*pair) for pair in zip(own, initial, strict=True)]
+            return [array for (array,), _ in _native.hash_exchange(exchanges, platform=platform)]
+
+        def all_plain(arrays: list[Any]) -> list[jax.Array]:
+            return [
+                plain(Reset(*of, old.distribution)) for of, old in zip(arrays, resets, strict=True)
+            ]
+
+        reset.defjvp(lambda primals, tangents: jax.jvp(all_plain, primals, tangents))
+        return reset([own[:4] for own in resets])
+
+    return _many(native, plain, resets, 4, methods)
+
+
+def _fresh(own: Reset) -> Fresh:
+    wanted = own.slots < own.rows.shape[0]
+    return Fresh(own.seed, own.keys, wanted, own.distribution, own.rows.shape[1], own.rows.dtype)
 
 
 def exchange_many(

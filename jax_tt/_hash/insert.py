@@ -15,7 +15,7 @@ from jax_tt._bags import Bags
 from jax_tt._hash import backend
 from jax_tt._hash.admission import AdmitAfter, AdmitWithProbability
 from jax_tt._hash.directory import COUNTERS, Eviction, Insertion, KeyDirectory
-from jax_tt._hash.initial import threefry
+from jax_tt._hash.initial import InitialRows, threefry
 from jax_tt._hash.keys import keys_of, score_words
 from jax_tt._hash.missing import Check
 from jax_tt._hash.reference import erase
@@ -296,35 +296,56 @@ def _reset(
     return_old: bool,
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """The states with initial rows and optimizer state in the slots of new keys, and the old ones by name."""
-    fresh = initial_of_tables(
-        [
-            (table, state, done.keys, done.slots < table.num_embeddings, state[name].dtype)
-            for table, state, done in tables
-            for name, value in table.table.row_arrays.items()
-            if value is None
-        ],
-        [
-            method
-            for (table, _, _), method in zip(tables, methods, strict=True)
-            for value in table.table.row_arrays.values()
-            if value is None
-        ],
-    )
-    initial = iter(fresh)
-    exchanges = []
-    for table, state, done in tables:
-        arrays = table.table.row_arrays
-        new = [next(initial) if value is None else value for value in arrays.values()]
-        exchanges.append(
-            backend.Exchange([state[name] for name in arrays], new, done.slots, return_old)
+    in_slots: dict[tuple[int, str], Any] = {} if return_old else _initial_in_slots(tables, methods)
+    rest = [
+        {name: value for name, value in table.table.row_arrays.items() if (k, name) not in in_slots}
+        for k, (table, _, _) in enumerate(tables)
+    ]
+    of_rows = [
+        (k, name) for k, own in enumerate(rest) for name, value in own.items() if value is None
+    ]
+    fresh = iter(
+        initial_of_tables(
+            [
+                (table, state, done.keys, done.slots < table.num_embeddings, state[name].dtype)
+                for k, name in of_rows
+                for table, state, done in [tables[k]]
+            ],
+            [methods[k] for k, _ in of_rows],
         )
+    )
+    exchanges = [
+        backend.Exchange(
+            [state[name] for name in own],
+            [next(fresh) if value is None else value for value in own.values()],
+            done.slots,
+            return_old,
+        )
+        for own, (_, state, done) in zip(rest, tables, strict=True)
+    ]
     results = []
     changed = backend.exchange_many(exchanges, methods)
-    for (table, state, _), (arrays, old) in zip(tables, changed, strict=True):
-        names = list(table.table.row_arrays)
-        after = {**state, **dict(zip(names, arrays, strict=True))}
-        results.append((after, dict(zip(names, old, strict=True)) if return_old else {}))
+    for k, ((_, state, _), own, (arrays, old)) in enumerate(
+        zip(tables, rest, changed, strict=True)
+    ):
+        after = state | dict(zip(own, arrays, strict=True))
+        after |= {name: array for (table, name), array in in_slots.items() if table == k}
+        results.append((after, dict(zip(own, old, strict=True)) if return_old else {}))
     return results
+
+
+def _initial_in_slots(
+    tables: Sequence[tuple[HashTable, dict[str, Any], Insertion]], methods: Sequence[str]
+) -> dict[tuple[int, str], Any]:
+    """By table and name, arrays of rows with initial rows in the slots of new keys, where these need no copy."""
+    resets = {
+        (k, name): backend.Reset(state[name], state[SEED], done.keys, done.slots, table.initializer)
+        for k, (table, state, done) in enumerate(tables)
+        for name, value in table.table.row_arrays.items()
+        if value is None and isinstance(table.initializer, InitialRows)
+    }
+    found = backend.reset_many(list(resets.values()), [methods[k] for k, _ in resets])
+    return dict(zip(resets, found, strict=True))
 
 
 def _admitted(begun: Sequence[_Insertion]) -> list[_Insertion]:

@@ -19,6 +19,9 @@ from jax_tt._lookup._wide import Wide
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State, Table
 
+# Bytes of rows that are made together.
+_PART_BYTES = 8 << 20
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +51,14 @@ class Added:
             and explicit_mesh(self.prepared) is None
             and not varying_axes(self.given, self.prepared)
         )
+
+    @property
+    def row_bytes(self) -> int:
+        """The size of the rows, at least 1."""
+        rows = self.prepared.ids.size
+        if not isinstance(rows, int):  # of a batch with a symbolic size
+            return _PART_BYTES
+        return max(1, rows * self.table.features * jnp.dtype(self.storage).itemsize)
 
     def any(self) -> jax.Array:
         """Whether there is anything to look up."""
@@ -79,15 +90,48 @@ def plus_added(
     @jax.custom_jvp
     def run(found: Any, own: list[Added]) -> Any:
         def more(found: Any) -> Any:
-            sums = dict(zip(added, sums_of(own), strict=True))
+            sums = dict(zip(added, _sums_in_parts(sums_of, own), strict=True))
             if wide is None:
                 return tuple(x + sums[k] if k in sums else x for k, x in enumerate(found))
             nothing = [jnp.zeros(shape, found.dtype) for shape in shapes]
             return found + wide.joined([sums.get(k, x) for k, x in enumerate(nothing)])
 
-        wanted = functools.reduce(jnp.logical_or, [each.any() for each in own])
-        return lax.cond(wanted, more, lambda found: found, found)
+        return _changed_if(_any(own), more, found)
 
     # The rows are constants, and there are no weights.
     run.defjvp(lambda primals, tangents: (run(*primals), tangents[0]))
     return run(found, list(added.values()))
+
+
+def _sums_in_parts(
+    sums_of: Callable[[list[Added]], tuple[jax.Array, ...]], added: list[Added]
+) -> list[jax.Array]:
+    """The sums of some lookups at a time, whose rows share memory with those of the others."""
+    parts: list[list[Added]] = []
+    total = _PART_BYTES
+    for own in added:
+        total += own.row_bytes
+        if total > _PART_BYTES:
+            parts.append([])
+            total = own.row_bytes
+        parts[-1].append(own)
+    if len(parts) == 1:
+        return list(sums_of(added))
+    sums: list[jax.Array] = []
+    for part in parts:
+        like = jax.eval_shape(sums_of, part)
+        nothing = tuple(jnp.zeros(own.shape, own.dtype) for own in like)
+        sums += _changed_if(_any(part), lambda _, part=part: sums_of(part), nothing)
+    return sums
+
+
+def _any(added: list[Added]) -> jax.Array:
+    return functools.reduce(jnp.logical_or, [own.any() for own in added])
+
+
+def _changed_if(wanted: jax.Array, change: Callable[[Any], Any], value: Any) -> Any:
+    """``change(value)`` or ``value``. A loop, since the result of a condition would be a copy."""
+    first = jnp.asarray(wanted), value
+    return lax.while_loop(
+        lambda now: now[0], lambda now: (jnp.zeros((), bool), change(now[1])), first
+    )[1]

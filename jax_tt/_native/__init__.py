@@ -9,7 +9,14 @@ from jax_tt._native._table_call import Calls
 from jax_tt._native.cache import cache_observe, cache_populate, cache_probe
 from jax_tt._native.cache_forward import cache_forward
 from jax_tt._native.dense import DENSE
-from jax_tt._native.hash import hash_double, hash_exchange, hash_find, hash_initial, hash_insert
+from jax_tt._native.hash import (
+    hash_double,
+    hash_exchange,
+    hash_find,
+    hash_initial,
+    hash_insert,
+    hash_reset,
+)
 from jax_tt._native.route import route_bags, route_distinct
 from jax_tt._native.tt import TT, tt_plan
 
@@ -27,6 +34,7 @@ __all__ = [
     "hash_find",
     "hash_initial",
     "hash_insert",
+    "hash_reset",
     "route_bags",
     "route_distinct",
     "tt_plan",

@@ -11,12 +11,13 @@ import numpy as np
 from jax.custom_batching import sequential_vmap
 
 from jax_tt._hash.directory import COUNTERS, POLICIES, Insertion, KeyDirectory
+from jax_tt._hash.initial import InitialRows
 from jax_tt._hash.missing import SAFE_CHECKS, Check
 from jax_tt._native._call import Named, apart, native, native_call, numbered, together, types_of
 from jax_tt._native.partition import is_partitioned, num_blocks, over_blocks
 
 if TYPE_CHECKING:
-    from jax_tt._hash.backend import Entry, Exchange, Fresh, Search
+    from jax_tt._hash.backend import Entry, Exchange, Fresh, Reset, Search
 
 
 def _workspace(platform: str, op: str, n: int, directory: KeyDirectory) -> int | None:
@@ -109,9 +110,7 @@ def hash_initial(asked: Sequence[Fresh], *, platform: str) -> list[jax.Array]:
             "keys": own.keys.reshape(blocks, -1, 2),
             "wanted": own.wanted.reshape(blocks, -1),
         }
-        values = own.distribution
-        quantiles, factor = jnp.asarray(values.quantiles), jnp.asarray(values.factor)
-        return blocked, {"seed": own.seed, "quantiles": quantiles, "scale": factor}
+        return blocked, _initial_operands(own.seed, own.distribution)
 
     def rows_of(own: Fresh) -> Callable[[Named], jax.ShapeDtypeStruct]:
         return lambda args: jax.ShapeDtypeStruct((*args["wanted"].shape, own.features), own.dtype)
@@ -169,6 +168,35 @@ def _over_blocks(
 def _check_attributes(check: Check, **others: Any) -> dict[str, Any]:
     mode = np.int64(SAFE_CHECKS[::-1].index(check.mode))
     return {"safe_check": mode, "message": check.message, **others}
+
+
+def _initial_operands(seed: jax.Array, values: InitialRows) -> dict[str, jax.Array]:
+    quantiles, factor = jnp.asarray(values.quantiles), jnp.asarray(values.factor)
+    return {"seed": seed, "quantiles": quantiles, "scale": factor}
+
+
+def hash_reset(resets: Sequence[Reset]) -> list[jax.Array]:
+    """On the CPU alone."""
+
+    @sequential_vmap
+    def call(given: list[Any]) -> Any:
+        operands = []
+        for (rows, seed, keys, slots), own in zip(given, resets, strict=True):
+            of_batch = {"keys": keys, "slots": slots, "rows": rows}
+            operands.append(_initial_operands(seed, own.distribution) | of_batch)
+        results = [types_of({"rows": own["rows"]}) for own in operands]
+        attributes = {str(k): {"signed": own.distribution.signed} for k, own in enumerate(resets)}
+        found = native_call(
+            "cpu",
+            "hash_tables_reset",
+            together(operands),
+            together(results),
+            None,
+            attributes,
+        )
+        return list(found.values())
+
+    return call([own[:4] for own in resets])
 
 
 def hash_exchange(

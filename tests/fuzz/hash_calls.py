@@ -69,6 +69,19 @@ def _initial(rng: np.random.Generator) -> Call:
     return Call("", args, results, {"signed": bool(values.signed)})
 
 
+def _reset(rng: np.random.Generator) -> Call:
+    capacity = int(rng.integers(1, 60))
+    slots = np.flatnonzero(rng.integers(0, 2, capacity)).astype(np.int32)
+    slots = np.append(slots, np.full(rng.integers(9), capacity, np.int32))
+    values = INITIAL[rng.integers(len(INITIAL))]
+    seed = rng.integers(2**32, size=2, dtype=np.uint32)
+    rows = np.ones((capacity, rng.integers(1, 40)), jnp.dtype(rng.choice(DTYPES)))
+    args = [seed, np.asarray(values.quantiles), np.float32(values.factor)]
+    args += [_words(rng, slots.size, 2), slots, rows]
+    results = [result_type(rows.shape, rows.dtype)]
+    return Call("", args, results, {"signed": bool(values.signed)}, {5: 0})
+
+
 def _exchange(rng: np.random.Generator) -> Call:
     capacity = int(rng.integers(1, 60))
     slots = np.flatnonzero(rng.integers(0, 2, capacity)).astype(np.int32)
@@ -91,7 +104,13 @@ def _entries(rng: np.random.Generator, count: int) -> np.ndarray:
 
 def build_hash_tables(rng: np.random.Generator) -> Call:
     """An op on up to three hash tables at once."""
-    ops = {"find": _find, "insert": _insert, "initial": _initial, "exchange": _exchange}
+    ops = {
+        "find": _find,
+        "insert": _insert,
+        "initial": _initial,
+        "reset": _reset,
+        "exchange": _exchange,
+    }
     op = str(rng.choice(list(ops)))
     whole = Call(f"jax_tt_hash_tables_{op}_v1", [], [], {})
     return one_after_another(whole, [ops[op](rng) for _ in range(rng.integers(1, 4))])

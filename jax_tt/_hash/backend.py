@@ -179,7 +179,9 @@ def reset_many(resets: Sequence[Reset], methods: Sequence[str]) -> list[jax.Arra
     def native(resets: list[Reset], platform: str) -> list[jax.Array]:
         @jax.custom_jvp
         def reset(arrays: list[Any]) -> list[jax.Array]:
-            own = [Reset(*of, old.distribution) for of, old in zip(arrays, resets, strict=True)]
+            own = [
+                Reset._make((*of, old.distribution)) for of, old in zip(arrays, resets, strict=True)
+            ]
             if platform == "cpu":
                 return _native.hash_reset(own)
             initial = _native_initial([_fresh(table) for table in own], platform)
@@ -188,7 +190,8 @@ def reset_many(resets: Sequence[Reset], methods: Sequence[str]) -> list[jax.Arra
 
         def all_plain(arrays: list[Any]) -> list[jax.Array]:
             return [
-                plain(Reset(*of, old.distribution)) for of, old in zip(arrays, resets, strict=True)
+                plain(Reset._make((*of, old.distribution)))
+                for of, old in zip(arrays, resets, strict=True)
             ]
 
         reset.defjvp(lambda primals, tangents: jax.jvp(all_plain, primals, tangents))

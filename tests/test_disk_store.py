@@ -1,6 +1,8 @@
 """Records on disk: what was saved stays, room is used again, damage is noticed."""
 
 import contextlib
+import errno
+import os
 
 import numpy as np
 import pytest
@@ -22,6 +24,34 @@ def test_refused_directories_stay_as_they_are(tmp_path):
     with lmdb.open(str(tmp_path), max_dbs=4) as environment, environment.begin() as read:
         names = [name for name, _ in read.cursor()]
     assert sorted(names) == [b"blocks/item", b"others"]
+
+
+def test_what_is_no_store_is_refused_and_not_kept_locked(tmp_path):
+    pytest.importorskip("lmdb")
+    (tmp_path / "data.mdb").write_bytes(b"x" * 8192)
+    for _ in range(2):
+        with pytest.raises(jax_tt.StoreError, match="is damaged, or another program wrote it"):
+            DiskStore(tmp_path, {"item": 4}, "about")
+    (tmp_path / "data.mdb").unlink()
+    DiskStore(tmp_path, {"item": 4}, "about").close()
+
+
+def test_a_closed_store_can_be_opened_beside_forked_processes(tmp_path):
+    pytest.importorskip("lmdb")
+    store = DiskStore(tmp_path, {"item": 4}, "about")
+    with open(os.dup(store._lock)):  # as a process that was forked meanwhile has it
+        store.close()
+        DiskStore(tmp_path, {"item": 4}, "about").close()
+
+
+def test_directories_that_cannot_be_locked(tmp_path, monkeypatch):
+    def refused(lock, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    pytest.importorskip("lmdb")
+    monkeypatch.setattr(disk.fcntl, "flock", refused)
+    with pytest.raises(jax_tt.StoreError, match="cannot be locked: No locks available"):
+        DiskStore(tmp_path, {"item": 4}, "about")
 
 
 def records_of(store, keys):

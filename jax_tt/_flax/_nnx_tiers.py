@@ -109,7 +109,7 @@ class LayerTiers:
         return self._tiers.seconds_waited
 
     def close(self) -> None:
-        """Closes the tier on disk without saving."""
+        """`Tiers.close`: ends the threads, and closes the tier on disk without saving."""
         self._tiers.close()
 
     def __enter__(self) -> LayerTiers:

@@ -82,7 +82,7 @@ class DiskStore:
             self._run(self._open)
         except BaseException:
             self._thread.shutdown()
-            os.close(self._lock)
+            _unlock(self._lock)
             raise
 
     def get(
@@ -141,9 +141,11 @@ class DiskStore:
                 return
             with self._guard:  # whoever reads a record has read it
                 lock, self._lock = self._lock, -1
-            self._thread.submit(self._close).result()
-            self._thread.shutdown()
-            os.close(lock)
+            try:
+                self._thread.submit(self._close).result()
+            finally:
+                self._thread.shutdown()
+                _unlock(lock)
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
@@ -199,9 +201,14 @@ class DiskStore:
             raise
 
     def _open(self) -> None:
-        self._environment = self._lmdb.open(
-            str(self.path), map_size=_MAP_BYTES, max_dbs=1 + len(self._sizes)
-        )
+        try:
+            self._environment = self._lmdb.open(
+                str(self.path), map_size=_MAP_BYTES, max_dbs=1 + len(self._sizes)
+            )
+        except (self._lmdb.InvalidError, self._lmdb.CorruptedError) as error:
+            raise StoreError(
+                f"{self.path}: {error}; the directory is damaged, or another program wrote it. Use a copy of it."
+            ) from error
         self._begin()
         try:
             self._others = self._environment.open_db(b"others", self._write)
@@ -325,9 +332,19 @@ def _locked(path: Path) -> int:
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         os.close(lock)
         raise StoreError(
             f"{path}: is open in another process or store; close that one, or use another directory."
         ) from error
+    except OSError as error:
+        os.close(lock)
+        raise StoreError(
+            f"{path}: cannot be locked: {error.strerror}; use a directory of a local file system."
+        ) from error
     return lock
+
+
+def _unlock(lock: int) -> None:
+    fcntl.flock(lock, fcntl.LOCK_UN)  # processes that were forked have the descriptor too
+    os.close(lock)

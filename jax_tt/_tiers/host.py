@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +64,7 @@ class HostStore:
         # What arrived, the oldest first. Slots that were emptied since then are still named.
         self._order: collections.deque[tuple[int, np.ndarray]] = collections.deque()
         self._named = self._clock = self._last = 0
+        self._failed = ""
         self.to_disk = 0
 
     def __len__(self) -> int:
@@ -74,6 +77,7 @@ class HostStore:
 
     def get(self, keys: np.ndarray, size: int) -> Found:
         """The records of keys uint64 ``[n]``, in arrays of ``size`` entries, at least n."""
+        self._check()
         slots = self._slots.find(keys)
         in_memory, on_disk = slots >= 0, np.zeros(len(keys), bool)
         entries = self._layout.empty(size)
@@ -94,45 +98,50 @@ class HostStore:
         Raises:
             StoreError: the disk cannot be written.
         """
-        excess = max(0, len(keys) - self.rows)
-        if excess:
-            self.erase(keys[:excess])
-            self.write(keys[:excess], entries, rows[:excess])
-        keys, rows, self._last = keys[excess:], rows[excess:], len(keys) - excess
-        self._make_room(len(keys))
-        slots = self._empty_slots(len(keys))
-        before = self._slots.set(keys, slots)
-        self._leave(before[before >= 0])
-        self._clock += 1
-        self._keys[slots], self._arrived[slots], self._changed[slots] = keys, self._clock, True
-        self._layout.pack(entries, rows, addresses(self._records, slots))
-        self._append(slots)
+        with self._whole():
+            excess = max(0, len(keys) - self.rows)
+            if excess:
+                self.erase(keys[:excess])
+                self.write(keys[:excess], entries, rows[:excess])
+            keys, rows, self._last = keys[excess:], rows[excess:], len(keys) - excess
+            self._make_room(len(keys))
+            slots = self._empty_slots(len(keys))
+            before = self._slots.set(keys, slots)
+            self._leave(before[before >= 0])
+            self._clock += 1
+            self._keys[slots], self._arrived[slots], self._changed[slots] = keys, self._clock, True
+            self._layout.pack(entries, rows, addresses(self._records, slots))
+            self._append(slots)
 
     def keys(self) -> np.ndarray:
         """The keys of all records, those on disk included; some twice."""
+        self._check()
         own = self._keys[self._arrived > 0]
         return own if self._disk is None else np.concatenate([own, self._disk.keys(self._table)])
 
     def erase(self, keys: np.ndarray) -> None:
         """Removes keys from memory; what the disk has of them stays."""
-        slots = self._slots.erase(keys)
-        self._leave(slots[slots >= 0])
+        with self._whole():
+            slots = self._slots.erase(keys)
+            self._leave(slots[slots >= 0])
 
     def write_ahead(self) -> None:
         """Makes room for as many records as came last, while there is time."""
         if self._disk is not None:
-            self._make_room(self._last)
+            with self._whole():
+                self._make_room(self._last)
 
     def grow(self, rows: int) -> None:
         """Makes places for this number of records."""
-        more = rows - self.rows
-        self._records = _lengthened(self._records, more)
-        self._keys, self._arrived = _lengthened(self._keys, more), _lengthened(self._arrived, more)
-        self._changed = _lengthened(self._changed, more)
-        self._emptied = _lengthened(self._emptied, more)
+        self._check()
+        before = self._records, self._arrived, self._changed, self._emptied, self._keys
+        # If there is no memory for one of them, all stay as they are.
+        longer = [_lengthened(array, rows - self.rows) for array in before]
+        self._records, self._arrived, self._changed, self._emptied, self._keys = longer
 
     def flush(self) -> None:
         """Writes everything to disk that is not there."""
+        self._check()
         slots = np.flatnonzero(self._changed & (self._arrived > 0))
         self._write_slots(slots)
         self._changed[slots] = False
@@ -144,6 +153,27 @@ class HostStore:
             to = addresses(records, np.arange(len(keys)))
             self._layout.pack(entries, rows, to)
             self._to_disk(keys, to)
+
+    def _check(self) -> None:
+        """Raises if a change was not completed."""
+        if self._failed:
+            raise StoreError(self._failed)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What is interrupted in here may have left a key without its record, so that nothing may be read after it."""
+        self._check()
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, StoreError):
+                self._failed = str(error)
+            else:
+                name = f"tiers[{self._table!r}]"
+                self._failed = (
+                    f"{name}: a change in host memory ended with {error!r}. Open them again."
+                )
+            raise
 
     def _write_slots(self, slots: np.ndarray) -> None:
         if self._disk is not None and len(slots):

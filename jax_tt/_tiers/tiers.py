@@ -120,10 +120,15 @@ class Tiers:
             about = {name: tier.about(layouts[name]) for name, tier in tiers.items()}
             sizes = {name: layout.size for name, layout in layouts.items()}
             self._disk = DiskStore(path, sizes, about)
-        self._rows = {
-            name: TieredRows(name, tables[name], tier, layouts[name], self._disk)
-            for name, tier in tiers.items()
-        }
+        try:
+            self._rows = {
+                name: TieredRows(name, tables[name], tier, layouts[name], self._disk)
+                for name, tier in tiers.items()
+            }
+        except BaseException:  # of memory, for instance
+            if self._disk is not None:
+                self._disk.close()
+            raise
         self._features = {
             feature: spec.table
             for feature, spec in collection.features.items()
@@ -132,7 +137,9 @@ class Tiers:
         self._staged = self._loaded = 0
         # Guards the rows beyond the device. A batch is loaded without it, so that no step waits for another batch.
         self._stores = threading.Lock()
+        # Of the present iteration over batches, until all of it has ended.
         self._running: Pipeline | None = None
+        self._ending = False
         self.seconds_waited = 0.0
 
     def prefetch(self, batches: Iterable[Any]) -> Iterator[Staged]:
@@ -149,23 +156,26 @@ class Tiers:
         Raises:
             TypeError, ValueError: a batch does not fit; with a depth, when it is its turn.
         """
-        if self._running is not None:
+        if self._running is not None and not self._ending:
             raise RuntimeError(
                 "prefetch: another iteration over batches has not ended; close it first."
             )
-        self._running = Pipeline(batches, self._place, self._fetch, self._depth)
+        self._end()
+        running = Pipeline(batches, self._place, self._fetch, self._depth)
+        self._running = running
         try:
-            while (staged := self._next()) is not None:
+            while (staged := self._next(running)) is not None:
                 yield staged
                 if self._loaded <= staged.number:
                     raise RuntimeError(
                         f"prefetch: batch {staged.number} was not loaded before the next one was asked for; call "
                         "state = tiers.load(state, staged) for every batch."
                     )
+                if self._running is not running:
+                    raise RuntimeError("prefetch: the tiers were closed; open them again.")
         finally:
-            self._running.stop()
-            self._running = None
-            self._forget_what_was_not_loaded()
+            if self._running is running:
+                self._end()
 
     def load(self, state: States, staged: Staged) -> dict[str, dict[str, Any]]:
         """The state with the rows of a batch on the device. Its tables are donated.
@@ -323,9 +333,12 @@ class Tiers:
             return {name: own.statistics() for name, own in self._rows.items()}
 
     def close(self) -> None:
-        """Closes the tier on disk without saving."""
-        if self._disk is not None:
-            self._disk.close()
+        """Ends the threads, and closes the tier on disk without saving."""
+        try:
+            self._end()
+        finally:
+            if self._disk is not None:
+                self._disk.close()
 
     def __enter__(self) -> Tiers:
         return self
@@ -347,12 +360,20 @@ class Tiers:
             )
         return self._disk
 
-    def _next(self) -> Staged | None:
-        assert self._running is not None
+    def _next(self, running: Pipeline) -> Staged | None:
         start = time.perf_counter()
-        staged = self._running.next()
+        staged = running.next()
         self.seconds_waited += time.perf_counter() - start
         return staged
+
+    def _end(self) -> None:
+        """Ends the present iteration. If this is interrupted, the next call does the rest."""
+        if self._running is None:
+            return
+        self._ending = True
+        self._running.stop()
+        self._forget_what_was_not_loaded()
+        self._running, self._ending = None, False
 
     def _place(self, batch: Any) -> _Placed:
         """Decides which rows a batch exchanges."""

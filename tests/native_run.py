@@ -171,11 +171,13 @@ def hash_results() -> Iterator[tuple[str, list[Any]]]:
             done.append(of_batch)
         found = backend.find(directory, keys[0], here[2], "ffi")
         rows = jnp.zeros((directory.capacity, 7))
-        initial = Normal(0.1), jnp.array([1, 2], jnp.uint32), done[-1].keys, here[0] | True
-        new = backend.initial(*initial, 7, jnp.float32, "ffi")
+        seed, new_keys = jnp.array([1, 2], jnp.uint32), done[-1].keys
+        new = backend.initial(Normal(0.1), seed, new_keys, here[0] | True, 7, jnp.float32, "ffi")
+        reset = backend.Reset(rows, seed, new_keys, done[-1].slots, Normal(0.1))
         changed = backend.exchange([rows], [new], done[-1].slots, "ffi", return_old=True)
         doubled = backend.double(directory, changed[0], "ffi")
-        yield f"hash {ways}", jax.tree.leaves((directory, done, found, new, changed, doubled))
+        last = backend.reset_many([reset], ["ffi"]), changed, doubled
+        yield f"hash {ways}", jax.tree.leaves((directory, done, found, new, last))
 
 
 def results() -> Iterator[tuple[str, list[Any]]]:

@@ -11,6 +11,7 @@ from flax import nnx
 
 import jax_tt
 import jax_tt.linen
+from jax_tt._lookup import _added
 from tests.hash_model import joined
 from tests.test_hash_training import collected, described
 
@@ -57,6 +58,43 @@ def test_slots_of_an_insertion_replace_the_search():
     programs = [str(step.lower(states[0], batch).as_text()) for step in steps]
     if "hash_tables_find" in programs[0]:
         assert "hash_tables_find" not in programs[1]
+
+
+@pytest.mark.parametrize("layout", ["features", "concatenated"])
+def test_missing_keys_of_many_tables_in_parts(layout, monkeypatch):
+    """The initial rows of a table at a time give the sums of those of all tables together."""
+    tables = {name: described(64) for name in "abc"}
+    collection = jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})
+    state, draw = collection.init(jax.random.key(0)), np.random.default_rng(0)
+    batch = {name: WORDS(draw.integers(40, size=(5, 3))) for name in tables}
+    # Of one table, no key is missing.
+    others = {name: WORDS(np.full((5, 3), 99)) for name in tables}
+    state, _ = jax_tt.insert_collection_keys(collection, state, others | {"b": batch["b"]})
+
+    def rows(state, batch):
+        return jax_tt.embed_collection(collection, state, batch, layout=layout)[0]
+
+    found = []
+    for size in (1, 1 << 20):
+        monkeypatch.setattr(_added, "_PART_BYTES", size)
+        found.append(jax.jit(lambda *given: rows(*given))(state, batch))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    assert all(np.asarray(own).any(axis=1).all() for own in jax.tree.leaves(found))
+
+
+def test_features_with_ids_of_different_types():
+    table = jax_tt.hash_table(4, 64)
+    collection = jax_tt.Collection(
+        {"key": table}, {"old": jax_tt.Feature("key"), "new": jax_tt.Feature("key")}
+    )
+    batch = {
+        "old": np.array([[1], [-1]], np.int32),
+        "new": np.array([[2**64 - 1], [5]], np.uint64),
+    }
+    state, _ = jax_tt.insert_collection_keys(collection, collection.init(jax.random.key(0)), batch)
+    assert sorted(jax_tt.table_keys(table, state["key"])["key"].tolist()) == [1, 5, 2**64 - 1]
+    with pytest.raises(ValueError, match="feature 'old' of 'key': ids: got dtype float64"):
+        jax_tt.insert_collection_keys(collection, state, batch | {"old": np.ones((2, 1))})
 
 
 def test_slots_of_single_tables():

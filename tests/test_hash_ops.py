@@ -57,6 +57,23 @@ def test_one_key_many_times(method):
     assert done.counts.tolist() == [1000, 0, 1, 0, 1, 0, 0]
 
 
+@pytest.mark.full(but="lfu")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_order_of_a_batch_changes_nothing(policy, method):
+    """Also where keys are evicted: the directory holds a third of the keys."""
+    draw = np.random.default_rng(0)
+    pool = words([*EXTREMES, *draw.integers(2**64, size=900, dtype=np.uint64)])
+    insert = jax.jit(backend.insert, static_argnums=(6, 7))
+    left = right = init_directory(40, 8)
+    for now in range(1, 4):
+        asked, here = pool[draw.integers(len(pool), size=600)], draw.random(600) < 0.9
+        given = draw.integers(9, size=(600, 2), dtype=np.uint32)
+        order, rest = draw.permutation(600), (jnp.int32(now), jnp.uint32(now), Eviction(policy))
+        left, done = insert(left, asked, here, given, *rest, method)
+        right, other = insert(right, asked[order], here[order], given[order], *rest, method)
+        equal((left, done._replace(found=done.found[order])), (right, other))
+
+
 # The largest has more keys than one block sorts; with fewer slots than keys, all sets are full.
 @pytest.mark.parametrize(
     ("sets", "n"), [(200, 5000), pytest.param(5000, 20_000, marks=pytest.mark.full)]

@@ -1,10 +1,14 @@
 """The index of the rows in host memory equals a dict."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
 from jax_tt import _ffi
-from jax_tt._tiers.key_index import DictIndex
+from jax_tt._tiers.key_index import DictIndex, KeyIndex
+from tests.test_row_tiers import batch_of, small_tiers
 
 
 def find(index, keys):
@@ -74,3 +78,40 @@ def test_errors():
         index.find_into(np.zeros(2), np.zeros(2, np.int64))
     with pytest.raises(TypeError):
         index.find_into(np.zeros(2, np.uint64), np.zeros((2, 1), np.int64))
+
+
+@pytest.mark.full
+def test_no_two_threads_are_in_an_index_at_once(tmp_path, monkeypatch):
+    """Those that prepare batches, and the one that trains, reads and saves."""
+    inside, together, callers = {}, [], set()
+
+    def watched(call):
+        def watching(index, *args):
+            lock = inside.setdefault(id(index), threading.Lock())
+            callers.add(threading.current_thread().name)
+            if not lock.acquire(blocking=False):
+                together.append(call.__name__)
+                return call(index, *args)
+            try:
+                time.sleep(1e-4)  # others have the chance to come in
+                return call(index, *args)
+            finally:
+                lock.release()
+
+        return watching
+
+    for name in ("find", "set", "erase"):
+        monkeypatch.setattr(KeyIndex, name, watched(getattr(KeyIndex, name)))
+    draw = np.random.default_rng(0)
+    tiers, state = small_tiers(tmp_path, depth=3, host_rows=24)
+    # More ids than fit into their sets, so that the thread that places them uses an index as well.
+    batches = (batch_of(draw.choice(200, 12, replace=False)) for _ in range(40))
+    for k, staged in enumerate(tiers.prefetch(batches)):
+        state = tiers.load(state, staged)
+        if k % 10 == 0:
+            tiers.read(state, "item", np.arange(200))
+        if k % 20 == 0:
+            tiers.save(state)
+    tiers.close()
+    assert not together
+    assert len(callers) >= 3

@@ -1,5 +1,5 @@
-"""Parts of the CPU kernels on their own: the scheduler under ThreadSanitizer, with a thread pool of its own in place of
-XLA's, and the arithmetic of ids."""
+"""Parts of the CPU kernels on their own: the scheduler and the ops of hash tables under sanitizers, with a thread pool
+of their own in place of XLA's, and the arithmetic of ids."""
 
 import shutil
 import subprocess
@@ -10,20 +10,30 @@ import pytest
 from tests.helpers import cxx_compiler
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("tests/cpp/parallel_stress.cc", "ffi/cpu/table_ops.cc", "ffi/cpu/workspace.cc")
+SOURCES = {
+    "parallel": ("table_ops", "workspace"),
+    "hash": (
+        *("hash_find", "hash_insert", "hash_place", "hash_rows", "key_index", "passes"),
+        *("workspace", "../common/reports"),
+    ),
+}
 
 
-def test_phases_have_no_data_race(tmp_path):
+@pytest.mark.full(but="parallel-thread")
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+@pytest.mark.parametrize("name", SOURCES)
+def test_sanitizers_find_nothing(tmp_path, name, sanitizer):
     program = tmp_path / "stress"
-    flags = ["-std=c++20", "-O1", "-g", "-fsanitize=thread", "-pthread", "-I."]
+    flags = ["-std=c++20", "-O1", "-g", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    sources = [f"tests/cpp/{name}_stress.cc", *(f"ffi/cpu/{own}.cc" for own in SOURCES[name])]
     built = subprocess.run(
-        [cxx_compiler(), *flags, *SOURCES, "-o", str(program)],
+        [cxx_compiler(), *flags, "-pthread", "-I.", *sources, "-o", str(program)],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    if built.returncode and "tsan" in built.stderr:
-        pytest.skip("this compiler comes without ThreadSanitizer")
+    if built.returncode and any(f"{library}san" in built.stderr for library in ("t", "a", "ub")):
+        pytest.skip(f"this compiler comes without -fsanitize={sanitizer}")
     assert built.returncode == 0, built.stderr
     # Where addresses are laid out too randomly for the sanitizer's shadow memory, it must run without that.
     command = [str(program)]

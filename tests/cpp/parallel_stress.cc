@@ -1,12 +1,8 @@
 // Phases, and ops on tables, under ThreadSanitizer: thousands of short runs on a pool that is slow, busy or shared by
 // several callers.
 #include <atomic>
-#include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
-#include <deque>
 #include <functional>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -14,59 +10,15 @@
 #include "ffi/cpu/parallel.h"
 #include "ffi/cpu/table_ops.h"
 #include "ffi/cpu/workspace.h"
+#include "tests/cpp/stress.h"
 
 namespace {
 
-// As XLA's: closures run later, on some thread, in order, and maybe long after the phases that they came from.
-class Pool {
- public:
-  explicit Pool(int threads) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Serve(); });
-  }
-  ~Pool() {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
-  void Schedule(std::function<void()> closure) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      queue_.push_back(std::move(closure));
-    }
-    changed_.notify_one();
-  }
-
- private:
-  void Serve() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
-      if (queue_.empty()) return;
-      const std::function<void()> closure = std::move(queue_.front());
-      queue_.pop_front();
-      lock.unlock();
-      closure();
-      lock.lock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
-  std::vector<std::thread> threads_;
-  bool stopping_ = false;
-};
-
-void Fail(const char* what) {
-  std::fprintf(stderr, "%s\n", what);
-  std::exit(1);
-}
+using stress::Fail;
+using stress::Threads;
 
 // Plain, unsynchronised memory: each phase reads what the one before it wrote, and workers have scratch of their own.
-void RunOnce(Pool& pool, int workers, int64_t items, int phases_count) {
+void RunOnce(Threads& pool, int workers, int64_t items, int phases_count) {
   jax_tt::Workspace workspace;
   int64_t *now = nullptr, *before = nullptr;
   std::vector<int64_t*> scratch(static_cast<size_t>(workers));
@@ -94,7 +46,7 @@ void RunOnce(Pool& pool, int workers, int64_t items, int phases_count) {
 
 // Ops on tables, of which number `wrong` has no plan, if there is such a number.  Each is planned once and runs at most
 // once, after that; if they change tables, none runs where one has no plan.
-void RunOps(Pool& threads, int workers, int count, int wrong, jax_tt::Changes changes) {
+void RunOps(Threads& threads, int workers, int count, int wrong, jax_tt::Changes changes) {
   const jax_tt::Pool pool{workers, [&](std::function<void()> closure) { threads.Schedule(std::move(closure)); }};
   std::vector<int> planned(static_cast<size_t>(count)), ran(planned.size()), shared(planned.size());
   std::vector<jax_tt::TableOp> ops;
@@ -128,7 +80,7 @@ void RunOps(Pool& threads, int workers, int count, int wrong, jax_tt::Changes ch
 }  // namespace
 
 int main() {
-  Pool pool(3);
+  Threads pool(3);
   for (int round = 0; round < 300; ++round) {
     const int count = round % 9;
     const int wrong = round % 2 ? count : round % 5;

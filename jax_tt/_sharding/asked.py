@@ -52,16 +52,17 @@ def received_keys(parts: Iterator[jax.Array]) -> AskedKeys:
 
 
 def received(
-    call: Call, parts: Iterator[jax.Array], *, checked: bool
+    call: Call, parts: Iterator[jax.Array], allowed: Any, *, checked: bool
 ) -> tuple[Asked, AskedKeys | None]:
     """The rows that the others ask for in messages of `Route.message`, and the keys that they are of.
 
-    If it is ``checked``, missing keys of a training batch are warned of.
+    Nothing that is not allowed is asked for. If it is ``checked``, missing keys of a training batch are warned of.
     """
     if not sharded(call).takes_keys:
         rows = next(parts).reshape(-1)
-        return Asked(rows, rows), None
+        return Asked(jnp.where(allowed, rows, -1), rows), None
     asked = received_keys(parts)
+    asked = asked._replace(here=asked.here & allowed)
     table, lookup = sharded(call).local_keys, call.use.lookup
     # A lookup that raised on one device alone would leave the others waiting.
     warns = checked and lookup.train and table.safe_check == "warn"

@@ -29,7 +29,14 @@ from jax_tt._sharding.route import (
     message_rows,
     messages_of,
 )
-from jax_tt._sharding.spread import Spread, partial_sums, received_bags, spread_of, whole_sums
+from jax_tt._sharding.spread import (
+    Spread,
+    emptied,
+    partial_sums,
+    received_bags,
+    spread_of,
+    whole_sums,
+)
 from jax_tt._sharding.travels import message_of, sums_travel
 
 # What a device asks of the others for a table: different rows, or sums of the rows of bags.
@@ -75,6 +82,7 @@ class Attempt(NamedTuple):
         pooled: residuals of the sums of fetched rows.
         asked: of every table, what this device was asked for in the first round: rows, or bags of them.
         read: residuals of their lookup.
+        fits: whether messages of the expected sizes hold what all devices ask for, ``[1]``; None if there are rounds.
     """
 
     asks: list[Ask]
@@ -83,6 +91,7 @@ class Attempt(NamedTuple):
     pooled: Any
     asked: list[Asked | Batch]
     read: Any
+    fits: jax.Array | None
 
 
 def local_forward(
@@ -96,14 +105,16 @@ def local_forward(
         sums, attempt = attempted(calls, all_requests(calls, axes), axes, others)
         fits = None
     else:
-        first, fits = _if_they_fit(calls, summed, axes, others)
-        found = attempted(calls, first, axes, others, one_round=True)
+        first, missing = _in_messages_of_expected_sizes(calls, summed, axes)
+        found = attempted(calls, first, axes, others, missing)
+        fits = found[1].fits
+        assert fits is not None
 
         def again(_: Any, batches: Sequence[Batch]) -> list[jax.Array]:
             present = with_batches(calls, batches)
             return attempted(present, all_requests(present, axes), axes, others)[0]
 
-        sums, fits = unless(fits, again, found[0], [call.batch for call in calls])
+        sums, fits = unless(fits[0], again, found[0], [call.batch for call in calls])
         attempt, fits = found[1], fits[None]
     sums = [joined_columns(call, own) for call, own in zip(calls, sums, strict=True)]
     return sums, Residuals(fits, attempt)
@@ -127,13 +138,17 @@ def attempted(
     asks: Sequence[Ask],
     axes: tuple[str, ...],
     others: tuple[str, ...],
-    one_round: bool = False,
+    missing: jax.Array | None = None,
 ) -> tuple[list[jax.Array], Attempt]:
-    """Sums of every call, in one round of messages of the expected size, or in as many as it takes."""
+    """Sums of every call, in as many rounds as it takes.
+
+    With ``missing``, 0 or less if messages of the expected sizes hold what this device asks for: in one round of such
+    messages. If those of one device do not hold it, sums have no meaning, and nothing is asked for.
+    """
     devices = sharded(calls[0]).layout.devices
     requests = {k: own for k, own in enumerate(asks) if isinstance(own, Requests)}
     routes = [own.distinct.route for own in requests.values()]
-    if one_round:
+    if missing is not None:
         bits = None
         sizes = [_expected_size(calls[k], own) for k, own in requests.items()]
         pairs = zip(routes, sizes, strict=True)
@@ -144,7 +159,10 @@ def attempted(
         messages, bits = all_messages(routes, sizes, devices, (*axes, *others))
         kept = [kept_places(own, bits, devices) for own in messages]
     ways = dict(zip(requests, zip(messages, kept, strict=True), strict=True))
-    answers, asked, read = _answers(calls, asks, ways, bits, (axes, others))
+    answers, asked, read, fits = _answers(calls, asks, ways, bits, missing, (axes, others))
+    if fits is not None:
+        asks = [own.only_if(fits) for own in asks]
+        fits = fits[None]
     fetched: list[Fetched | None] = [None] * len(calls)
     pools = []
     for k, own in requests.items():
@@ -156,7 +174,7 @@ def attempted(
     for k, own in zip(requests, pooled, strict=True):
         sums[k] = own
     bits = None if bits is None else bits[None]
-    return sums, Attempt(list(asks), bits, fetched, saved, asked, read)
+    return sums, Attempt(list(asks), bits, fetched, saved, asked, read, fits)
 
 
 def all_messages(
@@ -181,14 +199,10 @@ def _expected_size(call: Call, requests: Requests) -> int:
     return message_rows(expected, table.layout.devices)
 
 
-def _if_they_fit(
-    calls: Sequence[Call],
-    summed: Sequence[bool],
-    axes: tuple[str, ...],
-    others: tuple[str, ...],
+def _in_messages_of_expected_sizes(
+    calls: Sequence[Call], summed: Sequence[bool], axes: tuple[str, ...]
 ) -> tuple[list[Ask], jax.Array]:
-    """What to ask for, and whether messages of the expected sizes hold it on all devices; nothing if they do not."""
-    devices = sharded(calls[0]).layout.devices
+    """What to ask for, and a number above 0 if messages of the expected sizes do not hold it."""
     asks: list[Ask] = []
     missing = []
     for call, sums in zip(calls, summed, strict=True):
@@ -200,12 +214,9 @@ def _if_they_fit(
         else:
             (own,) = all_requests([call], axes)
             asks.append(own)
+            devices = sharded(call).layout.devices
             missing.append(leading_bits(own.distinct.route, _expected_size(call, own), devices))
-    fits = lax.pmax(jnp.max(jnp.stack(missing)), (*axes, *others)) <= 0
-    asks = [
-        own.only_if(fits) if isinstance(own, Spread) else own.only_if(fits, devices) for own in asks
-    ]
-    return asks, fits
+    return asks, jnp.max(jnp.stack(missing))
 
 
 def _answers(
@@ -213,24 +224,31 @@ def _answers(
     asks: Sequence[Ask],
     ways: dict[int, tuple[Messages, jax.Array]],
     bits: jax.Array | None,
+    missing: jax.Array | None,
     mesh_axes: tuple[tuple[str, ...], tuple[str, ...]],
-) -> tuple[list[jax.Array], list[Asked | Batch], Any]:
+) -> tuple[list[jax.Array], list[Asked | Batch], Any, jax.Array | None]:
     """The different rows of every table where they are kept, or sums; what was asked for first; and residuals.
 
-    There are further rounds only if no sums travel.
+    The last result is whether the messages of all devices hold what they ask for, None without ``missing``. There are
+    further rounds only if no sums travel.
     """
     axes, others = mesh_axes
     devices = sharded(calls[0]).layout.devices
 
-    def got(k: Any) -> tuple[list[jax.Array], list[Asked | Batch], Any]:
-        sent: list[jax.Array] = []
+    def got(k: Any) -> tuple[list[jax.Array], list[Asked | Batch], Any, jax.Array | None]:
+        # Whether messages hold everything goes with them, since another collective would take as long as they do.
+        sent = [] if missing is None else [jnp.broadcast_to(missing, (devices, 1))]
         for number, own in enumerate(asks):
             if isinstance(own, Spread):
                 sent += own.message()
             else:
                 sent += own.distinct.route.message(ways[number][0], k, devices, np.True_)
         parts = iter(exchanged(sent, axes))
-        asked = [_received(call, own, parts) for call, own in zip(calls, asks, strict=True)]
+        fits = None
+        if missing is not None:
+            most = jnp.max(next(parts))
+            fits = (lax.pmax(most, others) if others else most) <= 0
+        asked = [_received(call, own, parts, fits) for call, own in zip(calls, asks, strict=True)]
         reads = [
             own_call(call, own) if isinstance(own, Batch) else read_call(call, own.rows)
             for call, (own, _) in zip(calls, asked, strict=True)
@@ -251,10 +269,10 @@ def _answers(
             whole_sums(call, own, part) if isinstance(own, Spread) else _received_rows(call, part)
             for call, own, part in zip(calls, asks, found, strict=True)
         ]
-        return found, [own for own, _ in asked], read
+        return found, [own for own, _ in asked], read, fits
 
     def other(k: jax.Array, carry: Any) -> Any:
-        found, _, read = got(k)
+        found, _, read, _ = got(k)
         rows = []
         for number, (table, more) in enumerate(zip(carry[0], found, strict=True)):
             messages, place = ways[number]
@@ -263,9 +281,9 @@ def _answers(
             rows.append(table.at[at].set(more, mode="drop"))
         return rows, read
 
-    found, asked, read = got(0)
+    found, asked, read, fits = got(0)
     found, read = other_rounds(other, bits, (found, read))
-    return found, asked, read
+    return found, asked, read, fits
 
 
 def _adds_parts(call: Call, own: Ask) -> bool:
@@ -274,11 +292,13 @@ def _adds_parts(call: Call, own: Ask) -> bool:
 
 
 def _received(
-    call: Call, own: Ask, parts: Iterator[jax.Array]
+    call: Call, own: Ask, parts: Iterator[jax.Array], fits: jax.Array | None
 ) -> tuple[Asked | Batch, AskedKeys | None]:
+    """What this device is asked for: nothing unless messages hold everything that all devices ask for."""
+    allowed = np.True_ if fits is None else fits
     if isinstance(own, Spread):
-        return received_bags(call, parts), None
-    return received(call, parts, checked=True)
+        return emptied(received_bags(call, parts), allowed), None
+    return received(call, parts, allowed, checked=True)
 
 
 def _sent_rows(call: Call, sums: jax.Array, devices: int) -> jax.Array:

@@ -42,12 +42,10 @@ class Requests(NamedTuple):
     here: jax.Array
     refused: jax.Array
 
-    def only_if(self, allowed: jax.Array, devices: int) -> Requests:
-        """These requests, or none."""
-        route = self.distinct.route
-        route = route._replace(device=jnp.where(allowed, route.device, devices))
+    def only_if(self, allowed: jax.Array) -> Requests:
+        """These requests, or none to be stepped."""
         pages = self.pages._replace(page=jnp.where(allowed, self.pages.page, -1))
-        return self._replace(distinct=self.distinct._replace(route=route), pages=pages)
+        return self._replace(pages=pages)
 
 
 class Positions(NamedTuple):

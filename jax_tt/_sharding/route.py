@@ -170,8 +170,9 @@ def messages_of(route: Route, bits: jax.Array | None, size: int, devices: int) -
 
     # A scan of all rows takes many passes on a CPU.
     begin = of_one_round() if bits is None else lax.cond(bits > 0, of_several, of_one_round)
-    place = route.device * size + numbers - begin
-    return Messages(turn, jnp.where(route.device < devices, place, devices * size), size)
+    rank = numbers - begin
+    sent = (route.device < devices) & (rank < size)
+    return Messages(turn, jnp.where(sent, route.device * size + rank, devices * size), size)
 
 
 def round_of(rows: jax.Array, bits: jax.Array | None) -> jax.Array:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_tt._dtypes import accumulator
@@ -160,7 +161,7 @@ def _arrived(
         here = own.allowed & (round_of(of.asked.words, turn.bits) == 0)
         rows = jnp.where(here, of.asked.rows, -1)
     else:
-        rows = received(call, got, checked=False)[0].rows
+        rows = received(call, got, np.True_, checked=False)[0].rows
     grads = next(got)
     return read_call(call, rows, state), grads.reshape(-1, 1, grads.shape[-1]).astype(accum)
 

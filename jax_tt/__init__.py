@@ -107,6 +107,7 @@ from jax_tt._lookup.to_dense import tt_to_dense as tt_to_dense
 from jax_tt._plan.bandwidths import Bandwidths as Bandwidths
 from jax_tt._plan.device_plan import DevicePlan as DevicePlan
 from jax_tt._plan.device_plan import PlacedTable as PlacedTable
+from jax_tt._plan.exchange import plan_exchange as plan_exchange
 from jax_tt._plan.measure import measure_bandwidths as measure_bandwidths
 from jax_tt._plan.placements import plan_placements as plan_placements
 from jax_tt._plan.plan import plan as plan

@@ -1,5 +1,6 @@
 """How the rows and gradients of divided tables travel: messages by expected size, 16 bits, column shards."""
 
+import math
 import re
 
 import jax
@@ -332,6 +333,12 @@ def test_tables_beyond_int32_are_initialised_inside_of_jit(mesh):
         (lambda _: Exchange(dtype="float64"), "dtype: got float64"),
         (lambda _: Exchange(expected_unique=0), "expected_unique: got 0"),
         (lambda _: Exchange(expected_unique=1.5), r"expected_unique: got 1\.5"),
+        (lambda _: Exchange(expected_skew=0.5), r"expected_skew: got 0\.5"),
+        (lambda _: Exchange(expected_skew=math.inf), "expected_skew: got inf"),
+        (
+            lambda _: jax_tt.plan_exchange(jax_tt.dense_table(9, 4), np.zeros(4, int)),
+            "table: got a DenseTable; expected a ShardedTable",
+        ),
         (lambda _: Placement.columns(0), "devices: got 0"),
         (lambda _: Placement.columns([1, 1]), r"devices: got \[1, 1\]"),
         (lambda _: Placement.round_robin(1).layout(10**9, 8), "page_size: got 1, which makes"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -37,7 +36,7 @@ from jax_tt._sharding.spread import (
     spread_of,
     whole_sums,
 )
-from jax_tt._sharding.travels import message_of, sums_travel
+from jax_tt._sharding.travels import message_of, rows_of_expected_message, sums_travel
 
 # What a device asks of the others for a table: different rows, or sums of the rows of bags.
 Ask = Requests | Spread
@@ -100,7 +99,7 @@ def local_forward(
     """Sums ``[S, nb, D]`` of every call for the batch of this device."""
     calls = [in_columns(call) for call in calls]
     summed = [sums_travel(call, others) for call in calls]
-    usual = all(sharded(call).exchange.expected_unique == 1 for call in calls)
+    usual = all(sharded(call).exchange.expects_nothing for call in calls)
     if usual and not any(summed):
         sums, attempt = attempted(calls, all_requests(calls, axes), axes, others)
         fits = None
@@ -193,10 +192,8 @@ def all_messages(
 
 
 def _expected_size(call: Call, requests: Requests) -> int:
-    """The rows of a message, by the share of different ids that the user expects."""
-    table = sharded(call)
-    expected = math.ceil(requests.distinct.source.shape[0] * table.exchange.expected_unique)
-    return message_rows(expected, table.layout.devices)
+    """The rows of a message, by the different ids that the user expects."""
+    return rows_of_expected_message(sharded(call), requests.distinct.source.shape[0])
 
 
 def _in_messages_of_expected_sizes(

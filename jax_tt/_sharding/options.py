@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 from typing import Any
 
@@ -28,6 +29,9 @@ class Exchange:
         pooled: what comes back for bags. ``"rows"``: their different rows, which are summed where the bag is.
             ``"sums"``: from each device, sums of the rows that it has, where tables and lookups allow it. ``"auto"``:
             what takes fewer bytes.
+        expected_skew: how many of the different rows, or of the ids if sums travel, a device asks of one other, over
+            those of an even spread, 1 or more. It makes messages larger, with the same other exchange for batches that
+            do not fit. `plan_exchange` counts both.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
@@ -40,6 +44,7 @@ class Exchange:
     dtype: Any = None
     expected_unique: float = 1.0
     pooled: str = "auto"
+    expected_skew: float = 1.0
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
@@ -52,12 +57,22 @@ class Exchange:
             object.__setattr__(self, "dtype", name)
         one_of("pooled", self.pooled, _POOLED)
         share = self.expected_unique
-        number = isinstance(share, numbers.Real) and not isinstance(share, bool)
-        if not number or not 0 < share <= 1:
+        if not _is_number(share) or not 0 < share <= 1:
             raise ValueError(
                 f"expected_unique: got {share!r}; expected a share above 0 and at most 1, e.g. the number of different "
                 "ids in a batch over the number of its ids."
             )
+        skew = self.expected_skew
+        if not _is_number(skew) or not 1 <= skew < math.inf:
+            raise ValueError(
+                f"expected_skew: got {skew!r}; expected a number of at least 1, e.g. 2 if one device has twice its "
+                "share of the ids."
+            )
+
+    @property
+    def expects_nothing(self) -> bool:
+        """Whether messages are sized for any batch."""
+        return self.expected_unique == 1 and self.expected_skew == 1
 
     def type_of_rows(self, storage: Any, accum: Any) -> Any:
         """The type in which rows of type ``storage`` travel."""
@@ -73,6 +88,10 @@ class Exchange:
     def type_of_gradients(self, accum: Any) -> Any:
         """The type in which gradients travel."""
         return self.type_of_sums(accum)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 DEFAULT = Exchange()

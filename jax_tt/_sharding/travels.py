@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 
@@ -12,6 +13,9 @@ from jax_tt._sharding.placement import Layout
 from jax_tt._sharding.requests import sharded
 from jax_tt._sharding.route import message_rows
 from jax_tt._sharding.spread import bags_of
+
+if TYPE_CHECKING:
+    from jax_tt._sharding.table import ShardedTable
 
 # Rows of messages for sums over those of ids that are spread evenly: places for ids cost less than another attempt.
 _ROOM = 2
@@ -42,9 +46,8 @@ def can_travel_as_sums(call: Call, others: tuple[str, ...]) -> bool:
 def bytes_of_rows(call: Call) -> int:
     """Bytes of the messages of a device, if rows travel."""
     table = sharded(call)
-    devices = table.layout.devices
-    expected = math.ceil(_positions(call) * table.exchange.expected_unique)
-    return devices * message_rows(expected, devices) * (4 + _width(call) * _itemsize(call, True))
+    rows = rows_of_expected_message(table, _positions(call))
+    return table.layout.devices * rows * (4 + _width(call) * _itemsize(call, True))
 
 
 def bytes_of_sums(call: Call) -> int:
@@ -56,17 +59,25 @@ def bytes_of_sums(call: Call) -> int:
     return sharded(call).layout.devices * (ids + bags * (4 + _width(call) * _itemsize(call, False)))
 
 
-def rows_of_message(layout: Layout, count: int) -> int:
+def rows_of_expected_message(table: ShardedTable, count: int) -> int:
+    """Rows in a message to one device, of ``count`` ids of a device, if rows travel."""
+    exchange = table.exchange
+    expected = math.ceil(count * exchange.expected_unique * exchange.expected_skew)
+    return min(count, message_rows(expected, table.layout.devices))
+
+
+def rows_of_message(layout: Layout, count: int, skew: float = 1) -> int:
     """Ids in a message to one device, of ``count`` ids of a device, if sums travel."""
     # The share of the device with most pages.
     share = layout.pool / layout.num_pages
-    expected = math.ceil(count * min(1, _ROOM * share))
+    expected = math.ceil(count * min(1, max(_ROOM, skew) * share))
     return max(1, min(count, math.ceil(expected + 4 * math.sqrt(expected))))
 
 
 def message_of(call: Call) -> int:
     """`rows_of_message` for a call."""
-    return rows_of_message(sharded(call).layout, _positions(call))
+    table = sharded(call)
+    return rows_of_message(table.layout, _positions(call), table.exchange.expected_skew)
 
 
 def _positions(call: Call) -> int:

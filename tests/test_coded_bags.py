@@ -23,11 +23,13 @@ SHAPES = {
     "odd sum": (7, 9, 7, "additive"),
     "long sum": (4, 3, 16, "additive"),
     "one": (1, 1, 1, "additive"),
+    "many long codes": (22, 11, 15, "product"),
     "parts that are sums": (18, 6, 5, "product", 2),
-    "more codes of some": (18, 6, 5, "product", 2, 31, 3),
-    "sums, more of some": (7, 3, 7, "additive", 1, 1, 2),
+    "more codes of some": (18, 6, 5, "product", 2, 310, 3),
+    "sums, more of some": (7, 3, 7, "additive", 1, 200, 2),
 }
-N = 90
+# More than one block of places.
+N = 700
 
 
 def table_of(shape, **options):
@@ -86,7 +88,7 @@ def test_other_types(shape, dtype):
         np.testing.assert_allclose(found, wanted(table, state, bags), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("shape", ["bytes", "odd sum"])
+@pytest.mark.parametrize("shape", ["bytes", "odd sum", "more codes of some"])
 def test_the_program_has_one_call_and_no_codes_unpacked(shape):
     table, state = table_of(shape)
     run = jax.jit(lambda state, ids: jax_tt.pooled_rows(table, state, ids, Lookup())[0])
@@ -95,7 +97,7 @@ def test_the_program_has_one_call_and_no_codes_unpacked(shape):
     assert "jax_tt_dense_forward" not in text and " gather(" not in text
 
 
-@pytest.mark.parametrize("shape", ["odd parts", "odd sum"])
+@pytest.mark.parametrize("shape", ["odd parts", "odd sum", "more codes of some"])
 def test_ids_out_of_range(shape):
     table, state = table_of(shape, name="words")
     ids = jnp.array([[1, N, 2], [-1, 3, 3], [-2, 5, 2**31 - 1]])
@@ -119,7 +121,7 @@ def test_empty_batches():
         np.testing.assert_array_equal(found, np.zeros((len(ids), 64)))
 
 
-@pytest.mark.parametrize("shape", ["odd parts", "odd sum"])
+@pytest.mark.parametrize("shape", ["odd parts", "odd sum", "more codes of some"])
 def test_mapped_over_batches_and_tables(shape):
     table, state = table_of(shape)
     ids = jnp.asarray(np.random.default_rng(0).integers(0, N, (3, 4, 5)))

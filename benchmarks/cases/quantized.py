@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_tt
-from benchmarks.contenders.ours import bags_of
+from benchmarks.contenders import ours
 from benchmarks.ids import STREAMS
 from benchmarks.peers import peer
 from benchmarks.registry import Settings, case
@@ -28,15 +28,15 @@ def measure(settings: Settings, report: Report) -> None:
         for stream in STREAMS:
             shape = jax_tt.TTShape.suggest(rows, features, ranks=2)
             work = Work.make(shape, bags, 20, stream)
-            calls = {(f"{stream}, D {features}", DENSE): _dense(work)}
+            calls = {(f"{stream}, D {features}", DENSE): ours.dense_forward(work)}
             for bits in (8, 4):
                 label = f"{stream}, D {features}, int{bits}"
                 table, state = _random_table(rows, features, bits)
-                calls[label, OURS] = _ours(work, table, state)
+                calls[label, OURS] = ours.table_forward(work, table, state)
                 if rival is not None:
                     calls[label, FBGEMM] = rival.bags(work, [jax_tt.to_fbgemm(table, state)], bits)
-                    ours, theirs = calls[label, OURS](0), calls[label, FBGEMM](0)
-                    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), 1e-5, 1e-5)
+                    found, theirs = calls[label, OURS](0), calls[label, FBGEMM](0)
+                    np.testing.assert_allclose(np.asarray(found), np.asarray(theirs), 1e-5, 1e-5)
             _compare(calls, settings, report)
 
 
@@ -57,8 +57,8 @@ def measure_tables(settings: Settings, report: Report) -> None:
                 if rival is not None:
                     tables = [jax_tt.to_fbgemm(table, state)] * count
                     calls[label, FBGEMM] = rival.bags(work, tables, bits)
-                    ours, theirs = calls[label, OURS](0), calls[label, FBGEMM](0)
-                    np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), 1e-5, 1e-5)
+                    found, theirs = calls[label, OURS](0), calls[label, FBGEMM](0)
+                    np.testing.assert_allclose(np.asarray(found), np.asarray(theirs), 1e-5, 1e-5)
             _compare(calls, settings, report)
 
 
@@ -99,16 +99,3 @@ def _random_table(rows: int, features: int, bits: int) -> tuple[jax_tt.Quantized
     packed = np.random.default_rng(0).integers(0, 256, (rows, table.row_bytes), np.uint8)
     packed[:, :4] = np.array([0.01, -0.5], np.float16).view(np.uint8)
     return table, {"packed": jnp.asarray(packed)}
-
-
-def _ours(work: Work, table: jax_tt.QuantizedTable, state: dict) -> Call:
-    bags, lookup = bags_of(work), jax_tt.Lookup()
-    forward = jax.jit(lambda state, bags: jax_tt.pooled_rows(table, state, bags, lookup)[0])
-    return lambda i: forward(state, bags[i % len(bags)]).block_until_ready()
-
-
-def _dense(work: Work) -> Call:
-    bags = bags_of(work)
-    rows = jnp.full((work.shape.num_embeddings, work.shape.features), 0.01, jnp.float32)
-    forward = jax.jit(jax_tt.embed_bag)
-    return lambda i: forward(rows, bags[i % len(bags)]).block_until_ready()

@@ -70,6 +70,21 @@ def tt_optax_step(work: Work, method: str = "auto") -> Call:
     return _training(jax.jit(step, donate_argnums=0), (cores, tx.init(cores)), bags_of(work))
 
 
+def table_forward(work: Work, table: jax_tt.Table, state: dict) -> Call:
+    """Pooled rows of a table of any kind."""
+    bags, lookup = bags_of(work), jax_tt.Lookup()
+    forward = jax.jit(lambda state, bags: jax_tt.pooled_rows(table, state, bags, lookup)[0])
+    return lambda i: forward(state, bags[i % len(bags)]).block_until_ready()
+
+
+def dense_forward(work: Work) -> Call:
+    """Pooled rows of a dense table."""
+    bags = bags_of(work)
+    rows = jnp.full((work.shape.num_embeddings, work.shape.features), 0.01, jnp.float32)
+    forward = jax.jit(jax_tt.embed_bag)
+    return lambda i: forward(rows, bags[i % len(bags)]).block_until_ready()
+
+
 def dense_fused_program(work: Work, optimizer=None):
     """As `tt_fused_program`, for a dense table of the same rows and columns."""
     gradient = jnp.asarray(work.gradient)

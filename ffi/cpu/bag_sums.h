@@ -38,10 +38,11 @@ class alignas(64) BagSums {
     if (kConverts) workspace.Request(&converted_, capacity_ * dim);
   }
 
-  // Rows of codes select those of `codebooks`, which must outlive this.
-  void Use(const Codebooks& codebooks) {
+  // Rows of codes, whose numbers the kernel takes, select those of `codebooks`, which must outlive this.
+  void Use(const Codebooks& codebooks, Workspace& workspace) {
     codebooks_ = &codebooks;
-    pitch_ = codebooks.row_bytes();
+    pitch_ = 1;
+    workspace.Request(&unpacked_, codebooks.unpacked());
   }
 
   // Rows of `table` will be summed into `out`, with weights or without.
@@ -90,7 +91,7 @@ class alignas(64) BagSums {
     if constexpr (kPacked > 0) {
       packed_(dim_, &table_->byte, at_, weight, end_, bags_, continues_, out_, out_at_);
     } else if constexpr (kCoded) {
-      coded_(*codebooks_, &table_->byte, at_, weight, end_, bags_, continues_, out_, out_at_);
+      coded_(*codebooks_, &table_->byte, at_, weight, end_, bags_, continues_, out_, out_at_, unpacked_);
     } else {
       const C* from = nullptr;
       if constexpr (kConverts)
@@ -122,6 +123,7 @@ class alignas(64) BagSums {
   int64_t *at_ = nullptr, *out_at_ = nullptr;
   C *weight_ = nullptr, *converted_ = nullptr;
   int32_t* end_ = nullptr;
+  uint32_t* unpacked_ = nullptr;
 };
 
 }  // namespace jax_tt

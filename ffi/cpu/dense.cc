@@ -26,7 +26,7 @@ class ForwardPass : public Pass {
     sums_.resize(static_cast<size_t>(workers));
     for (BagSums<T>& sums : sums_) {
       sums.RequestBuffers(problem_.dim, workspace);
-      if constexpr (std::is_same_v<T, Coded>) sums.Use(problem_.codebooks);
+      if constexpr (std::is_same_v<T, Coded>) sums.Use(problem_.codebooks, workspace);
     }
   }
   Status Plan() override {

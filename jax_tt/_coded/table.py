@@ -377,8 +377,7 @@ class CodedTable(Table):
 
         def native(arrays: State, batch: Batch) -> Any:
             of_call = self, "cpu", (arrays[CODEBOOKS].astype(jnp.float32),), batch, lookup
-            given = {"sentinel": sentinel_operand(arrays.get("sentinel")), "codes": arrays[CODES]}
-            sums = run(Forward(*of_call, **given))
+            sums = run(Forward(*of_call, **self._code_operands(arrays)))
             return vary_over((sums, self._order(sums) if lookup.wanted.names else ()), axes)
 
         def expanded(arrays: State, batch: Batch) -> Any:
@@ -415,9 +414,17 @@ class CodedTable(Table):
     def _runs_natively(self, lookup: Lookup) -> bool:
         """Whether programs for the CPU have the op on codes; it adds in float32."""
         of_cpu = "cpu" in _backend.native_platforms() and lookup.method != "cuda_emulated"
-        if self.terms > 1 or self.hot:
-            return False
         return of_cpu and jnp.dtype(self.param_dtype) != jnp.float64
+
+    def _code_operands(self, state: State) -> dict[str, jax.Array]:
+        """What the native op takes before the codebooks."""
+        _, words = places.shape_of(0)
+        return {
+            "sentinel": sentinel_operand(state.get("sentinel")),
+            CODES: state[CODES],
+            HOT_CODES: state.get(HOT_CODES, jnp.zeros((0, 0), jnp.uint8)),
+            HOT_PLACES: state.get(HOT_PLACES, jnp.zeros((0, words), jnp.uint32)),
+        }
 
     def _order(self, sums: jax.Array) -> tuple[jax.Array]:
         """The residual of the expanded batch, by which its step comes after the forward pass."""

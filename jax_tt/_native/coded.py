@@ -13,7 +13,7 @@ from jax_tt._native._table_call import TableCall, Types
 
 
 class Forward(TableCall):
-    """The pooled sums of a coded table with ``codes`` before its codebooks, which are float32."""
+    """The pooled sums of a coded table, with its codes before its codebooks, which are float32."""
 
     kind = "coded_"
     op = "forward"
@@ -29,8 +29,13 @@ class Forward(TableCall):
         return None
 
     def attributes(self, axes: Any) -> dict[str, Any]:
-        own = {"bits": np.int64(self.table.bits), "product": self.table.kind == "product"}
-        return super().attributes(axes) | own
+        table = self.table
+        own = {
+            "bits": table.bits,
+            "terms": table.part_terms - table.hot_terms,
+            "hot_terms": table.hot_terms,
+        }
+        return super().attributes(axes) | {name: np.int64(value) for name, value in own.items()}
 
     def results(self, args: Named) -> Types:
         # Without the rotation, which follows.

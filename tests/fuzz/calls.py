@@ -257,17 +257,24 @@ def build_dense_forward(rng: np.random.Generator) -> Call:
 
 
 def build_coded_forward(rng: np.random.Generator) -> Call:
-    rows, num_codes, bits, width = (int(rng.integers(1, most)) for most in (60, 9, 11, 9))
+    rows, parts, terms, bits, width = (int(rng.integers(1, most)) for most in (60, 6, 4, 11, 9))
+    hot_terms, hot = (int(rng.integers(most)) for most in (3, 9))
     _, _, lookups, g = _dense(rng)
-    product = bool(rng.integers(2))
-    codes = rng.integers(0, 256, (rows, -(-num_codes * bits // 8)), np.uint8)
-    codebooks = rng.normal(size=(num_codes << bits, width)).astype("float32")
-    features = num_codes * width if product else width
+    code_bytes = lambda terms: -(-parts * terms * bits // 8)  # noqa: E731
+    codes = rng.integers(0, 256, (rows, code_bytes(terms)), np.uint8)
+    hot_codes = rng.integers(0, 256, (hot, code_bytes(hot_terms)), np.uint8)
+    # Blocks may say that any number of rows comes before them.
+    places = rng.integers(0, 1 << 32, (-(-rows // 512), 17), np.uint32) >> np.uint32(
+        rng.integers(32)
+    )
+    codebooks = rng.normal(size=(parts * (terms + hot_terms) << bits, width)).astype("float32")
+    sizes = {"bits": bits, "terms": terms, "hot_terms": hot_terms}
+    weights = lookups[2].astype("float32")
     return Call(
         "jax_tt_coded_forward_v1",
-        [*lookups[:2], lookups[2].astype("float32"), np.float32(1), codes, codebooks],
-        [result_type((*g.shape[:-1], features), "float32")],
-        _lookup_attributes(rng, False) | {"bits": _i64(bits), "product": product},
+        [*lookups[:2], weights, np.float32(1), codes, hot_codes, places, codebooks],
+        [result_type((*g.shape[:-1], parts * width), "float32")],
+        _lookup_attributes(rng, False) | {name: _i64(size) for name, size in sizes.items()},
     )
 
 

@@ -8,9 +8,11 @@
 
 namespace jax_tt {
 
-// Kernels<float>::sum_bags of the rows whose codes are at bytes codes + at[k], with `first` 0.
+// Kernels<float>::sum_bags of rows at[k] of the table of these codes, with `first` 0.  unpacked: memory for
+// codebooks.unpacked() integers.
 using SumCodedBags = void (*)(const Codebooks& codebooks, const uint8_t* codes, const int64_t* at, const float* weight,
-                              const int32_t* end, int64_t bags, bool add, float* out, const int64_t* out_at);
+                              const int32_t* end, int64_t bags, bool add, float* out, const int64_t* out_at,
+                              uint32_t* unpacked);
 
 SumCodedBags GetSumCodedBags();
 

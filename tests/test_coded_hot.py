@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -164,6 +165,10 @@ def test_candidates_with_more_codes_use_the_bytes():
         ({"hot": -1}, "hot: got -1"),
         ({"hot": 5}, "hot_terms: got 0 with hot=5; expected a positive number"),
         ({"hot_terms": 5}, "hot_terms: got 5 with hot=0"),
+        (
+            {"bits": 16, "hot": 1, "hot_terms": 10_000},
+            "num_codes: got 4 and hot_terms=10000, which are 2621702144 codebook rows at 16 bits",
+        ),
     ],
 )
 def test_bad_arguments(options, message):
@@ -187,3 +192,38 @@ def test_bad_codes():
         table.check({**state, "hot_places": state["hot_places"][:1]})
     with pytest.raises(ValueError, match=r"hot_codes: got .*expected uint8 of shape \(200, 1\)"):
         table.check({**state, "hot_codes": state["hot_codes"][:, :0]})
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_errors_name_ids_and_not_codebook_rows(native):
+    # There is no native operation on codes for float64.
+    dtype = "float32" if native else "float64"
+    with jax.enable_x64(not native):
+        table = jax_tt.CodedTable(N, D, 2, 4, hot=5, hot_terms=3, param_dtype=dtype, name="words")
+        state = jax.jit(table.init)(jax.random.key(0))
+        lookup = jax_tt.Lookup(bounds="error", dtype=dtype)
+        named = rf"id {N} at position 1 .*'words' of {N} rows" if native else "'words, codebooks'"
+        with pytest.raises(jax.errors.JaxRuntimeError, match=named):
+            jax.block_until_ready(jax_tt.pooled_rows(table, state, jnp.array([[1, N]]), lookup))
+
+
+def test_batches_of_too_many_codes():
+    table = jax_tt.CodedTable(N, D, 2, 4, hot=5, hot_terms=3, name="words")
+    state = jax.eval_shape(table.init, jax.random.key(0))
+    lookup = jax_tt.Lookup(method="cuda_emulated")
+
+    def pooled(state, ids):
+        return jax_tt.pooled_rows(table, state, ids, lookup)
+
+    message = "words: bags: got 419430400 ids in 1048576 bags, with 8 codes of each id"
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(pooled, state, jax.ShapeDtypeStruct((2**20, 400), jnp.int32))
+
+
+def test_rows_that_are_not_finite():
+    table, state = encoded("parts", name="words")
+    bad = np.where(np.arange(N)[:, None] == 77, np.nan, ROWS)
+    with pytest.raises(ValueError, match="words: rows: row 77 holds NaN"):
+        table.assigned(state, bad)
+    with pytest.raises(ValueError, match="words: rows: row 77 holds NaN"):
+        jax_tt.encode(bad, 2, 4, name="words", progress=False)

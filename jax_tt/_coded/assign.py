@@ -41,7 +41,10 @@ def encoded_rows(
     before = 0
     for start in range(0, len(found), BLOCK):
         own = range(start, min(start + BLOCK, len(found)))
-        block, here = finite("rows", rows[start : own.stop], own), hot[start : own.stop]
+        block, here = (
+            finite(f"{table.label}rows", rows[start : own.stop], own),
+            hot[start : own.stop],
+        )
         if table.rotated:
             block = block @ np.asarray(state["rotation"]).T
         codes = np.empty((len(block), table.num_codes), np.int32)

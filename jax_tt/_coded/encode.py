@@ -111,7 +111,7 @@ def encode(
     ids, of_points = _sampled(own, n, min(size, n), rng)
     points = np.concatenate(
         [
-            finite("rows", given[some], some)
+            finite(f"{table.label}rows", given[some], some)
             for some in np.split(ids, np.arange(BLOCK, len(ids), BLOCK))
         ]
     )

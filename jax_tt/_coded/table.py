@@ -24,7 +24,7 @@ from jax_tt._lookup._by_platform import by_platform
 from jax_tt._lookup._ids import digits_in_range
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._lookup._warn import warn_out_of_range
-from jax_tt._native._operands import sentinel_operand
+from jax_tt._native._operands import MAX_POSITIONS, sentinel_operand
 from jax_tt._native._table_call import run
 from jax_tt._native.coded import Forward
 from jax_tt._native.partition import num_blocks
@@ -133,9 +133,10 @@ class CodedTable(Table):
                 "ids, and 0 without."
             )
         if self.all_codes << self.bits > 2**31 - 1:
+            of_hot = f" and hot_terms={self.hot_terms}" if self.hot else ""
             raise ValueError(
-                f"{self.label}num_codes: got {self.all_codes} in all at {self.bits} bits; expected fewer than 2**31 "
-                "codebook rows in all."
+                f"{self.label}num_codes: got {self.num_codes}{of_hot}, which are {self.all_codes << self.bits} "
+                f"codebook rows at {self.bits} bits; expected fewer than 2**31."
             )
         if self.update is not None:
             self.update.optimizer.check_width(self.width)
@@ -384,7 +385,11 @@ class CodedTable(Table):
             if lookup.bounds == "warn":
                 warn_out_of_range(self, batch)
             own = self._expanded(arrays, batch, lookup)
-            found, residuals = self._dense.forward(_as_dense(arrays), own, _quiet(lookup))
+            # An error would name one of its rows.
+            dense = dataclasses.replace(
+                self._dense, name=f"{self.name or 'a CodedTable'}, codebooks"
+            )
+            found, residuals = dense.forward(_as_dense(arrays), own, _quiet(lookup))
             return vary_over((self._whole(found), residuals), axes)
 
         if self._runs_natively(lookup):
@@ -479,6 +484,7 @@ class CodedTable(Table):
 
     def _expanded(self, state: State, batch: Batch, lookup: Lookup) -> Batch:
         """The batch of codebook rows: a segment for each part, in which an id has a position for each of its codes."""
+        self._check_size(batch)
         (ids,), ok = digits_in_range(self, batch)
         here = present(batch)
         if lookup.bounds in IGNORED:
@@ -497,6 +503,18 @@ class CodedTable(Table):
         if weights is not None:
             weights = jnp.repeat(jnp.repeat(weights, parts, axis=0), terms, axis=1)
         return Batch(entries, offsets, weights, padded=True, rectangular=batch.rectangular)
+
+    def _check_size(self, batch: Batch) -> None:
+        """Raises for more codes than one call takes, in terms of the batch and not of that of codebook rows."""
+        groups, capacity = batch.ids.shape[:2]
+        ids, bags = groups * capacity, groups * (batch.offsets.shape[1] - 1)
+        sizes = ids * self.all_codes, bags * self.column_parts
+        if max((n for n in sizes if isinstance(n, int)), default=0) > MAX_POSITIONS:
+            raise ValueError(
+                f"{self.label}bags: got {ids} ids in {bags} bags, with {self.all_codes} codes of each id and "
+                f"{self.column_parts} parts of each bag; one call takes at most {MAX_POSITIONS} of either. Split the "
+                "batch."
+            )
 
     def _whole(self, sums: jax.Array) -> jax.Array:
         """Sums ``[S, nb, D]`` of those of the expanded batch."""

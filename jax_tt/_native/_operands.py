@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jax_tt._tables.table import Table
 
 BOUNDS = {"clip": 0, "zero": 1, "error": 2, "unchecked": 3, "poison": 4, "warn": 5}
-_MAX_POSITIONS = 2**31 - 1
+MAX_POSITIONS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +62,10 @@ def make_operands(table: Table, table_dtype: Any, batch: Batch) -> Operands:
     bags = batch.offsets.shape[1] - 1
     # For symbolic batch sizes, the handler checks this.
     given = [n for n in (groups * capacity, groups * bags) if isinstance(n, int)]
-    if max(given, default=0) > _MAX_POSITIONS:
+    if max(given, default=0) > MAX_POSITIONS:
         raise ValueError(
             f"{table.label}bags: got {groups * capacity} ids in {groups * bags} bags; one call takes at most "
-            f"{_MAX_POSITIONS} of either. Split the batch."
+            f"{MAX_POSITIONS} of either. Split the batch."
         )
     blocks = num_blocks(groups)
     accum = accumulator(table_dtype)

@@ -18,7 +18,7 @@ DOCS = Path(__file__).parent
 PAGE = DOCS / "how_small.md"
 RESULTS = learning.RESULTS.parent / "curve_results.json"
 _BLOCK = re.compile(
-    r"(<!-- (?P<name>curve|frontier|chosen|learning):begin -->\n).*?(<!-- (?P=name):end -->)",
+    r"(<!-- (?P<name>curve|frontier|scratch|chosen|learning):begin -->\n).*?(<!-- (?P=name):end -->)",
     re.DOTALL,
 )
 
@@ -43,6 +43,7 @@ def fill(page: str) -> str:
     tables = {
         "curve": (read(RESULTS, "points"), curve_report.table),
         "frontier": (read(frontier.RESULTS, "points"), frontier_report.table),
+        "scratch": (read(frontier.RESULTS, "points"), frontier_report.scratch),
         "chosen": (read(frontier.RESULTS, "points"), frontier_report.chosen),
         "learning": (read(learning.RESULTS, "runs"), learning.table),
     }

@@ -79,7 +79,7 @@ def train(config: Config, variant: str) -> Result:
         scores = evaluate(learner, values, data, progress.position)
         hit_rate = _hit_rate(learner, values, data, progress.position)
         curve = [*curve, (progress.step, scores.auc)]
-    tables = _tables(state)
+    tables = table_arrays(state)
     rows = [
         x for name, x in tables if name.startswith(("embedding", "core_", "cache_rows", "kernel"))
     ]
@@ -205,10 +205,10 @@ def _start(
     return Learner(graphdef, state, mesh), devices.on_all(jax.tree.leaves(state), mesh), progress
 
 
-def _tables(state: nnx.State) -> list[tuple[str, jax.Array]]:
+def table_arrays(state: nnx.State) -> list[tuple[str, jax.Array]]:
     """All arrays of the embedding tables but the slots of their optimizers: rows, cores, caches, counts, widening."""
     return [
-        (str(path[-1]), variable[...])
+        (str(path[-1]), variable.get_value())
         for path, variable in nnx.to_flat_state(state)
         if path[0] == 0 and "tables" in path and "slot" not in str(path[-1])
     ]

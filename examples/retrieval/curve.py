@@ -54,6 +54,8 @@ class Method:
 METHODS = {
     "dense": Method("dense_fused"),
     "dense_spectral": Method("dense_fused", start="spectral"),
+    "int8": Method("int8_fused"),
+    "int4": Method("int4_fused"),
     "tt_residual": Method("tt_residual_fused", "start", "dense", "bfloat16"),
     "tt_residual_spectral": Method("tt_residual_fused", "start", "dense_spectral", "bfloat16"),
     "tt_residual_scratch": Method("tt_residual_fused", "start", "spectral", "bfloat16"),
@@ -191,7 +193,7 @@ def measure(
     sizes = [
         (method, ratio)
         for method in options.methods
-        for ratio in ([None] if method.startswith("dense") else options.ratios)
+        for ratio in ([None] if _is_whole(method) else options.ratios)
         if _fits(name, interactions, method, ratio, options.features)
     ]
     if options.tune:
@@ -205,6 +207,10 @@ def measure(
         for method, ratio in sizes
     ]
     return list(_finish(f"{name}: points", points, interactions, results))
+
+
+def _is_whole(method: str) -> bool:
+    return VARIANTS[METHODS[method].variant].table in settings.WHOLE
 
 
 def _point(

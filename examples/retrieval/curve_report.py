@@ -12,6 +12,8 @@ from examples.retrieval.report import COLOURS
 LABELS = {
     "dense": "dense",
     "dense_spectral": "dense, spectral start",
+    "int8": "8 bits a number",
+    "int4": "4 bits a number",
     "tt_residual": "sum of TTs from dense",
     "tt_residual_spectral": "sum of TTs from dense, spectral start",
     "tt_residual_scratch": "sum of TTs, spectral start",
@@ -29,6 +31,8 @@ LABELS = {
 STYLES = {
     "dense": (COLOURS["dense_fused"], "D"),
     "dense_spectral": (COLOURS["dense_optax"], "D"),
+    "int8": (COLOURS["int8_fused"], "D"),
+    "int4": (COLOURS["int4_fused"], "D"),
     "tt_residual": (COLOURS["tt_residual_fused"], "*"),
     "tt_residual_spectral": (COLOURS["tt_residual_fused"], "h"),
     "tt_residual_scratch": (COLOURS["tt_residual_fused"], "p"),
@@ -50,7 +54,7 @@ class Mean:
     """The runs of one point that differ only in the seed.
 
     Attributes:
-        data_set, method, ratio: the point; no ratio for dense tables.
+        data_set, method, ratio: the point; no ratio for tables with a row for each id.
         recall: mean over the seeds.
         spread: standard deviation over the seeds; None for a single one.
         seeds: their number.

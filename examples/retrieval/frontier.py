@@ -36,18 +36,24 @@ AGREEMENT_USERS = 2_000
 
 
 class Bench:
-    """A data set with the dense tables of a seed."""
+    """A data set with the trained tables of a seed, of a method of `curve`."""
 
-    def __init__(self, name: str, interactions: Interactions, seed: int, folder: Path):
-        self.name, self.data, self.seed = name, interactions, seed
-        self.rows = self._teacher(folder)
+    def __init__(
+        self, name: str, interactions: Interactions, seed: int, folder: Path, trained: str
+    ):
+        self.name, self.data, self.seed, self.trained = name, interactions, seed, trained
+        self.rows = self._teacher(folder, trained)
         self.counts = (
             np.bincount(interactions.train_users, minlength=interactions.num_users),
             np.bincount(interactions.train_items, minlength=interactions.num_items),
         )
         self._recall = Recall(interactions, 20, TEST_USERS)
         self._agreement = Recall(self._ranked_by_teacher(), 20)
-        self.dense_recall = self.recall(self.rows)
+        self.trained_recall = self.recall(self.rows)
+        dense = trained == "dense"
+        self.dense_recall = (
+            self.trained_recall if dense else self.recall(self._teacher(folder, "dense"))
+        )
 
     def recall(self, rows: Sequence[Any]) -> float:
         """recall@20 on test users."""
@@ -57,11 +63,12 @@ class Bench:
         """The share of the teacher's first 20 items that are among the first 20; needs no test items."""
         return _measured(self._agreement, rows)
 
-    def _teacher(self, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-        path = folder / f"{self.name}-{self.seed}.npz"
+    def _teacher(self, folder: Path, trained: str) -> tuple[np.ndarray, np.ndarray]:
+        kind = "" if trained == "dense" else f"{trained}-"
+        path = folder / f"{self.name}-{kind}{self.seed}.npz"
         if not path.exists():
             options = curve.parse(["--data", str(folder)])
-            config = curve.config(options, "dense", None, self.seed)
+            config = curve.config(options, trained, None, self.seed)
             curve.train_alone(config, self.data, folder / path.stem, save_rows=path)
         with np.load(path) as rows:
             return rows["users"], rows["items"]
@@ -102,16 +109,20 @@ def main(argv: list[str] | None = None) -> None:
     if options.out.exists():
         points = json.loads(options.out.read_text())["points"]
     files = data.data_sets(options.data)
+    known = options.trained
+    suffix = "" if known == "dense" else f", from {known}"
     for seed in range(options.seeds):
         for name in options.datasets or list(files):
             bench = None
             for ratio in options.ratios:
                 for method in options.methods:
-                    key = f"{name}: {method}, {ratio:g}x, seed {seed}"
+                    key = f"{name}: {method}, {ratio:g}x, seed {seed}{suffix}"
                     if key in points:
                         continue
-                    bench = bench or Bench(name, data.load(*files[name]), seed, options.teachers)
-                    found = measure(bench, method, ratio, _rates(points, name, method))
+                    bench = bench or Bench(
+                        name, data.load(*files[name]), seed, options.teachers, known
+                    )
+                    found = measure(bench, method, ratio, _rates(points, name, method, known))
                     if found is None:
                         continue
                     points[key] = found
@@ -146,6 +157,8 @@ def measure(
         "bytes": nbytes,
         "dense_bytes": sum(rows.nbytes for rows in bench.rows),
         "dense_recall": bench.dense_recall,
+        "trained": bench.trained,
+        "trained_recall": bench.trained_recall,
         "recall_before": bench.recall(start),
         "recall": bench.recall(tried[rate][1]),
         "agreement": tried[rate][0],
@@ -194,11 +207,11 @@ def _source(bench: Bench, side: int) -> Source:
     return Source(bench.rows[side], weights, metric, bench.seed)
 
 
-def _rates(points: dict[str, Any], name: str, method: str) -> Sequence[float]:
+def _rates(points: dict[str, Any], name: str, method: str, trained: str) -> Sequence[float]:
     known = [
         one["learning_rate"]
         for one in points.values()
-        if (one["data_set"], one["method"]) == (name, method)
+        if (one["data_set"], one["method"], one.get("trained", "dense")) == (name, method, trained)
     ]
     return known[:1] or RATES
 
@@ -221,7 +234,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add("--ratios", nargs="+", type=float, default=[30.0, 15.0, 8.0, 50.0, 100.0])
     add("--seeds", type=int, default=1)
-    add("--teachers", type=Path, default=Path("demo_output/teachers"), help="rows of dense tables")
+    add(
+        "--trained",
+        choices=("dense", "int8", "int4"),
+        default="dense",
+        help="tables that small ones are made from",
+    )
+    add("--teachers", type=Path, default=Path("demo_output/teachers"), help="their rows")
     add("--out", type=Path, default=RESULTS)
     return parser.parse_args(argv)
 

@@ -21,7 +21,11 @@ Points = Sequence[dict[str, Any]]
 
 
 def table(points: Points) -> str:
-    """Markdown: a line per method, a column per size; recall as a share of that of the dense tables."""
+    """Markdown: a line per method, a column per size; recall as a share of that of the dense tables.
+
+    Only points of tables that are made from dense ones; `scratch` has the others.
+    """
+    points = [one for one in points if _trained(one) == "dense"]
     ratios = sorted({point["ratio"] for point in points})
     lines = [
         f"| data | tables | {' | '.join(f'{ratio:g}x' for ratio in ratios)} |",
@@ -36,13 +40,33 @@ def table(points: Points) -> str:
     return "\n".join(lines)
 
 
+def scratch(points: Points) -> str:
+    """Markdown: tables trained with few bits, and what `compress` made of them, as shares of the dense recall."""
+    points = [one for one in points if _trained(one) != "dense"]
+    ratios = sorted({point["ratio"] for point in points})
+    lines = [
+        f"| data | trained | as trained | {' | '.join(f'{ratio:g}x' for ratio in ratios)} |",
+        "|---|---|---|" + "---|" * len(ratios),
+    ]
+    for name, trained in sorted({(one["data_set"], _trained(one)) for one in points}, reverse=True):
+        own = [one for one in points if (one["data_set"], _trained(one)) == (name, trained)]
+        seeds = {one["seed"]: one["trained_recall"] / one["dense_recall"] for one in own}
+        cells = [_cell([one for one in own if one["ratio"] == ratio]) for ratio in ratios]
+        lines.append(
+            f"| {name} | {trained} | {statistics.fmean(seeds.values()):.1%} | {' | '.join(cells)} |"
+        )
+    return "\n".join(lines)
+
+
 def chosen(points: Points) -> str:
     """Markdown: what `compress` chose with the first seed, and how it fared."""
     lines = [
         "| data | size | smaller by | users | items | of dense, before finetuning | of dense |",
         "|---|---|---|---|---|---|---|",
     ]
-    own = [one for one in points if one["method"] == "auto" and one["seed"] == 0]
+    own = [
+        one for one in points if (one["method"], one["seed"], _trained(one)) == ("auto", 0, "dense")
+    ]
     for one in sorted(own, key=lambda one: (one["data_set"], one["ratio"])):
         before, after = (one[what] / one["dense_recall"] for what in ("recall_before", "recall"))
         smaller = one["dense_bytes"] / one["bytes"]
@@ -60,6 +84,7 @@ def picture(path: Path, points: Points) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    points = [one for one in points if _trained(one) == "dense"]
     names = sorted({point["data_set"] for point in points})
     figure, axes = plt.subplots(
         1, len(names), figsize=(6.5 * len(names), 5.2), squeeze=False, layout="constrained"
@@ -78,6 +103,11 @@ def picture(path: Path, points: Points) -> None:
     axes.flat[0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _trained(point: dict[str, Any]) -> str:
+    """The kind of the tables that it is made from, of whose numbers a name says the bits."""
+    return point.get("trained", "dense")
 
 
 def _cell(runs: Points) -> str:

@@ -17,6 +17,8 @@ from examples.retrieval.settings import VARIANTS
 COLOURS = {
     "dense_optax": "#9ecae1",
     "dense_fused": "#2171b5",
+    "int8_fused": "#084594",
+    "int4_fused": "#6baed6",
     "tt_optax": "#fdae6b",
     "tt_fused": "#d94801",
     "tt2_fused": "#8c2d04",

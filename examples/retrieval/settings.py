@@ -21,6 +21,8 @@ class Variant:
 VARIANTS = {
     "dense_optax": Variant("dense + optax", "dense", fused=False),
     "dense_fused": Variant("dense fused", "dense", fused=True),
+    "int8_fused": Variant("8 bits a number, fused", "int8", fused=True),
+    "int4_fused": Variant("4 bits a number, fused", "int4", fused=True),
     "tt_optax": Variant("TT + optax", "tt", fused=False),
     "tt_fused": Variant("TT fused", "tt", fused=True),
     "tt2_fused": Variant("TT of two cores, fused", "tt2", fused=True),
@@ -29,15 +31,19 @@ VARIANTS = {
     "hashing": Variant("hashing", "hashing", fused=True),
     "quotient_remainder": Variant("quotient-remainder", "quotient_remainder", fused=True),
 }
-COMPARED = tuple(VARIANTS)[:4]
+COMPARED = ("dense_optax", "dense_fused", "tt_optax", "tt_fused")
+# Tables with a row for each id, whose size is determined by those of their numbers.
+WHOLE = ("dense", "int8", "int4")
 _NEED_RATIO = ("tt2_fused", "low_rank", "hashing", "quotient_remainder")
 
 # Chosen on the last fifth of each user's train items (`--validation 0.2`), never on test items: those of "dense" by
-# `curve --tune`, the same pair on Amazon-book and Video, those of "tt" and "tt2" with few runs on Amazon-book. The
-# others are where `curve --tune` starts from.
+# `curve --tune`, the same pair on Amazon-book and Video, which "int8" and "int4" have as well, those of "tt" and "tt2"
+# with few runs on Amazon-book. The others are where `curve --tune` starts from.
 # The learning rate is that of the first step, of Adam; it falls linearly to 0.
 TUNED: dict[str, dict[str, float]] = {
     "dense": {"learning_rate": 9e-3, "l2": 0.2, "init_std": 0.01, "epochs": 30},
+    "int8": {"learning_rate": 9e-3, "l2": 0.2, "init_std": 0.01, "epochs": 30},
+    "int4": {"learning_rate": 9e-3, "l2": 0.2, "init_std": 0.01, "epochs": 30},
     "tt": {"learning_rate": 5e-3, "l2": 1e-3, "init_std": 0.03, "epochs": 30},
     "tt2": {"learning_rate": 5e-3, "l2": 1e-3, "init_std": 0.03, "epochs": 30},
     "low_rank": {"learning_rate": 3e-3, "l2": 3e-2, "init_std": 0.01, "epochs": 30},
@@ -62,6 +68,8 @@ TUNED_TRAINED: dict[str, dict[str, float]] = {
 # Products have small gradients where their factors are small: they need some epochs before they begin to learn.
 QUICK_EPOCHS = {
     "dense": 3,
+    "int8": 3,
+    "int4": 3,
     "tt": 8,
     "tt2": 3,
     "low_rank": 8,
@@ -229,7 +237,7 @@ def config(options: argparse.Namespace, variant: str) -> Config:
         variant=variant,
         order=options.order if kind in ("tt", "tt2") else "none",
         start=options.start,
-        ratio=None if kind == "dense" else options.ratio,
+        ratio=None if kind in WHOLE else options.ratio,
         **{name: getattr(options, name) for name in same},
         **{**tuned, **chosen},
     )

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_tt
+from examples.retrieval.settings import WHOLE
 
 
 def check_fits(
     kind: str, rows: int, features: int, ratio: float | None, dtype: str = "float32"
 ) -> None:
     """Raises the ValueError of `tables.make_table` where no table of this kind is that small, without making it."""
-    if kind == "dense" or (kind == "tt" and ratio is None):
+    if kind in WHOLE or (kind == "tt" and ratio is None):
         return
     if ratio is None:
         raise ValueError(f"ratio: got None for {kind}; expected a number above 1.")

@@ -20,6 +20,7 @@ from examples.retrieval.small import Hashing, LowRank, QuotientRemainder, make_r
 Order = Callable[[jax_tt.TTShape], jax_tt.order.IdOrder | None]
 
 
+_BITS = {"int8": 8, "int4": 4}
 _TT_SHAPES = {"tt": tt_shape, "tt2": tt2_shape}
 _SMALL = {"low_rank": LowRank, "hashing": Hashing, "quotient_remainder": QuotientRemainder}
 
@@ -41,13 +42,13 @@ def make_table(
     """A table.
 
     Args:
-        kind: "dense", "tt" of three cores, "tt2" of two, "tt_residual", a sum of such, "low_rank", "hashing" or
-            "quotient_remainder".
+        kind: "dense", "int8", "int4", "tt" of three cores, "tt2" of two, "tt_residual", a sum of such, "low_rank",
+            "hashing" or "quotient_remainder".
         rows, features: its size.
         std: standard deviation of its initial entries.
         optimizer: fused one of `jax_tt.optimizers`, or None to leave the step of dense and TT tables to optax.
-        ratio: float32 bytes of the dense table over bytes, at least; None only for dense tables and for TT tables of
-            `tt_ranks`. The orders of ids count for "tt_residual" only, which is made of them.
+        ratio: float32 bytes of the dense table over bytes, at least; None for tables with a row for each id, and for
+            TT tables of `tt_ranks`. The orders of ids count for "tt_residual" only, which is made of them.
         tt_ranks: of a TT table where there is no ratio.
         order: of the ids of a TT table.
         start: rows [rows, features] to start from instead of random ones, as near as the kind of table can hold them.
@@ -61,6 +62,11 @@ def make_table(
         if optimizer is None:
             return nnx.Embed(rows, features, embedding_init=init, rngs=rngs)
         return make_rows(rows, features, init, dtype, optimizer, rngs)
+    if kind in _BITS:
+        init = nnx.initializers.normal(std) if start is None else _constant(start)
+        update = None if optimizer is None else jax_tt.Update(optimizer)
+        table = jax_tt.QuantizedTable(rows, features, _BITS[kind], update, embedding_init=init)
+        return jax_tt.TableEmbed(table, rngs=rngs)
     if kind == "tt" and ratio is None:
         return _tt(
             jax_tt.TTShape.suggest(rows, features, tt_ranks), std, optimizer, order, start, rngs

@@ -1,0 +1,87 @@
+"""Small tables in the DLRM example: their bytes, and the file and the table of points."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("flax")
+pytest.importorskip("orbax.checkpoint")
+pytest.importorskip("tqdm")
+pytest.importorskip("matplotlib")
+
+from flax import nnx
+
+from examples.dlrm import frontier, frontier_report
+from examples.dlrm.config import Config
+from examples.dlrm.create import create
+from examples.dlrm.train import table_arrays
+
+CONFIG = Config(tables="30000,2000,60", steps=3, batch_size=256, eval_examples=512)
+BYTES = 4 * 16 * sum(CONFIG.table_sizes)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion_of_a_user() -> Iterator[None]:
+    """The suite's strict promotion is for our own operations; optax needs the usual rules."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("ratio", [5, 50])
+def test_the_largest_cache_that_fits(ratio):
+    own = frontier.cached(CONFIG, BYTES // ratio)
+    assert own is not None
+
+    def nbytes(config: Config) -> int:
+        model = nnx.eval_shape(lambda: create(config, "tt_fused", config.table_sizes))
+        arrays = [x for _, x in table_arrays(nnx.state(model))]
+        return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in arrays)
+
+    assert 0.95 * BYTES // ratio < nbytes(own) <= BYTES // ratio
+
+
+def test_no_room_for_the_smallest_tables():
+    assert frontier.cached(CONFIG, 1000) is None
+
+
+@pytest.mark.full
+def test_points_are_measured_once(tmp_path: Path, monkeypatch, capsys):
+    out = tmp_path / "points.json"
+    arguments = ["--tables=3000,800,60", "--steps=3", "--ratios=8", f"--out={out}"]
+    frontier.main(arguments)
+    points = json.loads(out.read_text())["points"]
+    assert [one["way"] for one in points.values()] == ["dense", "int8", "compress"]
+    dense, _, small = points.values()
+    assert dense["bytes"] == 4 * 16 * 3860
+    assert small["bytes"] <= dense["bytes"] / 8
+    # The third table fits as it is.
+    assert "dense" not in small["tables"][:2]
+    assert abs(small["auc"] - dense["auc"]) < 0.05
+    assert frontier_report.table(list(points.values())) in capsys.readouterr().out
+    monkeypatch.setattr(frontier, "train", None)
+    monkeypatch.setattr(frontier, "Trained", None)
+    frontier.main(arguments)
+
+
+def test_table_and_picture(tmp_path: Path):
+    def point(way: str, ratio: float, seed: int, nbytes: int, auc: float) -> dict:
+        return {"way": way, "ratio": ratio, "seed": seed, "bytes": nbytes, "auc": auc}
+
+    points = [
+        point("dense", 1.0, 0, 1000, 0.75),
+        point("dense", 1.0, 1, 1000, 0.77),
+        point("cache", 4.0, 0, 250, 0.74),
+        point("compress", 4.0, 0, 240, 0.745),
+        point("compress", 4.0, 1, 200, 0.765),
+    ]
+    assert frontier_report.table(points).splitlines()[2:] == [
+        "| dense | 1,000 | 1.0x | 0.7600 | +0.0000 | 2 |",
+        "| jax_tt.compress, from dense | 220 | 4.6x | 0.7550 | -0.0050 | 2 |",
+        "| tensor train with a row cache, from scratch | 250 | 4.0x | 0.7400 | -0.0100 | 1 |",
+    ]
+    frontier_report.picture(tmp_path / "clicks.png", points)
+    assert (tmp_path / "clicks.png").read_bytes().startswith(b"\x89PNG")

@@ -177,6 +177,34 @@ def test_command(table, capsys, kind):
     best = max(float(line.split()[-1]) for line in lines[1:-2])
     error = np.sum((np.asarray(rows, np.float32) - table) ** 2) / np.sum(table**2)
     assert 1 - error == pytest.approx(best, abs=1e-3)
+    ran("info", "o.safetensors", "--against", "table.npy", QUIET)
+    _, line = capsys.readouterr().out.strip().splitlines()
+    *_, nbytes, ratio, found, _, _ = line.split()
+    if chosen in ("low_rank", "tt"):
+        assert float(found) < 1.1 * np.sqrt(error)  # `rows` are computed from cores in 16 bits
+    else:
+        assert float(found) == pytest.approx(np.sqrt(error), rel=1e-2)
+        assert nbytes == f"{small.nbytes:,}" and ratio == f"{table.nbytes / small.nbytes:,.1f}"
+        assert ("bits a number" if chosen == "quantized" else "codes of") in line
+
+
+def test_info_of_several_tables(table, capsys):
+    pytest.importorskip("safetensors")
+    small = {f"t{bits}": jax_tt.quantize(table, bits) for bits in (8, 4)}
+    jax_tt.save_quantized("o.safetensors", small)
+    ran("info", "o.safetensors", QUIET)
+    _, *lines = capsys.readouterr().out.strip().splitlines()
+    assert [line.split()[-3:] for line in lines] == [["?"] * 3] * 2
+    ran("info", "o.safetensors", "--against", "table.npy", "--name", "t4", QUIET)
+    line = capsys.readouterr().out.strip().splitlines()[2]
+    errors = np.linalg.norm(small["t4"][0].to_dense(small["t4"][1]) - table, axis=1)
+    relative = errors / np.linalg.norm(table, axis=1)
+    assert line.split()[-2:] == [f"{np.quantile(relative, at):.3g}" for at in (0.5, 0.99)]
+    message = refused(capsys, "info", "o.safetensors", "--against", "table.npy", QUIET)
+    assert "there are 2 compressed tables; expected one, or --name to say which: t8, t4" in message
+    np.save("other.npy", table[1:])
+    argv = ["info", "o.safetensors", "--against", "other.npy", "--name", "t8", QUIET]
+    assert f"is {table[1:].shape}; expected {table.shape}, as 't8'" in refused(capsys, *argv)
 
 
 def test_command_errors(table, capsys):

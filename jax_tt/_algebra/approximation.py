@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -60,21 +60,43 @@ def measure(
     progress: Progress,
 ) -> TTApproximation:
     """The `TTApproximation` of cores, computed in one pass over the table."""
-    squares, sizes = np.empty(shape.num_embeddings), np.empty(shape.num_embeddings)
-    for start, approximate in rows_of(cores, shape, progress):
+    squares, sizes = _squares(rows, rows_of(cores, shape, progress), shape.num_embeddings)
+    weighted = None
+    if weights is not None:
+        weighted = _ratio(float(weights @ squares), float(weights @ sizes))
+    return TTApproximation(tuple(cores), shape, *_relative(squares, sizes, weighted))
+
+
+def errors(
+    rows: Rows, approximations: Iterable[tuple[int, np.ndarray]]
+) -> tuple[float, dict[float, float]]:
+    """`TTApproximation.relative_error` and ``row_errors`` of other rows, given by blocks with their first row."""
+    relative, _, row_errors = _relative(*_squares(rows, approximations, rows.num_embeddings), None)
+    return relative, row_errors
+
+
+def _squares(
+    rows: Rows, approximations: Iterable[tuple[int, np.ndarray]], n: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Squared lengths of the errors of rows, and of the rows."""
+    squares, sizes = np.empty(n), np.empty(n)
+    for start, approximate in approximations:
         stop = start + len(approximate)
         row = rows.read(start, stop)
         sizes[start:stop] = np.einsum("nd,nd->n", row, row)
         row -= approximate
         squares[start:stop] = np.einsum("nd,nd->n", row, row)
-    weighted = None
-    if weights is not None:
-        weighted = _ratio(float(weights @ squares), float(weights @ sizes))
+    return squares, sizes
+
+
+def _relative(
+    squares: np.ndarray, sizes: np.ndarray, weighted: float | None
+) -> tuple[float, float | None, dict[float, float]]:
     relative = _ratio(float(squares.sum()), float(sizes.sum()))
     mean = float(sizes.mean()) or 1.0
     np.sqrt(np.divide(squares, np.where(sizes > 0, sizes, mean), out=squares), out=squares)
     row_errors = dict(zip(QUANTILES, np.quantile(squares, QUANTILES).tolist(), strict=True))
-    return TTApproximation(tuple(cores), shape, relative, weighted, row_errors)
+    return relative, weighted, row_errors
 
 
 def rows_of(cores: Sequence[Any], shape: TTShape, progress: Progress) -> Any:

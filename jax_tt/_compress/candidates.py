@@ -17,6 +17,7 @@ from jax_tt._algebra.from_dense import tt_from_dense
 from jax_tt._coded.codec import row_bytes
 from jax_tt._coded.encode import encode, weighted_squares
 from jax_tt._coded.table import CodedTable
+from jax_tt._coded.words import in_words
 from jax_tt._quantized import codec
 from jax_tt._quantized.quantize import quantize
 from jax_tt._quantized.table import QuantizedTable
@@ -259,13 +260,12 @@ def _encoded(
     hot: int = 0,
     **options: Any,
 ) -> tuple[str, Callable[..., Made], dict[str, int]]:
-    sums = "" if terms == 1 else f", sums of {terms}"
-    turned = "" if rotation is None else ", rotated"
-    more = f", {options['hot_terms']} more in each sum of {hot:,} rows" if hot else ""
-    options |= {"weights": source.weights, "rotation": rotation, "terms": terms, "hot": hot}
+    options |= {"terms": terms, "hot": hot}
+    detail = in_words(_coded(source, m, bits, rotated=rotation is not None, **options))
+    options |= {"weights": source.weights, "rotation": rotation}
     options |= {"seed": source.seed, "param_dtype": source.param_dtype, "progress": False}
     make = functools.partial(encode, source.rows, m, bits, **options)
-    return f"{m} codes of {bits} bits{sums}{more}{turned}", make, _QUICK_CODES
+    return detail, make, _QUICK_CODES
 
 
 def _train(source: Source, **options: Any) -> Made:

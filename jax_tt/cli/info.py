@@ -18,6 +18,7 @@ from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
 from jax_tt._text import text_table
 from jax_tt.cli._arguments import add_progress
+from jax_tt.cli._small_tables import Pair, array_names, measured, small_tables, words
 from jax_tt.order._ordered_rows import OrderedRows
 
 _COLUMNS = (
@@ -59,17 +60,19 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> None:
     stored = open_arrays(args.path)
-    shapes = table_shapes(stored)
-    if args.name is not None and args.name not in shapes:
+    shapes, small = table_shapes(stored), small_tables(stored)
+    names = [*shapes, *small]
+    if args.name is not None and args.name not in names:
         raise FileError(
-            f"--name: got {args.name!r}; expected one of {', '.join(shapes) or 'none'}, the tensor trains there."
+            f"--name: got {args.name!r}; expected one of {', '.join(names) or 'none'}, the compressed tables there."
         )
-    errors = {name: errors_of(stored, name) for name in shapes}
+    errors = {name: errors_of(stored, name) for name in names}
     if args.against is not None:
-        name = _compared(args.name, shapes)
-        errors[name] = _measured(args, name)
+        name = _compared(args.name, names)
+        errors[name] = _measured(args, name, small.get(name))
     lines = [_tt_line(stored, name, shape, *errors[name]) for name, shape in shapes.items()]
-    used = {key for keys in core_names(stored).values() for key in keys}
+    lines += [_small_line(name, pair, *errors[name]) for name, pair in small.items()]
+    used = {key for keys in core_names(stored).values() for key in keys} | array_names(small)
     used |= {name for table in shapes if (name := order_name(stored, table)) is not None}
     others = {name: array for name, array in stored.arrays.items() if name not in used}
     dense = {
@@ -109,29 +112,62 @@ def _tt_line(
         cores[0].dtype.name,
         f"{nbytes:,}",
         f"{dense / nbytes:,.1f}",
-        *("?" if e is None else f"{e:.3g}" for e in (error, rows.get(0.5), rows.get(0.99))),
+        *_in_words(error, rows),
     )
 
 
-def _compared(name: str | None, shapes: dict[str, TTShape]) -> str:
-    if name is None and len(shapes) != 1:
+def _small_line(
+    name: str, pair: Pair, error: float | None, rows: dict[float, float]
+) -> tuple[str, ...]:
+    table, state = pair
+    kind, dtype = words(pair)
+    nbytes = sum(array.nbytes for array in state.values())
+    return (
+        name or "(unnamed)",
+        kind,
+        f"{table.num_embeddings:,}",
+        f"{table.features:,}",
+        "",
+        "",
+        dtype,
+        f"{nbytes:,}",
+        f"{4 * table.num_embeddings * table.features / nbytes:,.1f}",
+        *_in_words(error, rows),
+    )
+
+
+def _in_words(error: float | None, rows: dict[float, float]) -> list[str]:
+    return ["?" if e is None else f"{e:.3g}" for e in (error, rows.get(0.5), rows.get(0.99))]
+
+
+def _compared(name: str | None, names: list[str]) -> str:
+    if name is None and len(names) != 1:
         raise FileError(
-            f"--against: there are {len(shapes)} tensor trains; expected one, or --name to say which: "
-            f"{', '.join(shapes)}."
+            f"--against: there are {len(names)} compressed tables; expected one, or --name to say which: "
+            f"{', '.join(names)}."
         )
-    return next(iter(shapes)) if name is None else name
+    return names[0] if name is None else name
 
 
-def _measured(args: argparse.Namespace, name: str) -> tuple[float, dict[float, float]]:
-    table = load_tables(args.path)[name]
+def _measured(
+    args: argparse.Namespace, name: str, small: Pair | None
+) -> tuple[float, dict[float, float]]:
     original = read_table(args.against, args.against_name)[1]
-    size = (table.shape.num_embeddings, table.shape.features)
-    if original.shape != size:
-        raise FileError(
-            f"--against: {args.against} is {original.shape}; expected {size}, as {name!r}."
-        )
-    rows = original if table.id_order is None else OrderedRows(original, table.id_order)
+
+    def check(own: Any) -> None:
+        size = (own.num_embeddings, own.features)
+        if original.shape != size:
+            raise FileError(
+                f"--against: {args.against} is {original.shape}; expected {size}, as {name!r}."
+            )
+
     with Progress(args.progress, unit="block", delay=0) as bar:
+        if small is not None:
+            check(small[0])
+            return measured(original, small, bar)
+        table = load_tables(args.path)[name]
+        check(table.shape)
+        rows = original if table.id_order is None else OrderedRows(original, table.id_order)
         cores = tuple(jnp.asarray(np.asarray(core)) for core in table.cores)
         found = measure(Rows(rows), cores, table.shape, None, bar)
     return found.relative_error, found.row_errors

@@ -104,6 +104,35 @@ def test_layers_take_the_arguments(trained, name):
     assert abs(error - planned.error) < 0.01
 
 
+def test_kinds_of_compress():
+    """Each table becomes what was measured to be best, and `compress` makes it."""
+    rng = np.random.default_rng(3)
+    noise = rng.standard_normal((2000, 16)).astype(np.float32)
+    tables = {"noise": noise, "sized": (1000, 16)}
+    plan = jax_tt.plan(tables, 24_000, kinds=["quantized", "product"])
+    noisy, other = plan.values()
+    assert (noisy.kind, noisy.shape, noisy.measured) == ("product", None, True)
+    assert isinstance(noisy.table(), jax_tt.CodedTable)
+    assert other.kind == TENSOR_TRAIN
+    assert plan.nbytes <= 24_000
+    found = jax_tt.compress(noise, kind="product", max_bytes=noisy.nbytes, progress=False)
+    assert found.table == noisy.table()
+    assert 1 - found.chosen.quality == pytest.approx(noisy.error**2, rel=0.1)
+    assert (
+        f"product, {noisy.detail}" in str(plan)
+        and "a tensor train of as many bytes" in noisy.reason
+    )
+    with pytest.raises(TypeError, match=r"arguments: got a planned table of the kind product"):
+        noisy.arguments()
+    # Without a table that is trained, there is nothing to round.
+    (rounded,) = jax_tt.plan({"noise": noise}, 30_000, kinds=["quantized"]).values()
+    assert (rounded.kind, rounded.detail) == ("quantized", "4 bits a number")
+    table = rounded.table(update=jax_tt.Update(jax_tt.optimizers.SGD(0.1)))
+    assert table.bits == 4 and table.nbytes == rounded.nbytes
+    with pytest.raises(ValueError, match="kinds"):
+        jax_tt.plan(tables, 24_000, kinds=["sketch"])
+
+
 def test_text(trained):
     _, plan = trained
     heading, *lines, total = str(plan).splitlines()

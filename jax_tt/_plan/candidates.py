@@ -1,8 +1,9 @@
-"""The candidates for a table: dense, tensor trains and low ranks of several sizes, with their errors."""
+"""The candidates for a table: dense, tensor trains, low ranks and others of several sizes, with their errors."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,12 +12,18 @@ import numpy as np
 from jax_tt._algebra.from_dense import tt_from_dense
 from jax_tt._arguments import as_dtype, as_int
 from jax_tt._budget import least_params, predicted_error
+from jax_tt._compress import candidates as small
+from jax_tt._compress.errors import measured_errors
 from jax_tt._host_table import host_table
+from jax_tt._quantized import codec
+from jax_tt._quantized.table import QuantizedTable
 from jax_tt._shape import TTShape
 from jax_tt.order import IdOrder, from_table
 from jax_tt.order._ordered_rows import OrderedRows
 
 DENSE, TENSOR_TRAIN, LOW_RANK = "dense", "tensor train", "low rank"
+# Kinds of `compress` that are measured for trained tables on request.
+SMALL = ("quantized", "product", "additive")
 
 _PREDICTED_STEP, _MEASURED_STEP = 2, 4  # by how much candidates differ in size
 _BLOCK = 1 << 23  # numbers of a table read at once
@@ -27,11 +34,13 @@ class Candidate:
     """A form of a table.
 
     Attributes:
-        kind: `DENSE`, `TENSOR_TRAIN` or `LOW_RANK`.
-        shape: of its cores; None if dense.
+        kind: `DENSE`, `TENSOR_TRAIN`, `LOW_RANK` or one of `SMALL`.
+        shape: of its cores; None if it has none.
         id_order: order of the ids, whose bytes count.
         nbytes: of its parameters and order.
         error: relative Frobenius error, measured or predicted.
+        small: the table, of one of `SMALL`.
+        detail: its settings, in words.
     """
 
     kind: str
@@ -39,6 +48,8 @@ class Candidate:
     id_order: IdOrder | None
     nbytes: int
     error: float
+    small: Any = None
+    detail: str = ""
 
 
 class Table:
@@ -49,10 +60,11 @@ class Table:
         value: ``(num_embeddings, features)``, or a trained table ``[N, D]`` of floats.
         dtype: storage type, for a table that is not trained.
         seed: of randomised decompositions.
+        kinds: some of `SMALL`.
     """
 
-    def __init__(self, name: str, value: Any, dtype: Any, seed: int):
-        self.name, self.seed = name, seed
+    def __init__(self, name: str, value: Any, dtype: Any, seed: int, kinds: Sequence[str] = ()):
+        self.name, self.seed, self.kinds = name, seed, kinds
         self.dense: Any = None
         if hasattr(value, "shape"):
             value = host_table(f"tables[{name!r}]", value)
@@ -94,6 +106,7 @@ class Table:
                 for rank in range(1, self.features + 1)
                 if (low := self.low_rank(rank)).nbytes < self.dense_bytes
             ]
+            found += [one for kind in self.kinds for one in self._small(kind)]
         step = _MEASURED_STEP if self.measured else _PREDICTED_STEP
         least = least_params(self.num_embeddings, self.features) * self.itemsize
         size = self.dense_bytes // 2
@@ -134,6 +147,23 @@ class Table:
         return Candidate(
             TENSOR_TRAIN, shape, order, extra + shape.num_params * self.itemsize, error
         )
+
+    def _small(self, kind: str) -> Iterator[Candidate]:
+        """Tables of a kind of `compress`, fitted in a few iterations."""
+        source = small.Source(self.dense, None, jnp.dtype("bfloat16"), self.seed)
+        if kind == "quantized":
+            sizes = [
+                QuantizedTable(self.num_embeddings, self.features, bits).nbytes
+                for bits in codec.BITS
+            ]
+        else:
+            sizes = [self.dense_bytes // _MEASURED_STEP**k for k in range(1, 5)]
+        for size in sizes:
+            for one in small.candidates(source, kind, size):
+                table, state = one.make(**one.quick)
+                nbytes = sum(array.nbytes for array in state.values())
+                error, _ = measured_errors(self.dense, table, state)
+                yield Candidate(kind, None, None, nbytes, error, table, one.detail)
 
     def _trains(self, size: int) -> list[Candidate]:
         """As the ids come and, for a trained table, ordered by its rows; an order's bytes come on top."""

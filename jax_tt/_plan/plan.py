@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from jax_tt._arguments import as_dtype, as_int
+from jax_tt._arguments import as_dtype, as_int, one_of
 from jax_tt._cache.config import RowCache
 from jax_tt._plan.allocate import allocate, least_bytes
 from jax_tt._plan.bandwidths import Bandwidths
 from jax_tt._plan.caches import Demand, cache_within, demand, hits_of
-from jax_tt._plan.candidates import DENSE, LOW_RANK, TENSOR_TRAIN, Candidate, Table
+from jax_tt._plan.candidates import DENSE, LOW_RANK, SMALL, TENSOR_TRAIN, Candidate, Table
 from jax_tt._plan.placements import plan_placements
 from jax_tt._plan.table_plan import PlannedTable, TablePlan
 from jax_tt._progress import Progress
@@ -36,8 +36,11 @@ def plan(
     optimizer: Optimizer | None = None,
     device_bytes: int | None = None,
     bandwidths: Bandwidths | None = None,
+    kinds: Sequence[str] = (),
 ) -> TablePlan:
     """Chooses for every table whether it is dense, a tensor train or a low-rank product, and of what size.
+
+    With ``kinds``, trained tables may also become those of `compress`.
 
     The sum over the tables of the squared relative errors is minimised, with the same weight for every table. All
     tables start with their smallest candidate. Bytes then go, step by step, where they reduce that sum most, up to the
@@ -69,6 +72,8 @@ def plan(
         steps, device_bytes, bandwidths: of `plan_placements`, for ``devices``. The samples of ids are then those of
             whole batches.
         optimizer: whose state is beside the rows on these devices.
+        kinds: for trained tables, some of ``"quantized"``, ``"product"`` and ``"additive"``. Fits are quick ones;
+            `compress` with the planned kind and bytes makes the table.
 
     Returns:
         `TablePlan`; with ``devices``, its ``placements`` are a `DevicePlan`.
@@ -87,11 +92,13 @@ def plan(
             f"tables: got {tables!r}; expected a dict from names to (num_embeddings, features) or tables."
         )
     dtype = as_dtype("dtype", dtype, jnp.float32)
+    kinds = [one_of("kinds", kind, SMALL) for kind in kinds]
     samples = dict(id_samples or {})
     if unknown := sorted(set(samples) - set(tables)):
         raise ValueError(f"id_samples: got {unknown[0]!r}; expected names of tables.")
     specs = {
-        name: Table(name, value, dtype, as_int("seed", seed)) for name, value in tables.items()
+        name: Table(name, value, dtype, as_int("seed", seed), kinds)
+        for name, value in tables.items()
     }
     budget = _budget(budget_bytes, specs, devices)
     demands = {
@@ -198,6 +205,8 @@ def _planned(
         chosen.error,
         table.measured,
         "; ".join(reasons),
+        chosen.small,
+        chosen.detail,
     )
 
 
@@ -206,7 +215,7 @@ def _reason(table: Table, chosen: Candidate, budget: int) -> str:
         return f"takes {100 * chosen.nbytes / budget:.2g} % of the budget and has no error"
     if not table.measured:
         return "sizes only: pass the trained table to have it measured"
-    if chosen.kind == LOW_RANK:
+    if chosen.kind == LOW_RANK or chosen.small is not None:
         rival = table.train(chosen.nbytes)
         return f"a tensor train of as many bytes has error {rival.error:.3g}"
     rival = table.low_rank_within(chosen.nbytes)

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax_tt._cache.config import RowCache
+from jax_tt._coded.table import CodedTable
 from jax_tt._describe import described_tt
 from jax_tt._plan.device_plan import DevicePlan
+from jax_tt._quantized.table import QuantizedTable
 from jax_tt._shape import TTShape
 from jax_tt._tables.dense import DenseTable
 from jax_tt._tables.table import Table
@@ -27,8 +29,8 @@ class PlannedTable:
         num_embeddings, features: its sizes.
         dtype: storage type.
         kind: ``"dense"``, ``"tensor train"`` or ``"low rank"``, which is a train of two cores, the first with all rows
-            and the second with all columns.
-        shape: `TTShape` of the cores; None if dense.
+            and the second with all columns; or a kind of `compress`.
+        shape: `TTShape` of the cores; None if it has none.
         id_order: order of the ids for which the error was measured, or None for the given order.
         cache: `RowCache`, or None.
         nbytes: bytes of parameters, order and cache, without optimizer state.
@@ -36,6 +38,8 @@ class PlannedTable:
         error: relative Frobenius error.
         measured: whether the error is measured on the trained table or predicted from its sizes.
         reason: the reason for the choice, as text.
+        small: the `QuantizedTable` or `CodedTable`, or None for other kinds.
+        detail: its settings, in words.
 
     >>> import jax_tt
     >>> planned = jax_tt.plan({"items": (1_000_000, 64)}, 4_000_000)["items"]
@@ -59,9 +63,20 @@ class PlannedTable:
     error: float
     measured: bool
     reason: str
+    small: QuantizedTable | CodedTable | None = None
+    detail: str = ""
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments for `TTEmbed` and `TTEmbedBag`, or for `EmbedBag` if dense."""
+        """Arguments for `TTEmbed` and `TTEmbedBag`, or for `EmbedBag` if dense.
+
+        Raises:
+            TypeError: it is of a kind of `compress`, for which `table` is.
+        """
+        if self.small is not None:
+            raise TypeError(
+                f"arguments: got a planned table of the kind {self.kind}; expected one with cores or "
+                "dense. Use table()."
+            )
         if self.shape is None:
             sizes = {"num_embeddings": self.num_embeddings, "features": self.features}
             return {**sizes, "param_dtype": self.dtype}
@@ -74,6 +89,8 @@ class PlannedTable:
         Args:
             **fields: other fields of `DenseTable` and `TTTable`: ``update``, ``name``.
         """
+        if self.small is not None:
+            return dataclasses.replace(self.small, **fields)
         fields["param_dtype"] = self.dtype
         if self.shape is None:
             return DenseTable(self.num_embeddings, self.features, **fields)
@@ -129,6 +146,7 @@ class TablePlan(Mapping[str, PlannedTable]):
 
 def _cells(planned: PlannedTable) -> tuple[str, ...]:
     kind = planned.kind if planned.id_order is None else f"{planned.kind}, ordered"
+    kind += f", {planned.detail}" if planned.detail else ""
     exact = planned.measured or planned.shape is None
     return (
         kind,

@@ -10,6 +10,7 @@ import numpy as np
 
 from jax_tt._algebra.approximation import measure
 from jax_tt._algebra.rows import Rows
+from jax_tt._compress.errors import measured_errors
 from jax_tt._files.arrays import open_arrays
 from jax_tt._files.dense import read_table
 from jax_tt._files.stored import FileError, StoredArrays
@@ -18,7 +19,7 @@ from jax_tt._progress import Progress
 from jax_tt._shape import TTShape
 from jax_tt._text import text_table
 from jax_tt.cli._arguments import add_progress
-from jax_tt.cli._small_tables import Pair, array_names, measured, small_tables, words
+from jax_tt.cli._small_tables import Pair, array_names, small_tables, words
 from jax_tt.order._ordered_rows import OrderedRows
 
 _COLUMNS = (
@@ -164,7 +165,7 @@ def _measured(
     with Progress(args.progress, unit="block", delay=0) as bar:
         if small is not None:
             check(small[0])
-            return measured(original, small, bar)
+            return measured_errors(original, *small, bar)
         table = load_tables(args.path)[name]
         check(table.shape)
         rows = original if table.id_order is None else OrderedRows(original, table.id_order)

@@ -16,6 +16,7 @@ from jax_tt._files.arrays import open_arrays
 from jax_tt._files.dense import read_table
 from jax_tt._files.stored import FileError, whole_file
 from jax_tt._plan.bandwidths import Bandwidths
+from jax_tt._plan.candidates import SMALL
 from jax_tt._plan.plan import plan
 from jax_tt.cli._arguments import add_progress, byte_size, positive
 from jax_tt.cli._device_picture import draw_devices
@@ -61,6 +62,13 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the randomised parts; default: 0"
+    )
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        default=[],
+        choices=SMALL,
+        help="kinds of compress that trained tables may become, too",
     )
     _add_devices(parser)
     add_progress(parser)
@@ -117,7 +125,15 @@ def run(args: argparse.Namespace) -> None:
             "device_bytes": args.device_memory,
             "bandwidths": None if args.bandwidths is None else Bandwidths.load(args.bandwidths),
         }
-    found = plan(tables, args.budget, samples, seed=args.seed, progress=args.progress, **on_devices)
+    found = plan(
+        tables,
+        args.budget,
+        samples,
+        seed=args.seed,
+        progress=args.progress,
+        kinds=args.kinds,
+        **on_devices,
+    )
     print(found)
     placements = found.placements
     if placements is not None:

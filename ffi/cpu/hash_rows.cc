@@ -99,6 +99,7 @@ class Exchange : public Pass {
     constexpr int64_t kAhead = 8;
     const int32_t* const slots = exchange_.slots;
     const auto bytes = static_cast<size_t>(array.entry_bytes);
+    if (bytes == 0) return;  // XLA may pass a null pointer for an array without elements
     for (int64_t i = begin; i < end; ++i) {
       if (i + kAhead < end && IsValid(i + kAhead))
         PrefetchLines(array.entries + slots[i + kAhead] * array.entry_bytes, std::min<int64_t>(array.entry_bytes, 512));

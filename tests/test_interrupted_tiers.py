@@ -58,12 +58,16 @@ def test_an_interrupt_while_a_batch_is_waited_for():
 
     (tiers, state), (others, whole) = small_tiers(depth=2), small_tiers(depth=0)
     main = threading.main_thread().ident
+
+    def interrupt():
+        signal.pthread_kill(main, signal.SIGINT)
+        come.set()
+
     with pytest.raises(KeyboardInterrupt):
         for staged in tiers.prefetch(slow()):
             state = tiers.load(state, staged)
             if staged.number == 2:
-                threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
-                threading.Timer(0.4, come.set).start()
+                threading.Timer(0.2, interrupt).start()
     for staged in others.prefetch(batches[:3]):
         whole = others.load(whole, staged)
     state, whole = trained(tiers, state, batches), trained(others, whole, batches)

@@ -28,9 +28,11 @@ struct Codebooks {
   int64_t num_hot = 0;
 
   JAX_TT_INLINE int64_t dim() const { return parts * width; }
-  // Integers for unpacked codes of kCodedRows rows: for those of all rows, or of hot ones, alone and together.
-  JAX_TT_INLINE static int64_t Unpacked(int64_t codes) { return (codes + 3) / 4 * 4 * kCodedRows; }
-  JAX_TT_INLINE int64_t unpacked() const { return Unpacked(parts * terms) + Unpacked(parts * hot_terms); }
+  // Integers for so many unpacked codes of a row, and for those of kCodedRows rows and as many hot ones.
+  JAX_TT_INLINE static int64_t Unpacked(int64_t codes) { return (codes + 3) / 4 * 4; }
+  JAX_TT_INLINE int64_t unpacked() const {
+    return kCodedRows * (Unpacked(parts * terms) + Unpacked(parts * hot_terms));
+  }
   JAX_TT_INLINE int64_t row_bytes() const { return (parts * terms * bits + 7) / 8; }
   JAX_TT_INLINE int64_t hot_bytes() const { return (parts * hot_terms * bits + 7) / 8; }
 };

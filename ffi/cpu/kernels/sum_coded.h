@@ -19,16 +19,28 @@ static inline __attribute__((always_inline)) uint64_t ShortRow(const uint8_t* ro
   return word;
 }
 
-// The codes of a row, times `width`, at every kCodedRows-th place of `codes`.
+// The codes of a row, times `width`; up to three places of `codes` beyond the last are written as well.
 static inline __attribute__((always_inline)) void UnpackCodes(const uint8_t* row, int64_t bytes, int64_t bits,
                                                               int64_t count, int64_t width, uint32_t* codes) {
-  const uint32_t mask = (1u << bits) - 1;
+  typedef uint64_t Words __attribute__((vector_size(32)));
+  typedef uint32_t Four __attribute__((vector_size(16), aligned(4), may_alias));
+  typedef uint8_t Bytes __attribute__((vector_size(8), aligned(1), may_alias));
+  typedef uint32_t Eight __attribute__((vector_size(32), aligned(4), may_alias));
+  const uint32_t factor = static_cast<uint32_t>(width);
+  int64_t i = 0;
+  if (bits == 8) {
+    for (; i + 8 <= count; i += 8)
+      *reinterpret_cast<Eight*>(codes + i) =
+          __builtin_convertvector(*reinterpret_cast<const Bytes*>(row + i), Eight) * factor;
+  }
+  const uint64_t size = static_cast<uint64_t>(bits), mask = (uint64_t{1} << bits) - 1;
+  const Words shifts = {0, size, 2 * size, 3 * size};
   const int64_t last = bytes - 8;
   uint64_t word = last < 0 ? ShortRow(row, bytes) : 0;
   const uint64_t whole = word;
   // Four codes begin at a multiple of four bits, and end within 64 bits from the byte where they begin.  A word that
   // would reach beyond the row begins earlier.
-  for (int64_t i = 0; i < count; i += 4) {
+  for (; i < count; i += 4) {
     int64_t byte = 0;
     if (last < 0) {
       word = whole;
@@ -37,54 +49,71 @@ static inline __attribute__((always_inline)) void UnpackCodes(const uint8_t* row
       memcpy(&word, row + byte, sizeof(word));
     }
     word >>= i * bits - 8 * byte;
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < 4; ++j)
-      codes[(i + j) * kCodedRows] = (static_cast<uint32_t>(word >> (j * bits)) & mask) * static_cast<uint32_t>(width);
+    const Words four = (Words{word, word, word, word} >> shifts) & mask;
+    *reinterpret_cast<Four*>(codes + i) = __builtin_convertvector(four, Four) * factor;
   }
 }
 
 // Rows whose codes are unpacked.
 struct UnpackedRows {
-  uint32_t* codes;  // [codes, kCodedRows]
+  uint32_t* codes;  // [kCodedRows, stride]
+  int64_t stride;
   float scale[kCodedRows];
   int64_t count;
 };
 
 // Adds columns [0, kVectors * W) of the codebook rows at `entries` that codes [first, first + terms) of the rows
 // select.
-template <int W, int kVectors>
+template <int W, int kVectors, bool kScaled>
 static inline __attribute__((always_inline)) void AddCodedTile(const UnpackedRows& rows, int64_t first, int64_t terms,
                                                                const float* entries, int64_t of_codebook, float* out) {
   typedef float Floats __attribute__((vector_size(4 * W), aligned(4), may_alias));
-  Floats sum[kVectors];
+  // Few vectors do not fill the time that an addition takes: rows alternate between two sums.
+  constexpr int kSums = kVectors == 1 ? 2 : 1;
+  Floats sum[kSums][kVectors] = {};
 #pragma GCC unroll 4
-  for (int j = 0; j < kVectors; ++j) sum[j] = *reinterpret_cast<const Floats*>(out + j * W);
+  for (int j = 0; j < kVectors; ++j) sum[0][j] = *reinterpret_cast<const Floats*>(out + j * W);
   for (int64_t t = 0; t < terms; ++t, entries += of_codebook) {
-    const uint32_t* const codes = rows.codes + (first + t) * kCodedRows;
-    for (int64_t k = 0; k < rows.count; ++k) {
-      const float* const entry = entries + codes[k];
+    const uint32_t* code = rows.codes + first + t;
+    int64_t k = 0;
+    const auto add = [&](Floats* to) {
+      const float* const entry = entries + *code;
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sum[j] += rows.scale[k] * *reinterpret_cast<const Floats*>(entry + j * W);
+      for (int j = 0; j < kVectors; ++j) {
+        const Floats own = *reinterpret_cast<const Floats*>(entry + j * W);
+        to[j] += kScaled ? rows.scale[k] * own : own;
+      }
+      code += rows.stride;
+      ++k;
+    };
+    while (k + kSums <= rows.count) {
+#pragma GCC unroll 2
+      for (int s = 0; s < kSums; ++s) add(sum[s]);
     }
+    if (k < rows.count) add(sum[0]);
   }
 #pragma GCC unroll 4
-  for (int j = 0; j < kVectors; ++j) *reinterpret_cast<Floats*>(out + j * W) = sum[j];
+  for (int j = 0; j < kVectors; ++j)
+    *reinterpret_cast<Floats*>(out + j * W) = kSums == 1 ? sum[0][j] : sum[0][j] + sum[kSums - 1][j];
 }
 
 // Adds what `terms` codes of every part select from the codebooks of the part after its first `skipped` ones.
+template <bool kScaled>
 static void AddCodedRows(const Codebooks& books, const UnpackedRows& rows, int64_t terms, int64_t skipped, float* out) {
   if (rows.count == 0) return;
   const int64_t width = books.width, of_codebook = width << books.bits;
   const float* entries = books.rows + skipped * of_codebook;
   for (int64_t p = 0; p < books.parts; ++p, entries += (books.terms + books.hot_terms) * of_codebook, out += width) {
-    const int64_t first = p * terms;
     int64_t i = 0;
-    for (; i + 64 <= width; i += 64) AddCodedTile<16, 4>(rows, first, terms, entries + i, of_codebook, out + i);
-    for (; i + 16 <= width; i += 16) AddCodedTile<16, 1>(rows, first, terms, entries + i, of_codebook, out + i);
-    for (; i + 8 <= width; i += 8) AddCodedTile<8, 1>(rows, first, terms, entries + i, of_codebook, out + i);
-    for (; i + 4 <= width; i += 4) AddCodedTile<4, 1>(rows, first, terms, entries + i, of_codebook, out + i);
-    for (; i + 2 <= width; i += 2) AddCodedTile<2, 1>(rows, first, terms, entries + i, of_codebook, out + i);
-    for (; i < width; ++i) AddCodedTile<1, 1>(rows, first, terms, entries + i, of_codebook, out + i);
+    const auto add = [&](auto tile, int64_t columns) {
+      for (; i + columns <= width; i += columns) tile(rows, p * terms, terms, entries + i, of_codebook, out + i);
+    };
+    add(AddCodedTile<16, 4, kScaled>, 64);
+    add(AddCodedTile<16, 1, kScaled>, 16);
+    add(AddCodedTile<8, 1, kScaled>, 8);
+    add(AddCodedTile<4, 1, kScaled>, 4);
+    add(AddCodedTile<2, 1, kScaled>, 2);
+    add(AddCodedTile<1, 1, kScaled>, 1);
   }
 }
 
@@ -94,9 +123,10 @@ static inline void PrefetchCodes(const uint8_t* row, int64_t bytes) {
   __builtin_prefetch(row + bytes - 1);
 }
 
-static void SumCoded(const Codebooks& books, const uint8_t* codes, const int64_t* at, const float* weight,
-                     const int32_t* end, int64_t bags, bool add, float* out, const int64_t* out_at,
-                     uint32_t* unpacked) {
+template <bool kScaled>
+static void SumCodedBagsOf(const Codebooks& books, const uint8_t* codes, const int64_t* at, const float* weight,
+                           const int32_t* end, int64_t bags, bool add, float* out, const int64_t* out_at,
+                           uint32_t* unpacked) {
   constexpr int64_t kAhead = 32;
   const int64_t bytes = books.row_bytes(), hot_bytes = books.hot_bytes();
   const int64_t num_rows = bags > 0 ? end[bags - 1] : 0;
@@ -107,9 +137,11 @@ static void SumCoded(const Codebooks& books, const uint8_t* codes, const int64_t
     place[k % kAhead] = HotPlace(books, at[k]);
     if (place[k % kAhead] >= 0) PrefetchCodes(books.hot_codes + place[k % kAhead] * hot_bytes, hot_bytes);
   };
-  UnpackedRows rows{unpacked, {}, 0}, hot{unpacked + Codebooks::Unpacked(books.parts * books.terms), {}, 0};
+  const int64_t stride = Codebooks::Unpacked(books.parts * books.terms);
+  UnpackedRows rows{unpacked, stride, {}, 0};
+  UnpackedRows hot{unpacked + stride * kCodedRows, Codebooks::Unpacked(books.parts * books.hot_terms), {}, 0};
   const auto unpack = [&](const uint8_t* row, int64_t row_bytes, int64_t terms, float scale, UnpackedRows* to) {
-    UnpackCodes(row, row_bytes, books.bits, books.parts * terms, books.width, to->codes + to->count);
+    UnpackCodes(row, row_bytes, books.bits, books.parts * terms, books.width, to->codes + to->count * to->stride);
     to->scale[to->count++] = scale;
   };
   for (int64_t k = 0; k < num_rows && k < kAhead; ++k) fetch(k);
@@ -119,16 +151,25 @@ static void SumCoded(const Codebooks& books, const uint8_t* codes, const int64_t
     while (k < end[b]) {
       rows.count = hot.count = 0;
       for (; k < end[b] && rows.count < kCodedRows; ++k) {
-        const float scale = weight ? weight[k] : 1.0f;
+        const float scale = kScaled ? weight[k] : 1.0f;
         unpack(codes + at[k] * bytes, bytes, books.terms, scale, &rows);
         if (hot_bytes > 0 && place[k % kAhead] >= 0)
           unpack(books.hot_codes + place[k % kAhead] * hot_bytes, hot_bytes, books.hot_terms, scale, &hot);
         if (k + kAhead < num_rows) fetch(k + kAhead);
       }
-      AddCodedRows(books, rows, books.terms, 0, to);
-      AddCodedRows(books, hot, books.hot_terms, books.terms, to);
+      AddCodedRows<kScaled>(books, rows, books.terms, 0, to);
+      AddCodedRows<kScaled>(books, hot, books.hot_terms, books.terms, to);
     }
   }
+}
+
+static void SumCoded(const Codebooks& books, const uint8_t* codes, const int64_t* at, const float* weight,
+                     const int32_t* end, int64_t bags, bool add, float* out, const int64_t* out_at,
+                     uint32_t* unpacked) {
+  if (weight)
+    SumCodedBagsOf<true>(books, codes, at, weight, end, bags, add, out, out_at, unpacked);
+  else
+    SumCodedBagsOf<false>(books, codes, at, weight, end, bags, add, out, out_at, unpacked);
 }
 
 }  // namespace jax_tt

@@ -1,10 +1,10 @@
-"""Fills the tables of how_small.md and draws its pictures from the results of examples/retrieval.
+"""Fills the tables of how_small.md and draws its pictures from the results of examples/retrieval and examples/dlrm.
 
     python -m docs.make_how_small
 
 They lie in benchmarks/results/retrieval: `curve_results.json` as `python -m examples.retrieval.curve` leaves it in its
 output folder, and `frontier_results.json` and `learning_results.json`, which `python -m examples.retrieval.frontier`
-and `python -m examples.retrieval.learning` write there.
+and `python -m examples.retrieval.learning` write there; `python -m examples.dlrm.frontier` writes beside the folder.
 """
 
 import json
@@ -12,13 +12,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+from examples.dlrm import frontier as clicks
+from examples.dlrm import frontier_report as clicks_report
 from examples.retrieval import curve_report, frontier, frontier_report, learning
 
 DOCS = Path(__file__).parent
 PAGE = DOCS / "how_small.md"
 RESULTS = learning.RESULTS.parent / "curve_results.json"
 _BLOCK = re.compile(
-    r"(<!-- (?P<name>curve|frontier|scratch|chosen|learning):begin -->\n).*?(<!-- (?P=name):end -->)",
+    r"(<!-- (?P<name>curve|frontier|scratch|clicks|chosen|learning):begin -->\n).*?(<!-- (?P=name):end -->)",
     re.DOTALL,
 )
 
@@ -29,6 +31,8 @@ def main() -> None:
         curve_report.picture(DOCS / "images" / "how_small.png", rows)
     if rows := read(frontier.RESULTS, "points"):
         frontier_report.picture(DOCS / "images" / "frontier.png", rows)
+    if rows := read(clicks.RESULTS, "points"):
+        clicks_report.picture(DOCS / "images" / "clicks.png", rows)
     if rows := read(learning.RESULTS, "runs"):
         learning.picture(DOCS / "images" / "learning.png", rows)
 
@@ -45,6 +49,7 @@ def fill(page: str) -> str:
         "frontier": (read(frontier.RESULTS, "points"), frontier_report.table),
         "scratch": (read(frontier.RESULTS, "points"), frontier_report.scratch),
         "chosen": (read(frontier.RESULTS, "points"), frontier_report.chosen),
+        "clicks": (read(clicks.RESULTS, "points"), clicks_report.table),
         "learning": (read(learning.RESULTS, "runs"), learning.table),
     }
 

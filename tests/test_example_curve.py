@@ -115,16 +115,16 @@ def trained(monkeypatch):
 def test_trains_what_is_missing_and_nothing_twice(folder, tmp_path, trained, capsys):
     out = tmp_path / "out"
     command(folder, out, "--seeds", "1", "--ratios", "2", "4")
-    sized = len(curve.METHODS) - 2  # the dense ones have no ratio
-    assert len(trained) == 2 + 2 * sized
+    sized = len(curve.METHODS) - 4  # tables with a row for each id have no ratio
+    assert len(trained) == 4 + 2 * sized
     assert not any((out / "points").iterdir())  # the runs of finished points are gone
     command(folder, out, "--seeds", "2", "--ratios", "4")
-    assert len(trained) == 4 + 3 * sized  # the new seed alone
+    assert len(trained) == 8 + 3 * sized  # the new seed alone
     command(folder, out, "--seeds", "2", "--ratios", "4")
-    assert len(trained) == 4 + 3 * sized
+    assert len(trained) == 8 + 3 * sized
     command(folder, out, "--seeds", "1", "--ratios", "4", "--epochs", "2", "--methods", "dense")
     assert trained[-1].config.epochs == 2  # other settings, another point
-    assert len(points_of(out)) == len(trained) == 5 + 3 * sized
+    assert len(points_of(out)) == len(trained) == 9 + 3 * sized
 
 
 def test_a_stopped_command_keeps_what_it_finished(folder, tmp_path, trained, monkeypatch):
@@ -138,7 +138,7 @@ def test_a_stopped_command_keeps_what_it_finished(folder, tmp_path, trained, mon
     monkeypatch.setattr(curve, "train_alone", stop)
     with pytest.raises(KeyboardInterrupt):
         command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
-    assert len(trained) == 6
+    assert len(trained) == 8
     monkeypatch.setattr(curve, "train_alone", known)
     command(folder, tmp_path, "--seeds", "1", "--ratios", "4")
     assert len(trained) == len(curve.METHODS)

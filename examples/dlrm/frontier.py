@@ -30,7 +30,7 @@ from examples.dlrm.train import evaluate, open_data, table_arrays, train
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "dlrm_frontier.json"
 # Smaller than those of the default, as every point takes a search among tables.
-TABLES = "200000,100000,50000,5000,100"
+TABLES = "50000,20000,10000,2000,100"
 # The last batches that the dense model is trained on, on which small tables are compared with it.
 METRIC_BATCHES = 2
 

@@ -22,6 +22,7 @@ from examples.retrieval.data import Interactions
 from examples.retrieval.distill import Small, distill
 from examples.retrieval.evaluate import Recall
 from examples.retrieval.frontier_tables import METHODS, Source, of_bits
+from jax_tt import QuantizedTable
 
 RESULTS = (
     Path(__file__).parents[2] / "benchmarks" / "results" / "retrieval" / "frontier_results.json"
@@ -31,6 +32,7 @@ RATES = (
     3e-3,
 )  # each method's is chosen at the first ratio, by the agreement with the teacher
 EPOCHS = 6
+TRAINED = "trained"
 TEST_USERS = 10_000
 AGREEMENT_USERS = 2_000
 
@@ -114,21 +116,26 @@ def main(argv: list[str] | None = None) -> None:
     for seed in range(options.seeds):
         for name in options.datasets or list(files):
             bench = None
-            for ratio in options.ratios:
-                for method in options.methods:
-                    key = f"{name}: {method}, {ratio:g}x, seed {seed}{suffix}"
-                    if key in points:
-                        continue
-                    bench = bench or Bench(
-                        name, data.load(*files[name]), seed, options.teachers, known
-                    )
-                    found = measure(bench, method, ratio, _rates(points, name, method, known))
-                    if found is None:
-                        continue
-                    points[key] = found
-                    print(key, found, flush=True)
-                    write_json(options.out, {**report.conditions(), "points": points})
+            for ratio, method in _sizes(options):
+                key = f"{name}: {method}, {ratio:g}x, seed {seed}{suffix}"
+                if key in points:
+                    continue
+                bench = bench or Bench(name, data.load(*files[name]), seed, options.teachers, known)
+                found = measure(bench, method, ratio, _rates(points, name, method, known))
+                if found is None:
+                    continue
+                points[key] = found
+                print(key, found, flush=True)
+                write_json(options.out, {**report.conditions(), "points": points})
     print(frontier_report.table(list(points.values())))
+
+
+def _sizes(options: argparse.Namespace) -> list[tuple[float, str]]:
+    """Ratios with methods; trained tables have a size of their own."""
+    made = [method for method in options.methods if method != TRAINED]
+    return [(ratio, method) for ratio in options.ratios for method in made] + [
+        (1.0, TRAINED) for method in options.methods if method == TRAINED
+    ]
 
 
 def measure(
@@ -136,6 +143,23 @@ def measure(
 ) -> dict[str, Any] | None:
     """A point of the file; None if no such tables are that small."""
     began = time.perf_counter()
+    of_point = {
+        "data_set": bench.name,
+        "method": method,
+        "ratio": ratio,
+        "seed": bench.seed,
+        "dense_bytes": sum(rows.nbytes for rows in bench.rows),
+        "dense_recall": bench.dense_recall,
+        "trained": bench.trained,
+        "trained_recall": bench.trained_recall,
+    }
+    if method == TRAINED:
+        bits = {"dense": 32, "int8": 8, "int4": 4}[bench.trained]
+        sizes = [
+            rows.nbytes if bits == 32 else QuantizedTable(len(rows), rows.shape[1], bits).nbytes
+            for rows in bench.rows
+        ]
+        return {**of_point, "recall": bench.trained_recall, "bytes": sum(sizes)}
     made = tables(bench, method, ratio)
     if made is None:
         return None
@@ -150,15 +174,8 @@ def measure(
         tried[rate] = bench.agreement(rows), rows
     rate = max(tried, key=lambda rate: tried[rate][0])
     return {
-        "data_set": bench.name,
-        "method": method,
-        "ratio": ratio,
-        "seed": bench.seed,
+        **of_point,
         "bytes": nbytes,
-        "dense_bytes": sum(rows.nbytes for rows in bench.rows),
-        "dense_recall": bench.dense_recall,
-        "trained": bench.trained,
-        "trained_recall": bench.trained_recall,
         "recall_before": bench.recall(start),
         "recall": bench.recall(tried[rate][1]),
         "agreement": tried[rate][0],
@@ -228,9 +245,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add(
         "--methods",
         nargs="+",
-        choices=[*METHODS, "rounding"],
+        choices=[*METHODS, "rounding", TRAINED],
         default=[*METHODS, "rounding"],
-        help="ways to make small tables",
+        help="ways to make small tables; trained: those that they are made from",
     )
     add("--ratios", nargs="+", type=float, default=[30.0, 15.0, 8.0, 50.0, 100.0])
     add("--seeds", type=int, default=1)

@@ -25,7 +25,7 @@ def table(points: Points) -> str:
 
     Only points of tables that are made from dense ones; `scratch` has the others.
     """
-    points = [one for one in points if _trained(one) == "dense"]
+    points = [one for one in points if _trained(one) == "dense" and one["method"] in LABELS]
     ratios = sorted({point["ratio"] for point in points})
     lines = [
         f"| data | tables | {' | '.join(f'{ratio:g}x' for ratio in ratios)} |",
@@ -43,18 +43,23 @@ def table(points: Points) -> str:
 def scratch(points: Points) -> str:
     """Markdown: tables trained with few bits, and what `compress` made of them, as shares of the dense recall."""
     points = [one for one in points if _trained(one) != "dense"]
-    ratios = sorted({point["ratio"] for point in points})
+    ratios = sorted({one["ratio"] for one in points if one["method"] == "auto"})
     lines = [
-        f"| data | trained | as trained | {' | '.join(f'{ratio:g}x' for ratio in ratios)} |",
-        "|---|---|---|" + "---|" * len(ratios),
+        f"| data | trained with | smaller by | of dense | {' | '.join(f'{ratio:g}x' for ratio in ratios)} |",
+        "|---|---|---|---|" + "---|" * len(ratios),
     ]
-    for name, trained in sorted({(one["data_set"], _trained(one)) for one in points}, reverse=True):
-        own = [one for one in points if (one["data_set"], _trained(one)) == (name, trained)]
-        seeds = {one["seed"]: one["trained_recall"] / one["dense_recall"] for one in own}
-        cells = [_cell([one for one in own if one["ratio"] == ratio]) for ratio in ratios]
-        lines.append(
-            f"| {name} | {trained} | {statistics.fmean(seeds.values()):.1%} | {' | '.join(cells)} |"
-        )
+    for name in sorted({one["data_set"] for one in points}):
+        for kind, bits in (("int8", 8), ("int4", 4)):
+            own = [one for one in points if (one["data_set"], _trained(one)) == (name, kind)]
+            itself = [one for one in own if one["method"] == "trained"]
+            if itself:
+                smaller = _mean(itself)[0]
+                cells = [
+                    _cell([one for one in own if (one["method"], one["ratio"]) == ("auto", ratio)])
+                    for ratio in ratios
+                ]
+                line = [name, f"{bits} bits a number", f"{smaller:.1f}", _cell(itself), *cells]
+                lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines)
 
 

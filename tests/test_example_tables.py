@@ -257,6 +257,16 @@ def test_tables_start_from_rows(kind):
     np.testing.assert_allclose(found, rows[mixed.rows], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("kind", "bits"), [("int8", 8), ("int4", 4)])
+def test_numbers_of_a_few_bits(kind, bits):
+    start = normal(100, 8)
+    table = make(kind, 100, 8, None, start=start, optimizer=jax_tt.optimizers.Adam(0.1))
+    assert num_bytes(table) == 100 * (4 + bits)
+    step = np.ptp(start, axis=1, keepdims=True) / ((1 << bits) - 1)
+    found = np.asarray(table(jnp.arange(100)))
+    assert (np.abs(found - start) <= 0.6 * step).all()
+
+
 def test_a_sum_of_tts_needs_rows_to_start_from():
     with pytest.raises(ValueError, match="start: got none for tt_residual; expected rows"):
         make("tt_residual", 100, 8, 4.0)

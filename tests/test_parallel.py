@@ -46,9 +46,11 @@ def test_sanitizers_find_nothing(tmp_path, name, sanitizer):
     assert done.stdout == "ok\n"
 
 
-@pytest.mark.parametrize("check", ["divider", "tile_count"])
+@pytest.mark.parametrize("check", ["devices", "divider", "tile_count"])
 def test_a_header_by_itself(tmp_path, check):
-    """Division by multiplication; sums of counts that blocks leave for others, in states that no emulator reaches."""
+    """Devices at work; division by multiplication; sums of counts that blocks leave for others, in states that no
+    emulator reaches.
+    """
     program = tmp_path / check
     source = f"tests/cpp/{check}_check.cc"
     options = ["-std=c++20", "-O2", "-DJAX_TT_EMULATION", "-I."]

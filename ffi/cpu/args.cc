@@ -1,10 +1,12 @@
 #include "ffi/cpu/args.h"
 
+#include <algorithm>
 #include <charconv>
 #include <string>
 #include <utility>
 
 #include "ffi/core/sentinel.h"
+#include "ffi/cpu/devices.h"
 
 namespace jax_tt {
 
@@ -61,10 +63,12 @@ Status ReadStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const
   return {};
 }
 
-Pool MakePool(ffi::ThreadPool thread_pool) {
+Pool MakePool(OpThreads threads) {
   Pool pool;
-  pool.workers = NumWorkers(thread_pool.num_threads());
-  pool.schedule = [thread_pool](std::function<void()> closure) mutable { thread_pool.Schedule(std::move(closure)); };
+  pool.workers = std::max(1, NumWorkers(threads.pool.num_threads()) / BusyDevices(threads.device));
+  pool.schedule = [thread_pool = threads.pool](std::function<void()> closure) mutable {
+    thread_pool.Schedule(std::move(closure));
+  };
   return pool;
 }
 

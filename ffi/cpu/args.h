@@ -2,7 +2,10 @@
 #ifndef JAX_TT_CPU_ARGS_H_
 #define JAX_TT_CPU_ARGS_H_
 
+#include <stdint.h>
+
 #include <initializer_list>
+#include <optional>
 #include <string_view>
 
 #include "ffi/common/args.h"
@@ -28,8 +31,28 @@ OptimizerStep StepOf(const StepArgs& args);
 Status ReadStep(const ffi::Dictionary& attrs, const ffi::AnyBuffer& hyper, const ffi::AnyBuffer& scale,
                 const ffi::AnyBuffer& seed, OptimizerStep* step);
 
-Pool MakePool(ffi::ThreadPool thread_pool);
+// What a handler knows of the threads that it may use.
+struct OpThreads {
+  ffi::ThreadPool pool;
+  int32_t device;
+};
+
+// The devices of a process share one pool: each op takes the part of its device.
+Pool MakePool(OpThreads threads);
 
 }  // namespace jax_tt
+
+template <>
+struct xla::ffi::CtxDecoding<jax_tt::OpThreads> {
+  using Type = jax_tt::OpThreads;
+
+  static std::optional<Type> Decode(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* ctx,
+                                    DiagnosticEngine& diagnostic) {
+    const auto pool = CtxDecoding<ThreadPool>::Decode(api, ctx, diagnostic);
+    const auto device = CtxDecoding<DeviceOrdinal>::Decode(api, ctx, diagnostic);
+    if (!pool || !device) return std::nullopt;
+    return Type{*pool, *device};
+  }
+};
 
 #endif  // JAX_TT_CPU_ARGS_H_

@@ -7,8 +7,7 @@
 namespace jax_tt {
 namespace {
 
-ffi::Error ProbeImpl(ffi::ThreadPool threads, ffi::AnyBuffer tags, ffi::AnyBuffer keys,
-                     ffi::Result<ffi::AnyBuffer> slots) {
+ffi::Error ProbeImpl(OpThreads threads, ffi::AnyBuffer tags, ffi::AnyBuffer keys, ffi::Result<ffi::AnyBuffer> slots) {
   return ToError(DispatchCacheKey(tags.element_type(),
                                   [&](auto tag) -> Status {
                                     using K = typename decltype(tag)::type;
@@ -24,7 +23,7 @@ ffi::Error ProbeImpl(ffi::ThreadPool threads, ffi::AnyBuffer tags, ffi::AnyBuffe
                  "cache_probe");
 }
 
-ffi::Error ObserveImpl(ffi::ThreadPool threads, ffi::AnyBuffer keys, ffi::AnyBuffer slots, ffi::AnyBuffer stamp,
+ffi::Error ObserveImpl(OpThreads threads, ffi::AnyBuffer keys, ffi::AnyBuffer slots, ffi::AnyBuffer stamp,
                        ffi::AnyBuffer clock, ffi::AnyBuffer tags, ffi::AnyBuffer scores, ffi::AnyBuffer touched,
                        ffi::AnyBuffer ghost_tags, ffi::AnyBuffer ghost_scores, ffi::AnyBuffer ghost_touched,
                        ffi::AnyBuffer ghost_recent, ffi::Result<ffi::AnyBuffer> counts,
@@ -57,7 +56,7 @@ ffi::Error ObserveImpl(ffi::ThreadPool threads, ffi::AnyBuffer keys, ffi::AnyBuf
                  "cache_observe");
 }
 
-ffi::Error PopulateImpl(ffi::ThreadPool threads, ffi::AnyBuffer clock, ffi::AnyBuffer tags, ffi::AnyBuffer scores,
+ffi::Error PopulateImpl(OpThreads threads, ffi::AnyBuffer clock, ffi::AnyBuffer tags, ffi::AnyBuffer scores,
                         ffi::AnyBuffer touched, ffi::AnyBuffer ghost_tags, ffi::AnyBuffer ghost_scores,
                         ffi::AnyBuffer ghost_touched, ffi::AnyBuffer ghost_recent, ffi::Result<ffi::AnyBuffer> evicted,
                         ffi::Result<ffi::AnyBuffer> counts, ffi::Result<ffi::AnyBuffer> new_tags,
@@ -91,14 +90,14 @@ ffi::Error PopulateImpl(ffi::ThreadPool threads, ffi::AnyBuffer clock, ffi::AnyB
 // n = ids of the batch; K = s32 or s64, the type of ids.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CacheProbeCpu, ProbeImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()    // tags K [sets, ways]
                                   .Arg<ffi::AnyBuffer>()    // keys K [n]
                                   .Ret<ffi::AnyBuffer>());  // slots s32 [n]
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CacheObserveCpu, ObserveImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()  // keys K [n]
                                   .Arg<ffi::AnyBuffer>()  // slots s32 [n]
                                   .Arg<ffi::AnyBuffer>()  // stamp s32 []
@@ -121,7 +120,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CacheObserveCpu, ObserveImpl,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CachePopulateCpu, PopulateImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()    // clock s32 []
                                   .Arg<ffi::AnyBuffer>()    // tags K [sets, ways]
                                   .Arg<ffi::AnyBuffer>()    // scores s32 [sets, ways]

@@ -82,7 +82,7 @@ Status Forward(const CachedArgs& args, const Args& cores, const ffi::Dictionary&
   return CacheForward(pool_hits, lookups, hits.weights, problem, packed, pool, plan, out, saved);
 }
 
-ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer slots, ffi::AnyBuffer rows, ffi::AnyBuffer rows_sentinel,
+ffi::Error ForwardImpl(OpThreads threads, ffi::AnyBuffer slots, ffi::AnyBuffer rows, ffi::AnyBuffer rows_sentinel,
                        ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights, ffi::AnyBuffer sentinel,
                        Args cores, ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> packed_ids,
                        ffi::Result<ffi::AnyBuffer> packed_offsets, ffi::Result<ffi::AnyBuffer> packed_weights,
@@ -108,7 +108,7 @@ ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer slots, ffi::AnyBu
 // d = number of cores, n = ids, G = groups, B = bags of a group, N x D = the cached rows.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CacheForwardCpu, ForwardImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()  // slots s32 [n], negative for misses
                                   .Arg<ffi::AnyBuffer>()  // cached rows [N, D]
                                   .Arg<ffi::AnyBuffer>()  // their sentinel f32 []

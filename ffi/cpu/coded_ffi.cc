@@ -68,7 +68,7 @@ Status ReadCoded(const ffi::Dictionary& attrs, const BatchArgs& batch, const ffi
   return {};
 }
 
-ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
+ffi::Error ForwardImpl(OpThreads threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                        ffi::AnyBuffer sentinel, ffi::AnyBuffer codes, ffi::AnyBuffer hot_codes,
                        ffi::AnyBuffer hot_places, ffi::AnyBuffer codebooks, ffi::Result<ffi::AnyBuffer> out,
                        ffi::Dictionary attrs) {
@@ -85,7 +85,7 @@ ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuff
 // columns.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CodedForwardCpu, ForwardImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()  // ids [G.., n / G]
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty

@@ -106,14 +106,14 @@ Status ReadUpdate(const TableArgs& args, const UpdateArgs& own, PassPtr* pass) {
 
 // Runs the passes that `read` appends.
 template <typename Read>
-ffi::Error Run(ffi::ThreadPool threads, const char* op, Read read) {
+ffi::Error Run(OpThreads threads, const char* op, Read read) {
   std::vector<PassPtr> passes;
   Status status = read(&passes);
   if (status.ok()) status = RunPasses(passes, MakePool(threads));
   return ToError(status, op);
 }
 
-ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
+ffi::Error ForwardImpl(OpThreads threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                        ffi::AnyBuffer sentinel, ffi::AnyBuffer table, ffi::Result<ffi::AnyBuffer> out,
                        ffi::Dictionary attrs) {
   return Run(threads, "embed_bag", [&](std::vector<PassPtr>* passes) {
@@ -122,7 +122,7 @@ ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuff
   });
 }
 
-ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
+ffi::Error BackwardImpl(OpThreads threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                         ffi::AnyBuffer out_gradient, ffi::AnyBuffer table, ffi::Result<ffi::AnyBuffer> weight_gradient,
                         ffi::Result<ffi::AnyBuffer> gradient, ffi::Dictionary attrs) {
   return Run(threads, "embed_bag_backward", [&](std::vector<PassPtr>* passes) {
@@ -131,9 +131,9 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuf
   });
 }
 
-ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids,
-                      ffi::AnyBuffer offsets, ffi::AnyBuffer weights, ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper,
-                      ffi::AnyBuffer scale, ffi::AnyBuffer seed, ffi::AnyBuffer table, ffi::RemainingArgs slots,
+ffi::Error UpdateImpl(OpThreads threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids, ffi::AnyBuffer offsets,
+                      ffi::AnyBuffer weights, ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale,
+                      ffi::AnyBuffer seed, ffi::AnyBuffer table, ffi::RemainingArgs slots,
                       ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient,
                       ffi::Result<ffi::AnyBuffer> new_table, ffi::RemainingRets new_slots, ffi::Dictionary attrs) {
   return Run(threads, "embed_bag_update", [&](std::vector<PassPtr>* passes) -> Status {
@@ -153,7 +153,7 @@ TablesCall CallOf(const Args& args, const Rets& rets, const ffi::Dictionary& att
   return {args, rets, attrs, rets.size()};
 }
 
-ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error TablesForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, "embed_collection", [&](std::vector<PassPtr>* passes) {
     return ReadForwardTables(CallOf(args, rets, attrs), [&](const TableArgs& table, const ForwardArgs& own) {
       // With columns, the tables have one result.
@@ -163,7 +163,7 @@ ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi:
   });
 }
 
-ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error TablesBackwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, "embed_collection_backward", [&](std::vector<PassPtr>* passes) {
     return ReadBackwardTables(CallOf(args, rets, attrs), [&](const TableArgs& table, const BackwardArgs& own) {
       return ReadBackward(table, own, &passes->emplace_back());
@@ -171,7 +171,7 @@ ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi
   });
 }
 
-ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error TablesUpdateImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, "embed_collection_update", [&](std::vector<PassPtr>* passes) {
     return ReadUpdateTables(CallOf(args, rets, attrs), [&](const TableArgs& table, const UpdateArgs& own) {
       return ReadUpdate(table, own, &passes->emplace_back());
@@ -185,7 +185,7 @@ ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::
 // and dim, have W bytes; they have no backward pass and no update.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseForwardCpu, ForwardImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()  // ids [G.., n / G]
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty
@@ -196,7 +196,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseForwardCpu, ForwardImpl,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseBackwardCpu, BackwardImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()  // ids [G.., n / G]
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty
@@ -208,7 +208,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseBackwardCpu, BackwardImpl,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseUpdateCpu, UpdateImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()  // result of the forward pass: orders the update after it
                                   .Arg<ffi::AnyBuffer>()  // ids [G.., n / G]
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
@@ -227,12 +227,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseUpdateCpu, UpdateImpl,
 
 // The same of many tables, as ffi/common/dense_tables.h describes them.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesForwardCpu, TablesForwardImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesBackwardCpu, TablesBackwardImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(DenseTablesUpdateCpu, TablesUpdateImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 }  // namespace jax_tt

@@ -18,7 +18,7 @@ TablesCall CallOf(const Args& args, const Rets& rets, const ffi::Dictionary& att
 
 // Runs the passes over the tables of a call, which `read` reads and `make` turns into passes.
 template <typename Table, typename Read, typename Make>
-ffi::Error Run(ffi::ThreadPool threads, const char* op, const TablesCall& call, Read read, Make make) {
+ffi::Error Run(OpThreads threads, const char* op, const TablesCall& call, Read read, Make make) {
   const Pool pool = MakePool(threads);
   std::vector<Table> tables;
   std::vector<std::unique_ptr<Pass>> passes;
@@ -29,12 +29,12 @@ ffi::Error Run(ffi::ThreadPool threads, const char* op, const TablesCall& call, 
   return ToError(status, op);
 }
 
-ffi::Error FindImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error FindImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run<HashSearch>(threads, "hash_find", CallOf(args, rets, attrs), ReadHashSearches,
                          [](const HashSearch& search, const auto&, const Pool&) { return HashFind(search); });
 }
 
-ffi::Error InsertImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error InsertImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run<HashEntry>(threads, "hash_insert", CallOf(args, rets, attrs), ReadHashEntries,
                         [](const HashEntry& entry, const std::vector<HashEntry>& all, const Pool& pool) {
                           int64_t total = 1;
@@ -46,7 +46,7 @@ ffi::Error InsertImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictio
 
 // Initial rows beside their keys or in slots, as `read_tables` reads them.
 template <typename Read>
-ffi::Error RunInitial(ffi::ThreadPool threads, const char* op, const TablesCall& call, Read read_tables) {
+ffi::Error RunInitial(OpThreads threads, const char* op, const TablesCall& call, Read read_tables) {
   const auto read = [read_tables](const TablesCall& call, std::vector<HashFresh>* tables) -> Status {
     JAX_TT_RETURN_IF_ERROR(read_tables(call, tables));
     for (const HashFresh& table : *tables)
@@ -70,21 +70,21 @@ ffi::Error RunInitial(ffi::ThreadPool threads, const char* op, const TablesCall&
   return Run<HashFresh>(threads, op, call, read, make);
 }
 
-ffi::Error InitialImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error InitialImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return RunInitial(threads, "hash_initial", CallOf(args, rets, attrs), ReadHashFresh);
 }
 
-ffi::Error ResetImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error ResetImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return RunInitial(threads, "hash_reset", CallOf(args, rets, attrs), ReadHashResets);
 }
 
-ffi::Error ExchangeImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error ExchangeImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run<HashExchanged>(threads, "hash_exchange", CallOf(args, rets, attrs), ReadHashExchanges,
                             [](HashExchanged& own, const auto&, const Pool&) { return HashExchange(std::move(own)); });
 }
 
-ffi::Error DoubleImpl(ffi::ThreadPool threads, ffi::AnyBuffer keys, ffi::AnyBuffer scores, ffi::AnyBuffer touched,
-                      Args args, ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_scores,
+ffi::Error DoubleImpl(OpThreads threads, ffi::AnyBuffer keys, ffi::AnyBuffer scores, ffi::AnyBuffer touched, Args args,
+                      ffi::Result<ffi::AnyBuffer> new_keys, ffi::Result<ffi::AnyBuffer> new_scores,
                       ffi::Result<ffi::AnyBuffer> new_touched, Rets results) {
   const auto run = [&]() -> Status {
     HashDirectory before, after;
@@ -106,33 +106,33 @@ ffi::Error DoubleImpl(ffi::ThreadPool threads, ffi::AnyBuffer keys, ffi::AnyBuff
 // hash_tables_find: keys u32 [sets, 2, ways], touched s32 [sets, ways], keys of the batch u32 [n, 2], present pred [n]
 // -> slots s32 [n].  Attributes absent, safe_check, message.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesFindCpu, FindImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 // hash_tables_insert: keys of the batch u32 [n, 2], present pred [n], given u32 [n, 2], now s32 [], epoch u32 [], keys
 // u32 [sets, 2, ways], scores u32 [sets, 2, ways], touched s32 [sets, ways] -> slots s32 [n], inserted u32 [n, 2], old
 // keys u32 [n, 2], old scores u32 [n, 2], old touched s32 [n], counts s32 [7], found s32 [n]; and keys, scores and
 // touched, in place.  The three old ones may be empty.  Attributes policy, min_age, safe_check, message.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesInsertCpu, InsertImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 // hash_tables_initial: seed u32 [2], quantiles s32 [32, 129], scale f32 [], keys u32 [n, 2], wanted pred [n] -> rows
 // [n, features].  Attribute signed.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesInitialCpu, InitialImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 // hash_tables_reset: seed u32 [2], quantiles s32 [32, 129], scale f32 [], keys u32 [n, 2], slots s32 [n], rows
 // [capacity, features] -> rows, in place.  Attribute signed.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesResetCpu, ResetImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 // hash_tables_exchange: slots s32 [n], arrays [capacity, ...], as many new entries, [n, ...] or [] -> arrays, in place,
 // and the old entries, if they are asked for.  Attributes arrays, return_old.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesExchangeCpu, ExchangeImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashDoubleCpu, DoubleImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()  // keys u32 [sets, 2, ways]
                                   .Arg<ffi::AnyBuffer>()  // scores u32 [sets, 2, ways]
                                   .Arg<ffi::AnyBuffer>()  // touched s32 [sets, ways]

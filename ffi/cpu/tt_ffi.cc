@@ -173,14 +173,14 @@ Status ReadApply(const TTApplyArgs& given, const OptimizerStep& step, float* app
 
 // Runs the ops that `read` appends.
 template <typename Read>
-ffi::Error Run(ffi::ThreadPool threads, Changes changes, const char* name, Read read) {
+ffi::Error Run(OpThreads threads, Changes changes, const char* name, Read read) {
   std::vector<TableOp> ops;
   Status status = read(&ops);
   if (status.ok()) status = RunTableOps(std::move(ops), changes, MakePool(threads));
   return ToError(status, name);
 }
 
-ffi::Error PlanImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer sentinel,
+ffi::Error PlanImpl(OpThreads threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer sentinel,
                     ffi::Result<ffi::AnyBuffer> plan, ffi::Dictionary attrs) {
   return ToError(
       [&]() -> Status {
@@ -202,7 +202,7 @@ ffi::Error PlanImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer 
       "tt_plan");
 }
 
-ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
+ffi::Error ForwardImpl(OpThreads threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                        ffi::AnyBuffer plan, Args cores, ffi::Result<ffi::AnyBuffer> out,
                        ffi::Result<ffi::AnyBuffer> saved, ffi::Dictionary attrs) {
   return Run(threads, Changes::kNothing, "tt_forward", [&](std::vector<TableOp>* ops) -> Status {
@@ -213,7 +213,7 @@ ffi::Error ForwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuff
   });
 }
 
-ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
+ffi::Error BackwardImpl(OpThreads threads, ffi::AnyBuffer ids, ffi::AnyBuffer offsets, ffi::AnyBuffer weights,
                         ffi::AnyBuffer plan, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient, Args cores,
                         ffi::Result<ffi::AnyBuffer> touched, ffi::Result<ffi::AnyBuffer> weight_gradient,
                         Rets gradients, ffi::Dictionary attrs) {
@@ -225,11 +225,11 @@ ffi::Error BackwardImpl(ffi::ThreadPool threads, ffi::AnyBuffer ids, ffi::AnyBuf
   });
 }
 
-ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids,
-                      ffi::AnyBuffer offsets, ffi::AnyBuffer weights, ffi::AnyBuffer plan, ffi::AnyBuffer saved,
-                      ffi::AnyBuffer out_gradient, ffi::AnyBuffer hyper, ffi::AnyBuffer scale, ffi::AnyBuffer seed,
-                      Args tables, ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient,
-                      Rets results, ffi::Dictionary attrs) {
+ffi::Error UpdateImpl(OpThreads threads, ffi::AnyBuffer /*forward_out*/, ffi::AnyBuffer ids, ffi::AnyBuffer offsets,
+                      ffi::AnyBuffer weights, ffi::AnyBuffer plan, ffi::AnyBuffer saved, ffi::AnyBuffer out_gradient,
+                      ffi::AnyBuffer hyper, ffi::AnyBuffer scale, ffi::AnyBuffer seed, Args tables,
+                      ffi::Result<ffi::AnyBuffer> applied, ffi::Result<ffi::AnyBuffer> weight_gradient, Rets results,
+                      ffi::Dictionary attrs) {
   return Run(threads, Changes::kTables, "tt_update", [&](std::vector<TableOp>* ops) -> Status {
     TTShape shape;
     OptimizerStep step;
@@ -243,7 +243,7 @@ ffi::Error UpdateImpl(ffi::ThreadPool threads, ffi::AnyBuffer /*forward_out*/, f
   });
 }
 
-ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error TablesForwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, Changes::kNothing, "embed_collection", [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTForwardTables(
         {args, rets, attrs, rets.size()}, [ops](const TTTableArgs& given, const TTForwardArgs& own) -> Status {
@@ -257,7 +257,7 @@ ffi::Error TablesForwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi:
   });
 }
 
-ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error TablesBackwardImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, Changes::kNothing, "embed_collection_backward", [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTBackwardTables(
         {args, rets, attrs, rets.size()},
@@ -267,7 +267,7 @@ ffi::Error TablesBackwardImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi
   });
 }
 
-ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error TablesUpdateImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, Changes::kTables, "embed_collection_update", [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTUpdateTables(
         {args, rets, attrs, rets.size()},
@@ -277,7 +277,7 @@ ffi::Error TablesUpdateImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::
   });
 }
 
-ffi::Error TablesApplyImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::Dictionary attrs) {
+ffi::Error TablesApplyImpl(OpThreads threads, Args args, Rets rets, ffi::Dictionary attrs) {
   return Run(threads, Changes::kTables, "embed_collection_update", [&](std::vector<TableOp>* ops) -> Status {
     return ReadTTApplyTables({args, rets, attrs, rets.size()},
                              [ops](const TTApplyArgs& given, const StepArgs& step, float* applied) {
@@ -291,7 +291,7 @@ ffi::Error TablesApplyImpl(ffi::ThreadPool threads, Args args, Rets rets, ffi::D
 // d = number of cores, n = ids, G = groups, B = bags of a group.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTPlanCpu, PlanImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()  // ids [G.., n / G], split: [G.., n / G, d]
                                   .Arg<ffi::AnyBuffer>()  // offsets s32 [G.., B + 1]
                                   .Arg<ffi::AnyBuffer>()  // sentinel f32 []
@@ -300,7 +300,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTPlanCpu, PlanImpl,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTForwardCpu, ForwardImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()  // ids
                                   .Arg<ffi::AnyBuffer>()  // offsets
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty
@@ -312,7 +312,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTForwardCpu, ForwardImpl,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTBackwardCpu, BackwardImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()  // ids
                                   .Arg<ffi::AnyBuffer>()  // offsets
                                   .Arg<ffi::AnyBuffer>()  // weights [n], or empty
@@ -327,7 +327,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTBackwardCpu, BackwardImpl,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCpu, UpdateImpl,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
+                                  .Ctx<OpThreads>()
                                   .Arg<ffi::AnyBuffer>()  // result of the forward pass: orders the update after it
                                   .Arg<ffi::AnyBuffer>()  // ids
                                   .Arg<ffi::AnyBuffer>()  // offsets
@@ -346,15 +346,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TTUpdateCpu, UpdateImpl,
 
 // The same of many tables, as ffi/common/table_reader.h and tt_tables.h describe them.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesForwardCpu, TablesForwardImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesBackwardCpu, TablesBackwardImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesUpdateCpu, TablesUpdateImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TTTablesApplyCpu, TablesApplyImpl,
-                              ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().RemainingRets().Attrs());
+                              ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 
 }  // namespace jax_tt

@@ -292,7 +292,7 @@ def _received(
     call: Call, own: Ask, parts: Iterator[jax.Array], fits: jax.Array | None
 ) -> tuple[Asked | Batch, AskedKeys | None]:
     """What this device is asked for: nothing unless messages hold everything that all devices ask for."""
-    allowed = np.True_ if fits is None else fits
+    allowed: Any = np.True_ if fits is None else fits
     if isinstance(own, Spread):
         return emptied(received_bags(call, parts), allowed), None
     return received(call, parts, allowed, checked=True)

@@ -238,7 +238,7 @@ def launches_of(tables, samples, length=1):
 @pytest.mark.parametrize(
     ("count", "ranks"), [(3, 16), (7, 2), pytest.param(26, 2, marks=pytest.mark.full)]
 )
-def test_few_launches(count, ranks):
+def test_few_launches_cuda_emulated(count, ranks):
     """Tables with the same ranks, column factors, storage type and rule, but of different sizes."""
     tables = {
         f"t{k}": jax_tt.tt_table(

@@ -105,15 +105,16 @@ static void AddCodedRows(const Codebooks& books, const UnpackedRows& rows, int64
   const float* entries = books.rows + skipped * of_codebook;
   for (int64_t p = 0; p < books.parts; ++p, entries += (books.terms + books.hot_terms) * of_codebook, out += width) {
     int64_t i = 0;
-    const auto add = [&](auto tile, int64_t columns) {
-      for (; i + columns <= width; i += columns) tile(rows, p * terms, terms, entries + i, of_codebook, out + i);
+    const auto add = [&]<int W, int kVectors>() {
+      for (; i + W * kVectors <= width; i += W * kVectors)
+        AddCodedTile<W, kVectors, kScaled>(rows, p * terms, terms, entries + i, of_codebook, out + i);
     };
-    add(AddCodedTile<16, 4, kScaled>, 64);
-    add(AddCodedTile<16, 1, kScaled>, 16);
-    add(AddCodedTile<8, 1, kScaled>, 8);
-    add(AddCodedTile<4, 1, kScaled>, 4);
-    add(AddCodedTile<2, 1, kScaled>, 2);
-    add(AddCodedTile<1, 1, kScaled>, 1);
+    add.template operator()<16, 4>();
+    add.template operator()<16, 1>();
+    add.template operator()<8, 1>();
+    add.template operator()<4, 1>();
+    add.template operator()<2, 1>();
+    add.template operator()<1, 1>();
   }
 }
 

@@ -133,6 +133,12 @@ def test_kinds_of_compress():
         jax_tt.plan(tables, 24_000, kinds=["sketch"])
 
 
+def test_a_small_table_has_no_rival():
+    halves = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
+    (planned,) = jax_tt.plan({"halves": halves}, 40, kinds=["quantized"]).values()
+    assert (planned.kind, planned.reason) == ("quantized", "smaller than any tensor train")
+
+
 def test_text(trained):
     _, plan = trained
     heading, *lines, total = str(plan).splitlines()

@@ -97,6 +97,11 @@ class Table:
     def uncompressed(self) -> Candidate:
         return Candidate(DENSE, None, None, self.dense_bytes, 0.0)
 
+    @property
+    def least_train_bytes(self) -> int:
+        """Bytes of the smallest tensor train."""
+        return least_params(self.num_embeddings, self.features) * self.itemsize
+
     def candidates(self) -> list[Candidate]:
         """Dense, and whatever is smaller."""
         found = [self.uncompressed]
@@ -108,7 +113,7 @@ class Table:
             ]
             found += [one for kind in self.kinds for one in self._small(kind)]
         step = _MEASURED_STEP if self.measured else _PREDICTED_STEP
-        least = least_params(self.num_embeddings, self.features) * self.itemsize
+        least = self.least_train_bytes
         size = self.dense_bytes // 2
         while size > least:
             found += self._trains(size)

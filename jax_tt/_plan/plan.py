@@ -216,6 +216,8 @@ def _reason(table: Table, chosen: Candidate, budget: int) -> str:
     if not table.measured:
         return "sizes only: pass the trained table to have it measured"
     if chosen.kind == LOW_RANK or chosen.small is not None:
+        if chosen.nbytes < table.least_train_bytes:
+            return "smaller than any tensor train"
         rival = table.train(chosen.nbytes)
         return f"a tensor train of as many bytes has error {rival.error:.3g}"
     rival = table.low_rank_within(chosen.nbytes)

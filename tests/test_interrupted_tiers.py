@@ -46,6 +46,24 @@ def test_an_end_that_was_interrupted_is_completed(monkeypatch, owner):
     assert (tiers.read(state, "item", IDS) == others.read(whole, "item", IDS)).all()
 
 
+def test_an_interrupted_start_leaves_no_thread(monkeypatch):
+    batches, before = drawn_batches(30), threading.active_count()
+    (tiers, state), (others, whole) = small_tiers(depth=2), small_tiers(depth=0)
+    start = threading.Thread.start
+
+    def first_only(thread):
+        monkeypatch.setattr(threading.Thread, "start", start)
+        start(thread)
+        interrupted_once(monkeypatch, threading.Thread, "start")
+
+    monkeypatch.setattr(threading.Thread, "start", first_only)
+    with pytest.raises(KeyboardInterrupt):
+        next(tiers.prefetch(batches))
+    assert threading.active_count() == before
+    state, whole = trained(tiers, state, batches), trained(others, whole, batches)
+    assert (tiers.read(state, "item", IDS) == others.read(whole, "item", IDS)).all()
+
+
 @pytest.mark.skipif(
     threading.current_thread() is not threading.main_thread(), reason="others get no interrupts"
 )

@@ -10,6 +10,7 @@ from jax_tt._tiers.pipeline import Pipeline
 
 def squares(batches, depth):
     pipeline = Pipeline(batches, lambda k: k + 1, lambda k: k * k, depth)
+    pipeline.start()
     yield from iter(pipeline.next, None)
     pipeline.stop()
 
@@ -32,6 +33,7 @@ def test_errors_come_after_the_results_before_them(depth, fails):
         return call
 
     pipeline = Pipeline(map(step("batches"), range(9)), step("first"), step("second"), depth)
+    pipeline.start()
     assert [pipeline.next() for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(KeyError, match=fails):
         pipeline.next()
@@ -50,6 +52,7 @@ def test_few_batches_are_asked_for_ahead(depth):
             yield k
 
     pipeline = Pipeline(batches(), lambda k: k, lambda k: k, depth)
+    pipeline.start()
     assert enough.wait(10)
     pipeline.stop()
     assert (
@@ -67,6 +70,7 @@ def test_stop_ends_threads_that_wait():
         yield 1
 
     pipeline = Pipeline(batches(), lambda k: k, lambda k: k, 2)
+    pipeline.start()
     assert begun.wait(10)
     threading.Timer(0.05, go.set).start()
     before = threading.active_count()

@@ -35,6 +35,9 @@ class Pipeline:
         self._threads = [
             threading.Thread(target=self._run, args=step, daemon=True) for step in steps if depth
         ]
+
+    def start(self) -> None:
+        """Starts the threads. If this is interrupted, `stop` ends those that have started."""
         for thread in self._threads:
             thread.start()
 

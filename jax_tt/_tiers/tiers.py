@@ -162,8 +162,9 @@ class Tiers:
             )
         self._end()
         running = Pipeline(batches, self._place, self._fetch, self._depth)
-        self._running = running
         try:
+            self._running = running
+            running.start()
             while (staged := self._next(running)) is not None:
                 yield staged
                 if self._loaded <= staged.number:

@@ -83,3 +83,11 @@ def test_counts_of_replicas_and_column_shards():
     assert jax_tt.plan_exchange(columns, ids).expected_skew == 2
     padding = jax_tt.plan_exchange(columns, np.full((4, 4), -1), pooled="sums")
     assert (padding.expected_unique, padding.expected_skew) == (1 / 4, 1)
+
+
+def test_errors_name_the_argument(mesh):
+    table = ShardedTable(jax_tt.dense_table(40, 4, name="words"), mesh, "model", Placement.hashed())
+    with pytest.raises(ValueError, match=r"^ids: got the id 40; expected ids in \[0, 40\)"):
+        jax_tt.plan_exchange(table, np.array([40]))
+    with pytest.raises(TypeError, match=r"^ids: got float64; expected integers"):
+        jax_tt.plan_exchange(table, np.ones(4))

@@ -45,8 +45,7 @@ def plan_exchange(
         )
     one_of("pooled", pooled, ("rows", "sums"))
     steps = as_positive("steps", steps)
-    name = table.name or "ids"
-    sample = sample_of(name, ids, table.num_embeddings, table.mesh.size, steps)
+    sample = sample_of("ids", ids, table.num_embeddings, table.mesh.size, steps)
     unique, most = _of_rows(table, sample)
     share = max(unique, 1) / sample.per_device
     if pooled == "sums":

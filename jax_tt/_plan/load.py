@@ -53,20 +53,23 @@ class Sample(NamedTuple):
         return np.broadcast_to(parts, ordered.shape)[first], ordered[first]
 
 
-def sample_of(name: str, ids: Any, num_embeddings: int, devices: int, steps: int) -> Sample:
-    """Ids ``[steps * B, L]`` or ``[n]``, in the order of their requests, divided among the devices."""
+def sample_of(label: str, ids: Any, num_embeddings: int, devices: int, steps: int) -> Sample:
+    """Ids ``[steps * B, L]`` or ``[n]``, in the order of their requests, divided among the devices.
+
+    Errors begin with ``label``.
+    """
     array = np.asarray(ids)
     if array.dtype.kind not in "iu":
-        raise TypeError(f"id_samples[{name!r}]: got {array.dtype}; expected integers.")
+        raise TypeError(f"{label}: got {array.dtype}; expected integers.")
     length = array.shape[-1] if array.ndim > 1 else 1
     if not array.size or array.size % (steps * length):
         raise ValueError(
-            f"id_samples[{name!r}]: got shape {array.shape}; expected the ids of steps={steps} batches of equal size, "
+            f"{label}: got shape {array.shape}; expected the ids of steps={steps} batches of equal size, "
             "[steps * batch, ids per bag]."
         )
     if array.max() >= num_embeddings:
         raise ValueError(
-            f"id_samples[{name!r}]: got the id {array.max()}; expected ids in [0, {num_embeddings})."
+            f"{label}: got the id {array.max()}; expected ids in [0, {num_embeddings})."
         )
     bags = array.reshape(steps, -1, length).astype(np.int64)
     spare = -bags.shape[1] % devices

@@ -92,7 +92,7 @@ def plan_placements(
     for name, table in tables.items():
         rows = table.num_embeddings
         sample = (
-            sample_of(name, given[name], rows, devices, steps)
+            sample_of(f"id_samples[{name!r}]", given[name], rows, devices, steps)
             if name in given
             else uniform_sample(rows, devices)
         )

@@ -31,7 +31,7 @@ def array_names(tables: dict[str, Pair]) -> set[str]:
 
 
 def words(pair: Pair) -> tuple[str, str]:
-    """The kind of a table with its settings, and the type of what it stores most of."""
+    """The kind of a table with its settings, and the type of its numbers: those of the codebooks, if it has some."""
     table, state = pair
     if isinstance(table, QuantizedTable):
         return f"{table.bits} bits a number", f"int{table.bits}"

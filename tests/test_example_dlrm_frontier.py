@@ -65,6 +65,8 @@ def test_points_are_measured_once(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(frontier, "train", None)
     monkeypatch.setattr(frontier, "Trained", None)
     frontier.main(arguments)
+    with pytest.raises(SystemExit, match=r"--out: .*points of other settings"):
+        frontier.main(["--tables=3000,800,61", *arguments[1:]])
 
 
 def test_table_and_picture(tmp_path: Path):

@@ -1,5 +1,5 @@
-"""Parts of the CPU kernels on their own: the scheduler and the ops of hash tables under sanitizers, with a thread pool
-of their own in place of XLA's, and the arithmetic of ids."""
+"""Parts of the CPU kernels on their own: the scheduler and the ops of hash tables under sanitizers, with a simple
+thread pool instead of XLA's, and the arithmetic of ids."""
 
 import shutil
 import subprocess
@@ -32,7 +32,7 @@ def test_sanitizers_find_nothing(tmp_path, name, sanitizer):
         capture_output=True,
         text=True,
     )
-    if built.returncode and any(f"{library}san" in built.stderr for library in ("t", "a", "ub")):
+    if built.returncode and any(f"-l{library}san" in built.stderr for library in ("t", "a", "ub")):
         pytest.skip(f"this compiler comes without -fsanitize={sanitizer}")
     assert built.returncode == 0, built.stderr
     # Where addresses are laid out too randomly for the sanitizer's shadow memory, it must run without that.

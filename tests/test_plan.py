@@ -131,6 +131,8 @@ def test_kinds_of_compress():
     assert table.bits == 4 and table.nbytes == rounded.nbytes
     with pytest.raises(ValueError, match="kinds"):
         jax_tt.plan(tables, 24_000, kinds=["sketch"])
+    with pytest.raises(TypeError, match=r"kinds: got 'quantized'; expected a sequence"):
+        jax_tt.plan(tables, 24_000, kinds="quantized")
 
 
 def test_a_small_table_has_no_rival():

@@ -148,14 +148,20 @@ def main(argv: list[str] | None = None) -> None:
     """Runs the command line."""
     options = parse(argv)
     points: dict[str, Any] = {}
+    config = Config(tables=options.tables, steps=options.steps)
+    settings = json.loads(json.dumps(dataclasses.asdict(config)))  # as a file has them
     if options.out.exists():
-        points = json.loads(options.out.read_text())["points"]
+        before = json.loads(options.out.read_text())
+        if before["config"] != settings:
+            raise SystemExit(
+                f"--out: {options.out} has points of other settings; expected a new file, or the same command."
+            )
+        points = before["points"]
     for seed in range(options.seeds):
-        config = Config(tables=options.tables, steps=options.steps, seed=seed)
-        for key, found in _measured(config, options, points):
+        for key, found in _measured(dataclasses.replace(config, seed=seed), options, points):
             points[key] = found
             print(key, found, flush=True)
-            text = json.dumps({"config": dataclasses.asdict(config), "points": points}, indent=1)
+            text = json.dumps({"config": settings, "points": points}, indent=1)
             options.out.write_text(text + "\n")
     print(frontier_report.table(list(points.values())))
 

@@ -111,7 +111,7 @@ def picture(path: Path, points: Points) -> None:
 
 
 def _trained(point: dict[str, Any]) -> str:
-    """The kind of the tables that it is made from, of whose numbers a name says the bits."""
+    """What the tables that it is made from were trained as: ``"dense"``, ``"int8"`` or ``"int4"``."""
     return point.get("trained", "dense")
 
 

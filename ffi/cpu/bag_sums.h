@@ -19,7 +19,8 @@
 namespace jax_tt {
 
 // Collects the rows of bags and lets a kernel add them up, many at a time.  Rows are added in the order in which they
-// come.  Each worker needs one, on cache lines that no other worker writes.
+// come; a kernel may add the parts of coded rows in another order, which the place of a bag among the rows decides.
+// Each worker needs one, on cache lines that no other worker writes.
 template <typename T>
 class alignas(64) BagSums {
  public:

@@ -178,9 +178,11 @@ template <typename T>
 Status MakePass(const TTArgs<T>& args, int core, bool backward, const RowChunk& chunk, const PassPlan& plan,
                 float* workspace, std::optional<PassArgs<T>>* pass) {
   // Loops count in 32 bits, and by the threads of a block beyond the end.
-  if (plan.tile_floats > INT32_MAX - kThreads)
+  constexpr int64_t kMostFloats = INT32_MAX - kThreads;
+  if (plan.tile_floats > kMostFloats)
     return InvalidArgument("a row of this table takes " + std::to_string(plan.tile_floats) +
-                           " floats of working memory, expected fewer than 2^31; use smaller factors or ranks");
+                           " floats of working memory, expected at most " + std::to_string(kMostFloats) +
+                           "; use smaller factors or ranks");
   int64_t size = 0;
   const TileLayout tile(args.shape, MakePivot(args.shape, core), plan.tile_rows, backward, &size);
   pass->emplace(PassArgs<T>{args, core, tile, chunk, plan, workspace});

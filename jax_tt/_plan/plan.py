@@ -92,6 +92,8 @@ def plan(
             f"tables: got {tables!r}; expected a dict from names to (num_embeddings, features) or tables."
         )
     dtype = as_dtype("dtype", dtype, jnp.float32)
+    if isinstance(kinds, str):
+        raise TypeError(f"kinds: got {kinds!r}; expected a sequence of kinds, such as [{kinds!r}].")
     kinds = [one_of("kinds", kind, SMALL) for kind in kinds]
     samples = dict(id_samples or {})
     if unknown := sorted(set(samples) - set(tables)):

@@ -144,8 +144,10 @@ class DiskStore:
             try:
                 self._thread.submit(self._close).result()
             finally:
-                self._thread.shutdown()
-                _unlock(lock)
+                try:
+                    self._thread.shutdown()
+                finally:  # an interrupt must not leave the directory locked
+                    _unlock(lock)
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:

@@ -64,9 +64,17 @@ def test_an_interrupted_start_leaves_no_thread(monkeypatch):
     assert (tiers.read(state, "item", IDS) == others.read(whole, "item", IDS)).all()
 
 
-@pytest.mark.skipif(
-    threading.current_thread() is not threading.main_thread(), reason="others get no interrupts"
-)
+@pytest.fixture
+def interrupts():
+    """SIGINT raises KeyboardInterrupt, also where the shell lets background jobs ignore it."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("only the main thread gets interrupts")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_while_a_batch_is_waited_for():
     batches, come = drawn_batches(30), threading.Event()
 

@@ -137,7 +137,7 @@ def test_means_over_seeds_and_sizes_that_do_not_exist(tmp_path):
         point("auto", 8.0, 0, 0.08),
         point("rounding", 4.0, 0, 0.15),
     ]
-    # Those of tables that are trained with few bits have a table of their own.
+    # Points of tables that were trained with few bits are in a separate table.
     trained = [
         point(method, ratio, 0, recall) | {"trained": "int8", "trained_recall": 0.19}
         for method, ratio, recall in (("auto", 4.0, 0.16), ("trained", 1.0, 0.19))

@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _sizes(options: argparse.Namespace) -> list[tuple[float, str]]:
-    """Ratios with methods; trained tables have a size of their own."""
+    """Ratios with methods; tables as they were trained have just one ratio."""
     made = [method for method in options.methods if method != TRAINED]
     return [(ratio, method) for ratio in options.ratios for method in made] + [
         (1.0, TRAINED) for method in options.methods if method == TRAINED

@@ -162,7 +162,7 @@ class Changes {
   std::unordered_map<uint64_t, int64_t> map_;
 };
 
-// As in the preparation of batches: one thread has an index and a directory of its own; another one and the thread of
+// As in the preparation of batches: one thread alone uses an index and a directory; another one and the thread of
 // the steps share an index under a lock, and copy rows.
 void RunTiers() {
   std::mutex stores;

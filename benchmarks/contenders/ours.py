@@ -70,6 +70,39 @@ def tt_optax_step(work: Work, method: str = "auto") -> Call:
     return _training(jax.jit(step, donate_argnums=0), (cores, tx.init(cores)), bags_of(work))
 
 
+def tt_sum(works: list[Work]) -> tuple[Call, Call]:
+    """Forward and fused step of a sum of TT tables, whose terms have the same bags and ids of their own."""
+    rule, gradient = optimizers.SGD(LEARNING_RATE), jnp.asarray(works[0].gradient)
+    names = [f"term {k}" for k in range(len(works))]
+    terms = jax_tt.Collection(
+        {
+            name: jax_tt.tt_table(**work.shape.layer_arguments(), optimizer=rule)
+            for name, work in zip(names, works, strict=True)
+        },
+        {name: jax_tt.Feature(name) for name in names},
+    )
+    batches = [
+        dict(zip(names, bags, strict=True)) for bags in zip(*map(bags_of, works), strict=True)
+    ]
+    state = jax.jit(terms.init)(jax.random.key(0))
+
+    def rows(state, batch):
+        return sum(jax_tt.embed_collection(terms, state, batch)[0].values())
+
+    def step(state, batch):
+        def loss(trained):
+            return jnp.vdot(rows(terms.replaced(state, trained), batch), gradient)
+
+        value, new = jax.value_and_grad(loss)(terms.trained(state))
+        return value, terms.overwritten(state, new)[0]
+
+    forward, fixed = jax.jit(rows), jax.jit(terms.init)(jax.random.key(0))
+    return (
+        lambda i: forward(fixed, batches[i % len(batches)]).block_until_ready(),
+        _training(jax.jit(step, donate_argnums=0), state, batches),
+    )
+
+
 def table_forward(work: Work, table: jax_tt.Table, state: dict) -> Call:
     """Pooled rows of a table of any kind."""
     bags, lookup = bags_of(work), jax_tt.Lookup()

@@ -112,11 +112,14 @@ cuda cuda-all: $(VENV)/.with-dev
 # The tests of the ops on the emulated CUDA kernels, threads and blocks in several orders: a race shows as a result
 # that depends on the order, where the emulator does not name it outright.
 SEEDS ?= 1 2 3
-EMULATION_TESTS ?= conformance grad fused rules vmap jit bags arguments shard fused_shard cuda_tt cuda_fast cuda_storage \
-  dense_segments dense_tables_cuda tt_tables_cuda cache_ops hash_ops hash_directory hash_tables
+EMULATION_TESTS ?= conformance grad fused rules vmap jit bags arguments shard fused_shard max precision moment_dtype \
+  bad_ids poisoned_ids refused_steps averaged_rules extension_rules extension_builds custom_rules \
+  cuda_tt cuda_fast cuda_storage cuda_plan tt_tables_cuda dense_segments dense_tables_cuda \
+  quantized_tables quantized_groups quantized_training cache_ops cache_lookup cache_steps \
+  hash_ops hash_directory hash_tables hash_lookups
 emulated: $(VENV)/.with-test
 	@for seed in $(SEEDS); do echo "seed $$seed"; \
-	  JAX_TT_EMULATION_SEED=$$seed $(PY) -m pytest $(PYTEST_ARGS) -k cuda_emulated \
+	  JAX_TT_EMULATION_SEED=$$seed $(PY) -m pytest $(PYTEST_ARGS) -k cuda \
 	    $(EMULATION_TESTS:%=tests/test_%.py) || exit 1; done
 
 # Which lines and instances of the CUDA kernels those tests execute, into docs/cuda_coverage.md. Needs gcov.

@@ -318,20 +318,39 @@ def test_a_warning_turned_into_an_error_stops_nothing(method, monkeypatch):
 
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="no emulated kernels")
-@pytest.mark.parametrize("kind", ["dense", "tt", "cached", "split"])
-def test_cuda_kernels_leave_notices(kind):
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("dense", "int32"),
+        ("tt", "int32"),
+        ("tt", "uint32"),
+        ("tt", "int64"),
+        ("cached", "int32"),
+        ("split", "int32"),
+        ("split", "beyond"),
+    ],
+)
+def test_cuda_kernels_leave_notices(kind, dtype, request):
     """A thread takes them to the main thread, once for every table of the process."""
-    name, options = f"notice {kind}", {"bounds": "warn", "method": "cuda_emulated"}
-    ids, words = jnp.array([[1, 2, -1], [N + 9, 3, -1]]), rf"id (-1|{N + 9}) at position [235] is"
+    if dtype == "int64":
+        request.getfixturevalue("x64")
+    name, options = f"notice {kind} {dtype}", {"bounds": "warn", "method": "cuda_emulated"}
+    bad = N + 7 if dtype == "uint32" else -1
+    ids, words = [[1, 2, bad], [N + 9, 3, bad]], rf"id ({bad}|{N + 9}) at position [235] is"
     if kind == "split":
         shape = jax_tt.TTShape(10**12, 4, 1, (10**4, 10**4, 10**4), (1, 2, 2))
         cores = jax_tt.init_cores(jax.random.key(0), shape)
-        ids, words = shape.split_ids(np.array([[5, -3]])), "a negative id at position 1 is"
+        bad, words = (
+            (10**12 + 5, "an id beyond 1000000000000 at position 1 is")
+            if dtype == "beyond"
+            else (-3, "a negative id at position 1 is")
+        )
+        ids = shape.split_ids(np.array([[5, bad]]))
         call = lambda: jax_tt.tt_embed_bag(cores, jax_tt.Bags(ids), name=name, **options)  # noqa: E731
     else:
         cls, own = layer_options(kind, "cuda_emulated")
         layer = cls(N, D, name=name, rngs=nnx.Rngs(0), **own)
-        call = lambda: layer(ids)  # noqa: E731
+        call = lambda: layer(jnp.array(ids, dtype))  # noqa: E731
 
     def waited():
         jax.block_until_ready(call())

@@ -194,6 +194,22 @@ def test_most_positions_read_one_row(n, method):
 
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
+def test_samples_that_miss_most_rows_leave_one_block_nearly_all_positions():
+    """The blocks that sort divide the rows by samples of the batch, and one has more than its shared memory holds."""
+    n, samples = 20_000, 512  # of dense_split.cu
+    own = np.arange(samples, dtype=np.uint32)
+    run, random = n // samples, own * np.uint32(2654435761) >> 16
+    ids = np.arange(n, dtype=np.int32)[::-1] % 300
+    ids[own * run + (random * run >> 16)] = 400 + own % 100
+    table = jax_tt.init_fused_table(jnp.zeros((500, 1)), optimizers.SGD(1.0))
+    g = np.arange(n, dtype=np.float32)[:, None] % 16
+    after = _update(optimizers.SGD(1.0), table, ids[:, None], g, "cuda_emulated")
+    want = np.zeros((500, 1), np.float32)
+    np.add.at(want, ids, -g)
+    np.testing.assert_array_equal(after.cores[0], want)
+
+
+@pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
 @pytest.mark.parametrize(
     ("n", "launches"),
     [(1, 1), (159, 1), (160, 1), (4097, 1), (20_000, 1), (65_536, 1), (65_537, 4)],

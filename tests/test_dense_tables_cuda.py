@@ -39,6 +39,14 @@ TABLES = {
     "plain": (70, 12, "float32", "none"),
     "plain odd": (70, 3, "bfloat16", "none"),
 }
+# Rows of 16 bits, of columns that packets of four reach and that they do not, in short bags and in long ones.
+HALVES = {
+    f"{dtype} {columns} {k}": (60, columns, dtype, "rowwise")
+    for dtype in ("bfloat16", "float16")
+    for columns in (8, 5)
+    for k in ("short", "long", "short again", "long again")
+}
+ALL = TABLES | HALVES
 COMBINERS = {"odd": "mean", "half": "sqrtn", "plain": "mean"}
 BAGS = 4
 
@@ -46,7 +54,7 @@ BAGS = 4
 def collection_of(names, **options):
     tables = {}
     for name in names:
-        rows, columns, dtype, rule = TABLES[name]
+        rows, columns, dtype, rule = ALL[name]
         of_rule = options if RULES[rule] is not None else {}
         tables[name] = jax_tt.dense_table(
             rows, columns, param_dtype=dtype, optimizer=RULES[rule], **of_rule
@@ -60,9 +68,10 @@ def batch_of(names, bad=False):
     rng = np.random.default_rng(0)
     batch = {}
     for name in names:
-        rows = TABLES[name][0]
-        long = {"empty": [0] * BAGS, "long bags": [700, 0, 40, 3], "hot row": [100, 0, 100, 100]}
-        lengths = long.get(name, [5, 0, 9, 1])
+        rows = ALL[name][0]
+        special = {"empty": [0] * BAGS, "hot row": [100, 0, 100, 100]}
+        usual = [700, 0, 40, 3] if "long" in name else [5, 0, 9, 1]
+        lengths = special.get(name, usual)
         ids = [rng.integers(0, rows, length).tolist() for length in lengths]
         if name == "hot row":  # one that several tiles of the sorted ids have
             ids[0] = ids[3] = [7] * 100
@@ -149,6 +158,13 @@ def test_bits_of_sums_in_one_array(names, monkeypatch):
     batch["again"] = Bags(batch[names[1]].ids[::-1], batch[names[1]].offsets)
     lookup = Lookup(method="cuda_emulated")
     got, want = steps(collection, lookup, "concatenated", batch, monkeypatch)
+    assert_same_bits(got, want)
+
+
+@pytest.mark.full
+def test_bits_of_16_bit_rows(monkeypatch):
+    lookup = Lookup(method="cuda_emulated")
+    got, want = steps(collection_of(HALVES), lookup, "features", batch_of(HALVES), monkeypatch)
     assert_same_bits(got, want)
 
 
@@ -273,3 +289,13 @@ def test_a_step_launches_as_many_kernels_as_its_expected_time_counts(ids):
     batch = {"rows": jnp.arange(ids, dtype=jnp.int32).reshape(-1, 20)}
     expected = stages.dense_stages(GpuWork(shape, ids // 20, 20))
     assert launches_of(collection, batch) == sum(stage.kernels for stage in expected)
+
+
+def test_calls_that_are_too_large_are_refused_before_they_are_made():
+    size = _ffi.load("cuda_emulated").dense_workspace_size
+    with pytest.raises(ValueError, match=r"at most 2\^31 - 1 ids of all tables"):
+        size("update", [10, 10], [8, 8], [2**30, 2**30], 0)
+    with pytest.raises(ValueError, match=r"at most 2\^61 rows"):
+        size("update", [2**61, 2**60], [8, 8], [70_000, 70_000], 0)
+    with pytest.raises(ValueError, match="expected as many of each"):
+        size("update", [10], [8, 8], [5], 0)

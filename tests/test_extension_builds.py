@@ -33,7 +33,7 @@ def run_its_tests(site: Path, **variables: str) -> str:
 
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="needs the emulated module")
-def test_the_kernels_take_the_steps_of_the_reference(tmp_path):
+def test_the_cuda_kernels_take_the_steps_of_the_reference(tmp_path):
     package = tmp_path / "lion_rule"
     shutil.copytree(PACKAGE, package)
     include = [

@@ -317,7 +317,7 @@ def test_a_program_whose_rule_is_missing_says_so(kind, method, rule, monkeypatch
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="needs the emulated module")
 @pytest.mark.parametrize("kind", ["dense", "tensor train"])
-def test_a_rule_without_kernels_says_so(kind, rule):
+def test_a_rule_without_cuda_kernels_says_so(kind, rule):
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"'lion_rule\.lion' was compiled without"):
         if kind == "dense":
             one_step(rule, "cuda_emulated")

@@ -167,6 +167,46 @@ def test_a_term_that_is_off_cannot_be_switched_on_by_a_call():
         jax_tt.optimizers.RowWiseAdagrad(0.1, weight_decay_mode="adamw")
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", [*RULES, "global_decay"])
+def test_cuda_kernels_of_every_storage_type_step_as_those_of_the_cpu(name, dtype):
+    """Rows that packets of four numbers fill and others, and slices that are stepped with their sums and after them."""
+    for way in ("ffi", "cuda_emulated"):
+        skip_unless_stored(dtype, way)
+    rule = optimizers.GlobalDecayRowWiseAdagrad(0.1, weight_decay=1.0)
+    rule = RULES[name][0] if name in RULES else rule
+    tables = {"wide": rows()[:, :8].astype(dtype), "odd": rows()[:, :5].astype(dtype)}
+    if not rule.scales_reads:
+        train = tuple(core.astype(dtype) for core in cores())
+        tables |= {"at once": train, "afterwards": train}
+    state = {key: jax_tt.init_fused_table(start, rule) for key, start in tables.items()}
+    (ids, offsets), *_ = batches(1)
+    bags = jax_tt.Bags(ids, offsets)
+
+    def stepped(method):
+        def loss(state):
+            out = []
+            for key, table in state.items():
+                look_up = (
+                    jax_tt.fused_embed_bag if len(table.cores) == 1 else jax_tt.fused_tt_embed_bag
+                )
+                options = {"skip_nonfinite": key == "afterwards", "stochastic_rounding": False}
+                own = look_up(table, bags, rule, method=method, **options).astype(jnp.float32)
+                out.append(jnp.sum(own * gradients(own.shape[1])))
+            return sum(out)
+
+        return jax.jit(jax.grad(loss))(state)
+
+    # An entry of 16 bits may be rounded to the other side.
+    tolerance = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
+    got, want = stepped("cuda_emulated"), stepped("ffi")
+    for key in state:
+        assert np.any(f64(want[key].cores[0]) != f64(state[key].cores[0]))
+        for a, b in zip(jax.tree.leaves(got[key]), jax.tree.leaves(want[key]), strict=True):
+            np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance / 10)
+
+
 @pytest.mark.full(but="lamb")
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("name", RULES)

@@ -11,6 +11,7 @@ import jax_tt
 from benchmarks.gpu import stages, work
 from jax_tt import Bags, Feature, Lookup, _ffi, optimizers
 from tests.conftest import native_available
+from tests.helpers import f64
 
 pytestmark = pytest.mark.skipif(
     not native_available("cuda_emulated"), reason="the emulator is not built"
@@ -132,6 +133,20 @@ def test_order_of_threads_leaves_no_trace():
         assert_same_bits(result, results[0])
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("n", [9, 17_000])
+def test_broken_offsets_make_nan_and_no_update(n):
+    """In the one launch that plans few ids, and in those that plan many."""
+    table = jax_tt.tt_table(60, 4, tt_ranks=2, optimizer=ADAGRAD)
+    collection = jax_tt.Collection({"a": table}, {"a": Feature("a")})
+    state = collection.init(jax.random.key(0))
+    bags = Bags(jnp.arange(n, dtype=jnp.int32) % 60, jnp.array([0, n // 2, 3], jnp.int32))
+    step = jax.jit(functools.partial(stepped, collection, Lookup(method="cuda_emulated")))
+    rows, (after, _), _ = step(state, {"a": bags})
+    assert np.isnan(rows["a"]).any()
+    assert_same_bits(after["a"], state["a"])
+
+
 def test_a_gradient_that_is_not_finite_skips_its_own_table():
     names = ("usual", "fast", "half")
     collection = collection_of(names, skip_nonfinite=True)
@@ -169,9 +184,106 @@ def test_batches_of_very_different_sizes(one_by_one):
     rng = np.random.default_rng(0)
     batch = {
         f"t{n}": Bags.from_lengths(rng.integers(0, 60, n).astype(np.int32), [n // 2, 0, n - n // 2])
-        for n in (3, 4097, 17_000)
+        for n in (3, 4097, 17_000, 17_500, 4200, 4300)
     }
+    # Of one slice in a core, which one launch plans for fewer ids.
+    flat = {"row_factors": (1, 60), "col_factors": (2, 2)}
+    other = jax_tt.tt_table(60, 4, tt_ranks=2, optimizer=ADAGRAD, **flat)
+    tables = dict.fromkeys(batch, table) | {"t4200": other, "t4300": other}
+    assert_same_steps(tables, batch, one_by_one)
+
+
+@pytest.mark.full
+def test_digits_that_do_not_fit_into_one_word_are_sorted_in_passes(one_by_one):
+    table = jax_tt.tt_table(10**15, 8, tt_ranks=2, optimizer=ADAGRAD)
+    assert isinstance(table, jax_tt.TTTable)
+    rng, batch = np.random.default_rng(0), {}
+    for n in (20, 30, 4200, 4300):  # pairs that a thread sorts: up to 8, and more
+        ids = rng.choice(rng.integers(0, 10**15, 50), n)
+        batch[f"t{n}"] = Bags(table.shape.split_ids(ids), np.array([0, n // 2, n], np.int32))
     assert_same_steps(dict.fromkeys(batch, table), batch, one_by_one)
+
+
+# Column factors and ranks of every tile of the specialised passes.
+TILES = [
+    ((4, 4, 8), 16),
+    ((2, 8, 4), 16),
+    ((4, 4, 4), 32),
+    ((2, 8, 2), 32),
+    ((8, 2, 8), 32),
+    ((4, 4, 4), 64),
+    ((2, 4, 8), 64),
+    ((4, 4, 4), 128),
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [("float32", "highest"), ("float32", "high"), ("bfloat16", None), ("float16", None)],
+)
+def test_every_specialised_pass_takes_several_tables(dtype, precision, one_by_one):
+    rng, tables, batch = np.random.default_rng(0), {}, {}
+    for name, (columns, rank) in {f"{k} {tile}": tile for tile in TILES for k in "ab"}.items():
+        tables[name] = jax_tt.tt_table(
+            50 * 3 * 50,
+            int(np.prod(columns)),
+            tt_ranks=rank,
+            row_factors=(50, 3, 50),
+            col_factors=columns,
+            param_dtype=dtype,
+            optimizer=ADAGRAD,
+        )
+        batch[name] = Bags.from_lengths(rng.integers(0, 7500, 20).astype(np.int32), [5, 0, 15])
+    with jax.default_matmul_precision(precision or "highest"):
+        assert_same_steps(tables, batch, one_by_one)
+
+
+@pytest.mark.full
+def test_general_passes_of_16_bits_and_of_odd_columns_take_several_tables(one_by_one):
+    shapes = {
+        "half": (2001, 8, {"tt_ranks": (3, 5), "param_dtype": "float16"}),
+        "odd": (70, 3, {"tt_ranks": 4, "row_factors": (7, 10), "col_factors": (1, 3)}),
+    }
+    rng, tables, batch = np.random.default_rng(0), {}, {}
+    for name, (rows, columns, options) in shapes.items():
+        for k in "ab":
+            tables[name + k] = jax_tt.tt_table(rows, columns, optimizer=ADAGRAD, **options)
+            ids = rng.choice(rng.integers(0, rows, 20), 600).astype(np.int32)
+            batch[name + k] = Bags.from_lengths(ids, [1, 0, 599])
+    assert_same_steps(tables, batch, one_by_one)
+
+
+@pytest.mark.full
+def test_plans_of_sharded_batches_are_checked_together():
+    names = ("usual", "fast", "half")
+    collection = collection_of(names)
+    state = collection.init(jax.random.key(0))
+    rng = np.random.default_rng(0)
+    batch = {name: rng.integers(0, TABLES[name][0], (8, 5)).astype(np.int32) for name in names}
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    over_devices = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+
+    @jax.jit
+    def step(state, batch):
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            lookup = Lookup(method="cuda_emulated")
+            rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
+            return sum(jnp.sum(jnp.sin(out.astype(jnp.float32))) for out in rows.values())
+
+        return collection.overwritten(state, jax.grad(loss)(collection.trained(state)))[0]
+
+    module = _ffi.load("cuda_emulated")
+    assert module is not None
+    module.clear_launch_counts()
+    got = jax.block_until_ready(step(state, jax.device_put(batch, over_devices)))
+    assert module.launch_counts()["ComparePlan"][0] > 0
+    want = step(state, batch)
+    for name in names:
+        tolerance = 1e-2 if name == "half" else 1e-5
+        for a, b in zip(jax.tree.leaves(got[name]), jax.tree.leaves(want[name]), strict=True):
+            np.testing.assert_allclose(f64(a), f64(b), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.full

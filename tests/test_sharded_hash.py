@@ -231,7 +231,6 @@ def test_dumps_are_read_by_another_number_of_devices(tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"policy": "lfu"}, ValueError, "policy: got 'lfu' for a hash table that is divided"),
         ({"admission": 2}, ValueError, "admission: got AdmitAfter"),
         ({"max_capacity": 128}, ValueError, "max_capacity: got 128"),
         ({"missing": 3}, ValueError, "missing: got 3"),

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.requests import values_of
 from jax_tt._collection.states import check_states, listed
-from jax_tt._hash.insert import Asked, Inserted, Requests, inserted_anywhere, requests_of
+from jax_tt._hash.insert import Asked, Inserted, inserted_anywhere, requests_of
 from jax_tt._hash.table import unsharded_hash_table
 
 
@@ -80,7 +81,7 @@ def insert_collection_keys(
             )
             for feature in collection.features_of[name]
         ]
-        requests = Requests(*(jnp.concatenate(own) for own in zip(*parts, strict=True)))
+        requests = jax.tree.map(lambda *own: jnp.concatenate(own), *parts)
         own = epoch if table in of_epochs else None
         asked.append(Asked(collection.for_batches[name], state[name], requests, own))
         ends[name] = list(itertools.accumulate(own.here.size for own in parts))

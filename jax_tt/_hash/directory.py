@@ -36,6 +36,11 @@ class Eviction(NamedTuple):
     policy: str
     min_age: int = 1
 
+    @property
+    def counts_requests(self) -> bool:
+        """Whether the score of a key depends on how often it was requested."""
+        return self.policy in ("lfu", "epoch_lfu")
+
 
 class KeyDirectory(NamedTuple):
     """The keys of a table with ``sets * ways`` rows; slot ``s * ways + w`` is way w of set s.

@@ -18,7 +18,7 @@ from jax_tt._hash.directory import COUNTERS, Eviction, Insertion, KeyDirectory
 from jax_tt._hash.initial import InitialRows, threefry
 from jax_tt._hash.keys import keys_of, score_words
 from jax_tt._hash.missing import Check
-from jax_tt._hash.reference import erase
+from jax_tt._hash.reference import erase, scored, scores_of
 from jax_tt._hash.table import (
     CLOCK,
     SEED,
@@ -171,11 +171,14 @@ class Requests(NamedTuple):
         keys: uint32 ``[n, 2]``.
         here: which positions count, bool ``[n]``.
         given: scores, uint32 ``[n, 2]``.
+        counts: how many requests every position stands for, int32 ``[n]``, 0 where it does not count; None for one
+            each. Where the table `counts_requests`, positions with counts have different keys.
     """
 
     keys: Any
     here: Any
     given: Any
+    counts: Any = None
 
 
 class Asked(NamedTuple):
@@ -218,6 +221,7 @@ class _Insertion(NamedTuple):
         requests: of the batch.
         now, epoch: the number of the batch, and the present epoch.
         method: resolved.
+        slots: of the keys before the insertion, -1 for new ones; None where they are not needed.
         admitted: positions to insert, bool ``[n]``.
         missed: requests and distinct keys that were not in the table, where not all of these are inserted.
     """
@@ -228,6 +232,7 @@ class _Insertion(NamedTuple):
     now: Any
     epoch: Any
     method: str
+    slots: Any
     admitted: Any
     missed: tuple[Any, Any] | None = None
 
@@ -236,12 +241,12 @@ def inserted_together(
     asked: Sequence[Asked], method: str, return_evicted: bool
 ) -> list[tuple[dict[str, Any], Inserted]]:
     """`insert_keys` of several tables, in one native call per op."""
-    begun = _admitted([_begun(own, method) for own in asked])
+    begun = _admitted(_found([_begun(own, method) for own in asked]))
     methods = [own.method for own in begun]
     entries = [_entry(own, return_evicted) for own in begun]
     results = []
     for own, (directory, done) in zip(begun, backend.insert_many(entries, methods), strict=True):
-        counts = _counts(done, own.missed)
+        counts = _counts(own, done)
         total = jnp.stack(list(counts.values())).astype(jnp.uint32)
         totals = {TOTALS: _words.added(own.state[TOTALS], total)}
         results.append(({**own.state, **named_directory(directory), **totals}, done, counts))
@@ -261,16 +266,49 @@ def _begun(asked: Asked, method: str) -> _Insertion:
     method = table.method(Lookup(method=method), state)
     now = jnp.minimum(state[CLOCK], _LAST) + 1
     requests = jax.lax.stop_gradient(requests)
-    epoch = _epoch(table, epoch)
-    return _Insertion(table, {**state, CLOCK: now}, requests, now, epoch, method, requests.here)
+    epoch = epoch_of(table, epoch)
+    state = {**state, CLOCK: now}
+    return _Insertion(table, state, requests, now, epoch, method, None, requests.here)
+
+
+def _found(begun: Sequence[_Insertion]) -> list[_Insertion]:
+    """The insertions with the slots of their keys, where these are needed before."""
+    needed = [
+        k
+        for k, own in enumerate(begun)
+        if own.table.admission is not None or own.requests.counts is not None
+    ]
+    searches = [
+        backend.Search(directory_of(own.state), own.requests.keys, own.requests.here)
+        for own in (begun[k] for k in needed)
+    ]
+    after = list(begun)
+    slots = backend.find_many(searches, [begun[k].method for k in needed])
+    for k, own in zip(needed, slots, strict=True):
+        after[k] = begun[k]._replace(slots=own)
+    return after
 
 
 def _entry(own: _Insertion, return_old: bool) -> backend.Entry:
-    table, (keys, _, given) = own.table, own.requests
+    table, (keys, _, given, counts) = own.table, own.requests
     check = Check(table.safe_check, no_room(table))
     directory = directory_of(own.state)
     batch = directory, keys, own.admitted, given, own.now, own.epoch
-    return backend.Entry(*batch, table.eviction, return_old, check)
+    entry = backend.Entry(*batch, table.eviction, return_old, check)
+    return entry if counts is None else _counted(entry, counts, own.slots)
+
+
+def _counted(entry: backend.Entry, counts: jax.Array, slots: jax.Array) -> backend.Entry:
+    """An insertion of different keys with several requests each, for ops that count every position once.
+
+    Where the score counts requests, it is given: the score that these keys have after the batch.
+    """
+    eviction = entry.eviction
+    if not eviction.counts_requests:
+        return entry
+    before = scores_of(entry.directory, slots)
+    given = scored(before, counts, entry.given, entry.now, entry.epoch, eviction.policy)
+    return entry._replace(given=given, eviction=eviction._replace(policy="custom"))
 
 
 def no_room(table: HashTable) -> str:
@@ -350,62 +388,65 @@ def _initial_in_slots(
 
 def _admitted(begun: Sequence[_Insertion]) -> list[_Insertion]:
     """The insertions with the keys that the tables admit."""
-    choosing = [k for k, own in enumerate(begun) if own.table.admission is not None]
-    searches = [
-        backend.Search(directory_of(begun[k].state), begun[k].requests.keys, begun[k].requests.here)
-        for k in choosing
-    ]
-    found = backend.find_many(searches, [begun[k].method for k in choosing])
-    known = {k: slots >= 0 for k, slots in zip(choosing, found, strict=True)}
-    counting = [k for k in choosing if isinstance(begun[k].table.admission, AdmitAfter)]
-    entries = [_waiting(begun[k], begun[k].requests.here & ~known[k]) for k in counting]
-    waited = backend.insert_many(entries, [begun[k].method for k in counting])
     after = list(begun)
-    for k, (waiting, done) in zip(counting, waited, strict=True):
-        after[k] = _admitted_after(begun[k], known[k], waiting, done)
-    for k in choosing:
-        if k not in counting:
-            after[k] = _drawn(begun[k], known[k])
+    counting = []
+    for k, own in enumerate(begun):
+        if isinstance(own.table.admission, AdmitAfter):
+            counting.append(k)
+        elif own.table.admission is not None:
+            after[k] = _drawn(own)
+    methods = [begun[k].method for k in counting]
+    of_counts = [k for k in counting if begun[k].requests.counts is not None]
+    searches = [
+        backend.Search(waiting_of(own.state), own.requests.keys, _missed(own))
+        for own in (begun[k] for k in of_counts)
+    ]
+    found = backend.find_many(searches, [begun[k].method for k in of_counts])
+    slots = dict(zip(of_counts, found, strict=True))
+    entries = [_waiting(begun[k], slots.get(k)) for k in counting]
+    for k, (waiting, done) in zip(counting, backend.insert_many(entries, methods), strict=True):
+        after[k] = _admitted_after(begun[k], waiting, done)
     return after
 
 
-def _waiting(own: _Insertion, missed: jax.Array) -> backend.Entry:
+def _missed(own: _Insertion) -> jax.Array:
+    return own.requests.here & (own.slots < 0)
+
+
+def _waiting(own: _Insertion, slots: jax.Array | None) -> backend.Entry:
     """The insertion of keys that were not in the table among those that wait.
 
-    Their scores are the last batch and, in the low word, the requests.
+    Their scores are the last batch and, in the low word, the requests. ``slots`` are those of keys that wait already,
+    for requests with counts.
     """
-    keys, now = own.requests.keys, own.now
-    batch = waiting_of(own.state), keys, missed, jnp.zeros_like(keys), now, now.astype(jnp.uint32)
-    return backend.Entry(*batch, Eviction("epoch_lfu"), return_old=False)
+    keys, now, counts = own.requests.keys, own.now, own.requests.counts
+    given, epoch = jnp.zeros_like(keys), now.astype(jnp.uint32)
+    batch = waiting_of(own.state), keys, _missed(own), given, now, epoch
+    entry = backend.Entry(*batch, Eviction("epoch_lfu"), return_old=False)
+    return entry if slots is None else _counted(entry, counts, slots)
 
 
-def _admitted_after(
-    own: _Insertion, known: jax.Array, waiting: KeyDirectory, done: Insertion
-) -> _Insertion:
+def _admitted_after(own: _Insertion, waiting: KeyDirectory, done: Insertion) -> _Insertion:
     """Admits keys that have been requested often enough."""
     assert isinstance(own.table.admission, AdmitAfter)
     slots = done.found
-    requests = _low_words(waiting)[jnp.maximum(slots, 0)]
+    requests = scores_of(waiting, slots)[:, 1]
     least = np.uint32(min(own.table.admission.requests, 2**32 - 1))
     admitted = (slots >= 0) & (requests >= least)
     waiting = erase(waiting, jnp.where(admitted, slots, -1))
     counts = dict(zip(COUNTERS, done.counts, strict=True))
     return own._replace(
         state={**own.state, **named_directory(waiting, WAITING)},
-        admitted=known | admitted,
+        admitted=(own.slots >= 0) | admitted,
         missed=(counts["requests"], counts["unique"]),
     )
 
 
-def _low_words(directory: KeyDirectory) -> jax.Array:
-    return directory.scores[:, 1].reshape(-1)
-
-
-def _drawn(own: _Insertion, known: jax.Array) -> _Insertion:
+def _drawn(own: _Insertion) -> _Insertion:
     """Admits keys that are drawn."""
     assert isinstance(own.table.admission, AdmitWithProbability)
     seed, keys = own.state[SEED], own.requests.keys
-    missed = own.requests.here & ~known
+    missed = _missed(own)
     # Another key of the generator than that of initial rows, which is the seed itself.
     first, second = threefry(seed[0], seed[1], own.now.astype(jnp.uint32), jnp.uint32(1))
     bits, _ = threefry(first, second, keys[:, 0], keys[:, 1])
@@ -416,24 +457,29 @@ def _drawn(own: _Insertion, known: jax.Array) -> _Insertion:
     new = new.at[1:].set((high[1:] != high[:-1]) | (low[1:] != low[:-1]))
     unique = jnp.sum(new & ~absent, dtype=jnp.int32)
     return own._replace(
-        admitted=known | (missed & (bits <= most)),
+        admitted=(own.slots >= 0) | (missed & (bits <= most)),
         missed=(jnp.sum(missed, dtype=jnp.int32), unique),
     )
 
 
-def _counts(done: Insertion, missed: tuple[jax.Array, jax.Array] | None) -> dict[str, jax.Array]:
-    """The counts by name; ``missed`` are the requests and distinct keys that were not in the table."""
+def _counts(own: _Insertion, done: Insertion) -> dict[str, jax.Array]:
+    """The counts by name, with the requests and distinct keys that were not admitted."""
     counts: dict[str, jax.Array] = dict(zip(COUNTERS, done.counts, strict=True))
-    if missed is not None:
-        requests, unique = missed
+    if own.missed is not None:
+        requests, unique = own.missed
         counts |= {
             "requests": counts["hits"] + requests,
             "unique": counts["unique_hits"] + unique,
         }
+    given = own.requests.counts
+    if given is not None:
+        hits = jnp.sum(jnp.where(own.slots >= 0, given, 0))
+        counts |= {"requests": jnp.sum(given), "hits": hits}
     return counts
 
 
-def _epoch(table: HashTable, epoch: Any) -> jax.Array:
+def epoch_of(table: HashTable, epoch: Any) -> jax.Array:
+    """The epoch of a batch as uint32 scalar, 0 for tables without epochs."""
     if table.policy.startswith("epoch_") != (epoch is not None):
         expected = "an integer scalar" if epoch is None else "None"
         raise ValueError(

@@ -89,7 +89,7 @@ def insert(
     known = here & (slots >= 0)
     at = jnp.where(known, slots, directory.capacity)
     before = flat.scores.at[at].get(mode="fill", fill_value=0)
-    scores = _scored(before, counts, given, now, epoch, policy)
+    scores = scored(before, counts, given, now, epoch, policy)
     flat = flat.written(at, distinct, scores, now)
 
     first, second = homes_of(distinct, directory.sets)
@@ -148,6 +148,12 @@ def erase(directory: KeyDirectory, slots: jax.Array) -> KeyDirectory:
     )
 
 
+def scores_of(directory: KeyDirectory, slots: jax.Array) -> jax.Array:
+    """Scores ``[n, 2]`` in these slots, int32 ``[n]``; 0 for negative ones."""
+    at = jnp.where(slots < 0, directory.sets, slots // directory.ways), slots % directory.ways
+    return directory.scores.at[at[0], :, at[1]].get(mode="fill", fill_value=0)
+
+
 class _Flat(NamedTuple):
     """The arrays of a directory with one axis of slots, which comes first."""
 
@@ -196,7 +202,7 @@ def _distinct(
     return first[:, :2], counts, first[:, 2:]
 
 
-def _scored(
+def scored(
     scores: jax.Array,
     counts: jax.Array,
     given: jax.Array,

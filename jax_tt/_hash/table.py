@@ -136,6 +136,11 @@ class HashTable(Wrapper):
         return Eviction(self.policy, self.min_age)
 
     @property
+    def counts_requests(self) -> bool:
+        """Whether an insertion depends on how often a batch requests a key."""
+        return self.eviction.counts_requests or isinstance(self.admission, AdmitAfter)
+
+    @property
     def sets(self) -> int:
         return self.num_embeddings // self.ways
 

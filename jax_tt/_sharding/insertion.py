@@ -13,16 +13,23 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt import _words
-from jax_tt._hash import backend
 from jax_tt._hash.directory import COUNTERS
-from jax_tt._hash.insert import Asked, Inserted, Requests, inserted_together, no_room
+from jax_tt._hash.insert import (
+    Asked,
+    Inserted,
+    Requests,
+    epoch_of,
+    inserted_together,
+    no_room,
+)
 from jax_tt._hash.missing import Check, check_count
-from jax_tt._hash.table import CLOCK, SEED, TOTALS, HashTable, directory_of
+from jax_tt._hash.table import CLOCK, SEED, TOTALS, HashTable
 from jax_tt._lookup._explicit import specified_over_explicit_axes
 from jax_tt._sharding.asked import received_keys
 from jax_tt._sharding.exchange import exchanged, other_rounds
 from jax_tt._sharding.forward import all_messages
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
+from jax_tt._sharding.keys import words_of
 from jax_tt._sharding.requests import PAGES, keys_in_pages, replicas_of, requested
 from jax_tt._sharding.route import Messages, Route, distinct, message_rows
 from jax_tt._sharding.table import ShardedTable
@@ -86,7 +93,7 @@ def _inputs(own: Asked) -> tuple[dict[str, Any], Requests, Any]:
         return jnp.pad(array, [(0, spare), *[(0, 0)] * (array.ndim - 1)]) if spare else array
 
     requests = jax.lax.stop_gradient(jax.tree.map(padded, own.requests))
-    epoch = jnp.zeros((), jnp.int32) if own.epoch is None else own.epoch
+    epoch = epoch_of(own.table.table, own.epoch)
     return {name: own.state[name] for name in names}, requests, epoch
 
 
@@ -152,7 +159,7 @@ def _route(
 ) -> tuple[Route, list[jax.Array]]:
     """The way to all devices that hold the keys, and what goes with every key: its requests, and its score."""
     table, layout = own.table, own.table.layout
-    keys, here, given = own.requests
+    keys, here, given, _ = own.requests
     pages, refused = keys_in_pages(layout, keys), jnp.zeros((), bool)
     found = requested(table, own.state[PAGES], pages, (here, here, refused), method, axes)
     places, size = found.distinct.places, here.shape[0]
@@ -187,20 +194,31 @@ def _at_owner(
     given = jnp.zeros_like(keys.keys)
     if local.policy == "custom":
         given = lax.bitcast_convert_type(next(parts).reshape(-1, 2), jnp.uint32)
+    arrived = Requests(keys.keys, keys.here, given, requests)
     # All rounds are one batch, with one number.
     before = {**own.state, **state, CLOCK: own.state[CLOCK]}
-    resolved = local.method(Lookup(method=method), before)
-    known = backend.find(directory_of(before), keys.keys, keys.here, resolved) >= 0
+    if local.counts_requests:
+        arrived = _of_all(arrived, local.method(Lookup(method=method), before))
     # An insertion that raised on one device alone would leave the others waiting.
     quiet = dataclasses.replace(
         local, safe_check="warn" if local.safe_check == "warn" else "ignore"
     )
     epoch = own.epoch if local.policy.startswith("epoch_") else None
-    asked = Asked(quiet, before, Requests(keys.keys, keys.here, given), epoch)
+    asked = Asked(quiet, before, arrived, epoch)
     ((after, inserted),) = inserted_together([asked], method, False)
-    more = inserted.counts | {
-        "requests": jnp.sum(requests),
-        "hits": jnp.sum(jnp.where(known, requests, 0)),
-    }
-    counts = counts + jnp.stack([more[name] for name in COUNTERS])
+    counts = counts + jnp.stack([inserted.counts[name] for name in COUNTERS])
     return {name: after[name] for name in state}, counts
+
+
+def _of_all(arrived: Requests, method: str) -> Requests:
+    """The different keys among those that have arrived, with the requests of all devices."""
+    keys, here, given, counts = arrived
+    size, (first, rest) = here.shape[0], words_of(keys)
+    found = distinct(Route((~here).astype(jnp.int32), first, rest), 1, method)
+    at = jnp.where(here, found.places, size)
+    return Requests(
+        keys.at[found.source].get(mode="fill", fill_value=0),
+        found.route.device == 0,
+        _largest(given, at, size),
+        jnp.zeros(size, jnp.int32).at[at].add(counts, mode="drop"),
+    )

@@ -52,7 +52,6 @@ def check_kind(table: Table) -> None:
 
 # Options of hash tables that need the whole table, and what is expected in their place.
 _DIVIDED = {
-    "policy": "'lru', 'epoch_lru', 'custom' or 'none'",
     "admission": "None",
     "max_capacity": "None",
     "missing": "'initial' or 'zeros'",
@@ -62,7 +61,6 @@ _DIVIDED = {
 def _of_whole_table(table: HashTable) -> str | None:
     """The first option of a hash table that only a table on one device has, or None."""
     needed = {
-        "policy": table.policy in ("lfu", "epoch_lfu"),
         "admission": table.admission is not None,
         "max_capacity": table.max_capacity is not None,
         "missing": not isinstance(table.missing, str),

@@ -1,0 +1,141 @@
+"""Scores, admission and growth of hash tables that are divided over devices."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import jax_tt
+from jax_tt import Placement, ShardedTable
+from jax_tt._sharding.keys import owners_of, words_of
+from jax_tt._sharding.route import message_rows
+
+WIDTH, CAPACITY, DEVICES, BATCH = 4, 128, 4, (16, 3)
+
+
+def _divided(table, *shape) -> Any:
+    names = ("data", "model")[-len(shape) :]
+    axes = (AxisType.Auto,) * len(shape)
+    devices = jax.devices()[: int(np.prod(shape))]
+    mesh = jax.make_mesh(shape, names, axis_types=axes, devices=devices)
+    return ShardedTable(table, mesh, "model", Placement.hashed())
+
+
+def _batches(keys, steps=8):
+    """Batches of skewed keys of both signs, with padding."""
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        ids = rng.zipf(1.2, BATCH) % keys
+        ids = np.where(ids % 2 == 0, ids << 32, -ids - 2)
+        yield np.where(rng.random(BATCH) < 0.1, -1, ids)
+
+
+def _insert(table, state, ids, epoch):
+    return jax_tt.insert_keys(table, state, jax_tt.Bags.from_padded(ids), epoch=epoch)
+
+
+INSERT = jax.jit(_insert, static_argnums=0)
+
+
+def _inserted(table, state, ids, step):
+    epoch = step // 3 if table.unsharded.policy.startswith("epoch_") else None
+    state, inserted = INSERT(table, state, jax_tt.split_keys(ids), epoch)
+    return state, {name: int(count) for name, count in inserted.counts.items()}
+
+
+def _owners(ids):
+    words = jnp.asarray(jax_tt.split_keys(ids).digits).view(jnp.uint32)
+    return np.asarray(owners_of(*words_of(words.reshape(-1, 2)), DEVICES)).reshape(ids.shape)
+
+
+def _parts(table, state):
+    """The arrays of every device that has keys."""
+    return [
+        {name: np.split(np.asarray(state[name]), DEVICES)[device] for name in table.divided_names}
+        for device in range(DEVICES)
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"policy": "lfu"}, id="lfu"),
+        pytest.param({"policy": "epoch_lfu", "min_age": 2}, id="epoch_lfu", marks=pytest.mark.full),
+    ],
+)
+def test_each_device_has_a_table_of_its_own_keys(options):
+    plain = jax_tt.hash_table(WIDTH, CAPACITY, ways=4, safe_check="ignore", **options)
+    table = _divided(plain, DEVICES)
+    own = table.local_keys
+    state = jax.jit(table.init)(jax.random.key(0))
+    alone = [jax.jit(own.init)(jax.random.key(0))] * DEVICES
+    evicted = 0
+    for step, ids in enumerate(_batches(300)):
+        state, counts = _inserted(table, state, ids, step)
+        expected = dict.fromkeys(counts, 0)
+        for device in range(DEVICES):
+            mine = np.where(_owners(ids) == device, ids, -1)
+            alone[device], more = _inserted(own, alone[device], mine, step)
+            expected = {name: count + more[name] for name, count in expected.items()}
+        assert counts == expected
+        evicted += counts["evicted"]
+    assert evicted > 20
+    for found, expected in zip(_parts(table, state), alone, strict=True):
+        taken = (found["hash_touched"] > 0).reshape(-1)
+        for name, array in found.items():
+            of_keys = (slice(None) if name.startswith("hash_") else taken,)
+            np.testing.assert_array_equal(array[of_keys], expected[name][of_keys], err_msg=name)
+
+
+def _by_key(table, state):
+    entries = jax_tt.table_keys(table, state)
+    entries = entries[np.argsort(entries["key"])]
+    rows = np.asarray(state["embedding"])[entries["slot"]]
+    return {name: entries[name] for name in ("key", "score", "touched")} | {"row": rows}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("policy", ["lfu", "epoch_lfu"])
+@pytest.mark.parametrize("shape", [(4,), (2, 2)], ids=["four", "data and model"])
+def test_scores_equal_those_on_one_device(policy, shape):
+    plain = jax_tt.hash_table(WIDTH, 512, policy=policy)
+    table = _divided(plain, *shape)
+    state, alone = (jax.jit(own.init)(jax.random.key(0)) for own in (table, plain))
+    for step, ids in enumerate(_batches(100)):
+        state, counts = _inserted(table, state, ids, step)
+        alone, expected = _inserted(plain, alone, ids, step)
+        assert counts == expected
+    found, expected = _by_key(table, state), _by_key(plain, alone)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert expected["score"].max() > 2
+
+
+@pytest.mark.full
+def test_requests_in_several_rounds_are_counted():
+    keys = np.arange(400)
+    keys = keys[_owners(keys) == 1][:36]
+    assert message_rows(36, DEVICES) < 36
+    ids = np.tile(keys, DEVICES).reshape(-1, 3)  # every device requests all of them
+    plain = jax_tt.hash_table(WIDTH, 512, policy="lfu")
+    table = _divided(plain, DEVICES)
+    state, alone = (jax.jit(t.init)(jax.random.key(0)) for t in (table, plain))
+    for step in range(2):
+        state, counts = _inserted(table, state, ids, step)
+        alone, expected = _inserted(plain, alone, ids, step)
+        assert counts == expected
+    found, expected = _by_key(table, state), _by_key(plain, alone)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert (expected["score"] == 2 * DEVICES).all()
+
+
+@pytest.mark.parametrize(("policy", "epoch"), [("epoch_lru", None), ("lru", 1)])
+def test_epochs_belong_to_their_policies_on_several_devices_as_well(policy, epoch):
+    table = _divided(jax_tt.hash_table(WIDTH, CAPACITY, policy=policy, name="item"), DEVICES)
+    state = table.init(jax.random.key(0))
+    with pytest.raises(ValueError, match=f"item: epoch: got {epoch} for the policy '{policy}'"):
+        jax_tt.insert_keys(table, state, np.arange(4), epoch=epoch)

@@ -231,7 +231,7 @@ def test_dumps_are_read_by_another_number_of_devices(tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"admission": 2}, ValueError, "admission: got AdmitAfter"),
+        ({"admission": jax_tt.AdmitAfter(2, 40)}, ValueError, "admission: .* 40 waiting .* of 32"),
         ({"max_capacity": 128}, ValueError, "max_capacity: got 128"),
         ({"missing": 3}, ValueError, "missing: got 3"),
         ({"ways": 32}, ValueError, "capacity: got 64 rows for 4 devices .* multiple of 128"),

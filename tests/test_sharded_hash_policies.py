@@ -10,10 +10,12 @@ from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt import Placement, ShardedTable
+from jax_tt._hash.directory import KeyDirectory
 from jax_tt._sharding.keys import owners_of, words_of
 from jax_tt._sharding.route import message_rows
+from tests.hash_model import joined
 
-WIDTH, CAPACITY, DEVICES, BATCH = 4, 128, 4, (16, 3)
+WIDTH, DEVICES, BATCH = 4, 4, (16, 3)
 
 
 def _divided(table, *shape) -> Any:
@@ -60,14 +62,17 @@ def _parts(table, state):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("capacity", "options"),
     [
-        pytest.param({"policy": "lfu"}, id="lfu"),
-        pytest.param({"policy": "epoch_lfu", "min_age": 2}, id="epoch_lfu", marks=pytest.mark.full),
+        pytest.param(
+            32, {"policy": "lfu", "admission": jax_tt.AdmitAfter(2, 64)}, id="lfu after 2"
+        ),
+        pytest.param(128, {"policy": "epoch_lfu", "min_age": 2}, marks=pytest.mark.full),
+        pytest.param(32, {"policy": "lru", "admission": 2}, marks=pytest.mark.full),
     ],
 )
-def test_each_device_has_a_table_of_its_own_keys(options):
-    plain = jax_tt.hash_table(WIDTH, CAPACITY, ways=4, safe_check="ignore", **options)
+def test_each_device_has_a_table_of_its_own_keys(capacity, options):
+    plain = jax_tt.hash_table(WIDTH, capacity, ways=4, safe_check="ignore", **options)
     table = _divided(plain, DEVICES)
     own = table.local_keys
     state = jax.jit(table.init)(jax.random.key(0))
@@ -82,7 +87,7 @@ def test_each_device_has_a_table_of_its_own_keys(options):
             expected = {name: count + more[name] for name, count in expected.items()}
         assert counts == expected
         evicted += counts["evicted"]
-    assert evicted > 20
+    assert evicted
     for found, expected in zip(_parts(table, state), alone, strict=True):
         taken = (found["hash_touched"] > 0).reshape(-1)
         for name, array in found.items():
@@ -97,11 +102,28 @@ def _by_key(table, state):
     return {name: entries[name] for name in ("key", "score", "touched")} | {"row": rows}
 
 
+def _waiting(state):
+    """Scores of the keys that wait for admission."""
+    keys, scores, touched = (np.asarray(state[f"hash_waiting_{x}"]) for x in KeyDirectory._fields)
+    keys, scores = (joined(words.transpose(0, 2, 1)).reshape(-1) for words in (keys, scores))
+    here = touched.reshape(-1) > 0
+    return dict(zip(keys[here].tolist(), scores[here].tolist(), strict=True))
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("policy", ["lfu", "epoch_lfu"])
+@pytest.mark.parametrize(
+    ("policy", "admission"),
+    [
+        ("lfu", None),
+        ("epoch_lfu", jax_tt.AdmitAfter(2)),
+        ("lru", jax_tt.AdmitAfter(3)),
+        ("lfu", jax_tt.AdmitWithProbability(0.3)),
+    ],
+    ids=["lfu", "epoch_lfu, after two", "lru, after three", "lfu, drawn"],
+)
 @pytest.mark.parametrize("shape", [(4,), (2, 2)], ids=["four", "data and model"])
-def test_scores_equal_those_on_one_device(policy, shape):
-    plain = jax_tt.hash_table(WIDTH, 512, policy=policy)
+def test_keys_and_scores_equal_those_on_one_device(policy, admission, shape):
+    plain = jax_tt.hash_table(WIDTH, 512, policy=policy, admission=admission, safe_check="ignore")
     table = _divided(plain, *shape)
     state, alone = (jax.jit(own.init)(jax.random.key(0)) for own in (table, plain))
     for step, ids in enumerate(_batches(100)):
@@ -111,7 +133,37 @@ def test_scores_equal_those_on_one_device(policy, shape):
     found, expected = _by_key(table, state), _by_key(plain, alone)
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert len(expected["key"]) > 20
     assert expected["score"].max() > 2
+    if isinstance(admission, jax_tt.AdmitAfter):
+        assert _waiting(state) == _waiting(alone)
+        assert _waiting(alone)
+
+
+@pytest.mark.full
+def test_keys_that_wait_move_to_other_devices(tmp_path):
+    plain = jax_tt.hash_table(WIDTH, 512, admission=3, safe_check="ignore")
+    table, wider = _divided(plain, 2), _divided(plain, DEVICES)
+    state = jax.jit(table.init)(jax.random.key(0))
+    *first, last = _batches(100)
+    for step, ids in enumerate(first):
+        state, _ = _inserted(table, state, ids, step)
+    jax_tt.dump_keys(table, state, tmp_path / "dump", progress=False)
+    whole = jax.device_get(jax.jit(table.by_row)(state))
+    moved = {table: state, plain: whole, wider: jax.jit(wider.of_rows)(whole)}
+    for own in (plain, wider):
+        loaded, _ = jax_tt.load_keys(
+            own, own.init(jax.random.key(0)), tmp_path / "dump", progress=False
+        )
+        assert _waiting(loaded) == _waiting(state)
+        moved[own] = loaded if own is plain else moved[own]
+    found = []
+    for own, state in moved.items():
+        assert _waiting(state) == _waiting(whole)
+        state, counts = _inserted(own, state, last, 0)
+        found.append((counts, _waiting(state)))
+    assert found[0] == found[1] == found[2]
+    assert found[0][0]["inserted"] > 0
 
 
 @pytest.mark.full
@@ -135,7 +187,7 @@ def test_requests_in_several_rounds_are_counted():
 
 @pytest.mark.parametrize(("policy", "epoch"), [("epoch_lru", None), ("lru", 1)])
 def test_epochs_belong_to_their_policies_on_several_devices_as_well(policy, epoch):
-    table = _divided(jax_tt.hash_table(WIDTH, CAPACITY, policy=policy, name="item"), DEVICES)
+    table = _divided(jax_tt.hash_table(WIDTH, 128, policy=policy, name="item"), DEVICES)
     state = table.init(jax.random.key(0))
     with pytest.raises(ValueError, match=f"item: epoch: got {epoch} for the policy '{policy}'"):
         jax_tt.insert_keys(table, state, np.arange(4), epoch=epoch)

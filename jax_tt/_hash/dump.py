@@ -29,6 +29,7 @@ from jax_tt._hash.table import (
     unsharded_hash_table,
 )
 from jax_tt._progress import Progress
+from jax_tt._sharding.rehash import rehashed_waiting
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State
 
@@ -124,6 +125,8 @@ def dump_keys(
     if not divided:
         about |= {"sets": table.sets, "ways": table.ways}
     rest = {name: value for name, value in state.items() if name in _rest_names(table)}
+    if divided:
+        rest |= rehashed_waiting(table, state, 1)
     with Progress(progress, "dump_keys", -(-len(entries) // size)) as bar:
         write_dump(path, parts(), rest, about, format, bar)
     return int(state[CLOCK])

@@ -52,7 +52,6 @@ def check_kind(table: Table) -> None:
 
 # Options of hash tables that need the whole table, and what is expected in their place.
 _DIVIDED = {
-    "admission": "None",
     "max_capacity": "None",
     "missing": "'initial' or 'zeros'",
 }
@@ -61,7 +60,6 @@ _DIVIDED = {
 def _of_whole_table(table: HashTable) -> str | None:
     """The first option of a hash table that only a table on one device has, or None."""
     needed = {
-        "admission": table.admission is not None,
         "max_capacity": table.max_capacity is not None,
         "missing": not isinstance(table.missing, str),
     }
@@ -111,6 +109,14 @@ def _check_hashed(table: HashTable, layout: Layout) -> None:
         raise ValueError(
             f"{table.label}capacity: got {table.num_embeddings} rows for {layout.devices} devices and sets of "
             f"{table.ways} rows; expected a multiple of {unit}, e.g. {-(-table.num_embeddings // unit) * unit}."
+        )
+
+    if table.waiting_sets % layout.devices:
+        got, unit = table.waiting_sets * table.ways, layout.devices * table.ways
+        raise ValueError(
+            f"{table.label}admission: got {table.admission!r}, which is room for {got} waiting keys, for "
+            f"{layout.devices} devices and sets of {table.ways} keys; expected a multiple of {unit}, e.g. "
+            f"waiting={-(-got // unit) * unit}."
         )
 
 

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._hash.table import KEYS, SEED, TOTALS, HashTable
+from jax_tt._hash.table import KEYS, SEED, TOTALS, WAITING, HashTable
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import replicated_over_explicit_axes, sharded_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
@@ -128,7 +128,11 @@ class ShardedTable(Wrapper):
     @functools.cached_property
     def local_keys(self) -> HashTable:
         """The hash table that one device holds."""
-        return dataclasses.replace(self.table, table=self.local)
+        waiting = self.table.waiting_sets // self.layout.devices * self.table.ways
+        admission = self.table.admission
+        if waiting:
+            admission = dataclasses.replace(admission, waiting=waiting)
+        return dataclasses.replace(self.table, table=self.local, admission=admission)
 
     @functools.cached_property
     def stored(self) -> Any:
@@ -177,7 +181,8 @@ class ShardedTable(Wrapper):
     @functools.cached_property
     def divided_names(self) -> frozenset[str]:
         """The arrays of which every device has a part."""
-        return frozenset([*self.row_arrays, *(KEYS if self.takes_keys else ())])
+        of_keys = [name for name in (*KEYS, *WAITING) if name in self.buffers]
+        return frozenset([*self.row_arrays, *of_keys])
 
     def check(self, state: State) -> None:
         self.require(state, (PAGES,))

@@ -232,7 +232,6 @@ def test_dumps_are_read_by_another_number_of_devices(tmp_path):
     ("change", "error", "message"),
     [
         ({"admission": jax_tt.AdmitAfter(2, 40)}, ValueError, "admission: .* 40 waiting .* of 32"),
-        ({"max_capacity": 128}, ValueError, "max_capacity: got 128"),
         ({"missing": 3}, ValueError, "missing: got 3"),
         ({"ways": 32}, ValueError, "capacity: got 64 rows for 4 devices .* multiple of 128"),
     ],
@@ -254,11 +253,6 @@ def test_what_hash_tables_on_several_devices_cannot_do_is_refused():
     with pytest.raises(ValueError, match="item: return_evicted: got True"):
         jax_tt.insert_keys(table, state, np.arange(3), return_evicted=True)
     collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
-    growth = r"item: table: .* divided over devices, which does not grow"
-    with pytest.raises(TypeError, match=growth):
-        jax_tt.grow_if_full(table, state)
-    with pytest.raises(TypeError, match=growth):
-        jax_tt.grow_collection_if_full(collection, {"item": state})
     with pytest.raises(TypeError, match=r"item: table: .* saved in pieces"):
         jax_tt.checkpoint_target(collection)
     with pytest.raises(ValueError, match="statistics"):

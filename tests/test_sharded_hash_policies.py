@@ -5,12 +5,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from jax.sharding import AxisType
 
 import jax_tt
+import jax_tt.linen
 from jax_tt import Placement, ShardedTable
 from jax_tt._hash.directory import KeyDirectory
+from jax_tt._hash.grow import growth_to
 from jax_tt._sharding.keys import owners_of, words_of
 from jax_tt._sharding.route import message_rows
 from tests.hash_model import joined
@@ -98,8 +102,12 @@ def test_each_device_has_a_table_of_its_own_keys(capacity, options):
 def _by_key(table, state):
     entries = jax_tt.table_keys(table, state)
     entries = entries[np.argsort(entries["key"])]
-    rows = np.asarray(state["embedding"])[entries["slot"]]
-    return {name: entries[name] for name in ("key", "score", "touched")} | {"row": rows}
+    rows = {
+        name: np.asarray(array)[entries["slot"]]
+        for name, array in state.items()
+        if array.ndim and len(array) == table.num_embeddings
+    }
+    return {name: entries[name] for name in ("key", "score", "touched")} | rows
 
 
 def _waiting(state):
@@ -183,6 +191,96 @@ def test_requests_in_several_rounds_are_counted():
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
     assert (expected["score"] == 2 * DEVICES).all()
+
+
+def test_each_device_doubles_the_table_of_its_keys():
+    options = {"admission": 2, "max_capacity": 1024, "optimizer": jax_tt.optimizers.Adagrad(0.1)}
+    plain = jax_tt.hash_table(WIDTH, 128, policy="lfu", **options)
+    table = _divided(plain, DEVICES)
+    state = jax.jit(table.init)(jax.random.key(0))
+    for step, ids in enumerate(_batches(40, 4)):
+        state, _ = _inserted(table, state, ids, step)
+    assert len(jax_tt.table_keys(table, state)) > 20
+    larger, after = jax_tt.grow_if_full(table, state, max_load=0.02)
+    assert larger.num_embeddings == 1024
+    larger.check(after)
+    assert after["hash_keys"].sharding.is_equivalent_to(state["hash_keys"].sharding, 3)
+    for part, expected in zip(_parts(table, state), _parts(larger, after), strict=True):
+        own = table.local_keys
+        growth = growth_to(own, 8 * own.num_embeddings)
+        found = own.grown({**state, **part}, growth).state
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+    same, kept = jax_tt.grow_if_full(larger, after, max_load=0)
+    assert same is larger and all(kept[name] is after[name] for name in after)
+
+
+TABLES = {"item": jax_tt.hash_table(WIDTH, 64, policy="lfu", max_capacity=256)}
+FEATURES = {"item": jax_tt.Feature("item")}
+
+
+def _ids(step):
+    ids = np.random.default_rng(step).integers(0, 20 * (step + 1), BATCH)
+    return {"item": jax_tt.split_keys(ids << 40)}
+
+
+def _mesh_options():
+    return {"mesh": _divided(TABLES["item"], 2).mesh, "axis": "model"}
+
+
+@pytest.mark.full
+def test_nnx_layers_and_their_moments_grow_on_several_devices_as_on_one():
+    found = []
+    for options in ({}, _mesh_options()):
+        embed = jax_tt.EmbedCollection(TABLES, FEATURES, rngs=nnx.Rngs(0), **options)
+        opt = jax_tt.FusedOptimizer(embed, optax.adagrad(0.05))
+
+        @nnx.jit
+        def step(embed, opt, ids):
+            embed.insert(ids)
+            grads = nnx.grad(lambda m: jnp.sum((m.stacked(ids) - 1) ** 2))(embed)
+            opt.update(embed, grads)
+
+        step(embed, opt, _ids(0))
+        assert embed.grow_if_full(max_load=0.2, opt=opt) == ("item",)
+        assert embed.grow_if_full(max_load=0.5, opt=opt) == ()
+        step(embed, opt, _ids(1))
+        moments = opt.opt_state[0].sum_of_squares["tables"]["item"]["embedding"]
+        table, arrays = embed.collection.tables["item"], embed.arrays()["item"]
+        found.append((table, _by_key(table, arrays | {"moments": moments[...]})))
+    (plain, expected), (table, own) = found
+    assert isinstance(table, ShardedTable) and table.num_embeddings == plain.num_embeddings == 128
+    assert {"embedding", "moments"} < set(expected) and len(expected["key"]) > 20
+    for name, array in expected.items():
+        np.testing.assert_allclose(own[name], array, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.full
+def test_collections_and_linen_layers_grow_on_several_devices():
+    batch, options = _ids(1), _mesh_options()
+    layer = jax_tt.linen.EmbedCollection(TABLES, FEATURES, **options)
+    variables = jax.jit(layer.init)(jax.random.key(0), batch)
+    collection = jax_tt.Collection(jax_tt.shard_tables(TABLES, **options), FEATURES)
+    state = jax.jit(collection.init)(jax.random.key(0))
+    insert = jax.jit(jax_tt.insert_collection_keys, static_argnums=0)
+    before, _ = insert(collection, state, batch)
+    variables = {**variables, "hash_table": {"item": _buffers(collection, before)}}
+    layer, variables, _, _ = jax_tt.linen.grow_if_full(layer, variables, max_load=0.1)
+    larger, after = jax_tt.grow_collection_if_full(collection, before, max_load=0.1)
+    assert not isinstance(layer.tables["item"], ShardedTable)
+    assert layer.tables["item"].num_embeddings == larger.tables["item"].num_embeddings == 256
+    for name, array in variables["hash_table"]["item"].items():
+        np.testing.assert_array_equal(array, after["item"][name], err_msg=name)
+    expected, found = (
+        _by_key(own.tables["item"], values["item"])
+        for own, values in ((collection, before), (larger, after))
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def _buffers(collection, state):
+    kinds = collection.tables["item"].buffers
+    return {name: state["item"][name] for name, kind in kinds.items() if kind == "hash_table"}
 
 
 @pytest.mark.parametrize(("policy", "epoch"), [("epoch_lru", None), ("lru", 1)])

@@ -6,7 +6,7 @@ from typing import Any
 
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.states import check_states
-from jax_tt._hash.grow import grow_if_full, growing_table
+from jax_tt._hash.grow import grow_if_full
 
 
 def grow_collection_if_full(
@@ -36,7 +36,7 @@ def grow_collection_if_full(
     >>> collection.tables["item"].num_embeddings, state["item"]["embedding"].shape
     (128, (128, 8))
     """
-    hashed = {n: growing_table(t) for n, t in collection.tables.items() if t.takes_keys}
+    hashed: dict[str, Any] = {n: t for n, t in collection.tables.items() if t.takes_keys}
     check_states("state", state, hashed)
     after = {name: dict(own) for name, own in state.items()}
     tables = dict(collection.tables)

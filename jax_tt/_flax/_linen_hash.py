@@ -17,9 +17,9 @@ from jax_tt._flax._linen_table import AnyTable
 from jax_tt._flax._linen_variables import PARAMS, TableVariables
 from jax_tt._hash import insert as hash_insert
 from jax_tt._hash import remove as hash_remove
-from jax_tt._hash.grow import grown, grown_capacity, growth_to
+from jax_tt._hash.grow import grown_capacity, growth_to
 from jax_tt._hash.insert import Evicted, Inserted
-from jax_tt._hash.table import HashTable, require_hash_table
+from jax_tt._hash.table import HashTable, require_hash_table, unsharded_hash_table
 from jax_tt._sharding.tables import over_mesh
 
 
@@ -146,12 +146,12 @@ def grow_if_full(
         tables = {tuple(path): _table(layer, path)}
     after, rules, larger = dict(variables), {}, {}
     for place, table in tables.items():
-        own = TableVariables(after, place, table)
-        capacity = grown_capacity(table, own.values, max_load)
-        if capacity > table.num_embeddings:
-            change = grown(table, own.values, growth_to(table, capacity))
+        own, whole = TableVariables(after, place, table), unsharded_hash_table(table)
+        capacity = grown_capacity(whole, own.values, max_load)
+        if capacity > whole.num_embeddings:
+            change = table.grown(own.values, growth_to(whole, capacity))
             after, rules[place] = own.replaced(change.state, change.table), change.carry
-            larger[place] = change.table
+            larger[place] = change.table.unsharded
     if tx is not None and larger:
         opt_state = _change.carried(tx, opt_state, after[PARAMS], rule_at(rules))
     if isinstance(layer, EmbedCollection):

@@ -12,7 +12,7 @@ from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag
 from jax_tt._hash.grow import grown_capacity, growth_to
 from jax_tt._hash.insert import Evicted, Inserted, insert_keys
 from jax_tt._hash.remove import KeyView, remove_keys
-from jax_tt._hash.table import require_hash_table
+from jax_tt._hash.table import require_hash_table, unsharded_hash_table
 
 
 class HashedModule(ChangingModule):
@@ -84,12 +84,12 @@ class HashedModule(ChangingModule):
         Returns:
             Whether the table has grown.
         """
-        table, state = require_hash_table(self.table), self.state()
+        table, state = unsharded_hash_table(self.table), self.state()
         capacity = grown_capacity(table, state, max_load)
         if capacity == table.num_embeddings:
             return False
         growth = growth_to(table, capacity, self.lookup.method)
-        self._become(table.grown(state, growth), opt, model)
+        self._become(self.table.grown(state, growth), opt, model)
         return True
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from jax_tt._arguments import as_int
 from jax_tt._hash import backend
+from jax_tt._hash.admission import AdmitAfter
 from jax_tt._hash.directory import KeyDirectory
 from jax_tt._hash.table import (
     KEYS,
@@ -19,12 +20,12 @@ from jax_tt._hash.table import (
     HashTable,
     directory_of,
     named_directory,
-    require_hash_table,
+    unsharded_hash_table,
     waiting_of,
 )
 from jax_tt._init import fresh_init
 from jax_tt._tables.change import Change, Growth
-from jax_tt._tables.table import State, Table
+from jax_tt._tables.table import State
 from jax_tt.order._id_order import IdOrder
 from jax_tt.order._ordered import ID_ORDER, under_order
 
@@ -38,7 +39,7 @@ def grow_if_full(
     bit for bit. Functions that were compiled for the table are compiled again if it has grown.
 
     Args:
-        table: the `HashTable`.
+        table: the `HashTable`, or a `ShardedTable` of one.
         state: its arrays by name.
         max_load: the share of occupied slots, from 0 to 1, above which the table grows.
 
@@ -46,8 +47,7 @@ def grow_if_full(
         The table and the state, as they were if the table has not grown.
 
     Raises:
-        ValueError, TypeError: an argument does not fit, or the table is divided over devices; the message names it and
-            the fix.
+        ValueError, TypeError: an argument does not fit; the message names it and the fix.
 
     >>> import jax, jax_tt, numpy as np
     >>> table = jax_tt.hash_table(8, 64, policy="none", max_capacity=256)
@@ -56,23 +56,14 @@ def grow_if_full(
     >>> table.num_embeddings, state["embedding"].shape
     (128, (128, 8))
     """
-    table = growing_table(table)
+    own = unsharded_hash_table(table)
     table.check(state)
-    capacity = grown_capacity(table, state, max_load)
-    if capacity == table.num_embeddings:
+    capacity = grown_capacity(own, state, max_load)
+    if capacity == own.num_embeddings:
         return table, dict(state)
-    change = grown(table, state, growth_to(table, capacity))
-    return require_hash_table(change.table), change.state
-
-
-def growing_table(table: Any) -> HashTable:
-    """The table, or an error for those that cannot grow."""
-    if isinstance(table, Table) and table.takes_keys and table.divided:
-        raise TypeError(
-            f"{table.label}table: got a hash table that is divided over devices, which does not grow in place; write "
-            "it with jax_tt.dump_keys, and load it with jax_tt.load_keys into one of a larger capacity."
-        )
-    return require_hash_table(table)
+    change = table.grown(state, growth_to(own, capacity))
+    grown: Any = change.table
+    return grown, change.state
 
 
 def grown_capacity(table: HashTable, state: State, max_load: Any) -> int:
@@ -102,25 +93,46 @@ def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:
 
 def grown(table: HashTable, state: State, growth: Growth) -> Change:
     """The table with a multiple of its capacity, a power of 2."""
-    factor = _factor(table, growth)
-    own = list(table.table.row_arrays)
-    numbers = jnp.arange(table.num_embeddings, dtype=jnp.int32) + 1
-    arrays = [*(state[name] for name in own), numbers]
-    directory, arrays = _doubled(directory_of(state), arrays, factor, growth.method)
-    # The old slot of every new one; -1 for those that are empty.
-    source = arrays.pop() - 1
+    factor = factor_of(table, growth)
+    moved, source = with_more_slots(table, state, factor, growth.method)
     kept = {name: value for name, value in state.items() if name not in table.hash_shapes}
-    if own:
-        change = _of_own_rows(table, kept | dict(zip(own, arrays, strict=True)), factor, source)
+    if table.table.row_arrays:
+        inner = dataclasses.replace(table.table, num_embeddings=table.num_embeddings * factor)
+
+        def carried(old: Any, fresh: Any) -> Any:
+            return old if old.shape == fresh.shape else in_new_slots(old, source)
+
+        change = Change(inner, kept, dict.fromkeys(table.table.row_names, carried))
     else:
         change = _of_shared_rows(table, kept, growth, np.asarray(source))
     new = dataclasses.replace(table, table=change.table)
     after = {name: value for name, value in state.items() if name in table.hash_shapes}
-    after |= named_directory(directory)
-    if new.waiting_sets != table.waiting_sets:
-        waiting, _ = _doubled(waiting_of(state), [], factor, growth.method)
+    return Change(new, {**change.state, **after, **moved}, change.carry)
+
+
+def with_more_slots(
+    table: HashTable, state: State, factor: int, method: str
+) -> tuple[dict[str, Any], jax.Array]:
+    """The arrays of keys and of rows that are theirs alone, with ``factor`` times the slots.
+
+    Also returns the old slot of every new one; -1 for those that are empty.
+    """
+    own = list(table.table.row_arrays)
+    numbers = jnp.arange(table.num_embeddings, dtype=jnp.int32) + 1
+    arrays = [*(state[name] for name in own), numbers]
+    directory, (*arrays, numbers) = _doubled(directory_of(state), arrays, factor, method)
+    after = {**dict(zip(own, arrays, strict=True)), **named_directory(directory)}
+    admission = table.admission
+    if isinstance(admission, AdmitAfter) and admission.waiting is None:
+        waiting, _ = _doubled(waiting_of(state), [], factor, method)
         after |= named_directory(waiting, WAITING)
-    return Change(new, {**change.state, **after}, change.carry)
+    return after, numbers - 1
+
+
+def in_new_slots(old: jax.Array, source: jax.Array) -> jax.Array:
+    """Entries ``[capacity, ...]`` of old slots in the new ones; 0 for those that are empty."""
+    places = jnp.where(source < 0, old.shape[0], source)
+    return old.at[places].get(mode="fill", fill_value=0)
 
 
 def _doubled(
@@ -133,7 +145,8 @@ def _doubled(
     return directory, arrays
 
 
-def _factor(table: HashTable, growth: Growth) -> int:
+def factor_of(table: HashTable, growth: Growth) -> int:
+    """How many times the capacity grows."""
     capacity, old = as_int("num_embeddings", growth.num_embeddings), table.num_embeddings
     factor = capacity // old
     if growth.like is not None:
@@ -149,19 +162,6 @@ def _factor(table: HashTable, growth: Growth) -> int:
             f"{table.label}num_embeddings: got {capacity}; expected at most max_capacity, {table.max_capacity}."
         )
     return factor
-
-
-def _of_own_rows(table: HashTable, state: dict[str, Any], factor: int, source: jax.Array) -> Change:
-    """Rows moved with their keys; the others are reset when they are given to a key."""
-
-    def carried(old: Any, fresh: Any) -> Any:
-        if old.shape == fresh.shape:
-            return old
-        places = jnp.where(source < 0, table.num_embeddings, source)
-        return old.at[places].get(mode="fill", fill_value=0)
-
-    inner = dataclasses.replace(table.table, num_embeddings=table.num_embeddings * factor)
-    return Change(inner, state, dict.fromkeys(table.table.row_names, carried))
 
 
 def _of_shared_rows(

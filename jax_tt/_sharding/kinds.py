@@ -24,7 +24,7 @@ _ELEMENTWISE = (
 def can_be_sharded(table: Table) -> bool:
     """Whether a `ShardedTable` can divide the rows of a table."""
     if isinstance(table, HashTable):
-        return not _of_whole_table(table) and can_be_sharded(table.table)
+        return isinstance(table.missing, str) and can_be_sharded(table.table)
     by_rows = bool(table.row_names) and table.row_names == table.param_names
     return isinstance(table, QuantizedTable) or (by_rows and table.cached is None)
 
@@ -38,32 +38,16 @@ def check_kind(table: Table) -> None:
     """Raises for a table whose rows cannot be divided."""
     if can_be_sharded(table):
         return
-    if isinstance(table, HashTable) and (argument := _of_whole_table(table)):
+    if isinstance(table, HashTable) and not isinstance(table.missing, str):
         raise ValueError(
-            f"{table.label}{argument}: got {getattr(table, argument)!r} for a hash table that is divided over devices; "
-            f"expected {_DIVIDED[argument]}, since each device knows its own keys alone."
+            f"{table.label}missing: got {table.missing!r} for a hash table that is divided over devices; expected "
+            "'initial' or 'zeros', since one device alone has the row of a number."
         )
     raise TypeError(
         f"{table.label}table: got a {type(table).__name__}; expected a DenseTable, a QuantizedTable, or a HashTable of "
         "a DenseTable, whose rows can be divided. The cores of a TTTable are small, and every device has all of them, "
         "as it has of row caches and orders of ids: leave them as they are."
     )
-
-
-# Options of hash tables that need the whole table, and what is expected in their place.
-_DIVIDED = {
-    "max_capacity": "None",
-    "missing": "'initial' or 'zeros'",
-}
-
-
-def _of_whole_table(table: HashTable) -> str | None:
-    """The first option of a hash table that only a table on one device has, or None."""
-    needed = {
-        "max_capacity": table.max_capacity is not None,
-        "missing": not isinstance(table.missing, str),
-    }
-    return next((name for name, found in needed.items() if found), None)
 
 
 def divided_arrays(table: Table) -> dict[str, float | None]:

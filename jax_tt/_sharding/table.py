@@ -20,6 +20,7 @@ from jax_tt._lookup._groups import Call, Use
 from jax_tt._sharding.column_pieces import columns_of_rows, rows_of_columns
 from jax_tt._sharding.columns import rows_of_shards, rows_of_table
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
+from jax_tt._sharding.grow import grown_over_devices
 from jax_tt._sharding.initial import can_draw_rows, drawn_rows
 from jax_tt._sharding.kinds import check_kind, check_layout, divided_arrays
 from jax_tt._sharding.move import moved_rows, row_numbers
@@ -28,6 +29,7 @@ from jax_tt._sharding.pages import stored_rows
 from jax_tt._sharding.placement import Layout, Placement
 from jax_tt._sharding.rehash import rehashed
 from jax_tt._sharding.requests import PAGES
+from jax_tt._tables.change import Change, Growth
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State, Table
 from jax_tt._tables.wrapper import Wrapper
@@ -128,9 +130,9 @@ class ShardedTable(Wrapper):
     @functools.cached_property
     def local_keys(self) -> HashTable:
         """The hash table that one device holds."""
-        waiting = self.table.waiting_sets // self.layout.devices * self.table.ways
-        admission = self.table.admission
-        if waiting:
+        admission: Any = self.table.admission
+        if getattr(admission, "waiting", None) is not None:
+            waiting = self.table.waiting_sets // self.layout.devices * self.table.ways
             admission = dataclasses.replace(admission, waiting=waiting)
         return dataclasses.replace(self.table, table=self.local, admission=admission)
 
@@ -311,6 +313,11 @@ class ShardedTable(Wrapper):
         arrays = {name: state[name] for name in self.row_arrays}
         found = self._moved(arrays, self.layout, state[PAGES], new.layout)
         return new, {**state, **found, PAGES: new._pages()}
+
+    def grown(self, state: State, growth: Growth) -> Change:
+        if not self.takes_keys:
+            return super().grown(state, growth)
+        return grown_over_devices(self, state, growth)
 
     @functools.cached_property
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:

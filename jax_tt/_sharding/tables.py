@@ -28,8 +28,8 @@ def shard_tables(
     """Divides the rows of tables over the devices of a mesh, e.g. for a `Collection`.
 
     Tables without rows that could be divided, such as tensor trains, are on every device and are returned unchanged.
-    The keys of hash tables belong to devices by a hash, ``Placement.hashed()``; hash tables that grow or that read
-    another row for missing keys stay on every device.
+    The keys of hash tables belong to devices by a hash, ``Placement.hashed()``; hash tables that read another row for
+    missing keys stay on every device.
 
     Args:
         tables: by name.

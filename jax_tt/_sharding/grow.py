@@ -1,0 +1,48 @@
+"""Growth of hash tables that are divided over devices: every device doubles the table of its keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._hash.grow import factor_of, in_new_slots, with_more_slots
+from jax_tt._lookup._explicit import specified_over_explicit_axes
+from jax_tt._tables.change import Change, Growth
+from jax_tt._tables.options import Lookup
+from jax_tt._tables.table import State
+
+if TYPE_CHECKING:
+    from jax_tt._sharding.table import ShardedTable
+
+
+def grown_over_devices(table: ShardedTable, state: State, growth: Growth) -> Change:
+    """The table of which every device has a multiple of its slots, a power of 2; keys stay on their devices."""
+    whole, local = table.table, table.local_keys
+    factor = factor_of(whole, growth)
+
+    def on_device(own: dict[str, Any]) -> tuple[dict[str, Any], jax.Array]:
+        return with_more_slots(local, own, factor, growth.method)
+
+    arrays = {name: state[name] for name in table.divided_names}
+    moved, source = _on_devices(table, on_device, arrays)
+
+    def carried(old: Any, fresh: Any) -> Any:
+        if old.shape == fresh.shape:
+            return old
+        return _on_devices(table, lambda own: in_new_slots(*own), (old, source))
+
+    inner = dataclasses.replace(whole.table, num_embeddings=whole.num_embeddings * factor)
+    new = dataclasses.replace(table, table=dataclasses.replace(whole, table=inner))
+    return Change(new, {**state, **moved}, dict.fromkeys(whole.table.row_names, carried))
+
+
+def _on_devices(table: ShardedTable, local: Callable[[Any], Any], arrays: Any) -> Any:
+    """``local`` on the parts that every device has of arrays, which returns parts of arrays."""
+    divided = P(table.axes)
+    run = jax.jit(table.group(Lookup()).on_devices(local, (divided,), divided))
+    like = jax.eval_shape(run, arrays)
+    return specified_over_explicit_axes(run, arrays, jax.tree.map(lambda _: divided, like))

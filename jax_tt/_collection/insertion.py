@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jax_tt._collection.collection import Collection, States
@@ -81,9 +80,8 @@ def insert_collection_keys(
             )
             for feature in collection.features_of[name]
         ]
-        requests = jax.tree.map(lambda *own: jnp.concatenate(own), *parts)
         own = epoch if table in of_epochs else None
-        asked.append(Asked(collection.for_batches[name], state[name], requests, own))
+        asked.append(Asked(collection.for_batches[name], state[name], parts, own))
         ends[name] = list(itertools.accumulate(own.here.size for own in parts))
     results = inserted_anywhere(asked, method, return_evicted)
     after, inserted = {name: dict(own) for name, own in state.items()}, {}

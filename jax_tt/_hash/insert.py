@@ -138,7 +138,7 @@ def insert_keys(
     """
     own = unsharded_hash_table(table)
     table.check(state)
-    asked = Asked(table, state, requests_of(own, ids, scores), epoch)
+    asked = Asked(table, state, [requests_of(own, ids, scores)], epoch)
     (found,) = inserted_anywhere([asked], method, return_evicted)
     return found
 
@@ -181,12 +181,24 @@ class Requests(NamedTuple):
     counts: Any = None
 
 
+def joined(parts: Sequence[Requests]) -> Requests:
+    """The requests of several parts of a batch."""
+    return jax.tree.map(lambda *own: jnp.concatenate(own), *parts)
+
+
 class Asked(NamedTuple):
-    """What one table, or a `ShardedTable` of one, is asked to insert."""
+    """What one table, or a `ShardedTable` of one, is asked to insert.
+
+    Attributes:
+        table: the table.
+        state: its arrays by name.
+        parts: requests, which are one batch; each of them is divided over devices by itself.
+        epoch: the present one, or None.
+    """
 
     table: Any
     state: State
-    requests: Requests
+    parts: Sequence[Requests]
     epoch: Any
 
 
@@ -262,10 +274,10 @@ def inserted_together(
 
 
 def _begun(asked: Asked, method: str) -> _Insertion:
-    table, state, requests, epoch = asked
+    table, state, parts, epoch = asked
     method = table.method(Lookup(method=method), state)
     now = jnp.minimum(state[CLOCK], _LAST) + 1
-    requests = jax.lax.stop_gradient(requests)
+    requests = jax.lax.stop_gradient(joined(parts))
     epoch = epoch_of(table, epoch)
     state = {**state, CLOCK: now}
     return _Insertion(table, state, requests, now, epoch, method, None, requests.here)

@@ -20,6 +20,7 @@ from jax_tt._hash.insert import (
     Requests,
     epoch_of,
     inserted_together,
+    joined,
     no_room,
 )
 from jax_tt._hash.missing import Check, check_count
@@ -83,18 +84,18 @@ def _inserted(
     ]
 
 
-def _inputs(own: Asked) -> tuple[dict[str, Any], Requests, Any]:
+def _inputs(own: Asked) -> tuple[dict[str, Any], list[Requests], Any]:
     names = {*own.table.divided_names, CLOCK, SEED, TOTALS, PAGES}
-    count = own.requests.here.shape[0]
-    parts = own.table.parts
-    spare = max(-(-count // parts), 1) * parts - count
+    devices = own.table.parts
 
     def padded(array: jax.Array) -> jax.Array:
+        count = array.shape[0]
+        spare = max(-(-count // devices), 1) * devices - count
         return jnp.pad(array, [(0, spare), *[(0, 0)] * (array.ndim - 1)]) if spare else array
 
-    requests = jax.lax.stop_gradient(jax.tree.map(padded, own.requests))
+    parts = jax.lax.stop_gradient(jax.tree.map(padded, list(own.parts)))
     epoch = epoch_of(own.table.table, own.epoch)
-    return {name: own.state[name] for name in names}, requests, epoch
+    return {name: own.state[name] for name in names}, parts, epoch
 
 
 def _specs(group: ShardedGroup, table: ShardedTable, state: dict[str, Any]) -> dict[str, P]:
@@ -159,7 +160,7 @@ def _route(
 ) -> tuple[Route, list[jax.Array]]:
     """The way to all devices that hold the keys, and what goes with every key: its requests, and its score."""
     table, layout = own.table, own.table.layout
-    keys, here, given, _ = own.requests
+    keys, here, given, _ = joined(own.parts)
     pages, refused = keys_in_pages(layout, keys), jnp.zeros((), bool)
     found = requested(table, own.state[PAGES], pages, (here, here, refused), method, axes)
     places, size = found.distinct.places, here.shape[0]
@@ -204,7 +205,7 @@ def _at_owner(
         local, safe_check="warn" if local.safe_check == "warn" else "ignore"
     )
     epoch = own.epoch if local.policy.startswith("epoch_") else None
-    asked = Asked(quiet, before, arrived, epoch)
+    asked = Asked(quiet, before, [arrived], epoch)
     ((after, inserted),) = inserted_together([asked], method, False)
     counts = counts + jnp.stack([inserted.counts[name] for name in COUNTERS])
     return {name: after[name] for name in state}, counts

@@ -8,7 +8,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_tt
 import jax_tt.linen
@@ -22,12 +23,14 @@ from tests.hash_model import joined
 WIDTH, DEVICES, BATCH = 4, 4, (16, 3)
 
 
-def _divided(table, *shape) -> Any:
+def _mesh(*shape, axis=AxisType.Auto):
     names = ("data", "model")[-len(shape) :]
-    axes = (AxisType.Auto,) * len(shape)
     devices = jax.devices()[: int(np.prod(shape))]
-    mesh = jax.make_mesh(shape, names, axis_types=axes, devices=devices)
-    return ShardedTable(table, mesh, "model", Placement.hashed())
+    return jax.make_mesh(shape, names, axis_types=(axis,) * len(shape), devices=devices)
+
+
+def _divided(table, *shape) -> Any:
+    return ShardedTable(table, _mesh(*shape), "model", Placement.hashed())
 
 
 def _batches(keys, steps=8):
@@ -224,14 +227,10 @@ def _ids(step):
     return {"item": jax_tt.split_keys(ids << 40)}
 
 
-def _mesh_options():
-    return {"mesh": _divided(TABLES["item"], 2).mesh, "axis": "model"}
-
-
 @pytest.mark.full
 def test_nnx_layers_and_their_moments_grow_on_several_devices_as_on_one():
     found = []
-    for options in ({}, _mesh_options()):
+    for options in ({}, {"mesh": _mesh(2), "axis": "model"}):
         embed = jax_tt.EmbedCollection(TABLES, FEATURES, rngs=nnx.Rngs(0), **options)
         opt = jax_tt.FusedOptimizer(embed, optax.adagrad(0.05))
 
@@ -257,7 +256,7 @@ def test_nnx_layers_and_their_moments_grow_on_several_devices_as_on_one():
 
 @pytest.mark.full
 def test_collections_and_linen_layers_grow_on_several_devices():
-    batch, options = _ids(1), _mesh_options()
+    batch, options = _ids(1), {"mesh": _mesh(2), "axis": "model"}
     layer = jax_tt.linen.EmbedCollection(TABLES, FEATURES, **options)
     variables = jax.jit(layer.init)(jax.random.key(0), batch)
     collection = jax_tt.Collection(jax_tt.shard_tables(TABLES, **options), FEATURES)
@@ -281,6 +280,47 @@ def test_collections_and_linen_layers_grow_on_several_devices():
 def _buffers(collection, state):
     kinds = collection.tables["item"].buffers
     return {name: state["item"][name] for name, kind in kinds.items() if kind == "hash_table"}
+
+
+@pytest.mark.full
+def test_meshes_with_explicit_axes():
+    options = {"optimizer": jax_tt.optimizers.Adam(0.1), "admission": 2, "max_capacity": 256}
+    tables = {"item": jax_tt.hash_table(WIDTH, 64, policy="lfu", safe_check="ignore", **options)}
+    features = {name: jax_tt.Feature("item") for name in ("seen", "clicked")}
+    draw = np.random.default_rng(0)
+    batches = [
+        {name: jax_tt.split_keys(draw.integers(0, 30, BATCH) << 40) for name in features}
+        for _ in range(2)
+    ]
+
+    def step(collection, state, batch):
+        state, inserted = jax_tt.insert_collection_keys(collection, state, batch)
+
+        def loss(trained):
+            arrays = collection.replaced(state, trained)
+            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+            return sum(jnp.sum(jnp.sin(array)) for array in rows.values())
+
+        state, _ = collection.overwritten(state, jax.grad(loss)(collection.trained(state)))
+        return state, inserted["item"].counts
+
+    def trained(tables, batches):
+        collection = jax_tt.Collection(tables, features)
+        state, run = jax.jit(collection.init)(jax.random.key(0)), jax.jit(step, static_argnums=0)
+        state, before = run(collection, state, batches[0])
+        collection, state = jax_tt.grow_collection_if_full(collection, state, max_load=0.01)
+        state, after = run(collection, state, batches[1])
+        table = collection.tables["item"]
+        return jax.tree.map(int, (before, after)), _by_key(table, state["item"])
+
+    counts, expected = trained(tables, batches)
+    mesh = _mesh(2, 2, axis=AxisType.Explicit)
+    with jax.set_mesh(mesh):
+        batches = jax.device_put(batches, NamedSharding(mesh, P(("data", "model"))))
+        found = trained(jax_tt.shard_tables(tables, mesh, "model"), batches)
+    assert found[0] == counts
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[1][name], array, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(("policy", "epoch"), [("epoch_lru", None), ("lru", 1)])

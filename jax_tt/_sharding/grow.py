@@ -10,7 +10,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._hash.grow import factor_of, in_new_slots, with_more_slots
-from jax_tt._lookup._explicit import specified_over_explicit_axes
+from jax_tt._lookup._explicit import sharded_over_explicit_axes
 from jax_tt._tables.change import Change, Growth
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State
@@ -43,6 +43,8 @@ def grown_over_devices(table: ShardedTable, state: State, growth: Growth) -> Cha
 def _on_devices(table: ShardedTable, local: Callable[[Any], Any], arrays: Any) -> Any:
     """``local`` on the parts that every device has of arrays, which returns parts of arrays."""
     divided = P(table.axes)
-    run = jax.jit(table.group(Lookup()).on_devices(local, (divided,), divided))
-    like = jax.eval_shape(run, arrays)
-    return specified_over_explicit_axes(run, arrays, jax.tree.map(lambda _: divided, like))
+
+    def call(arrays: Any) -> Any:
+        return table.group(Lookup()).on_devices(local, (divided,), divided)(arrays)
+
+    return sharded_over_explicit_axes(jax.jit(call), arrays, table.axes)

@@ -194,7 +194,7 @@ def test_most_positions_read_one_row(n, method):
 
 
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
-def test_samples_that_miss_most_rows_leave_one_block_nearly_all_positions():
+def test_cuda_blocks_share_rows_that_samples_of_the_batch_miss():
     """The blocks that sort divide the rows by samples of the batch, and one has more than its shared memory holds."""
     n, samples = 20_000, 512  # of dense_split.cu
     own = np.arange(samples, dtype=np.uint32)

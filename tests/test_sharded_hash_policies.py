@@ -196,6 +196,24 @@ def test_requests_in_several_rounds_are_counted():
     assert (expected["score"] == 2 * DEVICES).all()
 
 
+@pytest.mark.full
+def test_keys_of_a_batch_stay_where_it_takes_several_rounds():
+    keys = np.arange(800)
+    keys = keys[_owners(keys) == 1]
+    plain = jax_tt.hash_table(WIDTH, 128, policy="lfu", ways=4, safe_check="ignore")
+    table = _divided(plain, DEVICES)
+    state = jax.jit(table.init)(jax.random.key(0))
+    batches = keys[:36], np.concatenate([keys[:18], keys[40:58]])
+    state, _ = _inserted(table, state, np.tile(batches[0], DEVICES).reshape(-1, 3), 0)
+    before = jax_tt.table_keys(table, state)
+    own = before[np.isin(before["key"], batches[1].astype(np.uint64))]
+    assert len(own) > 12
+    state, counts = _inserted(table, state, np.tile(batches[1], DEVICES).reshape(-1, 3), 1)
+    after = jax_tt.table_keys(table, state)
+    assert counts["evicted"] > 4 and counts["hits"] == len(own) * DEVICES
+    assert set(map(tuple, own[["key", "slot"]])) <= set(map(tuple, after[["key", "slot"]]))
+
+
 def test_each_device_doubles_the_table_of_its_keys():
     options = {"admission": 2, "max_capacity": 1024, "optimizer": jax_tt.optimizers.Adagrad(0.1)}
     plain = jax_tt.hash_table(WIDTH, 128, policy="lfu", **options)

@@ -13,7 +13,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jax_tt import _words
-from jax_tt._hash.directory import COUNTERS
+from jax_tt._hash import backend
+from jax_tt._hash.directory import COUNTERS, KeyDirectory
 from jax_tt._hash.insert import (
     Asked,
     Inserted,
@@ -24,9 +25,9 @@ from jax_tt._hash.insert import (
     no_room,
 )
 from jax_tt._hash.missing import Check, check_count
-from jax_tt._hash.table import CLOCK, SEED, TOTALS, HashTable
+from jax_tt._hash.table import CLOCK, KEYS, SEED, TOTALS, WAITING, HashTable
 from jax_tt._lookup._explicit import specified_over_explicit_axes
-from jax_tt._sharding.asked import received_keys
+from jax_tt._sharding.asked import AskedKeys, received_keys
 from jax_tt._sharding.exchange import exchanged, other_rounds
 from jax_tt._sharding.forward import all_messages
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
@@ -138,10 +139,25 @@ def _local(
             for own, (state, counts) in zip(asked, carry, strict=True)
         ]
 
+    def mark(k: Any, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        parts = [
+            part for own in sent for part in own.route.message(own.messages, k, devices, np.True_)
+        ]
+        got = iter(exchanged(parts, everywhere))
+        return [
+            _marked(*pair, received_keys(got), method) for pair in zip(asked, states, strict=True)
+        ]
+
+    # A round must not evict the keys of a later one.
+    touched = [
+        {name: own.state[name] for name in (KEYS[2], WAITING[2]) if name in own.state}
+        for own in asked
+    ]
+    marked = other_rounds(mark, bits, touched)
     nothing = jnp.zeros(len(COUNTERS), jnp.int32)
     start = [
-        ({name: x for name, x in own.state.items() if name not in (SEED, PAGES)}, nothing)
-        for own in asked
+        ({name: x for name, x in own.state.items() if name not in (SEED, PAGES)} | touched, nothing)
+        for own, touched in zip(asked, marked, strict=True)
     ]
     found = other_rounds(insert, bits, insert(0, start))
     results = []
@@ -183,6 +199,26 @@ def _largest(scores: jax.Array, at: jax.Array, size: int) -> jax.Array:
     leading = high.at[at].get(mode="fill", fill_value=0) == scores[:, 0]
     low = none.at[jnp.where(leading, at, size)].max(scores[:, 1], mode="drop")
     return jnp.stack([high, low], axis=1)
+
+
+def _marked(own: Asked, touched: dict[str, Any], keys: AskedKeys, method: str) -> dict[str, Any]:
+    """The last batches of all slots, above all batches for the keys that have arrived.
+
+    This one would stand for keys that have been inserted already.
+    """
+    method = own.table.local_keys.method(Lookup(method=method), own.state)
+    after, here = {}, keys.here
+    for names in (KEYS, WAITING):
+        if names[2] not in touched:
+            continue
+        directory = KeyDirectory(*(own.state[name] for name in names))
+        slots = backend.find(directory, keys.keys, here, method)
+        here = here & (slots < 0)
+        at = jnp.where(slots < 0, directory.capacity, slots)
+        before = touched[names[2]]
+        last = before.reshape(-1).at[at].set(np.iinfo(np.int32).max, mode="drop")
+        after[names[2]] = last.reshape(before.shape)
+    return after
 
 
 def _at_owner(

@@ -1,5 +1,6 @@
 """Divided tables whose bags travel as sums: equal to one device, chosen by bytes, with another attempt if need be."""
 
+import dataclasses
 import re
 
 import jax
@@ -16,6 +17,7 @@ from jax_tt._lookup._inputs import bag_batch
 from jax_tt._sharding.route import Route
 from jax_tt._sharding.spread import bag_places
 from jax_tt._sharding.travels import bytes_of_rows, bytes_of_sums, message_of, sums_travel
+from jax_tt._tables.options import Wanted
 
 ROWS, WIDTH, BAGS, LENGTH = 200, 8, 8, 24
 SUMS = Exchange(pooled="sums")
@@ -48,6 +50,54 @@ def _bags(kind, rng, ids):
         )
     ends = np.sort(rng.integers(0, ids.size, 12))
     return jax_tt.Bags(jnp.asarray(ids.reshape(-1)), jnp.asarray([0, *ends, ids.size], jnp.int32))
+
+
+@pytest.mark.parametrize(
+    ("rule", "placement", "of_tables"),
+    [
+        pytest.param(ADAGRAD, Placement.round_robin(7), True, id="stepped"),
+        pytest.param(None, Placement.columns([3, 1]), True, id="columns", marks=pytest.mark.full),
+        # Nothing is exchanged for the rows.
+        pytest.param(
+            ADAGRAD, Placement.hashed(), False, id="weights alone", marks=pytest.mark.full
+        ),
+    ],
+)
+def test_gradients_of_weights_come_from_the_owners_of_rows(mesh, rule, placement, of_tables):
+    """Also of a batch that does not fit, for which rows travel, and of ids out of range."""
+    plain = jax_tt.dense_table(ROWS, WIDTH, optimizer=rule)
+    table = ShardedTable(plain, mesh, "model", placement, SUMS)
+    state = plain.init(jax.random.key(1))
+    own = table.of_rows(state)
+    rng = np.random.default_rng(0)
+    even = rng.integers(-3, ROWS + 3, (BAGS, LENGTH))
+    for ids in (even, np.full((BAGS, LENGTH), 7)):
+        bags = _bags("weighted", rng, ids)
+        new, gradients = WEIGHTED_STEP(plain, state, bags, of_tables)
+        found, own_gradients = WEIGHTED_STEP(table, own, bags, of_tables)
+        np.testing.assert_allclose(own_gradients, gradients, rtol=1e-5, atol=1e-6)
+        assert np.abs(gradients).max() > 0.1
+        for name, array in table.by_row({**own, **found}).items():
+            np.testing.assert_allclose(
+                array, {**state, **new}[name], rtol=1e-5, atol=1e-6, err_msg=name
+            )
+
+
+def _weighted_step(table, state, bags, of_tables):
+    """The new table, or its gradient in its place, and the gradients of weights."""
+
+    def loss(trained, weights):
+        own = dataclasses.replace(bags, weights=weights)
+        rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, own, Lookup(bounds="zero"))
+        return jnp.sum(jnp.sin(rows + 1))
+
+    trained = {name: state[name] for name in table.trained_names}
+    if not of_tables:
+        return {}, jax.grad(loss, argnums=1)(trained, bags.weights)
+    return jax.grad(loss, argnums=(0, 1))(trained, bags.weights)
+
+
+WEIGHTED_STEP = jax.jit(_weighted_step, static_argnums=(0, 3))
 
 
 def _check_steps(
@@ -178,6 +228,12 @@ def test_what_travels_is_chosen_by_bytes(mesh):
     assert message_of(long) == 160 + 51
     assert bytes_of_sums(long) == 4 * (16 * (4 + 64 * 4) + 4 * 211)
     assert bytes_of_rows(long) == 4 * (80 + 36) * (4 + 64 * 4)
+    # The gradients of weights take one more place for each id.
+    weighted = _call(table, jax_tt.Bags(jnp.zeros((16, 20), jnp.int32), None, jnp.ones((16, 20))))
+    wanted = dataclasses.replace(weighted.use.lookup, wanted=Wanted(weights=True))
+    asking = weighted._replace(use=Use(table, wanted))
+    assert bytes_of_sums(weighted) == bytes_of_sums(long) + 4 * 4 * 211
+    assert bytes_of_sums(asking) == bytes_of_sums(weighted) + 4 * (4 * 211 + 16 * 64 * 4)
     # Devices along another axis of the mesh step their copies of the rows alike, by the gradients of these rows.
     assert not sums_travel(long, ("data",))
     few = ShardedTable(
@@ -194,24 +250,33 @@ def _entry(text):
     return found.group()
 
 
-def test_a_step_has_an_exchange_of_ids_one_of_sums_and_one_of_gradients(mesh):
-    """The other attempt is in a loop, and nothing of it before the loop; no array of rows is copied."""
+@pytest.mark.parametrize("weighted", [False, pytest.param(True, marks=full)])
+def test_a_step_has_an_exchange_of_ids_one_of_sums_and_one_of_gradients(mesh, weighted):
+    """The other attempt is in a loop, and nothing of it before the loop; no array of rows is copied.
+
+    The gradients of weights take one exchange more.
+    """
     plain = jax_tt.dense_table(4096, WIDTH, optimizer=ADAGRAD)
     table = ShardedTable(plain, mesh, "model", Placement.hashed())
 
-    def step(state, ids):
-        new, rows = _step(table, state, ids)
+    def step(state, ids, weights):
+        if weighted:
+            new, rows = _weighted_step(table, state, jax_tt.Bags(ids, None, weights), True)
+        else:
+            new, rows = _step(table, state, ids)
         return {**state, **new}, rows
 
     shapes = (
         jax.eval_shape(table.init, jax.random.key(0)),
         jax.ShapeDtypeStruct((64, 20), jnp.int32),
+        jax.ShapeDtypeStruct((64, 20), jnp.float32),
     )
     text = jax.jit(step, donate_argnums=0).lower(*shapes).compile().as_text()
     names = ("all-to-all", "all-gather", "reduce-scatter", "all-reduce")
     counts = {name: len(re.findall(rf" {name}\(", _entry(text))) for name in names}
     # That the messages hold all ids is agreed on in the exchange of ids.
-    assert counts == {"all-to-all": 1, "reduce-scatter": 1, "all-gather": 1, "all-reduce": 0}
+    more = {"all-to-all": 2 if weighted else 1}
+    assert counts == more | {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 0}
     assert "f32[1024,8]" in text
     assert not re.findall(r"f32\[1024,8\]\S* copy\(", text)
 
@@ -315,6 +380,35 @@ def test_gradients_that_are_not_finite_stop_the_step_on_all_devices(mesh):
     np.testing.assert_array_equal(refused["embedding"], own["embedding"])
     # No row is in this bag.
     assert float(step(usual.at[2].set(jnp.nan))["step"]) == 1
+
+
+@full
+def test_weights_have_gradients_where_a_step_is_refused(mesh):
+    plain = jax_tt.dense_table(ROWS, WIDTH, optimizer=ADAGRAD, skip_nonfinite=True)
+    table = ShardedTable(plain, mesh, "model", Placement.hashed(), SUMS)
+    own = table.init(jax.random.key(0))
+    ids = jnp.arange(BAGS * LENGTH).reshape(BAGS, LENGTH)
+
+    @jax.jit
+    def step(ids, scales):
+        def loss(trained, weights):
+            bags = jax_tt.Bags(ids, None, weights)
+            lookup = Lookup(bounds="error")
+            rows, _ = jax_tt.pooled_rows(table, {**own, **trained}, bags, lookup)
+            return jnp.sum(rows * scales[:, None])
+
+        trained = {name: own[name] for name in table.trained_names}
+        return jax.grad(loss, argnums=(0, 1))(trained, jnp.ones((BAGS, LENGTH)))
+
+    expected = np.sum(np.asarray(plain.to_dense(table.by_row(own))), axis=1)[ids]
+    new, gradients = step(ids, jnp.ones(BAGS).at[7].set(jnp.inf))
+    assert float(new["step"]) == 0
+    np.testing.assert_allclose(gradients[:7], expected[:7], rtol=1e-5, atol=1e-6)
+    assert not np.isfinite(gradients[7]).any()
+    new, gradients = step(ids.at[5, 3].set(ROWS), jnp.ones(BAGS))
+    assert float(new["step"]) == 0
+    assert np.flatnonzero(np.isnan(gradients)).tolist() == [5 * LENGTH + 3]
+    np.testing.assert_allclose(gradients[6], expected[6], rtol=1e-5, atol=1e-6)
 
 
 @full

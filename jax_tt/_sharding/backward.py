@@ -32,8 +32,8 @@ class Carried(NamedTuple):
     """What an attempt changes.
 
     Attributes:
-        states: of every table with gradients, the arrays of rows, or sums of their gradients.
-        allowed: whether each of these tables is stepped.
+        states: of every table, the arrays of rows, or sums of their gradients; nothing without gradients.
+        allowed: whether each table is stepped.
         weights: the gradients of the weights of every table, or None.
     """
 
@@ -61,29 +61,22 @@ def local_backward(
     def again(carried: Carried, batches: Sequence[Batch]) -> Carried:
         # The first attempt changed nothing. To read the arrays from before it, XLA would keep a copy of them.
         present = with_batches(calls, batches)
-        for k, state in zip(trained, carried.states, strict=True):
-            if calls[k].use.table.update is not None:
-                present[k] = present[k]._replace(state={**calls[k].state, **state})
+        for k, (call, state) in enumerate(zip(calls, carried.states, strict=True)):
+            if call.use.table.update is not None:
+                present[k] = present[k]._replace(state={**call.state, **state})
         _, attempt = attempted(present, all_requests(present, axes), axes, others)
         return stepped(attempt, carried.states, jnp.ones((), bool))
 
-    trained = [
-        k
-        for k, (call, g) in enumerate(zip(calls, gs, strict=True))
-        if g is not None and call.use.lookup.wanted.names
-    ]
     # Arrays of rows are only changed once the forward pass has read them, since `fits` is known after that.
     fits = jnp.ones((), bool) if residuals.fits is None else residuals.fits[0]
-    found = stepped(residuals.attempt, [_start(calls[k]) for k in trained], fits)
+    start = [{} if g is None else _start(call) for call, g in zip(calls, gs, strict=True)]
+    found = stepped(residuals.attempt, start, fits)
     if residuals.fits is not None:
         found, _ = unless(fits, again, found, [call.batch for call in calls])
-    results: list[Cotangents] = [
-        ({}, of_weights(call, dweights))
-        for call, dweights in zip(calls, found.weights, strict=True)
+    return [
+        (_finished(call, state, allowed) if state else {}, of_weights(call, dweights))
+        for call, state, allowed, dweights in zip(calls, *found, strict=True)
     ]
-    for k, state, allowed in zip(trained, found.states, found.allowed, strict=True):
-        results[k] = _finished(calls[k], state, allowed), results[k][1]
-    return results
 
 
 def _attempted(
@@ -103,15 +96,16 @@ def _attempted(
     for k, (call, g) in enumerate(zip(calls, gs, strict=True)):
         kind = _type_of_gradients(call)
         if k not in of_rows:
-            if g is not None and call.use.lookup.wanted.names:
+            if g is not None:
                 trained.append(Trained(k, call, sent_gradients(call, g).astype(kind)))
         elif own := of_rows[k][0]:
             grads = own["embedding"][: fetched[k].rows.shape[0]]
             trained.append(Trained(k, call, grads.astype(kind)))
-    allowed: list[jax.Array] = []
+    allowed, of_sums = [wanted] * len(calls), {}
     if trained:
-        states, allowed = exchanged_steps(calls, trained, states, attempt, wanted, mesh_axes)
-    weights = [of_rows[k][1] if k in of_rows else None for k in range(len(calls))]
+        stepped = exchanged_steps(calls, trained, states, attempt, wanted, mesh_axes)
+        states, allowed, of_sums = stepped
+    weights = [of_rows[k][1] if k in of_rows else of_sums.get(k) for k in range(len(calls))]
     return Carried(list(states), allowed, weights)
 
 
@@ -121,8 +115,10 @@ def _type_of_gradients(call: Call) -> Any:
 
 
 def _start(call: Call) -> dict[str, Any]:
-    """What rounds add to or step: gradients of zero, or the arrays of rows."""
+    """What rounds add to or step: gradients of zero, or the arrays of rows; nothing if only weights have gradients."""
     table = call.use.table
+    if not call.use.lookup.wanted.names:
+        return {}
     if table.update is None:
         return {
             name: jnp.zeros_like(

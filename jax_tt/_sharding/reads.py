@@ -38,7 +38,9 @@ def read_call(call: Call, rows: jax.Array, state: State | None = None) -> Call:
 
 def own_call(call: Call, batch: Batch, state: State | None = None) -> Call:
     """The lookup, or the step, of a batch of rows of this device."""
-    use = Use(sharded(call).local, inner(call.use.lookup, Wanted(call.use.lookup.wanted.names)))
+    lookup = call.use.lookup
+    weights = lookup.wanted.weights and batch.weights is not None
+    use = Use(sharded(call).local, inner(lookup, Wanted(lookup.wanted.names, weights)))
     return Call(use, call.state if state is None else state, batch, call.values)
 
 

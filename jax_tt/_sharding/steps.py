@@ -21,6 +21,7 @@ from jax_tt._sharding.reads import own_call, read_call
 from jax_tt._sharding.requests import PAGES, replicas_of, sharded
 from jax_tt._sharding.route import Messages, Route, distinct, message_rows, round_of
 from jax_tt._sharding.spread import Spread, emptied
+from jax_tt._sharding.weights import returned_weights
 
 
 class Trained(NamedTuple):
@@ -61,21 +62,36 @@ def exchanged_steps(
     attempt: Attempt,
     wanted: jax.Array,
     mesh_axes: tuple[tuple[str, ...], tuple[str, ...]],
-) -> tuple[list[dict[str, Any]], list[jax.Array]]:
-    """The states after the steps, and whether each table was stepped: none unless it is ``wanted``."""
+) -> tuple[list[dict[str, Any]], list[jax.Array], dict[int, jax.Array]]:
+    """The steps of the pages of this device.
+
+    Args:
+        calls: all lookups.
+        tables: some of their tables, with gradients.
+        states: of every call, what is stepped.
+        attempt: the forward pass.
+        wanted: whether there are to be steps.
+        mesh_axes: those that pages are divided over, and the others.
+
+    Returns:
+        The states after the steps; of every call, whether it was stepped; and the gradients of the weights of bags
+        whose sums have travelled.
+    """
     axes, others = mesh_axes
     everywhere = (*others, *axes)
-    allowed = [flag & wanted for flag in _allowed(tables, attempt, everywhere)]
+    allowed = [wanted] * len(calls)
+    for table, flag in zip(tables, _allowed(tables, attempt, everywhere), strict=True):
+        allowed[table.number] &= flag
     sent, bits = _sent(tables, attempt, everywhere)
 
     def step(
         k: Any, states: Sequence[dict[str, Any]], *, first: bool = False
-    ) -> list[dict[str, Any]]:
+    ) -> tuple[list[dict[str, Any]], list[jax.Array | None]]:
         # The gradients of sums travel in the first round.
         stepped = [
-            Stepped(*parts)
-            for parts in zip(tables, sent, allowed, range(len(tables)), strict=True)
-            if first or parts[1] is not None
+            Stepped(table, own, allowed[table.number])
+            for table, own in zip(tables, sent, strict=True)
+            if first or own is not None
         ]
         turn = Turn(k, first, bits, lax.axis_size(everywhere))
         got = iter(exchanged([x for own in stepped for x in _message(own, turn)], everywhere))
@@ -83,16 +99,20 @@ def exchanged_steps(
         given: list[jax.Array | None] = [None] * len(calls)
         for own in stepped:
             number, call, _ = own.table
-            state = {**call.state, **states[own.place]}
+            # Without an optimizer, the states are sums of gradients.
+            steps = call.use.table.update is not None
+            state = {**call.state, **states[number]} if steps else call.state
             present[number], given[number] = _arrived(own, turn, attempt, got, state)
         found = _groups.backward(present, attempt.read, given, None)
-        new = list(states)
-        for own in stepped:
-            now, _ = found[own.table.number]
-            new[own.place] = _added(own.table.call, states[own.place], now)
-        return new
+        new = [
+            state if g is None else _added(call, state, now)
+            for call, state, g, (now, _) in zip(calls, states, given, found, strict=True)
+        ]
+        return new, [dweights for _, dweights in found]
 
-    return other_rounds(step, bits, step(0, states, first=True)), allowed
+    states, dweights = step(0, states, first=True)
+    weights = returned_weights(calls, attempt.asks, dweights, allowed, axes)
+    return other_rounds(lambda k, states: step(k, states)[0], bits, states), allowed, weights
 
 
 class Stepped(NamedTuple):
@@ -102,13 +122,11 @@ class Stepped(NamedTuple):
         table: with its gradients.
         sent: where they travel; None if they are those of sums, which go to all devices.
         allowed: whether the table may be stepped.
-        place: of its state.
     """
 
     table: Trained
     sent: Sent | None
     allowed: jax.Array
-    place: int
 
 
 class Turn(NamedTuple):
@@ -156,7 +174,12 @@ def _arrived(
     if of is None:
         bags = attempt.asked[own.table.number]
         assert isinstance(bags, Batch)
-        return own_call(call, emptied(bags, own.allowed), state), next(got).astype(accum)
+        g = next(got).astype(accum)
+        if call.use.table.update is None:
+            return own_call(call, emptied(bags, own.allowed), state), g
+        # The weights have gradients also if the rows are not stepped.
+        values = {**call.values, "allowed": own.allowed.astype(jnp.float32)}
+        return own_call(call, bags, state)._replace(values=values), g
     if of.asked is not None and turn.keeps_places(of):
         here = own.allowed & (round_of(of.asked.words, turn.bits) == 0)
         rows = jnp.where(here, of.asked.rows, -1)

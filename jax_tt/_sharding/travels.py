@@ -38,9 +38,7 @@ def can_travel_as_sums(call: Call, others: tuple[str, ...]) -> bool:
     """Whether a device can step its rows by the gradients of sums: it has the only replicas, and finds no keys."""
     table = sharded(call)
     alone = table.layout.replicas == 1 and not others
-    return (
-        alone and bags_of(call) > 0 and not table.takes_keys and not call.use.lookup.wanted.weights
-    )
+    return alone and bags_of(call) > 0 and not table.takes_keys
 
 
 def bytes_of_rows(call: Call) -> int:
@@ -54,7 +52,9 @@ def bytes_of_sums(call: Call) -> int:
     """Bytes of the messages of a device, if sums travel."""
     bags = bags_of(call)
     weights = call.batch.weights
-    of_id = 4 + (0 if weights is None else weights.dtype.itemsize)
+    # Weights travel with their ids, and their gradients back.
+    ways = 2 if call.use.lookup.wanted.weights else 1
+    of_id = 4 + (0 if weights is None else ways * weights.dtype.itemsize)
     ids = message_of(call) * of_id
     return sharded(call).layout.devices * (ids + bags * (4 + _width(call) * _itemsize(call, False)))
 
@@ -95,5 +95,7 @@ def _itemsize(call: Call, rows: bool) -> int:
     accum = accumulator(storage)
     exchange = table.exchange
     there = exchange.type_of_rows(storage, accum) if rows else exchange.type_of_sums(accum)
-    back = exchange.type_of_gradients(accum) if call.use.lookup.wanted.names else None
+    wanted = call.use.lookup.wanted
+    returned = wanted.names or (wanted.weights and not rows)
+    back = exchange.type_of_gradients(accum) if returned else None
     return jnp.dtype(there).itemsize + (0 if back is None else jnp.dtype(back).itemsize)

@@ -460,8 +460,9 @@ class Table(abc.ABC):
         lookup: Lookup,
         values: Any,
     ) -> Step:
-        """The arguments of `stepped_params` in a step."""
-        allowed = jnp.ones((), jnp.float32) if allowed is None else allowed
+        """The arguments of `stepped_params` in a step; ``allowed`` is by default that of ``values``, or 1."""
+        if allowed is None:
+            allowed = values.get("allowed", jnp.ones((), jnp.float32))
         batch, g = once((batch, g), state["step"])
         lookup = dataclasses.replace(lookup, axis_name=self.summed_axes(state, batch, g, lookup))
         batch, g = vary_over((batch, g), varying_axes(batch, g))

@@ -1,124 +1,262 @@
-"""Fifty steps of divided tables of every mode.
+"""Fifty steps of tables of every kind, with features of every kind.
 
 ``python -m tests.sharded_modes_run PROCESS COUNT PORT DEVICES OUT.npz`` is one process. All of them together have
-``DEVICES`` devices, 0 for tables that are not divided. Writes the rows of all tables and their optimizer state, those
-of hash tables in the order of their keys.
+``DEVICES`` devices, 0 for tables that are not divided. Writes what every step has looked up, the gradients of weights,
+and the final tables with their optimizer state, those of hash tables in the order of their keys.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
-from jax_tt import Exchange, Placement
+from jax_tt import Exchange, Feature, Placement, RowCache, optimizers
 
 STEPS, BATCH, LENGTH, ROWS, WIDTH = 50, 16, 4, 60, 8
+# Of gradients that are sums over a batch, which are large where they are those of cores.
+RATE = 1 / 512
 RULES = {
-    "sgd": jax_tt.optimizers.SGD(0.05),
-    "adagrad": jax_tt.optimizers.RowWiseAdagrad(0.05),
-    "adam": jax_tt.optimizers.Adam(0.01),
+    "sgd": optimizers.SGD(RATE),
+    "adagrad": optimizers.RowWiseAdagrad(0.05),
+    "adam": optimizers.Adam(0.01),
+    "gradients": None,
 }
-ELEMENTWISE = RULES | {"adagrad": jax_tt.optimizers.Adagrad(0.05)}
-# The gradients of these are small powers of two, whose sums are exact in any order, also in 16 bits.
-EXACT = ("narrow", "quantized")
+ELEMENTWISE = {**RULES, "adagrad": optimizers.Adagrad(0.05)}
+FEATURES: dict[str, str | None] = {
+    "pooled": "sum",
+    "weighted": "sum",
+    "bags": "mean",
+    "sequence": None,
+}
 
 
-def _tables() -> tuple[dict[str, Any], dict[str, Placement], dict[str, Exchange]]:
-    """The tables by mode and rule, with their placements and exchanges."""
-    tables: dict[str, Any] = {}
-    placements: dict[str, Placement] = {}
-    exchanges: dict[str, Exchange] = {}
-    for name, rule in RULES.items():
-        dense = jax_tt.dense_table(ROWS, WIDTH, optimizer=rule)
-        update = jax_tt.Update(rule, stochastic_rounding=False)
-        tables |= {
-            f"columns {name}": jax_tt.dense_table(ROWS, WIDTH, optimizer=ELEMENTWISE[name]),
-            f"narrow {name}": dense,
-            f"expected {name}": dense,
-            f"quantized {name}": jax_tt.QuantizedTable(ROWS, WIDTH, 8, update),
-            f"hash {name}": jax_tt.hash_table(WIDTH, 1024, optimizer=rule, safe_check="error"),
-        }
-        placements[f"columns {name}"] = Placement.columns(2)
-        placements[f"quantized {name}"] = Placement.hashed()
-        exchanges[f"narrow {name}"] = Exchange(dtype="bfloat16")
-        exchanges[f"expected {name}"] = Exchange(expected_unique=0.3)
-    return tables, placements, exchanges
+def _dense(rule: str) -> Any:
+    return jax_tt.dense_table(ROWS, WIDTH, optimizer=RULES[rule])
 
 
-def _batches(tables: dict[str, Any]) -> Any:
+def _tensor_train(rule: str, cache: RowCache | None = None) -> Any:
+    return jax_tt.tt_table(ROWS, WIDTH, tt_ranks=4, optimizer=RULES[rule], cache=cache)
+
+
+class Mode(NamedTuple):
+    """Tables with all rules.
+
+    Attributes:
+        table: of a rule.
+        features: of the table of every rule, in their order: the only one, or ``"all"``, which share it.
+        placement: None for the default.
+        exchange: of rows and gradients.
+        exact: whether the gradients of rows are small multiples of powers of two, whose sums are exact in any order.
+    """
+
+    table: Callable[[str], Any]
+    features: tuple[str, ...] = ("all",) * 4
+    placement: Placement | None = None
+    exchange: Exchange = Exchange(pooled="rows")
+    exact: bool = False
+
+
+MODES = {
+    "rows": Mode(_dense, exact=True),
+    "hash": Mode(
+        lambda rule: jax_tt.hash_table(WIDTH, 1024, optimizer=RULES[rule], safe_check="error"),
+        exact=True,
+    ),
+    "sums": Mode(_dense, exchange=Exchange(pooled="sums")),
+    # Batches of a single feature without ragged bags are divided over the devices, and the gradients of cores added.
+    "train": Mode(_tensor_train, ("pooled", "all", "sequence", "all")),
+    # What leaves the cache is not fitted by the cores: such a fit amplifies the rounding of sums.
+    "cached": Mode(
+        lambda rule: _tensor_train(rule, RowCache(16, ways=4, refresh_every=10, write_back=None)),
+        ("sequence", "weighted", "pooled", "all"),
+    ),
+    "expected": Mode(
+        _dense,
+        ("bags", "pooled", "weighted"),
+        exchange=Exchange(pooled="rows", expected_unique=0.3),
+    ),
+    # Exact sums of gradients with weights do not fit into 16 bits.
+    "narrow": Mode(
+        _dense, ("pooled",) * 3, exchange=Exchange("bfloat16", pooled="rows"), exact=True
+    ),
+    "columns": Mode(
+        lambda rule: jax_tt.dense_table(ROWS, WIDTH, optimizer=ELEMENTWISE[rule]),
+        ("bags", "weighted", "sequence"),
+        Placement.columns(2),
+    ),
+    "quantized": Mode(
+        lambda rule: jax_tt.QuantizedTable(
+            ROWS, WIDTH, 8, jax_tt.Update(RULES[rule], stochastic_rounding=False)
+        ),
+        ("pooled", "weighted", "sequence"),
+        Placement.hashed(),
+        exact=True,
+    ),
+}
+
+
+def _described(mode: str) -> tuple[dict[str, Any], dict[str, Feature]]:
+    """The tables of a mode, named by it and their rule, and their features."""
+    tables, features = {}, {}
+    for rule, kind in zip(RULES, MODES[mode].features, strict=False):
+        name = f"{mode} {rule}"
+        tables[name] = MODES[mode].table(rule)
+        some = FEATURES if kind == "all" else [kind]
+        features |= {f"{name} {x}": Feature(name, combiner=FEATURES[x]) for x in some}
+    return tables, features
+
+
+def _batches(keyed: bool, features: dict[str, Feature]) -> Iterator[dict[str, Any]]:
+    """The arrays of every feature; ids of those of hash tables are two words."""
     rng = np.random.default_rng(0)
+    # Ragged bags have their own batch size, and counts whose quotients are exact.
+    counts = np.array([1, 4, 0, 2, 1, 1, 4, 2, 0, 4, 1])
+    shapes = {
+        "pooled": (BATCH, LENGTH),
+        "weighted": (BATCH, LENGTH - 1),
+        "bags": (counts.sum(),),
+        "sequence": (BATCH, 2),
+    }
     for _ in range(STEPS):
-        ids = rng.integers(0, ROWS, (BATCH, LENGTH))
-        # The first words of many keys, and the last words of others, are the same.
-        keys = np.where(ids % 3 == 0, ids << 32, ids * 0x9E3779B97F4A7 + 5)
-        words = jax_tt.split_keys(keys).digits
-        yield {name: words if tables[name].takes_keys else ids.astype(np.int32) for name in tables}
+        ids = {kind: rng.integers(0, ROWS, shape) for kind, shape in shapes.items()}
+        weights = rng.choice([0.5, 1, -2, 0.25], shapes["weighted"]).astype(np.float32)
+        offsets = np.cumsum([0, *rng.permutation(counts)]).astype(np.int32)
+        batch = {}
+        for name in features:
+            kind = name.split()[-1]
+            own = ids[kind].astype(np.int32)
+            if keyed:
+                # The first words of many keys, and the last words of others, are the same.
+                keys = np.where(own % 3 == 0, ids[kind] << 32, ids[kind] * 0x9E3779B97F4A7 + 5)
+                own = jax_tt.split_keys(keys).digits
+            batch[name] = {"ids": own}
+            batch[name] |= {"weights": weights} if kind == "weighted" else {}
+            batch[name] |= {"offsets": offsets} if kind == "bags" else {}
+        yield batch
 
 
-def main(process: int, count: int, port: str, devices: int, path: str) -> None:
-    jax.config.update("jax_num_cpu_devices", max(devices, 1) // count)
-    if count > 1:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(f"127.0.0.1:{port}", count, process)
-    tables, placements, exchanges = _tables()
-    mesh = jax.make_mesh((max(devices, 1),), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
-    own = jax_tt.shard_tables(tables, mesh, "model", placements, exchanges) if devices else tables
-    collection = jax_tt.Collection(own, {name: jax_tt.Feature(name) for name in tables})
-    factors = jnp.array([1, -0.5, 2, 0.25])[jnp.arange(BATCH) % 4, None]
+def _loss(exact: bool, rows: dict[str, Any]) -> Any:
+    def of(array: Any) -> Any:
+        if not exact:
+            return jnp.sum(jnp.sin(array))
+        factors = jnp.array([1, -0.5, 2, 0.25])[jnp.arange(len(array)) % 4]
+        return jnp.sum(factors.reshape(-1, *[1] * (array.ndim - 1)) * array)
+
+    return sum(map(of, rows.values()))
+
+
+def _by_length(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Arrays of the same number of bags in one, since each is gathered from all devices."""
+    found: dict[str, list[Any]] = {}
+    for array in arrays.values():
+        found.setdefault(f"{len(array)} bags", []).append(array.reshape(len(array), -1))
+    return {name: jnp.concatenate(own, axis=1) for name, own in found.items()}
+
+
+def _inputs(keyed: bool, arrays: Any, weights: Any) -> Any:
+    def of(name: str, own: Any) -> Any:
+        ids = jax_tt.SplitIds(own["ids"]) if keyed else own["ids"]
+        if "weights" not in own and "offsets" not in own:
+            return ids
+        return jax_tt.Bags(ids, own.get("offsets"), weights.get(name))
+
+    return {name: of(name, own) for name, own in arrays.items()}
+
+
+def _run(mode: str, mesh: Mesh, divided: bool, share: slice) -> dict[str, Any]:
+    """The results of one mode; ``share`` of every batch is that of this process."""
+    tables, features = _described(mode)
+    own, keyed = tables, mode == "hash"
+    if divided and mode not in ("train", "cached"):
+        placement, exchange = MODES[mode].placement, MODES[mode].exchange
+        own = jax_tt.shard_tables(tables, mesh, "model", placement, exchange)
+    collection = jax_tt.Collection(own, features)
+    over_devices, everywhere = NamedSharding(mesh, P("model")), NamedSharding(mesh, P())
 
     @jax.jit
     def step(state: Any, arrays: Any) -> Any:
-        batch = {
-            name: jax_tt.SplitIds(array) if tables[name].takes_keys else array
-            for name, array in arrays.items()
-        }
+        weights = {name: own["weights"] for name, own in arrays.items() if "weights" in own}
+        batch = _inputs(keyed, arrays, weights)
         state, _ = jax_tt.insert_collection_keys(collection, state, batch)
 
-        def loss(trained: Any) -> Any:
+        def loss(trained: Any, weights: Any) -> Any:
             before = collection.replaced(state, trained)
-            rows, _ = jax_tt.embed_collection(collection, before, batch)
-            return sum(
-                jnp.sum(factors * array if name.startswith(EXACT) else jnp.sin(array))
-                for name, array in rows.items()
-            )
+            batch = _inputs(keyed, arrays, weights)
+            rows, after = jax_tt.embed_collection(collection, before, batch)
+            return _loss(MODES[mode].exact, rows), (rows, after)
 
-        value, gradients = jax.value_and_grad(loss)(collection.trained(state))
-        return value, collection.overwritten(state, gradients)[0]
+        (gradients, found), (rows, state) = jax.grad(loss, argnums=(0, 1), has_aux=True)(
+            collection.trained(state), weights
+        )
+        state, gradients = collection.overwritten(state, gradients)
+        stepped = {
+            name: {array: state[name][array] - RATE * g for array, g in own.items()}
+            for name, own in gradients.items()
+        }
+        state = collection.maintain(collection.replaced(state, stepped))
+        seen = _by_length(rows | {f"{name} weights": g for name, g in found.items()})
+        return jax.lax.with_sharding_constraint(seen, everywhere), state
+
+    def placed(array: np.ndarray, ragged: bool) -> jax.Array:
+        place = jax.make_array_from_process_local_data
+        return place(everywhere, array) if ragged else place(over_devices, array[share])
 
     state = jax.jit(collection.init)(jax.random.key(0))
-    over_devices, everywhere = NamedSharding(mesh, P("model")), NamedSharding(mesh, P())
-    share = slice(process * BATCH // count, (process + 1) * BATCH // count)
-    for arrays in _batches(tables):
+    seen: list[Any] = []
+    for arrays in _batches(keyed, features):
         batch = {
-            name: jax.make_array_from_process_local_data(over_devices, array[share])
-            for name, array in arrays.items()
+            name: {key: placed(array, "offsets" in own) for key, array in own.items()}
+            for name, own in arrays.items()
         }
-        _, state = step(state, batch)
+        found, state = step(state, batch)
+        seen.append(jax.device_get(found))
 
     def whole(state: Any) -> Any:
         return jax.lax.with_sharding_constraint(collection.separated(state), everywhere)
 
-    found = jax.device_get(jax.jit(whole)(state))
-    results = {}
-    for name, arrays in found.items():
-        rows = slice(None)
-        if tables[name].takes_keys:
-            entries = jax_tt.table_keys(tables[name], arrays)
-            entries = entries[np.argsort(entries["key"])]
-            rows = entries["slot"]
-            results |= {f"{name} {field}": entries[field] for field in ("key", "score", "touched")}
-        if name.startswith("quantized"):
-            results[f"{name} rows"] = np.asarray(tables[name].to_dense(arrays))
-        for array, values in arrays.items():
-            if array != "packed" and not array.startswith("hash_"):
-                results[f"{name} {array}"] = values[rows] if values.ndim else values
+    results: dict[str, Any] = {
+        f"{mode} {name} looked up": np.stack([own[name] for own in seen]) for name in seen[0]
+    }
+    for name, arrays in jax.device_get(jax.jit(whole)(state)).items():
+        results |= _final(name, tables[name], arrays)
+    return results
+
+
+def _final(name: str, table: Any, arrays: Any) -> dict[str, Any]:
+    results, rows = {}, slice(None)
+    if table.takes_keys:
+        entries = jax_tt.table_keys(table, arrays)
+        entries = entries[np.argsort(entries["key"])]
+        rows = entries["slot"]
+        results |= {f"{name} {field}": entries[field] for field in ("key", "score", "touched")}
+    if name.startswith("quantized"):
+        results[f"{name} rows"] = np.asarray(table.to_dense(arrays))
+    for array, values in arrays.items():
+        if array != "packed" and not array.startswith("hash_"):
+            results[f"{name} {array}"] = values[rows] if values.ndim else values
+    return results
+
+
+def main(process: int, count: int, port: str, devices: int, path: str) -> None:
+    # Most of the time is that of the compiler, and one program of all modes takes longer than one of each.
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_num_cpu_devices", max(devices, 1) // count)
+    if count > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{port}", count, process)
+    mesh = jax.make_mesh((max(devices, 1),), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    share = slice(process * BATCH // count, (process + 1) * BATCH // count)
+    results: dict[str, Any] = {}
+    for mode in MODES:
+        results |= _run(mode, mesh, bool(devices), share)
     np.savez(path, **results)
 
 

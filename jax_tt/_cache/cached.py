@@ -186,7 +186,7 @@ class RowCachedTable(Wrapper):
         def found(inputs: tuple[Batch, jax.Array]) -> tuple[jax.Array, jax.Array]:
             batch, tags = inputs
             keys = keys_of(self, batch, lookup.bounds, tags.dtype)
-            return keys, backend.probe(tags, keys.reshape(-1), lookup.method).reshape(keys.shape)
+            return keys, backend.probe(tags, keys, lookup.method)
 
         def counted(inputs: tuple[CacheDirectory, jax.Array, jax.Array]) -> CacheDirectory:
             return count_batch(*inputs, self.cache.scoring, lookup.method, lookup.axis_name)

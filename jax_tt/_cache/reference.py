@@ -16,12 +16,12 @@ _INT_MAX = 2**31 - 1
 
 
 def probe(tags: jax.Array, keys: jax.Array) -> jax.Array:
-    """Slot of every key, int32 ``[n]``; -1 for keys that are negative or not cached."""
+    """Slot of every key ``[n, ...]``, int32; -1 for keys that are negative or not cached."""
     sets, ways = tags.shape
     home = set_of(keys, sets)
-    same = tags[home] == keys[:, None]
-    found = jnp.any(same, axis=1) & (keys >= 0)
-    return jnp.where(found, home * ways + jnp.argmax(same, axis=1).astype(jnp.int32), -1)
+    same = tags[home] == keys[..., None]
+    found = jnp.any(same, axis=-1) & (keys >= 0)
+    return jnp.where(found, home * ways + jnp.argmax(same, axis=-1).astype(jnp.int32), -1)
 
 
 def observe(

@@ -36,6 +36,8 @@ def plan_placements(
 ) -> DevicePlan:
     """Chooses the `Placement` of every table, and predicts memory, messages and time of a step.
 
+    `plan` with ``devices=`` does this for tables that it has chosen, as tensor trains or dense tables.
+
     Tables are placed one after the other, those with the most bytes per step first. Each gets the placement with which
     the step takes the least time, of `Placement.hashed`, `round_robin`, `contiguous`, `on` the device with the least
     load, `replicated`, and `pages` that are dealt out by their load, hot ones to several devices. The first one in this

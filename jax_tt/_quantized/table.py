@@ -176,7 +176,7 @@ class QuantizedTable(NativeTable):
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        own = RowFormat(self._decoded, self._encoded)
+        own = RowFormat(self._decoded, self._encoded, self._spacing)
         return distinct_rows.update(self, state, batch, residuals, g, lookup, values, own)
 
     def _decoded(self, stored: jax.Array) -> jax.Array:
@@ -190,6 +190,10 @@ class QuantizedTable(NativeTable):
             return codec.as_words(codec.encoded(new, self.bits))
         keys = distinct_rows.keys_of_rows(key, rows)
         return codec.as_words(codec.encoded_stochastically(new, self.bits, keys))
+
+    def _spacing(self, stored: jax.Array) -> jax.Array:
+        scale, _ = codec.header(codec.as_bytes(stored))
+        return scale
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -46,10 +46,13 @@ class RowFormat(NamedTuple):
         decoded: stored rows ``[n, ...]`` as numbers ``[n, D]``.
         encoded: new rows ``[n, D]`` in the form that they are stored in, ``(new, rows, dtype, key)``: their numbers in
             the table, the type of the parameter, and the key of stochastic rounding or None.
+        spacing: the distance of the levels of stored rows, ``[n]``; None if numbers are not rounded to levels. Rules
+            may make up for the errors of stochastic rounding to levels.
     """
 
     decoded: Callable[[jax.Array], jax.Array]
     encoded: Callable[[jax.Array, jax.Array, Any, jax.Array | None], jax.Array]
+    spacing: Callable[[jax.Array], jax.Array] | None = None
 
 
 def update(
@@ -90,7 +93,11 @@ def update(
         stochastic = table.update.rounds_stochastically(table.rounded_type or param.dtype)
         seed = values["seed"] if stochastic else None
         key = None if seed is None else jax.random.wrap_key_data(seed, impl="threefry2x32")
-        new_param = _written(param, changed, rows_as.encoded(new, found.rows, param.dtype, key))
+        stored = rows_as.encoded(new, found.rows, param.dtype, key)
+        new_param = _written(param, changed, stored)
+        if key is not None and rows_as.spacing is not None:
+            errors, spacing = new - rows_as.decoded(stored), rows_as.spacing(stored)
+            stepped = rule.compensated(stepped, errors, spacing, values["hyper"])
         # Rows are below this number, which keeps the keys of slots apart from those of the parameter.
         new_slots = tuple(
             _written(

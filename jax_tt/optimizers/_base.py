@@ -123,6 +123,22 @@ class Optimizer(abc.ABC):
     ) -> tuple[jax.Array, Slots]:
         """One step on ``rows[R, W]`` with ``grads[R, W]``; slots are ``[R, W]`` or ``[R]``."""
 
+    def compensated(
+        self, slots: Slots, errors: jax.Array, spacing: jax.Array, hyper: jax.Array
+    ) -> Slots:
+        """``slots[R, W]`` after the new rows of a quantized table were rounded, as `update_rows` returned them before.
+
+        A rule with a first moment can make up for the errors in its next steps; others leave the slots as they are.
+
+        Args:
+            slots: slots after the step, ``[R, W]`` or ``[R]``.
+            errors: the new rows minus those that are stored, ``[R, W]``; 0 in expectation.
+            spacing: distances of the levels, ``[R]``, which errors do not exceed.
+            hyper: as in `update_rows`.
+        """
+        del errors, spacing, hyper
+        return slots
+
     def changes_all(self, step: jax.Array) -> jax.Array | None:
         """Whether `change_all` follows the step after which the table has taken ``step`` steps; None for never."""
         del step

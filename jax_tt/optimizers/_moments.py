@@ -19,6 +19,9 @@ from jax_tt.optimizers._base import (
     one_minus_power,
 )
 
+# Chosen, of 1, 3 and 10, by the recall on held-out train items of a table that was trained with 4 bits.
+_MOST_RATES = 10.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Moments(Optimizer):
@@ -71,6 +74,26 @@ def adaptive(
     root = jnp.sqrt(nu / corrections[1]) + eps
     # With eps = 0: entries without a gradient so far, or one whose square underflows.
     return jnp.where(root == 0, 0, lr * (mu / corrections[0]) / root)
+
+
+def compensating(
+    mu: jax.Array,
+    nu: jax.Array,
+    corrections: Sequence[jax.Array],
+    errors: jax.Array,
+    spacing: jax.Array,
+    hyper: jax.Array,
+) -> jax.Array:
+    """The first moment with which the next steps of Adam make up for ``errors``, see `Optimizer.compensated`.
+
+    What is added to the moment moves the row in later steps, in total by the error if the learning rate is constant.
+    Where the rate is small, only a share of the error is made up for, such that it adds at most ten times the rate to a
+    step: the rate may rise before the row is used again. The share does not depend on how a number was rounded, so that
+    the mean stays exact.
+    """
+    lr, b1, _, eps = hyper[:4].astype(errors.dtype)
+    rates = errors * jnp.minimum((1 - b1) / (b1 * lr), _MOST_RATES / spacing[:, None])
+    return mu - rates * corrections[0] * (jnp.sqrt(nu / corrections[1]) + eps)
 
 
 def norm_ratio(rows: jax.Array, steps: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Adam on the rows of a batch."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import ClassVar
 
 import jax
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 
 from jax_tt.optimizers._base import Slot, Slots, is_zero, log_of
 from jax_tt.optimizers._counts import one_more
-from jax_tt.optimizers._moments import Moments, adaptive, moment
+from jax_tt.optimizers._moments import Moments, adaptive, compensating, moment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +75,23 @@ class Adam(Moments):
         nu = b2 * slots[1].astype(rows.dtype) + (1 - b2) * grads * grads
         if self.kind == self.native_kind:
             return rows - adaptive(mu, nu, rest, eps, lr), (mu, nu)
-        decay, *corrections = rest
         new: Slots = (mu, nu)
         if self.kind == self.rowwise_kind:
-            count = one_more(slots[2].astype(rows.dtype))
-            corrections = [-jnp.expm1(count * log)[:, None] for log in corrections]
-            new = (mu, nu, count)
-        return rows - lr * (adaptive(mu, nu, corrections, eps) + decay * rows), new
+            new = (mu, nu, one_more(slots[2].astype(rows.dtype)))
+        step = adaptive(mu, nu, self._corrections(new, rest), eps)
+        return rows - lr * (step + rest[0] * rows), new
+
+    def compensated(
+        self, slots: Slots, errors: jax.Array, spacing: jax.Array, hyper: jax.Array
+    ) -> Slots:
+        mu, nu, *count = slots
+        corrections = self._corrections(slots, list(hyper[4:]))
+        return (compensating(mu, nu, corrections, errors, spacing, hyper), nu, *count)
+
+    def _corrections(self, slots: Slots, rest: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        """Of both moments; ``slots`` are those after the step, ``rest`` are the hyper-parameters after ``eps``."""
+        if self.kind == self.native_kind:
+            return rest
+        if self.kind == self.rowwise_kind:
+            return [-jnp.expm1(slots[2] * log)[:, None] for log in rest[1:]]
+        return rest[1:]

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_tt.optimizers._base import Slot, Slots
-from jax_tt.optimizers._moments import Moments, adaptive, moment
+from jax_tt.optimizers._moments import Moments, adaptive, compensating, moment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,3 +46,10 @@ class PartialRowWiseAdam(Moments):
         nu = moment(b2, slots[1], jnp.mean(grads * grads, axis=1))
         step = adaptive(mu, nu[:, None], corrections, eps) + decay * rows
         return rows - lr * step, (mu, nu)
+
+    def compensated(
+        self, slots: Slots, errors: jax.Array, spacing: jax.Array, hyper: jax.Array
+    ) -> Slots:
+        mu, nu = slots
+        moments = mu, nu[:, None]
+        return (compensating(*moments, list(hyper[5:]), errors, spacing, hyper), nu)

@@ -142,14 +142,16 @@ def test_means_over_seeds_and_sizes_that_do_not_exist(tmp_path):
         point(method, ratio, 0, recall) | {"trained": "int8", "trained_recall": 0.19}
         for method, ratio, recall in (("auto", 4.0, 0.16), ("trained", 1.0, 0.19))
     ]
+    rounded = point("rounding", 7.0, 0, 0.18) | {"trained": "int8", "users": "4 bits a number"}
     assert frontier_report.table([*points, *trained]).splitlines()[2:] == [
         "| groups | jax_tt.compress | 55.0% ± 7.1 | 40.0% |",
         "| groups | numbers of 2, 3, 4 or 8 bits | 75.0% |  |",
     ]
-    assert frontier_report.scratch([*points, *trained]).splitlines() == [
+    assert frontier_report.scratch([*points, *trained, rounded]).splitlines() == [
         "| data | trained with | smaller by | of dense | 4x |",
         "|---|---|---|---|---|",
         "| groups | 8 bits a number | 4.5 | 95.0% | 80.0% |",
+        "| groups | 8 bits a number, rounded to 4 bits a number | 4.5 | 90.0% |  |",
     ]
     assert frontier_report.chosen([*points, *trained]).splitlines()[2:] == [
         "| groups | 4x | 4.5 | rank 2 | rank 3 | 25.0% | 50.0% |",

@@ -41,7 +41,10 @@ def table(points: Points) -> str:
 
 
 def scratch(points: Points) -> str:
-    """Markdown: tables trained with few bits, and what `compress` made of them, as shares of the dense recall."""
+    """Markdown: tables trained with few bits, and what was made of them, as shares of the dense recall.
+
+    A column per size is for what `compress` made of them, a line for what rounding to fewer bits did.
+    """
     points = [one for one in points if _trained(one) != "dense"]
     ratios = sorted({one["ratio"] for one in points if one["method"] == "auto"})
     lines = [
@@ -51,15 +54,16 @@ def scratch(points: Points) -> str:
     for name in sorted({one["data_set"] for one in points}):
         for kind, bits in (("int8", 8), ("int4", 4)):
             own = [one for one in points if (one["data_set"], _trained(one)) == (name, kind)]
-            itself = [one for one in own if one["method"] == "trained"]
-            if itself:
-                smaller = _mean(itself)[0]
-                cells = [
-                    _cell([one for one in own if (one["method"], one["ratio"]) == ("auto", ratio)])
-                    for ratio in ratios
-                ]
-                line = [name, f"{bits} bits a number", f"{smaller:.1f}", _cell(itself), *cells]
-                lines.append(f"| {' | '.join(line)} |")
+            made = [
+                _cell([one for one in own if (one["method"], one["ratio"]) == ("auto", ratio)])
+                for ratio in ratios
+            ]
+            for method, cells in (("trained", made), ("rounding", [""] * len(ratios))):
+                if runs := [one for one in own if one["method"] == method]:
+                    then = f", rounded to {runs[0]['users']}" if method == "rounding" else ""
+                    size = f"{_mean(runs)[0]:.1f}"
+                    line = [name, f"{bits} bits a number{then}", size, _cell(runs), *cells]
+                    lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines)
 
 

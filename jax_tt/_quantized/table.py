@@ -42,9 +42,9 @@ class QuantizedTable(NativeTable):
 
     With ``update``, for 8 and 4 bits, the backward pass of a lookup steps the rows of the batch: they are decoded, the
     rule steps them in float32, and they are encoded with a new scale and offset. By default, numbers are rounded
-    stochastically, such that a row is the exact one in expectation. JAX differentiates only floats. ``packed`` is
-    therefore float32 ``[N, W / 4]``, whose words are the same bytes and no numbers, and the state has the optimizer
-    state beside it. `frozen` returns the read-only table.
+    stochastically, such that a row is the exact one in expectation; `jax_tt.optimizers.Adam` makes up for the errors in
+    later steps. JAX differentiates only floats. ``packed`` is therefore float32 ``[N, W / 4]``, whose words are the
+    same bytes and no numbers, and the state has the optimizer state beside it. `frozen` returns the read-only table.
 
     Attributes:
         num_embeddings, features: its sizes. With ``update``, 4 divides ``bits * features / 8``.

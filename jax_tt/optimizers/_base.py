@@ -126,14 +126,14 @@ class Optimizer(abc.ABC):
     def compensated(
         self, slots: Slots, errors: jax.Array, spacing: jax.Array, hyper: jax.Array
     ) -> Slots:
-        """``slots[R, W]`` after the new rows of a quantized table were rounded, as `update_rows` returned them before.
+        """The slots after the new rows of a quantized table were rounded stochastically.
 
-        A rule with a first moment can make up for the errors in its next steps; others leave the slots as they are.
+        A rule with a first moment can make up for the errors in its next steps. Others return the slots as they are.
 
         Args:
-            slots: slots after the step, ``[R, W]`` or ``[R]``.
-            errors: the new rows minus those that are stored, ``[R, W]``; 0 in expectation.
-            spacing: distances of the levels, ``[R]``, which errors do not exceed.
+            slots: those that `update_rows` returned, ``[R, W]`` or ``[R]``.
+            errors: its new rows minus those that are stored, ``[R, W]``; 0 in expectation.
+            spacing: distances of the levels of a row, ``[R]``, which errors do not exceed.
             hyper: as in `update_rows`.
         """
         del errors, spacing, hyper

@@ -107,7 +107,8 @@ def test_points_are_measured_once(folder, tmp_path, monkeypatch, capsys):
         RNG.normal(size=(n, 16)).astype(np.float32)
         for n in (interactions.num_users, interactions.num_items)
     )
-    np.savez(teachers / "groups-0.npz", users=users, items=items)
+    for seed in range(2):
+        np.savez(teachers / f"groups-{seed}.npz", users=users, items=items)
     arguments = [f"--data={folder}", f"--teachers={teachers}", f"--out={out}", "--ratios", "4"]
     arguments += ["--methods", "low_rank", "rounding"]
     frontier.main(arguments)
@@ -120,6 +121,9 @@ def test_points_are_measured_once(folder, tmp_path, monkeypatch, capsys):
     assert text in capsys.readouterr().out
     share = first["recall"] / first["dense_recall"]
     assert f"| groups | low rank | {share:.1%} |" in text
+    frontier.main([*arguments[:3], "--methods", "trained", "--seeds", "2"])
+    points = json.loads(out.read_text())["points"].values()
+    assert [one["seed"] for one in points if one["method"] == "trained"] == [0, 1]
     monkeypatch.setattr(frontier, "measure", None)
     frontier.main(arguments)
 

@@ -229,6 +229,7 @@ def _rates(points: dict[str, Any], name: str, method: str, trained: str) -> Sequ
         one["learning_rate"]
         for one in points.values()
         if (one["data_set"], one["method"], one.get("trained", "dense")) == (name, method, trained)
+        and method != TRAINED
     ]
     return known[:1] or RATES
 

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_tt._hash.admission import AdmitAfter
 from jax_tt._hash.table import KEYS, SEED, TOTALS, WAITING, HashTable
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import replicated_over_explicit_axes, sharded_over_explicit_axes
@@ -130,8 +131,8 @@ class ShardedTable(Wrapper):
     @functools.cached_property
     def local_keys(self) -> HashTable:
         """The hash table that one device holds."""
-        admission: Any = self.table.admission
-        if getattr(admission, "waiting", None) is not None:
+        admission = self.table.admission
+        if isinstance(admission, AdmitAfter) and admission.waiting is not None:
             waiting = self.table.waiting_sets // self.layout.devices * self.table.ways
             admission = dataclasses.replace(admission, waiting=waiting)
         return dataclasses.replace(self.table, table=self.local, admission=admission)

@@ -98,6 +98,7 @@ def test_distilling_brings_scores_closer(folder):
     jax.tree.map(np.testing.assert_array_equal, found, again)
 
 
+@pytest.mark.full
 def test_points_are_measured_once(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(frontier, "EPOCHS", 1)
     out, teachers = tmp_path / "points.json", tmp_path / "teachers"

@@ -247,6 +247,7 @@ def test_all_bytes_survive(method, bits):
     assert frozen == table.with_update(None)
 
 
+@pytest.mark.full
 @pytest.mark.optimized
 def test_a_donated_table_is_updated_in_place():
     n = 1 << 16

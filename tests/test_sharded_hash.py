@@ -147,6 +147,7 @@ def test_steps_equal_those_on_one_device(shape, alone):
         np.testing.assert_array_equal(owners, entries["slot"] // table.layout.rows)
 
 
+@pytest.mark.full
 def test_a_step_has_one_exchange_for_insertion_and_three_for_lookups():
     tables = jax_tt.shard_tables(_tables(), _mesh(4), "model")
     collection = jax_tt.Collection(tables, FEATURES)
@@ -160,6 +161,7 @@ def test_a_step_has_one_exchange_for_insertion_and_three_for_lookups():
     assert "all-gather" not in text
 
 
+@pytest.mark.full
 def test_keys_that_are_not_there_read_their_initial_values():
     plain = jax_tt.hash_table(WIDTH, 64, seed=5)
     keys = jnp.asarray(jax_tt.split_keys(np.arange(24).reshape(8, 3) * 2**40).digits)

@@ -214,6 +214,7 @@ def test_keys_of_a_batch_stay_where_it_takes_several_rounds():
     assert set(map(tuple, own[["key", "slot"]])) <= set(map(tuple, after[["key", "slot"]]))
 
 
+@pytest.mark.full
 def test_each_device_doubles_the_table_of_its_keys():
     options = {"admission": 2, "max_capacity": 1024, "optimizer": jax_tt.optimizers.Adagrad(0.1)}
     plain = jax_tt.hash_table(WIDTH, 128, policy="lfu", **options)

@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -154,7 +155,11 @@ def page(counts: dict[Path, Counts], tests: list[str], passed: str) -> str:
         "",
         INTRODUCTION,
         "",
-        f"Tests, those with `cuda` in their names or in that of their file ({passed}): {files}.",
+        *textwrap.wrap(
+            f"Tests, those with `cuda` in their names or in that of their file ({passed}): {files}.",
+            120,
+            break_on_hyphens=False,
+        ),
         "",
         f"{executed} of {total} lines: {share(executed, total)}.",
         *table(

@@ -68,7 +68,12 @@ def test_nvcc_compiles_the_kernels():
     reason="scikit-build-core is not installed",
 )
 def test_pip_builds_a_wheel(tmp_path):
-    options = ("--no-deps", "--no-build-isolation", "-C", "cmake.define.LION_RULE_CUDA=OFF")
+    options = (
+        "--no-deps",
+        "--no-build-isolation",
+        "--config-settings",
+        "cmake.define.LION_RULE_CUDA=OFF",
+    )
     run(sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", tmp_path, EXAMPLE)
     (wheel,) = tmp_path.glob("*.whl")
     site = tmp_path / "site"

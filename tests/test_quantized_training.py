@@ -291,6 +291,23 @@ def test_changed_tables_are_refused():
     assert jnp.isnan(out).all()
 
 
+def test_gradients_whose_squares_overflow_move_no_row():
+    table, state = trained_table(4, optimizers.Adam(0.1), skip_nonfinite=True)
+    before = np.asarray(table.to_dense(state))
+
+    @jax.jit
+    @jax.grad
+    def step(own, scale):
+        rows, _ = jax_tt.pooled_rows(table, own, BAGS, jax_tt.Lookup())
+        return scale * jnp.sum(rows)
+
+    for scale in (1e20, 1.0):
+        state = {**state, **step(trained(table, state), scale)}
+        assert np.isfinite(state["slot_mu_0"]).all()
+        assert np.isfinite(table.to_dense(state)).all()
+    assert np.abs(table.to_dense(state) - before).max() < 1
+
+
 def test_a_row_that_is_no_longer_finite_is_seen():
     table, state = trained_table(8, optimizers.SGD(1e38))
     new, _ = stepped(table, state)

@@ -1,5 +1,6 @@
 """Scores, admission and growth of hash tables that are divided over devices."""
 
+import re
 from typing import Any
 
 import jax
@@ -348,3 +349,15 @@ def test_epochs_belong_to_their_policies_on_several_devices_as_well(policy, epoc
     state = table.init(jax.random.key(0))
     with pytest.raises(ValueError, match=f"item: epoch: got {epoch} for the policy '{policy}'"):
         jax_tt.insert_keys(table, state, np.arange(4), epoch=epoch)
+
+
+@pytest.mark.full
+def test_an_insertion_copies_no_array_of_slots():
+    table = jax_tt.hash_table(4, 64, policy="lfu", ways=4, admission=2, safe_check="ignore")
+    own = _divided(table, DEVICES)
+    state = jax.eval_shape(own.init, jax.random.key(0))
+    keys = jax_tt.split_keys(np.arange(4096))
+    insert = jax.jit(lambda state: jax_tt.insert_keys(own, state, keys)[0], donate_argnums=0)
+    program = str(insert.lower(state).compile().as_text())
+    # Of the 4 sets of 4 slots that a device has.
+    assert not re.findall(r"= \w+\[4,(?:2,)?4\]\S* copy", program)

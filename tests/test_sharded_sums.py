@@ -21,6 +21,7 @@ from jax_tt._tables.options import Wanted
 
 ROWS, WIDTH, BAGS, LENGTH = 200, 8, 8, 24
 SUMS = Exchange(pooled="sums")
+IGNORING = Lookup(bounds="zero")
 ADAGRAD = optimizers.RowWiseAdagrad(0.1)
 
 
@@ -83,12 +84,31 @@ def test_gradients_of_weights_come_from_the_owners_of_rows(mesh, rule, placement
             )
 
 
-def _weighted_step(table, state, bags, of_tables):
+@pytest.mark.full
+@pytest.mark.parametrize("of_tables", [True, False])
+def test_ids_out_of_range_spoil_the_gradients_of_their_own_bags(mesh, of_tables):
+    plain = jax_tt.dense_table(ROWS, WIDTH)
+    table = ShardedTable(plain, mesh, "model", Placement.hashed(), SUMS)
+    state = plain.init(jax.random.key(1))
+    ids = np.random.default_rng(0).integers(0, ROWS, (BAGS, LENGTH))
+    ids[5, 3], ids[2, 0] = ROWS, -1
+    bags = _bags("weighted", np.random.default_rng(1), ids)
+    lookup = Lookup(bounds="error", method="reference")
+    new, gradients = WEIGHTED_STEP(plain, state, bags, of_tables, lookup)
+    found, own_gradients = WEIGHTED_STEP(table, table.of_rows(state), bags, of_tables, lookup)
+    assert np.isnan(gradients).any() and not np.isnan(gradients).all()
+    np.testing.assert_allclose(own_gradients, gradients, rtol=1e-5, atol=1e-6)
+    if of_tables:
+        rows = table.by_row({**table.of_rows(state), **found})
+        np.testing.assert_allclose(rows["embedding"], new["embedding"], rtol=1e-5, atol=1e-6)
+
+
+def _weighted_step(table, state, bags, of_tables, lookup=IGNORING):
     """The new table, or its gradient in its place, and the gradients of weights."""
 
     def loss(trained, weights):
         own = dataclasses.replace(bags, weights=weights)
-        rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, own, Lookup(bounds="zero"))
+        rows, _ = jax_tt.pooled_rows(table, {**state, **trained}, own, lookup)
         return jnp.sum(jnp.sin(rows + 1))
 
     trained = {name: state[name] for name in table.trained_names}
@@ -97,7 +117,7 @@ def _weighted_step(table, state, bags, of_tables):
     return jax.grad(loss, argnums=(0, 1))(trained, bags.weights)
 
 
-WEIGHTED_STEP = jax.jit(_weighted_step, static_argnums=(0, 3))
+WEIGHTED_STEP = jax.jit(_weighted_step, static_argnums=(0, 3, 4))
 
 
 def _check_steps(

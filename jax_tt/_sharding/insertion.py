@@ -211,7 +211,8 @@ def _marked(own: Asked, touched: dict[str, Any], keys: AskedKeys, method: str) -
     for names in (KEYS, WAITING):
         if names[2] not in touched:
             continue
-        directory = KeyDirectory(*(own.state[name] for name in names))
+        # XLA would keep a copy of last batches that are not those of the loop.
+        directory = KeyDirectory(own.state[names[0]], own.state[names[1]], touched[names[2]])
         slots = backend.find(directory, keys.keys, here, method)
         here = here & (slots < 0)
         at = jnp.where(slots < 0, directory.capacity, slots)

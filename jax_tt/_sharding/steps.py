@@ -20,7 +20,7 @@ from jax_tt._sharding.forward import Attempt, all_messages
 from jax_tt._sharding.reads import own_call, read_call
 from jax_tt._sharding.requests import PAGES, replicas_of, sharded
 from jax_tt._sharding.route import Messages, Route, distinct, message_rows, round_of
-from jax_tt._sharding.spread import Spread, emptied
+from jax_tt._sharding.spread import Spread
 from jax_tt._sharding.weights import returned_weights
 
 
@@ -111,7 +111,7 @@ def exchanged_steps(
         return new, [dweights for _, dweights in found]
 
     states, dweights = step(0, states, first=True)
-    weights = returned_weights(calls, attempt.asks, dweights, allowed, axes)
+    weights = returned_weights(calls, attempt.asks, dweights, axes)
     return other_rounds(lambda k, states: step(k, states)[0], bits, states), allowed, weights
 
 
@@ -175,11 +175,12 @@ def _arrived(
         bags = attempt.asked[own.table.number]
         assert isinstance(bags, Batch)
         g = next(got).astype(accum)
-        if call.use.table.update is None:
-            return own_call(call, emptied(bags, own.allowed), state), g
-        # The weights have gradients also if the rows are not stepped.
-        values = {**call.values, "allowed": own.allowed.astype(jnp.float32)}
-        return own_call(call, bags, state)._replace(values=values), g
+        arrived = own_call(call, bags, state)
+        if call.use.table.update is not None:
+            # The weights have gradients also if the rows are not stepped.
+            values = {**call.values, "allowed": own.allowed.astype(jnp.float32)}
+            arrived = arrived._replace(values=values)
+        return arrived, g
     if of.asked is not None and turn.keeps_places(of):
         here = own.allowed & (round_of(of.asked.words, turn.bits) == 0)
         rows = jnp.where(here, of.asked.rows, -1)

@@ -19,7 +19,6 @@ def returned_weights(
     calls: Sequence[Call],
     asks: Sequence[Requests | Spread],
     gradients: Sequence[jax.Array | None],
-    allowed: Sequence[jax.Array],
     axes: Any,
 ) -> dict[int, jax.Array]:
     """``row . g`` of every position ``[S, cap]``, by the number of a call.
@@ -28,7 +27,6 @@ def returned_weights(
         calls: in columns.
         asks: what was sent.
         gradients: of the weights that have arrived here, ``[devices, size]``, or None.
-        allowed: whether a batch is trained on.
         axes: mesh axes that pages are divided over.
     """
     spreads: dict[int, Spread] = {}
@@ -39,20 +37,16 @@ def returned_weights(
             sent.append(g.astype(call.batch.weights.dtype))
     back = exchanged(sent, axes) if sent else []
     return {
-        k: _of_positions(calls[k], spread, own, allowed[k])
+        k: _of_positions(calls[k], spread, own)
         for (k, spread), own in zip(spreads.items(), back, strict=True)
     }
 
 
-def _of_positions(
-    call: Call, spread: Spread, gradients: jax.Array, allowed: jax.Array
-) -> jax.Array:
+def _of_positions(call: Call, spread: Spread, gradients: jax.Array) -> jax.Array:
     """The gradients where the ids were; 0 for ids that have no owner, since they are not read."""
     nothing = jnp.zeros(call.batch.ids.shape[:2], gradients.dtype)
     if call.use.lookup.bounds == "error":
         # Ids that must not be in the batch have no owner, and rows of NaN.
         nothing = jnp.where(present(call.batch), jnp.nan, nothing)
-        if call.use.table.update is None:
-            gradients = jnp.where(allowed, gradients, jnp.nan)
     found = nothing.reshape(-1).at[spread.places.source].set(gradients, mode="drop")
     return found.reshape(nothing.shape)

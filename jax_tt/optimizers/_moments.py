@@ -93,7 +93,9 @@ def compensating(
     """
     lr, b1, _, eps = hyper[:4].astype(errors.dtype)
     rates = errors * jnp.minimum((1 - b1) / (b1 * lr), _MOST_RATES / spacing[:, None])
-    return mu - rates * corrections[0] * (jnp.sqrt(nu / corrections[1]) + eps)
+    unit = corrections[0] * (jnp.sqrt(nu / corrections[1]) + eps)
+    # Where the second moment overflows, Adam does not move the row.
+    return mu - jnp.where(jnp.isfinite(unit), rates * unit, 0)
 
 
 def norm_ratio(rows: jax.Array, steps: jax.Array) -> jax.Array:

@@ -21,6 +21,8 @@ class Adam(Moments):
     all steps of the table. ``optax.adam`` also decays the moments of rows that a batch does not use, and moves these
     rows. If every row is used in every step, the two are equal, and with weight decay it is ``optax.adamw``.
 
+    In the steps of a `QuantizedTable`, the first moment also makes up for the errors of stochastic rounding.
+
     With ``rowwise_bias_correction``, ``t`` counts the steps of the row, in one more slot. The count stops at
     16,777,216, where both corrections are 1 for any usual decay.
 

@@ -40,7 +40,13 @@ def build_wheel(folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
     # Without CUDA, which `make cuda` compiles: the wheel is the same but for one more module.
     options = (f"build-dir={BUILD.relative_to(ROOT)}", "cmake.define.JAX_TT_CUDA=OFF")
-    run(*pip, *(part for o in options for part in ("-C", o)), "--wheel-dir", folder, ROOT)
+    run(
+        *pip,
+        *(part for o in options for part in ("--config-settings", o)),
+        "--wheel-dir",
+        folder,
+        ROOT,
+    )
     (wheel,) = folder.glob("*.whl")
     return wheel
 

@@ -143,6 +143,7 @@ def test_chunks():
     assert figures(before, small, ids, rows)[0] < 0.25
 
 
+@pytest.mark.full
 def test_nothing_to_write():
     _, cores, _, ids, rows = random_rows(4)
     cores = tuple(core.astype(jnp.bfloat16) for core in cores)

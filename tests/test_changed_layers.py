@@ -238,6 +238,7 @@ def test_grown_order_and_like():
     near(layer(np.arange(60, 80)), before[OLD.inverse.rows[20:40]])
 
 
+@pytest.mark.full
 def test_a_cache_larger_than_the_table_grows_with_it():
     layer = jax_tt.TTEmbed(
         N, D, **FACTORS, tt_ranks=12, cache=jax_tt.RowCache(100, ways=4), rngs=nnx.Rngs(0)

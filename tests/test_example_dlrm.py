@@ -267,6 +267,7 @@ def test_dot_products_and_their_derivative() -> None:
             jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12), *pairs)
 
 
+@pytest.mark.full
 def test_all_variants_learn_alike() -> None:
     config = dataclasses.replace(TINY, cache=0.0)
     results = {variant: train(config, variant) for variant in COMPARED["dlrm"]}

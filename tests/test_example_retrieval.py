@@ -203,6 +203,7 @@ def test_learns(log, tmp_path, variant, loss):
     assert [epoch for epoch, _ in result["recall_curve"]] == [5, 10]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("order", ["interactions", "counts"])
 def test_orders_of_ids(log, tmp_path, order):
     """The order is used, saved, and counted in the bytes; dense tables have none."""

@@ -51,10 +51,11 @@ def _operands(text, names):
     return total
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "placements",
     [
-        pytest.param({}, id="none", marks=pytest.mark.full),
+        pytest.param({}, id="none"),
         pytest.param({"user": Placement.pages([(0, 1), 2, 3, (3, 1), 0], 1000)}, id="replicas"),
     ],
 )
@@ -221,6 +222,7 @@ def test_plans_of_sizes_place_what_becomes_dense():
         jax_tt.plan(sizes)
 
 
+@pytest.mark.full
 def test_large_plans_need_no_devices():
     tables = {"item": jax_tt.dense_table(10**12, 64, optimizer=RULE)}
     ids = np.random.default_rng(0).integers(0, 10**12, 4096 * 8)

@@ -121,6 +121,7 @@ def test_eight_devices_read_what_two_wrote(tmp_path):
     assert done.stdout.strip() == "equal", done.stderr
 
 
+@pytest.mark.full
 def test_no_device_has_more_than_its_share():
     collection = _collection(4)
     arrays = jax_tt.checkpoint_state(collection, _trained(collection))

@@ -392,6 +392,7 @@ def _table(mesh, rule=None, placement=None, exchange=None, param_dtype=jnp.float
     )
 
 
+@pytest.mark.full
 def test_tables_move_between_column_shards_and_rows(mesh):
     plain = jax_tt.dense_table(ROWS + 1, WIDTH, optimizer=ADAM)
     many = jnp.arange(8.0 * (ROWS + 1)).reshape(-1, 8) - 7

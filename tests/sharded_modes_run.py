@@ -2,8 +2,7 @@
 
 ``python -m tests.sharded_modes_run PROCESS COUNT PORT DEVICES OUT.npz`` is one process. All of them together have
 ``DEVICES`` devices, 0 for tables that are not divided. Writes what every step has looked up, the gradients of weights,
-and the final tables with their optimizer state, those of hash tables, which grow at the
-end, in the order of their keys.
+and the final tables with their optimizer state, those of hash tables in the order of their keys; these grow at the end.
 """
 
 from __future__ import annotations

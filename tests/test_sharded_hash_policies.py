@@ -122,6 +122,14 @@ def _waiting(state):
     return dict(zip(keys[here].tolist(), scores[here].tolist(), strict=True))
 
 
+def _same_by_key(divided, alone):
+    """The arrays of one device by key, which are those of several."""
+    found, expected = _by_key(*divided), _by_key(*alone)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    return expected
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("policy", "admission"),
@@ -142,9 +150,7 @@ def test_keys_and_scores_equal_those_on_one_device(policy, admission, shape):
         state, counts = _inserted(table, state, ids, step)
         alone, expected = _inserted(plain, alone, ids, step)
         assert counts == expected
-    found, expected = _by_key(table, state), _by_key(plain, alone)
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    expected = _same_by_key((table, state), (plain, alone))
     assert len(expected["key"]) > 20
     assert expected["score"].max() > 2
     if isinstance(admission, jax_tt.AdmitAfter):
@@ -191,9 +197,7 @@ def test_requests_in_several_rounds_are_counted():
         state, counts = _inserted(table, state, ids, step)
         alone, expected = _inserted(plain, alone, ids, step)
         assert counts == expected
-    found, expected = _by_key(table, state), _by_key(plain, alone)
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    expected = _same_by_key((table, state), (plain, alone))
     assert (expected["score"] == 2 * DEVICES).all()
 
 

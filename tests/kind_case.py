@@ -30,6 +30,10 @@ class KindCase:
     table: Any
     methods: tuple[str, ...] = ("reference", "auto")
 
+    def named(self, array: str) -> str:
+        """What error messages call an array of the state."""
+        return array
+
     def fused(self, rule: Any) -> Any:
         """The same kind with a fused update."""
         return self.table.with_update(jax_tt.Update(rule))
@@ -71,7 +75,7 @@ class KindCase:
         name = self.table.param_names[0]
         short = {**state, name: state[name][:-1]}
         lookup = jax_tt.Lookup(bounds="zero")
-        with pytest.raises(ValueError, match=f"{name}: got .*; expected"):
+        with pytest.raises(ValueError, match=f"{self.named(name)}: got .*; expected"):
             jax_tt.pooled_rows(self.table, short, self.bags(), lookup)
         with pytest.raises(ValueError, match="state: has no"):
             jax_tt.lookup_rows(self.table, {}, jnp.array([1]), lookup)

@@ -81,3 +81,40 @@ def test_tables_of_two_orders_are_two_tables():
     assert one != other
     init = jax.jit(lambda table, key: table.init(key)["id_order"], static_argnums=0)
     assert (init(one, jax.random.key(0)) != init(other, jax.random.key(0))).any()
+
+
+class OfTables(KindCase):
+    """Tables of tables."""
+
+    def named(self, array):
+        _, k, name = array.split("_", 2)
+        return f"{type(self.table).__name__}, table {k}: {name}"
+
+
+class TestSum(OfTables):
+    """Of trains in two orders and a dense table."""
+
+    table = jax_tt.SumTable(
+        (
+            TRAIN,
+            jax_tt.OrderedTable(TRAIN, jax_tt.order.IdOrder(np.arange(50)[::-1])),
+            jax_tt.DenseTable(50, 8),
+        )
+    )
+
+
+class TestMixed(OfTables):
+    """Of dense rows and coded ones."""
+
+    table = jax_tt.MixedTable(
+        (
+            jax_tt.DenseTable(20, 8),
+            jax_tt.CodedTable(12, 8, num_codes=4, bits=3),
+            jax_tt.DenseTable(18, 8),
+        )
+    )
+
+    @functools.cached_property
+    def state(self):
+        parts = np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [20, 12, 18]))
+        return self.table.with_parts(jax.jit(self.table.init)(jax.random.key(0)), parts)

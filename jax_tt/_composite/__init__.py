@@ -1,0 +1,1 @@
+"""Tables made of other tables: sums of their rows, and rows of different kinds."""

@@ -65,6 +65,8 @@ from jax_tt._files.coded import load_coded as load_coded
 from jax_tt._files.coded import save_coded as save_coded
 from jax_tt._files.mapped import map_arrays as map_arrays
 from jax_tt._files.mapped import save_arrays as save_arrays
+from jax_tt._files.mixed import load_mixed as load_mixed
+from jax_tt._files.mixed import save_mixed as save_mixed
 from jax_tt._files.quantized import load_quantized as load_quantized
 from jax_tt._files.quantized import save_quantized as save_quantized
 from jax_tt._files.stored import FileError as FileError

@@ -10,7 +10,7 @@ from tests.cli_case import QUIET, folder, ran, refused, table
 
 __all__ = ["folder", "table"]  # fixtures
 
-KINDS = ("quantized", "product", "additive", "low_rank", "tt")
+KINDS = ("quantized", "mixed", "product", "additive", "low_rank", "tt", "tt_sum")
 N, D = 600, 8
 RNG = np.random.default_rng(0)
 # Near a few directions, with noise.

@@ -88,9 +88,10 @@ class OfTables(KindCase):
 
     def named(self, array):
         _, k, name = array.split("_", 2)
-        return f"{type(self.table).__name__}, table {k}: {name}"
+        return f"{type(self.table).__name__}( of 50 rows)?, table {k}: {name}"
 
 
+@pytest.mark.full
 class TestSum(OfTables):
     """Of trains in two orders and a dense table."""
 
@@ -103,6 +104,7 @@ class TestSum(OfTables):
     )
 
 
+@pytest.mark.full
 class TestMixed(OfTables):
     """Of dense rows and coded ones."""
 

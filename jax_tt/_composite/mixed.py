@@ -67,6 +67,11 @@ class MixedTable(SumTable):
     def num_embeddings(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         return sum(table.num_embeddings for table in self.tables)
 
+    @property
+    def _title(self) -> str:
+        # Messages tell the rows of a part.
+        return f"{super()._title} of {self.num_embeddings} rows"
+
     @functools.cached_property
     def _places_shapes(self) -> dict[str, tuple[int, int]]:
         found, left = {}, self.num_embeddings
@@ -169,7 +174,9 @@ class MixedTable(SumTable):
         part, row = self._rows_of(state, ids)
         mark = padding_mark(batch.ids.dtype)
         own = []
-        for k, (table, of_table) in enumerate(zip(self._members, self._states(state), strict=True)):
+        for k, (table, of_table) in enumerate(
+            zip(self._members, self.separated(state), strict=True)
+        ):
             here = jnp.where(part == k, row.astype(batch.ids.dtype), mark)
             # An id out of range is out of range of all tables; the first one reports it.
             beyond = batch.ids if k == 0 else mark

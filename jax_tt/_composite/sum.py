@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -17,7 +17,6 @@ from jax_tt._lookup import _groups
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._groups import Call, Use
 from jax_tt._lookup._vma import vary_over, varying_axes
-from jax_tt._lookup._warn import warn_out_of_range
 from jax_tt._tables.options import Lookup, StepInputs, Update, Wanted
 from jax_tt._tables.table import APPLIED, SCALARS, Params, State, Table
 
@@ -83,7 +82,7 @@ class SumTable(Table):
                 f"{argument}: got update={table.update}; expected that of tables[0], {first.update}: all of them are "
                 "stepped together. Use with_update of the whole table."
             )
-        if table.scales_reads:
+        if table.update is not None and table.scales_reads:
             rule = type(table.update.optimizer).__name__
             raise ValueError(
                 f"{argument}: got the rule {rule}, which scales the rows that are read; expected another one, e.g. "
@@ -128,12 +127,16 @@ class SumTable(Table):
                 else table.with_update(dataclasses.replace(table.update, shared=True))
             )
         ).tables
-        own = self.name or type(self).__name__
-        return tuple(table.with_name(f"{own}, table {k}") for k, table in enumerate(named))
+        return tuple(table.with_name(f"{self._title}, table {k}") for k, table in enumerate(named))
+
+    @property
+    def _title(self) -> str:
+        """What error messages about one of the tables call the whole."""
+        return self.name or type(self).__name__
 
     # State
 
-    def _joined(self, of_table: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+    def _prefixed(self, of_table: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
         """Values by name of every table, as those of the sum."""
         return {
             f"table_{k}_{name}": value
@@ -142,22 +145,20 @@ class SumTable(Table):
         }
 
     def _names(self, of_table: Callable[[Any], Sequence[str]]) -> tuple[str, ...]:
-        return tuple(self._joined(lambda table: dict.fromkeys(of_table(table))))
+        return tuple(self._prefixed(lambda table: dict.fromkeys(of_table(table))))
 
-    def _states(self, state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """The part of each table, with the scalars that there are."""
+    def separated(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The state of every table from that of the sum, with the step count and sentinel of a fused sum."""
         scalars = {name: state[name] for name in SCALARS if name in state}
+        found = []
         for k in range(len(self.tables)):
             prefix = f"table_{k}_"
-            own = {
-                name[len(prefix) :]: array
-                for name, array in state.items()
-                if name.startswith(prefix)
-            }
-            yield own | scalars
+            own = [name for name in state if name.startswith(prefix)]
+            found.append({name.removeprefix(prefix): state[name] for name in own} | scalars)
+        return found
 
-    def _of_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The inverse of `_states`, without scalars."""
+    def joined(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The inverse of `separated`, without the step count and the sentinel."""
         return {
             f"table_{k}_{name}": array
             for k, own in enumerate(states)
@@ -167,15 +168,15 @@ class SumTable(Table):
 
     @functools.cached_property
     def param_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._joined(lambda table: table.param_shapes)
+        return self._prefixed(lambda table: table.param_shapes)
 
     @functools.cached_property
     def stepped_shapes(self) -> dict[str, tuple[int, ...]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._joined(lambda table: table.stepped_shapes)
+        return self._prefixed(lambda table: table.stepped_shapes)
 
     @functools.cached_property
     def buffers(self) -> dict[str, str]:
-        return self._joined(lambda table: table.buffers)
+        return self._prefixed(lambda table: table.buffers)
 
     @functools.cached_property
     def slot_names(self) -> tuple[tuple[str, ...], ...]:
@@ -201,17 +202,17 @@ class SumTable(Table):
         return self._names(lambda table: table.attended_names)
 
     def storage(self, state: State) -> Any:
-        own = zip(self._members, self._states(state), strict=True)
+        own = zip(self._members, self.separated(state), strict=True)
         return functools.reduce(widest, (table.storage(part) for table, part in own))
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         keys = jax.random.split(key, len(self.tables))
         own = [table.init_params(one) for table, one in zip(self._members, keys, strict=True)]
-        return self._of_states(own)
+        return self.joined(own)
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
-        own = zip(self._members, self._states(params), strict=True)
-        rest = self._of_states([table.init_rest(part) for table, part in own])
+        own = zip(self._members, self.separated(params), strict=True)
+        rest = self.joined([table.init_rest(part) for table, part in own])
         return rest | {
             name: jnp.full((), float(name != "step"), jnp.float32) for name in self.scalar_names
         }
@@ -220,12 +221,12 @@ class SumTable(Table):
         self.check(state)
         own = [
             table.frozen(part)
-            for table, part in zip(self._members, self._states(state), strict=True)
+            for table, part in zip(self._members, self.separated(state), strict=True)
         ]
         tables = tuple(
             table.with_name(given.name) for (table, _), given in zip(own, self.tables, strict=True)
         )
-        kept = self._of_states([part for _, part in own])
+        kept = self.joined([part for _, part in own])
         return dataclasses.replace(self, tables=tables), kept | self._own_arrays(state)
 
     def _own_arrays(self, state: State) -> dict[str, Any]:
@@ -235,26 +236,31 @@ class SumTable(Table):
 
     def check(self, state: State) -> None:
         self.require(state, (*self.trained_names, *self.constant_names))
-        for table, own in zip(self._members, self._states(state), strict=True):
+        for table, own in zip(self._members, self.separated(state), strict=True):
             table.check(own)
 
     # Lookups
 
+    def check_split_ids(self, name: str, digits: int) -> None:
+        del digits
+        raise TypeError(
+            f"{name}: got SplitIds for a {type(self).__name__}, whose tables split ids in different ways; expected "
+            "integers."
+        )
+
     def method(self, lookup: Lookup, state: State) -> str:
-        own = zip(self._members, self._states(state), strict=True)
+        own = zip(self._members, self.separated(state), strict=True)
         methods = {table.method(lookup, part) for table, part in own}
         return "reference" if methods == {"reference"} else lookup.method
 
     def step_values(self, state: State, inputs: StepInputs) -> Any:
-        own = zip(self._members, self._states(state), strict=True)
+        own = zip(self._members, self.separated(state), strict=True)
         return tuple(table.step_values(part, inputs) for table, part in own)
 
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
         raise NotImplementedError("the tables of a sum have rows; their digits differ")
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
-        if lookup.bounds == "warn":
-            warn_out_of_range(self, batch)
         batches = self._batches(state, batch, lookup)
         sums, saved = _groups.forward(self._calls(state, batches, lookup), None)
         return self._added(state, sums), (batches, saved)
@@ -288,29 +294,29 @@ class SumTable(Table):
         gs = [g.astype(accumulator(call.use.table.storage(call.state))) for call in calls]
         found = _groups.backward(calls, saved, gs, None)
         dweights = [own for _, own in found if own is not None]
-        return self._of_states([new for new, _ in found]), (
+        return self.joined([new for new, _ in found]), (
             sum(dweights[1:], dweights[0]) if dweights else None
         )
 
     def _batches(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
         """The batch as each table reads it."""
-        own = zip(self._members, self._states(state), strict=True)
+        own = zip(self._members, self.separated(state), strict=True)
         return [table.prepare(part, batch, lookup)[1] for table, part in own]
 
     def _calls(
         self, state: State, batches: Sequence[Batch], lookup: Lookup, values: Sequence[Any] = ()
     ) -> list[Call]:
-        if lookup.bounds == "warn":
-            lookup = dataclasses.replace(lookup, bounds="zero")
         calls = []
         for k, (table, own, batch) in enumerate(
-            zip(self._members, self._states(state), batches, strict=True)
+            zip(self._members, self.separated(state), batches, strict=True)
         ):
             names = frozenset(
                 name for name in table.trained_names if f"table_{k}_{name}" in lookup.wanted.names
             )
             of_table = dataclasses.replace(
                 lookup,
+                # An id out of range is one of all tables; the first one reports it.
+                bounds="zero" if k and lookup.bounds == "warn" else lookup.bounds,
                 method=table.method(lookup, own),
                 wanted=Wanted(names, lookup.wanted.weights),
             )
@@ -326,7 +332,7 @@ class SumTable(Table):
         return self._added(state, self._of_members(state, "attend", query, precision))
 
     def _of_members(self, state: State, method: str, *args: Any) -> list[jax.Array]:
-        own = zip(self._members, self._states(state), strict=True)
+        own = zip(self._members, self.separated(state), strict=True)
         return [getattr(table, method)(part, *args) for table, part in own]
 
     def _added(self, state: State, arrays: Sequence[jax.Array]) -> jax.Array:

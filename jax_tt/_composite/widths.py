@@ -15,7 +15,7 @@ from jax_tt._arguments import as_positive
 from jax_tt._coded import places
 from jax_tt._composite.mixed import MixedTable
 from jax_tt._quantized import codec
-from jax_tt._quantized.quantize import quantize
+from jax_tt._quantized.quantize import check_headers, quantize
 from jax_tt._quantized.table import QuantizedTable, check_bits
 
 # Numbers that are rounded at a time.
@@ -77,8 +77,7 @@ def quantize_mixed(
     parts = np.searchsorted(-np.array(used), -np.array(widths)[chosen])
     made = [quantize(_some(rows, parts == k), own) for k, own in enumerate(used)]
     table = MixedTable(tuple(own for own, _ in made), name=name)
-    state = {f"table_{k}_{key}": x for k, (_, own) in enumerate(made) for key, x in own.items()}
-    return table, table.with_parts(state, parts)
+    return table, table.with_parts(table.joined([own for _, own in made]), parts)
 
 
 def _some(rows: Any, chosen: np.ndarray) -> np.ndarray:
@@ -98,13 +97,17 @@ def _errors(rows: Any, widths: Sequence[int], weights: np.ndarray | None) -> np.
     for start in range(0, n, step):
         block = np.asarray(rows[start : start + step]).astype(np.float32)
         for k, bits in enumerate(widths):
-            found[k, start : start + step] = _squared_errors(block, bits)
+            packed, errors = _rounded(block, bits)
+            check_headers("rows", np.asarray(packed), start, block)
+            found[k, start : start + step] = errors
     return found if weights is None else found * weights
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _squared_errors(rows: jax.Array, bits: int) -> jax.Array:
-    return jnp.sum((codec.decoded(codec.encoded(rows, bits), rows.shape[1], bits) - rows) ** 2, 1)
+def _rounded(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
+    """Packed rows, and the squared error of each."""
+    packed = codec.encoded(rows, bits)
+    return packed, jnp.sum((codec.decoded(packed, rows.shape[1], bits) - rows) ** 2, axis=1)
 
 
 def _allocated(errors: np.ndarray, costs: np.ndarray, max_bytes: int) -> np.ndarray:

@@ -13,17 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._algebra.from_dense import tt_from_dense
 from jax_tt._coded.codec import row_bytes
 from jax_tt._coded.encode import encode, weighted_squares
 from jax_tt._coded.table import CodedTable
 from jax_tt._coded.words import in_words
+from jax_tt._composite.widths import quantize_mixed
+from jax_tt._compress import trains
 from jax_tt._quantized import codec
 from jax_tt._quantized.quantize import quantize
 from jax_tt._quantized.table import QuantizedTable
-from jax_tt._shape import TTShape
 from jax_tt._tables.table import Table
-from jax_tt._tables.tensor_train import TTTable
 
 Made = tuple[Table, dict[str, jax.Array]]
 
@@ -33,7 +32,6 @@ _CODE_BITS = (8, 7, 6, 5, 4)
 _MAX_SUM = 16
 # Fits that show which kinds are worth a better one.
 _QUICK_CODES = {"iterations": 4}
-_QUICK_TRAIN = {"sweeps": 0}
 
 
 # Parts of products in which some rows have more codes.
@@ -124,6 +122,13 @@ def _quantized(source: Source, max_bytes: int) -> Found:
         if QuantizedTable(n, features, bits).nbytes <= max_bytes:
             yield f"{bits} bits a number", functools.partial(quantize, source.rows, bits), {}
             return
+
+
+def _of_widths(source: Source, max_bytes: int) -> Found:
+    if QuantizedTable(*source.sizes, codec.BITS[-1]).nbytes <= max_bytes:
+        detail = f"{codec.BITS[-1]} to {codec.BITS[0]} bits a number, up to {max_bytes:,} bytes"
+        options = {"weights": source.weights}
+        yield detail, functools.partial(quantize_mixed, source.rows, max_bytes, **options), {}
 
 
 # Codes whose sum is a part of the columns.
@@ -219,31 +224,14 @@ def _splits(
             yield sum(away), dataclasses.replace(table, hot=hot)
 
 
-def _low_rank(source: Source, max_bytes: int) -> Found:
-    n, features = source.sizes
-    rank = min(max_bytes // (jnp.dtype(source.param_dtype).itemsize * (n + features)), features)
-    if rank:
-        # A tensor train of two cores, of which one has a row for every id and the other all columns.
-        options = {"row_factors": (n, 1), "col_factors": (1, features)}
-        make = functools.partial(_train, source, ranks=int(rank), **options)
-        yield f"rank {rank}", make, _QUICK_TRAIN
-
-
-def _tt(source: Source, max_bytes: int) -> Found:
-    try:
-        TTShape.for_budget(*source.sizes, max_bytes=max_bytes, dtype=source.param_dtype)
-    except ValueError:  # no shape is so small
-        return
-    make = functools.partial(_train, source, max_bytes=max_bytes)
-    yield f"up to {max_bytes:,} bytes", make, _QUICK_TRAIN
-
-
 KINDS: dict[str, Callable[[Source, int], Found]] = {
     "quantized": _quantized,
+    "mixed": _of_widths,
     "product": _product,
     "additive": _additive,
-    "low_rank": _low_rank,
-    "tt": _tt,
+    "low_rank": trains.low_rank,
+    "tt": trains.one_train,
+    "tt_sum": trains.sum_of_trains,
 }
 
 
@@ -266,15 +254,3 @@ def _encoded(
     options |= {"seed": source.seed, "param_dtype": source.param_dtype, "progress": False}
     make = functools.partial(encode, source.rows, m, bits, **options)
     return detail, make, _QUICK_CODES
-
-
-def _train(source: Source, **options: Any) -> Made:
-    found = tt_from_dense(
-        source.rows,
-        **options,
-        weights=source.weights,
-        dtype=source.param_dtype,
-        seed=source.seed,
-    )
-    table = TTTable.of_shape(found.shape, param_dtype=source.param_dtype)
-    return table, {f"core_{k}": core for k, core in enumerate(found.cores)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from jax_tt.order._ordered_rows import OrderedRows
 
 DENSE, TENSOR_TRAIN, LOW_RANK = "dense", "tensor train", "low rank"
 # Kinds of `compress` that are measured for trained tables on request.
-SMALL = ("quantized", "product", "additive")
+SMALL = ("quantized", "mixed", "product", "additive", "tt_sum")
 
 _PREDICTED_STEP, _MEASURED_STEP = 2, 4  # by how much candidates differ in size
 _BLOCK = 1 << 23  # numbers of a table read at once
@@ -156,11 +157,13 @@ class Table:
     def _small(self, kind: str) -> Iterator[Candidate]:
         """Tables of a kind of `compress`, fitted in a few iterations."""
         source = small.Source(self.dense, None, jnp.dtype("bfloat16"), self.seed)
+        widths = [
+            QuantizedTable(self.num_embeddings, self.features, bits).nbytes for bits in codec.BITS
+        ]
         if kind == "quantized":
-            sizes = [
-                QuantizedTable(self.num_embeddings, self.features, bits).nbytes
-                for bits in codec.BITS
-            ]
+            sizes = widths
+        elif kind == "mixed":  # between these
+            sizes = [(more + less) // 2 for more, less in itertools.pairwise(widths)]
         else:
             sizes = [self.dense_bytes // _MEASURED_STEP**k for k in range(1, 5)]
         for size in sizes:

@@ -72,8 +72,8 @@ def plan(
         steps, device_bytes, bandwidths: of `plan_placements`, for ``devices``. The samples of ids are then those of
             whole batches.
         optimizer: whose state is beside the rows on these devices.
-        kinds: for trained tables, some of ``"quantized"``, ``"product"`` and ``"additive"``. Fits are quick ones;
-            `compress` with the planned kind and bytes makes the table.
+        kinds: for trained tables, some of ``"quantized"``, ``"mixed"``, ``"product"``, ``"additive"`` and ``"tt_sum"``.
+            Fits are quick ones; `compress` with the planned kind and bytes makes the table.
 
     Returns:
         `TablePlan`; with ``devices``, its ``placements`` are a `DevicePlan`.

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jax_tt._cache.config import RowCache
-from jax_tt._coded.table import CodedTable
 from jax_tt._describe import described_tt
 from jax_tt._plan.device_plan import DevicePlan
-from jax_tt._quantized.table import QuantizedTable
 from jax_tt._shape import TTShape
 from jax_tt._tables.dense import DenseTable
 from jax_tt._tables.table import Table
@@ -38,7 +36,7 @@ class PlannedTable:
         error: relative Frobenius error.
         measured: whether the error is measured on the trained table or predicted from its sizes.
         reason: the reason for the choice, as text.
-        small: the `QuantizedTable` or `CodedTable`, or None for other kinds.
+        small: the table of a kind of `compress`, or None for other kinds.
         detail: its settings, in words.
 
     >>> import jax_tt
@@ -63,7 +61,7 @@ class PlannedTable:
     error: float
     measured: bool
     reason: str
-    small: QuantizedTable | CodedTable | None = None
+    small: Table | None = None
     detail: str = ""
 
     def arguments(self) -> dict[str, Any]:
@@ -90,7 +88,10 @@ class PlannedTable:
             **fields: other fields of `DenseTable` and `TTTable`: ``update``, ``name``.
         """
         if self.small is not None:
-            return dataclasses.replace(self.small, **fields)
+            table = self.small
+            for field, value in fields.items():
+                table = getattr(table, f"with_{field}")(value)
+            return table
         fields["param_dtype"] = self.dtype
         if self.shape is None:
             return DenseTable(self.num_embeddings, self.features, **fields)

@@ -1,4 +1,4 @@
-"""The quantized and coded tables of a file, as ``jax-tt info`` lists them."""
+"""The quantized, mixed and coded tables of a file, as ``jax-tt info`` lists them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from typing import Any
 
 from jax_tt._coded.table import CodedTable
 from jax_tt._coded.words import in_words
+from jax_tt._composite.mixed import MixedTable
 from jax_tt._files.coded import load_coded
+from jax_tt._files.mixed import load_mixed
 from jax_tt._files.quantized import load_quantized
 from jax_tt._files.stored import StoredArrays
 from jax_tt._quantized.table import QuantizedTable
 
-_LOADERS = {"quantized": load_quantized, "coded": load_coded}
+_LOADERS = {"quantized": load_quantized, "mixed": load_mixed, "coded": load_coded}
 
-Pair = tuple[QuantizedTable | CodedTable, dict[str, Any]]
+Pair = tuple[QuantizedTable | MixedTable | CodedTable, dict[str, Any]]
 
 
 def small_tables(stored: StoredArrays) -> dict[str, Pair]:
-    """The tables that `jax_tt.save_quantized` or `jax_tt.save_coded` wrote, with their states, by name."""
+    """The tables that `jax_tt.save_quantized` and its like wrote, with their states, by name."""
     found: dict[str, Pair] = {}
     for kind, load in _LOADERS.items():
         if kind in stored.notes:
@@ -35,4 +37,7 @@ def words(pair: Pair) -> tuple[str, str]:
     table, state = pair
     if isinstance(table, QuantizedTable):
         return f"{table.bits} bits a number", f"int{table.bits}"
+    if isinstance(table, MixedTable):
+        own = [f"{one.bits} bits in {one.num_embeddings:,}" for one in table.tables]
+        return f"{', '.join(own)} rows", "int" + "/".join(str(one.bits) for one in table.tables)
     return f"{table.kind}, {in_words(table)}", str(state["codebooks"].dtype)

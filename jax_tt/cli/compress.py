@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -13,12 +13,17 @@ from jax_tt._algebra.from_dense import tt_from_dense
 from jax_tt._algebra.residual_shapes import tt_residual_shapes
 from jax_tt._algebra.residuals import tt_residuals
 from jax_tt._arguments import as_dtype
+from jax_tt._coded.table import CodedTable
+from jax_tt._composite.mixed import MixedTable
+from jax_tt._composite.sum import SumTable
 from jax_tt._compress.candidates import KINDS
 from jax_tt._compress.compress import compress
 from jax_tt._files.coded import save_coded
 from jax_tt._files.dense import read_table
+from jax_tt._files.mixed import save_mixed
 from jax_tt._files.quantized import save_quantized
 from jax_tt._files.tables import StoredTable, check_tables_path, save_tables
+from jax_tt._quantized.table import QuantizedTable
 from jax_tt._shape import TTShape
 from jax_tt.cli import _pictures
 from jax_tt.cli._arguments import add_common, byte_size, integers
@@ -165,17 +170,32 @@ def _run_kind(args: argparse.Namespace) -> None:
         seed=args.seed,
         progress=args.progress,
     )
-    kind, table = found.chosen.kind, cast("Any", found.table)
-    if kind == "quantized":
-        save_quantized(args.out, {name: (table, found.state)}, overwrite=args.force)
-    elif kind in ("product", "additive"):
-        save_coded(args.out, {name: (table, found.state)}, overwrite=args.force)
-    else:
-        cores = tuple(found.state.values())
-        save_tables(args.out, {name: StoredTable(cores, table.shape)}, overwrite=args.force)
+    kind = found.chosen.kind
+    _save(args, name, found.table, found.state)
     print(found)
     print(f"wrote {name} to {args.out}: {kind} with {found.chosen.detail}")
     _pictures.figure(args, 1, lambda axes: found.draw(axes[0]))
+
+
+def _save(args: argparse.Namespace, name: str, table: Any, state: Any) -> None:
+    """Writes a table of any kind of `compress`; the terms of a sum as tables of their own."""
+    if isinstance(table, QuantizedTable):
+        save_quantized(args.out, {name: (table, state)}, overwrite=args.force)
+    elif isinstance(table, CodedTable):
+        save_coded(args.out, {name: (table, state)}, overwrite=args.force)
+    elif isinstance(table, MixedTable):
+        save_mixed(args.out, {name: (table, state)}, overwrite=args.force)
+    elif isinstance(table, SumTable):
+        terms = zip(table.tables, table.separated(state), strict=True)
+        stored = {f"{name}.{k}": _stored(*term) for k, term in enumerate(terms)}
+        save_tables(args.out, stored, overwrite=args.force)
+    else:
+        save_tables(args.out, {name: _stored(table, state)}, overwrite=args.force)
+
+
+def _stored(table: Any, state: Any) -> StoredTable:
+    cores = tuple(state[core] for core in table.param_names)
+    return StoredTable(cores, table.innermost.shape, table.id_order)
 
 
 def _run_residuals(args: argparse.Namespace) -> None:

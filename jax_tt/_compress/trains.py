@@ -1,0 +1,114 @@
+"""Tensor trains for a number of bytes: one, with or without an order of ids, products of low rank, and sums."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._algebra.from_dense import tt_from_dense
+from jax_tt._algebra.residual_shapes import tt_residual_shapes
+from jax_tt._algebra.residuals import tt_residuals
+from jax_tt._composite.sum import SumTable
+from jax_tt._shape import TTShape
+from jax_tt._tables.table import Table
+from jax_tt._tables.tensor_train import TTTable
+from jax_tt.order._id_order import IdOrder
+from jax_tt.order._ordered import ID_ORDER, OrderedTable
+from jax_tt.order._ordered_rows import OrderedRows
+from jax_tt.order._stored import kept_bytes, on_device
+from jax_tt.order._table import from_table
+
+if TYPE_CHECKING:
+    from jax_tt._compress.candidates import Found, Source
+
+Made = tuple[Table, dict[str, jax.Array]]
+
+# Fits that show which kinds are worth a better one.
+_QUICK = {"sweeps": 0}
+_QUICK_ORDER = {"refine": 0}
+# Rounds of an order's refinement, which needs scipy.
+_REFINE = 4 if importlib.util.find_spec("scipy") else 0
+
+
+def low_rank(source: Source, max_bytes: int) -> Found:
+    n, features = source.sizes
+    rank = min(max_bytes // (jnp.dtype(source.param_dtype).itemsize * (n + features)), features)
+    if rank:
+        # A tensor train of two cores, of which one has a row for every id and the other all columns.
+        options = {"row_factors": (n, 1), "col_factors": (1, features)}
+        make = functools.partial(_fitted, source, ranks=int(rank), **options)
+        yield f"rank {rank}", make, _QUICK
+
+
+def one_train(source: Source, max_bytes: int) -> Found:
+    if _shape(source, max_bytes) is None:
+        return
+    make = functools.partial(_fitted, source, max_bytes=max_bytes)
+    yield f"up to {max_bytes:,} bytes", make, _QUICK
+    shape = _shape(source, max_bytes - kept_bytes(source.sizes[0]))
+    if shape is not None:
+        make = functools.partial(_ordered, source, shape)
+        yield f"ids ordered, up to {max_bytes:,} bytes", make, _QUICK_ORDER
+
+
+def sum_of_trains(source: Source, max_bytes: int) -> Found:
+    try:
+        shapes = tt_residual_shapes(*source.sizes, max_bytes, dtype=source.param_dtype)
+    except ValueError:  # no sum is so small
+        return
+    if len(shapes) > 1:
+        make = functools.partial(_sum, source, shapes)
+        yield f"{len(shapes)} trains, up to {max_bytes:,} bytes", make, _QUICK_ORDER
+
+
+def _shape(source: Source, max_bytes: int) -> TTShape | None:
+    """The largest shape within so many bytes, if there is one."""
+    if max_bytes < 1:
+        return None
+    try:
+        return TTShape.for_budget(*source.sizes, max_bytes=max_bytes, dtype=source.param_dtype)
+    except ValueError:
+        return None
+
+
+def _fitted(source: Source, **options: Any) -> Made:
+    return _made(_train(source, source.rows, source.weights, **options), source)
+
+
+def _ordered(source: Source, shape: TTShape, refine: int = _REFINE) -> Made:
+    order = from_table(source.rows, shape, refine=refine, seed=source.seed, progress=False)
+    weights = None if source.weights is None else source.weights[order.inverse.rows]
+    found = _train(source, OrderedRows(source.rows, order), weights, shape=shape)
+    return _made(found, source, order)
+
+
+def _sum(source: Source, shapes: tuple[TTShape, ...], refine: int = _REFINE) -> Made:
+    terms = tt_residuals(
+        source.rows,
+        shapes,
+        refine=refine,
+        dtype=source.param_dtype,
+        seed=source.seed,
+        progress=False,
+    )
+    made = [_made(term.approximation, source, term.id_order) for term in terms]
+    table = SumTable(tuple(table for table, _ in made))
+    return table, table.joined([state for _, state in made])
+
+
+def _train(source: Source, rows: Any, weights: Any, **options: Any) -> Any:
+    own = {"weights": weights, "dtype": source.param_dtype, "seed": source.seed}
+    return tt_from_dense(rows, **options, **own)
+
+
+def _made(found: Any, source: Source, order: IdOrder | None = None) -> Made:
+    """The table of an approximation, and its state."""
+    table: Table = TTTable.of_shape(found.shape, param_dtype=source.param_dtype)
+    state = {f"core_{k}": jnp.asarray(core) for k, core in enumerate(found.cores)}
+    if order is None:
+        return table, state
+    return OrderedTable(table, order), {**state, ID_ORDER: on_device(order.rows)}

@@ -1,0 +1,387 @@
+"""Tables of tables: sums, rows in several tables, and rows with different numbers of bits."""
+
+import dataclasses
+import itertools
+import json
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_tt
+from jax_tt._quantized import codec
+
+N, D = 60, 8
+SIZES = (14, 25, 21)
+RNG = np.random.default_rng(0)
+ROWS = (RNG.normal(size=(N, D)) * RNG.exponential(size=(N, 1))).astype(np.float32)
+TRAIN = jax_tt.TTTable.of_shape(jax_tt.TTShape.suggest(N, D, ranks=3))
+ORDER = jax_tt.order.IdOrder(np.random.default_rng(1).permutation(N))
+PARTS = RNG.permutation(np.repeat([0, 1, 2], SIZES))
+
+
+def of_bits(update=None):
+    """A mixed table of 8, 4 and 4 bits a number, with other parts than those of a fresh state, and its state."""
+    own = [
+        jax_tt.QuantizedTable(size, D, bits, update)
+        for size, bits in zip(SIZES, (8, 4, 4), strict=True)
+    ]
+    table = jax_tt.MixedTable(tuple(own))
+    return table, table.with_parts(jax.jit(table.init)(jax.random.key(0)), PARTS)
+
+
+def of_trains(update=None):
+    table = jax_tt.SumTable((TRAIN, jax_tt.OrderedTable(TRAIN, ORDER))).with_update(update)
+    return table, jax.jit(table.init)(jax.random.key(0))
+
+
+@pytest.fixture(params=[of_bits, of_trains], ids=["mixed", "sum"])
+def make(request):
+    return request.param
+
+
+def dense_of(table, state):
+    return np.asarray(jax.jit(table.to_dense)(state))
+
+
+def test_rows_are_where_the_parts_say():
+    table, state = of_bits()
+    dense = dense_of(table, state)
+    for k, (one, own) in enumerate(zip(table.tables, table.separated(state), strict=True)):
+        np.testing.assert_array_equal(dense[k == PARTS], one.to_dense(own))
+    np.testing.assert_array_equal(table.parts_of(state), PARTS)
+    assert table.parts_of(state, jnp.array([[3], [N - 1]])).tolist() == [[PARTS[3]], [PARTS[-1]]]
+    fresh = table.init(jax.random.key(0))
+    np.testing.assert_array_equal(table.parts_of(fresh), np.repeat([0, 1, 2], SIZES))
+
+
+def test_a_sum_is_the_sum():
+    table, state = of_trains()
+    first, second = table.separated(state)
+    want = TRAIN.to_dense(first) + TRAIN.to_dense(second)[ORDER.rows]
+    np.testing.assert_allclose(dense_of(table, state), want, rtol=1e-6, atol=1e-7)
+    again = table.joined(table.separated(state))
+    assert again.keys() == state.keys()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["reference", "auto", "cuda_emulated"])
+@pytest.mark.parametrize("bounds", ["zero", "clip", "warn"])
+def test_ids_out_of_range(make, bounds, method):
+    table, state = make()
+    dense = dense_of(table, state)
+    ids = np.array([[0, -5, 7, N + 1], [N - 1, 3, 3, 2**31 - 1]])
+    lookup = jax_tt.Lookup(bounds=bounds, method=method)
+    table = table.with_name(f"{make.__name__} {method}")  # each is warned of once
+    run = jax.jit(lambda state: jax_tt.pooled_rows(table, state, ids, lookup)[0])
+    if bounds == "warn":
+        with pytest.warns(jax_tt.OutOfRangeWarning, match=rf"{N} rows"):
+            found = jax.block_until_ready(run(state))
+            jax.effects_barrier()
+            time.sleep(0.3 if method == "cuda_emulated" else 0)  # which reports later
+    else:
+        found = run(state)
+    if bounds == "clip" and make is of_bits:
+        want = dense[np.clip(ids, 0, N - 1)].sum(1)
+    elif bounds == "clip":
+        # Orders map ids, and what is beyond the table is the first or last row of a train.
+        first, second = table.separated(state)
+        rows = np.where((ids >= 0) & (ids < N), ORDER.rows[np.clip(ids, 0, N - 1)], ids)
+        clipped = [np.clip(own, 0, N - 1) for own in (ids, rows)]
+        parts = zip((first, second), clipped, strict=True)
+        want = sum(np.asarray(TRAIN.to_dense(own))[at].sum(1) for own, at in parts)
+    else:
+        padded = np.concatenate([dense, np.zeros_like(dense[:1])])
+        want = padded[np.where((ids < 0) | (ids >= N), N, ids)].sum(1)
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5)
+
+
+def test_ids_out_of_range_are_errors(make):
+    table, state = make()
+    ids = jnp.array([1, N])
+    rows, _ = jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup(method="reference"))
+    assert np.isnan(rows[1]).all() and np.isfinite(rows[0]).all()
+    with pytest.raises(Exception, match=f"{type(table).__name__}.*, table 0.*"):
+        jax.block_until_ready(jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup())[0])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint32", "int32"])
+def test_types_of_ids(make, dtype):
+    table, state = make()
+    ids = np.array([0, N - 1, 5, 255 if dtype.startswith("u") else -1]).astype(dtype)
+    lookup = jax_tt.Lookup(bounds="zero")
+    rows, _ = jax_tt.lookup_rows(table, state, ids, lookup)
+    np.testing.assert_allclose(rows[:3], dense_of(table, state)[[0, N - 1, 5]], 1e-5, 1e-6)
+    assert not np.asarray(rows[3]).any()
+
+
+@pytest.mark.full
+def test_padding_and_empty_bags(make):
+    table, state = make()
+    dense = dense_of(table, state)
+    bags = jax_tt.Bags(jnp.array([[3, -1], [-1, -1]]), weights=jnp.full((2, 2), 2.0), padded=True)
+    found, _ = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup())
+    np.testing.assert_allclose(found, [2 * dense[3], np.zeros(D)], rtol=1e-5, atol=1e-6)
+    for bags in (jnp.zeros((0, 3), jnp.int32), jnp.zeros((3, 0), jnp.int32)):
+        found, _ = jax_tt.pooled_rows(table, state, bags, jax_tt.Lookup())
+        np.testing.assert_array_equal(found, np.zeros((bags.shape[0], D)))
+
+
+@pytest.mark.full
+def test_scores_of_all_rows(make):
+    table, state = make()
+    query = jax.random.normal(jax.random.key(2), (3, D))
+    scores = table.attend(state, query, jax.lax.Precision.HIGHEST)
+    np.testing.assert_allclose(scores, query @ dense_of(table, state).T, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.full
+def test_quantized_rows_of_different_precision_are_trained():
+    update = jax_tt.Update(jax_tt.optimizers.SGD(0.5), stochastic_rounding=False)
+    table, state = of_bits(update)
+    target = jnp.asarray(ROWS)
+
+    @jax.jit
+    @jax.value_and_grad
+    def step(trained, rest):
+        ids = jnp.arange(N)
+        rows, _ = jax_tt.lookup_rows(table, {**rest, **trained}, ids, jax_tt.Lookup())
+        return 0.5 * jnp.sum((rows - target) ** 2)
+
+    errors = []
+    for _ in range(8):
+        trained = {name: state[name] for name in table.trained_names}
+        error, new = step(trained, state)
+        state = {**state, **new}
+        errors.append(float(error))
+    assert errors[-1] < 0.05 * errors[0]
+    assert float(state["step"]) == 8
+    frozen, kept = table.frozen(state)
+    assert frozen.update is None and set(kept) == {
+        *(f"table_{k}_packed" for k in range(3)),
+        "places_0",
+        "places_1",
+    }
+    np.testing.assert_array_equal(dense_of(frozen, kept), dense_of(table, state))
+    errors = np.square(dense_of(table, state) - ROWS).sum(1)
+    assert errors[PARTS == 0].mean() < 0.1 * errors[PARTS > 0].mean()
+
+
+def test_members_of_a_kind_are_one_call():
+    update = jax_tt.Update(jax_tt.optimizers.RowWiseAdagrad(0.1))
+    table, state = of_trains(update)
+    trained = {name: state[name] for name in table.trained_names}
+
+    def loss(trained):
+        rest = {**state, **trained}
+        return jax_tt.pooled_rows(table, rest, jnp.ones((2, 3), jnp.int32), jax_tt.Lookup())[
+            0
+        ].sum()
+
+    text = jax.jit(jax.grad(loss)).lower(trained).as_text()
+    assert len(re.findall("jax_tt_tables_forward", text)) == 1
+    assert len(re.findall("jax_tt_tables_update", text)) == 1
+
+
+def test_a_skipped_step_changes_nothing():
+    update = jax_tt.Update(jax_tt.optimizers.SGD(0.1), skip_nonfinite=True)
+    table, state = of_trains(update)
+    trained = {name: state[name] for name in table.trained_names}
+
+    @jax.jit
+    @jax.grad
+    def step(trained, scale):
+        rest = {**state, **trained}
+        return scale * jax_tt.lookup_rows(table, rest, jnp.arange(4), jax_tt.Lookup())[0].sum()
+
+    new = step(trained, jnp.float32(jnp.inf))
+    jax.tree.map(np.testing.assert_array_equal, new, trained)
+    assert float(step(trained, jnp.float32(1))["step"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((TRAIN,), ValueError, "tables: got 1; expected at least two"),
+        ((TRAIN, "dense"), TypeError, r"tables\[1\]: got 'dense'; expected a jax_tt.Table"),
+        (
+            (TRAIN, jax_tt.DenseTable(N, 4)),
+            ValueError,
+            r"tables\[1\]: got 60 x 4; expected 60 x 8, as tables\[0\] has",
+        ),
+        (
+            (TRAIN, TRAIN.with_update(jax_tt.Update(jax_tt.optimizers.SGD(0.1)))),
+            ValueError,
+            r"tables\[1\]: got update=Update.*; expected that of tables\[0\], None",
+        ),
+        (
+            (TRAIN, jax_tt.RowCachedTable(TRAIN, jax_tt.RowCache(8))),
+            TypeError,
+            r"tables\[1\]: got a RowCachedTable; expected a table without a row cache",
+        ),
+        (
+            (jax_tt.HashTable(jax_tt.DenseTable(N, 8), ways=10), TRAIN),
+            TypeError,
+            r"tables\[0\]: got a HashTable",
+        ),
+    ],
+)
+def test_tables_that_do_not_fit(arguments, error, message):
+    with pytest.raises(error, match=message):
+        jax_tt.SumTable(arguments)
+
+
+def test_rules_that_scale_reads_are_refused():
+    rule = jax_tt.optimizers.GlobalDecayRowWiseAdagrad(0.1)
+    dense = jax_tt.DenseTable(N, D, update=jax_tt.Update(rule))
+    with pytest.raises(ValueError, match="got the rule GlobalDecayRowWiseAdagrad, which scales"):
+        jax_tt.SumTable((dense, dense))
+
+
+def test_parts_that_do_not_fit():
+    table, state = of_bits()
+    with pytest.raises(ValueError, match=r"parts: got \[60, 0, 0\] ids with the numbers 0 to 2"):
+        table.with_parts(state, np.zeros(N, np.int32))
+    with pytest.raises(ValueError, match=r"parts: got int64 of shape \(3,\); expected integers"):
+        table.with_parts(state, np.zeros(3, np.int64))
+    with pytest.raises(ValueError, match="places_1: got uint32 of shape"):
+        table.check({**state, "places_1": state["places_1"][:, :3]})
+    with pytest.raises(ValueError, match="expected at most 2147483647"):
+        jax_tt.MixedTable((jax_tt.QuantizedTable(2**31 - 1, 8), jax_tt.QuantizedTable(9, 8)))
+    with pytest.raises(TypeError, match="SplitIds"):
+        ids = jax_tt.TTShape(N, D, 2, (10, 6), (2, 4)).split_ids(np.arange(3))
+        jax_tt.lookup_rows(of_trains()[0], of_trains()[1], ids, jax_tt.Lookup())
+
+
+# The number of bits of every row
+
+
+def errors_of(rows, bits, weights):
+    table, state = jax_tt.quantize(rows, bits)
+    return weights * np.square(np.asarray(table.to_dense(state)) - rows).sum(1)
+
+
+def test_the_bytes_are_where_they_matter():
+    weights = np.random.default_rng(2).exponential(size=N)
+    widths = (8, 4, 3, 2)
+    costs = np.array([codec.row_bytes(D, bits) for bits in widths])
+    errors = np.stack([errors_of(ROWS, bits, weights) for bits in widths])
+    for room in (440, 520, 600, 700):
+        table, state = jax_tt.quantize_mixed(ROWS, room, weights=weights)
+        assert sum(array.nbytes for array in state.values()) <= room
+        chosen = [
+            widths.index(table.tables[part].bits) for part in np.asarray(table.parts_of(state))
+        ]
+        found = errors[chosen, np.arange(N)].sum()
+        dense = np.square(dense_of(table, state) - ROWS).sum(1) @ weights
+        assert dense == pytest.approx(found, rel=1e-3)
+        # No multiplier gives a smaller error with as many bytes of rows.
+        used = costs[chosen].sum()
+        for multiplier in np.geomspace(1e-6, 10, 200):
+            other = np.argmin(errors + multiplier * costs[:, None], axis=0)
+            if costs[other].sum() <= used:
+                assert found <= errors[other, np.arange(N)].sum() * (1 + 1e-6)
+
+
+def test_a_single_number_of_bits_is_a_quantized_table():
+    for room, bits in ((10**6, 8), (N * codec.row_bytes(D, 2), 2)):
+        table, state = jax_tt.quantize_mixed(ROWS, room)
+        assert table == jax_tt.QuantizedTable(N, D, bits)
+        np.testing.assert_array_equal(state["packed"], jax_tt.quantize(ROWS, bits)[1]["packed"])
+
+
+def test_rows_of_no_importance_get_the_fewest_bits():
+    weights = np.where(np.arange(N) % 3, 1.0, 0.0)
+    table, state = jax_tt.quantize_mixed(ROWS, 700, weights=weights, bits=(8, 2))
+    assert [own.bits for own in table.tables] == [8, 2]
+    parts = np.asarray(table.parts_of(state))
+    assert (parts[weights == 0] == 1).all() and (parts[weights > 0] == 0).mean() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_bytes": 10}, "max_bytes: got 10; expected at least 360, the bytes of 60 rows with"),
+        ({"max_bytes": 500, "bits": (8, 5)}, "bits: got 5; expected one of 8, 4, 3, 2"),
+        ({"max_bytes": 500, "bits": ()}, "bits: got none; expected some of 8, 4, 3 and 2"),
+        ({"max_bytes": 0}, "max_bytes: got 0"),
+        ({"max_bytes": 500, "weights": -np.ones(N)}, "weights: some are negative"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        jax_tt.quantize_mixed(ROWS, **options)
+
+
+def test_rows_that_are_not_finite_are_refused():
+    rows = ROWS.copy()
+    rows[5, 2] = np.nan
+    with pytest.raises(ValueError, match="row 5"):
+        jax_tt.quantize_mixed(rows, 500)
+
+
+# Files
+
+
+@pytest.fixture
+def stored(tmp_path):
+    pytest.importorskip("safetensors")
+    path = tmp_path / "small.safetensors"
+    pair = jax_tt.quantize_mixed(ROWS, 520)
+    jax_tt.save_mixed(path, {"items": pair})
+    return path, pair
+
+
+def test_files(stored):
+    path, (table, state) = stored
+    found, arrays = jax_tt.load_mixed(path)["items"]
+    assert found == table
+    jax.tree.map(np.testing.assert_array_equal, arrays, dict(state))
+    with pytest.raises(TypeError, match="got a SumTable; expected a MixedTable of QuantizedTables"):
+        jax_tt.save_mixed(path, {"items": of_trains()})
+
+
+@pytest.mark.parametrize("name", ["places_0", "table_0_packed"])
+def test_damaged_files(stored, name):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    path, _ = stored
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        notes = json.loads(file.read(size))["__metadata__"]
+    arrays = safetensors.load_file(path)
+    own = arrays[f"items.{name}"]
+    own[0, :4] = 255 if "packed" in name else own[0, :4] ^ 16
+    safetensors.save_file(arrays, path, notes)
+    with pytest.raises(jax_tt.FileError, match="'items': its"):
+        jax_tt.load_mixed(path)
+
+
+@pytest.mark.full
+def test_exported_programs(make):
+    table, state = make()
+    ids = jnp.array([[0, 5], [N - 1, 7]])
+
+    def pooled(state, ids):
+        return jax_tt.pooled_rows(table, state, ids, jax_tt.Lookup(bounds="zero"))[0]
+
+    checks = jax_tt.export_checks()
+    exported = jax.export.export(jax.jit(pooled), disabled_checks=checks)(state, ids)
+    again = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(again.call(state, ids), jax.jit(pooled)(state, ids))
+
+
+def test_descriptions_are_static_and_have_names(make):
+    table, state = make()
+    assert hash(table.without_values()) == hash(table.without_values())
+    named = table.with_name("items")
+    assert dataclasses.replace(named, name=None) == table
+    with pytest.raises(ValueError, match=r"items( of 60 rows)?, table 1: "):
+        name = next(name for name in state if name.startswith("table_1"))
+        named.check({**state, name: state[name][:-1]})
+    with pytest.raises(ValueError, match="items: state: has no table_1"):
+        named.check({name: x for name, x in state.items() if not name.startswith("table_1")})
+    assert list(itertools.chain(*(own.keys() for own in table.separated(state))))

@@ -51,6 +51,7 @@ from jax_tt._collection.lookup import embed_collection as embed_collection
 from jax_tt._collection.reporter import StatisticsReporter as StatisticsReporter
 from jax_tt._collection.statistics import TableStatistics as TableStatistics
 from jax_tt._composite.mixed import MixedTable as MixedTable
+from jax_tt._composite.residuals import residual_table as residual_table
 from jax_tt._composite.sum import SumTable as SumTable
 from jax_tt._composite.widths import quantize_mixed as quantize_mixed
 from jax_tt._compress.compress import Compressed as Compressed

@@ -385,3 +385,16 @@ def test_descriptions_are_static_and_have_names(make):
     with pytest.raises(ValueError, match="items: state: has no table_1"):
         named.check({name: x for name, x in state.items() if not name.startswith("table_1")})
     assert list(itertools.chain(*(own.keys() for own in table.separated(state))))
+
+
+def test_the_table_of_residuals():
+    shapes = jax_tt.tt_residual_shapes(N, D, 1500)
+    terms = jax_tt.tt_residuals(ROWS, shapes, refine=0, progress=False)
+    update = jax_tt.Update(jax_tt.optimizers.RowWiseAdagrad(0.1))
+    table, state = jax_tt.residual_table(terms, update=update, name="items")
+    assert len(table.tables) == len(shapes) > 1
+    error = np.linalg.norm(dense_of(table, state) - ROWS) / np.linalg.norm(ROWS)
+    assert error == pytest.approx(terms[-1].relative_error, rel=1e-4)
+    assert set(state) == set(table.init(jax.random.key(0)))
+    with pytest.raises(ValueError, match="tables: got 1; expected at least two"):
+        jax_tt.residual_table(terms[:1])

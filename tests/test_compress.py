@@ -10,6 +10,7 @@ from tests.cli_case import QUIET, folder, ran, refused, table
 
 __all__ = ["folder", "table"]  # fixtures
 
+TRAINS = ("low_rank", "tt", "tt_sum")
 KINDS = ("quantized", "mixed", "product", "additive", "low_rank", "tt", "tt_sum")
 N, D = 600, 8
 RNG = np.random.default_rng(0)
@@ -159,19 +160,30 @@ def test_one_row_and_one_column():
 # The command line
 
 
-@pytest.mark.parametrize("kind", ["auto", "quantized", "additive", "low_rank"])
+@pytest.mark.parametrize("kind", ["auto", "quantized", "mixed", "additive", "low_rank", "tt_sum"])
 def test_command(table, capsys, kind):
     pytest.importorskip("safetensors")
-    size = table.nbytes // 2
+    size = table.nbytes // (5 if kind == "mixed" else 2)
     ran("compress", "table.npy", "--out", "o.safetensors", "--kind", kind, "--max-bytes", f"{size}", QUIET)  # fmt: skip
     lines = capsys.readouterr().out.splitlines()
     chosen = lines[-1].partition(": ")[2].partition(" with ")[0]
     assert kind in ("auto", chosen)
-    if chosen in ("low_rank", "tt"):
-        (stored,) = jax_tt.load_tables("o.safetensors").values()
-        rows = jax_tt.tt_to_dense(stored.cores, len(table))
+    if chosen in TRAINS:
+        terms = jax_tt.load_tables("o.safetensors")
+        of_term = [jax_tt.tt_to_dense(own.cores, len(table)) for own in terms.values()]
+        orders = [own.id_order for own in terms.values()]
+        rows = sum(
+            np.asarray(own, np.float32)
+            if order is None
+            else np.asarray(own, np.float32)[order.rows]
+            for own, order in zip(of_term, orders, strict=True)
+        )
+        if chosen == "tt_sum":
+            assert [name.rpartition(".")[2] for name in terms] == [*map(str, range(len(terms)))]
+            return
     else:
-        load = jax_tt.load_quantized if chosen == "quantized" else jax_tt.load_coded
+        loads = {"quantized": jax_tt.load_quantized, "mixed": jax_tt.load_mixed}
+        load = loads.get(chosen, jax_tt.load_coded)
         ((small, state),) = load("o.safetensors").values()
         rows = small.to_dense(state)
     best = max(float(line.split()[-1]) for line in lines[1:-2])
@@ -180,12 +192,14 @@ def test_command(table, capsys, kind):
     ran("info", "o.safetensors", "--against", "table.npy", QUIET)
     _, line = capsys.readouterr().out.strip().splitlines()
     *_, nbytes, ratio, found, _, _ = line.split()
-    if chosen in ("low_rank", "tt"):
+    if chosen in TRAINS:
         assert float(found) < 1.1 * np.sqrt(error)  # `rows` are computed from cores in 16 bits
     else:
         assert float(found) == pytest.approx(np.sqrt(error), rel=1e-2)
-        assert nbytes == f"{small.nbytes:,}" and ratio == f"{table.nbytes / small.nbytes:,.1f}"
-        assert ("bits a number" if chosen == "quantized" else "codes of") in line
+        size = sum(array.nbytes for array in state.values())
+        assert nbytes == f"{size:,}" and ratio == f"{table.nbytes / size:,.1f}"
+        of_kind = {"quantized": "bits a number", "mixed": " rows"}
+        assert of_kind.get(chosen, "codes of") in line
 
 
 def test_info_of_several_tables(table, capsys):

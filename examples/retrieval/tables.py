@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 import jax_tt
-from examples.retrieval.residual import ResidualTT
+from examples.retrieval.residual import residual_tt
 from examples.retrieval.sizes import tt2_shape, tt_shape
 from examples.retrieval.small import Hashing, LowRank, QuotientRemainder, make_rows
 
@@ -80,7 +80,7 @@ def make_table(
             raise ValueError(
                 "start: got none for tt_residual; expected rows, which it is fitted to."
             )
-        return ResidualTT(start, ratio=ratio, dtype=dtype, optimizer=optimizer, rngs=rngs)
+        return residual_tt(start, ratio=ratio, dtype=dtype, optimizer=optimizer, rngs=rngs)
     table = _SMALL[kind](
         rows, features, ratio=ratio, std=std, dtype=dtype, optimizer=optimizer, rngs=rngs
     )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax_tt._algebra.from_dense import tt_from_dense
 from jax_tt._algebra.residual_shapes import tt_residual_shapes
 from jax_tt._algebra.residuals import tt_residuals
-from jax_tt._composite.sum import SumTable
+from jax_tt._composite.residuals import residual_table
 from jax_tt._shape import TTShape
 from jax_tt._tables.table import Table
 from jax_tt._tables.tensor_train import TTTable
@@ -95,9 +95,7 @@ def _sum(source: Source, shapes: tuple[TTShape, ...], refine: int = _REFINE) -> 
         seed=source.seed,
         progress=False,
     )
-    made = [_made(term.approximation, source, term.id_order) for term in terms]
-    table = SumTable(tuple(table for table, _ in made))
-    return table, table.joined([state for _, state in made])
+    return residual_table(terms)
 
 
 def _train(source: Source, rows: Any, weights: Any, **options: Any) -> Any:

@@ -1,0 +1,51 @@
+"""`residual_table`: the sum of tensor trains that `tt_residuals` found, as one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jax_tt._algebra.residuals import TTResidual
+from jax_tt._composite.sum import SumTable
+from jax_tt._tables.options import Update
+from jax_tt._tables.tensor_train import TTTable
+from jax_tt.order._ordered import ID_ORDER, OrderedTable
+from jax_tt.order._stored import on_device
+
+
+def residual_table(
+    terms: Sequence[TTResidual], *, update: Update | None = None, name: str | None = None
+) -> tuple[SumTable, dict[str, jax.Array]]:
+    """The table whose rows are the sums of the rows of tensor trains with different orders of ids, and its state.
+
+    Args:
+        terms: at least two, as `tt_residuals` returns them.
+        update: `Update` of a fused table, or None.
+        name: of the table in error messages.
+
+    Returns:
+        A `SumTable` of an `OrderedTable` for each term, and its state with the cores of the terms.
+
+    Raises:
+        ValueError: there are fewer than two terms.
+
+    >>> import jax, jax.numpy as jnp, jax_tt, numpy as np
+    >>> rows = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)
+    >>> shapes = [jax_tt.TTShape(400, 16, 2, (20, 20), (16, 1))] * 3
+    >>> table, state = jax_tt.residual_table(jax_tt.tt_residuals(rows, shapes, progress=False))
+    >>> pooled, _ = jax_tt.pooled_rows(table, state, jnp.array([[3, 399], [7, 7]]), jax_tt.Lookup())
+    >>> pooled.shape, len(table.tables)
+    ((2, 16), 3)
+    """
+    tables, states = [], []
+    for term in terms:
+        found = term.approximation
+        own = TTTable.of_shape(found.shape, param_dtype=found.cores[0].dtype, update=update)
+        tables.append(OrderedTable(own, term.id_order))
+        cores = {f"core_{k}": jnp.asarray(core) for k, core in enumerate(found.cores)}
+        states.append({**cores, ID_ORDER: on_device(term.id_order.rows)})
+    table = SumTable(tuple(tables), name)
+    params = table.joined(states)
+    return table, table.init_rest(params) | params

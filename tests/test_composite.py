@@ -206,7 +206,7 @@ def test_a_skipped_step_changes_nothing():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((TRAIN,), ValueError, "tables: got 1; expected at least two"),
+        ((), ValueError, "tables: got none; expected at least one"),
         ((TRAIN, "dense"), TypeError, r"tables\[1\]: got 'dense'; expected a jax_tt.Table"),
         (
             (TRAIN, jax_tt.DenseTable(N, 4)),
@@ -287,11 +287,13 @@ def test_the_bytes_are_where_they_matter():
                 assert found <= errors[other, np.arange(N)].sum() * (1 + 1e-6)
 
 
-def test_a_single_number_of_bits_is_a_quantized_table():
+def test_a_single_number_of_bits():
     for room, bits in ((10**6, 8), (N * codec.row_bytes(D, 2), 2)):
         table, state = jax_tt.quantize_mixed(ROWS, room)
-        assert table == jax_tt.QuantizedTable(N, D, bits)
-        np.testing.assert_array_equal(state["packed"], jax_tt.quantize(ROWS, bits)[1]["packed"])
+        assert table.tables == (jax_tt.QuantizedTable(N, D, bits),)
+        (own,) = table.separated(state)
+        np.testing.assert_array_equal(own["packed"], jax_tt.quantize(ROWS, bits)[1]["packed"])
+        np.testing.assert_array_equal(dense_of(table, state), table.tables[0].to_dense(own))
 
 
 def test_rows_of_no_importance_get_the_fewest_bits():
@@ -342,7 +344,7 @@ def test_files(stored):
     assert found == table
     jax.tree.map(np.testing.assert_array_equal, arrays, dict(state))
     with pytest.raises(TypeError, match="got a SumTable; expected a MixedTable of QuantizedTables"):
-        jax_tt.save_mixed(path, {"items": of_trains()})
+        jax_tt.save_mixed(path, {"items": of_trains()})  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("name", ["places_0", "table_0_packed"])
@@ -396,5 +398,7 @@ def test_the_table_of_residuals():
     error = np.linalg.norm(dense_of(table, state) - ROWS) / np.linalg.norm(ROWS)
     assert error == pytest.approx(terms[-1].relative_error, rel=1e-4)
     assert set(state) == set(table.init(jax.random.key(0)))
-    with pytest.raises(ValueError, match="tables: got 1; expected at least two"):
-        jax_tt.residual_table(terms[:1])
+    alone, _ = jax_tt.residual_table(terms[:1])
+    assert len(alone.tables) == 1
+    with pytest.raises(ValueError, match="tables: got none; expected at least one"):
+        jax_tt.residual_table(())

@@ -22,7 +22,8 @@ def residual_tt(
         optimizer: fused one of `jax_tt.optimizers`, or None.
         rngs: of the variables.
     """
-    shapes = residual_shapes(*start.shape, ratio, dtype)
+    rows, features = start.shape
+    shapes = residual_shapes(rows, features, ratio, dtype)
     terms = jax_tt.tt_residuals(start, shapes, dtype=dtype, progress=False)
     update = None if optimizer is None else jax_tt.Update(optimizer)
     table, state = jax_tt.residual_table(terms, update=update)

@@ -37,7 +37,7 @@ class MixedTable(SumTable):
     A lookup is one in every table, in which the other ids are padding.
 
     Attributes:
-        tables: at least two, with the same number of columns and the same update; see `SumTable`.
+        tables: at least one, with the same number of columns and the same update; see `SumTable`.
         name: for error messages.
 
     Raises:

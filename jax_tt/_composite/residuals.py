@@ -21,7 +21,7 @@ def residual_table(
     """The table whose rows are the sums of the rows of tensor trains with different orders of ids, and its state.
 
     Args:
-        terms: at least two, as `tt_residuals` returns them.
+        terms: at least one, as `tt_residuals` returns them.
         update: `Update` of a fused table, or None.
         name: of the table in error messages.
 
@@ -29,7 +29,7 @@ def residual_table(
         A `SumTable` of an `OrderedTable` for each term, and its state with the cores of the terms.
 
     Raises:
-        ValueError: there are fewer than two terms.
+        ValueError: there are no terms.
 
     >>> import jax, jax.numpy as jnp, jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)

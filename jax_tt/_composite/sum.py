@@ -33,7 +33,7 @@ class SumTable(Table):
     ``skip_nonfinite``, a table is left unchanged if its own gradients are not finite.
 
     Attributes:
-        tables: at least two, of the same sizes and with the same update. They may have orders of ids, but no row
+        tables: at least one, of the same sizes and with the same update. They may have orders of ids, but no row
             caches, and are not hash tables.
         name: for error messages.
 
@@ -55,10 +55,8 @@ class SumTable(Table):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tables", tuple(self.tables))
-        if len(self.tables) < 2:
-            raise ValueError(
-                f"{self.label}tables: got {len(self.tables)}; expected at least two, or the table itself."
-            )
+        if not self.tables:
+            raise ValueError(f"{self.label}tables: got none; expected at least one.")
         for k, table in enumerate(self.tables):
             self._check_table(f"{self.label}tables[{k}]", table)
 

@@ -16,7 +16,7 @@ from jax_tt._coded import places
 from jax_tt._composite.mixed import MixedTable
 from jax_tt._quantized import codec
 from jax_tt._quantized.quantize import check_headers, quantize
-from jax_tt._quantized.table import QuantizedTable, check_bits
+from jax_tt._quantized.table import check_bits
 
 # Numbers that are rounded at a time.
 _BLOCK = 2**22
@@ -31,7 +31,7 @@ def quantize_mixed(
     bits: Sequence[int] = codec.BITS,
     weights: Any = None,
     name: str | None = None,
-) -> tuple[MixedTable | QuantizedTable, dict[str, jax.Array]]:
+) -> tuple[MixedTable, dict[str, jax.Array]]:
     """A table of rows with different numbers of bits, whose weighted squared error is small for its bytes.
 
     All rows get the number of bits with the smallest sum of weighted squared error and ``m`` times their bytes, with
@@ -46,8 +46,7 @@ def quantize_mixed(
         name: of the table in error messages.
 
     Returns:
-        A `MixedTable` of one `QuantizedTable` for each number of bits, or a `QuantizedTable` if all rows have the same,
-        and its state.
+        A `MixedTable` of one `QuantizedTable` for each number of bits that some rows have, and its state.
 
     Raises:
         ValueError: the smallest rows take more than ``max_bytes``, or an argument does not fit.
@@ -72,8 +71,6 @@ def quantize_mixed(
         )
     chosen = _allocated(_errors(rows, widths, row_weights(weights, n)), costs, room)
     used = [own for k, own in enumerate(widths) if (chosen == k).any()]
-    if len(used) == 1:
-        return quantize(rows, used[0], name=name)
     parts = np.searchsorted(-np.array(used), -np.array(widths)[chosen])
     made = [quantize(_some(rows, parts == k), own) for k, own in enumerate(used)]
     table = MixedTable(tuple(own for own, _ in made), name=name)

@@ -60,9 +60,8 @@ def sum_of_trains(source: Source, max_bytes: int) -> Found:
         shapes = tt_residual_shapes(*source.sizes, max_bytes, dtype=source.param_dtype)
     except ValueError:  # no sum is so small
         return
-    if len(shapes) > 1:
-        make = functools.partial(_sum, source, shapes)
-        yield f"{len(shapes)} trains, up to {max_bytes:,} bytes", make, _QUICK_ORDER
+    make = functools.partial(_sum, source, shapes)
+    yield f"{len(shapes)} trains, up to {max_bytes:,} bytes", make, _QUICK_ORDER
 
 
 def _shape(source: Source, max_bytes: int) -> TTShape | None:

@@ -297,6 +297,21 @@ def test_plan(table, capsys):
     assert "quantized, " in trained and "bits a number" in trained
 
 
+def test_plan_by_the_rows_to_start_from(folder, capsys):
+    users, items = pairs()
+    Path("pairs.txt").write_text("".join(f"{i} {u}\n" for u, i in zip(users, items, strict=True)))
+    entry = "[items]\nnum_embeddings = 60\nfeatures = 8\ninteractions = 'pairs.txt'\ncolumn = 0\n"
+    Path("tables.toml").write_text(entry)
+    ran("plan", "--tables", "tables.toml", "--budget", "700", QUIET)
+    found = capsys.readouterr().out.splitlines()[1]
+    rows = jax_tt.order.spectral_rows((users, items), 60, 8, progress=False)[1]
+    (planned,) = jax_tt.plan({"items": rows}, 700).values()
+    assert "~" not in found and f" {planned.error:.3g} " in found and planned.kind in found
+    Path("tables.toml").write_text(entry.replace("column = 0", "column = 2"))
+    message = refused(capsys, "plan", "--tables", "tables.toml", "--budget", "700", QUIET)
+    assert "items has column 2; expected 1 or 0" in message
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -130,6 +130,13 @@ def test_kinds_of_compress():
     assert (rounded.kind, rounded.detail) == ("quantized", "4 bits a number")
     table = rounded.table(update=jax_tt.Update(jax_tt.optimizers.SGD(0.1)))
     assert table.bits == 4 and table.nbytes == rounded.nbytes
+    # Between 3 and 4 bits a number.
+    (mixed,) = jax_tt.plan({"noise": noise}, 22_000, kinds=["quantized", "mixed"]).values()
+    assert mixed.kind == "mixed" and isinstance(mixed.table(), jax_tt.MixedTable)
+    assert mixed.nbytes > jax_tt.QuantizedTable(2000, 16, 3).nbytes and mixed.error < noisy.error
+    (summed,) = jax_tt.plan({"noise": noise}, 40_000, kinds=["tt_sum"]).values()
+    assert summed.kind == "tt_sum" and len(summed.table().tables) > 1
+    assert jax_tt.plan({"noise": noise}, 40_000)["noise"].error > summed.error
     with pytest.raises(ValueError, match="kinds"):
         jax_tt.plan(tables, 24_000, kinds=["sketch"])
     with pytest.raises(TypeError, match=r"kinds: got 'quantized'; expected a sequence"):

@@ -61,7 +61,8 @@ def sum_of_trains(source: Source, max_bytes: int) -> Found:
     except ValueError:  # no sum is so small
         return
     make = functools.partial(_sum, source, shapes)
-    yield f"{len(shapes)} trains, up to {max_bytes:,} bytes", make, _QUICK_ORDER
+    terms = "1 train" if len(shapes) == 1 else f"{len(shapes)} trains"
+    yield f"{terms}, up to {max_bytes:,} bytes", make, _QUICK_ORDER
 
 
 def _shape(source: Source, max_bytes: int) -> TTShape | None:

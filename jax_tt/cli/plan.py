@@ -22,6 +22,7 @@ from jax_tt.cli._arguments import add_progress, byte_size, positive
 from jax_tt.cli._device_picture import draw_devices
 from jax_tt.cli._pairs import Interactions
 from jax_tt.cli._pictures import check_picture, figure
+from jax_tt.order import spectral_rows
 
 _RULES = {
     "none": None,
@@ -31,6 +32,7 @@ _RULES = {
     "adam": optimizers.Adam(0.1),
 }
 _SIZES, _FILE = {"num_embeddings", "features"}, {"file", "name"}
+_SPECTRAL = _SIZES | {"interactions"}
 _LARGEST_TEXT = 1 << 24
 _SAMPLE = 1 << 24  # ids of a sample that are used
 
@@ -45,7 +47,8 @@ def add_parser(commands: Any) -> None:
         "--tables",
         required=True,
         metavar="JSON|TOML",
-        help="tables by name: {num_embeddings, features}, or {file} of a trained table (and {name} of the array)",
+        help="tables by name: {num_embeddings, features}, with {interactions} if there are some (and the {column} of "
+        "the ids, 1 or 0), or {file} of a trained table (and {name} of the array)",
     )
     parser.add_argument(
         "--budget",
@@ -109,7 +112,7 @@ def run(args: argparse.Namespace) -> None:
     check_picture(args, [args.tables, args.bandwidths])
     described = _described(args.tables)
     folder = Path(args.tables).parent
-    tables = {name: _table(name, entry, folder) for name, entry in described.items()}
+    tables = {name: _table(name, entry, folder, args) for name, entry in described.items()}
     samples = {}
     for pair in args.ids:
         name, sign, path = pair.partition("=")
@@ -157,16 +160,23 @@ def _described(path: str) -> Mapping[str, Any]:
     return described
 
 
-def _table(name: str, entry: Any, folder: Path) -> Any:
-    """Sizes, or the array of a file, whose path is relative to that of ``--tables``."""
+def _table(name: str, entry: Any, folder: Path, args: argparse.Namespace) -> Any:
+    """Sizes, rows of interactions, or the array of a file; paths are relative to that of ``--tables``."""
     keys = set(entry) if isinstance(entry, Mapping) else None
     if keys == _SIZES:
         return entry["num_embeddings"], entry["features"]
+    if keys and _SPECTRAL <= keys <= _SPECTRAL | {"column"}:
+        path, column = str(folder / str(entry["interactions"])), entry.get("column", 1)
+        if column not in (0, 1):
+            raise FileError(f"--tables: {name} has column {column!r}; expected 1 or 0.")
+        pairs = Interactions(path, column, None, args.progress)
+        options = {"seed": args.seed, "progress": args.progress}
+        return spectral_rows(pairs, entry["num_embeddings"], entry["features"], **options)[1]
     if keys and "file" in keys <= _FILE and all(isinstance(x, str) for x in entry.values()):
         return read_table(str(folder / entry["file"]), entry.get("name"))[1]
     raise FileError(
-        f"--tables: {name} is {str(entry)[:80]}; expected num_embeddings and features, or file and, where it "
-        "holds several arrays, name."
+        f"--tables: {name} is {str(entry)[:80]}; expected num_embeddings and features, with or without interactions, "
+        "or file and, where it holds several arrays, name."
     )
 
 

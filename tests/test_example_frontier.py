@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 import jax_tt
 from examples.retrieval import data, frontier, frontier_report
 from examples.retrieval.distill import distill
-from examples.retrieval.frontier_tables import METHODS, Source, of_bits, unpacked
+from examples.retrieval.frontier_tables import METHODS, Source, of_bits, of_table, unpacked
 
 RNG = np.random.default_rng(0)
 ROWS = (RNG.normal(size=(800, 4)) @ RNG.normal(size=(4, 16))).astype(np.float32)
@@ -60,11 +60,15 @@ def test_numbers_of_a_few_bits_are_those_of_the_library(bits):
     table, state = jax_tt.quantize(ROWS, bits)
     made = of_bits(ROWS, bits)
     assert made.nbytes == table.nbytes
-    # A number between two levels may be rounded to the other one, as scales are rounded.
-    step = np.ptp(ROWS, axis=1, keepdims=True) / ((1 << bits) - 1)
-    off = np.abs(made.dense() - np.asarray(table.to_dense(state)))
-    assert (off <= 1.01 * step).all()
-    assert np.mean(off > 0.01 * step) < 0.02
+    np.testing.assert_allclose(made.dense(), table.to_dense(state), rtol=1e-5, atol=1e-5)
+
+
+def test_levels_and_rotations_are_those_of_the_library():
+    table, state = jax_tt.quantize(ROWS, 3, levels="fit", rotation="fit")
+    made = of_table(table, state, "3 bits")
+    assert made.nbytes == table.nbytes
+    assert set(made.params) == {"scale", "offset", "rotation"}
+    np.testing.assert_allclose(made.dense(), table.to_dense(state), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bits", [5, 8])

@@ -59,7 +59,7 @@ def chosen(source: Source, max_bytes: int, kind: str = "auto") -> Small:
 def of_table(table: Any, state: Mapping[str, jax.Array], detail: str) -> Small:
     """A table of the library, whose parameters are trained in float32, and its rotation with them."""
     if isinstance(table, jax_tt.QuantizedTable):
-        return of_bits(np.asarray(table.to_dense(state)), table.bits)
+        return _of_quantized(table, state, detail)
     rotation = {n: value for n, value in state.items() if n == "rotation"}
     params = {name: state[name] for name in table.param_shapes} | rotation
     changes = {"rotated": False} if rotation else {}
@@ -85,21 +85,31 @@ def of_table(table: Any, state: Mapping[str, jax.Array], detail: str) -> Small:
 
 
 def of_bits(rows: np.ndarray, bits: int) -> Small:
-    """Numbers of a few bits; the scales and offsets of rows are trained."""
-    low, high = rows.min(axis=1), rows.max(axis=1)
-    scale = np.maximum(high - low, 1e-8) / ((1 << bits) - 1)
-    numbers = np.rint((rows - low[:, None]) / scale[:, None]).astype(np.uint8)
+    """Numbers of a few bits with uniform levels, from the minimum of a row to its maximum."""
+    return _of_quantized(*jax_tt.quantize(rows, bits), f"{bits} bits a number")
+
+
+def _of_quantized(
+    table: jax_tt.QuantizedTable, state: Mapping[str, jax.Array], detail: str
+) -> Small:
+    """The scales and offsets of rows are trained, and the rotation with them; numbers and levels are not."""
+    packed = np.asarray(state["packed"])
+    scale, offset = np.ascontiguousarray(packed[:, :4]).view("<f2").astype(np.float32).T
+    numbers = unpacked(packed[:, 4:], table.features, table.bits).astype(np.uint8)
+    levels = jnp.asarray(table.levels or range(1 << table.bits), jnp.float32)
 
     def found(params: Mapping[str, Any], constants: Mapping[str, Any], ids: jax.Array) -> jax.Array:
-        numbers = constants["numbers"][ids].astype(jnp.float32)
-        return numbers * params["scale"][ids][:, None] + params["offset"][ids][:, None]
+        own = levels[constants["numbers"][ids]]
+        rows = own * params["scale"][ids][:, None] + params["offset"][ids][:, None]
+        return rows @ params["rotation"] if table.rotated else rows
 
-    params = {"scale": jnp.asarray(scale, jnp.float32), "offset": jnp.asarray(low, jnp.float32)}
-    nbytes = jax_tt.QuantizedTable(*rows.shape, bits=bits).nbytes
-    return _small(
-        found, params, {"numbers": jnp.asarray(numbers)}, partial(_rounded, jnp.float16), len(rows), nbytes,
-        f"{bits} bits a number",
-    )  # fmt: skip
+    def stored(params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {**params, **_rounded(jnp.float16, {n: params[n] for n in ("scale", "offset")})}
+
+    params = {"scale": scale, "offset": offset}
+    params |= {"rotation": state["rotation"]} if table.rotated else {}
+    constants = {"numbers": jnp.asarray(numbers)}
+    return _small(found, params, constants, stored, len(numbers), table.nbytes, detail)
 
 
 def faiss_product(source: Source, max_bytes: int) -> Small:

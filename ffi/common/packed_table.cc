@@ -1,8 +1,34 @@
 #include "ffi/common/packed_table.h"
 
-#include "ffi/core/packed_rows.h"
+#include <charconv>
+#include <string>
+#include <string_view>
 
 namespace jax_tt {
+namespace {
+
+Status ReadLevels(const ffi::Dictionary& attrs, int64_t bits, PackedLevels* levels) {
+  levels->uniform = !attrs.contains("levels");
+  if (bits == 8) return levels->uniform ? Status{} : InvalidArgument("numbers of 8 bits have no levels");
+  const int count = 1 << bits;
+  for (int k = 0; k < 16; ++k) levels->at[k] = static_cast<float>(k % count);
+  if (levels->uniform) return {};
+  std::string_view text;
+  JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "levels", &text));
+  const char *next = text.data(), *const end = next + text.size();
+  for (int q = 0; q < count; ++q) {
+    if (q > 0 && next != end && *next == ' ') ++next;
+    int number = 0;
+    const auto [after, error] = std::from_chars(next, end, number);
+    if (error != std::errc{} || number < 0 || number >= 16 * PackedLevels::kUnit)
+      return InvalidArgument("levels must be " + std::to_string(count) + " whole numbers from 0 to 8191");
+    next = after;
+    for (int k = q; k < 16; k += count) levels->at[k] = static_cast<float>(number) / PackedLevels::kUnit;
+  }
+  return next == end ? Status{} : InvalidArgument("levels are more than the numbers of a table");
+}
+
+}  // namespace
 
 Status ReadBits(const ffi::Dictionary& attrs, int64_t* bits) {
   *bits = 0;
@@ -14,8 +40,9 @@ Status ReadBits(const ffi::Dictionary& attrs, int64_t* bits) {
 }
 
 Status ReadPackedRows(const ffi::Dictionary& attrs, const ffi::AnyBuffer& table, int64_t bits, const void** rows,
-                      int64_t* dim) {
+                      int64_t* dim, PackedLevels* levels) {
   JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "dim", dim));
+  JAX_TT_RETURN_IF_ERROR(ReadLevels(attrs, bits, levels));
   if (*dim < 1 || *dim > INT32_MAX) return InvalidArgument("dim must be from 1 to 2**31 - 1");
   const ffi::DataType type = table.element_type();
   // The rows of a table that is trained are words, as JAX differentiates only floats.

@@ -1,5 +1,5 @@
 // Rows of numbers of a few bits: scale and offset in float16, then the numbers, lowest bits first.  Number q stands for
-// scale * q + offset.
+// scale * level(q) + offset.
 #ifndef JAX_TT_CORE_PACKED_ROWS_H_
 #define JAX_TT_CORE_PACKED_ROWS_H_
 
@@ -21,6 +21,15 @@ template <int kBits>
 constexpr int kPackedBits<Packed<kBits>> = kBits;
 
 constexpr int64_t kPackedHeader = 4;
+
+// What numbers of 2 to 4 bits stand for, before scale and offset.  Those of 8 bits stand for themselves.
+struct PackedLevels {
+  // Levels are whole numbers of 1 / kUnit below 16: products with a scale, which is a float16, are exact in float32.
+  static constexpr int kUnit = 512;
+
+  bool uniform = true;  // every number stands for itself
+  float at[16] = {};    // level of a number, and again of the number with higher bits before it
+};
 
 JAX_TT_INLINE int64_t PackedRowBytes(int64_t dim, int bits) { return kPackedHeader + (dim * bits + 7) / 8; }
 

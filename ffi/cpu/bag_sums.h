@@ -46,6 +46,9 @@ class alignas(64) BagSums {
     workspace.Request(&unpacked_, codebooks.unpacked());
   }
 
+  // The numbers of packed rows stand for these levels, which must outlive this.
+  void Use(const PackedLevels& levels) { levels_ = &levels; }
+
   // Rows of `table` will be summed into `out`, with weights or without.
   void Start(const T* table, bool weighted, C* out) {
     table_ = table;
@@ -90,7 +93,7 @@ class alignas(64) BagSums {
   void Run() {
     const C* const weight = weighted_ ? weight_ : nullptr;
     if constexpr (kPacked > 0) {
-      packed_(dim_, &table_->byte, at_, weight, end_, bags_, continues_, out_, out_at_);
+      packed_(dim_, *levels_, &table_->byte, at_, weight, end_, bags_, continues_, out_, out_at_);
     } else if constexpr (kCoded) {
       coded_(*codebooks_, &table_->byte, at_, weight, end_, bags_, continues_, out_, out_at_, unpacked_);
     } else {
@@ -117,6 +120,7 @@ class alignas(64) BagSums {
   const SumPackedBags packed_ = GetQuantizedKernels().sum_bags(kPacked);
   const SumCodedBags coded_ = GetSumCodedBags();
   const Codebooks* codebooks_ = nullptr;
+  const PackedLevels* levels_ = nullptr;
   const T* table_ = nullptr;
   C* out_ = nullptr;
   int64_t dim_ = 0, pitch_ = 0, capacity_ = 0, rows_ = 0, bags_ = 0;

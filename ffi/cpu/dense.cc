@@ -27,6 +27,7 @@ class ForwardPass : public Pass {
     for (BagSums<T>& sums : sums_) {
       sums.RequestBuffers(problem_.dim, workspace);
       if constexpr (std::is_same_v<T, Coded>) sums.Use(problem_.codebooks, workspace);
+      if constexpr (kPackedBits<T> > 0) sums.Use(problem_.levels);
     }
   }
   Status Plan() override {

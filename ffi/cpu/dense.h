@@ -9,6 +9,7 @@
 #include "ffi/core/bag_vectors.h"
 #include "ffi/core/coded_rows.h"
 #include "ffi/core/lookups.h"
+#include "ffi/core/packed_rows.h"
 #include "ffi/cpu/passes.h"
 #include "ffi/cpu/row_update.h"
 #include "ffi/cpu/tt_forward.h"
@@ -25,6 +26,7 @@ struct DenseProblem {
   const C* weights = nullptr;  // [n], or null for ones
   BagVectors vectors;
   Codebooks codebooks;  // of rows of codes
+  PackedLevels levels;  // of packed rows
 
   C weight(int64_t position) const { return weights == nullptr ? C{1} : weights[position]; }
 };

@@ -21,7 +21,7 @@ Status ReadProblem(const ffi::Dictionary& attrs, const BatchArgs& batch, const f
     return Data(table, "table", -1, &problem->table);
   } else {
     const void* rows = nullptr;
-    JAX_TT_RETURN_IF_ERROR(ReadPackedRows(attrs, table, kPackedBits<T>, &rows, &problem->dim));
+    JAX_TT_RETURN_IF_ERROR(ReadPackedRows(attrs, table, kPackedBits<T>, &rows, &problem->dim, &problem->levels));
     problem->table = static_cast<const T*>(rows);
     return {};
   }

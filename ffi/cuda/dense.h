@@ -15,6 +15,7 @@
 #include "ffi/core/host_device.h"
 #include "ffi/core/lookups.h"
 #include "ffi/core/optimizers/rule.h"
+#include "ffi/core/packed_rows.h"
 #include "ffi/core/slot_arrays.h"
 #include "ffi/cuda/simt.h"
 
@@ -61,6 +62,7 @@ struct ForwardTable {
   DenseBatch batch;
   const void* values = nullptr;     // [num_embeddings, dim], or packed rows
   int bits = 0;                     // of the numbers of packed rows
+  PackedLevels levels;              // of these numbers
   const float* sentinel = nullptr;  // []
   float* out = nullptr;             // a vector for every bag, NaN where the sentinel moved
   BagVectors vectors;

@@ -18,7 +18,7 @@ struct Columns {
   static __device__ __forceinline__ Columns Load(const ForwardTable& table, int64_t row, int column) {
     return {LoadPacket<V>(static_cast<const T*>(table.values) + row * table.batch.dim + column)};
   }
-  __device__ __forceinline__ Packet<float, V> Numbers(const ForwardTable&) const {
+  __device__ __forceinline__ Packet<float, V> Numbers(const ForwardTable&, const PackedLevels&) const {
     Packet<float, V> numbers;
     for (int v = 0; v < V; ++v) numbers.x[v] = ToCompute(stored.x[v]);
     return numbers;
@@ -47,12 +47,16 @@ struct Columns<PackedRow, V> {
       return {Word(bytes), codes};
     }
   }
-  __device__ __forceinline__ Packet<float, V> Numbers(const ForwardTable& table) const {
+  __device__ __forceinline__ Packet<float, V> Numbers(const ForwardTable& table, const PackedLevels& levels) const {
     const float scale = ToCompute(float16{static_cast<uint16_t>(header)});
     const float offset = ToCompute(float16{static_cast<uint16_t>(header >> 16)});
     const uint32_t highest = (1u << table.bits) - 1;
     Packet<float, V> numbers;
-    for (int v = 0; v < V; ++v) numbers.x[v] = scale * static_cast<float>(codes >> v * table.bits & highest) + offset;
+    for (int v = 0; v < V; ++v) {
+      const uint32_t code = codes >> v * table.bits & highest;
+      const float level = levels.uniform ? static_cast<float>(code) : levels.at[code];
+      numbers.x[v] = scale * level + offset;
+    }
     return numbers;
   }
 

@@ -76,7 +76,8 @@ Status ReadForward(const TableArgs& args, const ForwardArgs& own, ForwardTable* 
     JAX_TT_RETURN_IF_ERROR(ReadValues(args.table, &table->storage, &values));
     table->values = values;
   } else {
-    JAX_TT_RETURN_IF_ERROR(ReadPackedRows(args.attrs, args.table, bits, &table->values, &table->batch.dim));
+    JAX_TT_RETURN_IF_ERROR(
+        ReadPackedRows(args.attrs, args.table, bits, &table->values, &table->batch.dim, &table->levels));
     JAX_TT_RETURN_IF_ERROR(CheckColumns(table->batch));
     table->bits = static_cast<int>(bits);
     table->storage = Storage::kPacked;

@@ -17,10 +17,11 @@ namespace {
 // cycles, whatever the number of rows under way.
 constexpr int kRowsInFlight = 8;
 
-// Adds the rows of positions [begin, end), in their order; returns whether one of them makes NaN of its bag.
+// Adds the rows of positions [begin, end), in their order; returns whether one of them makes NaN of its bag.  `levels`
+// are those of the table where the launch has it: numbers select from them, which they cannot from registers.
 template <typename T, int V>
-__device__ __forceinline__ bool AddRows(const ForwardTable& table, int64_t begin, int64_t end, int column,
-                                        Packet<float, V>* sum) {
+__device__ __forceinline__ bool AddRows(const ForwardTable& table, const PackedLevels& levels, int64_t begin,
+                                        int64_t end, int column, Packet<float, V>* sum) {
   const DenseBatch& batch = table.batch;
   bool poisoned = false;
   for (int64_t position = begin; position < end; position += kRowsInFlight) {
@@ -38,7 +39,7 @@ __device__ __forceinline__ bool AddRows(const ForwardTable& table, int64_t begin
     }
     for (int j = 0; j < kRowsInFlight; ++j) {
       if (row[j] < 0) continue;
-      const Packet<float, V> numbers = value[j].Numbers(table);
+      const Packet<float, V> numbers = value[j].Numbers(table, levels);
       for (int v = 0; v < V; ++v) sum->x[v] += weight[j] * numbers.x[v];
     }
   }
@@ -66,7 +67,8 @@ __device__ __forceinline__ void NoteIds(const DenseBatch& batch, int64_t begin, 
 template <typename T, int V, typename Tables>
 __global__ void __launch_bounds__(kDenseThreads, 2) PoolRows(const __grid_constant__ Tables tables) {
   BlockOfTable block;
-  const ForwardTable table = tables.Find(&block);
+  const ForwardTable& found = tables.Find(&block);
+  const ForwardTable table = found;
   const DenseBatch& batch = table.batch;
   const RowLanes lanes = RowLanes::For(batch.dim, V);
   const int64_t bag = lanes.row(block.index);
@@ -77,7 +79,7 @@ __global__ void __launch_bounds__(kDenseThreads, 2) PoolRows(const __grid_consta
   NoteIds(batch, range.begin, range.end, lanes.lane(), lanes.count);
   for (int column = lanes.lane() * V; column < batch.dim; column += lanes.count * V) {
     Packet<float, V> sum{};
-    const bool poisoned = AddRows<T, V>(table, range.begin, range.end, column, &sum);
+    const bool poisoned = AddRows<T, V>(table, found.levels, range.begin, range.end, column, &sum);
     WriteSum(table, sum, broken || poisoned, at + column);
   }
 }
@@ -88,7 +90,8 @@ __global__ void __launch_bounds__(kDenseThreads, 2) PoolRowsByBlock(const __grid
   SharedArena arena;
   const Shared<float> words = arena.Take<float>(kDenseThreads * V);
   BlockOfTable block;
-  const ForwardTable table = tables.Find(&block);
+  const ForwardTable& found = tables.Find(&block);
+  const ForwardTable table = found;
   const DenseBatch& batch = table.batch;
   const RowLanes lanes = RowLanes::For(batch.dim, V);
   const int64_t bag = block.index;
@@ -102,7 +105,7 @@ __global__ void __launch_bounds__(kDenseThreads, 2) PoolRowsByBlock(const __grid
   for (int first = 0; first < batch.dim; first += lanes.count * V) {
     const int column = first + lanes.lane() * V;
     Packet<float, V> sum{};
-    const bool poisoned = column < batch.dim && AddRows<T, V>(table, begin, end, column, &sum);
+    const bool poisoned = column < batch.dim && AddRows<T, V>(table, found.levels, begin, end, column, &sum);
     const bool any_poisoned = __syncthreads_or(poisoned) != 0;
     sum = SumOverBlock(lanes, sum, words);
     if (group == 0 && column < batch.dim) WriteSum(table, sum, broken || any_poisoned, at + column);

@@ -8,14 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._arguments import as_array, as_positive, one_of
+from jax_tt._arguments import as_array, as_positive
 from jax_tt._coded import places, product
-from jax_tt._coded.assign import BLOCK, encoded_rows, finite
-from jax_tt._coded.table import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, ROTATION, CodedTable
+from jax_tt._coded.assign import BLOCK, encoded_rows
+from jax_tt._coded.sample import sample_of
+from jax_tt._coded.table import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, CodedTable
 from jax_tt._host_table import host_table
 from jax_tt._progress import Progress
 from jax_tt._tables.checks import STORAGE
 from jax_tt._tables.options import Update
+from jax_tt._tables.rotation import ROTATION, as_rotation
 
 # All codebooks of a sum are fitted together, which takes more rows than one of them.
 _SUM_SAMPLE = 2**16
@@ -108,16 +110,10 @@ def encode(
     size = max(256 << bits, _SUM_SAMPLE if table.all_codes > table.column_parts else 0)
     size = size if sample is None else as_positive("sample", sample)
     own = _checked_weights(weights, n)
-    ids, of_points = _sampled(own, n, min(size, n), rng)
-    points = np.concatenate(
-        [
-            finite(f"{table.label}rows", given[some], some)
-            for some in np.split(ids, np.arange(BLOCK, len(ids), BLOCK))
-        ]
-    )
+    ids, points, of_points = sample_of(f"{table.label}rows", given, own, size, rng)
     are_hot = _hot(given, own, hot)
     with Progress(progress, "encode", 0) as bar:
-        matrix = _checked_rotation(rotation, features)
+        matrix = as_rotation(rotation, features, ("fit",))
         found, matrix = product.fitted(
             table, points, of_points, are_hot[ids], matrix, iterations, rng, bar
         )
@@ -131,19 +127,6 @@ def encode(
         state[HOT_CODES] = jnp.asarray(of_hot)
         state[HOT_PLACES] = places.of_members(jnp.asarray(are_hot))
     return table, table.init_rest(state) | state
-
-
-def _sampled(
-    weights: np.ndarray | None, n: int, size: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of rows to fit to ``[s]``, in order, with the weights of the rows ``[s]``."""
-    if size == n:
-        return np.arange(n), np.ones(n) if weights is None else weights
-    if weights is None:
-        return np.sort(rng.choice(n, size, replace=False)), np.ones(size)
-    drawn = np.searchsorted(np.cumsum(weights), rng.random(size) * weights.sum(), side="right")
-    ids, own = np.unique(np.minimum(drawn, n - 1), return_counts=True)
-    return ids, own.astype(np.float64)
 
 
 def _hot(rows: Any, weights: np.ndarray | None, count: int) -> np.ndarray:
@@ -174,16 +157,3 @@ def _checked_weights(weights: Any, n: int) -> np.ndarray | None:
             "finite number that is not negative, and not all 0."
         )
     return own / own.max()
-
-
-def _checked_rotation(rotation: Any, features: int) -> Any:
-    if rotation is None or isinstance(rotation, str):
-        return None if rotation is None else one_of("rotation", rotation, ("fit",))
-    matrix = np.asarray(as_array("rotation", rotation)).astype(np.float32)
-    if matrix.shape != (features, features):
-        raise ValueError(f"rotation: got shape {matrix.shape}; expected {(features, features)}.")
-    if not np.allclose(matrix @ matrix.T, np.eye(features), atol=1e-3):
-        raise ValueError(
-            "rotation: got a matrix that is not orthogonal; expected R with R @ R.T = 1."
-        )
-    return matrix

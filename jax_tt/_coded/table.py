@@ -32,9 +32,10 @@ from jax_tt._tables import reference
 from jax_tt._tables.checks import check_param_dtype
 from jax_tt._tables.dense import DenseTable, gathered
 from jax_tt._tables.options import IGNORED, Lookup, Update, check_update
+from jax_tt._tables.rotation import ROTATION, check_rotation, rotation_of, turned, turned_back
 from jax_tt._tables.table import Params, Slots, State, Table
 
-CODEBOOKS, CODES, ROTATION = "codebooks", "codes", "rotation"
+CODEBOOKS, CODES = "codebooks", "codes"
 # Of the ids that have more codes than the others.
 HOT_CODES, HOT_PLACES = "hot_codes", "hot_places"
 KINDS = ("product", "additive")
@@ -237,11 +238,7 @@ class CodedTable(Table):
                 raise ValueError(
                     f"{self.label}{HOT_PLACES}: got {own.dtype} of shape {own.shape}; expected uint32 of shape {shape}."
                 )
-        if self.rotated and state[ROTATION].shape != (self.features, self.features):
-            raise ValueError(
-                f"{self.label}{ROTATION}: got shape {state[ROTATION].shape}; expected "
-                f"{(self.features, self.features)}."
-            )
+        check_rotation(self, state)
 
     # Codes
 
@@ -348,7 +345,7 @@ class CodedTable(Table):
             jnp.add, (self._term(codebooks, entries, k) for k in range(self.part_terms))
         )
         rotation = [constants[ROTATION]] if self.rotated else []
-        return self._turned(found.reshape(*ids.shape, self.features), rotation, precision)
+        return turned(found.reshape(*ids.shape, self.features), rotation, precision)
 
     def _term(self, codebooks: jax.Array, entries: jax.Array, k: int) -> jax.Array:
         """The codebook rows of code k of every part."""
@@ -396,7 +393,7 @@ class CodedTable(Table):
             sums, residuals = by_platform({"cpu": native}, expanded, arrays, batch)
         else:
             sums, residuals = expanded(arrays, batch)
-        return self._turned(sums, self._rotation(state), lookup.precision), residuals
+        return turned(sums, rotation_of(self, state), lookup.precision), residuals
 
     def backward(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
@@ -446,14 +443,6 @@ class CodedTable(Table):
     def _arrays(self, state: State) -> Params:
         rest = (lax.stop_gradient(state[name]) for name in self.constant_names)
         return state[CODEBOOKS], *rest
-
-    def _rotation(self, state: State) -> list[jax.Array]:
-        return [lax.stop_gradient(state[ROTATION])] if self.rotated else []
-
-    def _turned(self, rows: jax.Array, rotation: Sequence[jax.Array], precision: Any) -> jax.Array:
-        for matrix in rotation:
-            rows = jnp.matmul(rows, matrix.astype(rows.dtype), precision=precision)
-        return rows
 
     def _codes(self, constants: State, ids: jax.Array) -> jax.Array:
         """Codes int32 ``[..., m]`` of ids, which must be in range; -1 where an id that is not hot has none."""
@@ -523,8 +512,7 @@ class CodedTable(Table):
 
     def _of_codes(self, state: State, g: jax.Array, lookup: Lookup) -> jax.Array:
         """The gradient of the sums of the expanded batch, from that of the sums."""
-        rotation = [matrix.T for matrix in self._rotation(state)]
-        return self._by_part(self._turned(g, rotation, lookup.precision))
+        return self._by_part(turned_back(g, rotation_of(self, state), lookup.precision))
 
     def _by_part(self, sums: jax.Array) -> jax.Array:
         """The inverse of `_whole`."""

@@ -120,8 +120,21 @@ def _quantized(source: Source, max_bytes: int) -> Found:
     n, features = source.sizes
     for bits in sorted(codec.BITS, reverse=True):
         if QuantizedTable(n, features, bits).nbytes <= max_bytes:
-            yield f"{bits} bits a number", functools.partial(quantize, source.rows, bits), {}
+            yield from _of_bits(source, bits, max_bytes)
             return
+
+
+def _of_bits(source: Source, bits: int, max_bytes: int) -> Found:
+    make = functools.partial(quantize, source.rows, bits)
+    yield f"{bits} bits a number", make, {}
+    if bits == max(codec.BITS):  # there is nothing to gain
+        return
+    yield f"{bits} bits a number, clipped", functools.partial(make, clip=True), {}
+    fit = functools.partial(make, levels="fit", weights=source.weights, seed=source.seed)
+    yield f"{bits} bits a number, non-uniform levels", fit, {}
+    if QuantizedTable(*source.sizes, bits, rotated=True).nbytes <= max_bytes:
+        detail = f"{bits} bits a number, non-uniform levels, rotated"
+        yield detail, functools.partial(fit, rotation="fit"), {}
 
 
 def _of_widths(source: Source, max_bytes: int) -> Found:

@@ -14,9 +14,11 @@ from jax_tt._files.small_tables import checked_pairs, read_pairs, write_pairs
 from jax_tt._files.stored import StoredArrays
 from jax_tt._quantized.quantize import check_headers
 from jax_tt._quantized.table import PACKED, QuantizedTable, require_quantized
+from jax_tt._tables.rotation import ROTATION, as_rotation
 from jax_tt._tables.table import State
 
 _KIND = "quantized"
+_FIELDS = ("features", "bits", "levels", "rotated")
 
 
 def save_quantized(
@@ -27,8 +29,8 @@ def save_quantized(
 ) -> None:
     """Writes quantized tables to one ``.safetensors`` file, or to a new directory as an orbax checkpoint.
 
-    The rows of a table are the array ``name.packed``; its columns and bits are in the metadata under the key
-    ``jax_tt``. The output is complete or absent, as with `save_tables`.
+    The rows of a table are the array ``name.packed``, and its rotation ``name.rotation``; its columns, bits and levels
+    are in the metadata under the key ``jax_tt``. The output is complete or absent, as with `save_tables`.
 
     Args:
         path: ends with ``.safetensors``, or names a directory. Its parent folder must exist.
@@ -50,7 +52,7 @@ def save_quantized(
     pairs = checked_pairs(
         tables, require_quantized, "jax_tt.quantize(rows, bits=4)", "table.frozen(state)"
     )
-    notes = lambda table: {"features": table.features, "bits": table.bits}  # noqa: E731
+    notes = lambda table: {field: getattr(table, field) for field in _FIELDS}  # noqa: E731
     write_pairs(path, _KIND, pairs, notes, overwrite)
 
 
@@ -78,7 +80,11 @@ def _loaded(
     stored: StoredArrays, name: str, notes: Any
 ) -> tuple[QuantizedTable, dict[str, jax.Array]]:
     array = stored[f"{name}.{PACKED}"]
-    table = QuantizedTable(array.shape[0], notes["features"], notes["bits"])
+    features, bits = notes["features"], notes["bits"]
+    # Files of earlier versions have uniform levels and no rotation.
+    levels, rotated = notes.get("levels"), bool(notes.get("rotated"))
+    levels = None if levels is None else tuple(levels)
+    table = QuantizedTable(array.shape[0], features, bits, levels=levels, rotated=rotated)
     expected = table.param_shapes[PACKED]
     if array.dtype != np.uint8 or array.shape != expected:
         raise ValueError(
@@ -86,4 +92,8 @@ def _loaded(
         )
     packed = np.asarray(array.read())
     check_headers("its rows", packed, 0)
-    return table, {PACKED: jnp.asarray(packed)}
+    state = {PACKED: jnp.asarray(packed)}
+    if table.rotated:
+        rotation = as_rotation(np.asarray(stored[f"{name}.{ROTATION}"].read()), table.features)
+        state[ROTATION] = jnp.asarray(rotation)
+    return table, state

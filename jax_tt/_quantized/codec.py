@@ -1,17 +1,23 @@
 """Rows of bytes: numbers of a few bits, and the scale and offset of their row.
 
 A row of D numbers with b bits each is 4 + ceil(b D / 8) bytes: scale and offset in float16, little endian, then the
-numbers, lowest bits first. Number q stands for ``scale * q + offset``. For 2, 4 and 8 bits this is also the layout of
-FBGEMM's inference operators.
+numbers, lowest bits first. Number q stands for ``scale * levels[q] + offset``. Levels are uniform, 0, 1, 2 and so on,
+unless a table has others. With uniform levels, for 2, 4 and 8 bits, this is also the layout of FBGEMM's inference
+operators.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from jax_tt._quantized.levels import Levels
 
 BITS = (8, 4, 3, 2)
 HEADER = 4  # bytes of scale and offset
@@ -42,12 +48,19 @@ def as_words(packed: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(parts, jnp.float32)
 
 
-def decoded(packed: jax.Array, features: int, bits: int) -> jax.Array:
+def decoded(packed: jax.Array, features: int, bits: int, levels: Levels = None) -> jax.Array:
     """Float32 rows ``[..., D]`` of packed rows, in bytes or in words."""
     packed = as_bytes(packed)
     scale, offset = header(packed)
     codes = unpacked(packed[..., HEADER:], features, bits)
-    return scale[..., None] * codes.astype(jnp.float32) + offset[..., None]
+    return scale[..., None] * levels_of(codes, levels) + offset[..., None]
+
+
+def levels_of(codes: jax.Array, levels: Levels | jax.Array) -> jax.Array:
+    """What numbers stand for before scale and offset, in float32."""
+    if levels is None:
+        return codes.astype(jnp.float32)
+    return jnp.asarray(levels, jnp.float32)[codes]
 
 
 def header(packed: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -57,30 +70,54 @@ def header(packed: jax.Array) -> tuple[jax.Array, jax.Array]:
     return halves[..., 0], halves[..., 1]
 
 
-def encoded(rows: jax.Array, bits: int) -> jax.Array:
+def encoded(rows: jax.Array, bits: int, levels: Levels | jax.Array = None) -> jax.Array:
     """Packed rows uint8 ``[..., W]`` of rows ``[..., D]``, each number rounded to the nearest level.
 
     A row with values that are not finite, or beyond the range of float16, has a scale or offset that is not finite.
     """
     rows = rows.astype(jnp.float32)
-    scale, offset = levels(rows, bits)
-    steps = jnp.rint(scaled(rows, scale, offset))
-    return joined(scale, offset, steps, bits)
+    scale, offset = spanning(rows, bits)
+    return joined(scale, offset, nearest(scaled(rows, scale, offset), bits, levels), bits)
 
 
-def encoded_stochastically(rows: jax.Array, bits: int, keys: jax.Array) -> jax.Array:
+def nearest(at: jax.Array, bits: int, levels: Levels | jax.Array) -> jax.Array:
+    """The numbers uint8 whose levels are nearest to these, which are in units of the scale."""
+    if levels is None:
+        return jnp.clip(jnp.rint(at), 0, highest(bits)).astype(jnp.uint8)
+    middles = [(low + high) / 2 for low, high in itertools.pairwise(levels)]
+    return _counted(at > middle for middle in middles).astype(jnp.uint8)
+
+
+def _counted(conditions: Iterable[jax.Array]) -> jax.Array:
+    """How many of these hold, int32; they are few enough to be added one by one."""
+    return functools.reduce(jnp.add, (one.astype(jnp.int32) for one in conditions))
+
+
+def encoded_stochastically(
+    rows: jax.Array, bits: int, keys: jax.Array, levels: Levels = None
+) -> jax.Array:
     """`encoded` with a key ``[n]`` for each of the rows ``[n, D]``.
 
     Every number is rounded to one of the two levels around it, with probabilities that make the mean exact.
     """
     rows = rows.astype(jnp.float32)
-    scale, offset = covering_levels(rows, bits)
+    scale, offset = covering(rows, bits)
     at = scaled(rows, scale, offset)
+    if levels is not None:
+        at = _in_steps(at, levels)
     random = jax.vmap(lambda key: jax.random.uniform(key, rows.shape[1:], jnp.float32))(keys)
-    return joined(scale, offset, jnp.floor(at + random), bits)
+    codes = jnp.clip(jnp.floor(at + random), 0, highest(bits)).astype(jnp.uint8)
+    return joined(scale, offset, codes, bits)
 
 
-def covering_levels(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
+def _in_steps(at: jax.Array, levels: tuple[float, ...]) -> jax.Array:
+    """The number whose level is below, and the share of the way to the next level."""
+    own = jnp.asarray(levels, jnp.float32)
+    below = _counted(at >= level for level in levels[1:-1])
+    return below.astype(jnp.float32) + (at - own[below]) / (own[below + 1] - own[below])
+
+
+def covering(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
     """Scale and offset of rows, float16 ``[...]``, such that no number is outside of the levels."""
     low, high = jnp.min(rows, axis=-1), jnp.max(rows, axis=-1)
     offset = _rounded_half(low, -jnp.inf)
@@ -96,7 +133,7 @@ def _rounded_half(values: jax.Array, toward: Any) -> jax.Array:
     return jnp.where(wide > values if toward < 0 else wide < values, beyond, half)
 
 
-def levels(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
+def spanning(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
     """Scale and offset of rows, float16 ``[...]``: the lowest level is the minimum, the highest about the maximum."""
     offset = jnp.min(rows, axis=-1).astype(jnp.float16)
     spread = jnp.max(rows, axis=-1) - offset.astype(jnp.float32)
@@ -116,9 +153,8 @@ def scaled(rows: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
     return (rows - wide) * (1 / scale.astype(jnp.float32))[..., None]
 
 
-def joined(scale: jax.Array, offset: jax.Array, steps: jax.Array, bits: int) -> jax.Array:
-    """Packed rows from their scales, offsets and whole numbers of steps."""
-    codes = jnp.clip(steps, 0, highest(bits)).astype(jnp.uint8)
+def joined(scale: jax.Array, offset: jax.Array, codes: jax.Array, bits: int) -> jax.Array:
+    """Packed rows from their scales and offsets in float16, and their numbers uint8 ``[..., D]``."""
     parts = lax.bitcast_convert_type(jnp.stack([scale, offset], axis=-1), jnp.uint8)
     parts = parts.reshape(*scale.shape, HEADER)
     return jnp.concatenate([parts, packed_codes(codes, bits)], axis=-1)

@@ -100,6 +100,12 @@ def to_fbgemm(
     """
     _, own = require_quantized(table).frozen(state)
     _check_fbgemm_bits(table.bits)
+    if table.levels is not None or table.rotated:
+        has = "levels that are not uniform" if table.levels is not None else "a rotation"
+        raise ValueError(
+            f"{table.label}table: got a table with {has}, which FBGEMM's rows cannot have; expected one of "
+            f"jax_tt.quantize(rows, {table.bits}, clip=True)."
+        )
     one_of("header", header, HEADERS, _HINT)
     packed = np.asarray(own[PACKED])
     padding = _padding(table.row_bytes, header, alignment)

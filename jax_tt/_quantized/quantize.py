@@ -2,37 +2,73 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._algebra.checks import row_weights
+from jax_tt._arguments import as_int, one_of
+from jax_tt._coded.sample import sample_of
 from jax_tt._host_table import host_table
 from jax_tt._quantized import codec
+from jax_tt._quantized.fit import clipped, fitted
+from jax_tt._quantized.levels import Levels, as_levels, separated
 from jax_tt._quantized.table import PACKED, QuantizedTable, check_bits
 from jax_tt._tables.checks import STORAGE
 from jax_tt._tables.options import Update
+from jax_tt._tables.rotation import ROTATION, as_rotation
 
 # Numbers that are rounded at a time.
 _BLOCK = 2**22
+# Rows that levels and rotations are fitted to, and rounds of that.
+_SAMPLE = 2**14
+_LEVEL_ROUNDS = 30
+_ROTATION_ROUNDS = 200
+_HINT = ", or a sequence of increasing numbers"
 
 
 def quantize(
-    rows: Any, bits: int = 8, *, update: Update | None = None, name: str | None = None
+    rows: Any,
+    bits: int = 8,
+    *,
+    levels: Any = "uniform",
+    rotation: Any = None,
+    clip: bool | None = None,
+    weights: Any = None,
+    seed: int = 0,
+    update: Update | None = None,
+    name: str | None = None,
 ) -> tuple[QuantizedTable, dict[str, jax.Array]]:
     """A `QuantizedTable` of these rows, and its state.
 
-    The levels of a row are uniform: the lowest is the minimum of the row, rounded to float16, and the highest is about
-    the maximum. Every number is rounded to the nearest level. Rows of which all numbers are levels are unchanged.
+    By default, the levels of a row are uniform: the lowest is the minimum of the row, rounded to float16, and the
+    highest is about the maximum. Every number is rounded to the nearest level. Rows of which all numbers are levels are
+    unchanged.
 
-    It runs on the host and reads a block of rows at a time, so that ``rows`` may be a memory map.
+    Errors become smaller if the levels of a row are closer together than that, though its largest numbers are then
+    beyond them (``clip``); if there are more levels where there are more numbers (``levels``); and if the columns are
+    rotated (``rotation``).
+
+    It runs on the host and reads a block of rows at a time, so that ``rows`` may be a memory map. The result depends on
+    the arguments alone.
 
     Args:
         rows: ``[N, D]`` in float32, float16, bfloat16 or float64, e.g. ``state["embedding"]`` of a `DenseTable`, or
             ``table.to_dense(state)`` of any kind.
         bits: bits of a number: 8, 4, 3 or 2.
+        levels: ``"uniform"``; ``"fit"`` for levels that are fitted to a sample of the rows; or ``2 ** bits`` increasing
+            numbers, which are scaled to the range of `QuantizedTable.levels` and rounded to multiples of 1 / 512. All
+            rows share them. Uniform with 8 bits.
+        rotation: ``"fit"`` for an orthogonal matrix by which rows are multiplied in the end, fitted such that errors
+            are smaller; ``"random"`` for a random one, which makes columns of very different sizes alike; or such a
+            matrix, ``[D, D]``; None for none.
+        clip: whether the scale and the offset of a row are those with about the least squared error, and not those of
+            its minimum and maximum. None: if levels or a rotation are fitted.
+        weights: the importance of every row ``[N]`` in these fits, at least 0, e.g. the root of its count; None if they
+            are equal.
+        seed: of the sample and of a random rotation.
         update: `Update` of a table that is trained on, with 8 or 4 bits; None for a read-only table.
         name: of the table in error messages.
 
@@ -40,13 +76,19 @@ def quantize(
         The table and its state.
 
     Raises:
-        ValueError: the rows have another shape or type, are not finite, or exceed the range of float16, in which scale
-            and offset are stored.
+        ValueError: an argument does not fit; or the rows have another shape or type, are not finite, or exceed the
+            range of float16, in which scale and offset are stored.
 
     >>> import jax.numpy as jnp, jax_tt
     >>> table, state = jax_tt.quantize(jnp.array([[0.0, 1.0, 2.0, 3.0], [5.0, 5.0, 5.0, 5.0]]), bits=2)
     >>> state["packed"].dtype.name, table.to_dense(state).tolist()
     ('uint8', [[0.0, 1.0, 2.0, 3.0], [5.0, 5.0, 5.0, 5.0]])
+
+    >>> import numpy as np
+    >>> rows = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
+    >>> for options in ({}, {"clip": True}, {"levels": "fit"}, {"levels": "fit", "rotation": "fit"}):
+    ...     table, state = jax_tt.quantize(rows, 2, **options)
+    ...     print(f"{np.mean((table.to_dense(state) - rows) ** 2):.3f}")
     """
     check_bits(bits)
     given = host_table("rows", rows)
@@ -55,21 +97,90 @@ def quantize(
     dtype = jnp.dtype(given.dtype)
     if dtype.name not in STORAGE:
         raise ValueError(f"rows: got dtype {dtype}; expected one of {', '.join(STORAGE)}.")
-    table = QuantizedTable(*map(int, given.shape), bits=bits, update=update, name=name)
+    label = "" if name is None else f"{name}: "
+    own_weights = row_weights(weights, given.shape[0])
+    fit = _fit(given, bits, levels, rotation, own_weights, as_int("seed", seed), label)
+    table = QuantizedTable(
+        *map(int, given.shape),
+        bits=bits,
+        update=update,
+        name=name,
+        levels=fit.levels,
+        rotated=fit.rotation is not None,
+    )
+    encode = clipped if (fit.fitted if clip is None else clip) else _encoded
+    of_all = None if fit.levels is None else jnp.asarray(fit.levels, jnp.float32)
     packed = np.empty((table.num_embeddings, table.row_bytes), np.uint8)
     step = max(1, _BLOCK // table.features)
     for start in range(0, table.num_embeddings, step):
         block = np.asarray(given[start : start + step]).astype(np.float32)
         own = packed[start : start + step]
-        own[:] = _encoded(block, bits)
-        check_headers(f"{table.label}rows", own, start, block)
+        stored = block if fit.rotation is None else block @ fit.rotation.T
+        own[:] = encode(stored, bits, of_all)
+        check_headers(f"{label}rows", own, start, block)
     params = {PACKED: jnp.asarray(packed if update is None else packed.view(np.float32))}
-    return table, params | table.init_rest(params)
+    state = params | table.init_rest(params)
+    return table, state if fit.rotation is None else {**state, ROTATION: jnp.asarray(fit.rotation)}
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _encoded(rows: jax.Array, bits: int) -> jax.Array:
-    return codec.encoded(rows, bits)
+_encoded = jax.jit(codec.encoded, static_argnums=1)
+
+
+class _Fit(NamedTuple):
+    """What all rows share, and whether a part of it is fitted to them."""
+
+    levels: Levels
+    rotation: np.ndarray | None
+    fitted: bool
+
+
+def _fit(
+    rows: Any,
+    bits: int,
+    levels: Any,
+    rotation: Any,
+    weights: np.ndarray | None,
+    seed: int,
+    label: str,
+) -> _Fit:
+    _, features = rows.shape
+    own, fits_levels = None, False
+    if not isinstance(levels, str):
+        own = as_levels(levels, bits)
+    elif one_of("levels", levels, ("uniform", "fit"), _HINT) == "fit":
+        own, fits_levels = as_levels(np.arange(1 << bits), bits), True
+    matrix = as_rotation(rotation, features, ("fit", "random"))
+    fits_rotation = isinstance(matrix, str) and matrix == "fit"
+    rng = np.random.default_rng(seed)
+    if isinstance(matrix, str):
+        matrix = np.eye(features) if fits_rotation else _random_rotation(features, rng)
+        matrix = matrix.astype(np.float32)
+    if not (fits_levels or fits_rotation):
+        if weights is not None:
+            raise ValueError(
+                "weights: got some, but nothing is fitted to rows of different importance; expected levels='fit', "
+                "rotation='fit', or weights=None."
+            )
+        return _Fit(own, matrix, False)
+    _, points, of_points = sample_of(f"{label}rows", rows, weights, _SAMPLE, rng)
+    found, turned = fitted(
+        jnp.asarray(points),
+        jnp.asarray(of_points / of_points.max(), jnp.float32),
+        None if own is None else jnp.asarray(own, jnp.float32),
+        jnp.asarray(np.eye(features, dtype=np.float32) if matrix is None else matrix),
+        bits=bits,
+        fits_levels=fits_levels,
+        fits_rotation=fits_rotation,
+        iterations=_ROTATION_ROUNDS if fits_rotation else _LEVEL_ROUNDS,
+    )
+    own = separated(np.asarray(found), bits) if fits_levels else own
+    return _Fit(own, None if matrix is None else np.asarray(turned), True)
+
+
+def _random_rotation(features: int, rng: np.random.Generator) -> np.ndarray:
+    """An orthogonal matrix ``[D, D]``, each equally likely."""
+    found, triangle = np.linalg.qr(rng.normal(size=(features, features)))
+    return found * np.where(np.diagonal(triangle) < 0, -1.0, 1.0)
 
 
 def check_headers(

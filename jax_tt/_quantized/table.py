@@ -10,16 +10,19 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_tt import _native
 from jax_tt._arguments import as_int, as_positive
 from jax_tt._lookup._batch import Batch
 from jax_tt._quantized import codec
+from jax_tt._quantized.levels import Levels, as_attribute, check_levels, largest_step
 from jax_tt._tables import distinct_rows
 from jax_tt._tables.dense import default_embedding_init
 from jax_tt._tables.distinct_rows import RowFormat
 from jax_tt._tables.native import NativeTable
 from jax_tt._tables.options import Lookup, Update, check_update
+from jax_tt._tables.rotation import ROTATION, check_rotation, rotation_of, turned, turned_back
 from jax_tt._tables.table import Params, Slots, State
 from jax_tt.optimizers import Optimizer
 
@@ -34,8 +37,9 @@ class QuantizedTable(NativeTable):
     """A table with 8, 4, 3 or 2 bits a number, and a scale and an offset for each row.
 
     Its state is the array ``packed``, uint8 ``[N, W]``. A row has ``W = 4 + ceil(bits * D / 8)`` bytes: its scale and
-    offset in float16, then its numbers. Number q stands for ``scale * q + offset``, which lookups compute in float32.
-    `quantize` makes a table of trained rows; `init` makes one of random rows.
+    offset in float16, then its numbers. Number q stands for ``scale * q + offset``, or ``scale * levels[q] + offset``
+    if the table has levels, which lookups compute in float32. `quantize` makes a table of trained rows; `init` makes
+    one of random rows.
 
     Without ``update``, the table is read-only and has no gradient. Those with respect to the weights of bags are as for
     other tables.
@@ -52,6 +56,9 @@ class QuantizedTable(NativeTable):
         update: `Update` of a table that is trained, or None.
         name: for error messages.
         embedding_init: initialiser ``(key, shape, dtype) -> rows`` of `init`, whose float32 rows are then rounded.
+        levels: for 4, 3 and 2 bits, what each number stands for before scale and offset: ``2 ** bits`` increasing
+            multiples of 1 / 512 from 0 to ``2 ** bits - 1``. None for uniform levels.
+        rotated: whether rows are multiplied by the constant array ``rotation``, float32 ``[D, D]``, in the end.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
@@ -69,6 +76,8 @@ class QuantizedTable(NativeTable):
     update: Update | None = None
     name: str | None = None
     embedding_init: Callable[..., Any] = default_embedding_init
+    levels: Levels = None
+    rotated: bool = False
     calls: ClassVar[_native.Calls] = _native.DENSE
     rounded_type: ClassVar[str | None] = "uint8"
 
@@ -76,6 +85,7 @@ class QuantizedTable(NativeTable):
         as_positive("num_embeddings", self.num_embeddings)
         as_positive("features", self.features)
         check_bits(self.bits)
+        check_levels(self.label, self.levels, self.bits)
         check_update(self.update)
         if self.update is not None:
             _check_trained(self.label, self.features, self.bits, self.update.optimizer)
@@ -87,13 +97,15 @@ class QuantizedTable(NativeTable):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows, without optimizer state."""
-        return self.num_embeddings * self.row_bytes
+        """Bytes of the rows and the rotation, without optimizer state."""
+        of_rotation = codec.WORD * self.features**2 if self.rotated else 0
+        return self.num_embeddings * self.row_bytes + of_rotation
 
     def frozen(self, state: State) -> tuple[Self, dict[str, jax.Array]]:
         """The read-only table with the same rows, and its state."""
         self.check(state)
-        return self.with_update(None), {PACKED: codec.as_bytes(state[PACKED])}
+        rest = {name: state[name] for name in self._rotation_name}
+        return self.with_update(None), {PACKED: codec.as_bytes(state[PACKED]), **rest}
 
     def without_values(self) -> QuantizedTable:
         # An initialiser may keep a reference to the rows that it returns.
@@ -101,7 +113,7 @@ class QuantizedTable(NativeTable):
 
     @functools.cached_property
     def buffers(self) -> dict[str, str]:
-        return {PACKED: COLLECTION} if self.update is None else {}
+        return dict.fromkeys(self.constant_names, COLLECTION)
 
     @functools.cached_property
     def trained_names(self) -> tuple[str, ...]:
@@ -109,7 +121,11 @@ class QuantizedTable(NativeTable):
 
     @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:
-        return (PACKED,) if self.update is None else ()
+        return (*(() if self.update else (PACKED,)), *self._rotation_name)
+
+    @property
+    def _rotation_name(self) -> tuple[str, ...]:
+        return (ROTATION,) if self.rotated else ()
 
     @property
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -126,13 +142,18 @@ class QuantizedTable(NativeTable):
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         rows = self.embedding_init(key, (self.num_embeddings, self.features), jnp.float32)
-        packed = codec.encoded(rows, self.bits)
+        packed = codec.encoded(rows, self.bits, self.levels)
         return {PACKED: packed if self.update is None else codec.as_words(packed)}
 
+    def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
+        rotation = {ROTATION: jnp.eye(self.features, dtype=jnp.float32)} if self.rotated else {}
+        return super().init_rest(params) | rotation
+
     def check(self, state: State) -> None:
+        self.require(state, self.constant_names)
+        check_rotation(self, state)
         if self.update is not None:
             return super().check(state)
-        self.require(state, (PACKED,))
         packed, width = state[PACKED], self.row_bytes
         # Also the words of a table that is trained, of which this is the view for lookups elsewhere.
         widths = {jnp.dtype(jnp.uint8): width, jnp.dtype(jnp.float32): width / codec.WORD}
@@ -149,10 +170,11 @@ class QuantizedTable(NativeTable):
         (packed,), (ids,) = params, digits
         # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
         found = packed.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
-        return codec.decoded(found, self.features, self.bits)
+        return self._decoded(found)
 
     def to_dense(self, state: State) -> jax.Array:
-        return codec.decoded(state[PACKED], self.features, self.bits)
+        rows = self._decoded(state[PACKED])
+        return turned(rows, rotation_of(self, state), lax.Precision.HIGHEST)
 
     @functools.cached_property
     def attended_names(self) -> tuple[str, ...]:
@@ -160,14 +182,25 @@ class QuantizedTable(NativeTable):
         return ()
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        rows = self.to_dense(state) if self.update is None else _scored_rows(self, state[PACKED])
-        return jnp.einsum("bd,nd->bn", query.astype(jnp.float32), rows, precision=precision)
+        packed = state[PACKED]
+        rows = self._decoded(packed) if self.update is None else _scored_rows(self, packed)
+        query = turned_back(query.astype(jnp.float32), rotation_of(self, state), precision)
+        return jnp.einsum("bd,nd->bn", query, rows, precision=precision)
 
     # Lookups
 
     @property
     def row_attributes(self) -> Mapping[str, Any]:
-        return {"bits": np.int64(self.bits), "dim": np.int64(self.features)}
+        own = {"bits": np.int64(self.bits), "dim": np.int64(self.features)}
+        return own if self.levels is None else own | {"levels": as_attribute(self.levels)}
+
+    def group(self, lookup: Lookup) -> Any:
+        # The op on many tables may write sums where they cannot be turned.
+        return None if self.rotated else super().group(lookup)
+
+    def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
+        sums, residuals = super().forward(state, batch, lookup)
+        return turned(sums, rotation_of(self, state), lookup.precision), residuals
 
     @property
     def steps_natively(self) -> bool:
@@ -177,29 +210,31 @@ class QuantizedTable(NativeTable):
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
         own = RowFormat(self._decoded, self._encoded, self._spacing)
+        g = turned_back(g, rotation_of(self, state), lookup.precision)
         return distinct_rows.update(self, state, batch, residuals, g, lookup, values, own)
 
     def _decoded(self, stored: jax.Array) -> jax.Array:
-        return codec.decoded(stored, self.features, self.bits)
+        """Stored rows before the rotation."""
+        return codec.decoded(stored, self.features, self.bits, self.levels)
 
     def _encoded(
         self, new: jax.Array, rows: jax.Array, dtype: Any, key: jax.Array | None
     ) -> jax.Array:
         del dtype
         if key is None:
-            return codec.as_words(codec.encoded(new, self.bits))
+            return codec.as_words(codec.encoded(new, self.bits, self.levels))
         keys = distinct_rows.keys_of_rows(key, rows)
-        return codec.as_words(codec.encoded_stochastically(new, self.bits, keys))
+        return codec.as_words(codec.encoded_stochastically(new, self.bits, keys, self.levels))
 
     def _spacing(self, stored: jax.Array) -> jax.Array:
         scale, _ = codec.header(codec.as_bytes(stored))
-        return scale
+        return scale if self.levels is None else scale * largest_step(self.levels)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _scored_rows(table: QuantizedTable, packed: jax.Array) -> jax.Array:
     """The rows of a table that is trained; a backward pass that reaches them raises, for bytes have no gradient."""
-    return table.to_dense({PACKED: packed})
+    return table._decoded(packed)
 
 
 def _scored_rows_fwd(table: QuantizedTable, packed: jax.Array) -> tuple[jax.Array, None]:

@@ -25,8 +25,10 @@ def can_be_sharded(table: Table) -> bool:
     """Whether a `ShardedTable` can divide the rows of a table."""
     if isinstance(table, HashTable):
         return isinstance(table.missing, str) and can_be_sharded(table.table)
+    if isinstance(table, QuantizedTable):
+        return not table.rotated
     by_rows = bool(table.row_names) and table.row_names == table.param_names
-    return isinstance(table, QuantizedTable) or (by_rows and table.cached is None)
+    return by_rows and table.cached is None
 
 
 def can_be_placed(table: Table) -> bool:
@@ -42,6 +44,11 @@ def check_kind(table: Table) -> None:
         raise ValueError(
             f"{table.label}missing: got {table.missing!r} for a hash table that is divided over devices; expected "
             "'initial' or 'zeros', since one device alone has the row of a number."
+        )
+    if isinstance(table, QuantizedTable):
+        raise ValueError(
+            f"{table.label}rotated: got a table with a rotation, of which every device would need all; expected "
+            "QuantizedTable(..., rotated=False). Multiply the sums that are looked up by the rotation instead."
         )
     raise TypeError(
         f"{table.label}table: got a {type(table).__name__}; expected a DenseTable, a QuantizedTable, or a HashTable of "

@@ -46,8 +46,8 @@ class RowFormat(NamedTuple):
         decoded: stored rows ``[n, ...]`` as numbers ``[n, D]``.
         encoded: new rows ``[n, D]`` in the form that they are stored in, ``(new, rows, dtype, key)``: their numbers in
             the table, the type of the parameter, and the key of stochastic rounding or None.
-        spacing: the distance of the levels of stored rows, ``[n]``; None if numbers are not rounded to levels. Rules
-            may make up for the errors of stochastic rounding to levels.
+        spacing: the largest distance of two levels of stored rows, ``[n]``; None if numbers are not rounded to levels.
+            Rules may make up for the errors of stochastic rounding to levels.
     """
 
     decoded: Callable[[jax.Array], jax.Array]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax_tt._coded import words as coded
 from jax_tt._coded.table import CodedTable
-from jax_tt._coded.words import in_words
 from jax_tt._composite.mixed import MixedTable
 from jax_tt._files.coded import load_coded
 from jax_tt._files.mixed import load_mixed
 from jax_tt._files.quantized import load_quantized
 from jax_tt._files.stored import StoredArrays
+from jax_tt._quantized import words as quantized
 from jax_tt._quantized.table import QuantizedTable
 
 _LOADERS = {"quantized": load_quantized, "mixed": load_mixed, "coded": load_coded}
@@ -36,8 +37,8 @@ def words(pair: Pair) -> tuple[str, str]:
     """The kind of a table with its settings, and the type of its numbers: those of the codebooks, if it has some."""
     table, state = pair
     if isinstance(table, QuantizedTable):
-        return f"{table.bits} bits a number", f"int{table.bits}"
+        return quantized.in_words(table), f"int{table.bits}"
     if isinstance(table, MixedTable):
         own = [f"{one.bits} bits in {one.num_embeddings:,}" for one in table.tables]
         return f"{', '.join(own)} rows", "int" + "/".join(str(one.bits) for one in table.tables)
-    return f"{table.kind}, {in_words(table)}", str(state["codebooks"].dtype)
+    return f"{table.kind}, {coded.in_words(table)}", str(state["codebooks"].dtype)

@@ -4,11 +4,14 @@
 
 #include <stdint.h>
 
+#include "ffi/core/packed_rows.h"
+
 namespace jax_tt {
 
 // Kernels<float>::sum_bags of the rows of dim numbers that are at bytes rows + at[k], with `first` 0.
-using SumPackedBags = void (*)(int64_t dim, const uint8_t* rows, const int64_t* at, const float* weight,
-                               const int32_t* end, int64_t bags, bool add, float* out, const int64_t* out_at);
+using SumPackedBags = void (*)(int64_t dim, const PackedLevels& levels, const uint8_t* rows, const int64_t* at,
+                               const float* weight, const int32_t* end, int64_t bags, bool add, float* out,
+                               const int64_t* out_at);
 
 struct QuantizedKernels {
   SumPackedBags sum8, sum4, sum3, sum2;

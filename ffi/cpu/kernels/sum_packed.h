@@ -59,32 +59,65 @@ static inline __attribute__((always_inline)) uint32_t WordThatEnds(const uint8_t
 // does not have cannot be returned.
 template <int kBits, int W>
 struct RowDecoder {
-  static_assert(W == 8);
+  static_assert(kBits < 8 && W == 8);
   typedef typename Lanes<W>::Floats Floats;
   typedef typename Lanes<W>::Words Words;
   typedef typename Lanes<W>::Ints Ints;
 
   float scale, offset;
-
-  inline __attribute__((always_inline)) void Start() {}
-  inline __attribute__((always_inline)) void Read(const uint8_t* codes, Floats* out) const {
-    Ints numbers;
-    Get(codes, &numbers);
-    *out = scale * __builtin_convertvector(numbers, Floats) + offset;
-  }
-  static inline __attribute__((always_inline)) void Get(const uint8_t* codes, Ints* out) {
-    if constexpr (kBits == 8) {
+  const PackedLevels* levels;
 #if defined(__AVX2__)
-      *out = (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
-#else
-      for (int j = 0; j < W; ++j) (*out)[j] = codes[j];
+  Floats low, high;  // numbers of the row by their lowest three bits, and those of four bits from 8 on
 #endif
-    } else {
-      constexpr uint32_t b = kBits, first = 32 - 8 * b;
-      const Words shifts = {first,         first + b,     first + 2 * b, first + 3 * b,
-                            first + 4 * b, first + 5 * b, first + 6 * b, first + 7 * b};
-      *out = (Ints)(((Words{} + WordThatEnds<kBits>(codes)) >> shifts) & ((1u << kBits) - 1));
+
+  inline __attribute__((always_inline)) void Start(const PackedLevels& of_table) {
+    levels = &of_table;
+#if defined(__AVX2__)
+    low = scale * *reinterpret_cast<const Floats*>(levels->at) + offset;
+    high = scale * *reinterpret_cast<const Floats*>(levels->at + W) + offset;
+#endif
+  }
+  inline __attribute__((always_inline)) void Read(const uint8_t* codes, Floats* out) const {
+    constexpr uint32_t b = kBits, first = 32 - 8 * b;
+    const Words shifts = {first,         first + b,     first + 2 * b, first + 3 * b,
+                          first + 4 * b, first + 5 * b, first + 6 * b, first + 7 * b};
+    // The lowest bits are those of a number, the others belong to the next ones.
+    const Words words = (Words{} + WordThatEnds<kBits>(codes)) >> shifts;
+#if defined(__AVX2__)
+    if (kBits < 4 || !levels->uniform) {
+      *out = (Floats)_mm256_permutevar8x32_ps((__m256)low, (__m256i)words);
+      if constexpr (kBits == 4) {
+        const __m256 upper = _mm256_permutevar8x32_ps((__m256)high, (__m256i)words);
+        *out = (Floats)_mm256_blendv_ps((__m256)*out, upper, (__m256)(words << 28));
+      }
+      return;
     }
+#endif
+    const Ints numbers = (Ints)(words & ((1u << kBits) - 1));
+    if (levels->uniform) {
+      *out = scale * __builtin_convertvector(numbers, Floats) + offset;
+    } else {
+      for (int j = 0; j < W; ++j) (*out)[j] = scale * levels->at[numbers[j]] + offset;
+    }
+  }
+};
+
+template <>
+struct RowDecoder<8, 8> {
+  typedef Lanes<8>::Floats Floats;
+  typedef Lanes<8>::Ints Ints;
+
+  float scale, offset;
+
+  inline __attribute__((always_inline)) void Start(const PackedLevels&) {}
+  inline __attribute__((always_inline)) void Read(const uint8_t* codes, Floats* out) const {
+#if defined(__AVX2__)
+    const Ints numbers = (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+#else
+    Ints numbers;
+    for (int j = 0; j < 8; ++j) numbers[j] = codes[j];
+#endif
+    *out = scale * __builtin_convertvector(numbers, Floats) + offset;
   }
 };
 
@@ -98,7 +131,7 @@ struct RowDecoder<8, 16> {
 
   float scale, offset;
 
-  inline __attribute__((always_inline)) void Start() {}
+  inline __attribute__((always_inline)) void Start(const PackedLevels&) {}
   inline __attribute__((always_inline)) void Read(const uint8_t* codes, Floats* out) const {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes));
     const auto numbers = (Lanes<16>::Ints)_mm512_maskz_cvtepu8_epi32(kAllLanes, bytes);
@@ -106,7 +139,7 @@ struct RowDecoder<8, 16> {
   }
 };
 
-// It keeps the levels of a row in a register that numbers select from.
+// It keeps what the numbers of a row stand for in a register that they select from.
 template <int kBits>
 struct RowDecoder<kBits, 16> {
   typedef Lanes<16>::Floats Floats;
@@ -115,12 +148,9 @@ struct RowDecoder<kBits, 16> {
   float scale, offset;
   Floats levels;
 
-  inline __attribute__((always_inline)) void Start() {
+  inline __attribute__((always_inline)) void Start(const PackedLevels& of_table) {
     // A selection looks at four bits, of which some may belong to the next number.
-    constexpr int m = (1 << kBits) - 1;
-    const Floats own = {0,     1,     2 & m,  3 & m,  4 & m,  5 & m,  6 & m,  7 & m,
-                        8 & m, 9 & m, 10 & m, 11 & m, 12 & m, 13 & m, 14 & m, 15 & m};
-    levels = scale * own + offset;
+    levels = scale * *reinterpret_cast<const Floats*>(of_table.at) + offset;
   }
   inline __attribute__((always_inline)) void Read(const uint8_t* codes, Floats* out) const {
     // Numbers of two bits are all in one word, others half in one and half in the next.
@@ -153,6 +183,7 @@ static inline __attribute__((always_inline)) void PrefetchPacked(const uint8_t* 
 
 // Rows of one bag, of which the positions up to `known` may be prefetched.
 struct PackedBag {
+  const PackedLevels& levels;
   const uint8_t* rows;
   const int64_t* at;
   const float* weight;
@@ -175,7 +206,7 @@ static inline __attribute__((always_inline)) void SumPackedTile(const PackedBag&
     const uint8_t* const codes = row + kPackedHeader + first * kBits / 8;
     RowDecoder<kBits, W> decoder;
     ReadHeader(row, &decoder.scale, &decoder.offset);
-    decoder.Start();
+    decoder.Start(bag.levels);
     const float weight = bag.weight ? bag.weight[k] : 1.0f;
 #pragma GCC unroll 8
     for (int j = 0; j < kVectors; ++j) {
@@ -195,10 +226,11 @@ static void SumPackedColumns(const PackedBag& bag, int64_t first, int64_t dim, b
     float sum = add ? out[i - first] : 0.0f;
     for (int64_t k = 0; k < bag.count; ++k) {
       const uint8_t* const row = bag.rows + bag.at[k];
-      const float code = static_cast<float>(PackedCode(row + kPackedHeader, i, kBits));
+      const uint32_t code = PackedCode(row + kPackedHeader, i, kBits);
+      const float level = kBits == 8 ? static_cast<float>(code) : bag.levels.at[code % 16];
       float scale, offset;
       ReadHeader(row, &scale, &offset);
-      sum += (bag.weight ? bag.weight[k] : 1.0f) * (scale * code + offset);
+      sum += (bag.weight ? bag.weight[k] : 1.0f) * (scale * level + offset);
     }
     out[i - first] = sum;
   }
@@ -245,10 +277,11 @@ static bool SumWholePacked(int64_t dim, const PackedBag& bag, const int32_t* end
 }
 
 template <int kBits>
-static void SumPacked(int64_t dim, const uint8_t* rows, const int64_t* at, const float* weight, const int32_t* end,
-                      int64_t bags, bool add, float* out, const int64_t* out_at) {
+static void SumPacked(int64_t dim, const PackedLevels& levels, const uint8_t* rows, const int64_t* at,
+                      const float* weight, const int32_t* end, int64_t bags, bool add, float* out,
+                      const int64_t* out_at) {
   if (bags == 0 || dim == 0) return;
-  const PackedBag all = {rows, at, weight, 0, 0, PackedRowBytes(dim, kBits)};
+  const PackedBag all = {levels, rows, at, weight, 0, 0, PackedRowBytes(dim, kBits)};
   if (SumWholePacked<kBits, 8>(dim, all, end, bags, add, out, out_at)) return;
   ForPackedBags(all, end, bags, add, out, out_at, [dim](const PackedBag& bag, bool onto, float* to) {
     constexpr int W = kPackedLanes;

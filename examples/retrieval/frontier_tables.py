@@ -58,12 +58,11 @@ def chosen(source: Source, max_bytes: int, kind: str = "auto") -> Small:
 
 def of_table(table: Any, state: Mapping[str, jax.Array], detail: str) -> Small:
     """A table of the library, whose parameters are trained in float32, and its rotation with them."""
-    if isinstance(table, jax_tt.QuantizedTable):
+    if isinstance(table, jax_tt.QuantizedTable | jax_tt.MixedTable):
         return _of_quantized(table, state, detail)
     rotation = {n: value for n, value in state.items() if n == "rotation"}
     params = {name: state[name] for name in table.param_shapes} | rotation
-    changes = {"rotated": False} if rotation else {}
-    full = dataclasses.replace(table, param_dtype=jnp.float32, **changes)
+    full = _in_float32(dataclasses.replace(table, rotated=False) if rotation else table)
 
     def rows(params: Mapping[str, Any], constants: Mapping[str, Any], ids: jax.Array) -> jax.Array:
         arrays = {name: value for name, value in constants.items() if name != "ids"}
@@ -89,27 +88,52 @@ def of_bits(rows: np.ndarray, bits: int) -> Small:
     return _of_quantized(*jax_tt.quantize(rows, bits), f"{bits} bits a number")
 
 
+def _in_float32(table: Any) -> Any:
+    """The table with parameters of this type."""
+    if isinstance(table, jax_tt.SumTable):
+        return dataclasses.replace(table, tables=tuple(map(_in_float32, table.tables)))
+    if isinstance(table, jax_tt.OrderedTable):
+        return dataclasses.replace(table, table=_in_float32(table.table))
+    return dataclasses.replace(table, param_dtype=jnp.float32)
+
+
 def _of_quantized(
-    table: jax_tt.QuantizedTable, state: Mapping[str, jax.Array], detail: str
+    table: jax_tt.QuantizedTable | jax_tt.MixedTable, state: Mapping[str, jax.Array], detail: str
 ) -> Small:
     """The scales and offsets of rows are trained, and the rotation with them; numbers and levels are not."""
-    packed = np.asarray(state["packed"])
-    scale, offset = np.ascontiguousarray(packed[:, :4]).view("<f2").astype(np.float32).T
-    numbers = unpacked(packed[:, 4:], table.features, table.bits).astype(np.uint8)
-    levels = jnp.asarray(table.levels or range(1 << table.bits), jnp.float32)
+    if isinstance(table, jax_tt.MixedTable):
+        pairs = zip(table.tables, table.separated(state), strict=True)
+        # The rows of a part belong to ids in increasing order.
+        by_part = np.argsort(np.argsort(np.asarray(table.parts_of(state)), kind="stable"))
+    else:
+        pairs, by_part = [(table, state)], np.arange(table.num_embeddings)
+    parts = zip(*(_numbers(*pair) for pair in pairs), strict=True)
+    levels, scale, offset = (np.concatenate(part)[by_part] for part in parts)
+    rotation = {n: value for n, value in state.items() if n == "rotation"}
 
     def found(params: Mapping[str, Any], constants: Mapping[str, Any], ids: jax.Array) -> jax.Array:
-        own = levels[constants["numbers"][ids]]
-        rows = own * params["scale"][ids][:, None] + params["offset"][ids][:, None]
-        return rows @ params["rotation"] if table.rotated else rows
+        rows = constants["levels"][ids] * params["scale"][ids][:, None]
+        rows = rows + params["offset"][ids][:, None]
+        return rows @ params["rotation"] if rotation else rows
 
     def stored(params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         return {**params, **_rounded(jnp.float16, {n: params[n] for n in ("scale", "offset")})}
 
-    params = {"scale": scale, "offset": offset}
-    params |= {"rotation": state["rotation"]} if table.rotated else {}
-    constants = {"numbers": jnp.asarray(numbers)}
-    return _small(found, params, constants, stored, len(numbers), table.nbytes, detail)
+    params = {"scale": jnp.asarray(scale), "offset": jnp.asarray(offset), **rotation}
+    nbytes = sum(array.nbytes for array in state.values())
+    return _small(
+        found, params, {"levels": jnp.asarray(levels)}, stored, len(scale), nbytes, detail
+    )
+
+
+def _numbers(
+    table: jax_tt.QuantizedTable, state: Mapping[str, jax.Array]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The levels of the numbers [N, features], and the scale and offset of each row."""
+    packed = np.asarray(state["packed"])
+    scale, offset = np.ascontiguousarray(packed[:, :4]).view("<f2").astype(np.float32).T
+    levels = np.asarray(table.levels or range(1 << table.bits), np.float32)
+    return levels[unpacked(packed[:, 4:], table.features, table.bits)], scale, offset
 
 
 def faiss_product(source: Source, max_bytes: int) -> Small:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._algebra.checks import dense_table, row_weights
-from jax_tt._arguments import as_positive
+from jax_tt._arguments import as_positive, one_of
 from jax_tt._coded import places
 from jax_tt._composite.mixed import MixedTable
 from jax_tt._quantized import codec
-from jax_tt._quantized.quantize import check_headers, quantize
-from jax_tt._quantized.table import check_bits
+from jax_tt._quantized.quantize import quantize
+from jax_tt._quantized.table import PACKED, QuantizedTable, check_bits
 
 # Numbers that are rounded at a time.
 _BLOCK = 2**22
@@ -29,7 +29,9 @@ def quantize_mixed(
     max_bytes: int,
     *,
     bits: Sequence[int] = codec.BITS,
+    levels: str = "uniform",
     weights: Any = None,
+    seed: int = 0,
     name: str | None = None,
 ) -> tuple[MixedTable, dict[str, jax.Array]]:
     """A table of rows with different numbers of bits, whose weighted squared error is small for its bytes.
@@ -42,7 +44,9 @@ def quantize_mixed(
         rows: ``[N, D]`` of floats on the host; may be a memory map, of which blocks are read.
         max_bytes: largest size of the table, of rows and of the arrays that tell which rows have how many bits.
         bits: the numbers of bits among which it is chosen, of 8, 4, 3 and 2.
+        levels: ``"uniform"``; or ``"fit"`` for levels and ranges with smaller errors, as those of `quantize`.
         weights: importance of every row ``[N]``, at least 0, e.g. the root of its count.
+        seed: of the sample that levels are fitted to.
         name: of the table in error messages.
 
     Returns:
@@ -69,42 +73,36 @@ def quantize_mixed(
             f"max_bytes: got {room:,}; expected at least {n * costs[-1]:,}, the bytes of {n:,} rows with {widths[-1]} "
             "bits a number."
         )
-    chosen = _allocated(_errors(rows, widths, row_weights(weights, n)), costs, room)
-    used = [own for k, own in enumerate(widths) if (chosen == k).any()]
-    parts = np.searchsorted(-np.array(used), -np.array(widths)[chosen])
-    made = [quantize(_some(rows, parts == k), own) for k, own in enumerate(used)]
-    table = MixedTable(tuple(own for own, _ in made), name=name)
-    return table, table.with_parts(table.joined([own for _, own in made]), parts)
+    own_weights = row_weights(weights, n)
+    fitted = {"levels": "fit", "weights": own_weights, "seed": seed}
+    fits = one_of("levels", levels, ("uniform", "fit")) == "fit"
+    made = [quantize(rows, own, **(fitted if fits and own < 8 else {})) for own in widths]
+    errors = np.stack([_errors(rows, table, state[PACKED]) for table, state in made])
+    chosen = _allocated(errors if own_weights is None else errors * own_weights, costs, room)
+    used = [k for k in range(len(widths)) if (chosen == k).any()]
+    states = [{PACKED: made[k][1][PACKED][np.flatnonzero(chosen == k)]} for k in used]
+    tables = [
+        dataclasses.replace(made[k][0], num_embeddings=len(own[PACKED]))
+        for k, own in zip(used, states, strict=True)
+    ]
+    table = MixedTable(tuple(tables), name=name)
+    return table, table.with_parts(table.joined(states), np.searchsorted(used, chosen))
 
 
-def _some(rows: Any, chosen: np.ndarray) -> np.ndarray:
-    return np.concatenate(
-        [
-            np.asarray(rows[start : start + _BLOCK])[chosen[start : start + _BLOCK]]
-            for start in range(0, len(chosen), _BLOCK)
-        ]
-    )
+def _errors(rows: Any, table: QuantizedTable, packed: jax.Array) -> np.ndarray:
+    """Squared errors of the rows of a table, ``[N]``."""
+    found = np.empty(table.num_embeddings)
+    step = max(1, _BLOCK // table.features)
+    for start in range(0, len(found), step):
+        own = slice(start, start + step)
+        given = np.asarray(rows[own]).astype(np.float32)
+        found[own] = np.sum((np.asarray(_decoded(table, packed[own])) - given) ** 2, axis=1)
+    return found
 
 
-def _errors(rows: Any, widths: Sequence[int], weights: np.ndarray | None) -> np.ndarray:
-    """Weighted squared errors ``[widths, N]`` of rows with each number of bits."""
-    n, features = rows.shape
-    found = np.empty((len(widths), n))
-    step = max(1, _BLOCK // features)
-    for start in range(0, n, step):
-        block = np.asarray(rows[start : start + step]).astype(np.float32)
-        for k, bits in enumerate(widths):
-            packed, errors = _rounded(block, bits)
-            check_headers("rows", np.asarray(packed), start, block)
-            found[k, start : start + step] = errors
-    return found if weights is None else found * weights
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _rounded(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
-    """Packed rows, and the squared error of each."""
-    packed = codec.encoded(rows, bits)
-    return packed, jnp.sum((codec.decoded(packed, rows.shape[1], bits) - rows) ** 2, axis=1)
+@functools.partial(jax.jit, static_argnums=0)
+def _decoded(table: QuantizedTable, packed: jax.Array) -> jax.Array:
+    return table.to_dense({PACKED: packed})
 
 
 def _allocated(errors: np.ndarray, costs: np.ndarray, max_bytes: int) -> np.ndarray:

@@ -138,10 +138,13 @@ def _of_bits(source: Source, bits: int, max_bytes: int) -> Found:
 
 
 def _of_widths(source: Source, max_bytes: int) -> Found:
-    if QuantizedTable(*source.sizes, codec.BITS[-1]).nbytes <= max_bytes:
-        detail = f"{codec.BITS[-1]} to {codec.BITS[0]} bits a number, up to {max_bytes:,} bytes"
-        options = {"weights": source.weights}
-        yield detail, functools.partial(quantize_mixed, source.rows, max_bytes, **options), {}
+    if QuantizedTable(*source.sizes, codec.BITS[-1]).nbytes > max_bytes:
+        return
+    make = functools.partial(quantize_mixed, source.rows, max_bytes, weights=source.weights)
+    detail = f"{codec.BITS[-1]} to {codec.BITS[0]} bits a number, up to {max_bytes:,} bytes"
+    yield detail, make, {}
+    fit = functools.partial(make, levels="fit", seed=source.seed)
+    yield f"{detail}, non-uniform levels", fit, {}
 
 
 # Codes whose sum is a part of the columns.

@@ -8,13 +8,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jax_tt._composite.mixed import MixedTable
+from jax_tt._files.quantized import loaded, notes_of
 from jax_tt._files.small_tables import checked_pairs, read_pairs, write_pairs
 from jax_tt._files.stored import StoredArrays
-from jax_tt._quantized.quantize import check_headers
-from jax_tt._quantized.table import PACKED, QuantizedTable
+from jax_tt._quantized.table import QuantizedTable
 from jax_tt._tables.table import State
 
 _KIND = "mixed"
@@ -55,10 +54,7 @@ def save_mixed(
         "jax_tt.quantize_mixed(rows, max_bytes)",
         "table.frozen(state)",
     )
-    notes = lambda table: {  # noqa: E731
-        "features": table.features,
-        "bits": [own.bits for own in table.tables],
-    }
+    notes = lambda table: {"tables": [notes_of(own) for own in table.tables]}  # noqa: E731
     write_pairs(path, _KIND, pairs, notes, overwrite)
 
 
@@ -81,24 +77,17 @@ def load_mixed(path: str | os.PathLike[str]) -> dict[str, tuple[MixedTable, dict
 
 
 def _loaded(stored: StoredArrays, name: str, notes: Any) -> tuple[MixedTable, dict[str, jax.Array]]:
-    packed = [f"table_{k}_{PACKED}" for k in range(len(notes["bits"]))]
-    rows = [stored[f"{name}.{key}"] for key in packed]
-    table = MixedTable(
-        tuple(
-            QuantizedTable(array.shape[0], notes["features"], bits)
-            for array, bits in zip(rows, notes["bits"], strict=True)
-        )
-    )
-    names = [*packed, *(f"places_{k}" for k in range(len(packed) - 1))]
-    state = {key: jnp.asarray(stored[f"{name}.{key}"].read()) for key in names}
+    pairs = [loaded(stored, f"{name}.table_{k}_", own) for k, own in enumerate(notes["tables"])]
+    table = MixedTable(tuple(own for own, _ in pairs))
+    places = [f"places_{k}" for k in range(len(pairs) - 1)]
+    state = table.joined([own for _, own in pairs])
+    state |= {key: jnp.asarray(stored[f"{name}.{key}"].read()) for key in places}
     table.check(state)
-    for key in packed:
-        check_headers(f"its {key}", np.asarray(state[key]), 0)
     try:
         same = table.with_parts(state, table.parts_of(state))
     except ValueError as error:
         raise ValueError(f"its places are damaged: {error}") from error
-    if any((same[key] != state[key]).any() for key in names[len(packed) :]):
+    if any((same[key] != state[key]).any() for key in places):
         raise ValueError("its places are damaged: they do not tell the rows of the tables.")
     return table, state
 

@@ -52,8 +52,7 @@ def save_quantized(
     pairs = checked_pairs(
         tables, require_quantized, "jax_tt.quantize(rows, bits=4)", "table.frozen(state)"
     )
-    notes = lambda table: {field: getattr(table, field) for field in _FIELDS}  # noqa: E731
-    write_pairs(path, _KIND, pairs, notes, overwrite)
+    write_pairs(path, _KIND, pairs, notes_of, overwrite)
 
 
 def load_quantized(
@@ -73,13 +72,19 @@ def load_quantized(
     >>> table.num_embeddings, table.features, table.bits
     (100, 16, 2)
     """
-    return read_pairs(path, _KIND, _loaded)
+    return read_pairs(path, _KIND, lambda stored, name, notes: loaded(stored, f"{name}.", notes))
 
 
-def _loaded(
-    stored: StoredArrays, name: str, notes: Any
+def notes_of(table: QuantizedTable) -> dict[str, Any]:
+    """What a file says of a table beside its arrays."""
+    return {field: getattr(table, field) for field in _FIELDS}
+
+
+def loaded(
+    stored: StoredArrays, prefix: str, notes: Any
 ) -> tuple[QuantizedTable, dict[str, jax.Array]]:
-    array = stored[f"{name}.{PACKED}"]
+    """The table whose arrays have names with this prefix."""
+    array = stored[f"{prefix}{PACKED}"]
     features, bits = notes["features"], notes["bits"]
     # Files of earlier versions have uniform levels and no rotation.
     levels, rotated = notes.get("levels"), bool(notes.get("rotated"))
@@ -94,6 +99,6 @@ def _loaded(
     check_headers("its rows", packed, 0)
     state = {PACKED: jnp.asarray(packed)}
     if table.rotated:
-        rotation = as_rotation(np.asarray(stored[f"{name}.{ROTATION}"].read()), table.features)
+        rotation = as_rotation(np.asarray(stored[f"{prefix}{ROTATION}"].read()), table.features)
         state[ROTATION] = jnp.asarray(rotation)
     return table, state

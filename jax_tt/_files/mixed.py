@@ -45,8 +45,8 @@ def save_mixed(
     >>> rows = np.random.default_rng(0).normal(size=(1000, 16)).astype(np.float32)
     >>> jax_tt.save_mixed(path, {"items": jax_tt.quantize_mixed(rows, 11_000)})
     >>> table, state = jax_tt.load_mixed(path)["items"]
-    >>> [one.bits for one in table.tables]
-    [4, 3]
+    >>> [(one.bits, one.num_embeddings) for one in table.tables]
+    [(4, 367), (3, 630), (2, 3)]
     """
     pairs = checked_pairs(
         tables,

@@ -6,6 +6,8 @@ What JAX_TT_NUM_THREADS and JAX_TT_CPU_ISA change is read once per process, so t
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from jax_tt import optimizers
 from jax_tt._hash import backend
 from jax_tt._hash.directory import Eviction, init_directory
 from jax_tt._hash.initial import Normal
+from jax_tt._quantized import codec
 from tests.helpers import SHAPES, make_case
 
 # So many columns that the 3,200 rows of chunked_batch take more memory than one chunk may.
@@ -132,6 +135,20 @@ def wide_sums(tables: list[jax.Array], bags: jax_tt.Bags) -> Any:
     return sums, gradients
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def packed_sums(levels: bool, tables: list[jax.Array], bags: jax_tt.Bags) -> list[jax.Array]:
+    """Sums of rows of all numbers of bits, with levels that are uniform or others."""
+    sums = []
+    for bits, rows in itertools.product((8, 4, 3, 2), tables):
+        top = (1 << bits) - 1
+        given = tuple(round(512 * k**2 / top) / 512 for k in range(top + 1))
+        own = given if levels and bits < 8 else None
+        table = jax_tt.QuantizedTable(*rows.shape, bits, levels=own)
+        packed = {"packed": codec.encoded(rows, bits, own)}
+        sums.append(jax_tt.pooled_rows(table, packed, bags, jax_tt.Lookup(method="ffi"))[0])
+    return sums
+
+
 def collection_step() -> Any:
     """Rows, and new values of tensor trains in one call, one of which has most of the work."""
     tables = {
@@ -184,6 +201,8 @@ def results() -> Iterator[tuple[str, list[Any]]]:
     yield from chunked_results()
     for weighted in (False, True):
         yield f"widths {weighted}", jax.tree.leaves(wide_sums(*wide_bags(weighted)))
+        for levels in (False, True):
+            yield f"packed {weighted} {levels}", packed_sums(levels, *wide_bags(weighted))
     shapes = {name: SHAPES[name] for name in ("d2", "d3-odd", "d5")} | JOINS | PAIRS
     for name, shape in shapes.items():
         case = make_case(shape, "float32", True)

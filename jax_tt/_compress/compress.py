@@ -121,8 +121,8 @@ def compress(
 
     The kinds are
 
-    - ``"quantized"``: `QuantizedTable` with 8, 4, 3 or 2 bits,
-    - ``"mixed"``: rows with different numbers of bits, chosen by `quantize_mixed`,
+    - ``"quantized"``: `QuantizedTable` with 8, 4, 3 or 2 bits, with uniform and with fitted levels, and rotated,
+    - ``"mixed"``: rows with different numbers of bits, chosen by `quantize_mixed`, with both kinds of levels,
     - ``"product"`` and ``"additive"``: `CodedTable` with different numbers and lengths of codes; below 3 bits a number
       also with more codes for some rows, if rows are of very different importance,
     - ``"low_rank"``: a `TTTable` of two cores, of which the first has a row for every id,

@@ -282,7 +282,9 @@ def _packed(rng: np.random.Generator, table: np.ndarray) -> tuple[np.ndarray, di
     """Rows of a quantized table of this shape, and their attributes."""
     (rows, features), bits = table.shape, int(rng.choice([8, 4, 3, 2]))
     packed = rng.integers(0, 256, (rows, 4 + -(-features * bits // 8)), np.uint8)
-    return packed, {"bits": _i64(bits), "dim": _i64(features)}
+    levels = np.sort(rng.choice(8192, 1 << bits, replace=False)) if rng.integers(2) else []
+    own = {"levels": " ".join(map(str, levels))} if len(levels) and bits < 8 else {}
+    return packed, {"bits": _i64(bits), "dim": _i64(features), **own}
 
 
 def build_dense_backward(rng: np.random.Generator) -> Call:

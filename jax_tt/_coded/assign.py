@@ -33,7 +33,7 @@ def encoded_rows(
     Rows are read in blocks, after each of which ``step`` is called. ``hot`` tells which rows are hot; None for no row.
     """
     shape = table.column_parts, -1, 1 << table.bits, table.width
-    codebooks = np.asarray(state["codebooks"].astype(jnp.float32)).reshape(shape)
+    codebooks = np.asarray(table.codebook_rows(state), np.float32).reshape(shape)
     terms = table.part_terms - table.hot_terms
     hot = np.zeros(rows.shape[0], bool) if hot is None else hot
     found = np.empty((rows.shape[0], table.row_bytes), np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._arguments import as_array, as_positive
-from jax_tt._coded import places, product
+from jax_tt._coded import places, product, trains
 from jax_tt._coded.assign import BLOCK, encoded_rows
+from jax_tt._coded.names import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES
 from jax_tt._coded.sample import sample_of
-from jax_tt._coded.table import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, CodedTable
+from jax_tt._coded.table import CodedTable
 from jax_tt._host_table import host_table
 from jax_tt._progress import Progress
 from jax_tt._tables.checks import STORAGE
@@ -40,6 +42,7 @@ def encode(
     terms: int = 1,
     hot: int = 0,
     hot_terms: int = 0,
+    codebook_rank: int | None = None,
     progress: bool = True,
 ) -> tuple[CodedTable, dict[str, jax.Array]]:
     """A `CodedTable` of these rows, and its state.
@@ -67,6 +70,8 @@ def encode(
         terms: codes of a product that are added in each part of the columns.
         hot: number of ids with more codes than the others: those whose rows have the largest squares times weights.
         hot_terms: how many more each part of these rows has.
+        codebook_rank: make the rows of all codebooks those of a tensor train of two cores of this rank. Codebooks are
+            fitted first and then compressed, so that errors are larger than those of dense codebooks. None for these.
         progress: show a progress bar if it takes longer than a second; requires ``jax-tt[order]``.
 
     Returns:
@@ -102,6 +107,9 @@ def encode(
         hot=hot,
         hot_terms=hot_terms,
     )
+    if codebook_rank is not None:
+        shape = trains.shape_of_rank(table, as_positive("codebook_rank", codebook_rank))
+        table = dataclasses.replace(table, codebook_shape=shape)
     if rotated and kind != "product":
         raise ValueError(
             "rotation: got one with kind='additive', whose errors do not depend on it; expected None."
@@ -117,7 +125,11 @@ def encode(
         found, matrix = product.fitted(
             table, points, of_points, are_hot[ids], matrix, iterations, rng, bar
         )
-        state = {CODEBOOKS: jnp.asarray(found).astype(param_dtype)}
+        state = (
+            {CODEBOOKS: jnp.asarray(found).astype(param_dtype)}
+            if table.codebook_shape is None
+            else trains.compressed(table, table.codebook_shape, found)
+        )
         if rotated:
             state[ROTATION] = jnp.asarray(matrix)
         step = bar.begin("codes of rows", -(-n // BLOCK))

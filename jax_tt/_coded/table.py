@@ -14,31 +14,31 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from jax_tt._arguments import as_array, as_int, as_positive, one_of
+from jax_tt._arguments import as_array
 from jax_tt._coded import codec, places
 from jax_tt._coded.assign import encoded_rows
+from jax_tt._coded.checks import check_codes, check_constants, check_fields
+from jax_tt._coded.expand import by_part, expanded, of_positions, whole
+from jax_tt._coded.names import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES
 from jax_tt._host_table import host_table
 from jax_tt._lookup import _backend
-from jax_tt._lookup._batch import Batch, present
+from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._by_platform import by_platform
-from jax_tt._lookup._ids import digits_in_range
+from jax_tt._lookup._ids import digits_of_integers
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._lookup._warn import warn_out_of_range
-from jax_tt._native._operands import MAX_POSITIONS, sentinel_operand
+from jax_tt._native._operands import sentinel_operand
 from jax_tt._native._table_call import run
 from jax_tt._native.coded import Forward
 from jax_tt._native.partition import num_blocks
+from jax_tt._shape import TTShape
 from jax_tt._tables import reference
-from jax_tt._tables.checks import check_param_dtype
 from jax_tt._tables.dense import DenseTable, gathered
-from jax_tt._tables.options import IGNORED, Lookup, Update, check_update
-from jax_tt._tables.rotation import ROTATION, check_rotation, rotation_of, turned, turned_back
+from jax_tt._tables.options import IGNORED, Lookup, Update
+from jax_tt._tables.rotation import ROTATION, rotation_of, turned, turned_back
 from jax_tt._tables.table import Params, Slots, State, Table
+from jax_tt._tables.tensor_train import TTTable
 
-CODEBOOKS, CODES = "codebooks", "codes"
-# Of the ids that have more codes than the others.
-HOT_CODES, HOT_PLACES = "hot_codes", "hot_places"
-KINDS = ("product", "additive")
 # The linen collection of the arrays without gradients.
 COLLECTION = "coded"
 
@@ -60,6 +60,9 @@ class CodedTable(Table):
     ``hot_terms`` more codebook rows are added. Their codes are the array ``hot_codes``, with a row for each hot id, and
     ``hot_places``, which takes 1.06 bits an id, tells which ids these are.
 
+    With ``codebook_shape``, the rows of all codebooks are those of one tensor train, whose cores ``core_0``, ``core_1``
+    and so on are the parameters in place of ``codebooks``. Codes may then be long while codebooks stay small.
+
     Attributes:
         num_embeddings, features: its sizes.
         num_codes: codes of an id that is not hot, m. Of a product, their number over ``terms`` divides ``features``.
@@ -69,10 +72,12 @@ class CodedTable(Table):
         param_dtype: type of the codebooks.
         update: `Update` of a fused table, or None.
         name: for error messages.
-        codebook_init: initialiser ``(key, shape, dtype) -> codebooks``; None for rows of about unit length.
+        codebook_init: initialiser ``(key, shape, dtype) -> codebooks``, or of each core; None for rows of about unit
+            length.
         terms: codes of a product that follow each other and whose codebook rows are added in one part of the columns.
         hot: number of ids with more codes than the others.
         hot_terms: how many more each part of their rows has. Their codebooks follow those of the part for all ids.
+        codebook_shape: `TTShape` of the rows of all codebooks, which are then a tensor train; None for dense codebooks.
 
     Raises:
         ValueError, TypeError: an argument does not fit; the message names it and the fix.
@@ -100,47 +105,12 @@ class CodedTable(Table):
     terms: int = 1
     hot: int = 0
     hot_terms: int = 0
+    codebook_shape: TTShape | None = None
 
     def __post_init__(self) -> None:
-        as_positive("num_embeddings", self.num_embeddings)
-        as_positive("features", self.features)
-        as_positive("num_codes", self.num_codes)
-        one_of("kind", self.kind, KINDS)
-        check_param_dtype(self.param_dtype)
-        check_update(self.update)
-        if not 1 <= as_int("bits", self.bits) <= codec.MAX_BITS:
-            raise ValueError(f"{self.label}bits: got {self.bits}; expected 1 to {codec.MAX_BITS}.")
-        if self.num_codes % as_positive("terms", self.terms):
-            raise ValueError(
-                f"{self.label}terms: got {self.terms}; expected a divisor of num_codes={self.num_codes}."
-            )
-        if self.kind == "additive" and self.terms > 1:
-            raise ValueError(
-                f"{self.label}terms: got {self.terms} with kind='additive', which adds all codes; expected 1."
-            )
-        if self.features % self.column_parts:
-            times = "" if self.terms == 1 else f"{self.terms} times "
-            raise ValueError(
-                f"{self.label}num_codes: got {self.num_codes}; expected {times}a divisor of features={self.features}, "
-                "as every part of a product gives as many columns. Additive codes may be any number."
-            )
-        if not 0 <= as_int("hot", self.hot) <= self.num_embeddings:
-            raise ValueError(
-                f"{self.label}hot: got {self.hot}; expected 0 to num_embeddings={self.num_embeddings}."
-            )
-        if (as_int("hot_terms", self.hot_terms) > 0) != (self.hot > 0) or self.hot_terms < 0:
-            raise ValueError(
-                f"{self.label}hot_terms: got {self.hot_terms} with hot={self.hot}; expected a positive number with hot "
-                "ids, and 0 without."
-            )
-        if self.all_codes << self.bits > 2**31 - 1:
-            of_hot = f" and hot_terms={self.hot_terms}" if self.hot else ""
-            raise ValueError(
-                f"{self.label}num_codes: got {self.num_codes}{of_hot}, which are {self.all_codes << self.bits} "
-                f"codebook rows at {self.bits} bits; expected fewer than 2**31."
-            )
+        check_fields(self)
         if self.update is not None:
-            self.update.optimizer.check_width(self.width)
+            self.update.optimizer.check_width(self.width if self.codebook_shape is None else None)
 
     @property
     def column_parts(self) -> int:
@@ -156,6 +126,11 @@ class CodedTable(Table):
     def all_codes(self) -> int:
         """Codes of a hot id."""
         return self.column_parts * self.part_terms
+
+    @property
+    def num_entries(self) -> int:
+        """Rows of all codebooks."""
+        return self.all_codes << self.bits
 
     @property
     def width(self) -> int:
@@ -175,9 +150,8 @@ class CodedTable(Table):
     @property
     def nbytes(self) -> int:
         """Bytes of codes, places of hot ids, codebooks and rotation, without optimizer state."""
-        of_codebooks = (
-            math.prod(self.param_shapes[CODEBOOKS]) * jnp.dtype(self.param_dtype).itemsize
-        )
+        numbers = sum(map(math.prod, self.param_shapes.values()))
+        of_codebooks = numbers * jnp.dtype(self.param_dtype).itemsize
         of_rotation = 4 * self.features**2 if self.rotated else 0
         of_places = 4 * math.prod(places.shape_of(self.num_embeddings)) if self.hot else 0
         of_codes = self.num_embeddings * self.row_bytes + self.hot * self.hot_bytes
@@ -185,7 +159,9 @@ class CodedTable(Table):
 
     @property
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {CODEBOOKS: (self.all_codes << self.bits, self.width)}
+        if self.codebook_shape is None:
+            return {CODEBOOKS: (self.num_entries, self.width)}
+        return self._books.param_shapes
 
     @functools.cached_property
     def constant_names(self) -> tuple[str, ...]:
@@ -203,13 +179,20 @@ class CodedTable(Table):
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         # The sum of m rows is as long as the concatenation of m rows of their columns.
         deviation = 1 / math.sqrt(self.width * self.num_codes)
-        init = self.codebook_init or jax.nn.initializers.normal(deviation)
-        return {CODEBOOKS: init(key, self.param_shapes[CODEBOOKS], self.param_dtype)}
+        if self.codebook_shape is None:
+            init = self.codebook_init or jax.nn.initializers.normal(deviation)
+            return {CODEBOOKS: init(key, self.param_shapes[CODEBOOKS], self.param_dtype)}
+        if self.codebook_init is not None:
+            return self._books.init_params(key)
+        # The default cores of a tensor train are for rows of the variance 1 / (3 N).
+        scale = (deviation * math.sqrt(3 * self.num_entries)) ** (1 / self.codebook_shape.d)
+        cores = dataclasses.replace(self._books, param_dtype=jnp.float32).init_params(key)
+        return {name: (scale * core).astype(self.param_dtype) for name, core in cores.items()}
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         rest = super().init_rest(params) | {
             name: jax.random.bits(jax.random.key(k), shape, "uint8")
-            for k, (name, shape) in enumerate(self._code_shapes.items())
+            for k, (name, shape) in enumerate(self.code_shapes.items())
         }
         if self.hot:
             rest[HOT_PLACES] = places.of_members(jnp.arange(self.num_embeddings) < self.hot)
@@ -218,27 +201,15 @@ class CodedTable(Table):
         )
 
     @property
-    def _code_shapes(self) -> dict[str, tuple[int, int]]:
+    def code_shapes(self) -> dict[str, tuple[int, int]]:
+        """Shapes of the arrays of packed codes by name."""
         of_hot = {HOT_CODES: (self.hot, self.hot_bytes)} if self.hot else {}
         return {CODES: (self.num_embeddings, self.row_bytes), **of_hot}
 
     def check(self, state: State) -> None:
         self.require(state, (*self.trained_names, *self.constant_names))
         super().check(state)
-        for name, shape in self._code_shapes.items():
-            own = state[name]
-            if own.dtype != jnp.uint8 or own.shape != shape:
-                raise ValueError(
-                    f"{self.label}{name}: got {own.dtype} of shape {own.shape}; expected uint8 of shape {shape}, codes "
-                    f"of {self.bits} bits. jax_tt.encode makes them of rows, CodedTable.with_codes of integers."
-                )
-        if self.hot:
-            own, shape = state[HOT_PLACES], places.shape_of(self.num_embeddings)
-            if own.dtype != jnp.uint32 or own.shape != shape:
-                raise ValueError(
-                    f"{self.label}{HOT_PLACES}: got {own.dtype} of shape {own.shape}; expected uint32 of shape {shape}."
-                )
-        check_rotation(self, state)
+        check_constants(self, state)
 
     # Codes
 
@@ -269,7 +240,7 @@ class CodedTable(Table):
                 f"{self.label}codes: got {given.dtype} of shape {given.shape}; expected integers of shape {shape}."
             )
         if not isinstance(given, Tracer):
-            self._check_codes(np.asarray(given))
+            check_codes(self, np.asarray(given))
         every, of_hot = self._split(jnp.asarray(given))
         found = {**state, CODES: codec.packed(every, self.bits)}
         if not self.hot:
@@ -278,26 +249,6 @@ class CodedTable(Table):
         (rows,) = jnp.nonzero(hot, size=self.hot)
         own = {HOT_CODES: codec.packed(of_hot[rows], self.bits)}
         return found | own | {HOT_PLACES: places.of_members(hot)}
-
-    def _check_codes(self, codes: np.ndarray) -> None:
-        # Codes of hot ids may be absent.
-        absent = np.zeros(codes.shape, bool)
-        if self.hot:
-            last = np.arange(self.all_codes) % self.part_terms >= self.part_terms - self.hot_terms
-            absent = (codes == -1) & last
-            hot = (~absent[:, last]).all(axis=1)
-            if hot.sum() != self.hot or not absent[~hot][:, last].all():
-                raise ValueError(
-                    f"{self.label}codes: got {hot.sum()} ids with all codes of hot ids; expected {self.hot}, and -1 "
-                    "for all these codes of the others."
-                )
-        wrong = ~absent & ((codes < 0) | (codes >= 1 << self.bits))
-        if wrong.any():
-            row, k = map(int, np.argwhere(wrong)[0])
-            raise ValueError(
-                f"{self.label}codes: code {k} of row {row} is {codes[row, k]}; expected 0 to "
-                f"{(1 << self.bits) - 1}, as codes have {self.bits} bits."
-            )
 
     def assigned(self, state: State, rows: Any, ids: Any = None) -> dict[str, Any]:
         """The state with the codes whose codebook rows are closest to given rows, between two steps.
@@ -337,26 +288,49 @@ class CodedTable(Table):
 
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
         """`Table.rows` with the codes, and the rotation if there is one, after the parameters."""
-        codebooks, *rest = params
-        constants = dict(zip(self.constant_names, rest, strict=True))
+        count = len(self.param_names)
+
+        def of_entries(entries: jax.Array) -> jax.Array:
+            own, _ = digits_of_integers(self._books, entries)
+            return self._books.rows(params[:count], own, precision)
+
         (ids,) = digits
-        entries = self._entries(constants, ids)
+        return self._combined(of_entries, params[count:], ids, precision)
+
+    def _combined(
+        self,
+        of_entries: Callable[[jax.Array], jax.Array],
+        constants: Params,
+        ids: jax.Array,
+        precision: Any,
+    ) -> jax.Array:
+        """Rows ``[..., D]`` of ids, from a function that gives those of codebook rows ``[..., width]``."""
+        own = dict(zip(self.constant_names, constants, strict=True))
+        entries = self.entries(own, ids)
+        terms = (entries[..., k :: self.part_terms] for k in range(self.part_terms))
         found = functools.reduce(
-            jnp.add, (self._term(codebooks, entries, k) for k in range(self.part_terms))
+            jnp.add, (self._term(of_entries, *one) for one in enumerate(terms))
         )
-        rotation = [constants[ROTATION]] if self.rotated else []
+        rotation = [own[ROTATION]] if self.rotated else []
         return turned(found.reshape(*ids.shape, self.features), rotation, precision)
 
-    def _term(self, codebooks: jax.Array, entries: jax.Array, k: int) -> jax.Array:
+    def _term(
+        self, of_entries: Callable[[jax.Array], jax.Array], k: int, entries: jax.Array
+    ) -> jax.Array:
         """The codebook rows of code k of every part."""
-        own = entries[..., k :: self.part_terms]
         if k < self.part_terms - self.hot_terms:
-            return gathered(codebooks, own)
-        return jnp.where((own >= 0)[..., None], gathered(codebooks, jnp.maximum(own, 0)), 0)
+            return of_entries(entries)
+        return jnp.where((entries >= 0)[..., None], of_entries(jnp.maximum(entries, 0)), 0)
+
+    def codebook_rows(self, state: State) -> jax.Array:
+        """The rows of all codebooks ``[m * 2 ** bits, width]``, one codebook after another."""
+        return self._books.to_dense(self._of_books(state))
 
     def to_dense(self, state: State) -> jax.Array:
+        of_entries = functools.partial(gathered, self.codebook_rows(state))
         ids = jnp.arange(self.num_embeddings)
-        return self.rows(self._arrays(state), [ids], lax.Precision.HIGHEST)
+        constants = self._arrays(state)[len(self.param_names) :]
+        return self._combined(of_entries, constants, ids, lax.Precision.HIGHEST)
 
     # Lookups
 
@@ -367,9 +341,9 @@ class CodedTable(Table):
         sentinel = state.get("sentinel")
         if lookup.method == "reference":
             return reference.forward(self, self._arrays(state), batch, lookup, sentinel), ()
-        axes = varying_axes(state[CODEBOOKS], batch)
+        axes = varying_axes(self.params(state), batch)
         # The rotation follows.
-        names = (CODEBOOKS, CODES, HOT_CODES, HOT_PLACES, "sentinel")
+        names = (*self.param_names, CODES, HOT_CODES, HOT_PLACES, "sentinel")
         arrays = {name: state[name] for name in names if name in state}
         arrays, batch = vary_over((arrays, batch), axes)
 
@@ -378,43 +352,43 @@ class CodedTable(Table):
             sums = run(Forward(*of_call, **self._code_operands(arrays)))
             return vary_over((sums, self._order(sums) if lookup.wanted.names else ()), axes)
 
-        def expanded(arrays: State, batch: Batch) -> Any:
+        def of_entries(arrays: State, batch: Batch) -> Any:
             if lookup.bounds == "warn":
                 warn_out_of_range(self, batch)
-            own = self._expanded(arrays, batch, lookup)
+            own = expanded(self, arrays, batch, lookup)
             # An error would name one of its rows.
-            dense = dataclasses.replace(
-                self._dense, name=f"{self.name or 'a CodedTable'}, codebooks"
-            )
-            found, residuals = dense.forward(_as_dense(arrays), own, _quiet(lookup))
-            return vary_over((self._whole(found), residuals), axes)
+            books = self._books.with_name(f"{self.name or 'a CodedTable'}, codebooks")
+            found, residuals = books.forward(self._of_books(arrays), own, _quiet(lookup))
+            return vary_over((whole(self, found), residuals), axes)
 
         if self._runs_natively(lookup):
-            sums, residuals = by_platform({"cpu": native}, expanded, arrays, batch)
+            sums, residuals = by_platform({"cpu": native}, of_entries, arrays, batch)
         else:
-            sums, residuals = expanded(arrays, batch)
+            sums, residuals = of_entries(arrays, batch)
         return turned(sums, rotation_of(self, state), lookup.precision), residuals
 
     def backward(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup
     ) -> tuple[dict[str, Any], jax.Array | None]:
-        own, g = self._expanded(state, batch, lookup), self._of_codes(state, g, lookup)
-        (grad,), dweights = self._dense.param_gradients(
-            (state[CODEBOOKS],), own, residuals, g, _quiet(lookup)
+        own, g = expanded(self, state, batch, lookup), self._of_codes(state, g, lookup)
+        grads, dweights = self._books.param_gradients(
+            self.params(state), own, residuals, g, _quiet(lookup)
         )
-        return {CODEBOOKS: grad}, self._of_positions(batch, dweights)
+        return dict(zip(self.param_names, grads, strict=True)), of_positions(self, batch, dweights)
 
     def stepped_params(
         self, state: State, batch: Batch, residuals: Any, g: jax.Array, lookup: Lookup, values: Any
     ) -> tuple[Params, Slots, jax.Array, jax.Array | None]:
-        own, g = self._expanded(state, batch, lookup), self._of_codes(state, g, lookup)
-        params, slots, applied, dweights = self._dense.stepped_params(
-            _as_dense(state), own, residuals, g, _quiet(lookup), values
+        own, g = expanded(self, state, batch, lookup), self._of_codes(state, g, lookup)
+        params, slots, applied, dweights = self._books.stepped_params(
+            self._of_books(state), own, residuals, g, _quiet(lookup), values
         )
-        return params, slots, applied, self._of_positions(batch, dweights)
+        return params, slots, applied, of_positions(self, batch, dweights)
 
     def _runs_natively(self, lookup: Lookup) -> bool:
-        """Whether programs for the CPU have the op on codes; it adds in float32."""
+        """Whether programs for the CPU have the op on codes; it reads codebook rows and adds in float32."""
+        if self.codebook_shape is not None:
+            return False
         of_cpu = "cpu" in _backend.native_platforms() and lookup.method != "cuda_emulated"
         return of_cpu and jnp.dtype(self.param_dtype) != jnp.float64
 
@@ -430,19 +404,26 @@ class CodedTable(Table):
 
     def _order(self, sums: jax.Array) -> tuple[jax.Array]:
         """The residual of the expanded batch, by which its step comes after the forward pass."""
-        own = self._by_part(sums)
+        own = by_part(self, sums)
         blocks = num_blocks(own.shape[0])
         return (own.reshape(blocks, own.shape[0] // blocks, *own.shape[1:]),)
 
     @functools.cached_property
-    def _dense(self) -> DenseTable:
+    def _books(self) -> DenseTable | TTTable:
         """The codebooks as a table, in which the lookup of an id is one of m rows."""
-        shape = self.param_shapes[CODEBOOKS]
-        return DenseTable(*shape, param_dtype=self.param_dtype, update=self.update, name=self.name)
+        options = {"param_dtype": self.param_dtype, "update": self.update, "name": self.name}
+        if self.codebook_shape is None:
+            return DenseTable(self.num_entries, self.width, **options)
+        init = {} if self.codebook_init is None else {"core_init": self.codebook_init}
+        return TTTable.of_shape(self.codebook_shape, **options, **init)
+
+    def _of_books(self, state: State) -> dict[str, Any]:
+        """The state of the table of codebooks."""
+        return {**state, **dict(zip(self._books.param_names, self.params(state), strict=True))}
 
     def _arrays(self, state: State) -> Params:
         rest = (lax.stop_gradient(state[name]) for name in self.constant_names)
-        return state[CODEBOOKS], *rest
+        return *self.params(state), *rest
 
     def _codes(self, constants: State, ids: jax.Array) -> jax.Array:
         """Codes int32 ``[..., m]`` of ids, which must be in range; -1 where an id that is not hot has none."""
@@ -453,88 +434,32 @@ class CodedTable(Table):
         own = _rows_at(constants[HOT_CODES], jnp.where(hot, place, 0))
         more = codec.unpacked(own, self.column_parts * self.hot_terms, self.bits)
         more = jnp.where(hot[..., None], more, -1)
-        by_part = (codes, more)
-        by_part = [own.reshape(*ids.shape, self.column_parts, -1) for own in by_part]
-        return jnp.concatenate(by_part, axis=-1).reshape(*ids.shape, self.all_codes)
+        by_term = [
+            own.reshape(*ids.shape, self.column_parts, own.shape[-1] // self.column_parts)
+            for own in (codes, more)
+        ]
+        return jnp.concatenate(by_term, axis=-1).reshape(*ids.shape, self.all_codes)
 
     def _split(self, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Codes of all ids and those of hot ids, from both."""
-        by_part = codes.reshape(len(codes), self.column_parts, self.part_terms)
-        terms = self.part_terms - self.hot_terms
-        return by_part[..., :terms].reshape(len(codes), -1), by_part[..., terms:].reshape(
-            len(codes), -1
-        )
+        n, terms = len(codes), self.part_terms - self.hot_terms
+        parts = codes.reshape(n, self.column_parts, self.part_terms)
+        return parts[..., :terms].reshape(n, -1), parts[..., terms:].reshape(n, -1)
 
-    def _entries(self, constants: State, ids: jax.Array) -> jax.Array:
+    def entries(self, constants: State, ids: jax.Array) -> jax.Array:
         """Codebook rows int32 ``[..., m]`` of ids, which must be in range; -1 where there is no code."""
         codes = self._codes(constants, ids)
         found = codes + (lax.broadcasted_iota(jnp.int32, codes.shape, codes.ndim - 1) << self.bits)
         return jnp.where(codes < 0, -1, found) if self.hot else found
 
-    def _expanded(self, state: State, batch: Batch, lookup: Lookup) -> Batch:
-        """The batch of codebook rows: a segment for each part, in which an id has a position for each of its codes."""
-        self._check_size(batch)
-        (ids,), ok = digits_in_range(self, batch)
-        here = present(batch)
-        if lookup.bounds in IGNORED:
-            here &= ok
-        entries = self._entries(state, ids)
-        if lookup.bounds == "error":
-            beyond = self.param_shapes[CODEBOOKS][0]
-            entries = jnp.where(ok[..., None], entries, jnp.int32(beyond))
-        entries = jnp.where(here[..., None], entries, jnp.int32(-1))
-        parts, (segments, capacity) = self.column_parts, here.shape
-        terms = self.part_terms
-        entries = jnp.moveaxis(entries.reshape(segments, capacity, parts, terms), 2, 1)
-        entries = entries.reshape(segments * parts, capacity * terms)
-        offsets = jnp.repeat(batch.offsets * terms, parts, axis=0)
-        weights = batch.weights
-        if weights is not None:
-            weights = jnp.repeat(jnp.repeat(weights, parts, axis=0), terms, axis=1)
-        return Batch(entries, offsets, weights, padded=True, rectangular=batch.rectangular)
-
-    def _check_size(self, batch: Batch) -> None:
-        """Raises for more codes than one call takes, in terms of the batch and not of that of codebook rows."""
-        groups, capacity = batch.ids.shape[:2]
-        ids, bags = groups * capacity, groups * (batch.offsets.shape[1] - 1)
-        sizes = ids * self.all_codes, bags * self.column_parts
-        if max((n for n in sizes if isinstance(n, int)), default=0) > MAX_POSITIONS:
-            raise ValueError(
-                f"{self.label}bags: got {ids} ids in {bags} bags, with {self.all_codes} codes of each id and "
-                f"{self.column_parts} parts of each bag; one call takes at most {MAX_POSITIONS} of either. Split the "
-                "batch."
-            )
-
-    def _whole(self, sums: jax.Array) -> jax.Array:
-        """Sums ``[S, nb, D]`` of those of the expanded batch."""
-        by_part = sums.reshape(-1, self.column_parts, *sums.shape[1:])
-        return jnp.moveaxis(by_part, 1, 2).reshape(by_part.shape[0], -1, self.features)
-
     def _of_codes(self, state: State, g: jax.Array, lookup: Lookup) -> jax.Array:
         """The gradient of the sums of the expanded batch, from that of the sums."""
-        return self._by_part(turned_back(g, rotation_of(self, state), lookup.precision))
-
-    def _by_part(self, sums: jax.Array) -> jax.Array:
-        """The inverse of `_whole`."""
-        by_part = sums.reshape(*sums.shape[:2], self.column_parts, self.width)
-        return jnp.moveaxis(by_part, 2, 1).reshape(-1, sums.shape[1], self.width)
-
-    def _of_positions(self, batch: Batch, dweights: jax.Array | None) -> jax.Array | None:
-        """The gradient of the weights, from that of the weights of the expanded batch."""
-        if dweights is None:
-            return None
-        segments, capacity = batch.ids.shape[:2]
-        return jnp.sum(dweights.reshape(segments, self.column_parts, capacity, -1), axis=(1, 3))
+        return by_part(self, turned_back(g, rotation_of(self, state), lookup.precision))
 
 
 def _rows_at(codes: jax.Array, ids: jax.Array) -> jax.Array:
     # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
     return codes.at[ids].get(mode="promise_in_bounds", wrap_negative_indices=False)
-
-
-def _as_dense(state: State) -> dict[str, Any]:
-    """The state of the table of codebooks."""
-    return {**state, "embedding": state[CODEBOOKS]}
 
 
 def _quiet(lookup: Lookup) -> Lookup:

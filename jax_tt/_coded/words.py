@@ -10,4 +10,6 @@ def in_words(table: CodedTable) -> str:
     sums = "" if table.terms == 1 else f", sums of {table.terms}"
     more = f", {table.hot_terms} more in each sum of {table.hot:,} rows" if table.hot else ""
     turned = ", rotated" if table.rotated else ""
-    return f"{table.num_codes} codes of {table.bits} bits{sums}{more}{turned}"
+    ranks = () if table.codebook_shape is None else table.codebook_shape.ranks
+    train = f", codebooks of ranks {', '.join(map(str, ranks))}" if ranks else ""
+    return f"{table.num_codes} codes of {table.bits} bits{sums}{more}{turned}{train}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -11,20 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._coded import places
-from jax_tt._coded.table import (
-    CODEBOOKS,
-    CODES,
-    HOT_CODES,
-    HOT_PLACES,
-    ROTATION,
-    CodedTable,
-)
+from jax_tt._coded.names import CODES, HOT_PLACES
+from jax_tt._coded.table import CodedTable
 from jax_tt._files.small_tables import checked_pairs, read_pairs, write_pairs
 from jax_tt._files.stored import StoredArrays
+from jax_tt._shape import TTShape
+from jax_tt._tables.rotation import ROTATION
 from jax_tt._tables.table import State
 
 _KIND = "coded"
 _FIELDS = ("features", "num_codes", "bits", "kind", "rotated", "terms", "hot", "hot_terms")
+# Of the tensor train of the codebooks, if they are one.
+_TRAIN, _TRAIN_FIELDS = "codebook_shape", ("ranks", "row_factors", "col_factors")
 
 
 def save_coded(
@@ -35,9 +34,9 @@ def save_coded(
 ) -> None:
     """Writes coded tables to one ``.safetensors`` file, or to a new directory as an orbax checkpoint.
 
-    The arrays of a table are ``name.codes``, ``name.codebooks`` and, if there are any, ``name.rotation``,
-    ``name.hot_codes`` and ``name.hot_places``. Its settings are in the metadata under the key ``jax_tt``. The output is
-    complete or absent, as with `save_tables`.
+    The arrays of a table are ``name.codes``, ``name.codebooks`` or the cores ``name.core_0`` and so on, and, if there
+    are any, ``name.rotation``, ``name.hot_codes`` and ``name.hot_places``. Its settings are in the metadata under the
+    key ``jax_tt``. The output is complete or absent, as with `save_tables`.
 
     Args:
         path: ends with ``.safetensors``, or names a directory. Its parent folder must exist.
@@ -60,8 +59,7 @@ def save_coded(
     pairs = checked_pairs(
         tables, _require_coded, "jax_tt.encode(rows, 8)", "table.with_update(None)"
     )
-    notes = lambda table: {name: getattr(table, name) for name in _FIELDS}  # noqa: E731
-    write_pairs(path, _KIND, pairs, notes, overwrite)
+    write_pairs(path, _KIND, pairs, _notes, overwrite)
 
 
 def load_coded(
@@ -83,19 +81,31 @@ def load_coded(
     return read_pairs(path, _KIND, _loaded)
 
 
+def _notes(table: CodedTable) -> dict[str, Any]:
+    notes = {name: getattr(table, name) for name in _FIELDS}
+    shape = table.codebook_shape
+    if shape is not None:
+        notes[_TRAIN] = {name: list(getattr(shape, name)) for name in _TRAIN_FIELDS}
+    return notes
+
+
 def _loaded(stored: StoredArrays, name: str, notes: Any) -> tuple[CodedTable, dict[str, jax.Array]]:
-    numbers = [CODEBOOKS] + [ROTATION] * bool(notes["rotated"])
-    names = [CODES, *numbers] + [HOT_CODES, HOT_PLACES] * bool(notes.get("hot"))
-    state = {key: jnp.asarray(stored[f"{name}.{key}"].read()) for key in names}
-    for key in numbers:
+    read = lambda key: jnp.asarray(stored[f"{name}.{key}"].read())  # noqa: E731
+    codes = read(CODES)
+    # Files of earlier versions have no hot ids.
+    table = CodedTable(
+        codes.shape[0], **{field: notes[field] for field in _FIELDS if field in notes}
+    )
+    if _TRAIN in notes:
+        factors = (tuple(notes[_TRAIN][field]) for field in _TRAIN_FIELDS)
+        shape = TTShape(table.num_entries, table.width, *factors)
+        table = dataclasses.replace(table, codebook_shape=shape)
+    state = {key: read(key) for key in (*table.param_names, *table.constant_names) if key != CODES}
+    state = {CODES: codes, **state}
+    for key in (*table.param_names, *([ROTATION] if table.rotated else [])):
         if not np.isfinite(np.asarray(state[key], np.float32)).all():
             raise ValueError(f"its {key} hold NaN or infinity; expected finite numbers.")
-    table = CodedTable(
-        state[CODES].shape[0],
-        # Files of earlier versions have no hot ids.
-        **{field: notes[field] for field in _FIELDS if field in notes},
-        param_dtype=state[CODEBOOKS].dtype,
-    )
+    table = dataclasses.replace(table, param_dtype=table.storage(state))
     table.check(state)
     if table.hot:
         hot, _ = table.hot_ids(state, jnp.arange(table.num_embeddings))

@@ -30,7 +30,29 @@ def digits_in_range(table: Table | Sizes, batch: Batch) -> tuple[list[jax.Array]
     """
     if batch.split:
         return _from_digits(table, batch.ids)
-    return _from_integers(table, batch.ids)
+    return digits_of_integers(table, batch.ids)
+
+
+def digits_of_integers(table: Table | Sizes, ids: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    """`digits_in_range` of integers ``[...]``."""
+    info = jnp.iinfo(ids.dtype)
+    last = min(
+        table.num_embeddings - 1, int(info.max)
+    )  # all values of a narrow type may be valid ids
+    low = jnp.zeros((), ids.dtype)
+    high = jnp.asarray(np.asarray(last, ids.dtype))
+    ok = (ids >= low) & (ids <= high)
+    rest = jnp.clip(ids, low, high)
+    digits: list[jax.Array] = []
+    for factor in reversed(table.radices):
+        if factor > int(info.max):  # no value of this type reaches the next digit
+            digits.append(rest)
+            rest = jnp.zeros_like(rest)
+            continue
+        radix = jnp.asarray(np.asarray(factor, ids.dtype))
+        digits.append(rest % radix)
+        rest = rest // radix
+    return digits[::-1], ok
 
 
 def reads_row(table: Table, batch: Batch, lookup: Lookup) -> jax.Array:
@@ -53,27 +75,6 @@ def last_digits(table: Table | Sizes) -> list[int]:
         rest, digit = divmod(rest, factor)
         digits.append(digit)
     return digits[::-1]
-
-
-def _from_integers(table: Table | Sizes, ids: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-    info = jnp.iinfo(ids.dtype)
-    last = min(
-        table.num_embeddings - 1, int(info.max)
-    )  # all values of a narrow type may be valid ids
-    low = jnp.zeros((), ids.dtype)
-    high = jnp.asarray(np.asarray(last, ids.dtype))
-    ok = (ids >= low) & (ids <= high)
-    rest = jnp.clip(ids, low, high)
-    digits: list[jax.Array] = []
-    for factor in reversed(table.radices):
-        if factor > int(info.max):  # no value of this type reaches the next digit
-            digits.append(rest)
-            rest = jnp.zeros_like(rest)
-            continue
-        radix = jnp.asarray(np.asarray(factor, ids.dtype))
-        digits.append(rest % radix)
-        rest = rest // radix
-    return digits[::-1], ok
 
 
 def _from_digits(table: Table | Sizes, digits: jax.Array) -> tuple[list[jax.Array], jax.Array]:

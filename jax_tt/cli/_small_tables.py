@@ -41,4 +41,4 @@ def words(pair: Pair) -> tuple[str, str]:
     if isinstance(table, MixedTable):
         own = [f"{one.bits} bits in {one.num_embeddings:,}" for one in table.tables]
         return f"{', '.join(own)} rows", "int" + "/".join(str(one.bits) for one in table.tables)
-    return f"{table.kind}, {coded.in_words(table)}", str(state["codebooks"].dtype)
+    return f"{table.kind}, {coded.in_words(table)}", str(table.storage(state))

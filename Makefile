@@ -115,7 +115,7 @@ SEEDS ?= 1 2 3
 EMULATION_TESTS ?= conformance grad fused rules vmap jit bags arguments shard fused_shard max precision moment_dtype \
   bad_ids poisoned_ids refused_steps averaged_rules extension_rules extension_builds custom_rules \
   cuda_tt cuda_fast cuda_storage cuda_plan tt_tables_cuda dense_segments dense_tables_cuda \
-  quantized_tables quantized_groups quantized_training cache_ops cache_lookup cache_steps \
+  quantized_tables quantized_levels quantized_groups quantized_training cache_ops cache_lookup cache_steps \
   hash_ops hash_directory hash_tables hash_lookups
 emulated: $(VENV)/.with-test
 	@for seed in $(SEEDS); do echo "seed $$seed"; \

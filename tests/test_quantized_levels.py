@@ -79,7 +79,7 @@ def test_rows_are_exact(method, bits):
         np.testing.assert_array_equal(got, table.to_dense(state)[ids])
 
 
-@pytest.mark.full(but="4")
+@pytest.mark.full
 @pytest.mark.parametrize("bits", BITS)
 def test_bags_equal_those_of_the_dense_table(method, bits):
     for features in WIDTHS if method == "ffi" else (13, 64):
@@ -215,6 +215,7 @@ def test_clipping_makes_no_row_worse(bits):
         assert (clipped <= plain * (1 + 1e-4) + 1e-12).all()
 
 
+@pytest.mark.full(but="2")
 @pytest.mark.parametrize("bits", [2, 3])
 def test_fitted_tables_have_smaller_errors(bits):
     """Columns that are sums of a few skewed numbers."""
@@ -239,6 +240,7 @@ def test_fitted_tables_have_smaller_errors(bits):
     assert uniform.levels is None and uniform.rotated
 
 
+@pytest.mark.full
 def test_fits_depend_on_weights():
     rng = np.random.default_rng(0)
     rows = np.concatenate([rng.normal(size=(300, 16)), rng.exponential(size=(300, 16)) ** 2])
@@ -252,6 +254,7 @@ def test_fits_depend_on_weights():
         assert weights @ weighted < weights @ plain
 
 
+@pytest.mark.full
 def test_random_rotations_even_out_columns():
     rows = random_rows(500, 32) * np.geomspace(1, 100, 32).astype(np.float32)
     table, state = jax_tt.quantize(rows, 4, rotation="random", seed=3)
@@ -272,6 +275,7 @@ def test_rows_with_few_different_numbers():
     assert separated(np.zeros(4), 2) == (0, 1 / 512, 2 / 512, 3 / 512)
 
 
+@pytest.mark.full
 def test_rows_are_read_in_blocks(monkeypatch, tmp_path):
     rows = random_rows(50, 13)
     want = jax_tt.quantize(rows, 3, levels="fit", rotation="random")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._algebra.sample import finite
 from jax_tt._coded import codec, product
 
 if TYPE_CHECKING:
@@ -64,13 +65,3 @@ def _in_blocks(codes: np.ndarray, bits: int, n: int) -> np.ndarray:
     """Packed codes of at most a block of n rows; blocks of one shape are packed by one program."""
     padded = np.pad(codes, [(0, min(BLOCK, n) - len(codes)), (0, 0)])
     return np.asarray(_packed(jnp.asarray(padded), bits))[: len(codes)]
-
-
-def finite(argument: str, block: Any, numbers: Any) -> np.ndarray:
-    """Rows in float32; raises for one that is not finite, with its number."""
-    block = np.asarray(block).astype(np.float32)
-    good = np.isfinite(block).all(axis=1)
-    if not good.all():
-        bad = numbers[int(np.argmin(good))]
-        raise ValueError(f"{argument}: row {bad} holds NaN or infinity; expected finite numbers.")
-    return block

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._arguments import as_int, as_positive, one_of
-from jax_tt._coded import codec, places
+from jax_tt._coded import codec
 from jax_tt._coded.names import HOT_PLACES
 from jax_tt._shape import TTShape
+from jax_tt._tables import places
 from jax_tt._tables.checks import check_param_dtype
 from jax_tt._tables.options import check_update
 from jax_tt._tables.rotation import check_rotation

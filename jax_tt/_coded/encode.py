@@ -9,14 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._algebra.sample import sample_of
 from jax_tt._arguments import as_array, as_positive
-from jax_tt._coded import places, product, trains
+from jax_tt._coded import product, trains
 from jax_tt._coded.assign import BLOCK, encoded_rows
 from jax_tt._coded.names import CODEBOOKS, CODES, HOT_CODES, HOT_PLACES
-from jax_tt._coded.sample import sample_of
 from jax_tt._coded.table import CodedTable
 from jax_tt._host_table import host_table
 from jax_tt._progress import Progress
+from jax_tt._tables import places
 from jax_tt._tables.checks import STORAGE
 from jax_tt._tables.options import Update
 from jax_tt._tables.rotation import ROTATION, as_rotation

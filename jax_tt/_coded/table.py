@@ -15,7 +15,7 @@ from jax import lax
 from jax.core import Tracer
 
 from jax_tt._arguments import as_array
-from jax_tt._coded import codec, places
+from jax_tt._coded import codec
 from jax_tt._coded.assign import encoded_rows
 from jax_tt._coded.checks import check_codes, check_constants, check_fields
 from jax_tt._coded.expand import by_part, expanded, of_positions, whole
@@ -32,7 +32,7 @@ from jax_tt._native._table_call import run
 from jax_tt._native.coded import Forward
 from jax_tt._native.partition import num_blocks
 from jax_tt._shape import TTShape
-from jax_tt._tables import reference
+from jax_tt._tables import places, reference
 from jax_tt._tables.dense import DenseTable, gathered
 from jax_tt._tables.options import IGNORED, Lookup, Update
 from jax_tt._tables.rotation import ROTATION, rotation_of, turned, turned_back

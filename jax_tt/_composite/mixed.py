@@ -13,10 +13,10 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._arguments import as_array
-from jax_tt._coded import places
 from jax_tt._composite.sum import SumTable
 from jax_tt._lookup._batch import Batch, padding_mark, with_marks
 from jax_tt._lookup._ids import digits_in_range
+from jax_tt._tables import places
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State, Table
 

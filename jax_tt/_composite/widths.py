@@ -12,11 +12,11 @@ import numpy as np
 
 from jax_tt._algebra.checks import dense_table, row_weights
 from jax_tt._arguments import as_positive, one_of
-from jax_tt._coded import places
 from jax_tt._composite.mixed import MixedTable
 from jax_tt._quantized import codec
 from jax_tt._quantized.quantize import quantize
 from jax_tt._quantized.table import PACKED, QuantizedTable, check_bits
+from jax_tt._tables import places
 
 # Numbers that are rounded at a time.
 _BLOCK = 2**22

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._algebra.checks import row_weights
+from jax_tt._algebra.sample import sample_of
 from jax_tt._arguments import as_int, one_of
-from jax_tt._coded.sample import sample_of
 from jax_tt._host_table import host_table
 from jax_tt._quantized import codec
 from jax_tt._quantized.fit import clipped, fitted

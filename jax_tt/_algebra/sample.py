@@ -1,4 +1,4 @@
-"""The rows that codebooks, levels and rotations are fitted to."""
+"""The rows that codebooks, levels and rotations are fitted to, and their check."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._coded.assign import BLOCK, finite
+# Rows that are read at a time.
+_BLOCK = 2**14
 
 
 def sample_of(
@@ -19,7 +20,7 @@ def sample_of(
     """
     n = rows.shape[0]
     ids, own = _drawn(weights, n, min(size, n), rng)
-    blocks = np.split(ids, np.arange(BLOCK, len(ids), BLOCK))
+    blocks = np.split(ids, np.arange(_BLOCK, len(ids), _BLOCK))
     return ids, np.concatenate([finite(argument, rows[some], some) for some in blocks]), own
 
 
@@ -33,3 +34,13 @@ def _drawn(
     drawn = np.searchsorted(np.cumsum(weights), rng.random(size) * weights.sum(), side="right")
     ids, own = np.unique(np.minimum(drawn, n - 1), return_counts=True)
     return ids, own.astype(np.float64)
+
+
+def finite(argument: str, block: Any, numbers: Any) -> np.ndarray:
+    """Rows in float32; raises for one that is not finite, with its number."""
+    block = np.asarray(block).astype(np.float32)
+    good = np.isfinite(block).all(axis=1)
+    if not good.all():
+        bad = numbers[int(np.argmin(good))]
+        raise ValueError(f"{argument}: row {bad} holds NaN or infinity; expected finite numbers.")
+    return block

@@ -29,7 +29,8 @@ Made = tuple[Table, dict[str, jax.Array]]
 
 # Fits that show which kinds are worth a better one.
 _QUICK = {"sweeps": 0}
-_QUICK_ORDER = {"refine": 0}
+_QUICK_ORDER = {"refine": 0, "sweeps": 0}
+_QUICK_SUM = {"refine": 0}
 # Rounds of an order's refinement, which needs scipy.
 _REFINE = 4 if importlib.util.find_spec("scipy") else 0
 
@@ -62,7 +63,7 @@ def sum_of_trains(source: Source, max_bytes: int) -> Found:
         return
     make = functools.partial(_sum, source, shapes)
     terms = "1 train" if len(shapes) == 1 else f"{len(shapes)} trains"
-    yield f"{terms}, up to {max_bytes:,} bytes", make, _QUICK_ORDER
+    yield f"{terms}, up to {max_bytes:,} bytes", make, _QUICK_SUM
 
 
 def _shape(source: Source, max_bytes: int) -> TTShape | None:
@@ -79,10 +80,10 @@ def _fitted(source: Source, **options: Any) -> Made:
     return _made(_train(source, source.rows, source.weights, **options), source)
 
 
-def _ordered(source: Source, shape: TTShape, refine: int = _REFINE) -> Made:
+def _ordered(source: Source, shape: TTShape, refine: int = _REFINE, **options: Any) -> Made:
     order = from_table(source.rows, shape, refine=refine, seed=source.seed, progress=False)
     weights = None if source.weights is None else source.weights[order.inverse.rows]
-    found = _train(source, OrderedRows(source.rows, order), weights, shape=shape)
+    found = _train(source, OrderedRows(source.rows, order), weights, shape=shape, **options)
     return _made(found, source, order)
 
 

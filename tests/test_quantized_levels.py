@@ -159,6 +159,16 @@ def test_in_a_collection(method, layout):
     np.testing.assert_allclose(found, jnp.concatenate(want, axis=1), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
+def test_divided_over_devices():
+    plain, state = table_of(4, 40, 16)
+    mesh = jax.make_mesh((4,), ("model",))
+    table = jax_tt.ShardedTable(plain, mesh, "model", jax_tt.Placement.hashed())
+    ids = jnp.arange(40).reshape(8, 5)
+    look_up = jax.jit(lambda state: jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup())[0])
+    np.testing.assert_array_equal(look_up(table.of_rows(state)), plain.to_dense(state)[ids])
+
+
 def test_layers():
     table, state = table_of(4, rotation="random")
     ids, query = jnp.array([1, 39]), jnp.ones((2, 13))
@@ -412,6 +422,7 @@ def test_files(tmp_path):
         ({"weights": np.ones(9)}, "weights: got some, but nothing is fitted"),
         ({"weights": np.ones(3), "levels": "fit"}, r"weights: got shape \(3,\); expected \(9,\)"),
         ({"levels": "fit", "seed": 0.5}, "seed: got 0.5"),
+        ({"clip": 0.9}, "clip: got 0.9; expected True, False or None"),
     ],
 )
 def test_arguments_that_do_not_fit(options, message):

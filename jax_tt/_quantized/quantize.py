@@ -97,6 +97,8 @@ def quantize(
     dtype = jnp.dtype(given.dtype)
     if dtype.name not in STORAGE:
         raise ValueError(f"rows: got dtype {dtype}; expected one of {', '.join(STORAGE)}.")
+    if clip is not None and not isinstance(clip, bool):
+        raise TypeError(f"clip: got {clip!r}; expected True, False or None.")
     label = "" if name is None else f"{name}: "
     own_weights = row_weights(weights, given.shape[0])
     fit = _fit(given, bits, levels, rotation, own_weights, as_int("seed", seed), label)

@@ -55,9 +55,19 @@ static inline __attribute__((always_inline)) uint32_t WordThatEnds(const uint8_t
   return word;
 }
 
+// Whether eight numbers select what they stand for at least as fast as it is computed of uniform levels.
+#if defined(__AVX2__)
+template <int kBits>
+constexpr bool kSelectsFast = kBits < 4;
+#else
+template <int kBits>
+constexpr bool kSelectsFast = false;
+#endif
+
 // Turns the next W numbers of a row into floats.  Results are written to memory, as vectors that an instruction set
-// does not have cannot be returned.
-template <int kBits, int W>
+// does not have cannot be returned.  kUniform: numbers stand for themselves, which only decoders are told that are
+// faster then.
+template <int kBits, int W, bool kUniform>
 struct RowDecoder {
   static_assert(kBits < 8 && W == 8);
   typedef typename Lanes<W>::Floats Floats;
@@ -66,16 +76,14 @@ struct RowDecoder {
 
   float scale, offset;
   const PackedLevels* levels;
-#if defined(__AVX2__)
-  Floats low, high;  // numbers of the row by their lowest three bits, and those of four bits from 8 on
-#endif
+  Floats low, high;  // of numbers by their lowest three bits, and of those of four bits from 8 on
 
   inline __attribute__((always_inline)) void Start(const PackedLevels& of_table) {
     levels = &of_table;
-#if defined(__AVX2__)
-    low = scale * *reinterpret_cast<const Floats*>(levels->at) + offset;
-    high = scale * *reinterpret_cast<const Floats*>(levels->at + W) + offset;
-#endif
+    if constexpr (!kUniform) {
+      low = scale * *reinterpret_cast<const Floats*>(levels->at) + offset;
+      high = scale * *reinterpret_cast<const Floats*>(levels->at + W) + offset;
+    }
   }
   inline __attribute__((always_inline)) void Read(const uint8_t* codes, Floats* out) const {
     constexpr uint32_t b = kBits, first = 32 - 8 * b;
@@ -83,27 +91,25 @@ struct RowDecoder {
                           first + 4 * b, first + 5 * b, first + 6 * b, first + 7 * b};
     // The lowest bits are those of a number, the others belong to the next ones.
     const Words words = (Words{} + WordThatEnds<kBits>(codes)) >> shifts;
-#if defined(__AVX2__)
-    if (kBits < 4 || !levels->uniform) {
-      *out = (Floats)_mm256_permutevar8x32_ps((__m256)low, (__m256i)words);
-      if constexpr (kBits == 4) {
-        const __m256 upper = _mm256_permutevar8x32_ps((__m256)high, (__m256i)words);
-        *out = (Floats)_mm256_blendv_ps((__m256)*out, upper, (__m256)(words << 28));
-      }
+    const Ints numbers = (Ints)(words & ((1u << kBits) - 1));
+    if constexpr (kUniform) {
+      *out = scale * __builtin_convertvector(numbers, Floats) + offset;
       return;
     }
-#endif
-    const Ints numbers = (Ints)(words & ((1u << kBits) - 1));
-    if (levels->uniform) {
-      *out = scale * __builtin_convertvector(numbers, Floats) + offset;
-    } else {
-      for (int j = 0; j < W; ++j) (*out)[j] = scale * levels->at[numbers[j]] + offset;
+#if defined(__AVX2__)
+    *out = (Floats)_mm256_permutevar8x32_ps((__m256)low, (__m256i)words);
+    if constexpr (kBits == 4) {
+      const __m256 upper = _mm256_permutevar8x32_ps((__m256)high, (__m256i)words);
+      *out = (Floats)_mm256_blendv_ps((__m256)*out, upper, (__m256)(words << 28));
     }
+#else
+    for (int j = 0; j < W; ++j) (*out)[j] = scale * levels->at[numbers[j]] + offset;
+#endif
   }
 };
 
-template <>
-struct RowDecoder<8, 8> {
+template <bool kUniform>
+struct RowDecoder<8, 8, kUniform> {
   typedef Lanes<8>::Floats Floats;
   typedef Lanes<8>::Ints Ints;
 
@@ -125,8 +131,8 @@ struct RowDecoder<8, 8> {
 // All lanes: the intrinsics without a mask begin with an undefined vector, of which GCC 12 warns.
 constexpr __mmask16 kAllLanes = 0xffff;
 
-template <>
-struct RowDecoder<8, 16> {
+template <bool kUniform>
+struct RowDecoder<8, 16, kUniform> {
   typedef Lanes<16>::Floats Floats;
 
   float scale, offset;
@@ -140,8 +146,8 @@ struct RowDecoder<8, 16> {
 };
 
 // It keeps what the numbers of a row stand for in a register that they select from.
-template <int kBits>
-struct RowDecoder<kBits, 16> {
+template <int kBits, bool kUniform>
+struct RowDecoder<kBits, 16, kUniform> {
   typedef Lanes<16>::Floats Floats;
   typedef Lanes<16>::Words Words;
 
@@ -191,9 +197,9 @@ struct PackedBag {
 };
 
 // Adds columns [first, first + kVectors * W) of a bag to `out`, after what is there if `add`.
-template <int kBits, int W, int kVectors>
-static inline __attribute__((always_inline)) void SumPackedTile(const PackedBag& bag, int64_t first, bool add,
-                                                                float* out) {
+template <int kBits, int W, bool kUniform, int kVectors>
+static inline __attribute__((always_inline)) void SumPackedTileOf(const PackedBag& bag, int64_t first, bool add,
+                                                                  float* out) {
   typedef typename Lanes<W>::Floats Floats;
   constexpr int64_t kAhead = 16;
   const int64_t fetched = first == 0 ? bag.known : 0;
@@ -204,7 +210,7 @@ static inline __attribute__((always_inline)) void SumPackedTile(const PackedBag&
     if (k + kAhead < fetched) PrefetchPacked(bag.rows + bag.at[k + kAhead], bag.row_bytes);
     const uint8_t* const row = bag.rows + bag.at[k];
     const uint8_t* const codes = row + kPackedHeader + first * kBits / 8;
-    RowDecoder<kBits, W> decoder;
+    RowDecoder<kBits, W, kUniform> decoder;
     ReadHeader(row, &decoder.scale, &decoder.offset);
     decoder.Start(bag.levels);
     const float weight = bag.weight ? bag.weight[k] : 1.0f;
@@ -217,6 +223,15 @@ static inline __attribute__((always_inline)) void SumPackedTile(const PackedBag&
   }
 #pragma GCC unroll 8
   for (int j = 0; j < kVectors; ++j) *reinterpret_cast<Floats*>(out + j * W) = sum[j];
+}
+
+template <int kBits, int W, int kVectors>
+static inline __attribute__((always_inline)) void SumPackedTile(const PackedBag& bag, int64_t first, bool add,
+                                                                float* out) {
+  if constexpr (W == 8 && kBits < 8 && !kSelectsFast<kBits>) {
+    if (bag.levels.uniform) return SumPackedTileOf<kBits, W, true, kVectors>(bag, first, add, out);
+  }
+  SumPackedTileOf<kBits, W, false, kVectors>(bag, first, add, out);
 }
 
 // The last columns, fewer than eight.

@@ -43,6 +43,7 @@ def written_out(table, state):
     return {**state, "codebooks": table.codebook_rows(state)}
 
 
+@pytest.mark.full(but="hot")
 @pytest.mark.parametrize("method", ["reference", "ffi"])
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_and_gradients_are_those_of_the_codebooks_written_out(way, method):
@@ -64,6 +65,7 @@ def test_rows_and_gradients_are_those_of_the_codebooks_written_out(way, method):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, wanted)
 
 
+@pytest.mark.full(but="hot")
 @pytest.mark.parametrize("way", WAYS)
 def test_steps_of_the_native_op_are_those_of_the_reference(way):
     _, table, state = table_of(way, update=jax_tt.Update(jax_tt.optimizers.Adagrad(0.1)))
@@ -82,6 +84,7 @@ def test_steps_of_the_native_op_are_those_of_the_reference(way):
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.full
 def test_batches_without_ids_and_ids_out_of_range():
     _, table, state = table_of("hot", name="words")
     for ids in (jnp.zeros((0, 4), jnp.int32), jnp.zeros((4, 0), jnp.int32)):
@@ -95,6 +98,7 @@ def test_batches_without_ids_and_ids_out_of_range():
         jax.block_until_ready(pooled(ids, "error"))
 
 
+@pytest.mark.full
 def test_fresh_rows_have_the_length_of_those_of_dense_codebooks():
     dense, table, state = table_of("additive")
     lengths = [float(jnp.std(one.to_dense(one.init(jax.random.key(1))))) for one in (dense, table)]
@@ -111,12 +115,12 @@ def error(table, state):
     return float(np.sum((np.asarray(table.to_dense(state)) - ROWS) ** 2))
 
 
-@pytest.mark.parametrize(
-    "way", [{"num_codes": 4, "bits": 5}, {"num_codes": 2, "bits": 5, "kind": "additive"}]
-)
-def test_encode(way):
+@pytest.mark.full(but="product")
+@pytest.mark.parametrize("kind", ["product", "additive"])
+def test_encode(kind):
     dense, *trains = (
-        jax_tt.encode(ROWS, **way, codebook_rank=rank, progress=False) for rank in (None, 2, 10**6)
+        jax_tt.encode(ROWS, 2, 5, kind=kind, codebook_rank=rank, progress=False)
+        for rank in (None, 2, 10**6)
     )
     small, exact = trains
     assert small[0].nbytes < dense[0].nbytes
@@ -130,12 +134,11 @@ def test_encode(way):
     assert error(table, other) > error(table, state)
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ""])
-def test_files(tmp_path, suffix):
-    pytest.importorskip("safetensors" if suffix else "orbax.checkpoint")
+def test_files(tmp_path):
+    pytest.importorskip("safetensors")
     options = {"hot": 7, "hot_terms": 2, "rotation": "fit", "param_dtype": jnp.bfloat16}
     table, state = jax_tt.encode(ROWS, 2, 4, codebook_rank=3, **options, progress=False)
-    path = tmp_path / f"small{suffix}"
+    path = tmp_path / "small.safetensors"
     jax_tt.save_coded(path, {"items": (table, state)})
     found, own = jax_tt.load_coded(path)["items"]
     assert found == table

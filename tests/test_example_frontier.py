@@ -14,8 +14,9 @@ pytest.importorskip("tqdm")
 pytest.importorskip("matplotlib")
 
 import jax_tt
-from examples.retrieval import data, frontier, frontier_report
+from examples.retrieval import data, frontier, frontier_report, least_squares
 from examples.retrieval.distill import distill
+from examples.retrieval.evaluate import Recall
 from examples.retrieval.frontier_tables import METHODS, Source, of_bits, of_table, unpacked
 
 RNG = np.random.default_rng(0)
@@ -102,6 +103,37 @@ def test_distilling_brings_scores_closer(folder):
     jax.tree.map(np.testing.assert_array_equal, found, again)
 
 
+def test_rows_by_least_squares_minimise_the_weighted_errors():
+    ids, partners = RNG.integers(0, 9, 40), RNG.integers(0, 30, 40)
+    ids[ids == 4] = 5  # one row without partners
+    others = RNG.normal(size=(30, 3))
+    found = least_squares.fitted(ids, partners, 10, others)
+    assert (found[[4, 9]] == 0).all()
+
+    def error(rows):
+        scores = rows @ others.T
+        of_partners = jnp.sum((1 - scores[ids, partners]) ** 2)
+        of_all = least_squares._OTHERS * jnp.sum(scores**2)
+        degrees = np.bincount(ids, minlength=10) + least_squares._OTHERS * len(others)
+        return of_partners + of_all + least_squares._L2 * jnp.sum(degrees[:, None] * rows**2)
+
+    gradient = jax.grad(error)(jnp.asarray(found))
+    np.testing.assert_allclose(gradient, np.zeros_like(found), atol=1e-4)
+
+
+def test_rows_in_turns_are_better_than_spectral_ones(folder):
+    pytest.importorskip("scipy")
+    interactions = data.load(folder / "groups.txt.gz")
+    pairs = interactions.train_users, interactions.train_items
+    recall = Recall(interactions, 20)
+    turns = least_squares.rows_in_turns(interactions, 4, seed=0)
+    spectral = jax_tt.order.spectral_rows(pairs, interactions.num_items, 4, progress=False)
+    assert frontier._measured(recall, turns) > frontier._measured(recall, spectral)
+    for rows in turns:
+        table, state = jax_tt.quantize(rows, least_squares.BITS)
+        np.testing.assert_allclose(table.to_dense(state), rows, atol=1e-3)
+
+
 @pytest.mark.full
 def test_points_are_measured_once(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(frontier, "EPOCHS", 1)
@@ -129,6 +161,13 @@ def test_points_are_measured_once(folder, tmp_path, monkeypatch, capsys):
     frontier.main([*arguments[:3], "--methods", "trained", "--seeds", "2"])
     points = json.loads(out.read_text())["points"].values()
     assert [one["seed"] for one in points if one["method"] == "trained"] == [0, 1]
+    # Tables that are made from rows by least squares are not finetuned.
+    frontier.main([*arguments, "trained", "--trained", "least_squares"])
+    points = json.loads(out.read_text())["points"].values()
+    own = [one for one in points if one.get("trained") == "least_squares"]
+    assert [one["method"] for one in own] == ["low_rank", "rounding", "trained"]
+    assert own[0]["recall"] == own[0]["recall_before"]
+    assert own[2]["bytes"] < own[2]["dense_bytes"] / 3
     monkeypatch.setattr(frontier, "measure", None)
     frontier.main(arguments)
 

@@ -14,6 +14,12 @@ LABELS = {
     "hashing": "hashing",
     "quotient_remainder": "quotient-remainder",
 }
+# What tables are trained with, where there is no dense one.
+SCRATCH = {
+    "int8": "8 bits a number",
+    "int4": "4 bits a number",
+    "least_squares": "4 bits a number, by least squares",
+}
 # Colours that stay apart for colour-blind readers.
 COLOURS = ("#d94801", "#2171b5", "#6baed6", "#dd1c77", "#41ab5d", "#737373", "#6a51a3")
 
@@ -52,7 +58,7 @@ def scratch(points: Points) -> str:
         "|---|---|---|---|" + "---|" * len(ratios),
     ]
     for name in sorted({one["data_set"] for one in points}):
-        for kind, bits in (("int8", 8), ("int4", 4)):
+        for kind, label in SCRATCH.items():
             own = [one for one in points if (one["data_set"], _trained(one)) == (name, kind)]
             made = [
                 _cell([one for one in own if (one["method"], one["ratio"]) == ("auto", ratio)])
@@ -62,7 +68,7 @@ def scratch(points: Points) -> str:
                 if runs := [one for one in own if one["method"] == method]:
                     then = f", rounded to {runs[0]['users']}" if method == "rounding" else ""
                     size = f"{_mean(runs)[0]:.1f}"
-                    line = [name, f"{bits} bits a number{then}", size, _cell(runs), *cells]
+                    line = [name, f"{label}{then}", size, _cell(runs), *cells]
                     lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines)
 
@@ -115,7 +121,7 @@ def picture(path: Path, points: Points) -> None:
 
 
 def _trained(point: dict[str, Any]) -> str:
-    """What the tables that it is made from were trained as: ``"dense"``, ``"int8"`` or ``"int4"``."""
+    """What the tables that it is made from were trained as: ``"dense"``, or one of `SCRATCH`."""
     return point.get("trained", "dense")
 
 

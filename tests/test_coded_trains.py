@@ -86,10 +86,19 @@ def test_steps_of_the_native_op_are_those_of_the_reference(way):
 
 @pytest.mark.full
 def test_batches_without_ids_and_ids_out_of_range():
-    _, table, state = table_of("hot", name="words")
+    dense, table, state = table_of("hot", name="words")
     for ids in (jnp.zeros((0, 4), jnp.int32), jnp.zeros((4, 0), jnp.int32)):
-        found, _ = jax_tt.pooled_rows(table, state, ids, Lookup())
-        np.testing.assert_array_equal(found, np.zeros((len(ids), D)))
+        for one in (dense, table):
+            own = written_out(table, state)
+
+            def total(params, one=one, own=own, ids=ids):
+                sums, _ = jax_tt.pooled_rows(one, {**own, **params}, ids, Lookup())
+                return jnp.sum(sums), sums
+
+            params = {name: own[name] for name in one.param_names}
+            grads, found = jax.grad(total, has_aux=True)(params)
+            np.testing.assert_array_equal(found, np.zeros((len(ids), D)))
+            assert all((array == 0).all() for array in grads.values())
     pooled = lambda ids, bounds: jax_tt.pooled_rows(table, state, ids, Lookup(bounds=bounds))[0]  # noqa: E731
     ids = jnp.array([[1, N, 2], [-2, 3, 3]])
     inside = pooled(jnp.array([[1, 2, -1], [3, 3, -1]]), "zero")

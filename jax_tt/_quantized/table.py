@@ -166,6 +166,7 @@ class QuantizedTable(NativeTable):
         )
 
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
+        """`Table.rows` before the rotation, by which `forward` multiplies their sums."""
         del precision
         (packed,), (ids,) = params, digits
         # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.

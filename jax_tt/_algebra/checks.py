@@ -59,15 +59,17 @@ def row_weights(value: Any, n: int) -> np.ndarray | None:
     return weights
 
 
-def dense_table(table: Any) -> Any:
+def dense_table(table: Any, name: str = "table") -> Any:
     """Floats ``[N, D]`` on the host, as they are: numpy arrays and memory maps are not copied."""
     if isinstance(table, Tracer):
-        raise TypeError("table: got a traced array; it is compressed on the host, outside of jit.")
-    table = host_table("table", table)
+        raise TypeError(
+            f"{name}: got a traced array; it is compressed on the host, outside of jit."
+        )
+    table = host_table(name, table)
     if len(table.shape) != 2 or 0 in table.shape:
         raise ValueError(
-            f"table: got shape {tuple(table.shape)}; expected [num_embeddings, features], none of them 0."
+            f"{name}: got shape {tuple(table.shape)}; expected [num_embeddings, features], none of them 0."
         )
     if not jnp.issubdtype(table.dtype, jnp.floating):
-        raise ValueError(f"table: got {table.dtype}; expected floats.")
+        raise ValueError(f"{name}: got {table.dtype}; expected floats.")
     return table

@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 from jax_tt._arguments import as_array
 from jax_tt._composite.sum import SumTable
-from jax_tt._lookup._batch import Batch, padding_mark, with_marks
+from jax_tt._lookup._batch import Batch, is_padding, padding_mark, with_marks
 from jax_tt._lookup._ids import digits_in_range
 from jax_tt._tables import places
 from jax_tt._tables.options import Lookup
@@ -117,23 +117,28 @@ class MixedTable(SumTable):
 
         Raises:
             ValueError: they have another shape or type, or their counts are not the numbers of rows of the tables.
+            TypeError: they are traced.
         """
         given = as_array(f"{self.label}parts", parts)
+        if isinstance(given, Tracer):
+            raise TypeError(
+                f"{self.label}parts: got a traced array, whose counts cannot be checked; call with_parts outside of "
+                "jit."
+            )
         if given.shape != (self.num_embeddings,) or given.dtype.kind not in "iub":
             raise ValueError(
                 f"{self.label}parts: got {given.dtype} of shape {given.shape}; expected integers of shape "
                 f"[{self.num_embeddings}]."
             )
         sizes = [table.num_embeddings for table in self.tables]
-        if not isinstance(given, Tracer):
-            own = np.asarray(given).astype(np.int64)
-            counts = [int((own == k).sum()) for k in range(len(sizes))]
-            if counts != sizes:
-                raise ValueError(
-                    f"{self.label}parts: got {counts} ids with the numbers 0 to {len(sizes) - 1}; expected {sizes}, "
-                    "the rows of the tables."
-                )
-        return {**state, **self._places(jnp.asarray(given).astype(jnp.int32))}
+        own = np.asarray(given).astype(np.int64)
+        counts = [int((own == k).sum()) for k in range(len(sizes))]
+        if counts != sizes:
+            raise ValueError(
+                f"{self.label}parts: got {counts} ids with the numbers 0 to {len(sizes) - 1}; expected {sizes}, the "
+                "rows of the tables."
+            )
+        return {**state, **self._places(jnp.asarray(own.astype(np.int32)))}
 
     def _places(self, parts: jax.Array) -> dict[str, jax.Array]:
         found, left = {}, parts
@@ -170,7 +175,7 @@ class MixedTable(SumTable):
         batch = batch if batch.padded else with_marks(batch)
         (ids,), ok = digits_in_range(self, batch)
         if lookup.bounds == "clip":
-            ok = jnp.ones_like(ok)
+            ok = ~is_padding(batch)
         part, row = self._rows_of(state, ids)
         mark = padding_mark(batch.ids.dtype)
         own = []

@@ -9,12 +9,13 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_tt import _sentinel
 from jax_tt._dtypes import accumulator, widest
 from jax_tt._lookup import _groups
-from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._batch import Batch, is_padding
 from jax_tt._lookup._groups import Call, Use
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._tables.options import Lookup, StepInputs, Update, Wanted
@@ -54,6 +55,10 @@ class SumTable(Table):
     name: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.tables, Sequence):
+            raise TypeError(
+                f"{self.label}tables: got {self.tables!r}; expected a tuple of tables, e.g. (table, other)."
+            )
         object.__setattr__(self, "tables", tuple(self.tables))
         if not self.tables:
             raise ValueError(f"{self.label}tables: got none; expected at least one.")
@@ -252,8 +257,15 @@ class SumTable(Table):
         return "reference" if methods == {"reference"} else lookup.method
 
     def step_values(self, state: State, inputs: StepInputs) -> Any:
+        # With the same random numbers, the rounding errors of equal tables would add up.
+        key = jax.random.key(0) if inputs.key is None else inputs.key
         own = zip(self._members, self.separated(state), strict=True)
-        return tuple(table.step_values(part, inputs) for table, part in own)
+        return tuple(
+            table.step_values(
+                part, inputs._replace(key=jax.random.fold_in(key, k)) if k else inputs
+            )
+            for k, (table, part) in enumerate(own)
+        )
 
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
         raise NotImplementedError("the tables of a sum have rows; their digits differ")
@@ -298,8 +310,18 @@ class SumTable(Table):
 
     def _batches(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
         """The batch as each table reads it."""
+        if lookup.bounds == "clip":
+            # Before orders, so that all tables read the row of the same id.
+            inside = jnp.clip(batch.ids, 0, self._last_id(batch))
+            clipped = jnp.where(is_padding(batch), batch.ids, inside) if batch.padded else inside
+            batch = dataclasses.replace(batch, ids=clipped)
         own = zip(self._members, self.separated(state), strict=True)
         return [table.prepare(part, batch, lookup)[1] for table, part in own]
+
+    def _last_id(self, batch: Batch) -> jax.Array:
+        """The last id, in the type of the ids, all of which may be in range."""
+        dtype = batch.ids.dtype
+        return jnp.asarray(np.asarray(min(self.num_embeddings - 1, jnp.iinfo(dtype).max), dtype))
 
     def _calls(
         self, state: State, batches: Sequence[Batch], lookup: Lookup, values: Sequence[Any] = ()

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._algebra.checks import dense_table, row_weights
-from jax_tt._arguments import as_positive, one_of
+from jax_tt._arguments import as_int, as_positive, one_of
 from jax_tt._composite.mixed import MixedTable
 from jax_tt._quantized import codec
-from jax_tt._quantized.quantize import quantize
+from jax_tt._quantized.quantize import Encoder, check_headers, encoder_of
 from jax_tt._quantized.table import PACKED, QuantizedTable, check_bits
 from jax_tt._tables import places
 
 # Numbers that are rounded at a time.
 _BLOCK = 2**22
-# Halvings of the interval of the multiplier; more do not change the rows.
-_HALVINGS = 60
 
 
 def quantize_mixed(
@@ -34,11 +33,14 @@ def quantize_mixed(
     seed: int = 0,
     name: str | None = None,
 ) -> tuple[MixedTable, dict[str, jax.Array]]:
-    """A table of rows with different numbers of bits, whose weighted squared error is small for its bytes.
+    """A table of rows with different numbers of bits, chosen such that its weighted squared error is small.
 
-    All rows get the number of bits with the smallest sum of weighted squared error and ``m`` times their bytes, with
-    the smallest multiplier m for which the table has at most ``max_bytes``: no other choice with as many bytes has a
-    smaller error. Rows of which an additional byte helps most then get the bytes that are left.
+    Every row gets the number of bits with the smallest sum of its weighted squared error and ``m`` times its bytes,
+    with the smallest Lagrange multiplier m for which the table has at most ``max_bytes``. As the arrays that tell the
+    number of bits of every row take bytes as well, this is done for all choices of the numbers of bits that are used,
+    and the one with the smallest error is taken.
+
+    Rows are read in blocks, three times.
 
     Args:
         rows: ``[N, D]`` of floats on the host; may be a memory map, of which blocks are read.
@@ -61,8 +63,12 @@ def quantize_mixed(
     >>> [(one.bits, one.num_embeddings > 0) for one in table.tables]
     [(8, True), (4, True), (3, True), (2, True)]
     """
-    rows = dense_table(rows)
+    rows = dense_table(rows, "rows")
     n, features = map(int, rows.shape)
+    if not isinstance(bits, Iterable):
+        raise TypeError(
+            f"bits: got {bits!r}; expected a sequence of numbers of bits, e.g. (8, 4, 2)."
+        )
     widths = sorted({check_bits(own) for own in bits}, reverse=True)
     if not widths:
         raise ValueError("bits: got none; expected some of 8, 4, 3 and 2.")
@@ -74,90 +80,97 @@ def quantize_mixed(
             "bits a number."
         )
     own_weights = row_weights(weights, n)
-    fitted = {"levels": "fit", "weights": own_weights, "seed": seed}
-    fits = one_of("levels", levels, ("uniform", "fit")) == "fit"
-    made = [quantize(rows, own, **(fitted if fits and own < 8 else {})) for own in widths]
-    errors = np.stack([_errors(rows, table, state[PACKED]) for table, state in made])
+    one_of("levels", levels, ("uniform", "fit"))
+    encoders = [
+        encoder_of(rows, own, "uniform" if own == 8 else levels, own_weights, as_int("seed", seed))
+        for own in widths
+    ]
+    errors = _errors(rows, encoders)
     chosen = _allocated(errors if own_weights is None else errors * own_weights, costs, room)
     used = [k for k in range(len(widths)) if (chosen == k).any()]
-    states = [{PACKED: made[k][1][PACKED][np.flatnonzero(chosen == k)]} for k in used]
+    packed = [np.empty((int((chosen == k).sum()), int(costs[k])), np.uint8) for k in used]
+    filled = [0] * len(used)
+    for start, block in _blocks(rows):
+        for place, k in enumerate(used):
+            own = encoders[k](block)[chosen[start : start + len(block)] == k]
+            packed[place][filled[place] : filled[place] + len(own)] = own
+            filled[place] += len(own)
     tables = [
-        dataclasses.replace(made[k][0], num_embeddings=len(own[PACKED]))
-        for k, own in zip(used, states, strict=True)
+        QuantizedTable(len(own), features, widths[k], levels=encoders[k].levels)
+        for k, own in zip(used, packed, strict=True)
     ]
     table = MixedTable(tuple(tables), name=name)
-    return table, table.with_parts(table.joined(states), np.searchsorted(used, chosen))
+    state = table.joined([{PACKED: jnp.asarray(own)} for own in packed])
+    return table, table.with_parts(state, np.searchsorted(used, chosen))
 
 
-def _errors(rows: Any, table: QuantizedTable, packed: jax.Array) -> np.ndarray:
-    """Squared errors of the rows of a table, ``[N]``."""
-    found = np.empty(table.num_embeddings)
-    step = max(1, _BLOCK // table.features)
-    for start in range(0, len(found), step):
-        own = slice(start, start + step)
-        given = np.asarray(rows[own]).astype(np.float32)
-        found[own] = np.sum((np.asarray(_decoded(table, packed[own])) - given) ** 2, axis=1)
+def _errors(rows: Any, encoders: Sequence[Encoder]) -> np.ndarray:
+    """Squared errors of the rows with each number of bits, ``[widths, N]``."""
+    found = np.empty((len(encoders), rows.shape[0]))
+    for start, block in _blocks(rows):
+        for k, encode in enumerate(encoders):
+            packed = encode(block)
+            check_headers("rows", packed, start, block)
+            errors = np.sum((encode.decoded(packed, block.shape[1]) - block) ** 2, axis=1)
+            found[k, start : start + len(block)] = errors
     return found
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _decoded(table: QuantizedTable, packed: jax.Array) -> jax.Array:
-    return table.to_dense({PACKED: packed})
+def _blocks(rows: Any) -> Iterator[tuple[int, np.ndarray]]:
+    step = max(1, _BLOCK // rows.shape[1])
+    for start in range(0, rows.shape[0], step):
+        yield start, np.asarray(rows[start : start + step]).astype(np.float32)
 
 
 def _allocated(errors: np.ndarray, costs: np.ndarray, max_bytes: int) -> np.ndarray:
-    """For each row the place of its number of bits, of which later ones take fewer bytes."""
+    """For each row the place of its number of bits, among errors ``[widths, N]`` and costs that fall."""
     n = errors.shape[1]
-
-    def of(multiplier: float) -> np.ndarray:
-        # Of equals, the smallest.
-        best = np.argmin((errors + multiplier * costs[:, None])[::-1], axis=0)
-        return len(costs) - 1 - best
-
-    def nbytes(chosen: np.ndarray) -> int:
-        counts = np.bincount(chosen, minlength=len(costs))
-        return int(counts @ costs) + _places_bytes(counts)
-
-    if nbytes(every := np.zeros(n, np.int64)) <= max_bytes:
-        return every
-    smallest = np.full(n, len(costs) - 1)
-    # With the second, no row is worth another byte.
-    low, high = 0.0, float(errors.max()) + 1.0
-    best = smallest
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        own = of(middle)
-        low, high, best = (low, middle, own) if nbytes(own) <= max_bytes else (middle, high, best)
-    return _filled(errors, costs, best, max_bytes - nbytes(best), nbytes, max_bytes)
+    best, least = np.full(n, len(costs) - 1), math.inf
+    for size in range(1, len(costs) + 1):
+        # The places of rows take bytes for each number of bits that there is.
+        room = max_bytes - _places_bytes(n, size)
+        for some in itertools.combinations(range(len(costs) - 1, -1, -1), size):
+            if n * costs[some[0]] > room:
+                continue
+            own = _among(errors[list(some)], costs[list(some)], room)
+            chosen = np.array(some)[own]
+            total = float(errors[chosen, np.arange(n)].sum())
+            if total < least:
+                best, least = chosen, total
+    return best
 
 
-def _filled(
-    errors: np.ndarray,
-    costs: np.ndarray,
-    chosen: np.ndarray,
-    left: int,
-    nbytes: Any,
-    max_bytes: int,
-) -> np.ndarray:
-    """With more bits for the rows that gain most by a byte, as long as there are bytes left."""
-    more = np.maximum(chosen - 1, 0)
-    each = np.arange(len(chosen))
-    extra = costs[more] - costs[chosen]
-    gain = np.where(chosen > 0, errors[chosen, each] - errors[more, each], -1.0)
-    order = np.argsort(-gain / np.maximum(extra, 1), kind="stable")
-    order = order[gain[order] > 0]
-    order = order[np.cumsum(extra[order]) <= left]
-    found = chosen.copy()
-    found[order] = more[order]
-    # A number of bits that no row had takes places.
-    return found if nbytes(found) <= max_bytes else chosen
+def _among(errors: np.ndarray, costs: np.ndarray, room: int) -> np.ndarray:
+    """For each row the place of its number of bits, of which all may be used and the first takes the fewest bytes.
+
+    A row goes from one to another in the steps in which its error falls most for a byte. All steps of all rows are
+    taken in the order of what they gain for a byte, as long as there is room: each is the choice for a multiplier.
+    """
+    n = errors.shape[1]
+    each, at, gain = np.arange(n), np.zeros(n, np.int64), np.full(n, np.inf)
+    steps = []
+    for _ in range(len(costs) - 1):
+        gains = (errors[at, each] - errors) / np.maximum(costs[:, None] - costs[at], 1)
+        gains[np.arange(len(costs))[:, None] <= at] = 0.0
+        to = np.argmax(gains, axis=0)
+        # Rounding errors may not turn the steps of a row around.
+        gain = np.minimum(gains[to, each], gain)
+        rows = np.flatnonzero(gain > 0)
+        steps.append((rows, gain[rows], to[rows], costs[to[rows]] - costs[at[rows]]))
+        at = np.where(gain > 0, to, at)
+    rows, gains, to, more = (
+        (np.concatenate(part) for part in zip(*steps, strict=True))
+        if steps
+        else (np.zeros(0, np.int64),) * 4
+    )
+    order = np.argsort(-gains, kind="stable")
+    order = order[np.cumsum(more[order]) <= room - n * costs[0]]
+    chosen = np.zeros(n, np.int64)
+    # The last step of a row is the one that goes furthest.
+    np.maximum.at(chosen, rows[order], to[order])
+    return chosen
 
 
-def _places_bytes(counts: np.ndarray) -> int:
-    """Bytes of the places of a `MixedTable` of tables with these numbers of rows, of which some may be 0."""
-    sizes = [int(size) for size in counts if size]
-    left, total = sum(sizes), 0
-    for size in sizes[:-1]:
-        total += 4 * int(np.prod(places.shape_of(left)))
-        left -= size
-    return total
+def _places_bytes(n: int, tables: int) -> int:
+    """Bytes that the places of a `MixedTable` of so many tables take at most."""
+    return 4 * (tables - 1) * math.prod(places.shape_of(n))

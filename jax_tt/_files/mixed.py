@@ -54,7 +54,10 @@ def save_mixed(
         "jax_tt.quantize_mixed(rows, max_bytes)",
         "table.frozen(state)",
     )
-    notes = lambda table: {"tables": [notes_of(own) for own in table.tables]}  # noqa: E731
+    notes = lambda table: {  # noqa: E731
+        "num_embeddings": table.num_embeddings,
+        "tables": [notes_of(own) for own in table.tables],
+    }
     write_pairs(path, _KIND, pairs, notes, overwrite)
 
 
@@ -79,6 +82,10 @@ def load_mixed(path: str | os.PathLike[str]) -> dict[str, tuple[MixedTable, dict
 def _loaded(stored: StoredArrays, name: str, notes: Any) -> tuple[MixedTable, dict[str, jax.Array]]:
     pairs = [loaded(stored, f"{name}.table_{k}_", own) for k, own in enumerate(notes["tables"])]
     table = MixedTable(tuple(own for own, _ in pairs))
+    if table.num_embeddings != notes["num_embeddings"]:
+        raise ValueError(
+            f"its tables have {table.num_embeddings} rows; expected {notes['num_embeddings']}."
+        )
     places = [f"places_{k}" for k in range(len(pairs) - 1)]
     state = table.joined([own for _, own in pairs])
     state |= {key: jnp.asarray(stored[f"{name}.{key}"].read()) for key in places}

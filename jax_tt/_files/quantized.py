@@ -87,7 +87,7 @@ def loaded(
     array = stored[f"{prefix}{PACKED}"]
     features, bits = notes["features"], notes["bits"]
     # Files of earlier versions have uniform levels and no rotation.
-    levels, rotated = notes.get("levels"), bool(notes.get("rotated"))
+    levels, rotated = notes.get("levels"), notes.get("rotated", False)
     levels = None if levels is None else tuple(levels)
     table = QuantizedTable(array.shape[0], features, bits, levels=levels, rotated=rotated)
     expected = table.param_shapes[PACKED]

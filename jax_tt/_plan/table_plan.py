@@ -11,6 +11,7 @@ from jax_tt._describe import described_tt
 from jax_tt._plan.device_plan import DevicePlan
 from jax_tt._shape import TTShape
 from jax_tt._tables.dense import DenseTable
+from jax_tt._tables.options import Update
 from jax_tt._tables.table import Table
 from jax_tt._text import text_table
 from jax_tt.order import IdOrder
@@ -88,14 +89,15 @@ class PlannedTable:
             **fields: other fields of `DenseTable` and `TTTable`: ``update``, ``name``.
         """
         if self.small is not None:
-            table = self.small
-            for field, value in fields.items():
-                table = getattr(table, f"with_{field}")(value)
-            return table
+            return _changed(self.small, **fields)
         fields["param_dtype"] = self.dtype
         if self.shape is None:
             return DenseTable(self.num_embeddings, self.features, **fields)
         return described_tt(self.shape, self.cache, self.id_order, **fields)
+
+
+def _changed(table: Table, update: Update | None = None, name: str | None = None) -> Table:
+    return table.with_update(update).with_name(name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

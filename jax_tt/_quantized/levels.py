@@ -63,7 +63,14 @@ def as_levels(value: Any, bits: int) -> Levels:
             f"levels: got {given.tolist()}, of which two are equal when the range is divided into "
             f"{UNIT * (count - 1)} steps; expected larger distances."
         )
-    return tuple((units / UNIT).tolist())
+    levels = tuple((units / UNIT).tolist())
+    return None if levels == tuple(range(count)) else levels
+
+
+def uniform_levels(bits: int) -> tuple[float, ...]:
+    """Those that other levels are fitted from."""
+    _check_bits("", bits)
+    return tuple(map(float, range(1 << bits)))
 
 
 def separated(levels: np.ndarray, bits: int) -> Levels:

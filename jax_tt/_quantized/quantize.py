@@ -14,7 +14,7 @@ from jax_tt._arguments import as_int, one_of
 from jax_tt._host_table import host_table
 from jax_tt._quantized import codec
 from jax_tt._quantized.fit import clipped, fitted
-from jax_tt._quantized.levels import Levels, as_levels, separated
+from jax_tt._quantized.levels import Levels, as_levels, separated, uniform_levels
 from jax_tt._quantized.table import PACKED, QuantizedTable, check_bits
 from jax_tt._tables.checks import STORAGE
 from jax_tt._tables.options import Update
@@ -110,15 +110,14 @@ def quantize(
         levels=fit.levels,
         rotated=fit.rotation is not None,
     )
-    encode = clipped if (fit.fitted if clip is None else clip) else _encoded
-    of_all = None if fit.levels is None else jnp.asarray(fit.levels, jnp.float32)
+    encode = Encoder(bits, fit.levels, fit.fitted if clip is None else clip)
     packed = np.empty((table.num_embeddings, table.row_bytes), np.uint8)
     step = max(1, _BLOCK // table.features)
     for start in range(0, table.num_embeddings, step):
         block = np.asarray(given[start : start + step]).astype(np.float32)
         own = packed[start : start + step]
         stored = block if fit.rotation is None else block @ fit.rotation.T
-        own[:] = encode(stored, bits, of_all)
+        own[:] = encode(stored)
         check_headers(f"{label}rows", own, start, block)
     params = {PACKED: jnp.asarray(packed if update is None else packed.view(np.float32))}
     state = params | table.init_rest(params)
@@ -126,6 +125,40 @@ def quantize(
 
 
 _encoded = jax.jit(codec.encoded, static_argnums=1)
+_decoded = jax.jit(codec.decoded, static_argnums=(1, 2))
+
+
+class Encoder(NamedTuple):
+    """What packs rows.
+
+    Attributes:
+        bits, levels: as those of a `QuantizedTable`.
+        clip: as in `quantize`.
+    """
+
+    bits: int
+    levels: Levels
+    clip: bool
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Packed rows uint8 ``[n, W]`` of float32 rows ``[n, D]``."""
+        encode = clipped if self.clip else _encoded
+        return np.asarray(encode(rows, self.bits, self._levels))
+
+    def decoded(self, packed: np.ndarray, features: int) -> np.ndarray:
+        """The rows that they stand for."""
+        return np.asarray(_decoded(packed, features, self.bits, self._levels))
+
+    @property
+    def _levels(self) -> jax.Array | None:
+        return None if self.levels is None else jnp.asarray(self.levels, jnp.float32)
+
+
+def encoder_of(rows: Any, bits: int, levels: Any, weights: np.ndarray | None, seed: int) -> Encoder:
+    """The encoder of `quantize` for these rows, without a rotation."""
+    fits = isinstance(levels, str) and levels == "fit"
+    fit = _fit(rows, bits, levels, None, weights if fits else None, seed, "")
+    return Encoder(bits, fit.levels, fit.fitted)
 
 
 class _Fit(NamedTuple):
@@ -150,7 +183,7 @@ def _fit(
     if not isinstance(levels, str):
         own = as_levels(levels, bits)
     elif one_of("levels", levels, ("uniform", "fit"), _HINT) == "fit":
-        own, fits_levels = as_levels(np.arange(1 << bits), bits), True
+        own, fits_levels = uniform_levels(bits), True
     matrix = as_rotation(rotation, features, ("fit", "random"))
     fits_rotation = isinstance(matrix, str) and matrix == "fit"
     rng = np.random.default_rng(seed)

@@ -86,6 +86,8 @@ class QuantizedTable(NativeTable):
         as_positive("features", self.features)
         check_bits(self.bits)
         check_levels(self.label, self.levels, self.bits)
+        if not isinstance(self.rotated, bool):
+            raise TypeError(f"{self.label}rotated: got {self.rotated!r}; expected True or False.")
         check_update(self.update)
         if self.update is not None:
             _check_trained(self.label, self.features, self.bits, self.update.optimizer)

@@ -89,10 +89,11 @@ def test_tables_use_their_budget_and_keep_it(kind, dtype, rows, features, ratio)
 def test_sums_of_tts_keep_their_budget_with_the_orders(rows, features, ratio, dtype, ranks):
     """What is left over would not hold another rank."""
     table = make("tt_residual", rows, features, ratio, dtype=dtype, start=normal(rows, features))
-    p = table.terms[0].tt_shape.row_factors
+    terms = [term.innermost for term in table.table.tables]
+    p = terms[0].row_factors
     budget = rows * features * 4 / ratio
     assert budget - (p[0] * features + p[1]) * BYTES[dtype] < num_bytes(table) <= budget
-    assert [term.tt_shape.ranks[0] for term in table.terms] == ranks
+    assert [term.ranks[1] for term in terms] == ranks
     orders = jax.tree.leaves(nnx.state(table, jax_tt.IdOrderState))
     assert len({order.tobytes() for order in map(np.asarray, orders)}) == len(ranks)
 
@@ -237,8 +238,8 @@ def test_a_sum_of_tts_starts_at_the_sum_of_its_terms(dtype):
     np.testing.assert_allclose(
         np.linalg.norm(found - start) / np.linalg.norm(start), terms[-1].relative_error, rtol=1e-3
     )
-    assert len(table.arrays()) == 2 * len(terms)
-    assert {array.dtype for array in table.arrays()} == {jnp.dtype(dtype)}
+    assert len(tables.arrays(table)) == 2 * len(terms)
+    assert {array.dtype for array in tables.arrays(table)} == {jnp.dtype(dtype)}
     assert table(jnp.zeros(0, jnp.int32)).shape == (0, 24)
 
 

@@ -452,3 +452,9 @@ def test_the_table_of_residuals():
     assert len(alone.tables) == 1
     with pytest.raises(ValueError, match="tables: got none; expected at least one"):
         jax_tt.residual_table(())
+    with pytest.raises(
+        TypeError, match=r"terms\[0\]: got a SumTable; expected a jax_tt.TTResidual"
+    ):
+        jax_tt.residual_table([table])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="terms: got None; expected the result of"):
+        jax_tt.residual_table(None)  # pyright: ignore[reportArgumentType]

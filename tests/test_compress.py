@@ -58,6 +58,13 @@ def test_one_kind(kind):
     assert rows.shape == (2, D)
 
 
+def test_some_kinds():
+    found = small(kind=("quantized", "low_rank"), max_bytes=DENSE // 4)
+    assert {one.kind for one in found.measured} == {"quantized", "low_rank"}
+    with pytest.raises(ValueError, match="kind: got 'hashing'; expected one of 'auto'"):
+        small(kind=["quantized", "hashing"], max_bytes=DENSE // 4)
+
+
 def test_low_rank_is_the_svd():
     found = small(kind="low_rank", max_bytes=4 * 2 * (N + D), param_dtype=jnp.float32)
     values = np.linalg.svd(ROWS, compute_uv=False) ** 2
@@ -170,25 +177,19 @@ def test_command(table, capsys, kind):
     assert kind in ("auto", chosen)
     if chosen in TRAINS:
         terms = jax_tt.load_tables("o.safetensors")
-        of_term = [jax_tt.tt_to_dense(own.cores, len(table)) for own in terms.values()]
-        orders = [own.id_order for own in terms.values()]
-        rows = sum(
-            np.asarray(own, np.float32)
-            if order is None
-            else np.asarray(own, np.float32)[order.rows]
-            for own, order in zip(of_term, orders, strict=True)
-        )
-        if chosen == "tt_sum":
-            assert [name.rpartition(".")[2] for name in terms] == [*map(str, range(len(terms)))]
-            return
+        small, state = jax_tt.residual_table(terms.values())
     else:
         loads = {"quantized": jax_tt.load_quantized, "mixed": jax_tt.load_mixed}
         load = loads.get(chosen, jax_tt.load_coded)
         ((small, state),) = load("o.safetensors").values()
-        rows = small.to_dense(state)
+    rows = small.to_dense(state)
     best = max(float(line.split()[-1]) for line in lines[1:-2])
     error = np.sum((np.asarray(rows, np.float32) - table) ** 2) / np.sum(table**2)
     assert 1 - error == pytest.approx(best, abs=1e-3)
+    if chosen == "tt_sum":  # a table for each term
+        names = [line.split()[0] for line in _listed(capsys)]
+        assert names == [f"table.{k}" for k in range(len(names))] and len(names) > 1
+        return
     ran("info", "o.safetensors", "--against", "table.npy", QUIET)
     _, line = capsys.readouterr().out.strip().splitlines()
     *_, nbytes, ratio, found, _, _ = line.split()
@@ -200,6 +201,11 @@ def test_command(table, capsys, kind):
         assert nbytes == f"{size:,}" and ratio == f"{table.nbytes / size:,.1f}"
         of_kind = {"quantized": "bits a number", "mixed": " rows"}
         assert of_kind.get(chosen, "codes of") in line
+
+
+def _listed(capsys):
+    ran("info", "o.safetensors", QUIET)
+    return capsys.readouterr().out.strip().splitlines()[1:]
 
 
 def test_info_of_several_tables(table, capsys):

@@ -277,7 +277,7 @@ def _check_trained(label: str, features: int, bits: int, rule: Optimizer) -> Non
 
 
 def check_bits(bits: Any) -> int:
-    """Raises for a number of bits that there is none of."""
+    """Raises for a number of bits that no table has."""
     if as_int("bits", bits) not in codec.BITS:
         raise ValueError(f"bits: got {bits}; expected one of {', '.join(map(str, codec.BITS))}.")
     return int(bits)

@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jax_tt._arguments import as_array
-from jax_tt._composite.sum import SumTable
+from jax_tt._composite.composite import Composite
 from jax_tt._lookup._batch import Batch, is_padding, padding_mark, with_marks
 from jax_tt._lookup._ids import digits_in_range
 from jax_tt._tables import places
@@ -26,7 +26,7 @@ _MOST_ROWS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
-class MixedTable(SumTable):
+class MixedTable(Composite):
     """A table in which every id has its row in one of several tables, e.g. frequent ids in one with more bits.
 
     The rows of each table belong to ids in increasing order. The arrays ``places_k``, uint32, of all tables but the
@@ -34,10 +34,11 @@ class MixedTable(SumTable):
     for each of these ids. In a fresh state, the first ids have their rows in the first table, and so on; `with_parts`
     sets which. `quantize_mixed` makes a table of rows with different numbers of bits.
 
-    A lookup is one in every table, in which the other ids are padding.
+    A lookup is one in every table, in which the other ids are padding. Updates are those of `SumTable`.
 
     Attributes:
-        tables: at least one, with the same number of columns and the same update; see `SumTable`.
+        tables: at least one, with the same number of columns and the same update. They have no row caches, and are not
+            hash tables.
         name: for error messages.
 
     Raises:
@@ -57,20 +58,17 @@ class MixedTable(SumTable):
                 f"{self.label}tables: got {self.num_embeddings} rows in all; expected at most {_MOST_ROWS}."
             )
 
-    def _sizes(self, table: Table) -> tuple[int, ...]:
-        return (table.features,)
-
-    def _in_words(self, table: Table) -> str:
+    def common(self, table: Table) -> str:
         return f"{table.features} columns"
 
     @functools.cached_property
-    def num_embeddings(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def num_embeddings(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         return sum(table.num_embeddings for table in self.tables)
 
     @property
-    def _title(self) -> str:
+    def title(self) -> str:
         # Messages tell the rows of a part.
-        return f"{super()._title} of {self.num_embeddings} rows"
+        return f"{super().title} of {self.num_embeddings} rows"
 
     @functools.cached_property
     def _places_shapes(self) -> dict[str, tuple[int, int]]:
@@ -95,7 +93,7 @@ class MixedTable(SumTable):
         )
         return super().init_rest(params) | self._places(parts)
 
-    def _own_arrays(self, state: State) -> dict[str, Any]:
+    def own_arrays(self, state: State) -> dict[str, Any]:
         return {name: state[name] for name in self._places_shapes}
 
     def check(self, state: State) -> None:
@@ -171,7 +169,7 @@ class MixedTable(SumTable):
 
     # Lookups
 
-    def _batches(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
+    def batches(self, state: State, batch: Batch, lookup: Lookup) -> list[Batch]:
         batch = batch if batch.padded else with_marks(batch)
         (ids,), ok = digits_in_range(self, batch)
         if lookup.bounds == "clip":
@@ -179,29 +177,24 @@ class MixedTable(SumTable):
         part, row = self._rows_of(state, ids)
         mark = padding_mark(batch.ids.dtype)
         own = []
-        for k, (table, of_table) in enumerate(
-            zip(self._members, self.separated(state), strict=True)
-        ):
+        for k in range(len(self.tables)):
             here = jnp.where(part == k, row.astype(batch.ids.dtype), mark)
             # An id out of range is out of range of all tables; the first one reports it.
             beyond = batch.ids if k == 0 else mark
-            given = dataclasses.replace(batch, ids=jnp.where(ok, here, beyond))
-            own.append(table.prepare(of_table, given, lookup)[1])
+            own.append(dataclasses.replace(batch, ids=jnp.where(ok, here, beyond)))
         return own
 
     # The whole table
 
     def to_dense(self, state: State) -> jax.Array:
-        return self._by_id(state, self._of_members(state, "to_dense"), 0)
+        return self._by_id(state, self.of_members(state, "to_dense"), 0)
 
     def attend(self, state: State, query: jax.Array, precision: Any) -> jax.Array:
-        return self._by_id(state, self._of_members(state, "attend", query, precision), 1)
+        return self._by_id(state, self.of_members(state, "attend", query, precision), 1)
 
     def _by_id(self, state: State, arrays: list[jax.Array], axis: int) -> jax.Array:
         """Arrays along the rows of every table as one along all ids."""
         part, row = self._rows_of(state, None)
         before = np.cumsum([0, *(table.num_embeddings for table in self.tables[:-1])])
         place = jnp.asarray(before.astype(np.int32))[part] + row
-        accum = functools.reduce(jnp.promote_types, (array.dtype for array in arrays))
-        whole = jnp.concatenate([array.astype(accum) for array in arrays], axis=axis)
-        return jnp.take(whole, place, axis=axis)
+        return jnp.take(jnp.concatenate(arrays, axis=axis), place, axis=axis)

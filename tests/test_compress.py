@@ -189,6 +189,9 @@ def test_command(table, capsys, kind):
     if chosen == "tt_sum":  # a table for each term
         names = [line.split()[0] for line in _listed(capsys)]
         assert names == [f"table.{k}" for k in range(len(names))] and len(names) > 1
+        ran("info", "o.safetensors", "--against", "table.npy", "--name", "table", QUIET)
+        line = capsys.readouterr().out.strip().splitlines()[-1]
+        assert float(line.partition("of the sum ")[2]) == pytest.approx(np.sqrt(error), rel=0.01)
         return
     ran("info", "o.safetensors", "--against", "table.npy", QUIET)
     _, line = capsys.readouterr().out.strip().splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 
 from jax_tt._algebra.approximation import measure
 from jax_tt._algebra.rows import Rows
+from jax_tt._composite.residuals import residual_table
 from jax_tt._compress.errors import measured_errors
 from jax_tt._files.arrays import open_arrays
 from jax_tt._files.dense import read_table
@@ -54,7 +56,10 @@ def add_parser(commands: Any) -> None:
         "--against", metavar="TABLE", help="the dense original, to measure the error"
     )
     parser.add_argument("--against-name", metavar="NAME", help="array in --against")
-    parser.add_argument("--name", help="table to compare; required if there are several")
+    parser.add_argument(
+        "--name",
+        help="table to compare; required if there are several. The name of a sum of trains stands for all its terms",
+    )
     add_progress(parser)
     parser.set_defaults(run=run)
 
@@ -62,15 +67,20 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace) -> None:
     stored = open_arrays(args.path)
     shapes, small = table_shapes(stored), small_tables(stored)
-    names = [*shapes, *small]
-    if args.name is not None and args.name not in names:
+    names, sums = [*shapes, *small], _sums(shapes)
+    if args.name is not None and args.name not in (*names, *sums):
         raise FileError(
             f"--name: got {args.name!r}; expected one of {', '.join(names) or 'none'}, the compressed tables there."
         )
     errors = {name: errors_of(stored, name) for name in names}
+    of_sum = None
     if args.against is not None:
         name = _compared(args.name, names)
-        errors[name] = _measured(args, name, small.get(name))
+        if name in sums:
+            own = load_tables(args.path)
+            of_sum, _ = _measured(args, name, residual_table(own[term] for term in sums[name]))
+        else:
+            errors[name] = _measured(args, name, small.get(name))
     lines = [_tt_line(stored, name, shape, *errors[name]) for name, shape in shapes.items()]
     lines += [_small_line(name, pair, *errors[name]) for name, pair in small.items()]
     used = {key for keys in core_names(stored).values() for key in keys} | array_names(small)
@@ -88,9 +98,21 @@ def run(args: argparse.Namespace) -> None:
     ]  # fmt: skip
     if lines:
         print(text_table(_COLUMNS, lines, left=_LEFT))
+    if of_sum is not None:
+        print(f"{args.name}: relative error of the sum {of_sum:.3g}")
     rest = [array for name, array in others.items() if name not in dense]
     if rest or not lines:
         print(f"{len(rest)} other arrays of {sum(array.nbytes for array in rest):,} bytes")
+
+
+def _sums(names: Iterable[str]) -> dict[str, list[str]]:
+    """The terms of the sums that ``jax-tt compress`` writes, ``name.0``, ``name.1`` and so on, by name."""
+    found: dict[str, list[str]] = {}
+    for term in names:
+        name, _, place = term.rpartition(".")
+        if place == str(len(found.get(name, []))):
+            found.setdefault(name, []).append(term)
+    return found
 
 
 def _tt_line(
@@ -151,7 +173,7 @@ def _compared(name: str | None, names: list[str]) -> str:
 
 
 def _measured(
-    args: argparse.Namespace, name: str, small: Pair | None
+    args: argparse.Namespace, name: str, small: tuple[Any, Any] | None
 ) -> tuple[float, dict[float, float]]:
     original = read_table(args.against, args.against_name)[1]
 

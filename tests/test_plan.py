@@ -110,7 +110,7 @@ def test_kinds_of_compress():
     rng = np.random.default_rng(3)
     noise = rng.standard_normal((2000, 16)).astype(np.float32)
     tables = {"noise": noise, "sized": (1000, 16)}
-    plan = jax_tt.plan(tables, 24_000, kinds=["quantized", "product"])
+    plan = jax_tt.plan(tables, 24_000, kinds=["product"])
     noisy, other = plan.values()
     assert (noisy.kind, noisy.shape, noisy.measured) == ("product", None, True)
     assert isinstance(noisy.table(), jax_tt.CodedTable)
@@ -127,7 +127,7 @@ def test_kinds_of_compress():
         noisy.arguments()
     # Without a table that is trained, there is nothing to round.
     (rounded,) = jax_tt.plan({"noise": noise}, 30_000, kinds=["quantized"]).values()
-    assert (rounded.kind, rounded.detail) == ("quantized", "4 bits a number")
+    assert rounded.kind == "quantized" and rounded.detail.startswith("4 bits a number")
     table = rounded.table(update=jax_tt.Update(jax_tt.optimizers.SGD(0.1)))
     assert table.bits == 4 and table.nbytes == rounded.nbytes
     # Between 3 and 4 bits a number.

@@ -46,7 +46,7 @@ def save_mixed(
     >>> jax_tt.save_mixed(path, {"items": jax_tt.quantize_mixed(rows, 11_000)})
     >>> table, state = jax_tt.load_mixed(path)["items"]
     >>> [(one.bits, one.num_embeddings) for one in table.tables]
-    [(4, 367), (3, 630), (2, 3)]
+    [(4, 432), (3, 568)]
     """
     pairs = checked_pairs(
         tables,

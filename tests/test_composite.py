@@ -397,18 +397,38 @@ def test_files(stored):
         jax_tt.save_mixed(path, {"items": of_trains()})  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("name", ["places_0", "table_0_packed"])
-def test_damaged_files(stored, name):
+def rewritten(path, change):
+    """Changes the arrays and the notes of a file in place."""
     safetensors = pytest.importorskip("safetensors.numpy")
-    path, _ = stored
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        notes = json.loads(file.read(size))["__metadata__"]
-    arrays = safetensors.load_file(path)
-    own = arrays[f"items.{name}"]
-    own[0, :4] = 255 if "packed" in name else own[0, :4] ^ 16
-    safetensors.save_file(arrays, path, notes)
-    with pytest.raises(jax_tt.FileError, match="'items': its"):
+        metadata = json.loads(file.read(size))["__metadata__"]
+    arrays, notes = safetensors.load_file(path), json.loads(metadata["jax_tt"])
+    change(arrays, notes["mixed"]["items"])
+    safetensors.save_file(arrays, path, {**metadata, "jax_tt": json.dumps(notes)})
+
+
+def damage_places(arrays, notes):
+    arrays["items.places_0"][0, :4] ^= 16
+
+
+def damage_rows(arrays, notes):
+    arrays["items.table_0_packed"][0, :4] = 255
+
+
+def forget_a_table(arrays, notes):
+    notes["tables"].pop()
+
+
+def rotate(arrays, notes):
+    notes["tables"][0]["rotated"] = "no"
+
+
+@pytest.mark.parametrize("change", [damage_places, damage_rows, forget_a_table, rotate])
+def test_damaged_files(stored, change):
+    path, _ = stored
+    rewritten(path, change)
+    with pytest.raises(jax_tt.FileError, match=r"'items': (its|rotated: got 'no')"):
         jax_tt.load_mixed(path)
 
 

@@ -46,6 +46,7 @@ def test_the_best_table_of_all_kinds():
     assert sum("*" in line for line in text[1:]) == 1
 
 
+@pytest.mark.full(but="mixed")
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_kind(kind):
     found = small(kind=kind, max_bytes=DENSE // 4)
@@ -167,6 +168,7 @@ def test_one_row_and_one_column():
 # The command line
 
 
+@pytest.mark.full(but="auto")
 @pytest.mark.parametrize("kind", ["auto", "quantized", "mixed", "additive", "low_rank", "tt_sum"])
 def test_command(table, capsys, kind):
     pytest.importorskip("safetensors")

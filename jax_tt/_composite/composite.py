@@ -98,7 +98,7 @@ class Composite(Table):
 
     @functools.cached_property
     def _members(self) -> tuple[Any, ...]:
-        """The tables with names, and without the scalars that are those of the sum."""
+        """The tables with names, and without the step count and sentinel, which the whole table has."""
         named = self._of_each(
             lambda table: (
                 table
@@ -116,7 +116,7 @@ class Composite(Table):
     # State
 
     def _prefixed(self, of_table: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
-        """Values by name of every table, as those of the sum."""
+        """Values by name of every table, with the names that they have in the whole state."""
         return {
             f"table_{k}_{name}": value
             for k, table in enumerate(self._members)
@@ -127,7 +127,7 @@ class Composite(Table):
         return tuple(self._prefixed(lambda table: dict.fromkeys(of_table(table))))
 
     def separated(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The state of every table from that of the sum, with the step count and sentinel of a fused sum."""
+        """The state of every table from the whole state, with the step count and sentinel if it is fused."""
         scalars = {name: state[name] for name in SCALARS if name in state}
         found = []
         for k in range(len(self.tables)):
@@ -244,7 +244,7 @@ class Composite(Table):
         )
 
     def rows(self, params: Params, digits: Sequence[jax.Array], precision: Any) -> jax.Array:
-        raise NotImplementedError("the tables of a sum have rows; their digits differ")
+        raise NotImplementedError("rows are looked up in the tables, each with its digits")
 
     def forward(self, state: State, batch: Batch, lookup: Lookup) -> tuple[jax.Array, Any]:
         batches = self._prepared(state, batch, lookup)

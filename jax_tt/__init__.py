@@ -171,6 +171,8 @@ _LAYERS = (
     "HashEmbedBag",
     "FusedParam",
     "FusedOptimizer",
+    "value_and_grad",
+    "grad",
     "LayerTiers",
     "CacheState",
     "HashState",

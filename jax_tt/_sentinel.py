@@ -20,3 +20,14 @@ def kept(sentinel: Any) -> Any:
     An invalid one stays invalid, so that all further passes fail; rounding errors are reset to 1.
     """
     return jnp.where(holds(sentinel), 1, sentinel)
+
+
+def untouched(sentinel: Any) -> Any:
+    """Whether a sentinel is what a step returned: exactly 1."""
+    return sentinel == 1
+
+
+def spoilt(sentinel: Any) -> Any:
+    """The sentinel where a step returned it untouched; otherwise one that no forward pass takes for rounding."""
+    beyond = jnp.where(holds(sentinel), jnp.nan, sentinel)
+    return jnp.where(untouched(sentinel), sentinel, beyond)

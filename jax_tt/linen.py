@@ -14,6 +14,8 @@ from jax_tt._flax._linen_change import resize_cache as resize_cache
 from jax_tt._flax._linen_collection import EmbedCollection as EmbedCollection
 from jax_tt._flax._linen_dense import Embed as Embed
 from jax_tt._flax._linen_dense import EmbedBag as EmbedBag
+from jax_tt._flax._linen_gradients import grad as grad
+from jax_tt._flax._linen_gradients import value_and_grad as value_and_grad
 from jax_tt._flax._linen_hash import grow_if_full as grow_if_full
 from jax_tt._flax._linen_hash import insert_collection_keys as insert_collection_keys
 from jax_tt._flax._linen_hash import insert_keys as insert_keys

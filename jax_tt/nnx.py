@@ -5,6 +5,8 @@ from jax_tt._flax._nnx_collection import EmbedCollection as EmbedCollection
 from jax_tt._flax._nnx_dense import Embed as Embed
 from jax_tt._flax._nnx_dense import EmbedBag as EmbedBag
 from jax_tt._flax._nnx_fused import FusedOptimizer as FusedOptimizer
+from jax_tt._flax._nnx_gradients import grad as grad
+from jax_tt._flax._nnx_gradients import value_and_grad as value_and_grad
 from jax_tt._flax._nnx_hash import HashEmbed as HashEmbed
 from jax_tt._flax._nnx_hash import HashEmbedBag as HashEmbedBag
 from jax_tt._flax._nnx_table import TableEmbed as TableEmbed

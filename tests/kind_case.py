@@ -185,7 +185,7 @@ class KindCase:
 
         @nnx.jit
         def step(model: Any, opt: Any) -> Any:
-            loss, grads = nnx.value_and_grad(lambda m: jnp.sum((m(self.bags()) - 1) ** 2))(model)
+            loss, grads = jax_tt.value_and_grad(lambda m: jnp.sum((m(self.bags()) - 1) ** 2))(model)
             opt.update(model, grads)
             return loss
 

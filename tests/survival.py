@@ -114,7 +114,7 @@ def _train_nnx(run: Run) -> tuple[Callable[[Step], None], Callable[[], Any]]:
         def loss(model: Any) -> jax.Array:
             return _loss(model(items, users, with_users), y)
 
-        opt.update(model, nnx.grad(loss)(model))
+        opt.update(model, jax_tt.grad(loss)(model))
 
     compiled = nnx.jit(step, static_argnums=5, donate_argnums=(0, 1) if run.donate else ())
     return (

@@ -164,8 +164,8 @@ def test_collections_and_layers_take_the_same_steps(name):
 
     @nnx.jit
     def both(embed, layer, first, second):
-        first.update(embed, nnx.grad(lambda m: total(m(ids)))(embed))
-        second.update(layer, nnx.grad(lambda m: jnp.sum(jnp.sin(m(ids["own"]))))(layer))
+        first.update(embed, jax_tt.grad(lambda m: total(m(ids)))(embed))
+        second.update(layer, jax_tt.grad(lambda m: jnp.sum(jnp.sin(m(ids["own"]))))(layer))
 
     for _ in range(6):
         both(embed, layer, *opts)

@@ -66,7 +66,7 @@ class Model(nnx.Module):
 def make_step(donate):
     @nnx.jit(donate_argnums=(0, 1) if donate else ())
     def step(model, opt, bags, y):
-        loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(bags) - y) ** 2))(model)
+        loss, grads = jax_tt.value_and_grad(lambda m: jnp.mean((m(bags) - y) ** 2))(model)
         opt.update(model, grads)
         return loss
 
@@ -479,7 +479,7 @@ def test_transformations(kind, method):
         model, ids.reshape(3, 1, 1, 2)
     )
     assert int(total[...]) == 12
-    nnx.grad(lambda m: nnx.remat(Model.__call__)(m, ids).sum())(model)
+    jax_tt.grad(lambda m: nnx.remat(Model.__call__)(m, ids).sum())(model)
     assert int(total[...]) == 15
 
 

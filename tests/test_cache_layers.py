@@ -34,7 +34,7 @@ class Tower(nnx.Module):
 
 @nnx.jit
 def nnx_step(model, opt, ids):
-    loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(ids) - 1) ** 2))(model)
+    loss, grads = jax_tt.value_and_grad(lambda m: jnp.mean((m(ids) - 1) ** 2))(model)
     opt.update(model, grads)
     return loss
 
@@ -122,7 +122,7 @@ def test_attend_trains_every_row(gradients):
     query = jax.random.normal(jax.random.key(1), (3, D))
 
     def gradient(layer):
-        return nnx.grad(lambda layer: jnp.sum(layer.attend(query)[:, ids] ** 2))(layer)
+        return jax_tt.grad(lambda layer: jnp.sum(layer.attend(query)[:, ids] ** 2))(layer)
 
     got, wanted = gradient(layer), gradient(plain)
     if gradients == "cores":
@@ -172,7 +172,7 @@ def test_refresh_caches_serves_a_stock_optimizer():
 
     @nnx.jit
     def step(model, opt, ids):
-        opt.update(model, nnx.grad(lambda m: jnp.mean(m(ids) ** 2))(model))
+        opt.update(model, jax_tt.grad(lambda m: jnp.mean(m(ids) ** 2))(model))
         jax_tt.refresh_caches(model)
 
     for ids in batches(4):

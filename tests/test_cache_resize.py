@@ -135,7 +135,7 @@ class Tower(nnx.Module):
 
 @nnx.jit
 def step(model, opt, ids):
-    loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(ids) - 1) ** 2))(model)
+    loss, grads = jax_tt.value_and_grad(lambda m: jnp.mean((m(ids) - 1) ** 2))(model)
     opt.update(model, grads)
     return loss
 

@@ -55,7 +55,7 @@ class Tower(nnx.Module):
 
 @nnx.jit(donate_argnums=(0, 1))
 def step(model, opt, ids):
-    loss, grads = nnx.value_and_grad(lambda model: jnp.mean((model(ids) - 1) ** 2))(model)
+    loss, grads = jax_tt.value_and_grad(lambda model: jnp.mean((model(ids) - 1) ** 2))(model)
     opt.update(model, grads)
     jax_tt.refresh_caches(model)
     return loss

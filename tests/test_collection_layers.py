@@ -50,7 +50,7 @@ class Model(nnx.Module):
 
 @nnx.jit
 def step(model: Any, opt: Any, batch: Any) -> jax.Array:
-    loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(batch) - 1) ** 2))(model)
+    loss, grads = jax_tt.value_and_grad(lambda m: jnp.mean((m(batch) - 1) ** 2))(model)
     opt.update(model, grads)
     return loss
 
@@ -140,7 +140,7 @@ def test_step_counts_keep_the_order_of_the_tables():
     @nnx.jit
     def step(embed, opt):
         batch = dict.fromkeys(features, jnp.array([[1]]))
-        opt.update(embed, nnx.grad(lambda embed: jnp.sum(embed(batch)["t"]))(embed))
+        opt.update(embed, jax_tt.grad(lambda embed: jnp.sum(embed(batch)["t"]))(embed))
 
     for module in (embed, nnx.clone(embed)):
         steps = {name: float(own["step"]) for name, own in module.states().items()}
@@ -156,7 +156,7 @@ def test_a_table_is_called_on_its_own_outside_of_losses(trained):
     rows = table(jnp.array([0, 49]))
     np.testing.assert_array_equal(rows, table.embedding[...][jnp.array([0, 49])])
     with pytest.raises(TypeError, match="items: this table of a collection was called on its own"):
-        nnx.grad(lambda table: jnp.sum(table(jnp.array([1]))))(table)
+        jax_tt.grad(lambda table: jnp.sum(table(jnp.array([1]))))(table)
 
 
 def test_evaluation_counts_nothing(trained):

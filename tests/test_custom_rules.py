@@ -238,7 +238,7 @@ def test_nnx_and_linen_take_the_same_steps():
     options = {"embedding_init": lambda key, shape, dtype: start, "optimizer": RULE}
     model = Tower(jax_tt.EmbedBag(50, 8, **options, rngs=nnx.Rngs(0)))
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.0))
-    step = nnx.jit(lambda m, o: o.update(m, nnx.grad(lambda m: m(ids))(m)))
+    step = nnx.jit(lambda m, o: o.update(m, jax_tt.grad(lambda m: m(ids))(m)))
     layer = jax_tt.linen.EmbedBag(50, 8, **options)
     state = jax_tt.linen.TrainState.create(
         apply_fn=layer.apply, params=layer.init(jax.random.key(0), ids), tx=optax.sgd(0.0)
@@ -303,7 +303,9 @@ def test_a_row_cache_is_stepped_as_by_a_native_rule():
         layer = jax_tt.TTEmbedBag(60, 8, tt_ranks=3, optimizer=rule, cache=cache, rngs=nnx.Rngs(0))
         opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
         for shift in (0, 0, 1, 2):
-            opt.update(layer, nnx.grad(lambda m, ids: jnp.sum(jnp.sin(m(ids))))(layer, ids + shift))
+            opt.update(
+                layer, jax_tt.grad(lambda m, ids: jnp.sum(jnp.sin(m(ids))))(layer, ids + shift)
+            )
         found.append(layer.state())
     assert np.any(f64(found[0]["cache_rows"]) != 0)
     for name, value in found[1].items():
@@ -417,7 +419,7 @@ def test_row_gradients_of_a_layer_and_of_a_train():
     rule = optimizers.RowGradients(8)
     model = Tower(jax_tt.EmbedBag(50, 8, optimizer=rule, rngs=nnx.Rngs(0)))
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
-    opt.update(model, nnx.grad(lambda m: m(jnp.array([[1, 5], [5, 5]])))(model))
+    opt.update(model, jax_tt.grad(lambda m: m(jnp.array([[1, 5], [5, 5]])))(model))
     found = rule.read(model.table.state())
     assert found.distinct == 2
     np.testing.assert_allclose(found.gradients[1], 3 * found.gradients[0], rtol=1e-6)

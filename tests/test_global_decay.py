@@ -99,7 +99,7 @@ def used_twice(rule, **options):
     layer = jax_tt.EmbedBag(10, 4, optimizer=rule, rngs=nnx.Rngs(0), **options)
     opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
     for ids in ([[1]], [[2]], [[2]]):
-        opt.update(layer, nnx.grad(lambda m, ids: jnp.sum(m(ids)))(layer, jnp.array(ids)))
+        opt.update(layer, jax_tt.grad(lambda m, ids: jnp.sum(m(ids)))(layer, jnp.array(ids)))
     return layer
 
 

@@ -233,7 +233,7 @@ def test_nnx_collection_grows_with_its_moments():
     @nnx.jit
     def step(model, opt):
         ids = jax_tt.with_slots(batch, model["embed"].insert(batch))
-        loss, grads = nnx.value_and_grad(lambda m: jnp.sum((m["embed"].stacked(ids) - 1) ** 2))(
+        loss, grads = jax_tt.value_and_grad(lambda m: jnp.sum((m["embed"].stacked(ids) - 1) ** 2))(
             model
         )
         opt.update(model, grads)

@@ -217,7 +217,7 @@ def test_nnx_collection_trains_and_grows():
     @nnx.jit
     def step(embed, opt):
         embed.insert(batch)
-        loss, grads = nnx.value_and_grad(lambda m: jnp.sum((m.stacked(batch) - 1) ** 2))(embed)
+        loss, grads = jax_tt.value_and_grad(lambda m: jnp.sum((m.stacked(batch) - 1) ** 2))(embed)
         opt.update(embed, grads)
         return loss
 
@@ -241,7 +241,7 @@ def test_nnx_layer_with_optax_grows_with_its_moments():
 
     @nnx.jit
     def step(layer, opt):
-        grads = nnx.grad(lambda m: jnp.sum((m(keys) - 1) ** 2))(layer)
+        grads = jax_tt.grad(lambda m: jnp.sum((m(keys) - 1) ** 2))(layer)
         opt.update(layer, grads)
 
     def moments():

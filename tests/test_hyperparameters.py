@@ -45,7 +45,7 @@ def wanted(kind: str, rates: Any) -> dict[str, np.ndarray]:
     opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
     for rate in rates:
         layer.optimizer = optimizers.Adagrad(rate)
-        opt.update(layer, nnx.grad(lambda m: jnp.sum(m(IDS) ** 2))(layer))
+        opt.update(layer, jax_tt.grad(lambda m: jnp.sum(m(IDS) ** 2))(layer))
     return table_values(layer)
 
 
@@ -61,13 +61,13 @@ def test_a_rate_in_the_call_and_one_in_a_variable(kind):
     def called_step(layer, opt, rate):
         traces.append("call")
         given = {"learning_rate": rate}
-        grads = nnx.grad(lambda m: jnp.sum(m(IDS, hyperparameters=given) ** 2))(layer)
+        grads = jax_tt.grad(lambda m: jnp.sum(m(IDS, hyperparameters=given) ** 2))(layer)
         opt.update(layer, grads)
 
     @nnx.jit
     def held_step(layer, opt):
         traces.append("variable")
-        grads = nnx.grad(lambda m: jnp.sum(m(IDS) ** 2))(layer)
+        grads = jax_tt.grad(lambda m: jnp.sum(m(IDS) ** 2))(layer)
         assert "hyperparameters" not in grads
         opt.update(layer, grads)
 
@@ -107,7 +107,7 @@ def test_a_rate_in_the_call_of_a_linen_layer(kind):
     for value in RATES:
         table = step(table, jnp.float32(value))
         twin.optimizer = optimizers.Adagrad(value)
-        opt.update(twin, nnx.grad(lambda m: jnp.sum(m(IDS) ** 2))(twin))
+        opt.update(twin, jax_tt.grad(lambda m: jnp.sum(m(IDS) ** 2))(twin))
     assert len(traces) == 1
     assert_close(dict(table), table_values(twin))
 
@@ -123,7 +123,7 @@ def test_every_hyperparameter_of_adam():
     for layer, opt in opts.items():
         given = values if layer is called else None
         for _ in range(2):
-            grads = nnx.grad(lambda m, g=given: jnp.sum(m(IDS, hyperparameters=g) ** 2))(layer)
+            grads = jax_tt.grad(lambda m, g=given: jnp.sum(m(IDS, hyperparameters=g) ** 2))(layer)
             opt.update(layer, grads)
     assert_close(table_values(held), table_values(fixed))
     assert_close(table_values(called), table_values(fixed))
@@ -150,7 +150,7 @@ def test_a_shared_rate_is_part_of_the_model(tmp_path):
 
     @nnx.jit(donate_argnums=(0, 1))
     def step(model, opt):
-        opt.update(model, nnx.grad(lambda m: jnp.sum(m(IDS) ** 2))(model))
+        opt.update(model, jax_tt.grad(lambda m: jnp.sum(m(IDS) ** 2))(model))
 
     step(model, opt)
     model.rate[...] = 0.0
@@ -180,7 +180,7 @@ def test_reduce_on_plateau_drives_the_rate():
     def step(model, opt, state):
         traces.append(None)
         # A loss that no step makes smaller.
-        loss, grads = nnx.value_and_grad(lambda m: 0.0 * jnp.sum(m(IDS)) + 1.0)(model)
+        loss, grads = jax_tt.value_and_grad(lambda m: 0.0 * jnp.sum(m(IDS)) + 1.0)(model)
         opt.update(model, grads)
         _, state = plateau.update({}, state, value=loss)
         model.rate[...] = 0.1 * state.scale
@@ -205,7 +205,7 @@ def test_a_variable_that_is_set_to_a_number(jit):
 
     def step(layer, opt):
         traces.append(None)
-        opt.update(layer, nnx.grad(lambda m: jnp.sum(m(IDS) ** 2))(layer))
+        opt.update(layer, jax_tt.grad(lambda m: jnp.sum(m(IDS) ** 2))(layer))
 
     run = nnx.jit(step) if jit else step
     for value in RATES:

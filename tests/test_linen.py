@@ -207,7 +207,7 @@ def test_train_state_equals_nnx(kind, rule):
 
     @nnx.jit
     def nnx_step(model, opt, ids, y):
-        grads = nnx.grad(lambda m: jnp.mean((m(ids) - y) ** 2))(model)
+        grads = jax_tt.grad(lambda m: jnp.mean((m(ids) - y) ** 2))(model)
         opt.update(model, grads)
 
     for k in range(4):

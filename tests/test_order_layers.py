@@ -41,7 +41,7 @@ def trained(layer, opt, ids, steps=3):
 
     @nnx.jit(donate_argnums=(0, 1))
     def step(layer, opt):
-        grads = nnx.grad(lambda layer: jnp.mean((layer(ids) - 1) ** 2))(layer)
+        grads = jax_tt.grad(lambda layer: jnp.mean((layer(ids) - 1) ** 2))(layer)
         opt.update(layer, grads)
         jax_tt.refresh_caches(layer)
 
@@ -82,8 +82,8 @@ def test_bags_keep_padding_weights_and_gradients(bags):
         return lambda layer: jnp.sum(layer(ids) ** 2)
 
     equal(
-        nnx.to_pure_dict(nnx.grad(loss(bags))(ordered)),
-        nnx.to_pure_dict(nnx.grad(loss(moved))(plain)),
+        nnx.to_pure_dict(jax_tt.grad(loss(bags))(ordered)),
+        nnx.to_pure_dict(jax_tt.grad(loss(moved))(plain)),
     )
 
 
@@ -123,7 +123,7 @@ def test_one_order_in_two_layers(donated):
         def loss(model):
             return jnp.sum(model.users(IDS) * model.items(IDS))
 
-        opt.update(model, nnx.grad(loss)(model))
+        opt.update(model, jax_tt.grad(loss)(model))
 
     for _ in range(2):
         step(model, opt)

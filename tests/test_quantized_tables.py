@@ -296,7 +296,7 @@ def test_nnx_layers():
     model = Model(nnx.Rngs(0))
     before = np.asarray(model.embed.packed[...])
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
-    loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(jnp.array([1, 2])) - 1) ** 2))(model)
+    loss, grads = jax_tt.value_and_grad(lambda m: jnp.mean((m(jnp.array([1, 2])) - 1) ** 2))(model)
     opt.update(model, grads)
     assert jnp.mean((model(jnp.array([1, 2])) - 1) ** 2) < loss
     np.testing.assert_array_equal(model.embed.packed[...], before)

@@ -359,7 +359,7 @@ def test_layers():
 
     @nnx.jit
     def step(model, opt):
-        loss, grads = nnx.value_and_grad(lambda m: jnp.sum((m(BAGS) - 1) ** 2))(model)
+        loss, grads = jax_tt.value_and_grad(lambda m: jnp.sum((m(BAGS) - 1) ** 2))(model)
         opt.update(model, grads)
         return loss
 
@@ -429,7 +429,7 @@ def test_scores_are_no_part_of_a_loss():
     want = np.asarray(dense).sum(1)[None].repeat(2, 0)
     np.testing.assert_allclose(layer.attend(query).astype(jnp.float32), want, rtol=2e-2, atol=0.05)
     with pytest.raises(TypeError, match="attend is part of the loss, but the table is quantized"):
-        nnx.grad(lambda layer: layer.attend(query).sum().astype(jnp.float32))(layer)
+        jax_tt.grad(lambda layer: layer.attend(query).sum().astype(jnp.float32))(layer)
 
 
 def test_in_an_order_of_ids():

@@ -125,7 +125,7 @@ def test_changes_are_noticed(name):
 def test_the_sentinel_is_printed_with_the_digits_that_tell_it_from_1():
     layer = jax_tt.EmbedBag(12, 4, optimizer=RULE, rngs=nnx.Rngs(0))
     opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
-    grads = nnx.grad(lambda m: jnp.sum(m(IDS)))(layer)
+    grads = jax_tt.grad(lambda m: jnp.sum(m(IDS)))(layer)
     moved = np.float32(1.0000623)
     grads["sentinel"] = grads["sentinel"].replace(jnp.asarray(moved))
     with pytest.raises(ValueError, match=r"sentinel is 1\.0000623, expected 1"):
@@ -146,6 +146,6 @@ def test_an_average_of_models_is_evaluated_and_trained(average):
     assert np.isfinite(layer(IDS)).all()
     opt = jax_tt.FusedOptimizer(layer, optax.sgd(0.1))
     # Gradients that were averaged over ten runs are next values too.
-    grads = nnx.grad(lambda m: jnp.sum(m(IDS)))(layer)
+    grads = jax_tt.grad(lambda m: jnp.sum(m(IDS)))(layer)
     opt.update(layer, jax.tree.map(lambda g: sum([0.1 * g] * 10), grads))
     assert np.isfinite(layer(IDS)).all()

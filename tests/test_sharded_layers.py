@@ -67,7 +67,7 @@ class _Model(nnx.Module):
 
 @nnx.jit
 def _step(model, opt, batch):
-    loss, grads = nnx.value_and_grad(lambda model: jnp.mean(jnp.sin(model(batch))))(model)
+    loss, grads = jax_tt.value_and_grad(lambda model: jnp.mean(jnp.sin(model(batch))))(model)
     opt.update(model, grads)
     return loss
 

@@ -63,7 +63,7 @@ def under_cond(model: Tasks, flag: Any) -> jax.Array:
 
 
 def step(loss: Any, model: Tasks, opt: Any, flag: Any = True) -> jax.Array:
-    value, grads = nnx.value_and_grad(loss)(model, flag)
+    value, grads = jax_tt.value_and_grad(loss)(model, flag)
     opt.update(model, grads)
     return value
 
@@ -181,7 +181,7 @@ def test_gradients_of_one_program_in_another(jit):
     model = Tasks("bag")
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
     before = values(model.second)
-    grads = nnx.jit(nnx.grad(one))(model, True)
+    grads = nnx.jit(jax_tt.grad(one))(model, True)
     update = nnx.jit(lambda model, opt, grads: opt.update(model, grads) and None)
     (update if jit else lambda model, opt, grads: opt.update(model, grads))(model, opt, grads)
     assert_same(values(model.second), before)

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+import jax_tt
 from benchmarks.ids import zipf_ids
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
@@ -71,7 +72,7 @@ def _training(config: Config, variant: str, batches: list[Batch]) -> Call:
             logits = dlrm(jnp.asarray(batch.dense), jnp.asarray(batch.ids))
             return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, batch.label))
 
-        loss, gradients = nnx.value_and_grad(loss_of)(dlrm)
+        loss, gradients = jax_tt.value_and_grad(loss_of)(dlrm)
         optimizer.update(dlrm, gradients)
         return loss, nnx.state((dlrm, optimizer))
 

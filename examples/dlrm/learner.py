@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import jax_tt
 from examples.dlrm.batch import Batch, ClickData
 from examples.dlrm.config import Config
 from examples.dlrm.create import ClickModel, create
@@ -57,7 +58,7 @@ class Learner:
         def loss_of(model: ClickModel) -> jax.Array:
             return jnp.mean(optax.sigmoid_binary_cross_entropy(model(dense, ids), label))
 
-        loss, grads = nnx.value_and_grad(loss_of)(model)
+        loss, grads = jax_tt.value_and_grad(loss_of)(model)
         optimizer.update(model, grads)
         return jax.tree.leaves(nnx.state((model, optimizer))), loss
 

@@ -145,8 +145,8 @@ def fused_variable(module: nn.Module, label: str, name: str, init: Callable[[], 
     if not can_make and not module.has_variable(OVERWRITE_WITH_GRADIENT, name):
         raise ValueError(
             f"{label}: the variables hold no {name} of this fused table in the collection "
-            f"{OVERWRITE_WITH_GRADIENT}. Give apply, and the params of a TrainState, the whole dictionary that "
-            "init returned, not variables['params']."
+            f"{OVERWRITE_WITH_GRADIENT}. Give apply the whole dictionary that init returned, or the variables of a "
+            "jax_tt.linen.TrainState, not variables['params']."
         )
     return module.variable(OVERWRITE_WITH_GRADIENT, name, init, unbox=False).value
 

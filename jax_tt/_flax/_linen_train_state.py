@@ -1,4 +1,4 @@
-"""Overwrite with gradient in linen: a `TrainState`."""
+"""`TrainState`: linen models with fused tables."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ from flax import traverse_util
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from flax.training import train_state
 
+from jax_tt._flax._linen_gradients import Gradients, flat
+from jax_tt._flax._linen_variables import PARAMS
 from jax_tt._tables.next_values import next_values
 
-_COLLECTIONS = {"params", OVERWRITE_WITH_GRADIENT}
+_COLLECTIONS = {PARAMS, OVERWRITE_WITH_GRADIENT}
 
 
 class TrainState(train_state.TrainState):
-    """Flax's `TrainState` for models with fused tables: a table that the loss does not use is left unchanged.
+    """Flax's `TrainState` for models with fused tables, which it keeps apart from ``params``.
 
-    Flax's own overwrites such a table with the zeros that `jax.grad` returns for it, and the next forward pass raises.
-    The result of `jax.grad` must be passed to `apply_gradients` unchanged; see `jax_tt.FusedOptimizer`.
+    ``params`` are ``variables["params"]``, and the optimizer state, norms and counts of parameters are theirs alone.
+    ``fused`` are the tables, which `apply_gradients` overwrites with their next values; a table that the loss does not
+    use is left unchanged. ``variables`` holds both, for ``apply_fn``. Gradients are those of `value_and_grad`.
+
+    Flax's own ``TrainState``, whose ``params`` are the whole dictionary of variables, trains fused tables too, but
+    checks nothing: a penalty over its ``params`` makes tables grow, and a table that a loss does not use is overwritten
+    with zeros, which the next forward pass refuses.
 
     Example:
         >>> import flax.linen as nn, jax, jax.numpy as jnp, optax
@@ -32,52 +39,70 @@ class TrainState(train_state.TrainState):
         >>> model = Tower()
         >>> variables = model.init(jax.random.key(0), ids)
         >>> state = jax_tt.linen.TrainState.create(
-        ...     apply_fn=model.apply, params=variables, tx=optax.adam(1e-3)
+        ...     apply_fn=model.apply, variables=variables, tx=optax.adam(1e-3)
         ... )
-        >>> grads = jax.grad(lambda v: jnp.mean(model.apply(v, ids) ** 2))(state.params)
+        >>> def loss_fn(variables):
+        ...     return jnp.mean(state.apply_fn(variables, ids) ** 2)
+        >>> loss, grads = jax_tt.linen.value_and_grad(loss_fn)(state.variables)
         >>> state = state.apply_gradients(grads=grads)
-        >>> float(state.params["_overwrite_with_gradient"]["EmbedBag_0"]["step"])
-        1.0
+        >>> sorted(state.params), float(state.fused["EmbedBag_0"]["step"])
+        (['Dense_0'], 1.0)
     """
 
+    fused: Any
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The variables for ``apply_fn``: ``params`` and the fused tables."""
+        return {PARAMS: self.params, OVERWRITE_WITH_GRADIENT: self.fused}
+
     def apply_gradients(self, *, grads: Any, **kwargs: Any) -> Self:
-        """Overwrites the fused tables that the loss used and updates the other parameters with ``tx``.
+        """Overwrites the fused tables that the loss used and updates ``params`` with ``tx``.
 
         Args:
-            grads: the result of `jax.grad` or `jax.value_and_grad` for ``params``, unchanged.
+            grads: what `jax_tt.linen.value_and_grad` returned for ``variables``. Gradients may be clipped, scaled or
+                averaged over devices, which changes those of ``params`` only.
             **kwargs: fields to replace.
 
         Raises:
-            ValueError: outside ``jit``, the gradients of a fused table are not its next values.
+            ValueError: ``grads`` lack the next values of the tables, or left the compiled function that computed them;
+                or, outside ``jit``, a sentinel is not exactly 1. Inside ``jit``, the next forward pass of the table
+                fails instead.
         """
-        old, new = (_flat(tree[OVERWRITE_WITH_GRADIENT]) for tree in (self.params, grads))
-        kept = old | next_values("TrainState.apply_gradients", old, new)
-        grads = {**grads, OVERWRITE_WITH_GRADIENT: traverse_util.unflatten_dict(kept)}
-        return super().apply_gradients(grads=grads, **kwargs)
+        old = flat(self.fused)
+        if old and not isinstance(grads, Gradients):
+            raise ValueError(
+                f"TrainState.apply_gradients: grads: got a {type(grads).__name__} without the next values of the fused "
+                "tables; expected what jax_tt.linen.value_and_grad or jax_tt.linen.grad returned for state.variables."
+            )
+        if isinstance(grads, Gradients):
+            old |= next_values("TrainState.apply_gradients", old, grads.next_values.by_path)
+            grads = grads.params
+        fused = traverse_util.unflatten_dict(old)
+        return super().apply_gradients(grads=grads, fused=fused, **kwargs)
 
     @classmethod
-    def create(cls, *, apply_fn: Any, params: Any, tx: Any, **kwargs: Any) -> Self:
+    def create(cls, *, apply_fn: Any, variables: Any, tx: Any, **kwargs: Any) -> Self:
         """A state at step 0.
 
         Args:
             apply_fn: ``model.apply``.
-            params: the collections ``params`` and ``_overwrite_with_gradient`` from ``model.init``. An empty
-                ``params`` may be missing.
-            tx: the optax transformation of the collection ``params``.
+            variables: what ``model.init`` returned, with the collections ``params`` and ``_overwrite_with_gradient``
+                only; either may be missing.
+            tx: the optax transformation of ``params``.
             **kwargs: fields of a subclass, e.g. for other collections.
 
         Raises:
-            ValueError: ``params`` holds something else.
+            ValueError: ``variables`` hold something else.
         """
-        found = set(params) if isinstance(params, Mapping) else None
-        if found is None or not {OVERWRITE_WITH_GRADIENT} <= found <= _COLLECTIONS:
-            got = type(params).__name__ if found is None else ", ".join(sorted(found)) or "nothing"
-            raise ValueError(
-                f"params: got {got}; expected the collections params and {OVERWRITE_WITH_GRADIENT} of what model.init "
-                "returned: params=variables, not variables['params']. Other collections go into fields of a subclass."
+        found = set(variables) if isinstance(variables, Mapping) else None
+        if not found or not found <= _COLLECTIONS:
+            got = (
+                type(variables).__name__ if found is None else ", ".join(sorted(found)) or "nothing"
             )
-        return super().create(apply_fn=apply_fn, params={"params": {}, **params}, tx=tx, **kwargs)
-
-
-def _flat(tree: Any) -> dict[tuple[Any, ...], Any]:
-    return traverse_util.flatten_dict(dict(tree))
+            raise ValueError(
+                f"variables: got {got}; expected the collections {PARAMS} and {OVERWRITE_WITH_GRADIENT} of what "
+                "model.init returned, not variables['params']. Other collections go into fields of a subclass."
+            )
+        params, fused = (variables.get(name, {}) for name in (PARAMS, OVERWRITE_WITH_GRADIENT))
+        return super().create(apply_fn=apply_fn, params=params, tx=tx, fused=fused, **kwargs)

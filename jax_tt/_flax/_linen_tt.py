@@ -84,8 +84,7 @@ class TTEmbed(TTLayer, EmbedModule):
     A table of ``num_embeddings`` rows and ``features`` columns is stored as ``d`` small cores of
     shape ``[p_k, r_k, q_k, r_{k+1}]``, variables ``core_0`` to ``core_{d-1}``; the dense table is never built.
     They are in the collection ``params`` or, with an ``optimizer``, together with its state in
-    ``_overwrite_with_gradient``: given the whole dictionary of variables as its ``params``, `TrainState` overwrites
-    that collection with its "gradients", which are the next values.
+    ``_overwrite_with_gradient``, which `TrainState` keeps apart from ``params`` and overwrites with its next values.
 
     Attributes:
         num_embeddings, features, tt_ranks, row_factors, col_factors, dtype, param_dtype, skip_nonfinite,
@@ -148,7 +147,6 @@ class TTEmbedBag(TTLayer, EmbedBagModule):
     Example:
         >>> import flax.linen as nn, jax, jax.numpy as jnp, optax
         >>> import jax_tt
-        >>> from jax_tt.linen import TrainState
         >>> class Tower(nn.Module):
         ...     @nn.compact
         ...     def __call__(self, bags):
@@ -160,10 +158,13 @@ class TTEmbedBag(TTLayer, EmbedBagModule):
         >>> variables = model.init(jax.random.key(0), bags)
         >>> sorted(variables)
         ['_overwrite_with_gradient', 'params']
-        >>> state = TrainState.create(apply_fn=model.apply, params=variables, tx=optax.adam(1e-3))
-        >>> grads = jax.grad(lambda v: jnp.mean(model.apply(v, bags) ** 2))(state.params)
+        >>> state = jax_tt.linen.TrainState.create(
+        ...     apply_fn=model.apply, variables=variables, tx=optax.adam(1e-3)
+        ... )
+        >>> loss_fn = jax_tt.linen.value_and_grad(lambda v: jnp.mean(model.apply(v, bags) ** 2))
+        >>> loss, grads = loss_fn(state.variables)
         >>> state = state.apply_gradients(grads=grads)
-        >>> float(state.params["_overwrite_with_gradient"]["TTEmbedBag_0"]["step"])
+        >>> float(state.fused["TTEmbedBag_0"]["step"])
         1.0
     """
 

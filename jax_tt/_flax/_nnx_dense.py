@@ -20,7 +20,7 @@ from jax_tt.optimizers import Optimizer
 class DenseLayer(DenseFromPretrained, TableModule):
     """The constructor shared by `Embed` and `EmbedBag`."""
 
-    embedding: nnx.Param
+    embedding: nnx.Variable[Any]
 
     def __init__(
         self,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import optax
 from flax import nnx
 
 from jax_tt._flax._nnx_cache import refresh_caches
+from jax_tt._flax._nnx_gradients import Gradients
 from jax_tt._flax._nnx_variables import FusedParam
 from jax_tt._tables.next_values import next_values, says_used
 
@@ -16,19 +18,21 @@ class FusedOptimizer(nnx.Optimizer):
     """``nnx.Optimizer`` for models with fused tables.
 
     Ordinary parameters are updated by ``tx``; every :class:`FusedParam` is overwritten with its
-    "gradient", which is its next value.  ``tx`` does not see the tables, so it allocates no state
-    for them, and may clip or accumulate gradients.
+    next value, which the gradients of :func:`value_and_grad` carry.  ``tx`` does not see the
+    tables, so it allocates no state for them.
 
-    Any change of the gradients *before* :meth:`update` changes the values of the tables: do not
-    clip, scale or sum the tree that ``nnx.grad`` returns (put ``optax.clip_by_global_norm`` or
-    ``optax.MultiSteps`` into ``tx`` instead, and pass a loss scale to the layer as
-    ``grad_scale``).  A table must be used at most once in a loss.  Every fused table has a
-    sentinel that detects sums and scalings; it cannot detect an average of gradients, which
-    results in the average of the separately updated tables.
+    Gradients may be clipped, scaled or averaged over devices before :meth:`update`; that changes
+    ordinary gradients only.  For the tables there are ``max_gradient``, ``weight_decay`` and
+    ``grad_scale`` (a loss scale must be given to the layer).  To accumulate micro-batches, put
+    ``optax.MultiSteps`` into ``tx`` and update after each.  A table must be used at most once in
+    a loss.  Every fused table has a sentinel, which is 1 in the result of its step: whatever
+    changes a next value changes it, and :meth:`update` refuses it.
 
     Args:
         model: an NNX module.
-        tx: the optax transformation for every ``nnx.Param`` that is not a :class:`FusedParam`.
+        tx: the optax transformation for the variables in ``wrt``.
+        wrt: filter of the variables that ``tx`` updates, e.g. ``nnx.LoRAParam`` or ``nnx.PathContains("head")``; fused
+            tables are never among them. Give `value_and_grad` the same; its gradients of other variables are ignored.
         graph: as in ``nnx.Optimizer``.
 
     Raises:
@@ -49,7 +53,7 @@ class FusedOptimizer(nnx.Optimizer):
         >>> opt = jax_tt.FusedOptimizer(model, optax.adam(1e-3))
         >>> @nnx.jit(donate_argnums=(0, 1))
         ... def train_step(model, opt, ids, y):
-        ...     loss, grads = nnx.value_and_grad(lambda m: jnp.mean((m(ids) - y) ** 2))(model)
+        ...     loss, grads = jax_tt.value_and_grad(lambda m: jnp.mean((m(ids) - y) ** 2))(model)
         ...     opt.update(model, grads)
         ...     return loss
         >>> loss = train_step(model, opt, jnp.array([[1, 2], [3, 4]]), jnp.ones((2, 1)))
@@ -58,7 +62,12 @@ class FusedOptimizer(nnx.Optimizer):
     """
 
     def __init__(
-        self, model: Any, tx: optax.GradientTransformation, *, graph: bool | None = None
+        self,
+        model: Any,
+        tx: optax.GradientTransformation,
+        *,
+        wrt: Any = nnx.Param,
+        graph: bool | None = None,
     ) -> None:
         if not (hasattr(tx, "init") and hasattr(tx, "update")):
             raise TypeError(
@@ -66,29 +75,38 @@ class FusedOptimizer(nnx.Optimizer):
                 f"the fused tables, e.g. optax.adam(1e-3); got {tx!r}. Rules of "
                 f"jax_tt.optimizers go into the layer: TTEmbedBag(..., optimizer=...)."
             )
-        super().__init__(model, tx, wrt=nnx.All(nnx.Param, nnx.Not(FusedParam)), graph=graph)
-        self._params, self._tables = self._names(model)
+        super().__init__(model, tx, wrt=nnx.All(wrt, nnx.Not(FusedParam)), graph=graph)
+        self._params, self._tables = self._trained(model), _tables(self._fused(model))
 
     def update(self, model: Any, grads: Any, /, **kwargs: Any) -> optax.Updates:
         """Overwrites the fused variables of ``model`` and updates its other parameters.
 
         Args:
             model: the module that the optimizer was created with.
-            grads: the result of ``nnx.grad`` or ``nnx.value_and_grad`` for it, unchanged.  A fused
-                table that the loss did not use, or that the filter of ``nnx.grad`` left out, is unchanged.
+            grads: what :func:`value_and_grad` or :func:`grad` returned for it. A fused table that the loss did not use
+                is unchanged. For a model without fused tables, those of ``nnx.grad`` do as well.
             **kwargs: passed on to ``tx.update``.
 
         Returns:
-            The updates that were added to the parameters outside the fused tables.
+            The updates that were added to the variables in ``wrt``.
 
         Raises:
-            ValueError: ``model`` is not the one that the optimizer was created with; or, outside ``jit``, the
-                gradients of a fused table are not its next values (see the class). Nothing is written then.
-                Inside ``jit``, the next forward pass of the table fails instead.
+            ValueError: ``model`` is not the one that the optimizer was created with; ``grads`` lack a variable in
+                ``wrt`` or the next values of the tables, or left the compiled function that computed them; or, outside
+                ``jit``, a sentinel is not exactly 1. Nothing is written then. Inside ``jit``, the next forward pass of
+                the table fails instead.
         """
-        old, new = self._fused(model), self._fused(grads)
-        self._check_model(model, new.keys() - old.keys())
+        old = self._fused(model)
+        self._check_model(model)
+        if old and not isinstance(grads, Gradients):
+            raise ValueError(
+                f"FusedOptimizer.update: grads: got a {type(grads).__name__} without the next values of the fused "
+                f"tables {', '.join(sorted(_tables(old)))}; expected what jax_tt.value_and_grad or jax_tt.grad "
+                "returned. nnx.grad does not train fused tables, and nnx.state, splits and merges drop the next values."
+            )
+        new = grads.next_values.by_path if isinstance(grads, Gradients) else {}
         new = next_values("FusedOptimizer.update", old, new)
+        self._check_gradients(grads)
         updates = super().update(model, grads, **kwargs)
         # `used` is already 1.
         written = {path: value for path, value in new.items() if not says_used(path)}
@@ -96,31 +114,34 @@ class FusedOptimizer(nnx.Optimizer):
         refresh_caches(model)
         return updates
 
-    def _fused(self, tree: Any) -> dict[tuple[Any, ...], Any]:
-        state = nnx.state(tree, FusedParam, graph=self.graph)
+    def _fused(self, model: Any) -> dict[tuple[Any, ...], Any]:
+        state = nnx.state(model, FusedParam, graph=self.graph)
         return {path: variable[...] for path, variable in nnx.to_flat_state(state)}
 
-    def _names(self, model: Any) -> tuple[frozenset[str], frozenset[str]]:
-        """Names of the parameters that ``tx`` updates, and of the fused tables."""
-        params = nnx.to_flat_state(nnx.state(model, self.wrt, graph=self.graph))
-        return (
-            frozenset(".".join(map(str, path)) for path, _ in params),
-            frozenset(
-                ".".join(map(str, path[:-1])) or "the model itself"
-                for path in self._fused(model)
-                if path[-1] == "sentinel"
-            ),
+    def _trained(self, tree: Any) -> frozenset[str]:
+        """Names of the variables in ``wrt``, of a model or of its gradients."""
+        flat = nnx.to_flat_state(nnx.state(tree, self.wrt, graph=self.graph))
+        return frozenset(".".join(map(str, path)) for path in flat.paths)
+
+    def _check_gradients(self, grads: Any) -> None:
+        """Raises if these are not gradients of the variables that ``tx`` updates."""
+        given = self._trained(grads)
+        if given == self._params:
+            return
+        differences = [
+            f"{verb} {', '.join(sorted(names))}"
+            for verb, names in (("lack", self._params - given), ("hold", given - self._params))
+            if names
+        ]
+        raise ValueError(
+            f"FusedOptimizer.update: grads {' and '.join(differences)}, but tx updates "
+            f"{', '.join(sorted(self._params)) or 'nothing'}; expected gradients of this model. Give "
+            "jax_tt.value_and_grad and FusedOptimizer the same wrt."
         )
 
-    def _check_model(self, model: Any, foreign: Any) -> None:
-        """Raises if the model or the gradients do not belong to this optimizer, before anything is written."""
-        if foreign:
-            names = ", ".join(sorted(".".join(map(str, path)) for path in foreign))
-            raise ValueError(
-                f"FusedOptimizer.update: grads hold {names}, which model does not; expected what nnx.grad returned for "
-                "this model."
-            )
-        params, tables = self._names(model)
+    def _check_model(self, model: Any) -> None:
+        """Raises if the model is not that of this optimizer."""
+        params, tables = self._trained(model), _tables(self._fused(model))
         # Fused tables that were added later need no state of tx.
         if params == self._params and self._tables <= tables:
             return
@@ -138,3 +159,12 @@ class FusedOptimizer(nnx.Optimizer):
             f"{'; '.join(differences)}. Give both the constructor and update the whole model; after a change of its "
             "structure make a new FusedOptimizer."
         )
+
+
+def _tables(fused: Iterable[tuple[Any, ...]]) -> frozenset[str]:
+    """Names of the modules with a sentinel."""
+    return frozenset(
+        ".".join(map(str, path[:-1])) or "the model itself"
+        for path in fused
+        if path[-1] == "sentinel"
+    )

@@ -173,7 +173,7 @@ class TTEmbedBag(TTLayer, TableEmbedBag):
         >>> adagrad = jax_tt.optimizers.Adagrad(learning_rate=0.05)
         >>> layer = jax_tt.TTEmbedBag(1_000_000, 64, tt_ranks=8, optimizer=adagrad, rngs=nnx.Rngs(0))
         >>> opt = jax_tt.FusedOptimizer(layer, optax.adam(1e-3))
-        >>> grads = nnx.grad(lambda layer: layer(bags).sum())(layer)
+        >>> grads = jax_tt.grad(lambda layer: layer(bags).sum())(layer)
         >>> _ = opt.update(layer, grads)
     """
 

@@ -9,13 +9,13 @@ from flax.errors import TraceContextError
 WHERE_FLAX_ALLOWS = contextlib.suppress(TraceContextError)
 
 
-class FusedParam(nnx.Param):
-    """A parameter whose gradient is its next value.
+class FusedParam(nnx.Variable):
+    """An array of a fused table: its parameters, the state of its optimizer, and the scalars of its updates.
 
     Layers with an ``optimizer`` store their table in variables of this type.  The backward pass
-    runs the optimizer itself and returns the *new* values in place of the gradient, so a step must
-    overwrite the variable instead of adding to it, as :class:`FusedOptimizer` does.  It is a
-    subclass of ``nnx.Param``, so the default filter of ``nnx.grad`` includes it.
+    runs the optimizer itself and returns the *next* values in place of gradients.  So it is no
+    ``nnx.Param``: what is meant for parameters (penalties, norms, counts, optax) does not see it.
+    Differentiate with `value_and_grad` and update with `FusedOptimizer`, which overwrites it.
 
     Example:
         >>> import jax_tt

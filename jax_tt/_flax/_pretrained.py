@@ -48,7 +48,7 @@ class DenseFromPretrained:
                 ``rngs``.
 
         Returns:
-            The layer. Its table is trained like any other; `nnx.DiffState` leaves it out of the gradient.
+            The layer. Its table is trained like any other; ``jax.lax.stop_gradient`` of its rows leaves it as it is.
 
         Raises:
             FileError: the file cannot be read, or holds no such table.
@@ -117,7 +117,7 @@ class TTFromPretrained:
             **options: the other arguments of the layer, except ``features`` and ``rngs``.
 
         Returns:
-            The layer. Its table is trained like any other; `nnx.DiffState` leaves it out of the gradient.
+            The layer. Its table is trained like any other; ``jax.lax.stop_gradient`` of its rows leaves it as it is.
 
         Raises:
             FileError: the file cannot be read, or holds no such table.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -18,34 +18,68 @@ _USED, _SENTINEL = ((name, outer_name(name)) for name in ("used", "sentinel"))
 
 
 def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -> dict[Path, Any]:
-    """The variables to write, by path: those of ``new`` in all tables that the loss used.
+    """The fused variables to write, by path: those of ``new`` in all tables that the loss used.
 
     A traced program selects between old and new. The compiler removes the selection if ``used`` is a constant, that is,
-    except behind a ``cond`` or if the gradients are inputs of the program. This matters because reading the old table
-    would force a copy of it before the in-place update.
+    except behind a ``cond``. This matters because reading the old table would force a copy of it before the in-place
+    update.
 
     Args:
         caller: for error messages.
-        old: variables of the model, including those of fused tables.
-        new: their "gradients"; those that belong to no fused table are returned unchanged.
+        old: the fused variables of the model.
+        new: their next values, as the backward pass returned them.
 
     Raises:
-        ValueError: outside ``jit``, the gradients of a table are not its next values.
+        ValueError: ``new`` are the values of other tables, or left the compiled function that computed them; or,
+            outside ``jit``, they are not what the steps of the tables returned. Inside ``jit``, sentinels are written
+            that the next forward pass refuses.
     """
+    _check_tables(caller, old, new)
+    _check_alive(caller, new)
     tables = {_table_of(path): path for path in new if says_used(path)}
     known = _known({path: new[path] for path in new if path[-1] in (*_USED, *_SENTINEL)})
     unused = {table: _is_unused(known.get(path, new[path])) for table, path in tables.items()}
-    for path, sentinel in known.items():
-        skip = _nearest(path, unused)
-        if path[-1] in _SENTINEL and not isinstance(skip, jax.Array):
-            _check_sentinel(caller, path, sentinel, skip)
     result = {}
     for path, value in new.items():
         skip = _nearest(path, unused)
+        if path[-1] in _SENTINEL:
+            if path in known and not isinstance(skip, jax.Array):
+                _check_sentinel(caller, path, known[path], skip)
+            else:
+                value = _sentinel.spoilt(value)
         if skip is True:
             continue
         result[path] = value if skip is False else _either(skip, old[path], value)
     return result
+
+
+def _check_tables(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -> None:
+    expected = "expected what value_and_grad returned for this model."
+    if foreign := new.keys() - old.keys():
+        raise ValueError(
+            f"{caller}: grads hold {_names(foreign)}, which model does not; {expected}"
+        )
+    if missing := old.keys() - new.keys():
+        raise ValueError(f"{caller}: grads lack {_names(missing)} of the model; {expected}")
+
+
+def _names(paths: Iterable[Path]) -> str:
+    return ", ".join(sorted(".".join(map(str, path)) for path in paths))
+
+
+def _check_alive(caller: str, new: Mapping[Path, Any]) -> None:
+    traced = next(
+        (new[path] for path in new if path[-1] in _SENTINEL and isinstance(new[path], Tracer)), None
+    )
+    if traced is None:
+        return
+    try:
+        _sentinel.untouched(traced)
+    except jax.errors.UnexpectedTracerError:
+        raise ValueError(
+            f"{caller}: grads left the compiled function that computed them, and the next values of fused tables do "
+            "not leave it with them. Compute the gradients and update in the same jitted function."
+        ) from None
 
 
 def _nearest(path: Path, unused: Mapping[tuple[Path, bool], Any]) -> Any:
@@ -104,20 +138,21 @@ def _either(unused: Any, old: Any, new: Any) -> Any:
 def _check_sentinel(
     caller: str, path: Path, sentinel: np.ndarray, unused: bool | np.ndarray
 ) -> None:
-    moved = np.ravel(sentinel)[~np.ravel(_sentinel.holds(sentinel) | unused)]
+    moved = np.ravel(sentinel)[~np.ravel(_sentinel.untouched(sentinel) | unused)]
     if moved.size == 0:
         return
     table = ".".join(map(str, path[:-1]))
     where = f"fused table '{table}'" if table else "the fused tables"
+    hint = _ZEROS if moved[0] == 0 else _NAN if np.isnan(moved[0]) else _MOVED
     raise ValueError(
-        f"{caller}: grads of {where} are not next values: the sentinel is {moved[0]!s}, expected 1. "
-        f"{_ZEROS if moved[0] == 0 else _MOVED}"
+        f"{caller}: grads of {where} are not next values: the sentinel is {moved[0]!s}, expected 1. {hint}"
     )
 
 
 _ZEROS = "An earlier step overwrote the table with zeros, as its loss did not use it: restore it from a checkpoint."
+_NAN = "An earlier update under jit was given gradients that were no next values: restore it from a checkpoint."
 _MOVED = (
-    "The table or collection was used more than once in the loss, or the gradients were summed, scaled or clipped "
-    "after nnx.grad: look all ids of a shared table up in one call, move clipping and accumulation into tx, pass a "
-    "loss scale to the layer as grad_scale, or build the layer with optimizer=None and let optax step it."
+    "The table or collection was used more than once in the loss, or the loss has a term over its variables: look all "
+    "ids of a shared table up in one call, restrict a penalty to nnx.Param and give the table's optimizer a "
+    "weight_decay, or build the layer with optimizer=None and let optax step it."
 )

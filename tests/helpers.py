@@ -11,8 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jax_tt
+
+# The variables that training changes.
+TRAINED = nnx.Any(nnx.Param, jax_tt.FusedParam)
 
 # name -> shape: 2 to 5 cores, odd ranks and factors, one column, slack rows, rank 1
 SHAPES = {

@@ -22,6 +22,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import jax_tt
+from tests.helpers import TRAINED
 
 N, D, B, CAPACITY = 60, 4, 6, 30
 BAD = np.array([N, N + 1, -1, -7, 2**31 - 1, -(2**31)])
@@ -119,7 +120,7 @@ def _train_nnx(run: Run) -> tuple[Callable[[Step], None], Callable[[], Any]]:
     compiled = nnx.jit(step, static_argnums=5, donate_argnums=(0, 1) if run.donate else ())
     return (
         lambda s: compiled(model, opt, s.items, s.users, s.y, s.with_users),
-        lambda: nnx.to_pure_dict(nnx.state(model, nnx.Param)),
+        lambda: nnx.to_pure_dict(nnx.state(model, TRAINED)),
     )
 
 

@@ -15,12 +15,12 @@ import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
-from flax.training.train_state import TrainState
 
 import jax_tt
 from jax_tt import _reports
 from jax_tt._split_ids import SplitIds
 from tests.conftest import method_fixture, native_available
+from tests.helpers import TRAINED
 
 N, D, B, L = 50, 4, 6, 3
 FACTORS = {"row_factors": (4, 14), "col_factors": (2, 2), "tt_ranks": 3}
@@ -103,7 +103,7 @@ def train(kind, method, given, step):
 
 
 def parameters(model):
-    return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, TRAINED)))
 
 
 def same(a, b):
@@ -141,24 +141,24 @@ def test_a_linen_model_survives_bad_batches(kind, method):
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state, counts, bags, y):
-        def loss(params):
-            out, new = model.apply({**params, **counts}, bags, mutable=["out_of_range"])
+        def loss(variables):
+            out, new = model.apply({**variables, **counts}, bags, mutable=["out_of_range"])
             return jnp.mean((out - y) ** 2), new
 
-        grads, counts = jax.grad(loss, has_aux=True)(state.params)
+        grads, counts = jax_tt.linen.grad(loss, has_aux=True)(state.variables)
         return state.apply_gradients(grads=grads), counts
 
     def trained(given):
         # Copies, because the state is donated.
         own = jax.tree.map(jnp.array, variables)
-        state = TrainState.create(
-            apply_fn=model.apply, params=own, tx=optax.sgd(0.05, momentum=0.9)
+        state = jax_tt.linen.TrainState.create(
+            apply_fn=model.apply, variables=own, tx=optax.sgd(0.05, momentum=0.9)
         )
         counts = {}
         for k, bags in enumerate(given):
             state, counts = step(state, counts, bags, jnp.full((B, 1), float(k)))
         (number,) = jax.tree.leaves(counts)
-        return jax.tree.map(np.asarray, state.params), int(number)
+        return jax.tree.map(np.asarray, state.variables), int(number)
 
     (want, none), (got, found) = trained(good), trained(bad)
     same(got, want)

@@ -11,7 +11,6 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from flax.training.train_state import TrainState
 
 import jax_tt
 import jax_tt.linen
@@ -53,7 +52,7 @@ class Model(nn.Module):
         return nn.Dense(1)(nn.Dropout(0.1, deterministic=not train)(hidden))
 
 
-class State(TrainState):
+class State(jax_tt.linen.TrainState):
     row_cache: Any
 
 
@@ -66,7 +65,7 @@ def test_a_compact_model_with_a_train_state(gradients, rule):
     variables = model.init(jax.random.key(0), stream[0])
     row_cache = variables.pop("row_cache")
     state = State.create(
-        apply_fn=model.apply, params=variables, tx=optax.sgd(0.1), row_cache=row_cache
+        apply_fn=model.apply, variables=variables, tx=optax.sgd(0.1), row_cache=row_cache
     )
     state = state.replace(step=jnp.int32(0))  # an int, at first, would be another program
     structure = jax.tree.structure(state)
@@ -78,16 +77,19 @@ def test_a_compact_model_with_a_train_state(gradients, rule):
         traces.append(ids)
         given = {"train": True, "rngs": {"dropout": key}}
 
-        def loss(params):
-            variables = {**params, "row_cache": state.row_cache}
+        def loss(variables):
             out, new = state.apply_fn(variables, ids, mutable=["row_cache"], **given)
             return jnp.mean((out - 1) ** 2), new["row_cache"]
 
-        (value, row_cache), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+        variables = {**state.variables, "row_cache": state.row_cache}
+        (value, row_cache), grads = jax_tt.linen.value_and_grad(loss, has_aux=True)(variables)
         state = state.apply_gradients(grads=grads)
-        variables = {**state.params, "row_cache": row_cache}
-        params = jax_tt.linen.refresh_caches(model, variables, ids, **given)
-        return state.replace(row_cache=params.pop("row_cache"), params=params), value
+        variables = {**state.variables, "row_cache": row_cache}
+        after = jax_tt.linen.refresh_caches(model, variables, ids, **given)
+        fused = after.get("_overwrite_with_gradient", {})
+        return state.replace(
+            row_cache=after["row_cache"], params=after["params"], fused=fused
+        ), value
 
     losses = []
     for n, ids in enumerate(stream):
@@ -105,7 +107,7 @@ def test_a_compact_model_with_a_train_state(gradients, rule):
         assert found["calls"] == STEPS
         assert 0 < found["misses"] < found["requested"]
     # Applied without a mutable collection, nothing is counted.
-    variables = {**state.params, "row_cache": state.row_cache}
+    variables = {**state.variables, "row_cache": state.row_cache}
     assert model.apply(variables, stream[0]).shape == (32, 1)
 
 

@@ -239,7 +239,7 @@ def linen_step(state: Any, counts: Any) -> Any:
         out, changed = Linen().apply({**params, **counts}, BATCH, mutable=list(COUNTS))
         return jnp.mean((out - 1) ** 2), changed
 
-    (value, counts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+    (value, counts), grads = jax_tt.linen.value_and_grad(loss, has_aux=True)(state.variables)
     return state.apply_gradients(grads=grads), counts, value
 
 
@@ -247,16 +247,16 @@ def test_linen_trains_all_tables():
     variables = dict(linen_variables())
     counts = {"row_cache": variables.pop("row_cache")}
     state = jax_tt.linen.TrainState.create(
-        apply_fn=Linen().apply, params=variables, tx=optax.sgd(0.05)
+        apply_fn=Linen().apply, variables=variables, tx=optax.sgd(0.05)
     )
     losses = []
     for _ in range(4):
         state, counts, loss = linen_step(state, counts)
         losses.append(float(loss))
     assert losses[3] < losses[0] / 2
-    assert float(state.params[OVERWRITTEN]["embed"]["step"][0]) == 4
+    assert float(state.fused["embed"]["step"][0]) == 4
     assert int(counts["out_of_range"]["embed"]["items"]["count"]) == 4
-    refreshed = jax_tt.linen.refresh_caches(Linen(), {**state.params, **counts}, BATCH)
+    refreshed = jax_tt.linen.refresh_caches(Linen(), {**state.variables, **counts}, BATCH)
     directory = jax_tt.linen.cache_directories(refreshed)["embed/users"]
     assert jax_tt.cache_statistics(directory)["refreshes"] == 1
 

@@ -241,14 +241,15 @@ def test_nnx_and_linen_take_the_same_steps():
     step = nnx.jit(lambda m, o: o.update(m, jax_tt.grad(lambda m: m(ids))(m)))
     layer = jax_tt.linen.EmbedBag(50, 8, **options)
     state = jax_tt.linen.TrainState.create(
-        apply_fn=layer.apply, params=layer.init(jax.random.key(0), ids), tx=optax.sgd(0.0)
+        apply_fn=layer.apply, variables=layer.init(jax.random.key(0), ids), tx=optax.sgd(0.0)
     )
     weights = model.head.kernel[...]
     for _ in range(3):
         step(model, opt)
-        grads = jax.grad(lambda p: loss_of(layer.apply(p, ids), weights))(state.params)
+        loss = jax_tt.linen.grad(lambda v: loss_of(layer.apply(v, ids), weights))
+        grads = loss(state.variables)
         state = state.apply_gradients(grads=grads)
-    own: Any = state.params["_overwrite_with_gradient"]
+    own: Any = state.fused
     for name in ("embedding", "slot_momentum_0", "slot_total_0", "step"):
         np.testing.assert_allclose(getattr(model.table, name)[...], own[name], rtol=1e-6)
     assert np.all(f64(own["embedding"])[[0, 2, 49]] == f64(start)[[0, 2, 49]])

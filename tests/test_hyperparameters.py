@@ -13,6 +13,7 @@ from flax import nnx
 import jax_tt
 import jax_tt.linen
 from jax_tt import optimizers
+from tests.helpers import TRAINED
 
 N, D = 48, 4
 IDS = jnp.array([[1, 2], [3, 1], [5, 5]])
@@ -29,7 +30,7 @@ def make(kind: str, rule: Any, namespace: Any = jax_tt, **kwargs: Any) -> Any:
 
 
 def table_values(layer: nnx.Module) -> dict[str, np.ndarray]:
-    flat = nnx.to_flat_state(nnx.state(layer, nnx.Param))
+    flat = nnx.to_flat_state(nnx.state(layer, TRAINED))
     return {".".join(map(str, path)): np.array(variable[...]) for path, variable in flat}
 
 
@@ -144,7 +145,7 @@ class Shared(nnx.Module):
 def test_a_shared_rate_is_part_of_the_model(tmp_path):
     model = Shared()
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
-    rest = nnx.Not(nnx.Any(nnx.Param, jax_tt.OutOfRange))
+    rest = nnx.Not(nnx.Any(TRAINED, jax_tt.OutOfRange))
     state = nnx.to_pure_dict(nnx.state(model, rest))
     assert jax.tree.leaves(state) == [jnp.float32(0.1)]  # once
 

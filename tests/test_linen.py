@@ -11,13 +11,13 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
-from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import optimizers
-from jax_tt.linen import EmbedBag, TTEmbed, TTEmbedBag
+from jax_tt.linen import EmbedBag, TrainState, TTEmbed, TTEmbedBag
 from tests.conftest import method_fixture
+from tests.helpers import TRAINED
 
 N, D = 60, 4
 FACTORS: dict[str, Any] = {"tt_ranks": 3, "row_factors": (3, 4, 5), "col_factors": (1, 2, 2)}
@@ -74,30 +74,28 @@ def batch(k: int) -> tuple[jax.Array, jax.Array]:
 
 @jax.jit
 def train_step(state: TrainState, ids: jax.Array, y: jax.Array) -> tuple[TrainState, jax.Array]:
-    def loss_fn(params):
-        return jnp.mean((state.apply_fn(params, ids) - y) ** 2)
+    def loss_fn(variables):
+        return jnp.mean((state.apply_fn(variables, ids) - y) ** 2)
 
-    loss, grads = jax.value_and_grad(loss_fn)(state.params)
+    loss, grads = jax_tt.linen.value_and_grad(loss_fn)(state.variables)
     return state.apply_gradients(grads=grads), loss
 
 
 def train_state(kind: str, rule: optimizers.Optimizer | None, **kwargs: Any) -> TrainState:
     model = Tower(kind, rule, **kwargs)
     variables = model.init(jax.random.key(0), batch(0)[0])
-    return TrainState.create(apply_fn=model.apply, params=variables, tx=optax.sgd(0.1))
+    return TrainState.create(apply_fn=model.apply, variables=variables, tx=optax.sgd(0.1))
 
 
 def with_values_of(state: TrainState, model: NNXTower) -> TrainState:
     """The state with the parameters of an NNX model."""
-    values = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    params = jax.tree.map(jnp.copy, state.params)
-    if OVERWRITTEN in params:
-        params[OVERWRITTEN] = {"items": values["items"]}
+    values = nnx.to_pure_dict(nnx.state(model, TRAINED))
+    if state.fused:
+        after = state.replace(params={"head": values["head"]}, fused={"items": values["items"]})
     else:
-        params["params"]["items"] = values["items"]
-    params["params"]["head"] = values["head"]
-    assert jax.tree.structure(params) == jax.tree.structure(state.params)
-    return state.replace(params=params)
+        after = state.replace(params=values)
+    assert jax.tree.structure(after) == jax.tree.structure(state)
+    return after
 
 
 # --- Layers
@@ -150,7 +148,7 @@ def test_variables_are_those_of_nnx(kind, rule):
     _, nnx_layer, factors = LAYERS[kind]
     twin = nnx_layer(N, D, optimizer=rule, rngs=nnx.Rngs(0), **factors)
     (values,) = variables.values()
-    want = nnx.to_pure_dict(nnx.state(twin, nnx.Param))
+    want = nnx.to_pure_dict(nnx.state(twin, TRAINED))
     assert jax.tree.map(jnp.shape, values) == jax.tree.map(jnp.shape, want)
     assert all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(values))
 
@@ -213,8 +211,8 @@ def test_train_state_equals_nnx(kind, rule):
     for k in range(4):
         state, _ = train_step(state, *batch(k))
         nnx_step(model, opt, *batch(k))
-    want = with_values_of(state, model).params
-    for got, value in zip(jax.tree.leaves(state.params), jax.tree.leaves(want), strict=True):
+    want = with_values_of(state, model).variables
+    for got, value in zip(jax.tree.leaves(state.variables), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(got, value, rtol=1e-5, atol=1e-6)
 
 
@@ -222,17 +220,17 @@ def test_donated_train_state(method):
     state = train_state("dense", optimizers.Adagrad(0.1), method=method)
     step = jax.jit(train_step.__wrapped__, donate_argnums=0)
     state, first = step(state, *batch(0))
-    table = state.params[OVERWRITTEN]["items"]["embedding"]
+    table = state.fused["items"]["embedding"]
     address = table.unsafe_buffer_pointer()
     state, _ = step(state, *batch(1))
     assert table.is_deleted()
     if method == "ffi":
-        table = state.params[OVERWRITTEN]["items"]["embedding"]
+        table = state.fused["items"]["embedding"]
         assert table.unsafe_buffer_pointer() == address
     for _ in range(5):
         state, loss = step(state, *batch(0))
     assert float(loss) < float(first)
-    assert float(state.params[OVERWRITTEN]["items"]["step"]) == 7
+    assert float(state.fused["items"]["step"]) == 7
 
 
 def test_schedule_reads_the_step():
@@ -242,7 +240,7 @@ def test_schedule_reads_the_step():
     for k in range(3):
         fixed, _ = train_step(fixed, *batch(k))
         scheduled, _ = train_step(scheduled, *batch(k))
-    jax.tree.map(np.testing.assert_array_equal, fixed.params, scheduled.params)
+    jax.tree.map(np.testing.assert_array_equal, fixed.variables, scheduled.variables)
 
 
 def test_stepping_the_collection_with_optax_is_refused(method):
@@ -304,10 +302,13 @@ def test_orbax_round_trip_continues_bit_equal(tmp_path):
         abstract = jax.eval_shape(lambda: train_state("bag", optimizers.Adam(0.05)))
         restored = checkpointer.restore(tmp_path / "state", abstract)
     restored = state.replace(
-        step=restored.step, params=restored.params, opt_state=restored.opt_state
+        step=restored.step,
+        params=restored.params,
+        fused=restored.fused,
+        opt_state=restored.opt_state,
     )
     for k in range(2, 4):
         state, _ = train_step(state, *batch(k))
         restored, _ = train_step(restored, *batch(k))
-    jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)
+    jax.tree.map(np.testing.assert_array_equal, restored.variables, state.variables)
     assert int(restored.step) == 4

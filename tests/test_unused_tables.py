@@ -17,6 +17,7 @@ import jax_tt
 import jax_tt.linen
 from jax_tt import optimizers
 from tests.conftest import native_available
+from tests.helpers import TRAINED
 
 N, D = 48, 4
 RULE = optimizers.Adagrad(0.1)
@@ -69,7 +70,7 @@ def step(loss: Any, model: Tasks, opt: Any, flag: Any = True) -> jax.Array:
 
 
 def values(layer: nnx.Module) -> dict[str, np.ndarray]:
-    flat = nnx.to_flat_state(nnx.state(layer, nnx.Param))
+    flat = nnx.to_flat_state(nnx.state(layer, TRAINED))
     return {".".join(map(str, path)): np.array(variable[...]) for path, variable in flat}
 
 
@@ -176,16 +177,23 @@ def test_losses_that_take_turns_in_a_scan():
     assert float(model.second.sentinel[...]) == 1
 
 
-@pytest.mark.parametrize("jit", [True, False])
-def test_gradients_of_one_program_in_another(jit):
+def test_gradients_do_not_leave_their_program():
     model = Tasks("bag")
     opt = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
-    before = values(model.second)
+    before = values(model)
     grads = nnx.jit(jax_tt.grad(one))(model, True)
+    with pytest.raises(ValueError, match="grads left the compiled function that computed them"):
+        opt.update(model, grads)
+    assert_same(values(model), before)
+    # Nor are they taken from one call of a program to the next.
     update = nnx.jit(lambda model, opt, grads: opt.update(model, grads) and None)
-    (update if jit else lambda model, opt, grads: opt.update(model, grads))(model, opt, grads)
-    assert_same(values(model.second), before)
+    update(model, opt, jax_tt.grad(one)(model, True))
     assert float(model.first.step[...]) == 1
+    before = values(model)
+    with pytest.raises(ValueError) as error:
+        update(model, opt, jax_tt.grad(one)(model, True))
+    assert "update in the same jitted function" in str(error.value.__cause__)
+    assert_same(values(model), before)
 
 
 def big_operations(text: str, shape: str) -> list[str]:
@@ -247,7 +255,7 @@ class LinenTasks(nn.Module):
         return nn.Dense(2)(found + rows("second") if both else found)
 
 
-def linen_state(kind: Any, cache: Any = None) -> Any:
+def linen_state(cache: Any = None) -> Any:
     model = LinenTasks(cache)
     variables = dict(model.init(jax.random.key(0), True))
     counts = variables.pop("row_cache", {})
@@ -255,46 +263,42 @@ def linen_state(kind: Any, cache: Any = None) -> Any:
     def apply(variables: Any, both: bool) -> jax.Array:
         return model.apply({**variables, "row_cache": counts}, both)
 
-    return kind.create(apply_fn=apply, params=variables, tx=optax.sgd(0.1))
+    return jax_tt.linen.TrainState.create(apply_fn=apply, variables=variables, tx=optax.sgd(0.1))
 
 
 def linen_step(state: Any, both: bool) -> Any:
-    grads = jax.grad(lambda v: jnp.mean(state.apply_fn(v, both) ** 2))(state.params)
+    grads = jax_tt.linen.grad(lambda v: jnp.mean(state.apply_fn(v, both) ** 2))(state.variables)
     return state.apply_gradients(grads=grads)
 
 
 @pytest.mark.parametrize(("jit", "cached"), [(True, True), (False, False)])
 def test_the_train_state_of_linen_keeps_an_unused_table(jit, cached):
-    cache = jax_tt.RowCache(8, ways=4) if cached else None
-    state = linen_state(jax_tt.linen.TrainState, cache)
+    state = linen_state(jax_tt.RowCache(8, ways=4) if cached else None)
     run = jax.jit(linen_step, static_argnums=1) if jit else linen_step
-    before = jax.tree.map(np.array, state.params[OVERWRITTEN]["second"])
+    before = jax.tree.map(np.array, state.fused["second"])
     state = run(run(state, False), False)
-    tables = state.params[OVERWRITTEN]
-    assert_same(tables["second"], before)
-    assert float(tables["first"]["step"]) == 2 and int(state.step) == 2
-    assert float(run(state, True).params[OVERWRITTEN]["second"]["step"]) == 1
+    assert_same(state.fused["second"], before)
+    assert float(state.fused["first"]["step"]) == 2 and int(state.step) == 2
+    assert float(run(state, True).fused["second"]["step"]) == 1
 
 
 def test_flax_train_state_is_refused_at_the_next_forward_pass():
-    state = linen_state(train_state.TrainState)
-    state = linen_step(state, False)
-    assert not np.any(state.params[OVERWRITTEN]["second"]["core_0"])
+    state = linen_state()
+    theirs = train_state.TrainState.create(
+        apply_fn=state.apply_fn, params=state.variables, tx=optax.sgd(0.1)
+    )
+    grads = jax.grad(lambda v: jnp.mean(state.apply_fn(v, False) ** 2))(theirs.params)
+    params = theirs.apply_gradients(grads=grads).params
+    assert not np.any(params[OVERWRITTEN]["second"]["core_0"])
+    # Used or not, its zeros do not pass for a value to keep.
+    zeros = state.replace(params=params["params"], fused=params[OVERWRITTEN])
     if not native_available():
-        assert np.isnan(state.apply_fn(state.params, True)).all()
+        assert np.isnan(state.apply_fn(params, True)).all()
+        with pytest.raises(ValueError, match=r"'second'.*sentinel is 0\.0.*checkpoint"):
+            linen_step(zeros, True)
         return
     with pytest.raises(Exception, match=r"'second' was overwritten with zeros.*TrainState"):
-        jax.block_until_ready(state.apply_fn(state.params, True))
-    # Used or not, its zeros do not pass for a value to keep.
-    grads = jax.tree.map(lambda x: x, state.params)
-    with pytest.raises(ValueError, match=r"'second'.*sentinel is 0\.0.*checkpoint"):
-        linen_state(jax_tt.linen.TrainState).apply_gradients(
-            grads={**grads, OVERWRITTEN: jax.tree.map(lambda x: x, _used(grads[OVERWRITTEN]))}
-        )
-
-
-def _used(tables: Any) -> Any:
-    return {name: {**part, "used": jnp.ones(())} for name, part in tables.items()}
+        jax.block_until_ready(state.apply_fn(params, True))
 
 
 def test_params_alone_are_refused_with_what_to_give():
@@ -304,16 +308,18 @@ def test_params_alone_are_refused_with_what_to_give():
         for mutable in (False, ["row_cache"]):
             with pytest.raises(ValueError, match=r"first: .*whole dictionary.*not variables"):
                 model.apply(given, True, mutable=mutable)
-    for given in (variables["params"], {"params": {}}, {**variables, "batch_stats": {}}, None):
-        with pytest.raises(ValueError, match=r"params: got .*params=variables"):
-            jax_tt.linen.TrainState.create(apply_fn=model.apply, params=given, tx=optax.sgd(0.1))
+    for given in (variables["params"], {}, {**variables, "batch_stats": {}}, None):
+        with pytest.raises(ValueError, match=r"variables: got .*not variables\['params'\]"):
+            jax_tt.linen.TrainState.create(apply_fn=model.apply, variables=given, tx=optax.sgd(0.1))
+    with pytest.raises(ValueError, match=r"argument 0: got a dict without the collection params"):
+        jax_tt.linen.grad(lambda v: 0.0)(variables["params"])
 
 
 def test_a_linen_model_without_other_parameters():
     layer = jax_tt.linen.EmbedBag(N, D, optimizer=RULE)
     variables = layer.init(jax.random.key(0), IDS)
     state = jax_tt.linen.TrainState.create(
-        apply_fn=layer.apply, params=variables, tx=optax.sgd(0.1)
+        apply_fn=layer.apply, variables=variables, tx=optax.sgd(0.1)
     )
-    grads = jax.grad(lambda v: jnp.sum(state.apply_fn(v, IDS)))(state.params)
-    assert float(state.apply_gradients(grads=grads).params[OVERWRITTEN]["step"]) == 1
+    grads = jax_tt.linen.grad(lambda v: jnp.sum(state.apply_fn(v, IDS)))(state.variables)
+    assert float(state.apply_gradients(grads=grads).fused["step"]) == 1

@@ -2,6 +2,9 @@
 gradients that are not finite. Whatever comes, the model is the one that the same steps without the bad ids give, bit
 for bit.
 
+Other runs have the code around their steps that models without fused tables have: a penalty over all parameters, norms,
+clipping and scaling of gradients, and averages, which are refused. Their tables are those of the same steps without it.
+
     python -m tests.survival --steps 2000
 """
 
@@ -19,7 +22,6 @@ import numpy as np
 import optax
 from flax import linen as nn
 from flax import nnx
-from flax.training.train_state import TrainState
 
 import jax_tt
 from tests.helpers import TRAINED
@@ -38,10 +40,14 @@ class Run:
     donate: bool
     method: str
     unused: bool  # some steps use one of the two tables only
+    around: bool = (
+        False  # compares steps with and without generic code around them, while the head is frozen
+    )
 
     def __str__(self) -> str:
         words = ("fused" if self.fused else "optax", "donated" if self.donate else "kept")
-        return " ".join((self.flavour, *words, self.method, "unused" if self.unused else ""))
+        more = [word for word in ("unused", "around") if getattr(self, word)]
+        return " ".join((self.flavour, *words, self.method, *more))
 
     def options(self) -> dict[str, Any]:
         rule = jax_tt.optimizers.Adagrad(0.05) if self.fused else None
@@ -62,6 +68,8 @@ def runs(methods: tuple[str, ...], unused: bool) -> Iterator[Run]:
     both = (False, True)
     for flavour, fused, donate, method in itertools.product(("nnx", "linen"), both, both, methods):
         yield Run(flavour, fused, donate, method, unused)
+        if fused:
+            yield Run(flavour, fused, donate, method, unused, around=True)
 
 
 def steps(seed: int, count: int, unused: bool, bad: bool) -> Iterator[Step]:
@@ -95,32 +103,68 @@ def _loss(out: Any, y: jax.Array) -> jax.Array:
     return jnp.mean((out - y) ** 2)
 
 
+def _penalty(params: Any) -> jax.Array:
+    return 1e-3 * optax.tree.norm(params, squared=True)
+
+
+def _surrounded(grads: Any, others: list[Any], of_flax: Any) -> tuple[Any, Any]:
+    """The gradients scaled and clipped, and two norms that are to be the same."""
+    norms = optax.tree.norm(others[0]), optax.tree.norm(of_flax)
+    try:
+        jax.tree.map(lambda a, b: (a + b) / 2, *others)
+    except TypeError as error:
+        assert "after every micro-batch" in str(error)
+    else:
+        raise AssertionError("an average of gradients was accepted")
+    clip = optax.clip_by_global_norm(0.1)
+    halves = jax.tree.map(lambda g: g / 2, grads)
+    return clip.update(halves, clip.init(halves))[0], norms
+
+
+def _spare(key: Any = None) -> jax.Array:
+    """A parameter that no output depends on; penalties reach it."""
+    del key
+    return jnp.ones(3)
+
+
 class _NnxModel(nnx.Module):
     def __init__(self, run: Run) -> None:
         rngs = nnx.Rngs(0)
         self.items = jax_tt.TTEmbedBag(N, D, name="items", rngs=rngs, **TT, **run.options())
         self.users = jax_tt.EmbedBag(N, D, name="users", rngs=rngs, **run.options())
         self.head = nnx.Linear(D, 1, rngs=rngs)
+        self.spare = nnx.Param(_spare())
 
     def __call__(self, items: Any, users: Any, with_users: bool) -> jax.Array:
         rows = self.items(items)
         return self.head(rows + self.users(users) if with_users else rows)
 
 
-def _train_nnx(run: Run) -> tuple[Callable[[Step], None], Callable[[], Any]]:
+def _train_nnx(run: Run, generic: bool) -> tuple[Callable[[Step], Any], Callable[[], Any]]:
     model = _NnxModel(run)
-    opt = jax_tt.FusedOptimizer(model, _optimizer())
+    wrt = nnx.All(nnx.Param, nnx.PathContains("spare")) if run.around else nnx.Param
+    opt = jax_tt.FusedOptimizer(model, _optimizer(), wrt=wrt)
 
-    def step(model: Any, opt: Any, items: Any, users: Any, y: Any, with_users: bool) -> None:
+    def step(model: Any, opt: Any, items: Any, users: Any, y: Any, with_users: bool) -> Any:
         def loss(model: Any) -> jax.Array:
             return _loss(model(items, users, with_users), y)
 
-        opt.update(model, jax_tt.grad(loss)(model))
+        def penalised(model: Any) -> jax.Array:
+            return loss(model) + _penalty(nnx.state(model, nnx.Param))
+
+        grads = jax_tt.grad(penalised if generic else loss, wrt=wrt)(model)
+        norms = None
+        if generic:
+            others = [jax_tt.grad(loss)(model) for _ in range(2)]
+            grads, norms = _surrounded(grads, others, nnx.grad(loss)(model))
+        opt.update(model, grads)
+        return norms
 
     compiled = nnx.jit(step, static_argnums=5, donate_argnums=(0, 1) if run.donate else ())
+    compared = jax_tt.FusedParam if run.around else TRAINED
     return (
         lambda s: compiled(model, opt, s.items, s.users, s.y, s.with_users),
-        lambda: nnx.to_pure_dict(nnx.state(model, TRAINED)),
+        lambda: nnx.to_pure_dict(nnx.state(model, compared)),
     )
 
 
@@ -130,44 +174,63 @@ class _LinenModel(nn.Module):
     @nn.compact
     def __call__(self, items: Any, users: Any, with_users: bool = True) -> jax.Array:
         options = self.run.options()
+        self.param("spare", _spare)
         rows = jax_tt.linen.TTEmbedBag(N, D, name="items", **TT, **options)(items)
         if with_users:
             rows = rows + jax_tt.linen.EmbedBag(N, D, name="users", **options)(users)
-        return nn.Dense(1)(rows)
+        return nn.Dense(1, name="head")(rows)
 
 
-def _train_linen(run: Run) -> tuple[Callable[[Step], None], Callable[[], Any]]:
-    model = _LinenModel(run)
+def _train_linen(run: Run, generic: bool) -> tuple[Callable[[Step], Any], Callable[[], Any]]:
+    model, tx = _LinenModel(run), _optimizer()
     first = next(steps(0, 1, False, False))
     variables = model.init(jax.random.key(0), first.items, first.users)
-    kind = jax_tt.linen.TrainState if run.fused else TrainState
-    holder = [kind.create(apply_fn=model.apply, params=variables, tx=_optimizer())]
+    if run.around:
+        labels = {name: "train" if name == "spare" else "freeze" for name in variables["params"]}
+        tx = optax.partition({"train": tx, "freeze": optax.set_to_zero()}, labels)
+    create = jax_tt.linen.TrainState.create
+    holder = [create(apply_fn=model.apply, variables=variables, tx=tx)]
 
     def step(state: Any, items: Any, users: Any, y: Any, with_users: bool) -> Any:
-        def loss(params: Any) -> jax.Array:
-            return _loss(model.apply(params, items, users, with_users), y)
+        def loss(variables: Any) -> jax.Array:
+            return _loss(model.apply(variables, items, users, with_users), y)
 
-        return state.apply_gradients(grads=jax.grad(loss)(state.params))
+        def penalised(variables: Any) -> jax.Array:
+            return loss(variables) + _penalty(variables["params"])
+
+        def of_params(params: Any) -> jax.Array:
+            return loss({**state.variables, "params": params})
+
+        grads = jax_tt.linen.grad(penalised if generic else loss)(state.variables)
+        norms = None
+        if generic:
+            others = [jax_tt.linen.grad(loss)(state.variables) for _ in range(2)]
+            grads, norms = _surrounded(grads, others, jax.grad(of_params)(state.params))
+        return state.apply_gradients(grads=grads), norms
 
     compiled = jax.jit(step, static_argnums=4, donate_argnums=0 if run.donate else ())
 
-    def advance(s: Step) -> None:
-        holder[0] = compiled(holder[0], s.items, s.users, s.y, s.with_users)
+    def advance(s: Step) -> Any:
+        holder[0], norms = compiled(holder[0], s.items, s.users, s.y, s.with_users)
+        return norms
 
-    return advance, lambda: holder[0].params
+    return advance, lambda: holder[0].fused if run.around else holder[0].variables
 
 
 def survive(run: Run, count: int, seed: int = 0) -> None:
-    """Trains with and without the bad ids.
+    """Trains with and without the bad ids, or the generic code around the steps.
 
     Raises:
-        AssertionError: a parameter is not finite, or not the same.
+        AssertionError: a parameter is not finite, or not the same; or the norm of gradients is another than Flax's.
     """
     found = []
-    for bad in (True, False):
-        step, parameters = (_train_nnx if run.flavour == "nnx" else _train_linen)(run)
-        for s in steps(seed, count, run.unused, bad):
-            step(s)
+    for worse in (True, False):
+        train = _train_nnx if run.flavour == "nnx" else _train_linen
+        step, parameters = train(run, worse and run.around)
+        for s in steps(seed, count, run.unused, worse or run.around):
+            norms = step(s)
+            if norms is not None:
+                np.testing.assert_array_equal(*norms, f"{run}: the norms of gradients")
         found.append(jax.tree.map(np.asarray, parameters()))
     got, want = found
     for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):

@@ -10,6 +10,8 @@ RUNS = [
     survival.Run("nnx", fused=False, donate=False, method="ffi", unused=True),
     survival.Run("linen", fused=True, donate=True, method="reference", unused=True),
     survival.Run("linen", fused=False, donate=True, method="ffi", unused=True),
+    survival.Run("nnx", fused=True, donate=True, method="ffi", unused=True, around=True),
+    survival.Run("linen", fused=True, donate=True, method="ffi", unused=True, around=True),
 ]
 
 

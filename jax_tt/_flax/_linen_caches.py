@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from jax_tt._cache.cached import COLLECTION as ROW_CACHE
 from jax_tt._cache.cached import DIRECTORY, directory_of
 from jax_tt._cache.directory import CacheDirectory
 from jax_tt._flax._change import cache_filled
+from jax_tt._flax._linen_collection import EmbedCollection
 from jax_tt._flax._linen_table import TableModule
 from jax_tt._flax._linen_variables import TableVariables
 from jax_tt._tables.table import Table
@@ -249,16 +250,21 @@ def _layers_of(
     found: dict[tuple[str, ...], tuple[Table, str]] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        layer: Any = context.module
-        # Flax also intercepts `setup` and the methods it calls.
-        called = isinstance(layer, TableModule) and context.method_name in ("before_call", "attend")
-        if called and layer.described.cached is not None:
-            found[layer.path] = layer.described, layer.options.method
+        for layer in _looked_up(context.module, context.method_name):
+            if layer.described.cached is not None:
+                found[layer.path] = layer.described, layer.options.method
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
         jax.eval_shape(partial(model.apply, variables, *args, **{**kwargs, "mutable": True}))
     return found
+
+
+def _looked_up(module: Any, method: str) -> Iterable[Any]:
+    """The layers of single tables that a method of a module looks up itself, not through methods of these layers."""
+    if isinstance(module, EmbedCollection):
+        return () if method in ("setup", "attend") else module.parts.values()
+    return (module,) if isinstance(module, TableModule) and method != "setup" else ()
 
 
 def _change(

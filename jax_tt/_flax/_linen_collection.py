@@ -14,7 +14,7 @@ from jax_tt._collection.feature import Feature
 from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.lookup import embed
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
-from jax_tt._flax._linen_table import TableEmbed, fused_variable
+from jax_tt._flax._linen_table import TableEmbed, begin_call, finish_call, fused_variable
 from jax_tt._lookup._shared import Shared
 from jax_tt._sharding.options import Exchange
 from jax_tt._sharding.placement import Placement
@@ -116,11 +116,12 @@ class EmbedCollection(nn.Module):
             raise ValueError(f"table: got {table!r}; expected one of {', '.join(self.parts)}.")
         return self.parts[table].attend(query)
 
+    @nn.nowrap
     def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:
         arguments = step_arguments(self.collection, grad_scale, hyperparameters)
         before, lookups, inputs = {}, {}, {}
         for name, of_table in arguments.items():
-            before[name], lookups[name], inputs[name] = self.parts[name].before_call(*of_table)
+            before[name], lookups[name], inputs[name] = begin_call(self.parts[name], *of_table)
         state: dict[str, Any] = dict(before)
         counting = self.lookup.train and not self.is_initializing()
         if counting and self.is_mutable_collection(STATISTICS):
@@ -128,11 +129,12 @@ class EmbedCollection(nn.Module):
             state[STATISTICS] = {TOTALS: self.get_variable(STATISTICS, TOTALS, first)}
         result, after = embed(self.collection, state, self.shared, batch, lookups, inputs, layout)
         for name, own in before.items():
-            self.parts[name].after_call(own, after[name], lookups[name])
+            finish_call(self.parts[name], own, after[name], lookups[name])
         if STATISTICS in state:
             self.put_variable(STATISTICS, TOTALS, after[STATISTICS][TOTALS])
         return result
 
+    @nn.nowrap
     def _declare_shared(self) -> Shared | None:
         sharing = self.collection.sharing
         if not sharing:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from flax.linen import dtypes
 
 from jax_tt._describe import described_update
@@ -34,6 +35,7 @@ class DenseLayer(DenseFromPretrained, TableModule):
     axis_name: Any = None
     method: str = "auto"
 
+    @nn.nowrap
     def _describe(self) -> tuple[Table, Lookup]:
         update = described_update(
             self.optimizer, self.skip_nonfinite, self.stochastic_rounding, self.max_gradient

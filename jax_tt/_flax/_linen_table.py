@@ -32,33 +32,31 @@ class TableModule(nn.Module):
     ``_overwrite_with_gradient``. The other arrays are in the collections in ``Table.buffers``.
     """
 
+    @nn.nowrap
     def _describe(self) -> tuple[Table, Lookup]:
         """The description of the table and the options of the calls, from the attributes of the layer."""
         raise NotImplementedError
 
     def setup(self) -> None:
         table, self.options = self._describe()
-        self.described = table if table.name is not None else table.with_name(self.label)
+        self.described = table if table.name is not None else table.with_name(self._label())
         self.state = self._declare()
 
-    @property
-    def label(self) -> str:
+    @nn.nowrap
+    def _label(self) -> str:
         """The table's name in error messages: its path in the model."""
         return "/".join(self.path) or f"{type(self).__name__}({self._sizes()})"
 
+    @nn.nowrap
     def _sizes(self) -> str:
         return f"{self.num_embeddings}, {self.features}"
 
-    @property
-    def deterministic(self) -> bool:
-        """Whether this is no training call: it does not count in a row cache, and reads unknown keys as in serving."""
-        training = map(self.is_mutable_collection, (ROW_CACHE, HASH_TABLE))
-        return self.is_initializing() or not any(training)
-
+    @nn.nowrap
     def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps an initialiser so that it returns boxed values."""
         return init
 
+    @nn.nowrap
     def _declare(self) -> dict[str, jax.Array]:
         """The arrays of the table by name; initialisers may return boxed values."""
         table = self.described
@@ -90,6 +88,7 @@ class TableModule(nn.Module):
             rest[name] = nn.meta.unbox(self._trained(name, init))
         return params | rest
 
+    @nn.nowrap
     def _first(self, name: str, init: Callable[[jax.Array], Any]) -> Any:
         """`_trained`, or value of a parameter without gradient."""
         if name not in self.described.buffers:
@@ -97,34 +96,14 @@ class TableModule(nn.Module):
         collection = self.described.buffers[name]
         return self.variable(collection, name, lambda: init(self.make_rng("params"))).value
 
+    @nn.nowrap
     def _trained(self, name: str, init: Callable[[jax.Array], Any]) -> Any:
         """Value of a parameter or fused variable; boxed if its initialiser returns a box."""
         if self.described.update is None:
             return self.param(name, init, unbox=False)
-        return fused_variable(self, self.label, name, lambda: init(self.make_rng("params")))
+        return fused_variable(self, self._label(), name, lambda: init(self.make_rng("params")))
 
-    def before_call(
-        self, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
-    ) -> tuple[dict[str, Any], Lookup, StepInputs]:
-        """The state, the options and the inputs of the update for a call."""
-        step = step_inputs(self.described, grad_scale, hyperparameters, {})
-        lookup = for_evaluation(self.options) if self.deterministic else self.options
-        state = dict(self.state)
-        # Not in `init`: with fused tables, its whole result is differentiated, and a count is an integer.
-        counts = lookup.bounds == "warn" and not self.is_initializing()
-        if counts and self.is_mutable_collection(OUT_OF_RANGE):
-            state[OUT_OF_RANGE] = self.get_variable(OUT_OF_RANGE, COUNT, jnp.zeros((), jnp.int32))
-        return state, lookup, step
-
-    def after_call(self, before: State, after: State, lookup: Lookup) -> None:
-        """Sets the variables that a call has changed, such as counts."""
-        if lookup.train:
-            for name, collection in self.described.buffers.items():
-                if after[name] is not before[name]:
-                    self.put_variable(collection, name, after[name])
-        if OUT_OF_RANGE in before:
-            self.put_variable(OUT_OF_RANGE, COUNT, after[OUT_OF_RANGE])
-
+    @nn.nowrap
     def _call(
         self,
         op: Callable[..., Any],
@@ -132,10 +111,40 @@ class TableModule(nn.Module):
         grad_scale: Any,
         hyperparameters: Mapping[str, Any] | None,
     ) -> jax.Array:
-        state, lookup, step = self.before_call(grad_scale, hyperparameters)
+        state, lookup, step = begin_call(self, grad_scale, hyperparameters)
         result, after = op(self.described, state, inputs, lookup, step)
-        self.after_call(state, after, lookup)
+        finish_call(self, state, after, lookup)
         return result
+
+
+# Functions, and helper methods without a wrapper: `nn.tabulate` lists the first wrapped method that is called.
+
+
+def begin_call(
+    layer: TableModule, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], Lookup, StepInputs]:
+    """Returns the state, the options and the inputs of the update for a call of a layer."""
+    step = step_inputs(layer.described, grad_scale, hyperparameters, {})
+    # A call without training does not count in a row cache, and reads unknown keys as in serving.
+    training = any(map(layer.is_mutable_collection, (ROW_CACHE, HASH_TABLE)))
+    initializing = layer.is_initializing()
+    lookup = layer.options if training and not initializing else for_evaluation(layer.options)
+    state = dict(layer.state)
+    # Not in `init`: with fused tables, its whole result is differentiated, and a count is an integer.
+    counts = lookup.bounds == "warn" and not initializing
+    if counts and layer.is_mutable_collection(OUT_OF_RANGE):
+        state[OUT_OF_RANGE] = layer.get_variable(OUT_OF_RANGE, COUNT, jnp.zeros((), jnp.int32))
+    return state, lookup, step
+
+
+def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup) -> None:
+    """Sets the variables that a call of a layer has changed, such as counts."""
+    if lookup.train:
+        for name, collection in layer.described.buffers.items():
+            if after[name] is not before[name]:
+                layer.put_variable(collection, name, after[name])
+    if OUT_OF_RANGE in before:
+        layer.put_variable(OUT_OF_RANGE, COUNT, after[OUT_OF_RANGE])
 
 
 def fused_variable(module: nn.Module, label: str, name: str, init: Callable[[], Any]) -> Any:
@@ -210,9 +219,11 @@ class AnyTable(TableModule):
     table: Table
     lookup: Lookup = Lookup(bounds="warn")
 
+    @nn.nowrap
     def _describe(self) -> tuple[Table, Lookup]:
         return self.table, self.lookup
 
+    @nn.nowrap
     def _sizes(self) -> str:
         return f"{self.table.num_embeddings}, {self.table.features}"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from flax.linen import dtypes
 
 from jax_tt._cache.config import RowCache
@@ -44,6 +45,7 @@ class TTLayer(TTFromPretrained, TableModule):
     method: str = "auto"
     precision: jax.lax.PrecisionLike = None
 
+    @nn.nowrap
     def _describe(self) -> tuple[Table, Lookup]:
         update = described_update(
             self.optimizer, self.skip_nonfinite, self.stochastic_rounding, self.max_gradient
@@ -59,11 +61,13 @@ class TTLayer(TTFromPretrained, TableModule):
         options = self.bounds, self.dtype, self.precision, self.method, self.axis_name
         return table, Lookup(getattr(self, "combiner", "sum"), *options)
 
+    @nn.nowrap
     def _shape(self) -> TTShape:
         return table_shape(
             self.num_embeddings, self.features, self.tt_ranks, self.row_factors, self.col_factors
         )
 
+    @nn.nowrap
     def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
         return init if self.core_partitioning is None else self.core_partitioning(init)
 

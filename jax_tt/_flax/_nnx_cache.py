@@ -7,11 +7,11 @@ from typing import Any
 
 from flax import nnx
 
-from jax_tt._cache import maintain
 from jax_tt._cache.cached import RowCachedTable, directory_of
+from jax_tt._cache.maintain import emptied, flushed, populated
 from jax_tt._cache.statistics import cache_statistics
 from jax_tt._flax._change import cache_filled
-from jax_tt._flax._nnx_table import TableModule
+from jax_tt._flax._nnx_table import TableModule, maintain, read_state
 
 
 class CachedModule(TableModule):
@@ -26,7 +26,7 @@ class CachedModule(TableModule):
         Raises:
             ValueError: the layer has no cache.
         """
-        self._change(maintain.populated)
+        self._change(populated)
 
     def fill_cache(self, ids: Any, weights: Any = None) -> None:
         """Puts the most frequent rows of a sample of ids into the cache; see `jax_tt.fill_cache`.
@@ -54,23 +54,23 @@ class CachedModule(TableModule):
     def refresh(self) -> None:
         """Calls `populate` if ``refresh_every`` batches have been counted since the last time."""
         self._cached()
-        self.maintain()
+        maintain(self)
 
     def flush(self) -> None:
         """Writes the cached rows back into the cores; see `jax_tt.flush_cache`."""
-        self._change(maintain.flushed)
+        self._change(flushed)
 
     def reset_cache(self) -> None:
         """Flushes the cache, then clears its rows, counts and statistics; see `jax_tt.reset_cache`."""
-        self._change(maintain.emptied)
+        self._change(emptied)
 
     def cache_statistics(self) -> dict[str, int | float]:
         """Statistics of the cache, read on the host; see `jax_tt.cache_statistics`."""
         self._cached()
-        return cache_statistics(directory_of(self.state()))
+        return cache_statistics(directory_of(read_state(self)))
 
     def _change(self, change: Any) -> None:
-        after = change(self._cached(), self.state(), self.lookup.method)
+        after = change(self._cached(), read_state(self), self.lookup.method)
         for name, value in after.items():
             getattr(self, name)[...] = value
 
@@ -113,4 +113,4 @@ def refresh_caches(model: Any) -> None:
         )
     for module in modules:
         if isinstance(module, TableModule):
-            module.maintain()
+            maintain(module)

@@ -13,7 +13,7 @@ from jax_tt._algebra.approximation import TTApproximation
 from jax_tt._cache.config import RowCache
 from jax_tt._flax import _change
 from jax_tt._flax._nnx_cache import CachedModule
-from jax_tt._flax._nnx_table import variable_type
+from jax_tt._flax._nnx_table import read_state, variable_type
 from jax_tt._flax._nnx_variables import IdOrderState
 from jax_tt._init import CoreInit, fresh_init
 from jax_tt._shape import TTShape
@@ -153,7 +153,7 @@ class ChangingModule(CachedModule):
         self._become(change, opt, model)
 
     def _whole(self) -> dict[str, jax.Array]:
-        values = self.state()
+        values = read_state(self)
         if any(isinstance(value, Tracer) for value in values.values()):
             raise TypeError(
                 "layer: its variables are traced; it is reordered or grows between steps, outside of jit."
@@ -177,7 +177,7 @@ class ChangingModule(CachedModule):
         values = {
             name: _beside(getattr(self, name, None), value) for name, value in change.state.items()
         }
-        for name in self.state().keys() - values.keys():
+        for name in read_state(self).keys() - values.keys():
             delattr(self, name)
         template: nnx.Variable[Any] = getattr(self, self.table.param_names[0])
         for name, value in values.items():

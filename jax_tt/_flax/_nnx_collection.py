@@ -25,7 +25,14 @@ from jax_tt._collection.statistics import (
 )
 from jax_tt._flax._guard import refuse_gradient
 from jax_tt._flax._nnx_hash import HashedModule
-from jax_tt._flax._nnx_table import TableEmbed, hoisted_update
+from jax_tt._flax._nnx_table import (
+    TableEmbed,
+    begin_call,
+    finish_call,
+    hoisted_update,
+    read_state,
+    write_state,
+)
 from jax_tt._flax._nnx_variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
 from jax_tt._hash.insert import Inserted
 from jax_tt._lookup._shared import Shared, is_shared
@@ -53,7 +60,7 @@ class CollectedTable(TableEmbed, HashedModule):
     ) -> jax.Array:
         if not is_shared(self.table):
             return super()._call(op, inputs, grad_scale, hyperparameters)
-        table, (state, lookup, _) = self.table, self.before_call(grad_scale, hyperparameters)
+        table, (state, lookup, _) = self.table, begin_call(self, grad_scale, hyperparameters)
         message = (
             f"{table.label}this table of a collection was called on its own in a loss; only calls of the collection "
             "update it."
@@ -61,7 +68,7 @@ class CollectedTable(TableEmbed, HashedModule):
         params = {name: state[name] for name in table.param_names}
         state |= dict(refuse_gradient(message, params))
         result, after = op(table.with_update(None), state, inputs, lookup)
-        self.after_call(state, after, lookup)
+        finish_call(self, state, after, lookup)
         return result
 
 
@@ -226,7 +233,7 @@ class EmbedCollection(nnx.Module):
             collection, state, batch, scores=scores, epoch=epoch, return_evicted=return_evicted
         )
         for name in inserted:
-            self.tables[name].set_state(after[name])
+            write_state(self.tables[name], state[name], after[name])
         return inserted
 
     def grow_if_full(
@@ -300,53 +307,47 @@ class EmbedCollection(nnx.Module):
         state = self.collection.joined(states)
         for name, table in self.collection.tables.items():
             table.check(state[name])
-            check_like(f"states[{name!r}]", state[name], self.tables[name].state())
-        self.set_arrays(state)
+            check_like(f"states[{name!r}]", state[name], read_state(self.tables[name]))
+        write_arrays(self, state)
 
     def arrays(self) -> dict[str, dict[str, jax.Array]]:
-        """The arrays by table and name, as `Collection.init` returns them."""
-        state: dict[str, Any] = {name: self.tables[name].state() for name in self._names}
+        """The arrays by table and name: the state that ``collection`` and functions of a collection take."""
+        state: dict[str, Any] = {name: read_state(self.tables[name]) for name in self._names}
         if (shared := self._shared()) is not None:
             state[UPDATES] = shared._asdict()
         return state
-
-    def set_arrays(self, arrays: Mapping[str, Mapping[str, Any]]) -> None:
-        """Overwrites all arrays with those of `arrays`, or of such a layer, without a copy."""
-        for name in self._names:
-            for array in self.tables[name].state():
-                getattr(self.tables[name], array).set_value(arrays[name][array])
-        for name, value in arrays.get(UPDATES, {}).items():
-            getattr(self, name).set_value(value)
 
     def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:
         collection = self.collection
         arguments = step_arguments(collection, grad_scale, hyperparameters)
         before, lookups, inputs = {}, {}, {}
         for name, of_table in arguments.items():
-            before[name], lookups[name], inputs[name] = self.tables[name].before_call(*of_table)
+            before[name], lookups[name], inputs[name] = begin_call(self.tables[name], *of_table)
         state: dict[str, Any] = dict(before)
         counts = self.counts if any(lookup.train for lookup in lookups.values()) else None
         if counts is not None:
             state[STATISTICS] = {TOTALS: counts[...]}
         result, after = embed(collection, state, self._shared(), batch, lookups, inputs, layout)
         for name, own in before.items():
-            self.tables[name].after_call(own, after[name], lookups[name])
+            finish_call(self.tables[name], own, after[name], lookups[name])
         if counts is not None:
             with WHERE_FLAX_ALLOWS:
                 counts.set_value(after[STATISTICS][TOTALS])
         return result
 
-    def _state(self) -> dict[str, Any]:
-        """The arrays of all tables as `Collection` has them."""
-        state: dict[str, Any] = {name: self.tables[name].state() for name in self._names}
-        if (shared := self._shared()) is not None:
-            state[UPDATES] = shared._asdict()
-        return state
-
     def _shared(self) -> Shared | None:
         if not self.sharing:
             return None
         return Shared(self.step[...], self.sentinel[...], self.used[...])
+
+
+def write_arrays(embed: EmbedCollection, arrays: Mapping[str, Mapping[str, Any]]) -> None:
+    """Overwrites all arrays of a layer with such arrays as `EmbedCollection.arrays` returns, without a copy."""
+    for name, table in embed.tables.items():
+        for array in read_state(table):
+            getattr(table, array).set_value(arrays[name][array])
+    for name, value in arrays.get(UPDATES, {}).items():
+        getattr(embed, name).set_value(value)
 
 
 def _hoisted(tables: Any) -> tuple[Any, dict[str, dict[str, nnx.Variable[Any]]]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
 
 from jax_tt._flax._nnx_change import ChangingModule
-from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag
+from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag, read_state, write_state
 from jax_tt._hash.grow import grown_capacity, growth_to
 from jax_tt._hash.insert import Evicted, Inserted, insert_keys
 from jax_tt._hash.remove import KeyView, remove_keys
@@ -36,17 +36,17 @@ class HashedModule(ChangingModule):
         Raises:
             TypeError: the layer has no hash table.
         """
-        table = require_hash_table(self.table)
+        table, before = require_hash_table(self.table), read_state(self)
         state, inserted = insert_keys(
             table,
-            self.state(),
+            before,
             ids,
             scores=scores,
             epoch=epoch,
             method=self.lookup.method,
             return_evicted=return_evicted,
         )
-        self.set_state(state)
+        write_state(self, before, state)
         return inserted
 
     def remove(
@@ -61,11 +61,11 @@ class HashedModule(ChangingModule):
         Args:
             keys, where, size: as in `jax_tt.remove_keys`.
         """
-        table, method = require_hash_table(self.table), self.lookup.method
+        table, before = require_hash_table(self.table), read_state(self)
         state, evicted = remove_keys(
-            table, self.state(), keys, where=where, size=size, method=method
+            table, before, keys, where=where, size=size, method=self.lookup.method
         )
-        self.set_state(state)
+        write_state(self, before, state)
         return evicted
 
     def grow_if_full(
@@ -84,20 +84,13 @@ class HashedModule(ChangingModule):
         Returns:
             Whether the table has grown.
         """
-        table, state = unsharded_hash_table(self.table), self.state()
+        table, state = unsharded_hash_table(self.table), read_state(self)
         capacity = grown_capacity(table, state, max_load)
         if capacity == table.num_embeddings:
             return False
         growth = growth_to(table, capacity, self.lookup.method)
         self._become(self.table.grown(state, growth), opt, model)
         return True
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Sets the variables whose arrays are others than before."""
-        before = self.state()
-        for name, value in state.items():
-            if value is not before[name]:
-                getattr(self, name)[...] = value
 
 
 class HashEmbed(TableEmbed, HashedModule):

@@ -171,45 +171,14 @@ class TableModule(nnx.Module):
         """Type of the rows returned."""
         return jnp.dtype(self.lookup.dtype or self.param_dtype)
 
-    def maintain(self) -> None:
-        """Populates a row cache if it is due."""
-        state = self.state()
-        after = self.table.maintain(state, self.lookup.method)
-        for name, value in after.items():
-            if value is not state[name]:
-                getattr(self, name)[...] = value
-
     def state(self) -> dict[str, jax.Array]:
         """The arrays of the table by name: the state that methods of ``table`` take."""
-        names = (*self.table.trained_names, *self.table.buffers)
-        return {name: getattr(self, name)[...] for name in names}
+        return read_state(self)
 
     def _named(self, table: Table) -> Table:
         if table.name is not None:
             return table
         return table.with_name(f"{type(self).__name__}({table.num_embeddings}, {table.features})")
-
-    def before_call(
-        self, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
-    ) -> tuple[dict[str, Any], Lookup, StepInputs]:
-        """The state, the options and the inputs of the update for a call."""
-        own = {name: value.get_value() for name, value in self.hyperparameters.items()}
-        step = step_inputs(self.table, grad_scale, hyperparameters, own)
-        lookup = for_evaluation(self.lookup) if self.deterministic else self.lookup
-        state = self.state()
-        if lookup.train and lookup.bounds == "warn":
-            state[OUT_OF_RANGE] = self.out_of_range[...]
-        return state, lookup, step
-
-    def after_call(self, before: State, after: State, lookup: Lookup) -> None:
-        """Sets the variables that a call has changed, such as counts."""
-        if lookup.train:
-            for name in self.table.buffers:
-                if after[name] is not before[name]:
-                    getattr(self, name)[...] = after[name]
-        if OUT_OF_RANGE in before:
-            with WHERE_FLAX_ALLOWS:
-                self.out_of_range.set_value(after[OUT_OF_RANGE])
 
     def _call(
         self,
@@ -218,10 +187,56 @@ class TableModule(nnx.Module):
         grad_scale: Any,
         hyperparameters: Mapping[str, Any] | None,
     ) -> jax.Array:
-        state, lookup, step = self.before_call(grad_scale, hyperparameters)
+        state, lookup, step = begin_call(self, grad_scale, hyperparameters)
         result, after = op(self.table, state, inputs, lookup, step)
-        self.after_call(state, after, lookup)
+        finish_call(self, state, after, lookup)
         return result
+
+
+# Functions instead of methods: `nnx.tabulate` traces every public method of a layer, whose results must be arrays.
+
+
+def read_state(layer: TableModule) -> dict[str, jax.Array]:
+    """Returns the arrays of a layer's table by name."""
+    names = (*layer.table.trained_names, *layer.table.buffers)
+    return {name: getattr(layer, name)[...] for name in names}
+
+
+def write_state(layer: TableModule, before: State, after: State) -> None:
+    """Sets the variables whose arrays differ between two states."""
+    for name, value in after.items():
+        if value is not before[name]:
+            getattr(layer, name)[...] = value
+
+
+def maintain(layer: TableModule) -> None:
+    """Populates a row cache if it is due."""
+    state = read_state(layer)
+    write_state(layer, state, layer.table.maintain(state, layer.lookup.method))
+
+
+def begin_call(
+    layer: TableModule, grad_scale: Any, hyperparameters: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], Lookup, StepInputs]:
+    """Returns the state, the options and the inputs of the update for a call of a layer."""
+    own = {name: value.get_value() for name, value in layer.hyperparameters.items()}
+    step = step_inputs(layer.table, grad_scale, hyperparameters, own)
+    lookup = for_evaluation(layer.lookup) if layer.deterministic else layer.lookup
+    state = read_state(layer)
+    if lookup.train and lookup.bounds == "warn":
+        state[OUT_OF_RANGE] = layer.out_of_range[...]
+    return state, lookup, step
+
+
+def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup) -> None:
+    """Sets the variables that a call of a layer has changed, such as counts."""
+    if lookup.train:
+        for name in layer.table.buffers:
+            if after[name] is not before[name]:
+                getattr(layer, name)[...] = after[name]
+    if OUT_OF_RANGE in before:
+        with WHERE_FLAX_ALLOWS:
+            layer.out_of_range.set_value(after[OUT_OF_RANGE])
 
 
 class TableEmbed(TableModule):
@@ -306,7 +321,7 @@ class TableEmbed(TableModule):
 
         if out_sharding is not None:
             scores = jax.sharding.auto_axes(out_sharding=out_sharding)(scores)
-        return scores(self.state(), query)
+        return scores(read_state(self), query)
 
 
 class TableEmbedBag(TableModule):

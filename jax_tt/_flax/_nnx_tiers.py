@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_tt._flax._nnx_collection import EmbedCollection
+from jax_tt._flax._nnx_collection import EmbedCollection, write_arrays
 from jax_tt._tiers.table import Tier, TierStatistics
 from jax_tt._tiers.tiers import Staged, Tiers
 
@@ -67,7 +67,7 @@ class LayerTiers:
             dict.
         """
         for staged in self._tiers.prefetch(batches):
-            self._embed.set_arrays(self._tiers.load(self._embed.arrays(), staged))
+            write_arrays(self._embed, self._tiers.load(self._embed.arrays(), staged))
             yield staged
 
     def save(self, other: bytes = b"") -> None:
@@ -80,7 +80,7 @@ class LayerTiers:
         if found is None:
             return None
         state, other = found
-        self._embed.set_arrays(state)
+        write_arrays(self._embed, state)
         return other
 
     def read(self, table: str, ids: Any) -> np.ndarray:
@@ -93,7 +93,8 @@ class LayerTiers:
 
     def load_dump(self, table: str, path: str | os.PathLike[str], **options: Any) -> None:
         """`Tiers.load_dump`: puts the rows of a dump into host memory and on disk, before the first batch."""
-        self._embed.set_arrays(self._tiers.load_dump(self._embed.arrays(), table, path, **options))
+        state = self._tiers.load_dump(self._embed.arrays(), table, path, **options)
+        write_arrays(self._embed, state)
 
     def grow_host(self, table: str, rows: int) -> None:
         """`Tiers.grow_host`: makes room in host memory."""

@@ -13,7 +13,7 @@ from flax import nnx
 from jax_tt._cache.config import RowCache
 from jax_tt._describe import described_tt, table_shape
 from jax_tt._flax._nnx_change import ChangingModule
-from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag, hoisted_update
+from jax_tt._flax._nnx_table import TableEmbed, TableEmbedBag, hoisted_update, read_state
 from jax_tt._flax._options import bags_of
 from jax_tt._flax._pretrained import TTFromPretrained
 from jax_tt._init import CoreInit
@@ -75,7 +75,7 @@ class TTLayer(TTFromPretrained, ChangingModule):
     @property
     def cores(self) -> tuple[jax.Array, ...]:
         """The cores ``[p_k, r_k, q_k, r_{k+1}]``, as the functional ops take them."""
-        return self.table.innermost.params(self.state())
+        return self.table.innermost.params(read_state(self))
 
 
 class TTEmbed(TTLayer, TableEmbed):

@@ -100,6 +100,21 @@ class RowCachedTable(Wrapper):
             shapes[ROWS] = self.rows_table.param_shapes["embedding"]
         return shapes
 
+    @property
+    def stepped_shapes(self) -> dict[str, tuple[int, ...]]:
+        rows = {ROWS: self.rows_table.stepped_shapes["embedding"]} if self.trains_rows else {}
+        return {**self.table.stepped_shapes, **rows}
+
+    @functools.cached_property
+    def slot_names(self) -> tuple[tuple[str, ...], ...]:
+        (of_rows,) = self.rows_table.slot_names
+        own = (tuple(map(outer_name, of_rows)),) if self.trains_rows else ()
+        return *self.table.slot_names, *own
+
+    @functools.cached_property
+    def scalar_names(self) -> tuple[str, ...]:
+        return *self.table.scalar_names, *map(outer_name, self.rows_table.scalar_names)
+
     @functools.cached_property
     def buffers(self) -> dict[str, str]:
         names = DIRECTORY if self.trains_rows else (*DIRECTORY, ROWS)

@@ -189,9 +189,6 @@ class HashTable(Wrapper):
         words = (self.seed >> 32) & 0xFFFFFFFF, self.seed & 0xFFFFFFFF
         return {**self.table.init_rest(params), **rest, SEED: jnp.array(words, jnp.uint32)}
 
-    def maintain(self, state: State, method: str = "auto") -> dict[str, Any]:
-        return {**state, **self.table.maintain(state, method)}
-
     # Lookups
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:

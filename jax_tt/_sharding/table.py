@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -119,10 +119,6 @@ class ShardedTable(Wrapper):
             devices *= self.mesh.shape[name]
         return self.placement.layout(self.num_embeddings, devices)
 
-    @property
-    def takes_keys(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.table.takes_keys
-
     @functools.cached_property
     def local(self) -> Any:
         """The table of the rows that one device holds."""
@@ -191,6 +187,11 @@ class ShardedTable(Wrapper):
         self.require(state, (PAGES,))
         local = self.local_keys if self.takes_keys else self.local
         (local if inside_shard_map() else self.stored).check(state)
+
+    def frozen(self, state: State) -> tuple[Self, dict[str, Any]]:
+        self.check(state)
+        _, arrays = self.stored.frozen(state)
+        return self.with_update(None), {**arrays, PAGES: state[PAGES]}
 
     def init_params(self, key: jax.Array) -> dict[str, Any]:
         if self.takes_keys:

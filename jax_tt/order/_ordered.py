@@ -42,7 +42,7 @@ class OrderedTable(Wrapper):
     True
     """
 
-    id_order: IdOrder | None = dataclasses.field(default=None, repr=False)
+    id_order: IdOrder | None = dataclasses.field(default=None, repr=False)  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def __post_init__(self) -> None:
         super().__post_init__()

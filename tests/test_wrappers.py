@@ -1,0 +1,153 @@
+"""Tables in front of tables: what they delegate, and that their state is what their members say."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+import jax_tt
+from jax_tt._tables.table import Table
+from jax_tt._tables.wrapper import COMPUTED, MEMBERS, OF_WRAPPER, Wrapper
+
+N, D = 16, 8
+ADAGRAD = jax_tt.optimizers.Adagrad(0.1)
+
+UPDATE = jax_tt.Update(ADAGRAD)
+SHAPE = jax_tt.TTShape.suggest(N, D, ranks=2)
+ORDER = jax_tt.order.from_counts(np.arange(N))
+
+
+KINDS: dict[str, Table] = {
+    "dense": jax_tt.DenseTable(N, D),
+    "tt": jax_tt.TTTable.of_shape(SHAPE),
+    "quantized": jax_tt.QuantizedTable(N, D),
+    "quantized, 4 bits": jax_tt.QuantizedTable(N, D, bits=4, rotated=True),
+    "sum": jax_tt.SumTable((jax_tt.TTTable.of_shape(SHAPE), jax_tt.DenseTable(N, D))),
+}
+
+
+def cached(table: Any, gradients: str) -> Any:
+    return jax_tt.RowCachedTable(table, jax_tt.RowCache(4, ways=2, gradients=gradients))
+
+
+def sharded(table: Any) -> Any:
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
+    place = jax_tt.Placement
+    placement = place.hashed() if table.takes_keys else place.round_robin(page_size=3)
+    return jax_tt.ShardedTable(table, mesh, "model", placement)
+
+
+def wrappers() -> dict[str, Any]:
+    found = {}
+    for update in (None, UPDATE):
+        kinds = {name: table.with_update(update) for name, table in KINDS.items()}
+        kind = "" if update is None else ", fused"
+        found |= {
+            f"ordered {name}{kind}": jax_tt.OrderedTable(table, ORDER)
+            for name, table in kinds.items()
+        }
+        for gradients in ("rows", "cores"):
+            found[f"cached {gradients}{kind}"] = cached(kinds["tt"], gradients)
+        found[f"ordered cached{kind}"] = jax_tt.OrderedTable(cached(kinds["tt"], "rows"), ORDER)
+        found |= {
+            f"hashed {name}{kind}": jax_tt.HashTable(kinds[name]) for name in ("dense", "tt", "sum")
+        }
+    fused = {name: table.with_update(UPDATE) for name, table in KINDS.items()}
+    found["sharded quantized, fused"] = sharded(fused["quantized"])
+    found["sharded hashed, fused"] = sharded(jax_tt.HashTable(fused["dense"]))
+    return found
+
+
+WRAPPERS = wrappers()
+EACH = pytest.mark.parametrize("name", WRAPPERS)
+
+
+@functools.cache
+def state_of(name: str) -> Any:
+    return jax.jit(WRAPPERS[name].init)(jax.random.key(1))
+
+
+def shapes(state: Any) -> dict[str, Any]:
+    return {name: (array.shape, array.dtype) for name, array in state.items()}
+
+
+def subclasses(kind: type) -> set[type]:
+    return {kind, *(below for sub in kind.__subclasses__() for below in subclasses(sub))}
+
+
+def test_every_member_is_delegated_or_the_wrappers() -> None:
+    """A member that is added to the contract is delegated, unless `Wrapper` says otherwise."""
+    table, wrapper = KINDS["dense"], jax_tt.OrderedTable(KINDS["dense"], ORDER)
+    own = {"with_name", "with_update", "without_values", "frozen", "maintain"}
+    overridden = set(vars(jax_tt.OrderedTable))
+    assert COMPUTED | OF_WRAPPER | own < MEMBERS
+    for name in MEMBERS - COMPUTED - OF_WRAPPER - own - overridden:
+        assert getattr(wrapper, name) == getattr(table, name), name
+    for name in COMPUTED | OF_WRAPPER:
+        assert vars(Table)[name] is getattr_static(Wrapper, name), name
+
+
+def getattr_static(kind: type, name: str) -> Any:
+    return next(vars(base)[name] for base in kind.__mro__ if name in vars(base))
+
+
+def test_tables_that_can_be_wrapped_do_not_override_what_wrappers_compute() -> None:
+    kinds = {kind for kind in subclasses(Table) if kind.__module__.startswith("jax_tt.")}
+    kinds -= {Table, *subclasses(jax_tt.ShardedTable)}
+    assert len(kinds) >= 10
+    assert not [(kind, name) for kind in kinds for name in COMPUTED & vars(kind).keys()]
+
+
+@EACH
+def test_members_say_what_the_state_has(name: str) -> None:
+    table, state = WRAPPERS[name], state_of(name)
+    table.check(state)
+    trained = {key: state[key].shape for key in table.trained_names}
+    if table.trained_names:  # packed rows that are not trained are not among them
+        assert table.trained_shapes == trained
+    assert {key: state[key].shape for key in table.param_shapes} == table.param_shapes
+    assert {key: state[key].dtype for key in table.slot_dtypes} == table.slot_dtypes
+    assert table.stepped_shapes.keys() == table.param_shapes.keys()
+    assert len(table.slot_names) == len(table.param_names)
+    slots = [slot for slots in table.slots(state) for slot in slots]
+    assert len(slots) == len(table.param_names) * (table.update is not None)
+
+
+@EACH
+def test_stepped_shapes_are_those_of_the_rows(name: str) -> None:
+    table = WRAPPERS[name]
+    want, got = dict(table.table.stepped_shapes), dict(table.stepped_shapes)
+    if name.startswith("sharded"):
+        want = {key: (table.stored.num_embeddings, *shape[1:]) for key, shape in want.items()}
+    if name.startswith("cached"):
+        got.pop("cache_rows", None)
+    assert got == want
+
+
+@EACH
+def test_frozen(name: str) -> None:
+    table, state = WRAPPERS[name], state_of(name)
+    frozen, arrays = table.frozen(state)
+    assert type(frozen) is type(table) and frozen.update is None
+    frozen.check(arrays)
+    expected = jax.eval_shape(frozen.init, jax.random.key(0))
+    assert shapes(arrays) == shapes(expected)
+    lookup = jax_tt.Lookup(train=False)
+    ids = jax_tt.split_keys(np.array([3, 2**40])) if table.takes_keys else jnp.array([3, 7])
+
+    @jax.jit
+    def both(state: Any, arrays: Any) -> tuple[jax.Array, jax.Array]:
+        rows, _ = jax_tt.lookup_rows(table, state, ids, lookup)
+        return rows, jax_tt.lookup_rows(frozen, arrays, ids, lookup)[0]
+
+    want, got = both(state, arrays)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_divided_table_is_not_wrapped() -> None:
+    with pytest.raises(TypeError, match=r"table: got a ShardedTable; .* order\.apply\(ids\)"):
+        jax_tt.OrderedTable(sharded(KINDS["dense"]), ORDER)

@@ -21,6 +21,7 @@ from jax_tt._files.stored import FileError
 from jax_tt._files.tables import StoredTable, loaded_table, table_shapes
 from jax_tt._init import CoreInit, GivenCores
 from jax_tt._tables.checks import refuse_tables
+from jax_tt._tables.dense import GivenRows
 from jax_tt._tables.tensor_train import TTTable
 from jax_tt.order import IdOrder
 from jax_tt.order._ordered import check_id_order
@@ -66,7 +67,7 @@ class DenseFromPretrained:
         given = {
             "num_embeddings": n,
             "features": features,
-            "embedding_init": lambda key, shape, dtype: jnp.array(array, dtype),
+            "embedding_init": GivenRows(array),
         }
         return _built(cls, array.dtype if param_dtype is None else param_dtype, given, options)
 

@@ -25,8 +25,24 @@ from jax_tt._tables.native import NativeTable
 from jax_tt._tables.options import Lookup, Update, check_update
 from jax_tt._tables.table import Params, Slots, State
 
-# The default of flax's Embed: rows of about unit length.
-default_embedding_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+_VARIANCE_SCALING = jax.nn.initializers.variance_scaling(1.0, "fan_in", "normal", out_axis=0)
+
+
+def default_embedding_init(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
+    """The default of flax's Embed: rows of about unit length. A function, so that descriptions can be pickled."""
+    return _VARIANCE_SCALING(key, shape, dtype)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GivenRows:
+    """In place of an initialiser, the rows."""
+
+    rows: Any
+
+    def __call__(self, key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
+        """Returns a copy of the rows."""
+        del key, shape
+        return jnp.array(self.rows, dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,154 @@
+"""Descriptions and layers survive pickling, e.g. as arguments of a spawned process that loads data."""
+
+import functools
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_tt
+import jax_tt.linen
+
+N, D = 16, 8
+RULE = jax_tt.optimizers.Adagrad(0.1)
+IDS = jnp.array([[1, 2], [3, 15]])
+KEYS = jax_tt.split_keys(np.array([[2**40, 2], [3, 4]]))
+ROWS = np.arange(N * D, dtype=np.float32).reshape(N, D)
+CORES = jax_tt.init_cores(jax.random.key(0), jax_tt.TTShape.suggest(N, D, ranks=2))
+ORDER = jax_tt.order.from_counts(np.arange(N))
+CACHE = jax_tt.RowCache(4, ways=2)
+
+TABLES: dict[str, Any] = {
+    "dense": jax_tt.dense_table(N, D, optimizer=RULE),
+    "tt": jax_tt.tt_table(N, D, tt_ranks=2),
+    "cached": jax_tt.tt_table(N, D, tt_ranks=2, cache=CACHE, optimizer=RULE),
+    "ordered": jax_tt.tt_table(N, D, tt_ranks=2, id_order=ORDER),
+    "hash": jax_tt.hash_table(D, N, admission=2, initializer=jax_tt.Uniform(0.1)),
+    "quantized": jax_tt.QuantizedTable(N, D, bits=4, rotated=True),
+    "quantized, fused": jax_tt.QuantizedTable(N, D, update=jax_tt.Update(RULE)),
+    "quantized rows": jax_tt.quantize(ROWS, bits=2)[0],
+    "sum": jax_tt.SumTable((jax_tt.DenseTable(N, D), jax_tt.tt_table(N, D, tt_ranks=2))),
+    "coded": jax_tt.CodedTable(N, D, 2),
+}
+FEATURES = {name: jax_tt.Feature(name) for name in TABLES}
+LAYERS: dict[str, Any] = {
+    "Embed": functools.partial(jax_tt.Embed, N, D),
+    "EmbedBag, fused": functools.partial(jax_tt.EmbedBag, N, D, optimizer=RULE),
+    "TTEmbedBag": functools.partial(jax_tt.TTEmbedBag, N, D, cache=CACHE, id_order=ORDER),
+    "HashEmbed": functools.partial(jax_tt.HashEmbed, jax_tt.hash_table(D, N, safe_check="ignore")),
+    "EmbedCollection": functools.partial(
+        jax_tt.EmbedCollection, {"dense": TABLES["dense"]}, {"dense": FEATURES["dense"]}
+    ),
+}
+LINEN: dict[str, Any] = {
+    "Embed": jax_tt.linen.Embed(N, D),
+    "TTEmbedBag": jax_tt.linen.TTEmbedBag(N, D, tt_ranks=2, optimizer=RULE),
+    "EmbedBag of rows": jax_tt.linen.EmbedBag.from_pretrained(ROWS),
+    "TTEmbedBag of cores": jax_tt.linen.TTEmbedBag.from_pretrained(CORES, num_embeddings=N),
+}
+NEED_FUNCTIONS = (
+    jax_tt.optimizers.Optimizer,
+    jax_tt.optimizers.Custom,
+    jax_tt.optimizers.RowGradients,
+)
+OTHERS: dict[str, Any] = {
+    "TTShape": jax_tt.TTShape.suggest(N, D, ranks=2),
+    "Lookup": jax_tt.Lookup("mean"),
+    "IdOrder": ORDER,
+    "Placement": jax_tt.Placement.round_robin(page_size=4),
+    "rule with a schedule": jax_tt.optimizers.Adam(optax.linear_schedule),
+} | {
+    kind.__name__: kind(0.1)
+    for kind in vars(jax_tt.optimizers).values()
+    if isinstance(kind, type)
+    and issubclass(kind, jax_tt.optimizers.Optimizer)
+    and kind not in NEED_FUNCTIONS
+}
+
+
+def copied(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+def equal(got: Any, want: Any) -> None:
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+def ids_of(table: Any) -> Any:
+    return KEYS if table.takes_keys else IDS
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def init_and_look_up(table: Any, ids: Any) -> Any:
+    state = table.init(jax.random.key(0))
+    return state, jax_tt.lookup_rows(table, state, ids, jax_tt.Lookup(train=False))[0]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables(name: str) -> None:
+    table = TABLES[name]
+    want = init_and_look_up(table, ids_of(table))
+    again = copied(table)  # used before: what it has cached is pickled as well
+    assert again == table
+    equal(init_and_look_up(again, ids_of(again)), want)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_descriptions(name: str) -> None:
+    assert copied(OTHERS[name]) == OTHERS[name]
+
+
+def test_collections() -> None:
+    collection = jax_tt.Collection(TABLES, FEATURES)
+    shapes = jax.eval_shape(collection.init, jax.random.key(0))
+    again = copied(collection)
+    assert again == collection and hash(again) == hash(collection)
+    equal(
+        jax.tree.map(lambda a: a.shape, jax.eval_shape(again.init, jax.random.key(0))),
+        jax.tree.map(lambda a: a.shape, shapes),
+    )
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name: str) -> None:
+    layer = LAYERS[name](rngs=nnx.Rngs(0))
+    inputs = {"dense": IDS} if name == "EmbedCollection" else KEYS if name == "HashEmbed" else IDS
+    again = copied(layer)
+    equal(again(inputs), layer(inputs))
+    equal(copied(layer)(inputs), layer(inputs))
+
+
+@pytest.mark.parametrize("name", LINEN)
+def test_linen_layers(name: str) -> None:
+    layer = LINEN[name]
+    want = jax.jit(layer.init)(jax.random.key(0), IDS)
+    again = copied(layer)
+    equal(jax.jit(again.init)(jax.random.key(0), IDS), want)
+    equal(again.apply(want, IDS), layer.apply(want, IDS))
+
+
+def looked_up(collection: Any, state: Any, layer: Any) -> Any:
+    """Rows of a collection and of a layer, on the host."""
+    batch = {"dense": np.asarray(IDS), "hash": KEYS}
+    rows, _ = jax_tt.embed_collection(collection, state, batch)
+    return jax.tree.map(np.asarray, (rows, layer(IDS)))
+
+
+def test_a_spawned_process_takes_collections_and_layers() -> None:
+    tables = {"dense": TABLES["dense"], "hash": jax_tt.hash_table(D, N, safe_check="ignore")}
+    collection = jax_tt.Collection(tables, {name: FEATURES[name] for name in tables})
+    described = collection, collection.init(jax.random.key(0)), jax_tt.Embed(N, D, rngs=nnx.Rngs(0))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        got = pool.submit(looked_up, *described).result(timeout=240)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, looked_up(*described)
+    )

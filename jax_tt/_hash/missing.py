@@ -34,8 +34,13 @@ def check_count(check: Check, count: jax.Array) -> None:
 
     A program with a host callback is dispatched more slowly, so the native ops of the CPU do it themselves.
     """
-    if check.mode == "ignore":
-        return
+    if check.mode != "ignore":
+        _tell_if_any(check, count)
+
+
+# Eager calls find the program again by the check.
+@partial(jax.jit, static_argnums=0)
+def _tell_if_any(check: Check, count: jax.Array) -> None:
     tell = partial(_tell, check)
     lax.cond(count > 0, partial(jax.debug.callback, tell), lambda _: None, count)
 

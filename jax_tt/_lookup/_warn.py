@@ -21,16 +21,22 @@ def warn_out_of_range(table: Table, batch: Batch) -> None:
 
     A program with a host callback is dispatched more slowly, and `jax.export` cannot serialise it.
     """
-    tell = partial(_tell, table, batch.split)
 
     def warn(batch: Batch) -> jax.Array:
         ids = batch.ids if batch.split else batch.ids[..., None]
         found = _first(outside(table, batch).reshape(-1), ids.reshape(-1, ids.shape[-1]))
-        lax.cond(found[0] > 0, partial(jax.debug.callback, tell), lambda *_: None, *found)
+        _tell_if_any(table, batch.split, *found)
         return found[0]
 
     # The mesh comes with a result: outside of a context with a mesh, JAX does not take it from the inputs.
     over_explicit_axes(warn, batch, batch, lambda axis: P())
+
+
+# Eager calls find the program again by the table.
+@partial(jax.jit, static_argnums=(0, 1))
+def _tell_if_any(table: Table, split: bool, *found: jax.Array) -> None:
+    tell = partial(_tell, table, split)
+    lax.cond(found[0] > 0, partial(jax.debug.callback, tell), lambda *_: None, *found)
 
 
 def _tell(table: Table, split: bool, count: Any, position: Any, first: Any) -> None:

@@ -10,10 +10,11 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jax_tt._lookup._groups import Call, Cotangents, Gradients
+from jax_tt._lookup._groups import Call, Cotangents, Gradients, Use
 from jax_tt._lookup._wide import Wide
 from jax_tt._sharding.backward import local_backward
 from jax_tt._sharding.forward import local_forward
+from jax_tt._sharding.programs import Local, over_devices
 from jax_tt._sharding.requests import sharded
 from jax_tt._tables.table import APPLIED
 
@@ -36,17 +37,9 @@ class ShardedGroup:
         return tuple(name for name in self.mesh.axis_names if name not in self.axes)
 
     def forward(self, calls: Sequence[Call], wide: Wide | None) -> tuple[Any, Any]:
-        uses = [call.use for call in calls]
-
-        def local(arrays: Any) -> Any:
-            own = [
-                Call(use, state, batch, ())
-                for use, (state, batch) in zip(uses, arrays, strict=True)
-            ]
-            return local_forward(own, self.axes, self.others)
-
-        arrays = [(call.state, call.batch) for call in calls]
-        specs = ([self._specs(call)[:2] for call in calls],)
+        local = Local(_forward, (tuple(call.use for call in calls), self.axes, self.others))
+        arrays = [(call.state, call.batch, ()) for call in calls]
+        specs = ([(*self._specs(call)[:2], ()) for call in calls],)
         sums, residuals = self.on_devices(local, specs, self._batch)(arrays)
         return (sums if wide is None else wide.joined(sums)), residuals
 
@@ -55,19 +48,14 @@ class ShardedGroup:
     ) -> list[Cotangents]:
         if wide is not None:
             gs = wide.separated(gs, [call.shape for call in calls])
-        uses = [call.use for call in calls]
-
-        def local(arrays: Any, residuals: Any, gs: Any) -> Any:
-            own = [Call(use, *part) for use, part in zip(uses, arrays, strict=True)]
-            return local_backward(own, residuals, gs, self.axes, self.others)
-
+        local = Local(_backward, (tuple(call.use for call in calls), self.axes, self.others))
         arrays = [(call.state, call.batch, call.values) for call in calls]
         states = [self._specs(call) for call in calls]
         results = [
             ({name: self._spec_of(call, name) for name in self._names(call, g)}, self._batch)
             for call, g in zip(calls, gs, strict=True)
         ]
-        run = self.on_devices(local, (states, self._batch, self._batch), None, results)
+        run = self.on_devices(local, (states, self._batch, self._batch), results)
         return run(arrays, residuals, list(gs))
 
     @property
@@ -91,22 +79,26 @@ class ShardedGroup:
         shared = table.update.shared
         return [*table.row_arrays, *([APPLIED] if shared else table.scalar_names)]
 
-    def on_devices(
-        self, local: Callable[..., Any], specs: Any, out: Any, results: Any = None
-    ) -> Callable[..., Any]:
-        """``local`` on the part of every device, unless it runs inside of a ``shard_map`` already."""
+    def on_devices(self, local: Local, specs: Any, out: Any) -> Callable[..., Any]:
+        """``local`` on the shards of every device, unless it runs inside of a ``shard_map`` already."""
         if inside_shard_map():
             return local
-        # Where the mesh of the user has explicit axes, this runs in a context in which they are automatic.
-        known = jax.sharding.get_abstract_mesh() == self.mesh.abstract_mesh
-        # JAX cannot know that devices that hold the same rows take the same steps.
-        return jax.shard_map(
-            local,
-            mesh=None if known else self.mesh,
-            in_specs=specs,
-            out_specs=out if results is None else results,
-            check_vma=False,
-        )
+        return over_devices(local, self.mesh, specs, out)
+
+
+def _forward(
+    uses: tuple[Use, ...], axes: tuple[str, ...], others: tuple[str, ...], arrays: Any
+) -> Any:
+    own = [Call(use, *part) for use, part in zip(uses, arrays, strict=True)]
+    return local_forward(own, axes, others)
+
+
+def _backward(
+    uses: tuple[Use, ...], axes: tuple[str, ...], others: tuple[str, ...], *arrays: Any
+) -> Any:
+    calls, residuals, gs = arrays
+    own = [Call(use, *part) for use, part in zip(uses, calls, strict=True)]
+    return local_backward(own, residuals, gs, axes, others)
 
 
 def inside_shard_map() -> bool:

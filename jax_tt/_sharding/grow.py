@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -11,11 +10,13 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._hash.grow import factor_of, in_new_slots, with_more_slots
 from jax_tt._lookup._explicit import sharded_over_explicit_axes
+from jax_tt._sharding.programs import Local
 from jax_tt._tables.change import Change, Growth
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State
 
 if TYPE_CHECKING:
+    from jax_tt._hash.table import HashTable
     from jax_tt._sharding.table import ShardedTable
 
 
@@ -24,27 +25,36 @@ def grown_over_devices(table: ShardedTable, state: State, growth: Growth) -> Cha
     whole, local = table.table, table.local_keys
     factor = factor_of(whole, growth)
 
-    def on_device(own: dict[str, Any]) -> tuple[dict[str, Any], jax.Array]:
-        return with_more_slots(local, own, factor, growth.method)
-
     arrays = {name: state[name] for name in table.divided_names}
-    moved, source = _on_devices(table, on_device, arrays)
+    moved, source = _on_devices(
+        table, Local(_with_more_slots, (local, factor, growth.method)), arrays
+    )
 
     def carried(old: Any, fresh: Any) -> Any:
         if old.shape == fresh.shape:
             return old
-        return _on_devices(table, lambda own: in_new_slots(*own), (old, source))
+        return _on_devices(table, Local(_in_new_slots, ()), (old, source))
 
     inner = dataclasses.replace(whole.table, num_embeddings=whole.num_embeddings * factor)
     new = dataclasses.replace(table, table=dataclasses.replace(whole, table=inner))
     return Change(new, {**state, **moved}, dict.fromkeys(whole.table.row_names, carried))
 
 
-def _on_devices(table: ShardedTable, local: Callable[[Any], Any], arrays: Any) -> Any:
-    """``local`` on the parts that every device has of arrays, which returns parts of arrays."""
+def _with_more_slots(
+    local: HashTable, factor: int, method: str, own: dict[str, Any]
+) -> tuple[dict[str, Any], jax.Array]:
+    return with_more_slots(local, own, factor, method)
+
+
+def _in_new_slots(own: tuple[Any, jax.Array]) -> Any:
+    return in_new_slots(*own)
+
+
+def _on_devices(table: ShardedTable, local: Local, arrays: Any) -> Any:
+    """Runs ``local`` on each device's shard."""
     divided = P(table.axes)
 
     def call(arrays: Any) -> Any:
         return table.group(Lookup()).on_devices(local, (divided,), divided)(arrays)
 
-    return sharded_over_explicit_axes(jax.jit(call), arrays, table.axes)
+    return sharded_over_explicit_axes(call, arrays, table.axes)

@@ -32,6 +32,7 @@ from jax_tt._sharding.exchange import exchanged, other_rounds
 from jax_tt._sharding.forward import all_messages
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
 from jax_tt._sharding.keys import words_of
+from jax_tt._sharding.programs import Local
 from jax_tt._sharding.requests import PAGES, keys_in_pages, replicas_of, requested
 from jax_tt._sharding.route import Messages, Route, distinct, message_rows
 from jax_tt._sharding.table import ShardedTable
@@ -58,10 +59,7 @@ def _inserted(
     tables = [own.table for own in asked]
     given = [_inputs(own) for own in asked]
 
-    def local(inputs: Any) -> Any:
-        own = [Asked(table, *one) for table, one in zip(tables, inputs, strict=True)]
-        return _local(own, method, group.axes, group.others)
-
+    local = Local(_of_device, (tuple(tables), method, group.axes, group.others))
     if inside_shard_map():
         after = local(given)
     else:
@@ -73,7 +71,7 @@ def _inserted(
         ]
 
         def call(given: Any) -> Any:
-            return group.on_devices(local, (specs,), None, changed)(given)
+            return group.on_devices(local, (specs,), changed)(given)
 
         after = specified_over_explicit_axes(call, given, changed)
     return [
@@ -109,6 +107,12 @@ class _Sent(NamedTuple):
     route: Route
     messages: Messages
     values: list[jax.Array]
+
+
+def _of_device(tables: tuple[Any, ...], *arguments: Any) -> Any:
+    *options, inputs = arguments
+    own = [Asked(table, *one) for table, one in zip(tables, inputs, strict=True)]
+    return _local(own, *options)
 
 
 def _local(

@@ -19,6 +19,7 @@ from jax_tt._sharding.exchange import exchanged, other_rounds
 from jax_tt._sharding.forward import all_messages
 from jax_tt._sharding.pages import Paged, paged
 from jax_tt._sharding.placement import Layout
+from jax_tt._sharding.programs import Local, over_devices
 from jax_tt._sharding.route import Messages, Route, distinct, kept_places, message_rows
 
 # Rows that a device asks for at a time.
@@ -46,36 +47,35 @@ def moved_rows(
     before, after = layouts
     size = min(after.rows, _BLOCK)
 
-    def local(arrays: dict[str, jax.Array], old: jax.Array, new: jax.Array) -> dict[str, jax.Array]:
-        own = lax.axis_index(axes).astype(jnp.int32)
-        page_at = pages_at(after, new)
+    static = before, after, size, num_embeddings, axes
+    run = over_devices(Local(_moved_on_device, static), mesh, (P(axes), P(), P()), P(axes))
+    return run(dict(arrays), *pages)
 
-        def block(k: jax.Array, found: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            # The last block is shifted back, so that all of them have the same size.
-            begin = jnp.minimum(k * size, after.rows - size)
-            places = begin + lax.iota(jnp.int32, size)
-            rows, here = rows_at(after, page_at, own, places, num_embeddings)
-            values = _fetched(before, old, arrays, rows, here, axes)
-            return {
-                name: lax.dynamic_update_slice_in_dim(found[name], values[name], begin, 0)
-                for name in found
-            }
 
-        start = {
-            name: jnp.zeros((after.rows, *array.shape[1:]), array.dtype)
-            for name, array in arrays.items()
+def _moved_on_device(
+    before: Layout, after: Layout, size: int, num_embeddings: int, axes: Any, *given: Any
+) -> dict[str, jax.Array]:
+    """The rows of this device in the layout ``after``, ``size`` of them at a time."""
+    arrays, old, new = given
+    own = lax.axis_index(axes).astype(jnp.int32)
+    page_at = pages_at(after, new)
+
+    def block(k: jax.Array, found: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        # The last block is shifted back, so that all of them have the same size.
+        begin = jnp.minimum(k * size, after.rows - size)
+        places = begin + lax.iota(jnp.int32, size)
+        rows, here = rows_at(after, page_at, own, places, num_embeddings)
+        values = _fetched(before, old, arrays, rows, here, axes)
+        return {
+            name: lax.dynamic_update_slice_in_dim(found[name], values[name], begin, 0)
+            for name in found
         }
-        return lax.fori_loop(0, -(-after.rows // size), block, start)
 
-    known = jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
-    run = jax.shard_map(
-        local,
-        mesh=None if known else mesh,
-        in_specs=(P(axes), P(), P()),
-        out_specs=P(axes),
-        check_vma=False,
-    )
-    return jax.jit(run)(dict(arrays), *pages)
+    start = {
+        name: jnp.zeros((after.rows, *array.shape[1:]), array.dtype)
+        for name, array in arrays.items()
+    }
+    return lax.fori_loop(0, -(-after.rows // size), block, start)
 
 
 def pages_at(layout: Layout, page_table: jax.Array) -> jax.Array:

@@ -1,0 +1,94 @@
+"""Eager calls on sharded collections compile their programs once."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+
+import jax_tt
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+KINDS = pytest.mark.parametrize(
+    "kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"]
+)
+
+
+def compilations(call: Callable[[], Any]) -> int:
+    """Programs that are compiled, or taken from the cache on disk, during a call."""
+    events: list[str] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: Any) -> None:
+        del duration_secs, kwargs
+        events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jax.block_until_ready(call())
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    return events.count(COMPILED)
+
+
+@functools.cache
+def sharded(kind: AxisType) -> Any:
+    """A layer on four devices: keys, rows, and what counts out-of-range ids."""
+    mesh = jax.make_mesh((4,), ("model",), axis_types=(kind,))
+    rule = jax_tt.optimizers.Adagrad(0.1)
+    tables = {
+        "item": jax_tt.hash_table(8, 64, optimizer=rule, max_capacity=256),
+        "ad": jax_tt.dense_table(32, 8, optimizer=rule),
+    }
+    features = {name: jax_tt.Feature(name) for name in tables}
+    return jax_tt.EmbedCollection(tables, features, mesh=mesh, axis="model", rngs=nnx.Rngs(0))
+
+
+def batch(first: int) -> dict[str, Any]:
+    ids = np.arange(first, first + 16).reshape(8, 2)
+    return {"item": jax_tt.split_keys(ids), "ad": jnp.asarray(ids)}
+
+
+def statistics(embed: Any) -> Any:
+    table = embed.tables["item"]
+    return jax_tt.hash_statistics(table.table, table.state())
+
+
+def dump(embed: Any, folder: Path) -> None:
+    table = embed.tables["item"]
+    jax_tt.dump_keys(table.table, table.state(), folder)
+
+
+@KINDS
+def test_second_calls_compile_nothing(kind: AxisType, tmp_path: Path) -> None:
+    embed = sharded(kind)
+    calls: dict[str, Callable[[int], Any]] = {
+        "insert": lambda k: embed.insert(batch(k)),
+        "lookup": lambda k: embed(batch(k)),
+        "statistics": lambda k: statistics(embed),
+        "growth check": lambda k: embed.grow_if_full(max_load=0.99),
+        "dump": lambda k: dump(embed, tmp_path / str(k)),
+        "states": lambda k: embed.states(),
+    }
+    if kind is AxisType.Explicit:
+        del calls["dump"]  # reads rows by a gather that JAX refuses on such a mesh
+    assert compilations(lambda: calls["insert"](0)) > 0  # so that zeros below mean something
+    for name, call in calls.items():
+        call(1)
+        assert compilations(lambda call=call: call(2)) == 0, name
+
+
+def test_equal_descriptions_share_programs() -> None:
+    """Programs are found by what a table is, not by which object describes it."""
+    embed = sharded(AxisType.Auto)
+    embed(batch(0))
+    sharded.cache_clear()
+    again = sharded(AxisType.Auto)
+    again.insert(batch(1))
+    assert again.tables["ad"].table is not embed.tables["ad"].table
+    assert compilations(lambda: again(batch(1))) == 0

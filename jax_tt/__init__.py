@@ -45,6 +45,7 @@ from jax_tt._collection.checkpoint import restored_state as restored_state
 from jax_tt._collection.collection import Collection as Collection
 from jax_tt._collection.feature import Feature as Feature
 from jax_tt._collection.growth import grow_collection_if_full as grow_collection_if_full
+from jax_tt._collection.host_batch import host_batch as host_batch
 from jax_tt._collection.insertion import insert_collection_keys as insert_collection_keys
 from jax_tt._collection.keyed_bags import KeyedBags as KeyedBags
 from jax_tt._collection.lookup import embed_collection as embed_collection
@@ -92,6 +93,7 @@ from jax_tt._hash.insert import Evicted as Evicted
 from jax_tt._hash.insert import Inserted as Inserted
 from jax_tt._hash.insert import insert_keys as insert_keys
 from jax_tt._hash.keys import split_keys as split_keys
+from jax_tt._hash.keys import whole_keys as whole_keys
 from jax_tt._hash.located import with_slots as with_slots
 from jax_tt._hash.missing import MissingKeyWarning as MissingKeyWarning
 from jax_tt._hash.remove import KeyView as KeyView

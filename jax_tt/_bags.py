@@ -117,7 +117,7 @@ class Bags:
         elif not include_last_offset:
             end = jnp.full((1,), length, jnp.int32)
             offsets = jnp.concatenate([narrow(offsets), end])
-        weights = _as_weights(weights, ids)
+        weights = as_weights(weights, ids)
         bags = cls(ids, narrow(offsets), weights)
         return bags if capacity is None else _with_capacity(bags, capacity)
 
@@ -215,7 +215,7 @@ class Bags:
             raise ValueError(
                 f"ids: got shape {ids.shape}; expected [B, L]. For flat ids use Bags.from_offsets."
             )
-        weights = _as_weights(weights, ids)
+        weights = as_weights(weights, ids)
         if mask is not None:
             mask = as_array("mask", mask)
             if mask.shape != ids.shape or mask.dtype != bool:
@@ -230,7 +230,7 @@ class Bags:
                 raise ValueError(f"pad_id: got {pad_id} with SplitIds; use mask= to mark padding.")
             return cls(ids, None, weights, True)
         else:
-            keep = ids != _padding_value(pad_id, ids.dtype)
+            keep = ids != padding_value(pad_id, ids.dtype)
         return cls(_mark(ids, keep), None, weights, True)
 
     @classmethod
@@ -274,7 +274,7 @@ class Bags:
         given = [as_ids(signed_padding(part.ids) if padded else part.ids) for part in parts]
         ids = _bag_parts.common_type(given, padded)
         weights = _bag_parts.common_weights(
-            ids, [_as_weights(part.weights, part.ids) for part in parts]
+            ids, [as_weights(part.weights, part.ids) for part in parts]
         )
         trees = list(zip(ids, weights, strict=True))
         lengths = {
@@ -285,7 +285,7 @@ class Bags:
                 raise ValueError(
                     f"capacity: got {capacity} for rectangles; only ragged bags have one."
                 )
-            marks = jax.tree.map(lambda leaf: _padding_value(-1, leaf.dtype), ids[0])
+            marks = jax.tree.map(lambda leaf: padding_value(-1, leaf.dtype), ids[0])
             marks = (marks, None if weights[0] is None else 0)
             joined, heavy = _bag_parts.join_rectangles(trees, marks)
             return cls(as_ids(joined), None, heavy, padded)
@@ -410,7 +410,8 @@ def _rows(name: str, rows: Any) -> list[np.ndarray]:
     return arrays
 
 
-def _as_weights(weights: Any, ids: Any) -> Any:
+def as_weights(weights: Any, ids: Any) -> Any:
+    """Weights of the shape of the ids as floats, or None."""
     if weights is None:
         return None
     weights = as_array("weights", weights)
@@ -489,7 +490,8 @@ def _with_capacity(bags: Bags, capacity: int) -> Bags:
     )
 
 
-def _padding_value(pad_id: int, dtype: Any) -> Any:
+def padding_value(pad_id: int, dtype: Any) -> Any:
+    """The id that marks padding, in the type of the ids; -1 is the value with all bits set."""
     info = np.iinfo(dtype)
     if pad_id == -1 and info.min == 0:
         pad_id = int(info.max)
@@ -507,7 +509,7 @@ def _mark(ids: Any, keep: Any) -> Any:
     xp = np if on_host else jnp
     if isinstance(ids, SplitIds):
         return SplitIds(xp.where(keep[..., None], ids.digits, np.int32(-1)))
-    return xp.where(keep, ids, _padding_value(-1, ids.dtype))
+    return xp.where(keep, ids, padding_value(-1, ids.dtype))
 
 
 def _flat(part: Bags, ids: Any, weights: Any) -> tuple[Any, Any]:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jax_tt._arguments import as_scalar
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.frozen import Frozen
+from jax_tt._collection.host_batch import host_features
+from jax_tt._collection.host_ids import Bounds
 from jax_tt._collection.initial import initial_states
 from jax_tt._collection.states import (
     UPDATES,
@@ -98,6 +100,54 @@ class Collection:
         named = {name: _sharing(table).with_name(name) for name, table in tables.items()}
         object.__setattr__(self, "tables", Frozen(named))
         object.__setattr__(self, "features", Frozen(features))
+
+    def host_batch(
+        self,
+        batch: Any,
+        *,
+        bounds: str | Mapping[str, str] = "error",
+        capacity: int | Mapping[str, int] | None = None,
+        sharding: Any = None,
+    ) -> Any:
+        """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.host_batch`.
+
+        It reads, checks and converts all features on the host, where 64-bit ids are still whole.
+
+        Args:
+            batch: a dict of all features, or `KeyedBags`. The value of a feature is what `jax_tt.host_batch` takes: an
+                array of integers ``[B, L]``, or ``[B]`` for one id per sample, nested lists, `Bags`, a dict such as
+                ``{"ids": values, "lengths": lengths, "weights": weights}``, and strings where the table hashes. For a
+                sequence it is integers of any shape, or bags.
+            bounds: as in `jax_tt.host_batch`, for all tables or by table.
+            capacity: positions of the ragged bags, for all features or by feature; by default the next power of two.
+                Of `KeyedBags` those of all features together.
+            sharding: as in `jax_tt.host_batch`; by default the mesh of the tables, if there is one.
+
+        Returns:
+            A dict by feature. `KeyedBags` stay `KeyedBags` where all ids are integers of one type.
+
+        Raises:
+            ImportError: strings without xxhash.
+            TypeError, ValueError: a feature is missing, unknown, or does not fit; the message names it, its table, and
+                the first id out of range.
+
+        >>> import jax_tt, numpy as np
+        >>> collection = jax_tt.Collection(
+        ...     {"item": jax_tt.hash_table(8, 1024), "ad": jax_tt.dense_table(50, 8)},
+        ...     {"clicked": jax_tt.Feature("item"), "shown": jax_tt.Feature("ad")},
+        ... )
+        >>> batch = collection.host_batch({"clicked": [[2**40, 7], []], "shown": np.array([3, 4])})
+        >>> batch["clicked"].ids.digits.tolist(), batch["shown"].tolist()
+        ([[256, 0], [0, 7]], [[3], [4]])
+        """
+        named = {name: table.name for name, table in self.for_batches.items()}
+        modes = bounds if isinstance(bounds, Mapping) else dict.fromkeys(named, bounds)
+        if modes.keys() != named.keys():
+            raise ValueError(
+                f"bounds: got those of {listed(modes)}; expected those of all tables, {listed(named)}."
+            )
+        of_tables = {name: Bounds(modes[name], reported) for name, reported in named.items()}
+        return host_features(self.features, self.for_features, of_tables, batch, capacity, sharding)
 
     def init(self, key: jax.Array) -> dict[str, dict[str, Any]]:
         """Initial arrays by table and name, with a key of its own for every table."""

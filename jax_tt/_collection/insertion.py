@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from jax_tt._collection.collection import Collection, States
-from jax_tt._collection.requests import values_of
 from jax_tt._collection.states import check_states, listed
+from jax_tt._collection.values import values_of
 from jax_tt._hash.insert import Asked, Inserted, inserted_anywhere, requests_of
 from jax_tt._hash.table import unsharded_hash_table
 
@@ -53,7 +53,7 @@ def insert_collection_keys(
     >>> int(inserted["item"].counts["inserted"])
     2
     """
-    values, given = values_of(collection, batch), dict(scores or {})
+    values, given = values_of(collection.features, batch), dict(scores or {})
     hashed = {
         name: unsharded_hash_table(t) for name, t in collection.for_batches.items() if t.takes_keys
     }

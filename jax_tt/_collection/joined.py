@@ -30,9 +30,21 @@ def joined(table: Table, batches: Mapping[str, Batch]) -> Batch:
         return next(iter(batches.values()))
     parts = _of_one_form(table, batches)
     if table.parts > 1:
-        return over_explicit_axes(_join_parts_for(table), parts, parts[0], lambda axis: P(axis))
-    # With an explicit sharding, the joined batch is replicated: shards of it would be no shards of the features.
-    return over_explicit_axes(_join, parts, parts[0], lambda axis: P())
+        batch = over_explicit_axes(_join_parts_for(table), parts, parts[0], lambda axis: P(axis))
+    else:
+        # With an explicit sharding, the joined batch is replicated: shards of it would be no shards of the features.
+        batch = over_explicit_axes(_join, parts, parts[0], lambda axis: P())
+    return dataclasses.replace(batch, cut=_first_cut(list(batches.values())))
+
+
+def _first_cut(batches: Sequence[Batch]) -> tuple[int | None, int | None] | None:
+    cut = [batch.cut for batch in batches if batch.cut is not None]
+    if not cut:
+        return None
+    large, small = (
+        next((x for x in side if x is not None), None) for side in zip(*cut, strict=True)
+    )
+    return large, small
 
 
 def separated(table: Table, sums: jax.Array, batches: Sequence[Batch]) -> Sequence[jax.Array]:
@@ -86,7 +98,7 @@ def _of_one_form(table: Table, batches: Mapping[str, Batch]) -> list[Batch]:
         own = part.weights
         if weights is not None and own is None:
             own = jnp.ones(part.ids.shape[:2], weights)
-        part = dataclasses.replace(part, ids=part.ids.astype(dtype), weights=own)
+        part = dataclasses.replace(part, ids=part.ids.astype(dtype), weights=own, cut=None)
         result.append(with_marks(part) if padded and not part.padded else part)
     return result
 

@@ -13,7 +13,7 @@ from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.inputs import check_inputs, check_lookup, step_arguments
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.keyed_bags import KeyedBags
-from jax_tt._collection.requests import Request, requests_of, values_of
+from jax_tt._collection.requests import Request, requests_of
 from jax_tt._collection.states import UPDATES, check_statistics
 from jax_tt._collection.statistics import (
     STATISTICS,
@@ -22,6 +22,7 @@ from jax_tt._collection.statistics import (
     check_countable,
     count_batches,
 )
+from jax_tt._collection.values import values_of
 from jax_tt._collection.wide import WIDE, check_wide, wide_of
 from jax_tt._dtypes import accumulator
 from jax_tt._hash.table import found_slots, require_hash_table
@@ -123,7 +124,7 @@ def embed(
     for name, table in collection.tables.items():
         table.check(state[name])
     storages = {name: table.storage(state[name]) for name, table in collection.tables.items()}
-    values = values_of(collection, batch)
+    values = values_of(collection.features, batch)
     requests = requests_of(collection, values, storages, lookups)
     if layout in WIDE:
         counts = {name: request.samples for name, request in requests.items()}

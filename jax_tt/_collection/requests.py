@@ -11,8 +11,6 @@ import jax
 
 from jax_tt._bags import Bags
 from jax_tt._collection.collection import Collection
-from jax_tt._collection.keyed_bags import KeyedBags
-from jax_tt._collection.states import listed
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._combine import batch_to_sum, combine
@@ -51,31 +49,6 @@ class Request(NamedTuple):
         if self.lookup is not None:
             sums = combine(self.lookup, self.table, self.batch, sums)
         return reshape_rows(sums, (*self.shape, self.table.features)).astype(dtype)
-
-
-def values_of(collection: Collection, batch: Any) -> dict[str, Any]:
-    """The input of every feature of a batch, which must have all features of the collection and no others."""
-    features = collection.features
-    if not isinstance(batch, Mapping | KeyedBags):
-        raise TypeError(
-            f"batch: got a {type(batch).__name__}; expected a dict from the features ({listed(features)}) to ids or "
-            "Bags, or KeyedBags of them."
-        )
-    given = list(batch)
-    unknown = [name for name in given if name not in features]
-    if unknown:
-        raise ValueError(
-            f"batch: got the feature {unknown[0]!r}, which the collection does not have; expected "
-            f"{listed(features)}. Of a larger dict pass {{name: batch[name] for name in collection.features}}."
-        )
-    missing = [name for name in features if name not in given]
-    if missing:
-        name = missing[0]
-        raise ValueError(
-            f"batch: has no feature {name!r} (of the table {features[name].table!r}); expected "
-            f"{listed(features)}. A feature without ids has empty bags, e.g. jax_tt.Bags.from_ragged([[], []])."
-        )
-    return {name: batch[name] for name in features}
 
 
 def requests_of(

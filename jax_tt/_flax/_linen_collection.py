@@ -63,10 +63,33 @@ class EmbedCollection(nn.Module):
     placement: Placement | Mapping[str, Placement] | str | None = None
     exchange: Exchange | Mapping[str, Exchange] | None = None
 
+    @nn.nowrap
+    def host_batch(
+        self,
+        batch: Any,
+        *,
+        capacity: int | Mapping[str, int] | None = None,
+        sharding: Any = None,
+    ) -> Any:
+        """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.Collection.host_batch`.
+
+        It needs no variables, and is called on the module itself: ``embed.host_batch(batch)``.
+
+        Args:
+            batch, capacity, sharding: as in `jax_tt.Collection.host_batch`.
+        """
+        return self._described().host_batch(
+            batch, bounds=self.lookup.bounds, capacity=capacity, sharding=sharding
+        )
+
+    @nn.nowrap
+    def _described(self) -> Collection:
+        tables = over_mesh(self.tables, self.mesh, self.axis, self.placement, self.exchange)
+        return Collection(tables, self.features)
+
     def setup(self) -> None:
         check_lookup(self.lookup)
-        tables = over_mesh(self.tables, self.mesh, self.axis, self.placement, self.exchange)
-        self.collection = Collection(tables, self.features)
+        self.collection = self._described()
         self.parts = {
             name: TableEmbed(table, self.lookup, name=name)
             for name, table in self.collection.tables.items()

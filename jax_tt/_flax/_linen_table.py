@@ -14,6 +14,7 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
 from jax_tt._bags import Bags
 from jax_tt._cache.cached import COLLECTION as ROW_CACHE
+from jax_tt._collection.host_batch import host_batch
 from jax_tt._flax._call import attended, check_value, for_evaluation, step_inputs
 from jax_tt._hash.table import COLLECTION as HASH_TABLE
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
@@ -50,6 +51,11 @@ class TableModule(nn.Module):
     @nn.nowrap
     def _sizes(self) -> str:
         return f"{self.num_embeddings}, {self.features}"
+
+    @nn.nowrap
+    def _host_batch(self, ids: Any, pooled: bool, **options: Any) -> Any:
+        table, lookup = self._describe()
+        return host_batch(table, ids, pooled=pooled, bounds=lookup.bounds, **options)
 
     @nn.nowrap
     def _box(self, init: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,6 +188,11 @@ class EmbedModule(TableModule):
         (result,) = self.promote_dtype(result, dtype=self.dtype, inexact=False)
         return result
 
+    @nn.nowrap
+    def host_batch(self, ids: Any, *, sharding: Any = None) -> Any:
+        """The ids as a compiled step takes them; see `jax_tt.TableEmbed.host_batch`. It needs no variables."""
+        return self._host_batch(ids, False, sharding=sharding)
+
     def attend(self, query: jax.Array) -> jax.Array:
         """Scores ``query[..., features]`` against every row, ``[..., num_embeddings]``, as `jax_tt.TTEmbed.attend`."""
 
@@ -211,6 +222,11 @@ class EmbedBagModule(TableModule):
             ``[B, features]``; an empty bag is 0.
         """
         return self._call(pooled_rows, bags, grad_scale, hyperparameters)
+
+    @nn.nowrap
+    def host_batch(self, ids: Any, *, capacity: int | None = None, sharding: Any = None) -> Any:
+        """The bags as a compiled step takes them; see `jax_tt.TableEmbedBag.host_batch`. It needs no variables."""
+        return self._host_batch(ids, True, capacity=capacity, sharding=sharding)
 
 
 class AnyTable(TableModule):

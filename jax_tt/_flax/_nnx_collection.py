@@ -209,6 +209,25 @@ class EmbedCollection(nnx.Module):
         """
         return self._call(batch, "stacked", grad_scale, hyperparameters)
 
+    def host_batch(
+        self,
+        batch: Any,
+        *,
+        capacity: int | Mapping[str, int] | None = None,
+        sharding: Any = None,
+    ) -> Any:
+        """The batch as a compiled step takes it, from what a data loader gives; see `jax_tt.Collection.host_batch`.
+
+        Ids out of range are treated as the ``bounds`` of every table say.
+
+        Args:
+            batch, capacity, sharding: as in `jax_tt.Collection.host_batch`.
+        """
+        bounds = {name: self.tables[name].lookup.bounds for name in self._names}
+        return self.collection.host_batch(
+            batch, bounds=bounds, capacity=capacity, sharding=sharding
+        )
+
     def insert(
         self,
         batch: Any,

@@ -14,6 +14,7 @@ from flax.nnx.nn import dtypes
 
 from jax_tt._arguments import as_scalar
 from jax_tt._bags import Bags
+from jax_tt._collection.host_batch import host_batch
 from jax_tt._describe import described_update
 from jax_tt._flax._call import attended, check_value, for_evaluation, step_inputs
 from jax_tt._flax._nnx_variables import (
@@ -175,6 +176,9 @@ class TableModule(nnx.Module):
         """The arrays of the table by name: the state that methods of ``table`` take."""
         return read_state(self)
 
+    def _host_batch(self, ids: Any, pooled: bool, **options: Any) -> Any:
+        return host_batch(self.table, ids, pooled=pooled, bounds=self.lookup.bounds, **options)
+
     def _named(self, table: Table) -> Table:
         if table.name is not None:
             return table
@@ -298,6 +302,16 @@ class TableEmbed(TableModule):
         (result,) = self.promote_dtype((result,), dtype=self.dtype, inexact=False)
         return result
 
+    def host_batch(self, ids: Any, *, sharding: Any = None) -> Any:
+        """The ids as a compiled step takes them, from what a data loader gives; see `jax_tt.host_batch`.
+
+        Ids out of range are treated as ``bounds`` says.
+
+        Args:
+            ids, sharding: as in `jax_tt.host_batch` with ``pooled=False``.
+        """
+        return self._host_batch(ids, False, sharding=sharding)
+
     def attend(self, query: jax.Array, out_sharding: Any = None) -> jax.Array:
         """Scores queries against every row, without building the table.
 
@@ -359,6 +373,16 @@ class TableEmbedBag(TableModule):
             ``[B, features]``; an empty bag is 0.
         """
         return self._call(pooled_rows, bags, grad_scale, hyperparameters)
+
+    def host_batch(self, ids: Any, *, capacity: int | None = None, sharding: Any = None) -> Any:
+        """The bags as a compiled step takes them, from what a data loader gives; see `jax_tt.host_batch`.
+
+        Ids out of range are treated as ``bounds`` says.
+
+        Args:
+            ids, capacity, sharding: as in `jax_tt.host_batch`.
+        """
+        return self._host_batch(ids, True, capacity=capacity, sharding=sharding)
 
 
 def variable_type(table: Table, name: str) -> type[nnx.Variable[Any]]:

@@ -15,7 +15,10 @@ from jax_tt._dtypes import x64_enabled
 from jax_tt._lookup._batch import Batch
 from jax_tt._split_ids import SplitIds
 
-_FIX = "split them on the host, jax_tt.split_keys(keys), and pass the SplitIds, or turn on jax_enable_x64"
+_FIX = (
+    "make the batch on the host, jax_tt.host_batch(table, keys) or jax_tt.split_keys(keys), or turn on jax_enable_x64. "
+    "If the 32 bits are whole keys, pass jax_tt.whole_keys(keys)"
+)
 
 
 @jax.tree_util.register_dataclass
@@ -41,7 +44,7 @@ def split_keys(keys: Any) -> SplitIds:
 
     Raises:
         TypeError: ``keys`` are traced.
-        ValueError: ``keys`` are not integers.
+        ValueError: ``keys`` are not integers, or they are a JAX array of 32 bits, see `whole_keys`.
 
     >>> import jax_tt, numpy as np
     >>> jax_tt.split_keys(np.array([2**32 + 7, -1])).digits
@@ -54,7 +57,41 @@ def split_keys(keys: Any) -> SplitIds:
             "keys: got a traced array, whose keys JAX may have cut to 32 bits; split them before jit, e.g. "
             "jax_tt.split_keys(np.asarray(keys, np.int64))."
         )
+    refuse_cut_keys("keys", array)
     return SplitIds(_words_on_host("keys", np.asarray(array), keys))
+
+
+def whole_keys(keys: Any) -> SplitIds:
+    """32-bit integers as keys of a `HashTable`, for JAX arrays that never held 64-bit keys; also under ``jit``.
+
+    Without ``jax_enable_x64`` JAX cuts 64-bit integers to 32 bits, and different keys become one. Tables of 64-bit keys
+    therefore refuse JAX arrays of 32 bits. This function says that these integers are the keys themselves, such as
+    small ids that were computed on the device. Keys that come from the host go through `host_batch` or `split_keys`.
+
+    Args:
+        keys: integers of at most 32 bits and of any shape, traced or not. A negative key is the unsigned 64-bit one
+            with the same sign bits, as in `split_keys`.
+
+    Returns:
+        `SplitIds` with digits int32 ``[*keys.shape, 2]``.
+
+    Raises:
+        ValueError: ``keys`` are not integers of at most 32 bits.
+
+    >>> import jax, jax.numpy as jnp, jax_tt
+    >>> jax.jit(jax_tt.whole_keys)(jnp.array([7, -1])).digits
+    Array([[ 0,  7],
+           [-1, -1]], dtype=int32)
+    """
+    array = as_array("keys", keys)
+    if not jnp.issubdtype(array.dtype, jnp.integer) or array.dtype.itemsize > 4:
+        raise ValueError(
+            f"keys: got dtype {array.dtype}; expected integers of at most 32 bits. Keys of 64 bits go through "
+            "jax_tt.split_keys(keys)."
+        )
+    if isinstance(array, np.ndarray):
+        return SplitIds(_words_on_host("keys", array, keys))
+    return SplitIds(_words_on_device(array))
 
 
 def key_digits(name: str, ids: Any, padded: bool) -> SplitIds:
@@ -72,6 +109,17 @@ def key_digits(name: str, ids: Any, padded: bool) -> SplitIds:
     first = xp.where(marked, np.int32(-1), np.int32(0)).astype(np.int32)
     words = xp.where(marked[..., None], np.int32(-1), words)
     return SplitIds(xp.concatenate([first[..., None], words], axis=-1))
+
+
+def refuse_cut_keys(name: str, ids: Any) -> None:
+    """Raises for JAX arrays of 32 bits, traced or not, which may hold what JAX has cut from 64-bit keys."""
+    if x64_enabled() or not isinstance(ids, jax.Array) or ids.dtype not in (jnp.int32, jnp.uint32):
+        return
+    kind = "traced" if isinstance(ids, Tracer) else "a JAX array of"
+    raise ValueError(
+        f"{name}: got {kind} {ids.dtype} ids for a table of 64-bit keys. Without jax_enable_x64 JAX cuts 64-bit ids to "
+        f"32 bits when it takes them from numpy, so these may be other keys than the caller's; {_FIX}."
+    )
 
 
 def keys_of(batch: Batch) -> jax.Array:
@@ -97,6 +145,8 @@ def score_words(name: str, scores: Any, shape: tuple[int, ...]) -> Any:
             raise ValueError(f"{name}: got {array.min()}; expected integers from 0 to 2**64 - 1.")
     elif isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jnp.signedinteger):
         array = jnp.maximum(array, 0)
+        if not isinstance(array, Tracer):
+            array = SplitIds(_words_on_device(array))  # scores that JAX has cut merge no keys
     return _words(name, array, padded=False)[0][..., :2]
 
 
@@ -112,8 +162,7 @@ def _words(name: str, ids: Any, padded: bool) -> tuple[Any, Any]:
             )
         return words, _marks(words[..., :2] == -1, padded)
     array = as_array(name, ids)
-    if isinstance(array, Tracer):
-        _refuse_cut(name, array)
+    refuse_cut_keys(name, array)
     if isinstance(array, np.ndarray):
         words = _words_on_host(name, array, ids)
     elif jnp.issubdtype(array.dtype, jnp.integer):
@@ -151,15 +200,6 @@ def _words_on_device(array: jax.Array) -> jax.Array:
         low = array.astype(jnp.int32)
         words = [low >> 31, low]
     return jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.int32)
-
-
-def _refuse_cut(name: str, array: Any) -> None:
-    """Raises for ids that may have been cut to 32 bits when the function was traced."""
-    if not x64_enabled() and array.dtype in (jnp.int32, jnp.uint32):
-        raise ValueError(
-            f"{name}: got traced {array.dtype} ids for a table of 64-bit keys. Without jax_enable_x64 JAX cuts 64-bit "
-            f"ids to 32 bits when it traces a function, so these may be other keys than the caller's; {_FIX}."
-        )
 
 
 def _float_message(name: str, dtype: Any) -> str:

@@ -26,6 +26,8 @@ class Batch:
         slots: int32 ``[S, cap]``, the cache slot of every id, -1 for a miss; None before `Table.prepare`.
         padded: static; whether -1 (all bits set, all digits -1) marks padding.
         rectangular: static; whether every segment is a single bag of all its positions.
+        cut: static; the first ids that became the largest and the smallest int32 on the host, for reports. None if no
+            id did.
     """
 
     ids: Any
@@ -34,6 +36,9 @@ class Batch:
     slots: Any = None
     padded: bool = dataclasses.field(metadata={"static": True}, default=False)
     rectangular: bool = dataclasses.field(metadata={"static": True}, default=False)
+    cut: tuple[int | None, int | None] | None = dataclasses.field(
+        metadata={"static": True}, default=None
+    )
 
     @property
     def num_segments(self) -> int:

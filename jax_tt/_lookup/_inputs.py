@@ -30,11 +30,11 @@ def lookup_batch(table: Table, ids: Any) -> tuple[Batch, tuple[int, ...]]:
             f"{table.label}ids: got Bags; expected integers of any shape, or SplitIds. Bags go to what "
             "pools them, such as tt_embed_bag and TTEmbedBag."
         )
-    ids = _table_ids(table, ids)
+    ids, cut = _table_ids(table, ids)
     shape = ids.shape
     positions = _positions(ids, shape)
     flat = reshape_rows(positions, (math.prod(shape), 1, *positions.shape[len(shape) :]))
-    return Batch(flat, _one_bag(flat.shape[0], 1), None, rectangular=True), shape
+    return Batch(flat, _one_bag(flat.shape[0], 1), None, rectangular=True, cut=cut), shape
 
 
 def one_bag_per_position(batch: Batch) -> Batch:
@@ -53,9 +53,9 @@ def one_bag_per_position(batch: Batch) -> Batch:
 def bag_batch(table: Table, bags: Any, accum: Any) -> tuple[Batch, int]:
     """The canonical batch of `Bags` or of ``[B, L]`` ids, and the number of bags."""
     if isinstance(bags, Bags):
-        ids = _table_ids(table, bags.ids, "bags.ids", bags.padded)
+        ids, cut = _table_ids(table, bags.ids, "bags.ids", bags.padded)
     else:
-        ids = _table_ids(table, bags, "bags")
+        ids, cut = _table_ids(table, bags, "bags")
         if ids.ndim != 2:
             raise ValueError(
                 f"{table.label}bags: got ids of shape {ids.shape}; expected Bags or ids [B, L]. "
@@ -86,6 +86,7 @@ def bag_batch(table: Table, bags: Any, accum: Any) -> tuple[Batch, int]:
             weights,
             padded=bags.padded,
             rectangular=True,
+            cut=cut,
         )
         return batch, rows
     offsets = as_array(f"{label}bags.offsets", bags.offsets)
@@ -102,14 +103,15 @@ def bag_batch(table: Table, bags: Any, accum: Any) -> tuple[Batch, int]:
         )
     flat = _positions(ids, (1, *ids.shape))
     offsets = jnp.asarray(narrow(offsets))[None]
-    batch = Batch(flat, offsets, None if weights is None else weights[None])
+    batch = Batch(flat, offsets, None if weights is None else weights[None], cut=cut)
     return batch, offsets.shape[1] - 1
 
 
-def _table_ids(table: Table, ids: Any, name: str = "ids", padded: bool = False) -> Any:
-    name = table.label + name
+def _table_ids(table: Table, ids: Any, name: str = "ids", padded: bool = False) -> tuple[Any, Any]:
+    """The ids in a type that JAX keeps, and `Batch.cut`."""
+    name, first = table.label + name, None
     if table.takes_keys:
-        return key_digits(name, ids, padded)
+        return key_digits(name, ids, padded), None
     ids = signed_padding(ids) if padded else ids
     if isinstance(ids, Tracer):
         _refuse_cut(table, ids, name)
@@ -120,11 +122,19 @@ def _table_ids(table: Table, ids: Any, name: str = "ids", padded: bool = False) 
         if not fits and len(table.radices) > 1:
             ids = split_on_host(ids, table.num_embeddings, table.radices)
         elif not fits and table.num_embeddings < 2**31:
-            ids = narrow(ids)
+            ids, first = narrow(ids), _first_cut(ids)
     ids = as_ids(ids, name)
     if isinstance(ids, SplitIds):
         table.check_split_ids(name, ids.digits.shape[-1])
-    return ids
+    return ids, first
+
+
+def _first_cut(ids: np.ndarray) -> tuple[int | None, int | None]:
+    """The first ids that `narrow` makes the largest and the smallest int32."""
+    large, small = (
+        ids[mask] for mask in (ids >= np.asarray(2**31 - 1, ids.dtype), ids <= -(2**31))
+    )
+    return int(large[0]) if large.size else None, int(small[0]) if small.size else None
 
 
 def _refuse_cut(table: Table, ids: Any, name: str) -> None:

@@ -1,11 +1,14 @@
 """Reports of out-of-range ids from the reference; native ops make their own."""
 
+import dataclasses
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 from jax.sharding import PartitionSpec as P
 
@@ -39,14 +42,45 @@ def _tell_if_any(table: Table, split: bool, *found: jax.Array) -> None:
     lax.cond(found[0] > 0, partial(jax.debug.callback, tell), lambda *_: None, *found)
 
 
+def tell_cut_ids(table: Table, batch: Batch, bounds: str) -> Batch:
+    """Reports ids out of range of which only the host knows the values; the batch without `Batch.cut`.
+
+    Raises:
+        ValueError: ``bounds`` is ``"error"``.
+    """
+    large, small = batch.cut or (None, None)
+    batch = dataclasses.replace(batch, cut=None)
+    # Of a traced batch it is not known which ids count.
+    if bounds not in ("error", "warn") or any(
+        isinstance(leaf, Tracer) for leaf in jax.tree.leaves(batch)
+    ):
+        return batch
+    found = np.flatnonzero(np.asarray(outside(table, batch)))
+    if not found.size:  # all of them are padding or unused capacity
+        return batch
+    first = int(np.asarray(batch.ids).reshape(-1)[found[0]])
+    limits = {2**31 - 1: large, -(2**31): small}
+    first = limits.get(first) or first
+    if bounds == "warn":
+        _reports.report(
+            table.name or "", table.num_embeddings, found.size, f"id {first}", int(found[0])
+        )
+        return batch
+    raise ValueError(
+        f"{table.label}ids: got id {first} at position {found[0]}; expected 0 to {table.num_embeddings - 1}. "
+        "bounds='warn' and bounds='zero' read zeros for such ids, and bounds='clip' the nearest row."
+    )
+
+
 def _tell(table: Table, split: bool, count: Any, position: Any, first: Any) -> None:
     if count:
         rows = table.num_embeddings
-        words = _digits_in_words(table, first) if split else f"id {first[0]}"
+        words = digits_in_words(table, first) if split else f"id {first[0]}"
         _reports.report(table.name or "", rows, int(count), words, int(position))
 
 
-def _digits_in_words(table: Table, digits: Any) -> str:
+def digits_in_words(table: Table, digits: Any) -> str:
+    """The id that digits stand for, as far as they tell."""
     if digits[0] < 0:
         return "a negative id"
     if all(digit == factor for digit, factor in zip(digits, table.radices, strict=True)):

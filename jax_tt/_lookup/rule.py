@@ -28,7 +28,7 @@ from jax_tt._lookup._read_scale import scaled_reads
 from jax_tt._lookup._reverse_only import first_order, reverse_only
 from jax_tt._lookup._shared import Shared, is_shared, shared_places
 from jax_tt._lookup._vma import sum_gradients, vary_over, varying_axes
-from jax_tt._lookup._warn import warn_out_of_range
+from jax_tt._lookup._warn import tell_cut_ids, warn_out_of_range
 from jax_tt._lookup._wide import Wide
 from jax_tt._lookup.out_of_range import add_out_of_range
 from jax_tt._precision import resolve_precision
@@ -60,6 +60,8 @@ def prepared(
     if table.takes_keys:
         # Keys without a row are out of range of the prepared batch, and are not in its sums.
         lookup = dataclasses.replace(lookup, bounds="zero")
+    if batch.cut is not None:
+        batch = tell_cut_ids(table, batch, lookup.bounds)
     before, given = state, batch
     state, batch = table.prepare(state, batch, lookup)
     if OUT_OF_RANGE in state:

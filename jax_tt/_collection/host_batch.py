@@ -1,0 +1,271 @@
+"""`host_batch`: from what data loaders give to what a compiled step takes, on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_tt._arguments import as_int, one_of
+from jax_tt._bags import Bags
+from jax_tt._collection.feature import Feature
+from jax_tt._collection.host_forms import Given, read
+from jax_tt._collection.host_ids import Bounds, table_ids
+from jax_tt._collection.keyed_bags import KeyedBags
+from jax_tt._collection.states import listed
+from jax_tt._collection.values import values_of
+from jax_tt._hash.keys import refuse_cut_keys
+from jax_tt._sharding.table import ShardedTable
+from jax_tt._split_ids import SplitIds
+from jax_tt._tables.options import BOUNDS
+from jax_tt._tables.table import Table
+
+
+def host_batch(
+    table: Table,
+    ids: Any,
+    *,
+    pooled: bool = True,
+    bounds: str = "error",
+    capacity: int | None = None,
+    sharding: Any = None,
+) -> Any:
+    """The ids of one table as a compiled step takes them, from what a data loader gives.
+
+    Call it on the host, for every batch that enters ``jit``: without ``jax_enable_x64`` JAX cuts 64-bit integers to 32
+    bits there, so that the id ``2**32 + 5`` would train row 5. `Collection.host_batch` does the same for all features
+    of a collection, and the method ``host_batch`` of the layers for their table.
+
+    Args:
+        table: the table that the ids are looked up in.
+        ids: an array of integers (numpy of any type, a torch tensor, or a JAX array), nested lists, `Bags`, `SplitIds`,
+            or a dict with the entry ``"ids"`` and, as needed, ``"lengths"`` ``[B]`` or ``"offsets"`` ``[B + 1]`` of
+            flat ids ``[n]``, ``"weights"`` of the shape of the ids, and ``"pad_id"``, the id that marks padding in a
+            rectangle ``[B, L]``. Strings and bytes are hashed with `hash_ids` if the table is a `HashTable`. Nested
+            lists are bags, also if they have the same length.
+        pooled: whether the batch is for `pooled_rows`; an array ``[B]`` is then one bag per id. With False, for
+            `lookup_rows`, the ids are integers of any shape.
+        bounds: what is done with ids out of range. ``"error"`` raises. The others keep them out of range, for a lookup
+            with the same ``bounds``; ``"warn"`` warns here, once per table, and the lookup counts them.
+        capacity: positions of ragged bags; by default the next power of two, so that few programs are compiled.
+        sharding: where the arrays go, e.g. ``NamedSharding(mesh, P("data"))``; by default the mesh of a `ShardedTable`,
+            all axes of it, and the host for other tables. Ragged bags, and arrays whose first axis the devices do not
+            divide, are replicated.
+
+    Returns:
+        An array or `SplitIds`, or `Bags` of them, always of the same types for a table: int32 ids, or `SplitIds` for a
+        `HashTable` and for tensor trains of 2**31 rows or more.
+
+    Raises:
+        ImportError: strings without xxhash.
+        TypeError, ValueError: the ids do not fit, or are out of range; the message names the table, the first such id
+            and its position.
+
+    >>> import jax_tt, numpy as np
+    >>> table = jax_tt.dense_table(1000, 16, name="item")
+    >>> bags = jax_tt.host_batch(table, [[3, 1, 999], [], [5, 7]])
+    >>> bags.ids, bags.offsets
+    (array([  3,   1, 999,   5,   7,   0,   0,   0], dtype=int32), array([0, 3, 3, 5], dtype=int32))
+    >>> jax_tt.host_batch(table, np.array([[2**32 + 5]]))
+    Traceback (most recent call last):
+    ...
+    ValueError: item: ids: got id 4294967301 at position 0; expected 0 to 999. ...
+    """
+    if not isinstance(table, Table):
+        raise TypeError(
+            f"table: got a {type(table).__name__}; expected a jax_tt.Table. Collections and layers have a method "
+            "host_batch."
+        )
+    one_of("bounds", bounds, BOUNDS)
+    given = read(table, ids, pooled)
+    if not pooled and (given.offsets is not None or given.padding is not None):
+        raise ValueError(
+            f"{table.label}ids: got bags for pooled=False; expected integers of any shape, one row for each."
+        )
+    _check(table, given, pooled, capacity)
+    value = _assembled(table, given, Bounds(bounds, table.name), capacity)
+    return _placed(value, _sharding([table], sharding))
+
+
+def host_features(
+    features: Mapping[str, Feature],
+    tables: Mapping[str, Table],
+    bounds: Mapping[str, Bounds],
+    batch: Any,
+    capacity: Any,
+    sharding: Any,
+) -> Any:
+    """`host_batch` of all features.
+
+    Args:
+        features: by name.
+        tables: by feature, which name errors.
+        bounds: by table.
+        batch, capacity, sharding: as in `Collection.host_batch`.
+    """
+    for own in bounds.values():
+        one_of("bounds", own.mode, BOUNDS)
+    if isinstance(batch, KeyedBags) and any(table.takes_keys for table in tables.values()):
+        refuse_cut_keys("batch.ids", batch.ids)
+    batch = _on_host(batch)
+    values = values_of(features, batch)
+    capacities = _capacities(features, capacity)
+    given = {}
+    for name, feature in features.items():
+        pooled = feature.combiner is not None
+        given[name] = own = read(tables[name], values[name], pooled)
+        by_name = capacities.get(name) if isinstance(capacity, Mapping) else None
+        _check(tables[name], own, pooled, by_name)
+    if isinstance(batch, KeyedBags):
+        ids = {
+            name: table_ids(tables[name], own, bounds[features[name].table])
+            for name, own in given.items()
+        }
+        if len({getattr(own, "dtype", None) for own in ids.values()} | {None}) == 2:
+            keyed = _keyed(batch, ids, given, capacity)
+            return _placed(keyed, _sharding(tables.values(), sharding))
+    found = {
+        name: _assembled(tables[name], own, bounds[features[name].table], capacities.get(name))
+        for name, own in given.items()
+    }
+    return _placed(found, _sharding(tables.values(), sharding))
+
+
+def _assembled(table: Table, given: Given, bounds: Bounds, capacity: Any) -> Any:
+    """What a lookup takes of one feature, on the host."""
+    ids, (_, offsets, weights, padding, _) = table_ids(table, given, bounds), given
+    if offsets is not None:
+        size = _capacity(f"{table.label}capacity", given, capacity)
+        return Bags(_padded(ids, size), offsets, _padded(weights, size))
+    if weights is None and padding is None:
+        return ids
+    return Bags(ids, None, weights, padding is not None)
+
+
+def _capacities(features: Mapping[str, Feature], capacity: Any) -> dict[str, Any]:
+    """The capacity of every feature that one was given for."""
+    if capacity is None:
+        return {}
+    if not isinstance(capacity, Mapping):
+        return dict.fromkeys(features, as_int("capacity", capacity))
+    unknown = [name for name in capacity if name not in features]
+    if unknown:
+        raise ValueError(
+            f"capacity: got the feature {unknown[0]!r}; expected some of {listed(features)}."
+        )
+    return dict(capacity)
+
+
+def _capacity(name: str, given: Given, capacity: Any) -> int:
+    used = given.ids.shape[0]
+    if capacity is None:
+        return 1 << max((given.capacity or used) - 1, 0).bit_length()
+    capacity = as_int(name, capacity)
+    if not used <= capacity < 2**31:
+        raise ValueError(
+            f"{name}: got {capacity} for {used} ids; expected at least {used} and fewer than 2**31."
+        )
+    return capacity
+
+
+def _padded(array: Any, capacity: int) -> Any:
+    if array is None:
+        return None
+    if isinstance(array, SplitIds):
+        return SplitIds(_padded(array.digits, capacity))
+    found = np.zeros((capacity, *array.shape[1:]), array.dtype)
+    found[: array.shape[0]] = array
+    return found
+
+
+def _keyed(
+    batch: KeyedBags, ids: Mapping[str, np.ndarray], given: Mapping[str, Given], capacity: Any
+) -> KeyedBags:
+    """The batch with these ids of its features, in the order that it has."""
+    if isinstance(capacity, Mapping):
+        raise ValueError("capacity: got a mapping for KeyedBags; expected one number for all.")
+    joined = np.concatenate([ids[name] for name in batch.keys])
+    size = _capacity("capacity", Given(joined, capacity=batch.ids.shape[0]), capacity)
+    weights = batch.weights
+    if weights is not None:
+        weights = np.asarray(weights)[: joined.shape[0]]
+        for own in given.values():
+            dtype = weights.dtype if own.weights is None else own.weights.dtype
+            weights = weights.astype(dtype)
+    return dataclasses.replace(
+        batch,
+        ids=_padded(joined, size),
+        offsets=np.asarray(batch.offsets, np.int32),
+        weights=_padded(weights, size),
+    )
+
+
+def _on_host(batch: Any) -> Any:
+    """`KeyedBags` with numpy arrays, whose offsets are checked; other batches unchanged."""
+    if not isinstance(batch, KeyedBags):
+        return batch
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(batch)):
+        raise TypeError("batch: got traced KeyedBags; host_batch runs on the host, before jit.")
+    host = jax.tree.map(np.asarray, batch)
+    places = np.zeros(host.ids.shape, np.int32)
+    Bags.from_offsets(places, host.offsets, host.weights, capacity=len(places))
+    return host
+
+
+def _check(table: Table, given: Given, pooled: bool, capacity: Any) -> None:
+    """Raises for weights of rows that are not pooled, and for a capacity of rectangles."""
+    if capacity is not None and given.offsets is None:
+        raise ValueError(
+            f"{table.label}capacity: got {capacity!r} for ids of shape {tuple(given.ids.shape)}; only ragged bags have "
+            "one."
+        )
+    if given.weights is not None and not pooled:
+        raise ValueError(
+            f"{table.label}weights: got weights for rows that are not combined; multiply the rows by them, or give the "
+            "feature a combiner."
+        )
+
+
+def _sharding(tables: Any, sharding: Any) -> Any:
+    """The sharding that was given, or that of a batch on the mesh of the tables."""
+    if sharding is not None:
+        return sharding
+    for table in tables:
+        if isinstance(table, ShardedTable):
+            return NamedSharding(table.mesh, P(table.mesh.axis_names))
+    return None
+
+
+def _placed(batch: Any, sharding: Any) -> Any:
+    """The batch on devices, in one transfer; on the host without a sharding."""
+    if sharding is None:
+        return batch
+    if not isinstance(sharding, NamedSharding):
+        return jax.device_put(batch, sharding)
+    spec = sharding.spec[:1]
+    replicated = NamedSharding(sharding.mesh, P())
+    rows = NamedSharding(sharding.mesh, P(*spec))
+    axes = spec[0] if spec else ()
+    names = axes if isinstance(axes, tuple) else () if axes is None else (axes,)
+    devices = int(np.prod([sharding.mesh.shape[name] for name in names]))
+
+    def place(value: Any) -> Any:
+        ragged = isinstance(value, KeyedBags) or (
+            isinstance(value, Bags) and value.offsets is not None
+        )
+        return jax.tree.map(
+            lambda leaf: rows if not ragged and divides(leaf) else replicated, value
+        )
+
+    def divides(leaf: Any) -> bool:
+        return leaf.ndim > 0 and leaf.shape[0] % devices == 0
+
+    by_feature = isinstance(batch, dict)
+    places = {f: place(value) for f, value in batch.items()} if by_feature else place(batch)
+    return jax.device_put(batch, places)

@@ -1,0 +1,299 @@
+"""What data loaders give for a feature, as numpy arrays."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from jax_tt._arguments import as_array, as_int
+from jax_tt._bags import Bags, as_ids, as_weights, id_array, padding_value
+from jax_tt._hash.ids import hash_ids
+from jax_tt._hash.keys import refuse_cut_keys
+from jax_tt._split_ids import SplitIds
+from jax_tt._tables.table import Table
+
+_ENTRIES = ("ids", "lengths", "offsets", "weights", "pad_id")
+_FORMS = "an array of integers, nested lists, jax_tt.Bags, or a dict such as {'ids': values, 'lengths': lengths}"
+
+
+class Given(NamedTuple):
+    """The ids of a feature on the host.
+
+    Attributes:
+        ids: numpy integers of any type, or `SplitIds`; ``[n]`` beside offsets.
+        offsets: of ragged bags, int32 ``[B + 1]``; None for an array of ids.
+        weights: floats of the shape of the ids, or None.
+        padding: which positions are padding, bool of the shape of the ids; None if none can be.
+        capacity: the number of positions that `Bags` came with; None for other forms.
+    """
+
+    ids: Any
+    offsets: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    padding: np.ndarray | None = None
+    capacity: int | None = None
+
+
+def read(table: Table, value: Any, pooled: bool) -> Given:
+    """The ids, offsets, weights and padding of what a data loader gave.
+
+    Args:
+        table: for errors, and for what its ids are.
+        value: as `jax_tt.host_batch` takes it.
+        pooled: whether nested lists are bags, and an array ``[B]`` is one bag per id.
+
+    Raises:
+        TypeError, ValueError: the value does not fit; the message begins with the label of the table.
+    """
+    if isinstance(value, Bags):
+        given = _of_bags(table, value)
+    elif isinstance(value, Mapping):
+        given = _of_entries(table, value, pooled)
+    elif isinstance(value, SplitIds):
+        given = Given(_split(table, value))
+    elif pooled and (rows := _rows(table, value)) is not None:
+        ids, lengths = _joined(f"{table.label}ids", rows, lambda name, row: _ids(table, name, row))
+        given = Given(ids, _offsets(table, ids, lengths=lengths)[0])
+    else:
+        given = Given(_ids(table, f"{table.label}ids", value))
+    if not pooled or given.offsets is not None:
+        return given
+    if given.ids.ndim == 1:  # one id per bag
+        columns = [None if x is None else x.reshape(-1, 1) for x in given]
+        return Given(*columns)
+    if given.ids.ndim != 2:
+        raise ValueError(
+            f"{table.label}ids: got shape {given.ids.shape}; expected [B, L], or [B] with one id per bag."
+        )
+    return given
+
+
+def _of_bags(table: Table, bags: Bags) -> Given:
+    label = table.label
+    split = isinstance(bags.ids, SplitIds)
+    ids = _split(table, bags.ids) if split else _ids(table, f"{label}bags.ids", bags.ids)
+    if bags.offsets is None:
+        padding = None
+        if bags.padded and split:
+            padding = (ids.digits == -1).all(axis=-1)
+        elif bags.padded:
+            padding = ids == padding_value(-1, ids.dtype)
+        if ids.ndim != 2:
+            raise ValueError(
+                f"{label}bags.ids: got shape {ids.shape} without offsets; expected [B, L]."
+            )
+        return Given(ids, None, _weights(table, ids, bags.weights), padding)
+    if bags.padded:
+        raise ValueError(
+            f"{label}bags: padded=True is for rectangular bags; ragged ones have offsets."
+        )
+    capacity = _length(table, ids)
+    host = _on_host(f"{label}bags.offsets", bags.offsets)
+    offsets, weights = _offsets(table, ids, offsets=host, weights=bags.weights, capacity=capacity)
+    end = int(offsets[-1])
+    ids = SplitIds(ids.digits[:end]) if split else ids[:end]
+    return Given(ids, offsets, None if weights is None else weights[:end], None, capacity)
+
+
+def _of_entries(table: Table, entries: Mapping[str, Any], pooled: bool) -> Given:
+    label = table.label
+    unknown = [name for name in entries if name not in _ENTRIES]
+    if unknown or "ids" not in entries:
+        got = f"the entry {unknown[0]!r}" if unknown else "a dict without 'ids'"
+        raise ValueError(f"{label}got {got}; expected some of {', '.join(map(repr, _ENTRIES))}.")
+    shaped = [name for name in ("lengths", "offsets", "pad_id") if entries.get(name) is not None]
+    if len(shaped) > 1:
+        raise ValueError(
+            f"{label}got {' and '.join(map(repr, shaped))}; expected one of them at most."
+        )
+    value, weights = entries["ids"], entries.get("weights")
+    if isinstance(value, Mapping | Bags):
+        raise TypeError(f"{label}ids: got a {type(value).__name__}; expected an array or lists.")
+    rows = None if shaped or not pooled else _rows(table, value)
+    if rows is not None:
+        given = read(table, value, pooled)
+        if weights is not None:
+            weights, lengths = _joined(f"{label}weights", _rows(table, weights) or [], as_array)
+            assert given.offsets is not None
+            if not np.array_equal(lengths, np.diff(given.offsets)):
+                raise ValueError(
+                    f"{label}weights: got lists of other lengths than the ids; expected one weight per id."
+                )
+        return given._replace(weights=_weights(table, given.ids, weights))
+    split = isinstance(value, SplitIds)
+    ids = _split(table, value) if split else _ids(table, f"{label}ids", value)
+    if shaped in (["lengths"], ["offsets"]):
+        (name,) = shaped
+        _length(table, ids)
+        own = {name: _on_host(f"{label}{name}", entries[name])}
+        offsets, weights = _offsets(table, ids, **own, weights=weights)
+        return Given(ids, offsets, weights)
+    padding = None
+    if shaped:
+        if split:
+            raise ValueError(f"{label}pad_id: got one with SplitIds; expected integers as ids.")
+        pad_id = as_int(f"{label}pad_id", entries["pad_id"])
+        padding = ids == _labelled(label, padding_value, pad_id, ids.dtype)
+    return Given(ids, None, _weights(table, ids, weights), padding)
+
+
+def _rows(table: Table, value: Any) -> list[Any] | None:
+    """The rows of nested lists, also of an array or a list of arrays; None for anything else."""
+    if isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1:
+        value = list(value)
+    if not isinstance(value, list | tuple):
+        return None
+    if _all_lists(value):
+        return list(value) if value else None
+    are = [isinstance(row, list | tuple) or getattr(row, "ndim", 0) > 0 for row in value]
+    if not any(are):
+        return None
+    if not all(are):
+        at = are.index(False)
+        raise TypeError(
+            f"{table.label}ids[{at}]: got {value[at]!r} among lists; expected the list of one bag, [] if it is empty."
+        )
+    return list(value)
+
+
+def _all_lists(rows: Sequence[Any]) -> bool:
+    # Of the types alone, since there may be a hundred thousand rows.
+    return all(issubclass(kind, list | tuple) for kind in set(map(type, rows)))
+
+
+def _joined(
+    name: str, rows: Sequence[Any], to_array: Callable[[str, Any], Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The values of all rows in one array, and the lengths of the rows."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    if _all_lists(rows):
+        flat = np.asarray(to_array(name, list(itertools.chain.from_iterable(rows))))
+    else:
+        parts = [
+            np.asarray(to_array(f"{name}[{k}]", row)) for k, row in enumerate(rows) if len(row)
+        ]
+        if {np.dtype(np.int64), np.dtype(np.uint64)} <= {part.dtype for part in parts}:
+            raise TypeError(f"{name}: got rows of int64 and of uint64; expected one type.")
+        deep = [part.shape for part in parts if part.ndim != 1]
+        if deep:
+            raise ValueError(f"{name}: got a row of shape {deep[0]}; expected the ids of one bag.")
+        flat = np.concatenate(parts) if parts else np.zeros(0, np.int64)
+    if flat.ndim != 1:
+        raise ValueError(f"{name}: got lists of lists of lists; expected one list per bag.")
+    return flat, lengths
+
+
+def _ids(table: Table, name: str, value: Any) -> np.ndarray:
+    """Integers on the host; strings as their keys."""
+    if isinstance(value, str | bytes | dict) or value is None:
+        raise TypeError(f"{name}: got {value!r:.80}; expected {_FORMS}.")
+    if _are_strings(value):
+        if not table.takes_keys:
+            raise TypeError(
+                f"{name}: got strings for a table of {table.num_embeddings} rows, whose ids are row numbers; number "
+                "them, or use a jax_tt.hash_table, whose keys are their hashes."
+            )
+        if getattr(getattr(value, "dtype", None), "kind", "") == "T":
+            value = value.astype(object)
+        return _labelled(f"{name}: ", hash_ids, value)
+    array = id_array(value, name)
+    if table.takes_keys:
+        refuse_cut_keys(name, array)
+    host = _on_host(name, array)
+    if host.dtype.kind in "iu":
+        return host
+    if host.size == 0 and not hasattr(value, "dtype"):
+        return host.astype(np.int64)  # an empty list has no type of its own
+    raise ValueError(
+        f"{name}: got dtype {host.dtype}; expected integers. A list with ids of 2**63 or more beside others becomes "
+        "floats in numpy; give it a type, e.g. np.array(ids, np.uint64)."
+    )
+
+
+def _are_strings(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind != "O":
+            return value.dtype.kind in "SUT"
+        value = value.reshape(-1)[:1].tolist()
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return isinstance(value, str | bytes)
+
+
+def _split(table: Table, ids: SplitIds) -> SplitIds:
+    name = f"{table.label}ids"
+    return SplitIds(_on_host(name, as_ids(ids, name).digits))
+
+
+def _on_host(name: str, array: Any) -> np.ndarray:
+    if isinstance(array, Tracer):
+        raise TypeError(
+            f"{name}: got a traced array; host_batch runs on the host, before jit, e.g. in the data loader."
+        )
+    if isinstance(array, jax.Array) and not array.is_fully_addressable:
+        raise ValueError(
+            f"{name}: got an array that other processes have parts of; expected one on the host."
+        )
+    return np.asarray(as_array(name, array))
+
+
+def _length(table: Table, ids: Any) -> int:
+    if ids.ndim != 1:
+        raise ValueError(
+            f"{table.label}ids: got shape {ids.shape} beside lengths or offsets; expected [n]."
+        )
+    return ids.shape[0]
+
+
+def _offsets(
+    table: Table,
+    ids: Any,
+    *,
+    lengths: Any = None,
+    offsets: Any = None,
+    weights: Any = None,
+    capacity: int | None = None,
+) -> tuple[np.ndarray, Any]:
+    """The offsets and the weights of ragged bags, checked as `Bags` checks them."""
+    if isinstance(weights, jax.Array):
+        weights = _on_host(f"{table.label}weights", weights)
+    places = np.zeros(ids.shape[0], np.int32)
+    make, given = (Bags.from_offsets, offsets) if lengths is None else (Bags.from_lengths, lengths)
+    bags = _labelled(table.label, make, places, given, weights, capacity=capacity)
+    if weights is not None:
+        end = None if capacity is None else int(bags.offsets[-1])
+        _refuse_nonfinite(table, bags.weights[:end])
+    return bags.offsets, bags.weights
+
+
+def _weights(table: Table, ids: Any, weights: Any) -> Any:
+    """The weights of an array of ids, checked as `Bags` checks them."""
+    if weights is None:
+        return None
+    if isinstance(weights, jax.Array):
+        weights = _on_host(f"{table.label}weights", weights)
+    host = _labelled(table.label, as_weights, weights, ids)
+    _refuse_nonfinite(table, host)
+    return host
+
+
+def _refuse_nonfinite(table: Table, weights: np.ndarray) -> None:
+    bad = ~np.isfinite(weights)
+    if bad.any():
+        at = int(np.flatnonzero(bad.reshape(-1))[0])
+        raise ValueError(
+            f"{table.label}weights: got {weights.reshape(-1)[at]} at position {at}; expected finite numbers."
+        )
+
+
+def _labelled(label: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """``call(*args)``, whose errors begin with a label."""
+    try:
+        return call(*args, **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{label}{error}") from error

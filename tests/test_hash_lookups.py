@@ -53,11 +53,13 @@ def test_all_types_of_ids_are_the_same_keys(x64):
             np.testing.assert_array_equal(rows_of(QUIET, state, form), want)
         small = np.array([-1, 5, 0], np.int32)
         expected = want[[2, len(keys) - 1, 0]]
-        for form in (small, jnp.asarray(small), small.astype(np.int8)):
+        on_device = jnp.asarray(small)
+        for form in (small, jax_tt.whole_keys(on_device), small.astype(np.int8)):
             np.testing.assert_array_equal(rows_of(QUIET, state, form), expected)
         unsigned = np.array([2**32 - 1, 2**31], np.uint32)
         np.testing.assert_array_equal(rows_of(QUIET, state, unsigned), want[[-2, -3]])
         if x64:
+            np.testing.assert_array_equal(rows_of(QUIET, state, on_device), expected)
             lookup = jax.jit(lambda ids: jax_tt.lookup_rows(QUIET, state, ids, LOOKUP)[0])
             np.testing.assert_array_equal(lookup(keys), want)
             np.testing.assert_array_equal(lookup(keys.view(np.int64)), want)

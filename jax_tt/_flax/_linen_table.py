@@ -55,6 +55,8 @@ class TableModule(nn.Module):
     @nn.nowrap
     def _host_batch(self, ids: Any, pooled: bool, **options: Any) -> Any:
         table, lookup = self._describe()
+        if table.name is None:
+            table = table.with_name(f"{type(self).__name__}({self._sizes()})")
         return host_batch(table, ids, pooled=pooled, bounds=lookup.bounds, **options)
 
     @nn.nowrap

@@ -21,7 +21,14 @@ import time
 
 # Share of the calls that each part gets: a raw call is compiled first, a traced one is traced, one of files is a run of
 # the command line, and one of collections compiles many tables.
-SHARES = {"data": 0.854, "trace": 0.08, "raw": 0.04, "files": 0.02, "collection": 0.006}
+SHARES = {
+    "data": 0.834,
+    "trace": 0.08,
+    "raw": 0.04,
+    "host": 0.02,
+    "files": 0.02,
+    "collection": 0.006,
+}
 MIN_CALLS = 500  # of a process, which starts JAX for them
 CLEAR_EVERY = 1000  # programs compiled for one call each would fill the memory
 

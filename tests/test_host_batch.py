@@ -1,0 +1,444 @@
+"""Batches of data loaders are checked and converted on the host, where 64-bit ids are still whole."""
+
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_tt
+import jax_tt.linen
+from jax_tt import Bags, Feature, KeyedBags, Lookup, SplitIds, _reports
+
+DENSE = jax_tt.dense_table(10, 4, name="item")
+HASH = jax_tt.hash_table(4, 64, name="key")
+BIG = jax_tt.tt_table(
+    10**12, 4, row_factors=(252,) * 5, col_factors=(4, 1, 1, 1, 1), tt_ranks=1, name="big"
+)
+COLLECTION = jax_tt.Collection(
+    {"item": DENSE, "key": HASH, "big": BIG},
+    {
+        "clicked": Feature("item"),
+        "shown": Feature("item", combiner=None),
+        "user": Feature("key"),
+        "place": Feature("big"),
+    },
+)
+FAR = 2**32 + 5
+EMPTY = {
+    "clicked": np.zeros((2, 0), int),
+    "shown": np.zeros((2, 0), int),
+    "user": [[], []],
+    "place": [[], []],
+}
+
+
+@pytest.fixture(autouse=True)
+def _new_reports():
+    _reports.forget()
+
+
+def keys_of(ids):
+    return np.asarray(ids.digits).view(np.uint32).astype(np.uint64) @ np.array(
+        [2**32, 1], np.uint64
+    )
+
+
+@pytest.mark.filterwarnings("ignore::jax_tt.OutOfRangeWarning")
+def test_an_id_beyond_32_bits_trains_no_row_and_is_counted_under_jit():
+    rule = jax_tt.optimizers.SGD(1.0)
+    embed = jax_tt.EmbedCollection(
+        {"item": jax_tt.dense_table(10, 4, optimizer=rule)},
+        {"clicked": Feature("item")},
+        rngs=nnx.Rngs(0),
+    )
+    before = np.asarray(embed.tables["item"].embedding[...])
+
+    @nnx.jit
+    def step(embed, batch):
+        grads = nnx.grad(
+            lambda embed: embed(batch)["clicked"].sum(),
+            argnums=nnx.DiffState(0, jax_tt.nnx.FusedParam),
+        )(embed)
+        nnx.update(embed, grads)
+
+    step(embed, embed.host_batch({"clicked": np.array([[FAR, 3], [-1, 3]])}))
+    after = np.asarray(embed.tables["item"].embedding[...])
+    assert np.flatnonzero((before != after).any(axis=1)).tolist() == [3]
+    assert int(embed.tables["item"].out_of_range[...]) == 2
+
+
+FORMS = {
+    "int64 [B, L]": (np.array([[1, 2], [3, 9]]), [[1, 2], [3, 9]]),
+    "uint64 [B]": (np.array([1, 9], np.uint64), [[1], [9]]),
+    "uint8": (np.array([[1], [9]], np.uint8), [[1], [9]]),
+    "other byte order": (np.array([[1], [9]], ">i8"), [[1], [9]]),
+    "list of numbers": ([1, 9], [[1], [9]]),
+    "JAX array": (jnp.array([[1], [9]]), [[1], [9]]),
+    "ragged lists": ([[1, 2, 3], []], [[1, 2, 3], []]),
+    "lists of one length": ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
+    "tuples": (((1,), (2, 3)), [[1], [2, 3]]),
+    "list of arrays": ([np.array([1, 2]), np.array([], np.int64)], [[1, 2], []]),
+    "array of lists": (np.array([[1, 2], [], [3]], object), [[1, 2], [], [3]]),
+    "no bags": ([], []),
+    "lengths": ({"ids": np.array([1, 2, 3]), "lengths": [2, 1]}, [[1, 2], [3]]),
+    "offsets": ({"ids": np.array([1, 2, 3]), "offsets": np.array([0, 0, 3])}, [[], [1, 2, 3]]),
+    "pad_id": ({"ids": np.array([[1, 0], [0, 0]]), "pad_id": 0}, [[1], []]),
+    "ragged Bags": (Bags.from_ragged([[1, 2], [3]], capacity=7), [[1, 2], [3]]),
+    "padded Bags": (Bags.from_padded(np.array([[1, -1], [2, 3]])), [[1], [2, 3]]),
+    "JAX Bags": (jax.tree.map(jnp.asarray, Bags.from_ragged([[1, 2], [3]])), [[1, 2], [3]]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_reads_its_rows(form):
+    given, rows = FORMS[form]
+    table = np.eye(10, dtype=np.float32)
+    found = jax_tt.host_batch(DENSE, given)
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype(np.int32)}
+    pooled = jax_tt.embed_bag(table, found, method="reference")
+    want = np.array([table[row].sum(axis=0) for row in rows]).reshape(len(rows), 10)
+    np.testing.assert_array_equal(pooled, want)
+
+
+@pytest.mark.parametrize("form", ["int64 [B, L]", "ragged lists", "lengths", "ragged Bags"])
+def test_keys_are_split(form):
+    given, rows = FORMS[form]
+    found = jax_tt.host_batch(HASH, given)
+    ids = found.ids if isinstance(found, Bags) else found
+    used = keys_of(ids).reshape(-1)[: sum(map(len, rows))]
+    assert used.tolist() == [i for row in rows for i in row]
+
+
+def test_keys_and_large_trains_keep_64_bits():
+    batch = {
+        **EMPTY,
+        "user": np.array([[-1], [FAR]]),
+        "place": {"ids": np.array([[10**12 - 1, 0], [7, 0]]), "pad_id": 0},
+    }
+    found = COLLECTION.host_batch(batch)
+    assert keys_of(found["user"]).tolist() == [[2**64 - 1], [FAR]]
+    assert found["place"].padded and isinstance(found["place"].ids, SplitIds)
+    want = jax_tt.lookup_rows(
+        BIG, state := BIG.init(jax.random.key(0)), batch["place"]["ids"][:, 0], Lookup()
+    )
+    got = jax.jit(lambda bags: jax_tt.pooled_rows(BIG, state, bags, Lookup())[0])(found["place"])
+    np.testing.assert_allclose(got, want[0], rtol=1e-5)
+
+
+def test_weights_are_padded_with_the_ids():
+    found = jax_tt.host_batch(
+        DENSE, {"ids": [[1, 2, 3], []], "weights": [[0.5, 1, 2], []]}, capacity=5
+    )
+    assert found.weights.tolist() == [0.5, 1, 2, 0, 0] and found.weights.dtype == np.float32
+    rectangle = jax_tt.host_batch(DENSE, {"ids": np.array([4, 5]), "weights": np.array([1.0, 2.0])})
+    assert rectangle.ids.shape == rectangle.weights.shape == (2, 1)
+
+
+def test_a_large_dense_table_takes_uint32():
+    table = jax_tt.dense_table(3 * 10**9, 1)
+    found = jax_tt.host_batch(table, np.array([5, 3 * 10**9 - 1]))
+    assert found.dtype == np.uint32 and found.tolist() == [[5], [3 * 10**9 - 1]]
+    kept = jax_tt.host_batch(table, np.array([FAR, -1, 3]), bounds="zero")
+    assert kept.dtype == np.uint32 and (kept[:2] >= 3 * 10**9).all() and kept[2] == 3
+    with pytest.raises(ValueError, match="32 bits do not hold"):
+        jax_tt.host_batch(table, np.array([-1, 3]), bounds="clip")
+    with jax.enable_x64(True):
+        assert jax_tt.host_batch(table, np.array([-1, 3]), bounds="clip").dtype == np.int64
+
+
+@pytest.mark.parametrize("bounds", ["warn", "zero", "clip", "unchecked"])
+@pytest.mark.filterwarnings("ignore::jax_tt.OutOfRangeWarning")
+def test_ids_that_are_kept_do_what_they_do_in_eager_calls(bounds):
+    """Also beside padding, which another id of -1 is not."""
+    ids = np.array([[FAR, 3], [-(2**40), -1], [2**62, 9]])
+    table = np.arange(40, dtype=np.float32).reshape(10, 4) + 1
+    options = {"bounds": bounds, "method": "reference", "combiner": "mean"}
+    want = jax_tt.embed_bag(table, ids, **options)
+    plain = jax_tt.host_batch(DENSE, ids, bounds=bounds)
+    padded = jax_tt.host_batch(
+        DENSE,
+        {"ids": np.pad(ids, [(0, 0), (0, 1)], constant_values=77), "pad_id": 77},
+        bounds=bounds,
+    )
+    for found in (plain, padded):
+        np.testing.assert_array_equal(jax_tt.embed_bag(table, found, **options), want)
+        assert int(jax_tt.count_out_of_range(found, 10)) == 4
+
+
+def test_negative_ids_of_large_trains_are_no_padding():
+    given = {"ids": np.array([[-5, 0, 10**12]]), "pad_id": 0}
+    found = jax_tt.host_batch(BIG, given, bounds="zero")
+    digits = found.ids.digits[0]
+    assert (digits[1] == -1).all() and digits[0][0] < 0 and not (digits[0] == -1).all()
+
+
+def test_a_warning_names_the_id_that_was_given():
+    batch = {**EMPTY, "clicked": np.array([[1, FAR], [3, 4]])}
+    message = (
+        r"id 4294967301 at position 1 is out of range for table 'item \(features clicked, shown\)'"
+    )
+    with pytest.warns(jax_tt.OutOfRangeWarning, match=message):
+        COLLECTION.host_batch(batch, bounds="warn")
+
+
+@pytest.mark.parametrize("method", ["reference", "auto"])
+def test_eager_calls_report_the_id_that_was_given(method):
+    state, ids = DENSE.init(jax.random.key(0)), np.array([3, FAR, -(2**50)])
+    message = "id 4294967301 at position 1"
+    with pytest.warns(jax_tt.OutOfRangeWarning, match=f"the first of them {message}") as found:
+        lookup = Lookup(bounds="warn", method=method)
+        jax.block_until_ready(jax_tt.lookup_rows(DENSE, state, ids, lookup)[0])
+        jax.effects_barrier()
+    assert len(found) == 1
+    with pytest.raises(ValueError, match=f"item: ids: got {message}; expected 0 to 9"):
+        jax_tt.lookup_rows(DENSE, state, ids, Lookup(method=method))
+    bags = Bags(np.array([2**40, 2, 3]), np.array([0, 0]))  # unused capacity
+    jax_tt.pooled_rows(DENSE, state, bags, Lookup(method=method))
+
+
+def test_collections_report_the_id_that_was_given():
+    collection = jax_tt.Collection(
+        {"item": DENSE}, {"a": Feature("item"), "b": Feature("item", combiner=None)}
+    )
+    state = collection.init(jax.random.key(0))
+    batch = {"a": np.array([[1], [2]]), "b": np.array([1, -(2**50)])}
+    with pytest.warns(jax_tt.OutOfRangeWarning, match="id -1125899906842624 at position 3 "):
+        jax_tt.embed_collection(collection, state, batch, Lookup(bounds="warn"))
+
+
+BAD = {
+    "out of range": (
+        {"clicked": np.array([[FAR, 3]])},
+        r"'clicked' of 'item': ids: got id 4294967301 at position 0",
+    ),
+    "several": ({"clicked": np.array([[3, -1], [12, 1]])}, r"got id -1 at position 1 \(2 ids"),
+    "above 2**63": ({"clicked": np.array([2**63 + 1], np.uint64)}, "got id 9223372036854775809"),
+    "large train": ({"place": [[10**12]]}, "'place' of 'big': ids: got id 1000000000000"),
+    "floats": ({"clicked": np.ones((2, 3))}, "'clicked' of 'item': ids: got dtype float64"),
+    "bools": ({"clicked": [True, False]}, "got dtype bool"),
+    "wide list": (
+        {"user": [[2**63, -1]]},
+        "'user' of 'key'.*(float64|uint64|OverflowError|no array)",
+    ),
+    "strings": ({"clicked": ["a"]}, "got strings for a table of 10 rows.*hash_table"),
+    "a string": ({"user": "abc"}, "got 'abc'; expected an array"),
+    "None": ({"clicked": None}, "'clicked' of 'item': ids: got None"),
+    "None among lists": ({"clicked": [[1], None]}, r"ids\[1\]: got None among lists"),
+    "deep lists": ({"clicked": [[[1]]]}, "'clicked' of 'item': ids: got lists of lists of lists"),
+    "shape": ({"clicked": np.ones((2, 2, 2), int)}, r"got shape \(2, 2, 2\); expected \[B, L\]"),
+    "ragged sequence": ({"shown": [[1], [2, 3]]}, "'shown' of 'item': ids: got lists of different"),
+    "weighted sequence": (
+        {"shown": {"ids": [1], "weights": [1.0]}},
+        "'shown' of 'item': weights: ",
+    ),
+    "lengths": (
+        {"clicked": {"ids": [1, 2], "lengths": [1]}},
+        "'clicked' of 'item': lengths: sum to 1",
+    ),
+    "offsets": ({"clicked": {"ids": [1, 2], "offsets": [0, 1]}}, "'item': offsets: end at 1"),
+    "negative": ({"clicked": {"ids": [1, 2], "lengths": [3, -1]}}, "'item': lengths: got "),
+    "both": (
+        {"clicked": {"ids": [1], "lengths": [1], "offsets": [0, 1]}},
+        "'lengths' and 'offsets'",
+    ),
+    "entry": ({"clicked": {"ids": [1], "length": [1]}}, "got the entry 'length'"),
+    "no ids": ({"clicked": {"lengths": [1]}}, "got a dict without 'ids'"),
+    "NaN": ({"clicked": {"ids": [1, 2], "weights": [1, np.nan]}}, "weights: got nan at position 1"),
+    "few weights": ({"clicked": {"ids": [1, 2], "weights": [1.0]}}, r"weights: got shape \(1,\)"),
+    "ragged weights": (
+        {"clicked": {"ids": [[1, 2]], "weights": [[1.0], []]}},
+        "lists of other lengths",
+    ),
+    "no mark": ({"user": {"ids": [[-1, 7]], "pad_id": 7}}, "all bits set.* at position 0"),
+    "unknown": ({"label": [1]}, "got the feature 'label'"),
+    "cut keys": (
+        {"user": jnp.array([[7]])},
+        "'user' of 'key': ids: got a JAX array of int32.*whole_keys",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit_is_named(case):
+    changed, message = BAD[case]
+    with pytest.raises((TypeError, ValueError), match=message):
+        COLLECTION.host_batch({**EMPTY, **changed})
+
+
+def test_other_arguments_are_checked():
+    with pytest.raises(ValueError, match="has no feature 'shown'"):
+        COLLECTION.host_batch({"clicked": [1]})
+    with pytest.raises(ValueError, match="bounds: got 'wrap'"):
+        COLLECTION.host_batch(EMPTY, bounds="wrap")
+    with pytest.raises(ValueError, match="bounds: got those of 'item'"):
+        COLLECTION.host_batch(EMPTY, bounds={"item": "warn"})
+    with pytest.raises(ValueError, match="'user' of 'key': capacity: got 1 for 2 ids"):
+        COLLECTION.host_batch({**EMPTY, "user": [[1, 2]]}, capacity=1)
+    with pytest.raises(ValueError, match="capacity: got the feature 'x'"):
+        COLLECTION.host_batch(EMPTY, capacity={"x": 1})
+    with pytest.raises(ValueError, match="'clicked' of 'item': capacity.*only ragged bags"):
+        COLLECTION.host_batch(EMPTY, capacity={"clicked": 4})
+    with pytest.raises(TypeError, match=r"table: got a Collection; expected a jax_tt\.Table"):
+        jax_tt.host_batch(COLLECTION, [1])
+    with pytest.raises(ValueError, match="got bags for pooled=False"):
+        jax_tt.host_batch(DENSE, Bags.from_ragged([[1]]), pooled=False)
+    with pytest.raises(TypeError, match="runs on the host, before jit"):
+        jax.jit(lambda ids: jax_tt.host_batch(DENSE, ids))(jnp.array([1]))
+
+
+def test_batches_of_many_sizes_are_one_program():
+    compiled = []
+
+    @jax.jit
+    def step(batch):
+        compiled.append(1)
+        return jax.tree.leaves(batch)[0]
+
+    rng = np.random.default_rng(0)
+    for count in (5, 6, 7, 8):
+        lengths = np.bincount(rng.integers(0, 3, count), minlength=3)
+        rows = np.split(rng.integers(0, 10, count), np.cumsum(lengths)[:-1])
+        step(jax_tt.host_batch(DENSE, [row.tolist() for row in rows]))
+    assert len(compiled) == 1
+    assert jax_tt.host_batch(DENSE, [[1] * 9]).ids.shape == (16,)
+    assert jax_tt.host_batch(DENSE, [[]]).ids.shape == (1,)
+    assert jax_tt.host_batch(DENSE, [[1] * 9], capacity=20).ids.shape == (20,)
+
+
+def test_strings_are_keys():
+    pytest.importorskip("xxhash")
+    keys = jax_tt.hash_ids(["red", "blue", "red"])
+    for given in (
+        [["red", "blue"], ["red"]],
+        {"ids": np.array(["red", "blue", "red"]), "lengths": [2, 1]},
+        {"ids": np.array(["red", "blue", "red"], object), "offsets": [0, 2, 3]},
+    ):
+        found = jax_tt.host_batch(HASH, given)
+        assert keys_of(found.ids)[:3].tolist() == keys.tolist()
+    assert keys_of(jax_tt.host_batch(HASH, [b"red"])).tolist() == [[int(keys[0])]]
+    with pytest.raises(TypeError, match="key: ids: features"):
+        jax_tt.host_batch(HASH, ["red", None])
+
+
+def test_strings_name_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    with pytest.raises(ImportError, match=r"jax-tt\[keys\]"):
+        jax_tt.host_batch(HASH, ["red"])
+
+
+def test_tensors(monkeypatch):
+    class Tensor:
+        requires_grad, device, dtype = False, type("Device", (), {"type": "cpu"}), "int64"
+        shape, ndim = (2, 1), 2
+
+        def numpy(self):
+            return np.array([[1], [2]])
+
+    torch = type("torch", (), {"Tensor": Tensor, "bfloat16": "bfloat16"})
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert jax_tt.host_batch(DENSE, Tensor()).tolist() == [[1], [2]]
+
+
+def test_keyed_bags():
+    collection = jax_tt.Collection(
+        {"item": DENSE, "user": jax_tt.dense_table(5, 4)},
+        {"a": Feature("item"), "b": Feature("user")},
+    )
+    keyed = KeyedBags.from_lengths(["b", "a"], [4, 1, 9], [1, 0, 1, 1])
+    found = collection.host_batch(keyed)
+    assert isinstance(found, KeyedBags) and found.ids.tolist() == [4, 1, 9, 0]
+    assert found.keys == ("b", "a") and found.offsets.tolist() == [0, 1, 1, 2, 3]
+    with pytest.raises(ValueError, match="'b' of 'user': ids: got id 9"):
+        collection.host_batch(KeyedBags.from_lengths(["b", "a"], [9, 1, 9], [1, 0, 1, 1]))
+    kept = collection.host_batch(keyed, capacity=6)
+    assert kept.ids.shape == (6,)
+    shifted = KeyedBags(keyed.ids, np.array([1, 1, 1, 2, 3]), None, keyed.keys, (2, 2))
+    with pytest.raises(ValueError, match="offsets: start at 1"):
+        collection.host_batch(shifted)
+    hashed = jax_tt.Collection({"key": HASH}, {"a": Feature("key")})
+    by_feature = hashed.host_batch(KeyedBags.from_lengths(["a"], [4, 1], [1, 1]))
+    assert keys_of(by_feature["a"].ids).tolist() == [4, 1]
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_batches_of_sharded_tables_are_on_their_mesh(kind):
+    mesh = jax.make_mesh(
+        (2, 2), ("data", "model"), axis_types=(kind,) * 2, devices=jax.devices()[:4]
+    )
+    embed = jax_tt.EmbedCollection(
+        {"item": jax_tt.dense_table(64, 4)},
+        {"clicked": Feature("item"), "shown": Feature("item"), "seen": Feature("item")},
+        mesh=mesh,
+        axis="model",
+        rngs=nnx.Rngs(0),
+    )
+    rng = np.random.default_rng(0)
+    given = {
+        "clicked": rng.integers(0, 64, (8, 2)),
+        "shown": [row.tolist() for row in rng.integers(0, 64, (8, 3))],
+        "seen": rng.integers(0, 64, (6, 2)),
+    }
+    found = embed.host_batch(given)
+    assert found["clicked"].sharding.is_equivalent_to(NamedSharding(mesh, P(("data", "model"))), 2)
+    assert found["shown"].ids.sharding.is_fully_replicated
+    assert found["seen"].sharding.is_fully_replicated
+    rows = nnx.jit(lambda embed, batch: embed(batch))(embed, found)
+    whole = {name: np.asarray(value) for name, value in given.items()}
+    for name, value in embed(whole).items():
+        np.testing.assert_allclose(rows[name], value, rtol=1e-6)
+    elsewhere = embed.host_batch(given, sharding=jax.devices()[3])
+    assert all(leaf.devices() == {jax.devices()[3]} for leaf in jax.tree.leaves(elsewhere))
+    by_hand = embed.host_batch(given, sharding=NamedSharding(mesh, P("model", None)))
+    assert by_hand["clicked"].sharding.spec == P("model")
+
+
+def test_layers_have_the_same_door():
+    layers = [jax_tt.EmbedBag(10, 4, rngs=nnx.Rngs(0)), jax_tt.linen.EmbedBag(10, 4)]
+    for layer in layers:
+        with pytest.warns(jax_tt.OutOfRangeWarning, match=f"id {FAR} at position 1.*EmbedBag"):
+            bags = layer.host_batch([[1, FAR], []], capacity=4)
+        assert bags.ids.shape == (4,)
+        _reports.forget()
+    assert jax_tt.Embed(10, 4, rngs=nnx.Rngs(0)).host_batch([[1, 2]]).shape == (1, 2)
+    assert jax_tt.linen.Embed(10, 4).host_batch([1, 2]).shape == (2,)
+    embed = jax_tt.linen.EmbedCollection({"item": DENSE}, {"clicked": Feature("item")})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert embed.host_batch({"clicked": [1, 2]})["clicked"].shape == (2, 1)
+
+
+def test_32_bit_arrays_of_jax_are_no_keys_unless_said():
+    cut = jax.device_put(np.array([2**40 + 7, 7]))
+    state = HASH.init(jax.random.key(0))
+    for ids in (cut, cut.astype(jnp.uint32), Bags(cut, np.array([0, 2]))):
+        with pytest.raises(
+            ValueError, match=r"key: .*JAX array of u?int32.*host_batch.*whole_keys"
+        ):
+            jax_tt.insert_keys(HASH, state, ids)
+    with pytest.raises(ValueError, match="JAX array of int32"):
+        jax_tt.split_keys(cut)
+    with pytest.raises(ValueError, match="JAX array of int32"):
+        jax_tt.remove_keys(HASH, state, cut)
+    with pytest.raises(ValueError, match="traced int32"):
+        jax.jit(lambda ids: jax_tt.insert_keys(HASH, state, ids)[0])(np.array([2**40 + 7, 7]))
+
+    @jax.jit
+    def insert(state, ids):
+        return jax_tt.insert_keys(HASH, state, jax_tt.whole_keys(ids))
+
+    state, inserted = insert(state, np.array([7, -1, 7], np.int32))
+    assert int(inserted.counts["inserted"]) == 2
+    keys = np.array([-1, 7])
+    state, inserted = jax_tt.insert_keys(HASH, state, keys)  # whole on the host
+    assert int(inserted.counts["hits"]) == 2
+    assert keys_of(jax_tt.whole_keys(np.array([2**32 - 1], np.uint32))).tolist() == [2**32 - 1]
+    with pytest.raises(ValueError, match="got dtype int64; expected integers of at most 32 bits"):
+        jax_tt.whole_keys(keys)
+    with jax.enable_x64(True):
+        assert jax_tt.split_keys(jnp.array([2**40])).digits.tolist() == [[256, 0]]

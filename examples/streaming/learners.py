@@ -120,7 +120,7 @@ class Hashed:
         rows = {
             name: np.uint64(table.num_embeddings) for name, table in self.collection.tables.items()
         }
-        return {name: (ids % rows[name]).astype(np.int32) for name, ids in clicks.ids.items()}
+        return self.collection.host_batch({f: ids % rows[f] for f, ids in clicks.ids.items()})
 
     def _served(self, counts: Any) -> dict[str, int]:
         del counts
@@ -142,7 +142,7 @@ class Dynamic(Hashed):
             assert isinstance(table, jax_tt.HashTable)
             grown[name], self.state[name] = jax_tt.grow_if_full(table, self.state[name])
         self._use(grown)
-        return {name: jax_tt.split_keys(ids) for name, ids in clicks.ids.items()}
+        return self.collection.host_batch(clicks.ids)
 
     def restored(self) -> bytes | None:
         other = super().restored()

@@ -56,7 +56,7 @@ def host_batch(
         capacity: positions of ragged bags; by default the next power of two, so that few programs are compiled.
         sharding: where the arrays go, e.g. ``NamedSharding(mesh, P("data"))``; by default the mesh of a `ShardedTable`,
             all axes of it, and the host for other tables. Ragged bags, and arrays whose first axis the devices do not
-            divide, are replicated.
+            divide, are replicated. With several processes, each of them is given the whole batch.
 
     Returns:
         An array or `SplitIds`, or `Bags` of them, always of the same types for a table: int32 ids, or `SplitIds` for a
@@ -123,12 +123,12 @@ def host_features(
         by_name = capacities.get(name) if isinstance(capacity, Mapping) else None
         _check(tables[name], own, pooled, by_name)
     if isinstance(batch, KeyedBags):
-        ids = {
+        ids: Any = {
             name: table_ids(tables[name], own, bounds[features[name].table])
             for name, own in given.items()
         }
         if len({getattr(own, "dtype", None) for own in ids.values()} | {None}) == 2:
-            keyed = _keyed(batch, ids, given, capacity)
+            keyed = _keyed(batch, ids, capacity)
             return _placed(keyed, _sharding(tables.values(), sharding))
     found = {
         name: _assembled(tables[name], own, bounds[features[name].table], capacities.get(name))
@@ -184,26 +184,14 @@ def _padded(array: Any, capacity: int) -> Any:
     return found
 
 
-def _keyed(
-    batch: KeyedBags, ids: Mapping[str, np.ndarray], given: Mapping[str, Given], capacity: Any
-) -> KeyedBags:
+def _keyed(batch: KeyedBags, ids: Mapping[str, np.ndarray], capacity: Any) -> KeyedBags:
     """The batch with these ids of its features, in the order that it has."""
     if isinstance(capacity, Mapping):
         raise ValueError("capacity: got a mapping for KeyedBags; expected one number for all.")
     joined = np.concatenate([ids[name] for name in batch.keys])
     size = _capacity("capacity", Given(joined, capacity=batch.ids.shape[0]), capacity)
-    weights = batch.weights
-    if weights is not None:
-        weights = np.asarray(weights)[: joined.shape[0]]
-        for own in given.values():
-            dtype = weights.dtype if own.weights is None else own.weights.dtype
-            weights = weights.astype(dtype)
-    return dataclasses.replace(
-        batch,
-        ids=_padded(joined, size),
-        offsets=np.asarray(batch.offsets, np.int32),
-        weights=_padded(weights, size),
-    )
+    weights = None if batch.weights is None else batch.weights[: joined.shape[0]]
+    return dataclasses.replace(batch, ids=_padded(joined, size), weights=_padded(weights, size))
 
 
 def _on_host(batch: Any) -> Any:
@@ -214,8 +202,8 @@ def _on_host(batch: Any) -> Any:
         raise TypeError("batch: got traced KeyedBags; host_batch runs on the host, before jit.")
     host = jax.tree.map(np.asarray, batch)
     places = np.zeros(host.ids.shape, np.int32)
-    Bags.from_offsets(places, host.offsets, host.weights, capacity=len(places))
-    return host
+    bags = Bags.from_offsets(places, host.offsets, host.weights, capacity=len(places))
+    return dataclasses.replace(host, offsets=bags.offsets, weights=bags.weights)
 
 
 def _check(table: Table, given: Given, pooled: bool, capacity: Any) -> None:
@@ -268,4 +256,11 @@ def _placed(batch: Any, sharding: Any) -> Any:
 
     by_feature = isinstance(batch, dict)
     places = {f: place(value) for f, value in batch.items()} if by_feature else place(batch)
-    return jax.device_put(batch, places)
+    if replicated.is_fully_addressable:
+        return jax.device_put(batch, places)
+    # Every process has the whole batch, and gives the parts of its devices.
+    return jax.tree.map(
+        lambda leaf, place: jax.make_array_from_callback(leaf.shape, place, leaf.__getitem__),
+        batch,
+        places,
+    )

@@ -64,8 +64,12 @@ def read(table: Table, value: Any, pooled: bool) -> Given:
     if not pooled or given.offsets is not None:
         return given
     if given.ids.ndim == 1:  # one id per bag
-        columns = [None if x is None else x.reshape(-1, 1) for x in given]
-        return Given(*columns)
+        ids, weights = given.ids.reshape(-1, 1), given.weights
+        return given._replace(
+            ids=ids,
+            weights=None if weights is None else weights.reshape(-1, 1),
+            padding=None if given.padding is None else given.padding.reshape(-1, 1),
+        )
     if given.ids.ndim != 2:
         raise ValueError(
             f"{table.label}ids: got shape {given.ids.shape}; expected [B, L], or [B] with one id per bag."
@@ -76,7 +80,7 @@ def read(table: Table, value: Any, pooled: bool) -> Given:
 def _of_bags(table: Table, bags: Bags) -> Given:
     label = table.label
     split = isinstance(bags.ids, SplitIds)
-    ids = _split(table, bags.ids) if split else _ids(table, f"{label}bags.ids", bags.ids)
+    ids: Any = _split(table, bags.ids) if split else _ids(table, f"{label}bags.ids", bags.ids)
     if bags.offsets is None:
         padding = None
         if bags.padded and split:
@@ -126,11 +130,11 @@ def _of_entries(table: Table, entries: Mapping[str, Any], pooled: bool) -> Given
                 )
         return given._replace(weights=_weights(table, given.ids, weights))
     split = isinstance(value, SplitIds)
-    ids = _split(table, value) if split else _ids(table, f"{label}ids", value)
+    ids: Any = _split(table, value) if split else _ids(table, f"{label}ids", value)
     if shaped in (["lengths"], ["offsets"]):
         (name,) = shaped
         _length(table, ids)
-        own = {name: _on_host(f"{label}{name}", entries[name])}
+        own: dict[str, Any] = {name: _on_host(f"{label}{name}", entries[name])}
         offsets, weights = _offsets(table, ids, **own, weights=weights)
         return Given(ids, offsets, weights)
     padding = None

@@ -129,7 +129,7 @@ def _table_ids(table: Table, ids: Any, name: str = "ids", padded: bool = False) 
     return ids, first
 
 
-def _first_cut(ids: np.ndarray) -> tuple[int | None, int | None]:
+def _first_cut(ids: Any) -> tuple[int | None, int | None]:
     """The first ids that `narrow` makes the largest and the smallest int32."""
     large, small = (
         ids[mask] for mask in (ids >= np.asarray(2**31 - 1, ids.dtype), ids <= -(2**31))

@@ -44,8 +44,8 @@ def host_batch(
 
     Args:
         table: the table that the ids are looked up in.
-        ids: an array of integers (numpy of any type, a torch tensor, or a JAX array), nested lists, `Bags`, `SplitIds`,
-            or a dict with the entry ``"ids"`` and, as needed, ``"lengths"`` ``[B]`` or ``"offsets"`` ``[B + 1]`` of
+        ids: an array of integers (numpy of any type, a torch tensor, or a JAX array, of whose ids JAX may have cut some
+            before), nested lists, `Bags`, `SplitIds`, or a dict with the entry ``"ids"`` and, as needed, ``"lengths"`` ``[B]`` or ``"offsets"`` ``[B + 1]`` of
             flat ids ``[n]``, ``"weights"`` of the shape of the ids, and ``"pad_id"``, the id that marks padding in a
             rectangle ``[B, L]``. Strings and bytes are hashed with `hash_ids` if the table is a `HashTable`. Nested
             lists are bags, also if they have the same length.
@@ -127,7 +127,8 @@ def host_features(
             name: table_ids(tables[name], own, bounds[features[name].table])
             for name, own in given.items()
         }
-        if len({getattr(own, "dtype", None) for own in ids.values()} | {None}) == 2:
+        types = {getattr(own, "dtype", None) for own in ids.values()}
+        if len(types) == 1 and None not in types:  # not `SplitIds`
             keyed = _keyed(batch, ids, capacity)
             return _placed(keyed, _sharding(tables.values(), sharding))
     found = {

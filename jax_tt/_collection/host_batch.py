@@ -44,11 +44,11 @@ def host_batch(
 
     Args:
         table: the table that the ids are looked up in.
-        ids: an array of integers (numpy of any type, a torch tensor, or a JAX array, of whose ids JAX may have cut some
-            before), nested lists, `Bags`, `SplitIds`, or a dict with the entry ``"ids"`` and, as needed, ``"lengths"`` ``[B]`` or ``"offsets"`` ``[B + 1]`` of
-            flat ids ``[n]``, ``"weights"`` of the shape of the ids, and ``"pad_id"``, the id that marks padding in a
-            rectangle ``[B, L]``. Strings and bytes are hashed with `hash_ids` if the table is a `HashTable`. Nested
-            lists are bags, also if they have the same length.
+        ids: an array of integers (numpy of any type, a torch tensor, or a JAX array, whose ids JAX may have cut before),
+            nested lists, `Bags`, `SplitIds`, or a dict with the entry ``"ids"`` and, as needed, ``"lengths"`` ``[B]`` or
+            ``"offsets"`` ``[B + 1]`` of flat ids ``[n]``, ``"weights"`` of the shape of the ids, and ``"pad_id"``, the
+            id that marks padding in a rectangle ``[B, L]``. Nested lists are bags, also if they have the same length.
+            Strings and bytes are hashed with `hash_ids` if the table is a `HashTable`.
         pooled: whether the batch is for `pooled_rows`; an array ``[B]`` is then one bag per id. With False, for
             `lookup_rows`, the ids are integers of any shape.
         bounds: what is done with ids out of range. ``"error"`` raises. The others keep them out of range, for a lookup

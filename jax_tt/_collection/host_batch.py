@@ -44,8 +44,8 @@ def host_batch(
 
     Args:
         table: the table that the ids are looked up in.
-        ids: an array of integers (numpy of any type, a torch tensor, or a JAX array, whose ids JAX may have cut before),
-            nested lists, `Bags`, `SplitIds`, or a dict with the entry ``"ids"`` and, as needed, ``"lengths"`` ``[B]`` or
+        ids: an array of integers (numpy of any type, a torch tensor, or a JAX array, whose ids JAX may have cut),
+            nested lists, `Bags`, `SplitIds` or a dict with the entry ``"ids"`` and, as needed, ``"lengths"`` ``[B]`` or
             ``"offsets"`` ``[B + 1]`` of flat ids ``[n]``, ``"weights"`` of the shape of the ids, and ``"pad_id"``, the
             id that marks padding in a rectangle ``[B, L]``. Nested lists are bags, also if they have the same length.
             Strings and bytes are hashed with `hash_ids` if the table is a `HashTable`.

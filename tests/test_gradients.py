@@ -92,6 +92,9 @@ def test_what_is_meant_for_parameters_does_not_see_a_table(kind):
     assert jax.tree.map(jnp.shape, nnx.state(grads)) == jax.tree.map(jnp.shape, params)
     assert isinstance(grads, nnx.State)
     assert grads.head.kernel[...].shape == grads["head"]["kernel"][...].shape == (D, 1)
+    grads["head"]["bias"] = grads.head.bias.replace(jnp.full(1, 7.0))
+    assert float(grads["head"]["bias"][0]) == 7
+    grads = jax_tt.grad(loss)(model)
     (table,) = (name for name in fused(model) if name.endswith("embedding"))
     assert fused(model)[table].shape == (N, D)
     if kind == "dense":

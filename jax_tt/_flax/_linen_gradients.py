@@ -39,7 +39,7 @@ class Gradients(Mapping[str, Any]):
 
 
 def _flatten_with_keys(grads: Gradients) -> tuple[Any, NextValues]:
-    return ((jax.tree_util.GetAttrKey(PARAMS), grads.params),), grads.next_values
+    return ((jax.tree_util.DictKey(PARAMS), grads.params),), grads.next_values
 
 
 def _unflatten(next_values: NextValues, children: Any) -> Gradients:
@@ -125,6 +125,17 @@ def grad(
     Returns:
         A function of the same arguments that returns the gradients; with ``has_aux``, a pair of them and the other
         values.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jax_tt.linen, optax
+        >>> layer = jax_tt.linen.EmbedBag(100, 8, optimizer=jax_tt.optimizers.SGD(0.1))
+        >>> ids = jnp.array([[1, 2], [3, 4]])
+        >>> state = jax_tt.linen.TrainState.create(
+        ...     apply_fn=layer.apply, variables=layer.init(jax.random.key(0), ids), tx=optax.sgd(0.1)
+        ... )
+        >>> grads = jax_tt.linen.grad(lambda v: jnp.sum(layer.apply(v, ids)))(state.variables)
+        >>> float(state.apply_gradients(grads=grads).fused["step"])
+        1.0
     """
     if f is None:
         return functools.partial(grad, argnums=argnums, has_aux=has_aux, **options)

@@ -138,7 +138,7 @@ def begin_call(
     initializing = layer.is_initializing()
     lookup = layer.options if training and not initializing else for_evaluation(layer.options)
     state = dict(layer.state)
-    # Not in `init`: with fused tables, its whole result is differentiated, and a count is an integer.
+    # Not in `init`: a `TrainState` takes its whole result, and holds no counts.
     counts = lookup.bounds == "warn" and not initializing
     if counts and layer.is_mutable_collection(OUT_OF_RANGE):
         state[OUT_OF_RANGE] = layer.get_variable(OUT_OF_RANGE, COUNT, jnp.zeros((), jnp.int32))

@@ -33,7 +33,8 @@ class Gradients(_RegisteredBelow, nnx.State):
 
     def __getitem__(self, key: Any) -> Any:
         value = self.raw_mapping[key]
-        return nnx.State(value) if isinstance(value, dict) else value
+        # Not a copy: what is assigned to an item of an item is to stay.
+        return nnx.State(value, _copy=False) if isinstance(value, dict) else value
 
 
 def _flatten_with_keys(grads: Gradients) -> tuple[Any, Any]:

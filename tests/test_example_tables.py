@@ -298,7 +298,7 @@ def test_steps_change_tables_of_two_bytes_a_number(kind):
         def loss(table):
             return jnp.mean((table(jnp.arange(96)) - rows) ** 2)
 
-        value, grads = nnx.value_and_grad(loss)(table)
+        value, grads = jax_tt.value_and_grad(loss)(table)
         optimizer.update(table, grads)
         return value
 

@@ -205,7 +205,7 @@ def test_layers_of_the_terms_train_on():
         def loss(layers):
             return jnp.mean(jnp.sum((sum(layer(ids) for layer in layers) - rows) ** 2, axis=1))
 
-        value, grads = nnx.value_and_grad(loss)(layers)
+        value, grads = jax_tt.value_and_grad(loss)(layers)
         optimizer.update(layers, grads)
         return value
 

@@ -19,6 +19,7 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
+import jax_tt
 from examples.retrieval import memory
 from examples.retrieval.checkpoint import Run
 from examples.retrieval.data import Interactions
@@ -218,7 +219,7 @@ def _jitted_steps(config: Config, num_items: int, graphdef: Any) -> Callable[...
             users, items = jax.lax.dynamic_slice_in_dim(pairs, i * size, size, axis=1)
             # A random item is among a user's own too rarely to be worth looking up.
             negatives = jax.random.randint(jax.random.fold_in(key, i), shape, 0, num_items)
-            grad = nnx.value_and_grad(objective, has_aux=True)
+            grad = jax_tt.value_and_grad(objective, has_aux=True)
             (_, loss), grads = grad(training.model, users, items, negatives)
             training.optimizer.update(training.model, grads)
             return nnx.state(training), total + loss

@@ -43,7 +43,8 @@ def _flatten_with_keys(grads: Gradients) -> tuple[Any, NextValues]:
 
 
 def _unflatten(next_values: NextValues, children: Any) -> Gradients:
-    return Gradients(*children, next_values)
+    (params,) = children
+    return Gradients(params, next_values)
 
 
 jax.tree_util.register_pytree_with_keys(Gradients, _flatten_with_keys, _unflatten)

@@ -11,7 +11,7 @@ from flax.training import train_state
 
 from jax_tt._flax._linen_gradients import Gradients, flat
 from jax_tt._flax._linen_variables import PARAMS
-from jax_tt._tables.next_values import next_values
+from jax_tt._tables.next_values import check_paths, next_values
 
 _COLLECTIONS = {PARAMS, OVERWRITE_WITH_GRADIENT}
 
@@ -76,7 +76,9 @@ class TrainState(train_state.TrainState):
                 "tables; expected what jax_tt.linen.value_and_grad or jax_tt.linen.grad returned for state.variables."
             )
         if isinstance(grads, Gradients):
-            old |= next_values("TrainState.apply_gradients", old, grads.next_values.by_path)
+            new = grads.next_values.by_path
+            check_paths("TrainState.apply_gradients", old, new)
+            old |= next_values("TrainState.apply_gradients", old, new)
             grads = grads.params
         fused = traverse_util.unflatten_dict(old)
         return super().apply_gradients(grads=grads, fused=fused, **kwargs)

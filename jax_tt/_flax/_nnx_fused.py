@@ -11,7 +11,7 @@ from flax import nnx
 from jax_tt._flax._nnx_cache import refresh_caches
 from jax_tt._flax._nnx_gradients import Gradients
 from jax_tt._flax._nnx_variables import FusedParam
-from jax_tt._tables.next_values import next_values, says_used
+from jax_tt._tables.next_values import check_paths, next_values, says_used
 
 
 class FusedOptimizer(nnx.Optimizer):
@@ -105,6 +105,7 @@ class FusedOptimizer(nnx.Optimizer):
                 "returned. nnx.grad does not train fused tables, and nnx.state, splits and merges drop the next values."
             )
         new = grads.next_values.by_path if isinstance(grads, Gradients) else {}
+        check_paths("FusedOptimizer.update", old, new)
         new = next_values("FusedOptimizer.update", old, new)
         self._check_gradients(grads)
         updates = super().update(model, grads, **kwargs)

@@ -18,7 +18,7 @@ _USED, _SENTINEL = ((name, outer_name(name)) for name in ("used", "sentinel"))
 
 
 def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -> dict[Path, Any]:
-    """The fused variables to write, by path: those of ``new`` in all tables that the loss used.
+    """The variables to write, by path: those of ``new`` in all tables that the loss used.
 
     A traced program selects between old and new. The compiler removes the selection if ``used`` is a constant, that is,
     except behind a ``cond``. This matters because reading the old table would force a copy of it before the in-place
@@ -26,15 +26,14 @@ def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
 
     Args:
         caller: for error messages.
-        old: the fused variables of the model.
-        new: their next values, as the backward pass returned them.
+        old: variables of the model, including those of fused tables.
+        new: their next values, as the backward pass returned them; those that belong to no fused table are returned
+            unchanged.
 
     Raises:
-        ValueError: ``new`` are the values of other tables, or left the compiled function that computed them; or,
-            outside ``jit``, they are not what the steps of the tables returned. Inside ``jit``, sentinels are written
-            that the next forward pass refuses.
+        ValueError: ``new`` left the compiled function that computed them; or, outside ``jit``, they are not what the
+            steps of the tables returned. Inside ``jit``, sentinels are written that the next forward pass refuses.
     """
-    _check_tables(caller, old, new)
     _check_alive(caller, new)
     tables = {_table_of(path): path for path in new if says_used(path)}
     known = _known({path: new[path] for path in new if path[-1] in (*_USED, *_SENTINEL)})
@@ -53,7 +52,8 @@ def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
     return result
 
 
-def _check_tables(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -> None:
+def check_paths(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -> None:
+    """Raises if next values are not those of all fused variables of a model, and of no others."""
     expected = "expected what value_and_grad returned for this model."
     if foreign := new.keys() - old.keys():
         raise ValueError(
@@ -152,7 +152,8 @@ def _check_sentinel(
 _ZEROS = "An earlier step overwrote the table with zeros, as its loss did not use it: restore it from a checkpoint."
 _NAN = "An earlier update under jit was given gradients that were no next values: restore it from a checkpoint."
 _MOVED = (
-    "The table or collection was used more than once in the loss, or the loss has a term over its variables: look all "
-    "ids of a shared table up in one call, restrict a penalty to nnx.Param and give the table's optimizer a "
-    "weight_decay, or build the layer with optimizer=None and let optax step it."
+    "The table or collection was used more than once in the loss, the loss has a term over its arrays, or its next "
+    "values were summed, scaled or clipped: look all ids of a shared table up in one call, restrict penalties to "
+    "ordinary parameters and give the table's optimizer a weight_decay, update after every micro-batch, pass a loss "
+    "scale to the layer as grad_scale, or build the layer with optimizer=None and let optax step it."
 )

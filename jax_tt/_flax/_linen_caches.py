@@ -279,7 +279,7 @@ def _change(
     if DIRECTORY[0] not in own.values:
         raise ValueError(
             f"variables: hold no row cache of {label}; expected all collections of the model, e.g. "
-            '{**state.params, "row_cache": row_cache}.'
+            '{**state.variables, "row_cache": row_cache}.'
         )
     if own.values[DIRECTORY[0]].ndim != 2:
         raise ValueError(

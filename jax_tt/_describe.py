@@ -15,7 +15,8 @@ from jax_tt._cache.cached import RowCachedTable
 from jax_tt._cache.config import RowCache
 from jax_tt._hash.admission import Admission
 from jax_tt._hash.table import HashTable, Initializer
-from jax_tt._init import CoreInit
+from jax_tt._init import CoreInit, GivenCores
+from jax_tt._keywords import checks_keywords
 from jax_tt._shape import TTShape
 from jax_tt._tables.dense import DenseTable, default_embedding_init
 from jax_tt._tables.options import Update, check_static
@@ -26,8 +27,11 @@ from jax_tt.order import IdOrder
 from jax_tt.order._ordered import OrderedTable
 
 _DEFAULT_CORES = 3
+# Entries of dense tables that any ranks are accepted for.
+_SMALL = 2**20
 
 
+@checks_keywords
 def dense_table(
     num_embeddings: int,
     features: int,
@@ -63,6 +67,7 @@ def dense_table(
     )
 
 
+@checks_keywords
 def hash_table(
     features: int,
     capacity: int,
@@ -121,6 +126,7 @@ def hash_table(
     )
 
 
+@checks_keywords
 def tt_table(
     num_embeddings: int,
     features: int,
@@ -239,10 +245,23 @@ def described_tt(
         cache, id_order: as in `jax_tt.TTEmbed`.
         **fields: the other fields of `TTTable`.
     """
+    if not isinstance(fields.get("core_init"), GivenCores):
+        _check_smaller(shape)
     table: Table = TTTable.of_shape(shape, **fields)
     if cache is not None:
         table = RowCachedTable(table, cache)
     return table if id_order is None else OrderedTable(table, id_order)
+
+
+def _check_smaller(shape: TTShape) -> None:
+    """Raises for ranks with which a table that takes memory is no smaller than the dense one."""
+    dense = shape.num_embeddings * shape.features
+    if _SMALL < dense <= shape.num_params:
+        raise ValueError(
+            f"tt_ranks: cores of ranks {shape.ranks} have {shape.num_params:,} entries, and the dense table has "
+            f"{dense:,}; expected lower ranks, e.g. tt_ranks=32. A table without compression is an Embed, EmbedBag or "
+            "dense_table."
+        )
 
 
 def described_update(

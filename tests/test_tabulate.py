@@ -77,7 +77,9 @@ def test_nnx_tabulate(case: str) -> None:
 def test_linen_tabulate(case: str) -> None:
     name, args, options, inputs, outputs = LAYERS[case]
     layer = getattr(jax_tt.linen, name)(*args, **options)
-    summary = nn.tabulate(layer, jax.random.key(0), compute_flops=True, console_kwargs=CONSOLE)
+    summary = nn.tabulate(  # pyright: ignore[reportPrivateImportUsage]
+        layer, jax.random.key(0), compute_flops=True, console_kwargs=CONSOLE
+    )
     found = summary(inputs)
     assert outputs in found
     assert f"│ {name} " in found  # without the name of another method than `__call__`

@@ -15,6 +15,7 @@ from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.lookup import embed
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
 from jax_tt._flax._linen_table import TableEmbed, begin_call, finish_call, fused_variable
+from jax_tt._keywords import ChecksKeywords
 from jax_tt._lookup._shared import Shared
 from jax_tt._sharding.options import Exchange
 from jax_tt._sharding.placement import Placement
@@ -23,7 +24,7 @@ from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table
 
 
-class EmbedCollection(nn.Module):
+class EmbedCollection(ChecksKeywords, nn.Module):
     """Many tables of any kinds, looked up by feature in one call; see `jax_tt.EmbedCollection`.
 
     Every table is a submodule of the name that it has in ``tables``. Its variables have the names and are in the

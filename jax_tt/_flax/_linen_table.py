@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import nnx
 from flax.linen import dtypes
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
@@ -16,7 +17,9 @@ from jax_tt._bags import Bags
 from jax_tt._cache.cached import COLLECTION as ROW_CACHE
 from jax_tt._collection.host_batch import host_batch
 from jax_tt._flax._call import attended, check_value, for_evaluation, step_inputs
+from jax_tt._flax._nnx_variables import FusedParam
 from jax_tt._hash.table import COLLECTION as HASH_TABLE
+from jax_tt._keywords import ChecksKeywords
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._split_ids import SplitIds
@@ -24,9 +27,12 @@ from jax_tt._tables.options import Lookup, StepInputs
 from jax_tt._tables.table import State, Table
 
 COUNT = "count"
+# So that `nnx.bridge.ToNNX` makes variables that `FusedOptimizer` overwrites. What else is in the collection, such as
+# scales of 8-bit floats, has its next value as its gradient as well.
+nnx.register_variable_name(OVERWRITE_WITH_GRADIENT, FusedParam, overwrite=True)
 
 
-class TableModule(nn.Module):
+class TableModule(ChecksKeywords, nn.Module):
     """The state of a table in variables, and the common part of its calls.
 
     Parameters are in the collection ``params`` or, with an ``optimizer``, together with its state in

@@ -15,6 +15,7 @@ from jax_tt._flax import _change
 from jax_tt._flax._nnx_cache import CachedModule
 from jax_tt._flax._nnx_table import read_state, variable_type
 from jax_tt._flax._nnx_variables import IdOrderState
+from jax_tt._flax._options import check_rngs
 from jax_tt._init import CoreInit, fresh_init
 from jax_tt._shape import TTShape
 from jax_tt._tables.change import Carry, Change, Growth
@@ -115,6 +116,7 @@ class ChangingModule(CachedModule):
             >>> bool(jnp.allclose(layer(jnp.arange(1000)), before)), layer(jnp.array([1199])).shape
             (True, (1, 8))
         """
+        check_rngs(rngs)
         state = self._whole()
         method = self.lookup.method
         growth = Growth(num_embeddings, rngs.params(), self._slice_init(), like, method)

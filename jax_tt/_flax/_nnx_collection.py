@@ -34,7 +34,9 @@ from jax_tt._flax._nnx_table import (
     write_state,
 )
 from jax_tt._flax._nnx_variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCounts
+from jax_tt._flax._options import check_rngs
 from jax_tt._hash.insert import Inserted
+from jax_tt._keywords import ChecksKeywords
 from jax_tt._lookup._shared import Shared, is_shared
 from jax_tt._sharding.options import Exchange
 from jax_tt._sharding.placement import Placement
@@ -72,7 +74,7 @@ class CollectedTable(TableEmbed, HashedModule):
         return result
 
 
-class EmbedCollection(nnx.Module):
+class EmbedCollection(ChecksKeywords, nnx.Module):
     """Many tables of any kinds, looked up by feature in one call.
 
     The variables of a table are in ``tables[name]``, under the names that they have in a layer of that table alone
@@ -131,6 +133,7 @@ class EmbedCollection(nnx.Module):
         rngs: nnx.Rngs,
     ) -> None:
         check_lookup(lookup)
+        check_rngs(rngs)
         static, variables = _hoisted(over_mesh(tables, mesh, axis, placement, exchange))
         described = Collection(static, features)
         self.features: Any = described.features  # hashable

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.errors import TraceContextError
 from flax.nnx.nn import dtypes
 
 from jax_tt._arguments import as_scalar
@@ -26,6 +27,8 @@ from jax_tt._flax._nnx_variables import (
     OutOfRange,
     PageTable,
 )
+from jax_tt._flax._options import check_rngs
+from jax_tt._keywords import ChecksKeywords
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._split_ids import SplitIds
@@ -75,7 +78,7 @@ class _UpdateOption(_LookupOption):
         layer.table = layer.table.with_update(update)
 
 
-class TableModule(nnx.Module):
+class TableModule(ChecksKeywords, nnx.Module):
     """The state of a table in variables, and the common part of its calls.
 
     Args:
@@ -97,6 +100,7 @@ class TableModule(nnx.Module):
         metadata: Mapping[str, Any] = MappingProxyType({}),
         hyperparameters: Mapping[str, nnx.Variable[Any]] = MappingProxyType({}),
     ) -> None:
+        check_rngs(rngs)
         table = self._named(table)
         self.table = table.without_values()
         self.lookup = lookup
@@ -236,8 +240,16 @@ def finish_call(layer: TableModule, before: State, after: State, lookup: Lookup)
     """Sets the variables that a call of a layer has changed, such as counts."""
     if lookup.train:
         for name in layer.table.buffers:
-            if after[name] is not before[name]:
+            if after[name] is before[name]:
+                continue
+            try:
                 getattr(layer, name)[...] = after[name]
+            except TraceContextError:
+                raise TypeError(
+                    f"{layer.table.label}{name}: a training call sets this variable, which JAX transformations that "
+                    "close over the layer, such as jax.lax.scan, forbid. Pass the layer through nnx.scan, or call "
+                    "layer.eval() first, after which calls count nothing."
+                ) from None
     if OUT_OF_RANGE in before:
         with WHERE_FLAX_ALLOWS:
             layer.out_of_range.set_value(after[OUT_OF_RANGE])

@@ -10,6 +10,15 @@ from jax_tt._arguments import one_of
 from jax_tt._tables.options import COMBINERS
 
 
+def check_rngs(rngs: Any) -> None:
+    """Raises unless a layer can draw its parameters from ``rngs``."""
+    if not callable(getattr(rngs, "params", None)):
+        raise TypeError(
+            f"rngs: got a {type(rngs).__name__}; expected flax.nnx.Rngs, e.g. rngs=nnx.Rngs(0), or nnx.Rngs(key) for a "
+            "key of jax.random."
+        )
+
+
 def bags_of(rows: Any) -> Any:
     """Decorates a constructor of bags that passes ``options`` to a constructor of rows.
 

@@ -341,9 +341,12 @@ def require_hash_table(table: Any) -> HashTable:
     """The table, or an error for other kinds."""
     if isinstance(table, HashTable):
         return table
-    raise TypeError(
-        f"table: got a {type(table).__name__}; expected a HashTable, e.g. jax_tt.hash_table(16, 1024)."
-    )
+    several = getattr(table, "tables", None)
+    advice = "jax_tt.hash_table(16, 1024)"
+    if isinstance(several, Mapping):
+        hashed = next((name for name, own in several.items() if own.takes_keys), "name")
+        advice = f"collection.tables[{hashed!r}] with state[{hashed!r}]"
+    raise TypeError(f"table: got a {type(table).__name__}; expected a HashTable, e.g. {advice}.")
 
 
 def unsharded_hash_table(table: Any) -> HashTable:

@@ -41,6 +41,10 @@ SCALARS = ("step", "sentinel", "used")
 # In what a step of a table returns if its scalars are shared: 1 if the step was applied, else 0.
 APPLIED = "applied"
 _STORAGE = set(STORAGE)
+_CAST = (
+    " Leave fused tables out of casts of a model: param_dtype= of the table is the type of its rows, and dtype= of the "
+    "layer or Lookup that of the results."
+)
 
 
 class Step(NamedTuple):
@@ -350,14 +354,22 @@ class Table(abc.ABC):
             own = array.dtype if name in shapes else jnp.float32
             dtype = self.slot_dtypes.get(name, jnp.dtype(own))
             if array.shape != shape or array.dtype != dtype:
+                advice = _CAST if array.shape == shape else ""
                 raise ValueError(
                     f"{self.label}{name}: got {array.dtype} of shape {array.shape}; expected {dtype} of shape {shape}, "
-                    "as this table and its optimizer have."
+                    f"as this table and its optimizer have.{advice}"
                 )
 
     def require(self, state: State, names: Sequence[str]) -> None:
         """Raises where arrays of these names are missing from a state."""
         missing = [name for name in names if name not in state]
+        if missing and (
+            tables := [name for name, own in state.items() if isinstance(own, Mapping)]
+        ):
+            raise ValueError(
+                f"{self.label}state: got the arrays of several tables, {', '.join(map(str, tables))}; expected the "
+                f"arrays of this table, e.g. state[{tables[0]!r}]."
+            )
         if missing:
             raise ValueError(
                 f"{self.label}state: has no {', '.join(missing)}; expected what Table.init returns, with the arrays "

@@ -1,0 +1,173 @@
+"""Messages for what users of layers try: wrong keywords, keys instead of generators, casts, other Flax wrappers."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import jax_tt
+import jax_tt.linen
+
+RULE = jax_tt.optimizers.Adagrad(0.1)
+IDS = jnp.array([[1, 2], [3, 4]])
+KEY = jax.random.key(0)
+TABLE = jax_tt.dense_table(10, 4)
+HASHED = jax_tt.hash_table(4, 16)
+FEATURES = {"a": jax_tt.Feature("a")}
+SIZES: dict[str, tuple[Any, ...]] = {
+    "Embed": (10, 4),
+    "EmbedBag": (10, 4),
+    "TTEmbed": (10, 4),
+    "TTEmbedBag": (10, 4),
+    "TableEmbed": (TABLE,),
+    "TableEmbedBag": (TABLE,),
+    "EmbedCollection": ({"a": TABLE}, FEATURES),
+    "HashEmbed": (HASHED,),
+    "HashEmbedBag": (HASHED,),
+}
+LINEN = [name for name in SIZES if not name.startswith("Hash")]
+FACTORIES = {"dense_table": (10, 4), "tt_table": (10, 4), "hash_table": (4, 16)}
+# A keyword, what accepts it, and the advice.
+NEAR = {
+    "ranks": ("TTEmbed", "did you mean tt_ranks?"),
+    "mode": ("EmbedBag", "did you mean combiner?"),
+    "cache": ("Embed", "a row cache is for tensor-train tables: TTEmbed, TTEmbedBag or tt_table"),
+    "cache_size": ("TTEmbedBag", "did you mean cache?"),
+    "embedding_dim": ("TTEmbedBag", "did you mean features?"),
+}
+
+
+def refused(caller: str, keyword: str, advice: str = "") -> Any:
+    message = f"{caller}: got an unexpected argument {keyword!r}; {advice}"
+    return pytest.raises(TypeError, match=f"^{re.escape(message)}")
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_wrong_keywords_name_the_class(name: str) -> None:
+    with refused(name, "quux", "expected some of "):
+        getattr(jax_tt, name)(*SIZES[name], quux=1, rngs=nnx.Rngs(0))
+    if name in LINEN:
+        with refused(name, "quux", "expected some of "):
+            getattr(jax_tt.linen, name)(*SIZES[name], quux=1)
+
+
+def test_subclasses_of_users_have_their_name() -> None:
+    class Items(jax_tt.EmbedBag):
+        def __init__(self, num_embeddings: int, *, rngs: nnx.Rngs, **options: Any) -> None:
+            super().__init__(num_embeddings, 4, rngs=rngs, **options)
+
+    assert Items(10, combiner="mean", rngs=nnx.Rngs(0)).combiner == "mean"
+    with refused("Items", "combine", "did you mean combiner?"):
+        Items(10, combine="mean", rngs=nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("keyword", NEAR)
+def test_wrong_keywords_name_the_nearest(keyword: str) -> None:
+    name, advice = NEAR[keyword]
+    with refused(name, keyword, advice):
+        getattr(jax_tt, name)(*SIZES[name], **{keyword: 4}, rngs=nnx.Rngs(0))
+    with refused(name, keyword, advice):
+        getattr(jax_tt.linen, name)(*SIZES[name], **{keyword: 4})
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_wrong_keywords_of_factories(name: str) -> None:
+    with refused(name, "quux", "expected some of "):
+        getattr(jax_tt, name)(*FACTORIES[name], quux=1)
+    with refused(name, "optimiser", "did you mean optimizer?"):
+        getattr(jax_tt, name)(*FACTORIES[name], optimiser=RULE)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_key_in_place_of_generators(name: str) -> None:
+    with pytest.raises(
+        TypeError, match=r"^rngs: got a PRNGKeyArray; expected flax.nnx.Rngs, e.g. rngs=nnx.Rngs"
+    ):
+        getattr(jax_tt, name)(*SIZES[name], rngs=KEY)
+
+
+def test_a_key_in_place_of_generators_in_growth() -> None:
+    layer = jax_tt.TTEmbed(10, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"^rngs: got a PRNGKeyArray"):
+        layer.grow(20, rngs=KEY)  # pyright: ignore[reportArgumentType]
+
+
+def test_ranks_that_make_a_table_larger() -> None:
+    message = r"^tt_ranks: cores of ranks \(172, 176\) have 6,478,224 entries, and the dense table has 6,400,000"
+    with pytest.raises(ValueError, match=message):
+        jax_tt.TTEmbed(100_000, 64, tt_ranks=10**6, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=message):
+        jax_tt.tt_table(100_000, 64, tt_ranks=10**6)
+    with pytest.raises(ValueError, match=message):
+        jax_tt.linen.TTEmbed(100_000, 64, tt_ranks=10**6).init(KEY, IDS)
+    # The default ranks of a small table are as many as its factors have use for.
+    assert jax_tt.TTEmbed(10, 4, rngs=nnx.Rngs(0)).tt_shape.num_params > 40
+    assert jax_tt.tt_table(100_000, 64, tt_ranks=64).num_embeddings == 100_000
+
+
+def test_a_cast_of_a_fused_layer() -> None:
+    layer = jax_tt.Embed(10, 4, optimizer=RULE, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(layer)
+    state = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, state)
+    message = "slot_sum_0: got bfloat16 .* Leave fused tables out of casts of a model: param_dtype="
+    with pytest.raises(ValueError, match=message):
+        nnx.merge(graph, state)(IDS)
+
+
+def test_the_state_of_a_collection_in_place_of_a_table() -> None:
+    collection = jax_tt.Collection(
+        {"item": HASHED, "a": TABLE}, {"i": jax_tt.Feature("item"), **FEATURES}
+    )
+    state = collection.init(KEY)
+    advice = r"e.g. collection.tables\['item'\] with state\['item'\]"
+    for function in (jax_tt.table_keys, jax_tt.hash_statistics):
+        with pytest.raises(
+            TypeError, match=f"table: got a Collection; expected a HashTable, {advice}"
+        ):
+            function(collection, state)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(
+            ValueError,
+            match=r"state: got the arrays of several tables, item, a; .* state\['item'\]",
+        ):
+            function(collection.tables["item"], state)
+    assert jax_tt.hash_statistics(collection.tables["item"], state["item"])["keys"] == 0
+
+
+def test_a_layer_with_a_cache_that_a_scan_closes_over() -> None:
+    cache = jax_tt.RowCache(4, ways=2)
+    layer = jax_tt.TTEmbed(100, 4, tt_ranks=2, cache=cache, rngs=nnx.Rngs(0))
+
+    def rows() -> jax.Array:
+        return jax.lax.scan(lambda carry, ids: (carry, layer(ids)), 0, IDS)[1]
+
+    with pytest.raises(
+        TypeError,
+        match=r"cache_\w+: a training call sets this variable, .* nnx.scan, or",
+    ):
+        rows()
+    layer.eval()
+    np.testing.assert_allclose(rows(), layer(IDS), rtol=1e-6)
+
+
+def test_a_bridged_linen_layer_is_trained() -> None:
+    """`ToNNX` of a fused layer trains as the NNX layer does."""
+    layer = jax_tt.Embed(10, 4, optimizer=RULE, rngs=nnx.Rngs(0))
+    bridged = nnx.bridge.ToNNX(
+        jax_tt.linen.Embed(10, 4, optimizer=RULE), rngs=nnx.Rngs(0)
+    ).lazy_init(IDS)
+    for name, array in layer.state().items():
+        assert isinstance(getattr(bridged, name), jax_tt.FusedParam)
+        getattr(bridged, name).set_value(jnp.array(array))
+    grad = getattr(jax_tt, "grad", nnx.grad)
+    for model in (layer, bridged):
+        optimizer = jax_tt.FusedOptimizer(model, optax.sgd(0.1))
+        for _ in range(2):
+            optimizer.update(model, grad(lambda model: jnp.sum(model(IDS) ** 2))(model))
+    for name, array in layer.state().items():
+        np.testing.assert_array_equal(getattr(bridged, name)[...], array)
+    assert float(bridged.step[...]) == 2

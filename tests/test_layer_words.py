@@ -124,6 +124,7 @@ def test_the_state_of_a_collection_in_place_of_a_table() -> None:
         {"item": HASHED, "a": TABLE}, {"i": jax_tt.Feature("item"), **FEATURES}
     )
     state = collection.init(KEY)
+    table: Any = collection.tables["item"]
     advice = r"e.g. collection.tables\['item'\] with state\['item'\]"
     for function in (jax_tt.table_keys, jax_tt.hash_statistics):
         with pytest.raises(
@@ -134,8 +135,8 @@ def test_the_state_of_a_collection_in_place_of_a_table() -> None:
             ValueError,
             match=r"state: got the arrays of several tables, item, a; .* state\['item'\]",
         ):
-            function(collection.tables["item"], state)
-    assert jax_tt.hash_statistics(collection.tables["item"], state["item"])["keys"] == 0
+            function(table, state)
+    assert jax_tt.hash_statistics(table, state["item"])["keys"] == 0
 
 
 def test_a_layer_with_a_cache_that_a_scan_closes_over() -> None:
@@ -157,7 +158,7 @@ def test_a_layer_with_a_cache_that_a_scan_closes_over() -> None:
 def test_a_bridged_linen_layer_is_trained() -> None:
     """`ToNNX` of a fused layer trains as the NNX layer does."""
     layer = jax_tt.Embed(10, 4, optimizer=RULE, rngs=nnx.Rngs(0))
-    bridged = nnx.bridge.ToNNX(
+    bridged: Any = nnx.bridge.ToNNX(
         jax_tt.linen.Embed(10, 4, optimizer=RULE), rngs=nnx.Rngs(0)
     ).lazy_init(IDS)
     for name, array in layer.state().items():

@@ -12,6 +12,7 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
 from jax_tt._flax._linen_variables import PARAMS
 from jax_tt._flax._next_values import NextValues, without_value
+from jax_tt._lookup._one_use import one_loss
 
 
 class Gradients(Mapping[str, Any]):
@@ -104,7 +105,8 @@ def value_and_grad(
             every[argnums] = {**variables, **trained}
             return f(*every, **kwargs)
 
-        value, grads = jax.value_and_grad(of_trained, has_aux=has_aux, **options)(trained)
+        with one_loss():
+            value, grads = jax.value_and_grad(of_trained, has_aux=has_aux, **options)(trained)
         values = flat(grads[OVERWRITE_WITH_GRADIENT])
         return value, Gradients(grads[PARAMS], NextValues(values)) if values else grads[PARAMS]
 

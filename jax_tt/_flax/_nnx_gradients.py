@@ -11,6 +11,7 @@ from flax import nnx
 
 from jax_tt._flax._next_values import NextValues, without_value
 from jax_tt._flax._nnx_variables import FusedParam
+from jax_tt._lookup._one_use import one_loss
 
 
 class _RegisteredBelow:
@@ -111,7 +112,8 @@ def value_and_grad(
 
     @functools.wraps(f)
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
-        value, grads = differentiated(*args, **kwargs)
+        with one_loss():
+            value, grads = differentiated(*args, **kwargs)
         return value, _separated(grads)
 
     return value_and_gradients

@@ -23,6 +23,7 @@ from jax_tt._lookup._added import Added, plus_added
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh, sums_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
+from jax_tt._lookup._one_use import check_first_use
 from jax_tt._lookup._parts import divided, whole
 from jax_tt._lookup._read_scale import scaled_reads
 from jax_tt._lookup._reverse_only import first_order, reverse_only
@@ -185,6 +186,8 @@ def _bwd(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, None]:
     given = jax.tree.map(
         lambda g: None if isinstance(g, unused) else g, gs, is_leaf=lambda g: isinstance(g, unused)
     )
+    calls, shared, _, wanted, *_ = saved
+    check_first_use(calls, shared, wanted, given)
     return *first_order(_cotangents, saved, given), None
 
 

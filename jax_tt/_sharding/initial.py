@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jax_tt._hash.initial import threefry
 from jax_tt._sharding.move import pages_at, rows_at
 from jax_tt._sharding.placement import Layout
+from jax_tt._sharding.programs import Local, over_devices
 from jax_tt._tables.dense import DenseTable, default_embedding_init
 
 # Rows that a device draws at a time.
@@ -53,33 +54,32 @@ def drawn_rows(
         axes: that pages are divided over.
         key: of the table.
     """
-    size = min(layout.rows, _BLOCK)
-    dtype = jnp.dtype(table.param_dtype)
+    local = Local(_drawn_on_device, (table, layout, axes))
+    return over_devices(local, mesh, (P(), P()), P(axes))(jax.random.key_data(key), page_table)
 
-    def local(words: jax.Array, page_table: jax.Array) -> jax.Array:
-        own = lax.axis_index(axes).astype(jnp.int32)
-        page_at = pages_at(layout, page_table)
 
-        def block(k: jax.Array, found: jax.Array) -> jax.Array:
-            # The last block is shifted back, so that all of them have the same size.
-            begin = jnp.minimum(k * size, layout.rows - size)
-            places = begin + lax.iota(jnp.int32, size)
-            rows, here = rows_at(layout, page_at, own, places, table.num_embeddings)
-            values = jnp.where(here[:, None], _drawn(table, words, rows), jnp.zeros((), dtype))
-            return lax.dynamic_update_slice_in_dim(found, values, begin, 0)
+def _drawn_on_device(
+    table: DenseTable,
+    layout: Layout,
+    axes: tuple[str, ...],
+    words: jax.Array,
+    page_table: jax.Array,
+) -> jax.Array:
+    """The rows of this device, a block of them at a time."""
+    size, dtype = min(layout.rows, _BLOCK), jnp.dtype(table.param_dtype)
+    own = lax.axis_index(axes).astype(jnp.int32)
+    page_at = pages_at(layout, page_table)
 
-        start = jnp.zeros((layout.rows, table.features), dtype)
-        return lax.fori_loop(0, -(-layout.rows // size), block, start)
+    def block(k: jax.Array, found: jax.Array) -> jax.Array:
+        # The last block is shifted back, so that all of them have the same size.
+        begin = jnp.minimum(k * size, layout.rows - size)
+        places = begin + lax.iota(jnp.int32, size)
+        rows, here = rows_at(layout, page_at, own, places, table.num_embeddings)
+        values = jnp.where(here[:, None], _drawn(table, words, rows), jnp.zeros((), dtype))
+        return lax.dynamic_update_slice_in_dim(found, values, begin, 0)
 
-    known = jax.sharding.get_abstract_mesh() == mesh.abstract_mesh
-    run = jax.shard_map(
-        local,
-        mesh=None if known else mesh,
-        in_specs=(P(), P()),
-        out_specs=P(axes),
-        check_vma=False,
-    )
-    return jax.jit(run)(jax.random.key_data(key), page_table)
+    start = jnp.zeros((layout.rows, table.features), dtype)
+    return lax.fori_loop(0, -(-layout.rows // size), block, start)
 
 
 def _drawn(table: DenseTable, words: jax.Array, rows: jax.Array) -> jax.Array:

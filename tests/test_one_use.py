@@ -55,8 +55,9 @@ def test_linen() -> None:
     model = jax_tt.linen.Embed(10, 4, optimizer=RULE)
     variables = jax.jit(model.init)(jax.random.key(0), IDS)
 
-    def loss(variables: Any, times: int) -> jax.Array:
-        return sum((jnp.sum(model.apply(variables, IDS)) for _ in range(times)), jnp.zeros(()))
+    def loss(variables: Any, times: int) -> Any:
+        rows: list[Any] = [model.apply(variables, IDS) for _ in range(times)]
+        return sum(map(jnp.sum, rows))
 
     grad = jax.jit(
         lambda variables, times: jax_tt.linen.value_and_grad(loss)(variables, times)[0],

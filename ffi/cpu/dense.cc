@@ -9,6 +9,7 @@
 #include "ffi/cpu/bag_sums.h"
 #include "ffi/cpu/dense_rows.h"
 #include "ffi/cpu/ids.h"
+#include "ffi/cpu/long_sum.h"
 #include "ffi/cpu/pool_bags.h"
 
 namespace jax_tt {
@@ -80,7 +81,9 @@ class GradientPass : public Pass {
                          weight_gradient_ != nullptr, workspace);
     sums_.resize(static_cast<size_t>(workers));
     value_.resize(static_cast<size_t>(workers));
+    long_.resize(static_cast<size_t>(workers));
     for (size_t w = 0; w < sums_.size(); ++w) {
+      long_[w].RequestBuffers(problem_.dim, workspace);
       workspace.Request(&sums_[w], BlockRows() * problem_.dim);
       workspace.Request(&value_[w], RowTable<T>::ScratchSize(problem_.dim));
     }
@@ -94,8 +97,7 @@ class GradientPass : public Pass {
     return Blocks([this, prefetch, fn](int64_t row, int64_t end, int worker) {
       for (int64_t u = row; u < end; ++u) prefetch(rows_.row(u));
       C* sums = sums_[static_cast<size_t>(worker)];
-      kernels_.sum_bags(problem_.dim, out_gradient_, rows_.at(), rows_.weight(), rows_.begin(row), rows_.end() + row,
-                        end - row, false, sums, nullptr);
+      Sum(row, end, worker, sums);
       for (int64_t u = row; u < end; ++u) fn(rows_.row(u), sums + (u - row) * problem_.dim, worker);
     });
   }
@@ -119,6 +121,36 @@ class GradientPass : public Pass {
   C* scratch(int worker) const { return value_[static_cast<size_t>(worker)]; }
 
  private:
+  // sums[end - row, dim]: of the gradients of these rows.
+  void Sum(int64_t row, int64_t end, int worker, C* sums) {
+    for (int64_t u = row; u < end; ++u) {
+      const int64_t first = u;
+      while (u < end && rows_.end()[u] - rows_.begin(u) <= LongSum<C>::kFirst) ++u;
+      SumEntries(rows_.begin(first), rows_.end() + first, u - first, sums + (first - row) * problem_.dim);
+      if (u < end) SumLongRow(u, long_[static_cast<size_t>(worker)], sums + (u - row) * problem_.dim);
+    }
+  }
+  void SumLongRow(int64_t row, LongSum<C>& sum, C* out) {
+    constexpr int64_t kBlock = LongSum<C>::kBlock;
+    const int64_t last = rows_.end()[row];
+    auto at = static_cast<int32_t>(rows_.begin(row) + LongSum<C>::kFirst);
+    SumEntries(rows_.begin(row), &at, 1, out);
+    sum.Start(out);
+    while (at < last) {
+      const int64_t begin = at;
+      int32_t end[LongSum<C>::kBlocks];
+      int64_t blocks = 0;
+      while (blocks < LongSum<C>::kBlocks && at < last)
+        end[blocks++] = at = static_cast<int32_t>(std::min<int64_t>(at + kBlock, last));
+      SumEntries(begin, end, blocks, sum.blocks());
+      sum.Add(blocks);
+    }
+    sum.Finish(out);
+  }
+  // sums[count, dim]: over the entries from `begin` to the first end, from there to the next one, and so on.
+  void SumEntries(int64_t begin, const int32_t* end, int64_t count, C* sums) const {
+    kernels_.sum_bags(problem_.dim, out_gradient_, rows_.at(), rows_.weight(), begin, end, count, false, sums, nullptr);
+  }
   // Rows per task, whose sums stay in the first-level cache.
   int64_t BlockRows() const { return std::clamp<int64_t>(4096 / std::max<int64_t>(problem_.dim, 1), 1, 64); }
   // fn(begin, end, worker) over blocks of the distinct rows.  There may be as many as positions.
@@ -135,6 +167,7 @@ class GradientPass : public Pass {
   const Kernels<C>& kernels_ = GetKernels<C>();
   DenseRows<C> rows_;
   std::vector<C*> sums_, value_;
+  std::vector<LongSum<C>> long_;
 };
 
 template <typename T>

@@ -36,6 +36,7 @@ class Backward {
     const TTShape& shape = problem_.shape;
     const int64_t max_rows = std::min(problem_.layout.chunk_rows, problem_.num_rows());
     const Side& side = join_.primary().side();
+    rows_.RequestBuffers(pool_.workers, workspace_);
     join_.RequestBuffers(max_rows, workspace_);
     primary_.RequestBuffers(max_rows, workspace_);
     secondary_.RequestBuffers(max_rows, workspace_);
@@ -103,7 +104,7 @@ class Backward {
 
   // The gradient of a row with columns in the order of the joined block.
   const C* RowGradient(int64_t row, int worker) {
-    const C* sum = rows_.Sum(row, column_scratch_[static_cast<size_t>(worker)]);
+    const C* sum = rows_.Sum(row, column_scratch_[static_cast<size_t>(worker)], worker);
     if (join_.identity_order()) return sum;
     C* block = join_.row_scratch(worker);
     for (int64_t i = 0; i < problem_.shape.dim(); ++i) block[i] = sum[join_.columns()[static_cast<size_t>(i)]];

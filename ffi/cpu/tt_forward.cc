@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
+#include "ffi/cpu/long_sum.h"
 #include "ffi/cpu/tt_pair.h"
 #include "ffi/cpu/tt_passes.h"
 
@@ -16,12 +18,19 @@ class Forward {
   using C = typename TTProblem<T>::C;
 
   Forward(const TTProblem<T>& problem, const Pool& pool, bool add, C* out, C* saved)
-      : problem_(problem), pool_(pool), add_(add), out_(out), saved_(saved), join_(problem, pool.workers) {}
+      : problem_(problem),
+        pool_(pool),
+        add_(add),
+        out_(out),
+        saved_(saved),
+        join_(problem, pool.workers),
+        sums_(pool.workers) {}
 
   Status Run() {
     const int64_t max_rows = std::min(problem_.layout.chunk_rows, problem_.num_rows());
     join_.RequestBuffers(max_rows, workspace_);
     workspace_.Request(&rows_, max_rows * problem_.shape.dim());
+    for (LongSum<C>& sum : sums_) sum.RequestBuffers(problem_.shape.dim(), workspace_);
     if (Status status = workspace_.Allocate(); !status.ok()) return status;
     // A batch without rows has no chunk, but its bags must still be cleared.
     const int64_t chunks = std::max<int64_t>(problem_.num_chunks(), 1);
@@ -40,7 +49,8 @@ class Forward {
   // Adds the rows of this chunk, [begin, end), to their bags; the first chunk clears them unless `add` is set.
   void AddPoolPhase(int64_t begin, int64_t end, Phases& phases) {
     const int64_t dim = problem_.shape.dim(), num_bags = problem_.groups * problem_.bags;
-    phases.AddBlocks(num_bags, 16, [=, this](int64_t bag_begin, int64_t bag_end, int) {
+    phases.AddBlocks(num_bags, 16, [=, this](int64_t bag_begin, int64_t bag_end, int worker) {
+      LongSum<C>& sum = sums_[static_cast<size_t>(worker)];
       const int32_t* bag_of = problem_.layout.bag(problem_.plan);
       const int32_t* row_of = problem_.layout.row_of(problem_.plan);
       for (int64_t bag = bag_begin; bag < bag_end; ++bag) {
@@ -49,12 +59,14 @@ class Forward {
         C* out = out_ + bag * dim;
         bool poisoned = false;
         if (begin == 0 && !add_) std::fill_n(out, dim, C{0});
+        sum.Open(out);
         for (int64_t position = block * problem_.capacity + offsets[0];
              position < block * problem_.capacity + offsets[1]; ++position) {
           poisoned |= bag_of[position] == PlanLayout::kPoisoned;
           if (bag_of[position] < 0 || row_of[position] < begin || row_of[position] >= end) continue;
-          join_.kernels().axpy(dim, problem_.weight(position), rows_ + (row_of[position] - begin) * dim, out);
+          join_.kernels().axpy(dim, problem_.weight(position), rows_ + (row_of[position] - begin) * dim, sum.Next());
         }
+        sum.Close();
         if (poisoned) std::fill_n(out, dim, std::numeric_limits<C>::quiet_NaN());
       }
     });
@@ -68,6 +80,7 @@ class Forward {
   Workspace workspace_;
   JoinOf<T> join_;
   C* rows_ = nullptr;
+  std::vector<LongSum<C>> sums_;
 };
 
 }  // namespace

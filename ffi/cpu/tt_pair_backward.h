@@ -30,6 +30,7 @@ class PairBackward {
 
   Status Run() {
     const int64_t max_rows = std::min(problem_.layout.chunk_rows, problem_.num_rows());
+    rows_.RequestBuffers(pool_.workers, workspace_);
     join_.RequestBuffers(max_rows, workspace_);
     if (shares_by_row_) {
       workspace_.Request(&shares_, max_rows * join_.b_size());
@@ -80,7 +81,7 @@ class PairBackward {
       const int64_t count = (end - begin) * join_.b_width(), a_width = join_.a_width(), rank = join_.rank();
       const C* b = join_.Gather(begin, end, worker);
       C* g = shares_by_row_ ? scratch.blocks : blocks_ + begin * join_.dim();
-      for (int64_t row = begin; row < end; ++row) Block(row, scratch.row, g + (row - begin) * join_.dim());
+      for (int64_t row = begin; row < end; ++row) Block(row, scratch.row, g + (row - begin) * join_.dim(), worker);
       join_.kernels().gemm_tn(count, rank, a_width, g, a_width, b, rank, sum, rank, add);
       add = true;
       if (shares_by_row_)
@@ -117,10 +118,10 @@ class PairBackward {
   }
 
   // The gradient of a row as a block.
-  void Block(int64_t row, C* scratch, C* out) {
+  void Block(int64_t row, C* scratch, C* out, int worker) {
     if (!join_.ordered())
-      return join_.kernels().transpose(join_.a_width(), join_.b_width(), rows_.Sum(row, scratch), out);
-    const C* sum = rows_.Sum(row, out);
+      return join_.kernels().transpose(join_.a_width(), join_.b_width(), rows_.Sum(row, scratch, worker), out);
+    const C* sum = rows_.Sum(row, out, worker);
     if (sum != out) std::copy_n(sum, join_.dim(), out);
   }
 

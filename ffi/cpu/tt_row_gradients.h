@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
+#include "ffi/cpu/long_sum.h"
 #include "ffi/cpu/tt_problem.h"
 
 namespace jax_tt {
@@ -20,18 +22,26 @@ class RowGradients {
   RowGradients(const TTProblem<T>& problem, const C* out_gradient, C* weight_gradient)
       : problem_(problem), out_gradient_(out_gradient), weight_gradient_(weight_gradient) {}
 
+  void RequestBuffers(int workers, Workspace& workspace) {
+    sums_.resize(static_cast<size_t>(workers));
+    for (LongSum<C>& sum : sums_) sum.RequestBuffers(problem_.shape.dim(), workspace);
+  }
+
   void Open(int64_t chunk_begin) { chunk_begin_ = chunk_begin; }
 
   // The sum over the positions of a row of weight times gradient of the bag; in `scratch` if it is a sum.
-  const C* Sum(int64_t row, C* scratch) const {
+  const C* Sum(int64_t row, C* scratch, int worker) {
     const int64_t dim = problem_.shape.dim();
     const int32_t* order = problem_.layout.order(problem_.plan);
     const int32_t* bag = problem_.layout.bag(problem_.plan);
     const auto [begin, end] = Positions(row);
     if (end - begin == 1 && problem_.weights == nullptr) return out_gradient_ + bag[order[begin]] * dim;
     std::fill_n(scratch, dim, C{0});
+    LongSum<C>& sum = sums_[static_cast<size_t>(worker)];
+    sum.Open(scratch);
     for (int64_t i = begin; i < end; ++i)
-      kernels_.axpy(dim, problem_.weight(order[i]), out_gradient_ + bag[order[i]] * dim, scratch);
+      kernels_.axpy(dim, problem_.weight(order[i]), out_gradient_ + bag[order[i]] * dim, sum.Next());
+    sum.Close();
     return scratch;
   }
 
@@ -59,6 +69,7 @@ class RowGradients {
   const C* out_gradient_;
   C* weight_gradient_;
   int64_t chunk_begin_ = 0;
+  std::vector<LongSum<C>> sums_;
 };
 
 }  // namespace jax_tt

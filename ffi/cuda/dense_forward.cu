@@ -17,6 +17,10 @@ namespace {
 // cycles, whatever the number of rows under way.
 constexpr int kRowsInFlight = 8;
 
+// Positions of a bag that are summed in order, and those of a block where a bag, or the share that some lanes have of
+// it, has more: the sums of blocks are added exactly.
+constexpr int64_t kShortBag = 256, kBagBlock = 32;
+
 // Adds the rows of positions [begin, end), in their order; returns whether one of them makes NaN of its bag.  `levels`
 // are those of the table where the launch has it: numbers select from them, which they cannot from registers.
 template <typename T, int V>
@@ -44,6 +48,20 @@ __device__ __forceinline__ bool AddRows(const ForwardTable& table, const PackedL
     }
   }
   return poisoned;
+}
+
+// The sum over positions [begin, end).
+template <typename T, int V>
+__device__ __forceinline__ Packet<float, V> SumOfRows(const ForwardTable& table, const PackedLevels& levels,
+                                                      int64_t begin, int64_t end, int column, bool* poisoned) {
+  const int64_t block = end - begin > kShortBag ? kBagBlock : kShortBag;
+  ExactPacketSum<V> sum;
+  for (; begin < end; begin += block) {
+    Packet<float, V> part{};
+    *poisoned |= AddRows<T, V>(table, levels, begin, min(end, begin + block), column, &part);
+    sum.Add(part);
+  }
+  return sum.Value();
 }
 
 template <int V>
@@ -78,8 +96,8 @@ __global__ void __launch_bounds__(kDenseThreads, 2) PoolRows(const __grid_consta
   const int64_t at = table.vectors.at(bag, batch.dim);
   NoteIds(batch, range.begin, range.end, lanes.lane(), lanes.count);
   for (int column = lanes.lane() * V; column < batch.dim; column += lanes.count * V) {
-    Packet<float, V> sum{};
-    const bool poisoned = AddRows<T, V>(table, found.levels, range.begin, range.end, column, &sum);
+    bool poisoned = false;
+    const Packet<float, V> sum = SumOfRows<T, V>(table, found.levels, range.begin, range.end, column, &poisoned);
     WriteSum(table, sum, broken || poisoned, at + column);
   }
 }
@@ -105,7 +123,8 @@ __global__ void __launch_bounds__(kDenseThreads, 2) PoolRowsByBlock(const __grid
   for (int first = 0; first < batch.dim; first += lanes.count * V) {
     const int column = first + lanes.lane() * V;
     Packet<float, V> sum{};
-    const bool poisoned = column < batch.dim && AddRows<T, V>(table, found.levels, begin, end, column, &sum);
+    bool poisoned = false;
+    if (column < batch.dim) sum = SumOfRows<T, V>(table, found.levels, begin, end, column, &poisoned);
     const bool any_poisoned = __syncthreads_or(poisoned) != 0;
     sum = SumOverBlock(lanes, sum, words);
     if (group == 0 && column < batch.dim) WriteSum(table, sum, broken || any_poisoned, at + column);

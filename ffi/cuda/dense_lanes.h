@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "ffi/common/half.h"
+#include "ffi/core/exact_sum.h"
 #include "ffi/core/host_device.h"
 #include "ffi/cuda/lanes.h"
 #include "ffi/cuda/simt.h"
@@ -36,6 +37,21 @@ __device__ __forceinline__ void StorePacket(const Packet<T, V>& packet, T* to) {
 #endif
   *reinterpret_cast<Packet<T, V>*>(to) = packet;
 }
+
+// A sum of packets that keeps what rounding would lose.
+template <int V>
+struct ExactPacketSum {
+  Packet<float, V> sum{}, lost{};
+
+  __device__ __forceinline__ void Add(const Packet<float, V>& packet) {
+    for (int v = 0; v < V; ++v) AddExactly(packet.x[v], &sum.x[v], &lost.x[v]);
+  }
+  __device__ __forceinline__ Packet<float, V> Value() const {
+    Packet<float, V> value;
+    for (int v = 0; v < V; ++v) value.x[v] = ExactSum(sum.x[v], lost.x[v]);
+    return value;
+  }
+};
 
 // The lanes that share a row: a power of two of them, a warp at most, each with V columns at a time.
 struct RowLanes {

@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kDenseThreads)
   if (sum.count == 0) return;
   float* partial = plan.partial + piece * from.dim;
   for (int column = lanes.lane() * V; column < from.dim; column += lanes.count * V)
-    StorePacket(sum(column), partial + column);
+    StorePacket(sum(column).Value(), partial + column);
 }
 
 // The gradient of one long row: the positions in the piece where it begins, then what SumParts made of its other
@@ -87,9 +87,9 @@ struct LongRowSum {
     const int groups = kLongRowThreads / lanes.count, group = static_cast<int>(threadIdx.x) / lanes.count;
     const int positions = (count + groups - 1) / groups, pieces = (end_piece - piece + groups - 1) / groups;
     const int first = min(count, group * positions), first_piece = min(end_piece, piece + group * pieces);
-    Packet<float, V> sum = PositionSum<V>{from, begin + first, min(positions, count - first)}(column);
+    ExactPacketSum<V> sum = PositionSum<V>{from, begin + first, min(positions, count - first)}(column);
     if (column < from.dim) AddPieces<kBatch>(from, first_piece, min(pieces, end_piece - first_piece), column, &sum);
-    return SumOverBlock(lanes, sum, words);
+    return SumOverBlock(lanes, sum.Value(), words);
   }
 };
 

@@ -100,6 +100,15 @@ struct RowSum {
 #pragma unroll
       for (int j = 0; j < kBatch; ++j)
         if (i + j < count) value[j] = LoadVector<V>(at[j] + column, from.table.widths.vectors_aligned);
+      if (is_long) {
+        // In pairs, so that a sum of many pieces has few additions one after the other.
+#pragma unroll
+        for (int step = 1; step < kBatch; step *= 2)
+          for (int j = 0; j < kBatch; j += 2 * step)
+            for (int v = 0; v < V; ++v) value[j].x[v] += value[j + step].x[v];
+        for (int v = 0; v < V; ++v) sum.x[v] += value[0].x[v];
+        continue;
+      }
 #pragma unroll
       for (int j = 0; j < kBatch; ++j)
         for (int v = 0; v < V; ++v)

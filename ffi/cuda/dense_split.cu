@@ -232,7 +232,7 @@ struct SortedShare {
     const PositionSum<V> sum{from, static_cast<uint32_t>(share.first + own), min(each, end - own)};
     for (int first = 0; first < from.dim; first += lanes.count * V) {
       const int column = first + lanes.lane() * V;
-      const Packet<float, V> value = SumOverBlock(lanes, sum(column), sums);
+      const Packet<float, V> value = SumOverBlock(lanes, sum(column).Value(), sums);
       if (group == 0 && column < from.dim) StorePacket(value, plan.partial + place * from.dim + column);
     }
   }

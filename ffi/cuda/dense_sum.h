@@ -44,20 +44,23 @@ __device__ __forceinline__ void AddPositions(const GradientSource& from, uint32_
       if (j < count) sum->x[v] += weight[j] * value[j].x[v];
 }
 
-// The sum over `count` sorted positions.
+// The sum over `count` sorted positions of a long row.
 template <int V>
 struct PositionSum {
   const GradientSource& from;
   uint32_t begin;
   int count;
 
-  __device__ __forceinline__ Packet<float, V> operator()(int column) const {
-    // Most rows are read once or a few times; more rows under way would take registers from all of them.
-    constexpr int kBatch = 4;
-    Packet<float, V> sum{};
+  __device__ __forceinline__ ExactPacketSum<V> operator()(int column) const {
+    constexpr int kBatch = 8;
+    ExactPacketSum<V> sum;
     if (column >= from.dim) return sum;
     uint32_t i = begin;
-    for (int left = count; left > 0; left -= kBatch, i += kBatch) AddPositions<kBatch>(from, i, left, column, &sum);
+    for (int left = count; left > 0; left -= kBatch, i += kBatch) {
+      Packet<float, V> batch{};
+      AddPositions<kBatch>(from, i, left, column, &batch);
+      sum.Add(batch);
+    }
     return sum;
   }
 };
@@ -65,14 +68,13 @@ struct PositionSum {
 // Adds the sums of `count` pieces.
 template <int kBatch, int V>
 __device__ __forceinline__ void AddPieces(const GradientSource& from, int64_t first, int count, int column,
-                                          Packet<float, V>* sum) {
+                                          ExactPacketSum<V>* sum) {
   const float* partial = from.plan.partial + first * from.dim + column;
   for (int i = 0; i < count; i += kBatch) {
     Packet<float, V> value[kBatch] = {};
     for (int j = 0; j < kBatch; ++j)
       if (i + j < count) value[j] = LoadPacket<V>(partial + static_cast<int64_t>(i + j) * from.dim);
-    for (int j = 0; j < kBatch; ++j)
-      for (int v = 0; v < V; ++v) sum->x[v] += value[j].x[v];
+    for (int j = 0; j < kBatch; ++j) sum->Add(value[j]);
   }
 }
 

@@ -129,19 +129,23 @@ __device__ void SumByBlock(const SumsArgs& args, const Sums& sums, const Sum& ow
   for (int64_t first = 0; first < dim; first += lanes * kWidth) {
     const int64_t column = first + lane * kWidth;
     const bool inside = column < dim;
-    Columns<kWidth> sum;
+    Columns<kWidth> sum, lost;
     for (int64_t base = own.begin; base < own.end; base += kThreads) {
       const int64_t place = base + threadIdx.x;
       const Term term = place < own.end ? sums.TermAt(place) : Term{};
       lines[threadIdx.x] = term.line;
       weights[threadIdx.x] = term.weight;
       __syncthreads();
-      if (inside)
+      if (inside) {
+        Columns<kWidth> part;
         AddTerms<kAhead>(
             args.from + column, dim, group * lanes, (group + 1) * lanes,
-            [&](int64_t i) { return Term{lines[i], weights[i]}; }, sum);
+            [&](int64_t i) { return Term{lines[i], weights[i]}; }, part);
+        for (int i = 0; i < kWidth; ++i) AddExactly(part.value[i], &sum.value[i], &lost.value[i]);
+      }
       __syncthreads();
     }
+    for (int i = 0; i < kWidth; ++i) sum.value[i] = ExactSum(sum.value[i], lost.value[i]);
     for (int i = 0; i < kWidth; ++i) packets[i * kThreads + threadIdx.x] = sum.value[i];
     __syncthreads();
     if (group == 0 && inside) {

@@ -4,6 +4,7 @@
 
 #include <stdint.h>
 
+#include "ffi/core/exact_sum.h"
 #include "ffi/cuda/simt.h"
 
 namespace jax_tt {

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_tt._lookup._row_sums import sum_over_positions, sums_by_row
+
 HIGHEST_BIT = 2**31  # of a uint32
 
 
@@ -106,13 +108,17 @@ def present(batch: Batch) -> jax.Array:
 def pool(batch: Batch, values: jax.Array) -> jax.Array:
     """Sums ``values[S, cap, ...]`` over the positions of each bag, giving ``[S, nb, ...]``."""
     if batch.rectangular:
-        return jnp.sum(values, axis=1, keepdims=True)
+        return sum_over_positions(values)
     if batch.num_bags == 0:  # XLA rejects a scatter into an empty array
         return values[:, :0]
-    segments = jnp.arange(batch.num_segments, dtype=jnp.int32)[:, None]
-    bags = jnp.zeros((batch.num_segments, batch.num_bags, *values.shape[2:]), values.dtype)
-    # Positions outside every bag have index nb, which mode="drop" skips.
-    return bags.at[segments, bag_index(batch)].add(values, mode="drop")
+    total = batch.num_segments * batch.num_bags
+    first = jnp.arange(batch.num_segments, dtype=jnp.int32)[:, None] * batch.num_bags
+    bag = bag_index(batch)
+    # Positions outside every bag have index nb.
+    bags = jnp.where(bag < batch.num_bags, first + bag, total)
+    flat = values.reshape(-1, *values.shape[2:])
+    sums = sums_by_row(total, bags.reshape(-1), flat, adjacent=True)
+    return sums.reshape(batch.num_segments, batch.num_bags, *values.shape[2:])
 
 
 def largest(batch: Batch, values: jax.Array) -> jax.Array:

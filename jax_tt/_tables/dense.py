@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from jax_tt import _native
 from jax_tt._arguments import as_array, as_positive
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
+from jax_tt._lookup._row_sums import sums_by_row
 from jax_tt._tables import distinct_rows
 from jax_tt._tables.checks import (
     MAX_COLUMNS,
@@ -133,4 +135,22 @@ def gathered(param: jax.Array, digits: jax.Array) -> jax.Array:
     # Up-cast before the gather: its transpose then sums duplicate gradients in the accumulator type.
     wide = param.astype(accumulator(param.dtype))
     # Wrapping negative ids adds the number of rows, which may overflow the type of the ids.
+    return _taken(wide.shape[0], wide, digits)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _taken(count: int, wide: jax.Array, digits: jax.Array) -> jax.Array:
+    del count
     return wide.at[digits].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _taken_forward(count: int, wide: jax.Array, digits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return _taken(count, wide, digits), digits
+
+
+def _taken_backward(count: int, digits: jax.Array, g: jax.Array) -> tuple[jax.Array, None]:
+    values = g.reshape(-1, *g.shape[digits.ndim :])
+    return sums_by_row(count, digits.reshape(-1), values), None
+
+
+_taken.defvjp(_taken_forward, _taken_backward)

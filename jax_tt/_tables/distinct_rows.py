@@ -16,6 +16,7 @@ from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch, of_positions, present
 from jax_tt._lookup._ids import digits_in_range
 from jax_tt._lookup._rounding import of_array, round_to
+from jax_tt._lookup._row_sums import sums_by_row
 from jax_tt._lookup._vma import all_shards, own_shard
 from jax_tt._tables import reference
 from jax_tt._tables.options import IGNORED, Lookup
@@ -149,7 +150,9 @@ def _distinct(rows: jax.Array, gradients: jax.Array, axes: Any) -> Distinct:
         rows, gradients = all_shards(rows, axes), all_shards(gradients, axes)
     found, places = jnp.unique(rows, return_inverse=True, size=rows.size, fill_value=_mark(rows))
     places = places.reshape(-1)
-    return Distinct(found, jnp.zeros_like(gradients).at[places].add(gradients), places)
+    # Gradients of positions that train no row are 0, and are many where batches are padded.
+    trains = jnp.where(rows == _mark(rows), rows.size, places)
+    return Distinct(found, sums_by_row(rows.size, trains, gradients), places)
 
 
 def _read(array: jax.Array, rows: jax.Array) -> jax.Array:

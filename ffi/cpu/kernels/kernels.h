@@ -38,6 +38,8 @@ struct Kernels {
   // without weight they are 1; without out_at the results follow each other.
   void (*sum_bags)(int64_t n, const T* from, const int64_t* at, const T* weight, int64_t first, const int32_t* end,
                    int64_t bags, bool add, T* out, const int64_t* out_at);
+  // sum[n] += the `count` vectors at `from`, and lost[n] += what rounding loses of each addition
+  void (*add_exactly)(int64_t n, const T* from, int64_t count, T* sum, T* lost);
   RowUpdate<T> update[kNumOptimizers];
   const char* name;
 };

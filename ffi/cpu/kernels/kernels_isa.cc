@@ -3,6 +3,7 @@
 // This file is compiled once per instruction set with JAX_TT_ISA naming the namespace.  It includes no standard
 // library template and gives everything internal linkage: an inline function emitted here with wide instructions
 // must never be the copy that the linker keeps for the whole library.
+#include "ffi/core/exact_sum.h"
 #include "ffi/cpu/kernels/coded_kernels.h"
 #include "ffi/cpu/kernels/find_keys.h"
 #include "ffi/cpu/kernels/hash_kernels.h"
@@ -448,6 +449,25 @@ void SumBags(int64_t n, const T* from, const int64_t* at, const T* weight, int64
     SumTiles(n, from, at, weight, first, end, bags, add, out, out_at);
 }
 
+template <typename T, int W>
+void AddExactlyTiles(int64_t first, int64_t n, const T* __restrict from, int64_t count, T* __restrict sum,
+                     T* __restrict lost) {
+  typedef typename VectorOf<T, W>::type V;
+  for (int64_t i = first; i + W <= n; i += W) {
+    V total = *reinterpret_cast<const V*>(sum + i), error = *reinterpret_cast<const V*>(lost + i);
+    for (int64_t k = 0; k < count; ++k) AddExactly(*reinterpret_cast<const V*>(from + k * n + i), &total, &error);
+    *reinterpret_cast<V*>(sum + i) = total;
+    *reinterpret_cast<V*>(lost + i) = error;
+  }
+}
+
+template <typename T>
+void AddVectorsExactly(int64_t n, const T* from, int64_t count, T* sum, T* lost) {
+  constexpr int W = kVectorBytes / sizeof(T);
+  AddExactlyTiles<T, W>(0, n, from, count, sum, lost);
+  AddExactlyTiles<T, 1>(n / W * W, n, from, count, sum, lost);
+}
+
 #define JAX_TT_STRING_(x) #x
 #define JAX_TT_STRING(x) JAX_TT_STRING_(x)
 
@@ -463,6 +483,7 @@ void SumBags(int64_t n, const T* from, const int64_t* at, const T* weight, int64
    Transpose<T>,                           \
    SumRows<T>,                             \
    SumBags<T>,                             \
+   AddVectorsExactly<T>,                   \
    {JAX_TT_OPTIMIZERS(JAX_TT_UPDATE_##T)}, \
    JAX_TT_STRING(JAX_TT_ISA)}
 #define JAX_TT_UPDATE_float(Rule) UpdateRow<float, Rule>,

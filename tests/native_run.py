@@ -197,7 +197,27 @@ def hash_results() -> Iterator[tuple[str, list[Any]]]:
         yield f"hash {ways}", jax.tree.leaves((directory, done, found, new, last))
 
 
+def long_sums() -> list[Any]:
+    """Rows that are read thousands of times, and bags of thousands of rows."""
+    rng = np.random.default_rng(6)
+    ids = jnp.asarray(np.minimum(rng.integers(0, 9, 9000), rng.integers(0, 9, 9000)), jnp.int32)
+    weights = jnp.asarray(rng.normal(size=9000), jnp.float32)
+    cuts = [0, 3, 3000, 3100, *range(3101, 9001)]
+    bags = jax_tt.Bags(ids, jnp.asarray(cuts, jnp.int32), weights)
+    g = jnp.asarray(rng.normal(size=(len(cuts) - 1, 12)), jnp.float32)
+    shape = jax_tt.TTShape(9, 12, 4, (3, 3), (3, 4))
+    cores = jax_tt.init_cores(jax.random.key(1), shape)
+    dense = jax_tt.init_fused_table(jax_tt.tt_to_dense(cores), RULES["adagrad"])
+    sums = jax_tt.embed_bag(dense.cores[0], bags, method="ffi")
+    return [
+        sums,
+        *gradients(cores, bags, g, "ffi"),
+        *steps(dense, bags, RULES["adagrad"], g, "ffi"),
+    ]
+
+
 def results() -> Iterator[tuple[str, list[Any]]]:
+    yield "long sums", jax.tree.leaves(long_sums())
     yield from chunked_results()
     for weighted in (False, True):
         yield f"widths {weighted}", jax.tree.leaves(wide_sums(*wide_bags(weighted)))

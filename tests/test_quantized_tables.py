@@ -65,6 +65,29 @@ def test_rows_have_the_bytes_of_the_layout(bits, features):
 
 
 @pytest.mark.parametrize("bits", BITS)
+def test_scales_halfway_between_two_of_float16(bits):
+    """As FBGEMM chooses them; a division that is not correctly rounded takes some of them for the other one."""
+    rng = np.random.default_rng(bits)
+    low = rng.uniform(0.01, 1, 20_000).astype(np.float16)
+    halfway = (low.astype(np.float64) + np.nextafter(low, np.float16(2))) / 2
+    spread = (halfway * (2**bits - 1)).astype(np.float32)
+    toward = np.array([0, 9999], np.float32)[rng.integers(0, 2, len(spread))]
+    spread = np.where(rng.random(len(spread)) < 0.5, np.nextafter(spread, toward), spread)
+    shares = rng.random((len(spread), 6)).astype(np.float32)
+    shares[:, 0], shares[:, 1] = 0, 1
+    rows = np.concatenate([shares * spread[:, None], random_rows(20_000, 6)])
+    packed = np.asarray(jax_tt.quantize(rows, bits)[1]["packed"])
+    offset = rows.min(axis=1).astype(np.float16)
+    scale = (rows.max(axis=1) - offset.astype(np.float32)) / np.float32(2**bits - 1)
+    scale = scale.astype(np.float16)
+    header = packed[:, :4].copy().view("<f2")
+    np.testing.assert_array_equal(header, np.stack([scale, offset], axis=1))
+    away = (rows - offset.astype(np.float32)[:, None]) * (1 / scale.astype(np.float32))[:, None]
+    codes = np.asarray(codec.unpacked(packed[:, 4:], 6, bits))
+    np.testing.assert_array_equal(codes, np.clip(np.rint(away), 0, 2**bits - 1))
+
+
+@pytest.mark.parametrize("bits", BITS)
 def test_numbers_are_within_half_a_step_and_levels_are_unchanged(bits):
     rows = random_rows(200, 32)
     table, state = jax_tt.quantize(rows, bits)

@@ -121,7 +121,7 @@ def covering(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
     """Scale and offset of rows, float16 ``[...]``, such that no number is outside of the levels."""
     low, high = jnp.min(rows, axis=-1), jnp.max(rows, axis=-1)
     offset = _rounded_half(low, -jnp.inf)
-    scale = _rounded_half((high - offset.astype(jnp.float32)) / highest(bits), jnp.inf)
+    scale = _rounded_half(_step(high - offset.astype(jnp.float32), bits), jnp.inf)
     return jnp.where(scale == 0, jnp.ones_like(scale), scale), offset
 
 
@@ -137,7 +137,7 @@ def spanning(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
     """Scale and offset of rows, float16 ``[...]``: the lowest level is the minimum, the highest about the maximum."""
     offset = jnp.min(rows, axis=-1).astype(jnp.float16)
     spread = jnp.max(rows, axis=-1) - offset.astype(jnp.float32)
-    step = spread / highest(bits)
+    step = _step(spread, bits)
     scale = step.astype(jnp.float16)
     wide = scale.astype(jnp.float32)
     # Scales below the normal numbers of float16 have few digits, and the highest level may be far below the maximum.
@@ -145,6 +145,12 @@ def spanning(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
     scale = jnp.where(short, _rounded_half(step, jnp.inf), scale)
     # Rows that are constant have all numbers 0.
     return jnp.where(scale == 0, jnp.ones_like(scale), scale), offset
+
+
+def _step(spread: jax.Array, bits: int) -> jax.Array:
+    """The distance of the levels of rows with this spread, correctly rounded."""
+    # XLA divides by a scalar by multiplying by its reciprocal, which rounds twice.
+    return spread / lax.optimization_barrier(jnp.full_like(spread, highest(bits)))
 
 
 def scaled(rows: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:

@@ -26,8 +26,8 @@ def sums_by_row(
         adjacent: whether values with the same row follow each other.
     """
     zeros = jnp.zeros((count, *values.shape[1:]), values.dtype)
-    # The mark for no row must fit the type.
-    rows = rows.astype(jnp.promote_types(rows.dtype, jnp.int32))
+    if rows.dtype.itemsize < 4:  # The mark for no row must fit the type.
+        rows = rows.astype(jnp.int32)
     if rows.size <= _FIRST or count == 0:
         return _added(zeros, rows, values, _FIRST)
 

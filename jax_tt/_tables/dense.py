@@ -138,19 +138,21 @@ def gathered(param: jax.Array, digits: jax.Array) -> jax.Array:
     return _taken(wide.shape[0], wide, digits)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _taken(count: int, wide: jax.Array, digits: jax.Array) -> jax.Array:
     del count
     return wide.at[digits].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
-def _taken_forward(count: int, wide: jax.Array, digits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _taken(count, wide, digits), digits
+@_taken.defjvp
+def _taken_jvp(count: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    """The tangents are taken by the transpose of the sums that their cotangents need."""
+    (wide, digits), (tangent, _) = primals, tangents
+    out = _taken(count, wide, digits)
+    shape = (digits.size, *wide.shape[1:])
 
+    def sums(values: jax.Array) -> jax.Array:
+        return sums_by_row(count, digits.reshape(-1), values)
 
-def _taken_backward(count: int, digits: jax.Array, g: jax.Array) -> tuple[jax.Array, None]:
-    values = g.reshape(-1, *g.shape[digits.ndim :])
-    return sums_by_row(count, digits.reshape(-1), values), None
-
-
-_taken.defvjp(_taken_forward, _taken_backward)
+    (taken,) = jax.linear_transpose(sums, jax.ShapeDtypeStruct(shape, out.dtype))(tangent)
+    return out, taken.reshape(out.shape)

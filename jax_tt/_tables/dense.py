@@ -15,6 +15,7 @@ from jax_tt._arguments import as_array, as_positive
 from jax_tt._dtypes import accumulator
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._row_sums import sums_by_row
+from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._tables import distinct_rows
 from jax_tt._tables.checks import (
     MAX_COLUMNS,
@@ -154,5 +155,6 @@ def _taken_jvp(count: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.
     def sums(values: jax.Array) -> jax.Array:
         return sums_by_row(count, digits.reshape(-1), values)
 
-    (taken,) = jax.linear_transpose(sums, jax.ShapeDtypeStruct(shape, out.dtype))(tangent)
+    _, taken_by = jax.vjp(sums, jnp.zeros_like(out).reshape(shape))
+    (taken,) = taken_by(vary_over(tangent, varying_axes(out)))
     return out, taken.reshape(out.shape)

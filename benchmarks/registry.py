@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Callable
+from typing import Any
 
 from benchmarks.results import Report
 from benchmarks.timing import Budget
@@ -29,8 +30,10 @@ class Case:
     measure: Callable[[Settings, Report], None]
     gpu: bool = False  # measured on a GPU; its quick run needs none
 
-    def run(self, settings: Settings) -> Report:
-        report = Report(self.title)
+    def run(
+        self, settings: Settings, listener: Callable[[str, Any], None] | None = None
+    ) -> Report:
+        report = Report(self.title, listener=listener)
         if settings.quick:
             report.note("quick run: small sizes and few calls, the figures mean nothing")
         if not native_available(self.gpu):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,25 +58,37 @@ class Report:
     rows: list[Row] = dataclasses.field(default_factory=list)
     figures: list[Figure] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    # Told of each row, figure and note when it is there, before the case has ended.
+    listener: Callable[[str, Any], None] | None = None
+
+    def _add(self, kind: str, value: Any) -> None:
+        getattr(self, kind).append(value)
+        if self.listener is not None:
+            own = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+            self.listener(kind, own)
 
     def timings(self, timings: Mapping[tuple[str, str], Timing]) -> None:
         """Adds a row for each (work, contender)."""
         for (work, contender), t in timings.items():
             ms = (1e3 * t.median, 1e3 * t.lower, 1e3 * t.upper, 1e3 * t.fastest)
-            self.rows.append(Row(work, contender, *ms, t.calls))
+            self._add("rows", Row(work, contender, *ms, t.calls))
 
     def figure(
         self, name: str, value: float, unit: str, meaning: str, **bound: float | None
     ) -> None:
         """Adds a figure; ``bound`` is ``at_least=`` or ``at_most=``."""
-        self.figures.append(Figure(name, float(value), unit, meaning, **bound))
+        self._add("figures", Figure(name, float(value), unit, meaning, **bound))
 
     def note(self, text: str) -> None:
         """Adds a note for readers of the figures, for example that a contender was left out."""
-        self.notes.append(text)
+        self._add("notes", text)
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        parts = {
+            kind: [dataclasses.asdict(each) for each in getattr(self, kind)]
+            for kind in ("rows", "figures")
+        }
+        return {"title": self.title, **parts, "notes": list(self.notes)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Report":

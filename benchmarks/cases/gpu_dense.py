@@ -1,7 +1,7 @@
 """Dense tables on a GPU: a fused step of few and of many ids."""
 
-from benchmarks.gpu import work
-from benchmarks.gpu.measure import DENSE, PEAK_BYTES, measure_dense
+from benchmarks.gpu import contenders, kernels, peaks, stages, work
+from benchmarks.gpu.measure import DENSE, dense, measure, report_stages
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
 
@@ -10,17 +10,21 @@ from benchmarks.results import Report
     "gpu_dense", "GPU: dense table, 11,000,000 x 64, 10,240 and 1,024,000 ids: SGD step", gpu=True
 )
 def run(settings: Settings, report: Report) -> None:
-    works = work.dense(settings.quick)
-    timings = measure_dense(works, settings, report)
-    for name, own in works.items():
+    card = peaks.of_this_card(settings.quick)
+    for name, own in work.dense(settings.quick).items():
+        timings = measure(name, own, dense(own, report), settings, report)
         step = timings[f"{name}, uniform", DENSE].median
         # Of every id: its number, its row for the lookup, and its row read and written by the step.
         moved = own.nnz * (4 + 3 * 4 * own.shape.features)
         report.figure(f"{name} ms", 1e3 * step, "ms", f"{name}: fused step, uniform ids")
         report.figure(
             f"{name} bandwidth",
-            moved / step / PEAK_BYTES,
+            moved / step / card.bytes,
             "",
-            f"{name}: share of an H200's bandwidth",
+            f"{name}: share of the bandwidth of a copy on this card",
             at_least=0.6 if own.nnz > 1_000_000 else None,
         )
+        model = kernels.DENSE_STAGES, stages.dense_stages(own)
+        fused = contenders.dense_fused(own, "auto")
+        report_stages(name, fused, own, model, settings, report)
+        del fused  # gigabytes

@@ -4,59 +4,69 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jax_tt
-from benchmarks.gpu.timing import Step
+from benchmarks.gpu.timing import Step, accumulated
 from benchmarks.gpu.work import GpuWork
 from benchmarks.work import LEARNING_RATE
 from jax_tt import optimizers
+from jax_tt._hash import backend
+from jax_tt._hash.table import directory_of
 
 RULE = optimizers.SGD(LEARNING_RATE)
+# Of the rows of a hash table, those that have a key.
+LOAD = 0.75
 
 
 def cores_of(work: GpuWork) -> tuple[jax.Array, ...]:
     return tuple(jax_tt.init_cores(jax.random.key(0), work.shape, "approx-normal"))
 
 
+def _example(work: GpuWork) -> jax.Array:
+    return jnp.zeros((work.bags, work.bag_size), jnp.int32)
+
+
+def empty(work: GpuWork) -> tuple[Step, Any]:
+    """A step that adds one id: what the loop itself takes."""
+    return accumulated(lambda _, ids: ids[:1, :1], None, _example(work))
+
+
 def tt_forward(work: GpuWork, method: str) -> tuple[Step, Any]:
-    """Pooled rows, which are kept in the state so that the compiler cannot remove them."""
-    n, cores = work.shape.num_embeddings, cores_of(work)
-    start = jnp.zeros((work.bags, work.shape.features))
+    """Pooled rows."""
+    n = work.shape.num_embeddings
 
-    def step(state: Any, ids: jax.Array) -> Any:
-        cores, _ = state
-        return cores, jax_tt.tt_embed_bag(cores, ids, num_embeddings=n, method=method)
+    def call(cores: Any, ids: jax.Array) -> jax.Array:
+        return jax_tt.tt_embed_bag(cores, ids, num_embeddings=n, method=method)
 
-    return step, (cores, start)
+    return accumulated(call, cores_of(work), _example(work))
 
 
 def tt_gradient(work: GpuWork, method: str) -> tuple[Step, Any]:
     """Forward and the gradients of the cores."""
-    n, g, cores = work.shape.num_embeddings, work.gradient(), cores_of(work)
+    n = work.shape.num_embeddings
 
-    def step(state: Any, ids: jax.Array) -> Any:
-        cores, _ = state
-
-        def loss(cores: Any) -> jax.Array:
+    def call(given: Any, ids: jax.Array) -> Any:
+        def loss(cores: Any, g: jax.Array) -> jax.Array:
             return jnp.vdot(jax_tt.tt_embed_bag(cores, ids, num_embeddings=n, method=method), g)
 
-        return cores, jax.grad(loss)(cores)
+        return jax.grad(loss)(*given)
 
-    return step, (cores, jax.tree.map(jnp.zeros_like, cores))
+    return accumulated(call, (cores_of(work), work.gradient()), _example(work))
 
 
 def tt_fused(work: GpuWork, method: str) -> tuple[Step, Any]:
     """Forward, backward and SGD, fused."""
-    n, g = work.shape.num_embeddings, work.gradient()
+    n = work.shape.num_embeddings
 
-    def step(table: Any, ids: jax.Array) -> Any:
-        def loss(table: Any) -> jax.Array:
+    def step(state: Any, ids: jax.Array) -> Any:
+        def loss(table: Any, g: jax.Array) -> jax.Array:
             out = jax_tt.fused_tt_embed_bag(table, ids, RULE, num_embeddings=n, method=method)
             return jnp.vdot(out, g)
 
-        return jax.grad(loss)(table)
+        return jax.grad(loss)(*state), state[1]
 
-    return step, jax_tt.init_fused_table(cores_of(work), RULE)
+    return step, (jax_tt.init_fused_table(cores_of(work), RULE), work.gradient())
 
 
 def _rows(work: GpuWork) -> jax.Array:
@@ -65,14 +75,14 @@ def _rows(work: GpuWork) -> jax.Array:
 
 def dense_fused(work: GpuWork, method: str) -> tuple[Step, Any]:
     """A dense table of the same rows and columns: forward, backward and SGD, fused."""
-    g = work.gradient()
 
-    def step(table: Any, ids: jax.Array) -> Any:
-        return jax.grad(lambda t: jnp.vdot(jax_tt.fused_embed_bag(t, ids, RULE, method=method), g))(
-            table
-        )
+    def step(state: Any, ids: jax.Array) -> Any:
+        def loss(table: Any, g: jax.Array) -> jax.Array:
+            return jnp.vdot(jax_tt.fused_embed_bag(table, ids, RULE, method=method), g)
 
-    return step, jax_tt.init_fused_table(_rows(work), RULE)
+        return jax.grad(loss)(*state), state[1]
+
+    return step, (jax_tt.init_fused_table(_rows(work), RULE), work.gradient())
 
 
 def flax_dense(work: GpuWork) -> tuple[Step, Any]:
@@ -81,3 +91,79 @@ def flax_dense(work: GpuWork) -> tuple[Step, Any]:
 
     step, state = dense_program(work.shape, work.gradient())
     return lambda state, ids: step(state, ids)[1], state
+
+
+def pooled(work: GpuWork, table: jax_tt.Table, state: Any) -> tuple[Step, Any]:
+    """Pooled rows of a table of any kind."""
+
+    def call(state: Any, ids: jax.Array) -> jax.Array:
+        return jax_tt.pooled_rows(table, state, jax_tt.Bags(ids), jax_tt.Lookup())[0]
+
+    return accumulated(call, state, _example(work))
+
+
+def keys_of(ids: jax.Array) -> jax_tt.SplitIds:
+    """A 64-bit key for each id, the same for the same id."""
+    words = jnp.stack([ids.astype(jnp.uint32) * jnp.uint32(0x9E3779B1), ids.astype(jnp.uint32)], -1)
+    return jax_tt.SplitIds(jax.lax.bitcast_convert_type(words, jnp.int32))
+
+
+def hash_table(work: GpuWork, policy: str) -> tuple[jax_tt.HashTable, Any]:
+    """A table of so many rows that the keys of all ids fill `LOAD` of it, and its state with these keys."""
+    rows = int(work.shape.num_embeddings / LOAD) // 32 * 32
+    table = jax_tt.hash_table(work.shape.features, rows, policy=policy, safe_check="ignore", optimizer=RULE)
+    state = jax.jit(table.init)(jax.random.key(0))
+    insert = jax.jit(
+        lambda state, ids: jax_tt.insert_keys(table, state, keys_of(ids))[0], donate_argnums=0
+    )
+    for part in np.array_split(np.arange(work.shape.num_embeddings, dtype=np.int32), 16):
+        state = insert(state, jnp.asarray(part))
+    return table, state
+
+
+def hash_find(work: GpuWork) -> tuple[Step, Any]:
+    """The slots of keys that are all in the table."""
+    _, state = hash_table(work, "none")
+
+    def call(directory: Any, ids: jax.Array) -> jax.Array:
+        keys = jax.lax.bitcast_convert_type(keys_of(ids.reshape(-1)).digits, jnp.uint32)
+        return backend.find(directory, keys, jnp.ones(len(keys), bool), "auto")
+
+    return accumulated(call, directory_of(state), _example(work))
+
+
+def hash_insert(work: GpuWork) -> tuple[Step, Any]:
+    """Keys that are nearly all new, for which others leave the table."""
+    table, state = hash_table(work, "lru")
+    rows = work.shape.num_embeddings
+
+    def step(state: Any, ids: jax.Array) -> Any:
+        state, turn = state
+        keys = keys_of(ids.reshape(-1) + turn * rows)
+        return jax_tt.insert_keys(table, state, keys)[0], turn % 1000 + 1
+
+    return step, (state, jnp.int32(1))
+
+
+def hash_step(work: GpuWork) -> tuple[Step, Any]:
+    """Insertion of keys that are all in the table, their rows, and SGD."""
+    table, state = hash_table(work, "lru")
+    collection = jax_tt.Collection({"rows": table}, {"rows": jax_tt.Feature("rows")})
+
+    def step(state: Any, ids: jax.Array) -> Any:
+        state, g = state
+        batch = {"rows": jax_tt.Bags(keys_of(ids))}
+        state, inserted = jax_tt.insert_collection_keys(collection, state, batch)
+        batch = jax_tt.with_slots(batch, inserted)
+
+        def loss(own: Any) -> jax.Array:
+            arrays = collection.replaced(state, own)
+            rows, _ = jax_tt.embed_collection(collection, arrays, batch)
+            return jnp.vdot(rows["rows"], g)
+
+        gradients = jax.grad(loss)(collection.trained(state))
+        return collection.overwritten(state, gradients)[0], g
+
+    start = collection.init(jax.random.key(0))
+    start["rows"] = {name: state[name] for name in start["rows"]}
+    return step, (start, work.gradient())

@@ -38,10 +38,11 @@ class GpuTables:
         return self._stepped(collections.program(self.tables, parts))
 
     def _stepped(self, program: collections.Program) -> tuple[Step, Any]:
-        gradient = jnp.asarray(self.tables.gradient)
-        return lambda states, ids: program.step(
-            states, list(ids[..., None]), gradient
-        ), program.states
+        def step(state: Any, ids: jax.Array) -> Any:
+            states, gradient = state
+            return program.step(states, list(ids[..., None]), gradient), gradient
+
+        return step, (program.states, jnp.asarray(self.tables.gradient))
 
 
 def works(quick: bool) -> dict[str, GpuTables]:

@@ -10,8 +10,8 @@ from benchmarks.ids import STREAMS
 from benchmarks.work import HEADLINE_BAG_SIZE, HEADLINE_BAGS, HEADLINE_SHAPE
 from jax_tt import TTShape
 
-# Steps of one measured program: enough that its launch is a small part of it.
-STEPS = 32
+# Steps of one measured program, each with a batch of its own: those of a dense table do not fit into a cache together.
+STEPS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +33,10 @@ class GpuWork:
         return jnp.asarray(ids.reshape(self.steps, self.bags, self.bag_size), jnp.int32)
 
     def gradient(self) -> jax.Array:
-        """Small entries with random signs, so that the frequent slices of a Zipf stream do not diverge."""
+        """Small entries with random signs, so that a Zipf stream's frequent slices do not diverge in a thousand steps."""
         rng = np.random.default_rng(2)
         values = rng.standard_normal((self.bags, self.shape.features), np.float32)
-        return jnp.asarray(3e-3 * values)
+        return jnp.asarray(1e-4 * values)
 
     @property
     def step_flops(self) -> int:
@@ -58,10 +58,27 @@ def dense(quick: bool) -> dict[str, GpuWork]:
     """The rows and columns of the headline table with its batch, and with a hundred of them."""
     if quick:
         return {"24 ids": _small(8, 3)}
-    bags = {"10,240 ids": HEADLINE_BAGS, "1,024,000 ids": 100 * HEADLINE_BAGS}
+    sizes = {"10,240 ids": (HEADLINE_BAGS, STEPS), "1,024,000 ids": (100 * HEADLINE_BAGS, 16)}
     return {
-        name: GpuWork(HEADLINE_SHAPE, count, HEADLINE_BAG_SIZE, 8) for name, count in bags.items()
+        name: GpuWork(HEADLINE_SHAPE, bags, HEADLINE_BAG_SIZE, steps)
+        for name, (bags, steps) in sizes.items()
     }
+
+
+def rows(quick: bool) -> GpuWork:
+    """The headline batch from a million rows of 64 columns."""
+    if quick:
+        return _small(8, 3)
+    shape = TTShape.suggest(1_000_000, 64, ranks=2)
+    return GpuWork(shape, HEADLINE_BAGS, HEADLINE_BAG_SIZE)
+
+
+def keys(quick: bool) -> dict[str, GpuWork]:
+    """The same for tables of keys, and a batch whose keys take more than one block to sort."""
+    if quick:
+        return {"24 keys": _small(8, 3)}
+    one = rows(quick)
+    return {"10,240 keys": one, "102,400 keys": dataclasses.replace(one, bags=10 * one.bags)}
 
 
 def elrec(quick: bool) -> dict[str, GpuWork]:
@@ -84,3 +101,8 @@ def ecorec(quick: bool) -> dict[str, GpuWork]:
     return {
         f"10M rows, {ids:,} ids": GpuWork(shape, ids // 16, 16) for ids in (2048, 16_384, 131_072)
     }
+
+
+def middle(works: dict[str, GpuWork]) -> tuple[str, GpuWork]:
+    """The name and the work in the middle of several, for where there is no time for all."""
+    return list(works.items())[len(works) // 2]

@@ -1,253 +1,214 @@
-"""All checks that need a GPU, in at most ten minutes on a bare machine without network.
+"""All checks that need a GPU, in at most thirteen minutes on a bare machine without network, in one run or several.
 
-    python3 scripts/gpu_check.py --out somewhere
+    python3 scripts/gpu_check.py --out somewhere --seconds 450 --commit 0123abcd
+    python3 scripts/gpu_check.py --out somewhere --seconds 330 --commit 0123abcd    # goes on
     python3 scripts/gpu_check.py --dry-run            # without a GPU, to test this script
 
-Builds the native modules with this Python's tools, measures, runs the tests marked ``gpu``, and runs the ops under
-compute-sanitizer in what time is left: stage by stage, the most valuable first. After each stage the report, the
-outcomes and the results of the benchmarks are written to ``--out``, so that a run which is stopped has what it did. The
-next run of the same commit builds, and does the other stages and those that failed; ``--restart`` does all, and so does
-a run on a checkout with changes. A stage that fails, or for which no time is left, does not stop the next. Exit status
-1 where one failed.
+Loads the native modules of `make gpu-bundle`, or builds them where those do not load, then measures, runs the tests
+marked ``gpu``, and runs operations under compute-sanitizer: stage by stage, the most valuable first, each within its
+time. Rows of benchmarks and results of tests are written to ``--out`` as they come, so that a kill loses only what was
+not finished. Outcomes and rows are kept in ``build/gpu-check/earlier``, too, from where the next run of the same
+commit goes on with the stages that never ran, and then with those that failed.
+A stage that fails does not stop the next. Exit status 1 where one failed.
 """
 
 import argparse
-import dataclasses
+import datetime
 import json
 import os
 import shutil
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import machine  # noqa: E402
+from benchmarks.results import Report, save  # noqa: E402
+from scripts.gpu_bundle import BUNDLE  # noqa: E402
+from scripts.staged import Outcome, Run, Stage, replace  # noqa: E402
 
 BUILD = ROOT / "build" / "gpu-check"
+STAGES, ROWS = "stages.json", "rows.jsonl"
+# Programs that one process has compiled are there for the next.
+CACHE = {
+    "JAX_COMPILATION_CACHE_DIR": str(BUILD / "programs"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 # Allocations are the sanitizer's unit. Arguments and results get one each; what the ops of one program work in
 # shares one, where it does not see one array run into the next.
 # XLA's choice among its own products is left out: its comparison of them reads memory that nothing wrote.
-SANITIZER_ENVIRONMENT = {
+SANITIZER_ENVIRONMENT = CACHE | {
     "XLA_PYTHON_CLIENT_ALLOCATOR": "platform",
     "JAX_TT_METHOD": "ffi",
     "XLA_FLAGS": "--xla_gpu_autotune_level=0",
 }
 # XLA captures even a single operation in a command buffer, where an operation that allocates or waits would fail.
-CAPTURE_ENVIRONMENT = {"XLA_FLAGS": "--xla_gpu_graph_min_graph_size=1"}
-# initcheck must see every write, those of XLA's kernels too, and takes longest; the others look at ours alone.
-SANITIZERS = {
-    "memcheck": ["--kernel-name", "kernel_substring=jax_tt"],
-    "racecheck": ["--kernel-name", "kernel_substring=jax_tt"],
-    "initcheck": [],
+CAPTURE_ENVIRONMENT = CACHE | {"XLA_FLAGS": "--xla_gpu_graph_min_graph_size=1"}
+# Seconds of each part, in the order of their value.
+BENCHMARKS = {
+    "gpu_peaks": 20,
+    "gpu_headline": 100,
+    "gpu_dense": 70,
+    "gpu_tables": 65,
+    "gpu_hash": 40,
+    "gpu_bags": 35,
 }
+LAST_BENCHMARKS = {"gpu_ecorec": 35, "gpu_elrec": 45}
+TESTS_SECONDS = 215
+SANITIZERS = {"memcheck": 45, "racecheck": 45}
+# What the sanitizers run: every kernel of a step, and little else.
+SANITIZED = ("small", "together")
+MOST_WORKERS = 12
 
 
-# The headline first: what is left of the time may not do for all.
-BENCHMARKS = (
-    "gpu_headline",
-    "gpu_headline_zipf",
-    "gpu_dense",
-    "gpu_tables",
-    "gpu_elrec",
-    "gpu_ecorec",
-)
+def stages(dry: bool, results: Path) -> list[Stage]:
+    """All stages, the most valuable first; small ones in a dry run."""
+    python = sys.executable
+    ops = ["small"] if dry else ["small", "together", "keys"]
+    smi = ["nvidia-smi", "-q", "-d", "CLOCK,PERFORMANCE,MEMORY"]
+    found = [Stage("card", [python, "-c", "print('no GPU')"] if dry else smi, 5)]
+    found.append(Stage("operations", [python, "-m", "tests.gpu_run", *ops], 40, CACHE))
+
+    def benchmark(case: str, seconds: float) -> Stage:
+        command = [python, "-m", "benchmarks.one", case, str(BUILD / "case.json")]
+        command += ["--log", str(results), *["--quick"] * dry]
+        return Stage(case, command, seconds, CACHE)
+
+    found += [benchmark(case, seconds) for case, seconds in BENCHMARKS.items()]
+    found.append(Stage("tests", _tests(python, dry), TESTS_SECONDS, CAPTURE_ENVIRONMENT))
+    found += [
+        Stage(kind, _sanitized(python, kind, dry), seconds, SANITIZER_ENVIRONMENT)
+        for kind, seconds in SANITIZERS.items()
+    ]
+    return found + [benchmark(case, seconds) for case, seconds in LAST_BENCHMARKS.items()]
 
 
-@dataclasses.dataclass
-class Stage:
-    """One stage's outcome; `detail` is the end of what it printed."""
-
-    name: str
-    outcome: str
-    seconds: float = 0.0
-    detail: str = ""
-
-    @property
-    def failed(self) -> bool:
-        return self.outcome == "FAILED"
+def _tests(python: str, dry: bool) -> list[str]:
+    command = [python, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "-m", "gpu"]
+    if dry:
+        return [*command, "tests/test_vmap.py"]
+    workers = min(MOST_WORKERS, os.cpu_count() or 1)
+    return [*command, "-n", str(workers), "--dist=worksteal", "tests"]
 
 
-class Check:
-    """Runs stages within one budget of time, and writes their outcomes after each.
-
-    Args:
-        minutes: for all stages.
-        out: folder of outcomes, report and results.
-        results: file that benchmarks write.
-        run: the commit, and whether it is a dry run; outcomes of another run are not continued, and none where the
-            checkout has changes, since those of the earlier run may have been others.
-        restart: whether to begin anew in any case.
-    """
-
-    def __init__(
-        self, minutes: float, out: Path, results: Path, run: dict[str, object], restart: bool
-    ) -> None:
-        self.end = time.monotonic() + 60 * minutes
-        self.out, self.results, self._run = out, results, run
-        self.stages: dict[str, Stage] = {}
-        (BUILD / "logs").mkdir(parents=True, exist_ok=True)
-        out.mkdir(parents=True, exist_ok=True)
-        restart |= str(run["commit"]).endswith("+changes")
-        if self._outcomes.exists() and not restart:
-            known = json.loads(self._outcomes.read_text())
-            if known["run"] == run:
-                self.stages = {stage["name"]: Stage(**stage) for stage in known["stages"]}
-
-    @property
-    def _outcomes(self) -> Path:
-        return self.out / "stages.json"
-
-    @property
-    def dry(self) -> bool:
-        return bool(self._run["dry"])
-
-    @property
-    def left(self) -> float:
-        return self.end - time.monotonic()
-
-    @property
-    def failed(self) -> bool:
-        return any(stage.failed for stage in self.stages.values())
-
-    def has(self, name: str) -> bool:
-        """Whether a stage passed, in this run or the one that it continues."""
-        return name in self.stages and self.stages[name].outcome == "passed"
-
-    def run(
-        self,
-        name: str,
-        command: Sequence[str | Path],
-        limit: float,
-        environment: dict[str, str] | None = None,
-        again: bool = False,
-    ) -> bool:
-        """Runs a command, unless it has passed and is not wanted `again`; its output goes to a log file, the last lines
-        to the report."""
-        if self.has(name) and not again:
-            print(f"==> {name}: passed before", flush=True)
-            return True
-        limit = min(limit, self.left)
-        if limit < 10:
-            self._note(Stage(name, "skipped", detail="no time left"))
-            return False
-        print(f"==> {name}", flush=True)
-        log = BUILD / "logs" / f"{name.replace(' ', '-')}.txt"
-        start = time.monotonic()
-        with log.open("w") as output:
-            try:
-                status = subprocess.run(
-                    [str(part) for part in command],
-                    cwd=ROOT,
-                    env=os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {}),
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    timeout=limit,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                status = f"stopped after {limit:.0f} s"
-        seconds = time.monotonic() - start
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-        print(tail, flush=True)
-        outcome = "FAILED" if status else "passed"
-        detail = (
-            f"exit status {status}\n{tail}" if status else tail.splitlines()[-1] if tail else ""
-        )
-        self._note(Stage(name, outcome, seconds, detail))
-        return not status
-
-    def skip(self, name: str, reason: str) -> None:
-        print(f"==> {name}: skipped, {reason}", flush=True)
-        self._note(Stage(name, "skipped", detail=reason))
-
-    def _note(self, stage: Stage) -> None:
-        self.stages.pop(stage.name, None)  # one that failed before: now it is the last
-        self.stages[stage.name] = stage
-        known = {
-            "run": self._run,
-            "stages": [dataclasses.asdict(each) for each in self.stages.values()],
-        }
-        if self.results.exists() and self.results.parent != self.out:
-            shutil.copy(self.results, self.out)
-        _replace(self.out / "report.md", report(self))
-        _replace(self._outcomes, json.dumps(known, indent=1))
+def _sanitized(python: str, kind: str, dry: bool) -> list[str]:
+    """The operations under a tool that looks at this project's kernels alone; without the tool in a dry run."""
+    ops = [python, "-m", "tests.gpu_run", *(("small",) if dry else SANITIZED)]
+    tool = shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path="/usr/local/cuda/bin:/opt/nvidia/compute-sanitizer"
+    )
+    if dry:
+        return ops
+    name = ["--kernel-name", "kernel_substring=jax_tt"]
+    return [tool or "compute-sanitizer", "--tool", kind, "--error-exitcode", "7", *name, *ops]
 
 
-def _replace(path: Path, text: str) -> None:
-    """Writes a file that a kill cannot leave half written."""
-    part = path.with_suffix(".part")
-    part.write_text(text)
-    part.replace(path)
-
-
-def build(check: Check) -> bool:
-    """Configures and builds, in a continued run too: where nothing changed that takes a second."""
+def modules(check: Run, dry: bool) -> bool:
+    """Takes prebuilt modules, or builds some; whether there are any. In every run, since machines may be fresh."""
+    place = Stage("modules", [sys.executable, "-m", "scripts.gpu_bundle", "--place"], 20)
+    if not BUNDLE.exists():
+        check.note(Outcome("modules", "skipped", detail=f"no {BUNDLE.relative_to(ROOT)}"))
+    elif check.run(place, 60):
+        return True
+    if dry:
+        return True  # with what is here
     folder = BUILD / "native"
     options = {
         "Python_EXECUTABLE": sys.executable,
         "JAX_TT_CUDA": "ON",
-        "JAX_TT_CUDA_ARCHITECTURES": "native",
-        "JAX_TT_CUDA_LINEINFO": "ON",
-        "JAX_TT_WERROR": "ON",
+        "JAX_TT_CUDA_ARCHITECTURES": "90-real",
     }
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     defines = [f"-D{name}={value}" for name, value in options.items()]
-    configured = check.run(
-        "configure", ["cmake", "-S", ROOT, "-B", folder, *generator, *defines], 60, again=True
+    configure = ["cmake", "-S", str(ROOT), "-B", str(folder), *generator, *defines]
+    command = ["cmake", "--build", str(folder), "--target", "in_tree"]
+    command += ["--parallel", str(os.cpu_count())]
+    return check.run(Stage("configure", configure, 15), 60) and check.run(
+        Stage("build", command, 60), 300
     )
-    command = ["cmake", "--build", folder, "--target", "in_tree", "--parallel", str(os.cpu_count())]
-    return configured and check.run("build", command, 300, again=True)
 
 
-def sanitize(check: Check) -> None:
-    """Runs the operations under each tool. They share the remaining time; what one does not use is left to the next."""
-    if check.dry:
-        check.skip("compute-sanitizer", "a dry run")
-        check.run("ops", [sys.executable, "-m", "tests.gpu_run", "small", "cached"], 240)
-        return
-    tool = shutil.which("compute-sanitizer") or shutil.which(
-        "compute-sanitizer", path="/usr/local/cuda/bin:/opt/nvidia/compute-sanitizer"
-    )
-    for done, (kind, options) in enumerate(SANITIZERS.items()):
-        if tool is None:
-            check.skip(kind, "compute-sanitizer is not installed")
+def begin(seconds: float, out: Path, about: dict[str, Any], earlier: Path | None) -> Run:
+    """A run that has the outcomes and the rows of an earlier one: that in `out`, or else that in `earlier`."""
+    out.mkdir(parents=True, exist_ok=True)
+    if earlier is None:
+        for name in (STAGES, ROWS, "log.txt"):
+            (out / name).unlink(missing_ok=True)
+        return Run(seconds, out, about)
+    folder = out if (out / ROWS).exists() or (out / STAGES).exists() else earlier
+    check = Run(seconds, out, about, folder / STAGES)
+    if check.outcomes and folder != out and (folder / ROWS).exists():
+        shutil.copy(folder / ROWS, out)
+    elif not check.outcomes and folder == out:
+        (out / ROWS).unlink(missing_ok=True)  # of another commit, or of a kill before any stage had ended
+    return check
+
+
+def cases_of(rows: Path) -> dict[str, dict[str, Any]]:
+    """The cases in a log of rows; of one that ran twice the run with more rows, and the later one of equal ones."""
+    cases: dict[str, dict[str, Any]] = {}
+    now: dict[str, dict[str, Any]] = {}
+    lines = rows.read_text().splitlines() if rows.exists() else []
+    for line in lines:
+        try:
+            part = json.loads(line)
+        except json.JSONDecodeError:  # the process was killed while it wrote
             continue
-        command = [tool, "--tool", kind, "--error-exitcode", "7", *options]
-        command += [sys.executable, "-m", "tests.gpu_run"]
-        check.run(kind, command, check.left / (len(SANITIZERS) - done), SANITIZER_ENVIRONMENT)
+        name = part.pop("case")
+        ((kind, value),) = part.items()
+        if kind == "title":
+            now[name] = {"title": value, "rows": [], "figures": [], "notes": [], "finished": False}
+        elif kind == "finished":
+            now[name]["finished"] = value
+        else:
+            now[name][kind].append(value)
+        if name not in cases or len(now[name]["rows"]) >= len(cases[name]["rows"]):
+            cases[name] = now[name]
+    return cases
 
 
-def report(check: Check) -> str:
-    kind = "Dry run of the GPU check, whose figures mean nothing" if check.dry else "GPU check"
-    lines = [f"# {kind}: {machine.gpu_name() or 'no GPU'}, commit {machine.commit()}", ""]
+def write_results(rows: Path, out: Path, about: dict[str, Any]) -> None:
+    """The cases so far as a results file, like those of ``benchmarks/results``."""
+    found = machine.describe() | {"gpu": about["gpu"] or "none"}
+    cases = {
+        name: case | {"commit": about["commit"], "date": about["date"], "quick": about["dry"]}
+        for name, case in cases_of(rows).items()
+    }
+    save(out, {"machine": found, "cases": cases})
+
+
+def report(check: Run, rows: Path, about: dict[str, Any]) -> str:
+    kind = (
+        "Dry run of the GPU check, whose figures mean nothing" if about["dry"] else "The GPU check"
+    )
+    lines = [f"# {kind}: {about['gpu'] or 'no GPU'}, commit {about['commit']}", ""]
     lines += ["| stage | outcome | seconds |", "| --- | --- | --- |"]
-    lines += [f"| {s.name} | {s.outcome} | {s.seconds:.0f} |" for s in check.stages.values()]
-    for stage in check.stages.values():
-        lines += ["", f"## {stage.name}: {stage.outcome}", "", "```", stage.detail, "```"]
-    if check.results.exists():
-        from benchmarks.results import Report, load
-
-        cases = load(check.results)["cases"]
-        lines += ["", *(f"```\n{Report.from_json(_report(c))}\n```" for c in cases.values())]
+    outcomes = check.outcomes.values()
+    lines += [f"| {each.name} | {each.outcome} | {each.seconds:.0f} |" for each in outcomes]
+    for each in outcomes:
+        lines += ["", f"## {each.name}: {each.outcome}", "", "```", each.detail, "```"]
+    keys = ("title", "rows", "figures", "notes")
+    for case in cases_of(rows).values():
+        whole = "" if case["finished"] else "\nnote: this case did not end"
+        lines += ["", f"```\n{Report.from_json({key: case[key] for key in keys})}{whole}\n```"]
     return "\n".join(lines) + "\n"
-
-
-def _report(case: dict) -> dict:
-    return {key: case[key] for key in ("title", "rows", "figures", "notes")}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=9.5, help="for all of it")
+    parser.add_argument("--seconds", type=float, default=780, help="for all of it")
     parser.add_argument("--out", type=Path, default=BUILD, help="where everything is written")
     parser.add_argument(
-        "--only", default="build,benchmarks,tests,sanitizer", help="parts, separated by commas"
+        "--earlier", type=Path, default=BUILD / "earlier", help="folder of the run to continue"
     )
+    parser.add_argument("--only", default="", help="stages, separated by commas")
+    parser.add_argument("--commit", help="of the sources; by default what git says")
+    parser.add_argument("--date", default="", help="of the measurement")
     parser.add_argument("--restart", action="store_true", help="all stages, whatever passed before")
     parser.add_argument("--dry-run", action="store_true", help="small work on what is here")
     arguments = parser.parse_args()
@@ -255,45 +216,33 @@ def main() -> int:
     if gpu is None and not dry:
         print("gpu-check: nvidia-smi names no GPU; nothing to check here")
         return 1
+    commit = arguments.commit or machine.commit()
+    about = {"dry": dry, "gpu": gpu, "commit": commit}
     print("a dry run" if dry else f"{gpu}, {machine.versions()}", flush=True)
-    slug = machine.gpu_slug()
-    results = BUILD / "dry-run.json" if dry else ROOT / "benchmarks" / "results" / f"{slug}.json"
-    run = {"dry": dry, "gpu": gpu, "commit": machine.commit()}
-    check = Check(arguments.minutes, arguments.out, results, run, arguments.restart)
-    if dry and not check.stages:
-        results.unlink(missing_ok=True)
-    parts = arguments.only.split(",")
-    if "build" not in parts or dry or build(check):
-        steps: dict[str, Callable[[Check], None]] = {
-            "benchmarks": measure,
-            "tests": test,
-            "sanitizer": sanitize,
-        }
-        for part, step in steps.items():
-            if part in parts:
-                step(check)
-    print(f"\n{report(check)}\nreport: {arguments.out / 'report.md'}")
+    # Two checkouts with changes to one commit may differ.
+    earlier = None if arguments.restart or commit.endswith("+changes") else arguments.earlier
+    check = begin(arguments.seconds, arguments.out, about, earlier)
+    rows = arguments.out / ROWS
+    date = {"date": arguments.date or datetime.datetime.now(datetime.UTC).date().isoformat()}
+
+    def write() -> None:
+        write_results(rows, arguments.out / f"{machine.gpu_slug()}.json", about | date)
+        replace(arguments.out / "report.md", report(check, rows, about))
+        arguments.earlier.mkdir(parents=True, exist_ok=True)
+        for name in (STAGES, ROWS):
+            if (arguments.out / name).exists():
+                shutil.copy(arguments.out / name, arguments.earlier)
+
+    check.listener = write
+    only = [name for name in arguments.only.split(",") if name]
+    known = stages(dry, rows)
+    unknown = set(only) - {stage.name for stage in known}
+    if unknown:
+        sys.exit(f"--only: no stage called {', '.join(sorted(unknown))}")
+    if modules(check, dry):
+        check.all([stage for stage in known if not only or stage.name in only])
+    print(f"\n{report(check, rows, about)}\nreport: {arguments.out / 'report.md'}")
     return 1 if check.failed else 0
-
-
-def measure(check: Check) -> None:
-    """The benchmarks, a stage for each case; quick ones in a dry run."""
-    for case in BENCHMARKS:
-        command = [sys.executable, "-m", "benchmarks.run", "--gpu", "--only", case]
-        if check.dry:
-            command += ["--quick", "--out", str(check.results)]
-        check.run(case, command, 240 if check.dry else 120)
-
-
-def test(check: Check) -> None:
-    """The tests that a GPU runs; in a dry run a few of them."""
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu"]
-    if check.dry:
-        check.run("tests", [*command, "tests/test_vmap.py"], 120)
-        return
-    if not subprocess.run([sys.executable, "-c", "import xdist"], capture_output=True).returncode:
-        command += ["-n", str(min(6, os.cpu_count() or 1))]
-    check.run("tests", [*command, "tests"], 240, CAPTURE_ENVIRONMENT)
 
 
 if __name__ == "__main__":

@@ -179,13 +179,13 @@ def test_stages_are_of_the_model_and_of_kernels(names):
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
 def test_every_kernel_of_a_step_has_its_stage():
     module = _ffi.load("cuda_emulated")
-    own = work.GpuWork(TTShape.suggest(5000, 64, ranks=32), 8, 3)
+    own = work.GpuWork(TTShape.suggest(5000, 64, ranks=32), 7, 3)  # on one of the devices
     step, state = contenders.tt_fused(own, "cuda_emulated")
     module.clear_launch_counts()
-    jax.block_until_ready(jax.jit(step)(state, jnp.zeros((8, 3), jnp.int32)))
-    launched = module.launch_counts()
-    of_others = [n for n in launched if kernels.stage_of(n, kernels.TRAIN_STAGES) == kernels.OTHERS]
-    assert len(launched) == len(kernels.TRAIN_STAGES) and not of_others
+    jax.block_until_ready(jax.jit(step)(state, jnp.zeros((7, 3), jnp.int32)))
+    launched = set(module.launch_counts()) - {"memset"}
+    found = {kernels.stage_of(name, kernels.TRAIN_STAGES) for name in launched}
+    assert found == set(kernels.TRAIN_STAGES)
 
 
 @pytest.mark.parametrize(

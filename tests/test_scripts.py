@@ -1,106 +1,13 @@
-"""The scripts around a GPU: the check of a GPU machine runs without one, what compilers and gcov say is read right."""
+"""What compilers and gcov say of the CUDA kernels is read right."""
 
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from scripts import cuda_coverage, gpu_check, kernel_resources, mutants
+from scripts import cuda_coverage, kernel_resources, mutants
 from scripts.kernel_resources import Kernel, Multiprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-@pytest.mark.full
-def test_gpu_check_runs_dry(tmp_path):
-    command = [sys.executable, "scripts/gpu_check.py", "--dry-run", "--out", str(tmp_path)]
-    command += ["--minutes", "14"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    text = (tmp_path / "report.md").read_text()
-    stages = re.findall(r"^\| (\w[\w-]*) \| (passed|skipped|FAILED) \|", text, re.MULTILINE)
-    assert stages == [
-        *((case, "passed") for case in gpu_check.BENCHMARKS),
-        ("tests", "passed"),
-        ("compute-sanitizer", "skipped"),
-        ("ops", "passed"),
-    ]
-    assert "# Dry run" in text and "jax_tt fused step" in text
-    cases = json.loads((tmp_path / "dry-run.json").read_text())["cases"]
-    assert list(cases) == list(gpu_check.BENCHMARKS) and all(c["quick"] for c in cases.values())
-
-
-def check_of(folder, commit="a", restart=False):
-    run = {"dry": True, "gpu": None, "commit": commit}
-    return gpu_check.Check(5, folder, folder / "results.json", run, restart)
-
-
-def test_gpu_check_goes_on_after_a_kill(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_check, "BUILD", tmp_path / "build")
-    note = tmp_path / "ran.txt"
-
-    def stage(name, then=""):
-        text = f"open({str(note)!r}, 'a').write({name + ' '!r}); {then}"
-        return [sys.executable, "-c", text]
-
-    # The process of the check is killed while its third stage runs.
-    program = f"""
-import sys
-from pathlib import Path
-from scripts import gpu_check
-gpu_check.BUILD = Path({str(tmp_path / "build")!r})
-run = {{"dry": True, "gpu": None, "commit": "a"}}
-check = gpu_check.Check(5, Path({str(tmp_path)!r}), Path({str(tmp_path / "results.json")!r}), run, False)
-check.run("one", {stage("one")!r}, 60)
-check.run("two", {stage("two", "raise SystemExit(3)")!r}, 60)
-check.run("three", {stage("three", "import os; os.kill(os.getppid(), 9)")!r}, 60)
-"""
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    report = (tmp_path / "report.md").read_text()
-    assert "| one | passed |" in report and "| two | FAILED |" in report and "three" not in report
-
-    check = check_of(tmp_path)
-    assert check.has("one") and not check.has("two") and check.failed
-    for name in ("one", "two", "three"):
-        assert check.run(name, stage(name), 60)
-    assert note.read_text().split() == ["one", "two", "three", "two", "three"]
-    assert not check.failed and set(check_of(tmp_path).stages) == {"one", "two", "three"}
-    # Another commit, or a restart, begins anew.
-    assert not check_of(tmp_path, commit="b").stages and not check_of(tmp_path, restart=True).stages
-
-
-def test_gpu_check_does_not_measure_a_stale_module(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_check, "BUILD", tmp_path / "build")
-    commands = tmp_path / "commands.txt"
-    for tool in ("cmake", "ninja"):
-        (tmp_path / tool).write_text(f'#!/bin/sh\necho "$1" >> {commands}\n')
-        (tmp_path / tool).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for _ in range(2):
-        assert gpu_check.build(check_of(tmp_path))
-    assert commands.read_text().split() == ["-S", "--build"] * 2
-    assert check_of(tmp_path).has("build")
-    # Two checkouts with changes to one commit may differ.
-    assert gpu_check.build(check_of(tmp_path, commit="a+changes"))
-    assert not check_of(tmp_path, commit="a+changes").stages
-
-
-def test_gpu_check_without_a_gpu_says_so():
-    done = subprocess.run(
-        [sys.executable, "scripts/gpu_check.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={"PATH": "", "HOME": str(Path.home())},
-        timeout=60,
-    )
-    assert done.returncode == 1 and "no GPU" in done.stdout
 
 
 LOG = """\

@@ -8,9 +8,21 @@ from pathlib import Path
 
 import jax
 
-# The stages of `benchmarks.gpu.stages`, and how the names of their kernels begin.
+# The stages of `benchmarks.gpu.stages`, and how the names of their kernels begin. Plans are hashed and compared where a
+# batch may be sharded.
 TRAIN_STAGES = {
-    "plan": ("PlanSlices", "ReadBatch", "SortInOneBlock", "CountRows", "NumberRows", "Cut"),
+    "plan": (
+        "PlanSlices",
+        "ReadBatch",
+        "SortInOneBlock",
+        "SortTiles",
+        "CountBins",
+        "CountRows",
+        "NumberRows",
+        "Cut",
+        "HashBatch",
+        "ComparePlan",
+    ),
     "rows": ("MakeRows",),
     "bags": ("SumLines",),
     "gradients": ("MakeShares",),

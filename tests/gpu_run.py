@@ -6,13 +6,15 @@ python -m tests.gpu_run
 import argparse
 import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jax_tt
 from tests.helpers import SHAPES, assert_close, make_case
@@ -116,6 +118,10 @@ def large() -> Iterator[Work]:
     yield Work("a row read 200 times, skipping", table, bags, g, ("adam",), skip=True)
     cores, bags, g = chunked_batch(CHUNKED["d2"])
     yield Work("several chunks", cores, bags, g)
+    # So many that the blocks of a sort wait for those before them.
+    yield _table("70,000 ids", (1100, 2, 2000), (4, 4, 4), 16, 70_000, "float32", rules=("sgd",))
+    table = jnp.asarray(np.random.default_rng(0).normal(size=(90_000, 8)), jnp.float32)
+    yield Work("70,000 ids, dense", table, *_batch(*table.shape, 70_000, 200, 1), ("sgd",))
 
 
 def cached() -> Iterator[Work]:
@@ -164,6 +170,137 @@ def cached_steps(work: Work, cache: jax_tt.RowCache, method: str) -> list[Any]:
     return outputs + jax.tree.leaves(table)
 
 
+@dataclasses.dataclass
+class Program:
+    """What is not a lookup in one table; `run` makes its arrays itself, on the default device, and returns leaves."""
+
+    name: str
+    run: Callable[[str], Any]
+
+
+# rows, columns, whether it is a tensor train, rule; beside them is a table of keys.
+TOGETHER = {
+    "dense": (700, 16, False, "rowwise"),
+    "dense again": (90, 16, False, "rowwise"),
+    "wide": (33, 64, False, "adam"),
+    "odd": (50, 5, False, "sgd"),
+    "train": (4000, 64, True, "rowwise"),
+    "train again": (900, 64, True, "rowwise"),
+    "general": (60, 8, True, "sgd"),
+}
+
+
+def collection_of(count: int) -> tuple[jax_tt.Collection, Any]:
+    """A collection of every kind of table, `count` times, one table of keys, and a batch."""
+    rng, tables, batch = np.random.default_rng(1), {}, {}
+    for k in range(count):
+        for name, (rows, columns, train, rule) in TOGETHER.items():
+            own, optimizer = f"{name} {k}", RULES[rule]
+            if train:
+                ranks = 16 if columns == 64 else 3
+                tables[own] = jax_tt.tt_table(rows, columns, tt_ranks=ranks, optimizer=optimizer)
+            else:
+                tables[own] = jax_tt.dense_table(rows, columns, optimizer=optimizer)
+            batch[own] = jax_tt.Bags(rng.integers(0, rows, (21, 3)).astype(np.int32))
+    tables["keys"] = jax_tt.hash_table(16, 64, optimizer=RULES["sgd"], ways=32)
+    batch["keys"] = jax_tt.Bags(jax_tt.split_keys(rng.integers(0, 2**62, (21, 2))))
+    collection = jax_tt.Collection(tables, {name: jax_tt.Feature(name) for name in tables})
+    return collection, jax.tree.map(jnp.asarray, batch)
+
+
+def stepped_together(count: int, method: str) -> Any:
+    """Rows and state of a step of all tables in one call; the keys of the batch are inserted before."""
+    collection, batch = collection_of(count)
+    lookup = jax_tt.Lookup(method=method)
+
+    @jax.jit
+    def step(state: Any, batch: Any) -> Any:
+        state, inserted = jax_tt.insert_collection_keys(collection, state, batch, method=method)
+        batch = jax_tt.with_slots(batch, inserted)
+
+        def loss(own: Any) -> Any:
+            arrays = collection.replaced(state, own)
+            rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
+            return jnp.sum(jnp.stack([jnp.sum(jnp.sin(out)) for out in rows.values()])), rows
+
+        gradients, rows = jax.grad(loss, has_aux=True)(collection.trained(state))
+        return rows, collection.overwritten(state, gradients)[0]
+
+    return step(jax.jit(collection.init)(jax.random.key(0)), batch)
+
+
+def inserted_keys(count: int, rows: int, method: str) -> Any:
+    """Two batches of keys, more than the table has rows, and what finds them."""
+    table = jax_tt.hash_table(8, rows, policy="lru", safe_check="ignore", optimizer=RULES["sgd"])
+    rng = np.random.default_rng(2)
+    state = jax.jit(table.init)(jax.random.key(0))
+    insert = jax.jit(lambda state, keys: jax_tt.insert_keys(table, state, keys, method=method))
+    lookup, found = jax_tt.Lookup(method=method), []
+    for _ in range(2):
+        keys = jax.tree.map(jnp.asarray, jax_tt.split_keys(rng.integers(0, 2 * count, count)))
+        state, _ = insert(state, keys)
+        found.append(jax.jit(lambda s, k: jax_tt.lookup_rows(table, s, k, lookup)[0])(state, keys))
+    return found, state
+
+
+def pooled(method: str) -> Any:
+    """Bags of tables that are read alone: with few bits, with codes, and of tables of these."""
+    n, columns = 600, 16
+    quantized = [jax_tt.QuantizedTable(n // 2, columns, bits) for bits in (8, 4)]
+    tables = [*quantized, jax_tt.CodedTable(n, columns, num_codes=8, bits=6)]
+    tables.append(jax_tt.MixedTable(tuple(quantized)))
+    train = jax_tt.tt_table(n, columns, tt_ranks=4)
+    tables.append(jax_tt.SumTable((train, train)))
+    lookup, found = jax_tt.Lookup(method=method), []
+    for table in tables:
+        ids = np.random.default_rng(3).integers(0, table.num_embeddings, (21, 5)).astype(np.int32)
+        with jax.default_device(jax.devices("cpu")[0]):  # the same numbers everywhere
+            state = jax.jit(table.init)(jax.random.key(0))
+        state = jax.tree.map(np.asarray, state)
+        bags = jax_tt.Bags(jnp.asarray(ids))
+        found.append(jax.jit(lambda s, b, t=table: jax_tt.pooled_rows(t, s, b, lookup)[0])(state, bags))
+    return found
+
+
+def sharded(method: str) -> Any:
+    """Steps of a dense table and a tensor train whose batch is divided over a mesh of one device."""
+    device = jax.config.jax_default_device or jax.devices()[0]
+    mesh = Mesh(np.array([device]), ("batch",), axis_types=(AxisType.Auto,))
+    found = []
+    for start in (_table("", (7, 8, 11), (4, 4, 4), 16, 210, "float32").start, jnp.ones((616, 64))):
+        op = jax_tt.fused_tt_embed_bag if isinstance(start, tuple) else jax_tt.fused_embed_bag
+        table = jax_tt.init_fused_table(start, RULES["adagrad"])
+        ids = jnp.asarray(np.random.default_rng(4).integers(0, 616, (20, 5)), jnp.int32)
+        table = jax.device_put(table, NamedSharding(mesh, PartitionSpec()))
+        ids = jax.device_put(ids, NamedSharding(mesh, PartitionSpec("batch")))
+
+        def loss(table: Any, ids: jax.Array, op: Any = op) -> jax.Array:
+            return jnp.sum(jnp.sin(op(table, ids, RULES["adagrad"], method=method)))
+
+        found.append(jax.jit(jax.grad(loss))(table, ids))
+    return found
+
+
+def together() -> Iterator[Program]:
+    """Collections: few tables, and so many that their descriptions fill what a launch may be given."""
+    yield Program("tables together", functools.partial(stepped_together, 2))
+    yield Program("a mesh of one device", sharded)
+
+
+def many() -> Iterator[Program]:
+    yield Program("300 tables together", functools.partial(stepped_together, 43))
+
+
+def keys() -> Iterator[Program]:
+    """Keys that one block sorts, and more."""
+    yield Program("500 keys", functools.partial(inserted_keys, 500, 640))
+    yield Program("13,000 keys", functools.partial(inserted_keys, 13_000, 16_384))
+
+
+def others() -> Iterator[Program]:
+    yield Program("tables that are read alone", pooled)
+
+
 def run(work: Work, method: str) -> dict[str, list[Any]]:
     if work.cache is not None:
         return {"steps through the cache": cached_steps(work, work.cache, method)}
@@ -175,6 +312,23 @@ def run(work: Work, method: str) -> dict[str, list[Any]]:
             fused, work.bags, RULES[rule], work.g, method, skip_nonfinite=work.skip
         )
     return results
+
+
+def check_program(program: Program) -> list[str]:
+    """As `check`."""
+    results = program.run("ffi")
+    with jax.default_device(jax.devices("cpu")[0]):
+        wanted = program.run("reference")
+    assert jax.tree.structure(results) == jax.tree.structure(wanted)
+    for k, (got, want) in enumerate(
+        zip(jax.tree.leaves(results), jax.tree.leaves(wanted), strict=True)
+    ):
+        if jnp.issubdtype(want.dtype, jnp.floating):
+            got, want = (np.asarray(x, np.float32) for x in (got, want))
+            assert_close(got, want, TOLERANCE["float32"], f"{program.name}: {k}")
+        elif not jnp.issubdtype(want.dtype, jax.dtypes.prng_key):
+            np.testing.assert_array_equal(got, want, err_msg=f"{program.name}: {k}")
+    return ["results"]
 
 
 def check(work: Work) -> list[str]:
@@ -204,14 +358,25 @@ def check(work: Work) -> list[str]:
     return list(results)
 
 
+GROUPS: dict[str, Callable[[], Iterator[Work | Program]]] = {
+    "small": small,
+    "together": together,
+    "keys": keys,
+    "others": others,
+    "specialised": specialised,
+    "cached": cached,
+    "large": large,
+    "many": many,
+}
+
+
 def main() -> None:
-    groups = {"small": small, "specialised": specialised, "cached": cached, "large": large}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("groups", nargs="*", choices=groups, help="default: all")
+    parser.add_argument("groups", nargs="*", choices=GROUPS, help="default: all")
     platform = "gpu" if jax.default_backend() == "gpu" else "cpu"
-    for group in parser.parse_args().groups or groups:
-        for work in groups[group]():
-            done = ", ".join(check(work))
+    for group in parser.parse_args().groups or GROUPS:
+        for work in GROUPS[group]():
+            done = ", ".join(check_program(work) if isinstance(work, Program) else check(work))
             print(f"{work.name}: {done} agree with the reference ({platform})", flush=True)
 
 

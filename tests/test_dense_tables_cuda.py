@@ -12,9 +12,10 @@ from benchmarks.gpu import stages
 from benchmarks.gpu.work import GpuWork
 from jax_tt import Bags, Feature, Lookup, TTShape, _ffi, optimizers
 from jax_tt._lookup import _groups
-from tests.conftest import native_available
+from tests.conftest import WAYS, method_fixture, native_available
 
-pytestmark = pytest.mark.skipif(
+method = method_fixture(*WAYS[2:])
+emulated = pytest.mark.skipif(
     not native_available("cuda_emulated"), reason="the emulator is not built"
 )
 
@@ -126,9 +127,9 @@ def assert_same_bits(got, want):
 
 @pytest.mark.parametrize("bounds", ["clip", "zero", "error", "warn"])
 @pytest.mark.parametrize("skip", [False, True])
-def test_bits_are_those_of_single_calls(bounds, skip, monkeypatch):
+def test_bits_are_those_of_single_calls(bounds, skip, monkeypatch, method):
     collection = collection_of(TABLES, skip_nonfinite=skip)
-    lookup = Lookup(bounds=bounds, method="cuda_emulated")
+    lookup = Lookup(bounds=bounds, method=method)
     batch = batch_of(TABLES, bad=True)
     got, want = steps(collection, lookup, "features", batch, monkeypatch)
     assert_same_bits(got, want)
@@ -145,7 +146,7 @@ def test_bits_are_those_of_single_calls(bounds, skip, monkeypatch):
         ("odd", "usual", "one column", "hot row", "plain"),  # columns that no packets reach
     ],
 )
-def test_bits_of_sums_in_one_array(names, monkeypatch):
+def test_bits_of_sums_in_one_array(names, monkeypatch, method):
     tables = {
         name: jax_tt.dense_table(*TABLES[name][:2], optimizer=RULES[TABLES[name][3]])
         for name in names
@@ -156,19 +157,19 @@ def test_bits_of_sums_in_one_array(names, monkeypatch):
     batch = batch_of(names)
     batch = {name: Bags(bags.ids, bags.offsets) for name, bags in batch.items()}
     batch["again"] = Bags(batch[names[1]].ids[::-1], batch[names[1]].offsets)
-    lookup = Lookup(method="cuda_emulated")
+    lookup = Lookup(method=method)
     got, want = steps(collection, lookup, "concatenated", batch, monkeypatch)
     assert_same_bits(got, want)
 
 
 @pytest.mark.full
-def test_bits_of_16_bit_rows(monkeypatch):
-    lookup = Lookup(method="cuda_emulated")
+def test_bits_of_16_bit_rows(monkeypatch, method):
+    lookup = Lookup(method=method)
     got, want = steps(collection_of(HALVES), lookup, "features", batch_of(HALVES), monkeypatch)
     assert_same_bits(got, want)
 
 
-def test_a_large_batch_beside_small_ones(monkeypatch):
+def test_a_large_batch_beside_small_ones(monkeypatch, method):
     """The ids of large batches are sorted together, in other launches than those of small ones."""
     names = ("usual", "hot row", "half", "odd")
     batch = batch_of(names, bad=True)
@@ -181,7 +182,7 @@ def test_a_large_batch_beside_small_ones(monkeypatch):
         )
     got, want = steps(
         collection_of(names),
-        Lookup(bounds="zero", method="cuda_emulated"),
+        Lookup(bounds="zero", method=method),
         "features",
         batch,
         monkeypatch,
@@ -189,7 +190,7 @@ def test_a_large_batch_beside_small_ones(monkeypatch):
     assert_same_bits(got, want)
 
 
-def test_a_gradient_that_is_not_finite_skips_its_own_table():
+def test_a_gradient_that_is_not_finite_skips_its_own_table(method):
     names = ("usual", "slower", "odd")
     collection = collection_of(names, skip_nonfinite=True)
     state = collection.init(jax.random.key(0))
@@ -199,7 +200,7 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table():
     def step(scale):
         def loss(trained):
             arrays = collection.replaced(state, trained)
-            lookup = Lookup(method="cuda_emulated")
+            lookup = Lookup(method=method)
             rows, _ = jax_tt.embed_collection(collection, arrays, batch, lookup)
             return (
                 jnp.sum(rows["usual"])
@@ -214,6 +215,7 @@ def test_a_gradient_that_is_not_finite_skips_its_own_table():
     assert_same_bits(after["slower"]["embedding"], state["slower"]["embedding"])
 
 
+@emulated
 def test_order_of_threads_leaves_no_trace():
     collection = collection_of(TABLES)
     state, batch = collection.init(jax.random.key(0)), batch_of(TABLES)
@@ -255,6 +257,7 @@ def launches_of(collection, batch):
     return sum(count for count, _, _ in module.launch_counts().values())
 
 
+@emulated
 @pytest.mark.parametrize("length", [1, 20])
 @pytest.mark.parametrize(
     ("tables", "ids"),
@@ -278,6 +281,7 @@ def test_few_launches(tables, ids, length):
     assert launches_of(collection, batch) <= 20
 
 
+@emulated
 @pytest.mark.parametrize("ids", [10_220, 66_020])
 def test_a_step_launches_as_many_kernels_as_its_expected_time_counts(ids):
     shape = TTShape.suggest(70_000, 4, ranks=2)  # 17 bits
@@ -291,6 +295,7 @@ def test_a_step_launches_as_many_kernels_as_its_expected_time_counts(ids):
     assert launches_of(collection, batch) == sum(stage.kernels for stage in expected)
 
 
+@emulated
 def test_calls_that_are_too_large_are_refused_before_they_are_made():
     size = _ffi.load("cuda_emulated").dense_workspace_size
     with pytest.raises(ValueError, match=r"at most 2\^31 - 1 ids of all tables"):

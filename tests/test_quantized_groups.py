@@ -10,7 +10,7 @@ import pytest
 import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
 from jax_tt._lookup import _groups
-from tests.conftest import method_fixture
+from tests.conftest import WAYS, method_fixture
 from tests.test_quantized_tables import random_rows
 
 RULE = optimizers.RowWiseAdagrad(0.1)
@@ -27,7 +27,7 @@ QUANTIZED = {
 }
 TRAINED = {"trained8": (60, 16, 8), "trained4": (25, 8, 4)}
 
-method = method_fixture("ffi", "cuda_emulated")
+method = method_fixture(*WAYS[1:])
 
 
 def collection_of(names):

@@ -15,7 +15,7 @@ import jax_tt.linen
 from jax_tt import optimizers
 from jax_tt._quantized import codec
 from jax_tt._quantized.levels import separated
-from tests.conftest import method_fixture
+from tests.conftest import WAYS, method_fixture
 from tests.test_quantized_tables import WIDTHS, random_rows
 
 # Given levels are scaled to the range of the numbers.
@@ -26,7 +26,7 @@ LEVELS = {
 }
 BITS = tuple(LEVELS)
 
-method = method_fixture("reference", "ffi", "cuda_emulated")
+method = method_fixture(*WAYS)
 
 
 @functools.cache

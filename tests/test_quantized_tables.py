@@ -15,14 +15,14 @@ from flax import nnx
 import jax_tt
 import jax_tt.linen
 from jax_tt._quantized import codec
-from tests.conftest import method_fixture
-from tests.helpers import raises
+from tests.conftest import WAYS, method_fixture
+from tests.helpers import on_gpu, raises
 
 BITS = (8, 4, 3, 2)
 # Columns that fill no vector, vectors of every width, all registers, and more than these.
 WIDTHS = (1, 3, 8, 13, 16, 24, 64, 77, 128, 168)
 
-method = method_fixture("reference", "ffi", "cuda_emulated")
+method = method_fixture(*WAYS)
 
 
 def random_rows(n: int, features: int, seed: int = 0) -> np.ndarray:
@@ -226,9 +226,10 @@ def test_ids_out_of_range(method, ids):
 
 @pytest.mark.filterwarnings("default:.*Such ids contribute nothing")
 def test_ids_out_of_range_are_reported(method):
-    table, state = jax_tt.quantize(random_rows(7, 4), 4, name=f"reported_{method}")
+    name = f"reported_{method}_{on_gpu()}"
+    table, state = jax_tt.quantize(random_rows(7, 4), 4, name=name)
     lookup = jax_tt.Lookup(bounds="warn", method=method)
-    with pytest.warns(jax_tt.OutOfRangeWarning, match=f"id 9 .*reported_{method}") as caught:
+    with pytest.warns(jax_tt.OutOfRangeWarning, match=f"id 9 .*{name}") as caught:
         jax.block_until_ready(jax_tt.lookup_rows(table, state, jnp.array([1, 9]), lookup))
         jax.effects_barrier()
         for _ in range(500):  # a thread collects the notices of CUDA kernels

@@ -14,7 +14,7 @@ import jax_tt
 import jax_tt.linen
 from jax_tt import optimizers
 from jax_tt._quantized import codec
-from tests.conftest import method_fixture
+from tests.conftest import WAYS, method_fixture
 from tests.test_quantized_tables import random_rows
 
 RULES = [
@@ -32,7 +32,7 @@ BAGS = jax_tt.Bags.from_ragged(
 )
 TOUCHED = np.array([0, 3, 7, 39])
 
-method = method_fixture("reference", "ffi", "cuda_emulated")
+method = method_fixture(*WAYS)
 
 
 def trained_table(bits, rule, **options):

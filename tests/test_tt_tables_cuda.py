@@ -10,10 +10,11 @@ import pytest
 import jax_tt
 from benchmarks.gpu import stages, work
 from jax_tt import Bags, Feature, Lookup, _ffi, optimizers
-from tests.conftest import native_available
-from tests.helpers import f64
+from tests.conftest import WAYS, method_fixture, native_available
+from tests.helpers import f64, on_gpu
 
-pytestmark = pytest.mark.skipif(
+method = method_fixture(*WAYS[2:])
+emulated = pytest.mark.skipif(
     not native_available("cuda_emulated"), reason="the emulator is not built"
 )
 
@@ -96,14 +97,15 @@ def assert_same_bits(got, want):
         pytest.param("clip", True, marks=pytest.mark.full),
     ],
 )
-def test_bits_are_those_of_single_calls(bounds, skip, one_by_one):
+def test_bits_are_those_of_single_calls(bounds, skip, one_by_one, method):
     collection = collection_of(TABLES, skip_nonfinite=skip)
     state, batch = collection.init(jax.random.key(0)), batch_of(TABLES, bad=("usual", "fast again"))
-    lookup = Lookup(bounds=bounds, method="cuda_emulated")
+    lookup = Lookup(bounds=bounds, method=method)
     lowered = jax.jit(functools.partial(stepped, collection, lookup)).lower(state, batch)
+    platform = "cuda" if on_gpu() else method
     for op in ("forward", "backward", "update"):
-        assert lowered.as_text().count(f"@jax_tt_emulated_tables_{op}") == 1
-        assert f"@jax_tt_emulated_{op}" not in lowered.as_text()
+        assert lowered.as_text().count(f"@{_ffi.target(platform, f'tables_{op}')}") == 1
+        assert f"@{_ffi.target(platform, op)}" not in lowered.as_text()
     got = lowered.compile()(state, batch)
     one_by_one()
     alone = jax.jit(functools.partial(stepped, collection, lookup))
@@ -115,6 +117,7 @@ def test_bits_are_those_of_single_calls(bounds, skip, one_by_one):
     assert {name for name, steps in taken.items() if steps == 0} == refused
 
 
+@emulated
 def test_order_of_threads_leaves_no_trace():
     names = ("fast", "fast again", "usual", "long bags", "free")
     collection = collection_of(names)
@@ -135,50 +138,50 @@ def test_order_of_threads_leaves_no_trace():
 
 @pytest.mark.full
 @pytest.mark.parametrize("n", [9, 17_000])
-def test_broken_offsets_make_nan_and_no_update(n):
+def test_broken_offsets_make_nan_and_no_update(n, method):
     """In the one launch that plans few ids, and in those that plan many."""
     table = jax_tt.tt_table(60, 4, tt_ranks=2, optimizer=ADAGRAD)
     collection = jax_tt.Collection({"a": table}, {"a": Feature("a")})
     state = collection.init(jax.random.key(0))
     bags = Bags(jnp.arange(n, dtype=jnp.int32) % 60, jnp.array([0, n // 2, 3], jnp.int32))
-    step = jax.jit(functools.partial(stepped, collection, Lookup(method="cuda_emulated")))
+    step = jax.jit(functools.partial(stepped, collection, Lookup(method=method)))
     rows, (after, _), _ = step(state, {"a": bags})
     assert np.isnan(rows["a"]).any()
     assert_same_bits(after["a"], state["a"])
 
 
-def test_a_gradient_that_is_not_finite_skips_its_own_table():
+def test_a_gradient_that_is_not_finite_skips_its_own_table(method):
     names = ("usual", "fast", "half")
     collection = collection_of(names, skip_nonfinite=True)
     state, batch = collection.init(jax.random.key(0)), batch_of(names)
-    step = jax.jit(functools.partial(stepped, collection, Lookup(method="cuda_emulated")))
+    step = jax.jit(functools.partial(stepped, collection, Lookup(method=method)))
     _, (after, _), _ = step(state, batch, scale=jnp.float32(np.inf))
     assert_same_bits(after["usual"], state["usual"])
     taken = dict(zip(collection.sharing, after["updates"]["step"].tolist(), strict=True))
     assert taken == {"usual": 0, "fast": 1, "half": 1}
 
 
-def assert_same_steps(tables, batch, one_by_one):
+def assert_same_steps(method, tables, batch, one_by_one):
     """That a step of these tables in common has the bits of steps of each."""
     collection = jax_tt.Collection(tables, {name: Feature(name) for name in tables})
     state = collection.init(jax.random.key(0))
-    lookup = Lookup(method="cuda_emulated")
+    lookup = Lookup(method=method)
     got = jax.jit(functools.partial(stepped, collection, lookup))(state, batch)
     assert all(np.any(np.asarray(rows, np.float32)) for rows in got[0].values())
     one_by_one()
     assert_same_bits(got, jax.jit(functools.partial(stepped, collection, lookup))(state, batch))
 
 
-def test_rows_of_split_ids(one_by_one):
+def test_rows_of_split_ids(one_by_one, method):
     table = jax_tt.tt_table(6_000_000_000, 8, tt_ranks=2, optimizer=ADAGRAD)
     assert isinstance(table, jax_tt.TTTable)
     split = table.shape.split_ids(np.array([5_999_999_999, 0, 2**31 + 7]))
     bags = Bags(split, np.array([0, 1, 1, 3], np.int32))
-    assert_same_steps({"a": table, "b": table}, {"a": bags, "b": bags}, one_by_one)
+    assert_same_steps(method, {"a": table, "b": table}, {"a": bags, "b": bags}, one_by_one)
 
 
 @pytest.mark.full
-def test_batches_of_very_different_sizes(one_by_one):
+def test_batches_of_very_different_sizes(one_by_one, method):
     """Sorts of one launch and of many, which the tables have at different places of their order."""
     table = jax_tt.tt_table(60, 4, tt_ranks=2, optimizer=ADAGRAD)
     rng = np.random.default_rng(0)
@@ -190,18 +193,18 @@ def test_batches_of_very_different_sizes(one_by_one):
     flat = {"row_factors": (1, 60), "col_factors": (2, 2)}
     other = jax_tt.tt_table(60, 4, tt_ranks=2, optimizer=ADAGRAD, **flat)
     tables = dict.fromkeys(batch, table) | {"t4200": other, "t4300": other}
-    assert_same_steps(tables, batch, one_by_one)
+    assert_same_steps(method, tables, batch, one_by_one)
 
 
 @pytest.mark.full
-def test_digits_that_do_not_fit_into_one_word_are_sorted_in_passes(one_by_one):
+def test_digits_that_do_not_fit_into_one_word_are_sorted_in_passes(one_by_one, method):
     table = jax_tt.tt_table(10**15, 8, tt_ranks=2, optimizer=ADAGRAD)
     assert isinstance(table, jax_tt.TTTable)
     rng, batch = np.random.default_rng(0), {}
     for n in (20, 30, 4200, 4300):  # pairs that a thread sorts: up to 8, and more
         ids = rng.choice(rng.integers(0, 10**15, 50), n)
         batch[f"t{n}"] = Bags(table.shape.split_ids(ids), np.array([0, n // 2, n], np.int32))
-    assert_same_steps(dict.fromkeys(batch, table), batch, one_by_one)
+    assert_same_steps(method, dict.fromkeys(batch, table), batch, one_by_one)
 
 
 # Column factors and ranks of every tile of the specialised passes.
@@ -222,7 +225,7 @@ TILES = [
     ("dtype", "precision"),
     [("float32", "highest"), ("float32", "high"), ("bfloat16", None), ("float16", None)],
 )
-def test_every_specialised_pass_takes_several_tables(dtype, precision, one_by_one):
+def test_every_specialised_pass_takes_several_tables(dtype, precision, one_by_one, method):
     rng, tables, batch = np.random.default_rng(0), {}, {}
     for name, (columns, rank) in {f"{k} {tile}": tile for tile in TILES for k in "ab"}.items():
         tables[name] = jax_tt.tt_table(
@@ -236,11 +239,11 @@ def test_every_specialised_pass_takes_several_tables(dtype, precision, one_by_on
         )
         batch[name] = Bags.from_lengths(rng.integers(0, 7500, 20).astype(np.int32), [5, 0, 15])
     with jax.default_matmul_precision(precision or "highest"):
-        assert_same_steps(tables, batch, one_by_one)
+        assert_same_steps(method, tables, batch, one_by_one)
 
 
 @pytest.mark.full
-def test_general_passes_of_16_bits_and_of_odd_columns_take_several_tables(one_by_one):
+def test_general_passes_of_16_bits_and_of_odd_columns_take_several_tables(one_by_one, method):
     shapes = {
         "half": (2001, 8, {"tt_ranks": (3, 5), "param_dtype": "float16"}),
         "odd": (70, 3, {"tt_ranks": 4, "row_factors": (7, 10), "col_factors": (1, 3)}),
@@ -251,9 +254,10 @@ def test_general_passes_of_16_bits_and_of_odd_columns_take_several_tables(one_by
             tables[name + k] = jax_tt.tt_table(rows, columns, optimizer=ADAGRAD, **options)
             ids = rng.choice(rng.integers(0, rows, 20), 600).astype(np.int32)
             batch[name + k] = Bags.from_lengths(ids, [1, 0, 599])
-    assert_same_steps(tables, batch, one_by_one)
+    assert_same_steps(method, tables, batch, one_by_one)
 
 
+@emulated
 @pytest.mark.full
 def test_plans_of_sharded_batches_are_checked_together():
     names = ("usual", "fast", "half")
@@ -287,7 +291,7 @@ def test_plans_of_sharded_batches_are_checked_together():
 
 
 @pytest.mark.full
-def test_tables_that_need_much_memory_take_turns(one_by_one):
+def test_tables_that_need_much_memory_take_turns(one_by_one, method):
     """The update needs the gradients of all cores, 128 MiB of each of these tables."""
     table = jax_tt.tt_table(
         8000,
@@ -300,7 +304,7 @@ def test_tables_that_need_much_memory_take_turns(one_by_one):
     )
     tables = dict.fromkeys("abc", table)
     batch = {name: Bags.from_ragged([[k, 7999], [], [k]]) for k, name in enumerate(tables)}
-    assert_same_steps(tables, batch, one_by_one)
+    assert_same_steps(method, tables, batch, one_by_one)
 
 
 @pytest.mark.parametrize("platform", ["cuda_emulated", "cuda"])
@@ -347,6 +351,7 @@ def launches_of(tables, samples, length=1):
     return module.launches() - before
 
 
+@emulated
 @pytest.mark.parametrize(
     ("count", "ranks"), [(3, 16), (7, 2), pytest.param(26, 2, marks=pytest.mark.full)]
 )
@@ -366,6 +371,7 @@ def test_few_launches_cuda_emulated(count, ranks):
     assert launches_of(tables, 11) <= 10
 
 
+@emulated
 def test_a_step_launches_five_kernels():
     """The step of the headline table, with fewer ids."""
     table = jax_tt.tt_table(
@@ -402,6 +408,7 @@ def launches_of_mixed(trains, dense, length):
     return launches_of(tables, 11, length)
 
 
+@emulated
 @pytest.mark.full
 @pytest.mark.parametrize("length", [1, 60, 187])
 def test_few_launches_of_mixed_tables(length):
@@ -409,11 +416,13 @@ def test_few_launches_of_mixed_tables(length):
     assert launches_of_mixed(7, 19, length) == stages.MIXED_LAUNCHES <= 20
 
 
+@emulated
 @pytest.mark.full
 def test_few_launches_of_hundreds_of_tables():
     assert launches_of_mixed(100, 200, 1) <= 20
 
 
+@emulated
 def test_every_signature_adds_some_launches():
     """Every further pass, rule or storage type costs the launches of what differs, not those of a table."""
     table = functools.partial(jax_tt.tt_table, 60, 8, tt_ranks=3)

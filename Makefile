@@ -26,7 +26,7 @@ test test-rest test-peers: export OPENBLAS_NUM_THREADS := 1
 DATA ?= ../shared/data
 
 .PHONY: help demo test test-rest test-all test-peers fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
-  emulated cuda-coverage gpu-check check-wheel wheels sdist retrieval-quick clean
+  emulated cuda-coverage gpu-bundle gpu-check check-wheel wheels sdist retrieval-quick clean
 
 help:
 	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
@@ -34,7 +34,8 @@ help:
 	@echo "make test-peers  compare collections with FBGEMM, which this installs"
 	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"
 	@echo "make cuda     compile the CUDA kernels (no GPU needed); cuda-all for every architecture"
-	@echo "make gpu-check  on a machine with a GPU: build, tests, compute-sanitizer, benchmarks, in ten minutes"
+	@echo "make gpu-bundle  build the modules of a machine with a GPU here, for its Python; make gpu-check there uses them"
+	@echo "make gpu-check  on a machine with a GPU: benchmarks, tests, compute-sanitizer, in thirteen minutes"
 	@echo "make lint | types | docs | bench | native | asan | ubsan | check-wheel | clean"
 
 demo: $(VENV)/.with-examples
@@ -126,12 +127,18 @@ emulated: $(VENV)/.with-test
 cuda-coverage: $(VENV)/.with-dev
 	$(PY) -m scripts.cuda_coverage --write $(EMULATION_TESTS:%=tests/test_%.py)
 
-# On a machine with a GPU, with nothing installed by this project and no network: builds, tests, looks for memory errors
-# and races, measures. GPU_PYTHON has jax with CUDA, nanobind, cmake, ninja and pytest.
+# On a machine with a GPU, with nothing installed by this project and no network: measures, tests, looks for memory
+# errors and races. GPU_PYTHON has jax with CUDA and pytest, and nanobind, cmake and ninja where there is no bundle.
 GPU_PYTHON ?= python3
 GPU_CHECK_ARGS ?=
 gpu-check:
 	$(GPU_PYTHON) scripts/gpu_check.py $(GPU_CHECK_ARGS)
+
+# The modules for that machine, built elsewhere: BUNDLE_PYTHON has the versions of Python, jax and numpy that it has, and
+# nanobind, cmake and ninja. They go to build/gpu-bundle.
+BUNDLE_PYTHON ?= $(PY)
+gpu-bundle:
+	$(BUNDLE_PYTHON) -m scripts.gpu_bundle --python $(BUNDLE_PYTHON)
 
 # The tests on a native module built with sanitizers. It takes the place of the ordinary one in .venv; the next target
 # that needs that one installs it again.

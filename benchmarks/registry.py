@@ -30,9 +30,7 @@ class Case:
     measure: Callable[[Settings, Report], None]
     gpu: bool = False  # measured on a GPU; its quick run needs none
 
-    def run(
-        self, settings: Settings, listener: Callable[[str, Any], None] | None = None
-    ) -> Report:
+    def run(self, settings: Settings, listener: Callable[[str, Any], None] | None = None) -> Report:
         report = Report(self.title, listener=listener)
         if settings.quick:
             report.note("quick run: small sizes and few calls, the figures mean nothing")

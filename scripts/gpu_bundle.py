@@ -3,8 +3,8 @@
     python -m scripts.gpu_bundle --python /path/to/python    # builds build/gpu-bundle for that Python and its jax
     python -m scripts.gpu_bundle --place                     # puts the modules beside the sources, if they fit
 
-Only machine code of compute capability 9.0 (H100 and H200), without line information, and stripped. The bundle names the
-sources that it was built from, and is refused by a checkout with others.
+Only machine code of compute capability 9.0 (H100 and H200), without line information, and stripped. The bundle names
+the sources that it was built from, and is refused by a checkout with others.
 """
 
 import argparse
@@ -28,8 +28,9 @@ OPTIONS = {
     "JAX_TT_EMULATION": "OFF",
 }
 ASK = """
-import importlib.metadata as m, json, sysconfig
-print(json.dumps({"suffix": sysconfig.get_config_var("EXT_SUFFIX"), "jax": m.version("jax"), "jaxlib": m.version("jaxlib")}))
+import importlib.metadata, json, sysconfig
+versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+print(json.dumps({"suffix": sysconfig.get_config_var("EXT_SUFFIX")} | versions))
 """
 # Where there is a GPU, the module runs an operation's way to its kernels; elsewhere it is loaded as it stands.
 LOAD = """

@@ -143,7 +143,9 @@ def begin(seconds: float, out: Path, about: dict[str, Any], earlier: Path | None
     if check.outcomes and folder != out and (folder / ROWS).exists():
         shutil.copy(folder / ROWS, out)
     elif not check.outcomes and folder == out:
-        (out / ROWS).unlink(missing_ok=True)  # of another commit, or of a kill before any stage had ended
+        (out / ROWS).unlink(
+            missing_ok=True
+        )  # of another commit, or of a kill before any stage had ended
     return check
 
 

@@ -3,6 +3,7 @@
 The output of all commands goes into one log, outcomes are written after each command, and a later run continues.
 """
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -168,8 +169,6 @@ def _die_with_parent() -> None:
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     """Ends all processes of a group, those that its first one has left behind too."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

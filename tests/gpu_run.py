@@ -258,7 +258,9 @@ def pooled(method: str) -> Any:
             state = jax.jit(table.init)(jax.random.key(0))
         state = jax.tree.map(np.asarray, state)
         bags = jax_tt.Bags(jnp.asarray(ids))
-        found.append(jax.jit(lambda s, b, t=table: jax_tt.pooled_rows(t, s, b, lookup)[0])(state, bags))
+        found.append(
+            jax.jit(lambda s, b, t=table: jax_tt.pooled_rows(t, s, b, lookup)[0])(state, bags)
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""The check of a GPU machine, without one: nothing that was measured is lost, and prebuilt modules fit or are refused."""
+"""The check of a GPU machine, without one: nothing that was measured is lost, and modules fit or are refused."""
 
 import json
 import os

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import cuda_coverage, kernel_resources, mutants
+from scripts import cuda_coverage, kernel_instructions, kernel_resources, mutants
+from scripts.kernel_instructions import Counted
 from scripts.kernel_resources import Kernel, Multiprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -99,3 +100,27 @@ def test_a_source_with_all_lines_executed_is_not_rounded_up():
 def test_a_mutant_has_its_place_and_tests_to_notice_it(mutant):
     assert (ROOT / mutant.file).read_text().count(mutant.old) == 1
     assert all((ROOT / f"tests/test_{name}.py").exists() for name in mutant.tests.split())
+
+
+SASS = """\
+.text._Z6kernelPf:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/                   MUFU.RCP R2, R2 ;
+.L_x_1:
+        /*0020*/                   FFMA R4, R2, R3, R4 ;
+.L_x_0:
+        /*0030*/                   HMMA.1688.F32.TF32 R4, R8, R10, R4 ;
+        /*0040*/              @!P0 BRA `(.L_x_0) ;
+        /*0050*/               @P1 BRA `(.L_x_1) ;
+        /*0060*/                   EXIT ;
+.L_x_2:
+        /*0070*/                   BRA `(.L_x_2);
+        /*0080*/                   NOP;
+"""
+
+
+def test_instructions_are_counted_as_they_are_disassembled():
+    whole, loops = kernel_instructions.parse(SASS)
+    assert whole == Counted(instructions=7, products=1, multiply_adds=1, reciprocals=1)
+    outer, inner = Counted(4, 1, 1, 0), Counted(2, 1, 0, 0)
+    assert loops == [outer, inner]

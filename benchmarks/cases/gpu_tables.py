@@ -24,4 +24,6 @@ def run(settings: Settings, report: Report) -> None:
         for (name, contender), value in timings.items():
             if contender == TOGETHER:
                 bound = 0.25 if "tensor trains" in name and "uniform" in name else None
-                report.figure(f"{name} ms", 1e3 * value.median, "ms", f"{name}: step", at_most=bound)
+                report.figure(
+                    f"{name} ms", 1e3 * value.median, "ms", f"{name}: step", at_most=bound
+                )

@@ -111,7 +111,9 @@ def keys_of(ids: jax.Array) -> jax_tt.SplitIds:
 def hash_table(work: GpuWork, policy: str) -> tuple[jax_tt.HashTable, Any]:
     """A table of so many rows that the keys of all ids fill `LOAD` of it, and its state with these keys."""
     rows = int(work.shape.num_embeddings / LOAD) // 32 * 32
-    table = jax_tt.hash_table(work.shape.features, rows, policy=policy, safe_check="ignore", optimizer=RULE)
+    table = jax_tt.hash_table(
+        work.shape.features, rows, policy=policy, safe_check="ignore", optimizer=RULE
+    )
     state = jax.jit(table.init)(jax.random.key(0))
     insert = jax.jit(
         lambda state, ids: jax_tt.insert_keys(table, state, keys_of(ids))[0], donate_argnums=0

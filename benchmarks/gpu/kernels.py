@@ -8,6 +8,8 @@ from pathlib import Path
 
 import jax
 
+from benchmarks.gpu import stages
+
 # The stages of `benchmarks.gpu.stages`, and how the names of their kernels begin. Plans are hashed and compared where a
 # batch may be sharded.
 TRAIN_STAGES = {
@@ -34,7 +36,7 @@ DENSE_STAGES = {
     "rows read often": ("SumLongRows", "SumParts"),
     "sums, step": ("SumRows",),
 }
-OTHERS = "XLA and others"
+OTHERS = stages.OTHERS.name
 
 
 def short_name(name: str) -> str:
@@ -44,14 +46,16 @@ def short_name(name: str) -> str:
         mangled = mangled[length.end() :]
         parts.append(mangled[: int(length[0])])
         mangled = mangled[int(length[0]) :]
-    plain = parts[-1] if parts else name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    plain = (
+        parts[-1] if parts else name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    )
     return plain.partition("<")[0].partition("(")[0].rpartition("::")[2]
 
 
-def stage_of(name: str, stages: Mapping[str, Iterable[str]]) -> str:
+def stage_of(name: str, names: Mapping[str, Iterable[str]]) -> str:
     """The stage of a kernel, or `OTHERS`."""
     short = short_name(name)
-    for stage, beginnings in stages.items():
+    for stage, beginnings in names.items():
         if short.startswith(tuple(beginnings)):
             return stage
     return OTHERS

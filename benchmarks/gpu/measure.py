@@ -159,13 +159,10 @@ def report_stages(
         stage, each = kernels.stage_of(name, names), 1e6 * seconds / work.steps
         own = f"{kernels.short_name(name)} ({stage}), {launches / work.steps:g} launches"
         report.figure(f"{label} kernel {name[:120]}", each, "us", f"{label}: {own}")
-    for stage in [*expected, None]:
-        name = kernels.OTHERS if stage is None else stage.name
-        seconds = sum(s for k, (_, s) in found.items() if kernels.stage_of(k, names) == name)
-        model_us = 0.0 if stage is None else 1e6 * stage.expected
-        meaning = f"{label}: kernels of {name}, expected {model_us:.1f} us"
-        if found:
-            report.figure(f"{label} stage {name}", 1e6 * seconds / work.steps, "us", meaning)
+    for stage in expected if found else ():
+        seconds = sum(s for k, (_, s) in found.items() if kernels.stage_of(k, names) == stage.name)
+        meaning = f"{label}: kernels of {stage.name}, expected {1e6 * stage.expected:.1f} us"
+        report.figure(f"{label} stage {stage.name}", 1e6 * seconds / work.steps, "us", meaning)
 
 
 def floor_seconds(work: GpuWork, settings: Settings) -> float:

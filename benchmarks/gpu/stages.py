@@ -29,11 +29,20 @@ MULTIPROCESSORS = 132
 SPLIT_FLOPS_PER_SECOND = 494e12 / 3
 # What is expected of any kernel, and to be replaced by measurements: its start inside a graph and the first load from
 # memory; the share of multiply-adds among the instructions of the tiled passes outside of tensor cores; the share of
-# their rate that the products on tensor cores reach: 62 % with mma.sync alone in the literature, and at most 64 % to
-# 77 % for the number of other instructions in the loops, which split the factors.
+# their rate that the products on tensor cores reach.
 START_SECONDS = 2.5e-6
 MULTIPLY_ADD_SHARE = 0.7
-TENSOR_CORE_SHARE = 0.5
+#
+# Counted in the machine code of the specialised gradients: 11 instructions of a warp for each product of 16 x 8 x 8,
+# which tensor cores make in 4 cycles; of the cycles, the share that schedulers issue something with three warps each.
+ISSUE_SHARE = 0.65
+TENSOR_CORE_SHARE = 4 / 11 * ISSUE_SHARE
+# The same for the sums of rows of dense tables: instructions of a warp before it comes to its rows, and for those that
+# it has at a time.
+ROW_PROLOGUE, ROW_INSTRUCTIONS = 290, 170
+ROWS_AT_A_TIME = 4  # where ids are many
+# The program's own kernels around a step: slices of ids and selections.
+OTHERS_SECONDS = 4.5e-6
 # A batch of more ids than one launch plans: its sort waits for memory several times in each of its passes.
 MOST_PLANNED_AT_ONCE = 65_536
 SORT_PASS_SECONDS = 4e-6
@@ -48,6 +57,7 @@ PLAN_THREADS = 256
 IDS_PER_PLAN_BLOCK = 64
 INSTRUCTIONS_PER_ID = 40
 INSTRUCTIONS_PER_SECOND = MULTIPROCESSORS * 128 * 1.75e9
+WARP_INSTRUCTIONS_PER_SECOND = INSTRUCTIONS_PER_SECOND / 32
 SORT_ROUND_SECONDS = 30e-9
 # The same for dense tables, ``ffi/cuda/dense_split.cu``: a sample of the ids divides them among blocks, of which the
 # largest share is so many times the average one. Ids of the sample and then all, and bags of the block's own, are
@@ -75,6 +85,7 @@ class Stage:
     tiles: float = 0
     padding: float = 1  # products of full tiles to those that are needed
     extra: float = 0  # seconds that neither flops nor bytes explain
+    issued: float = 0  # instructions of warps
 
     @property
     def computing(self) -> float:
@@ -99,7 +110,11 @@ class Stage:
         uneven = math.ceil(rounds) / rounds if rounds else 1.0
         products = self.padding * self.split_flops / SPLIT_FLOPS_PER_SECOND / TENSOR_CORE_SHARE
         compute = uneven * (products + self.flops / FLOPS_PER_SECOND / MULTIPLY_ADD_SHARE)
+        compute += self.issued / WARP_INSTRUCTIONS_PER_SECOND / ISSUE_SHARE
         return self.kernels * START_SECONDS + max(compute, self.moving) + self.extra
+
+
+OTHERS = Stage("XLA and others", 0, extra=OTHERS_SECONDS)
 
 
 def distinct(range_: float, draws: float) -> float:
@@ -194,6 +209,7 @@ def stages(batch: GpuWork) -> list[Stage]:
             bytes=word
             * (rows * (sizes[0] + sizes[2]) + parts * sizes[1] + 3 * sum(touched) + 6 * n),
         ),
+        OTHERS,
     ]
 
 
@@ -234,8 +250,23 @@ def dense_stages(batch: GpuWork) -> list[Stage]:
         dense_plan(n, shape.num_embeddings),
         # Of each 64 sorted positions, two sectors.
         Stage("rows read often", 2 if large else 0, bytes=n if large else 0),
-        Stage("sums, step", 1, bytes=8 * n + row * bags + 2 * row * rows),
+        Stage(
+            "sums, step",
+            1,
+            bytes=8 * n + row * bags + 2 * row * rows,
+            issued=_row_instructions(batch),
+        ),
+        OTHERS,
     ]
+
+
+def _row_instructions(batch: GpuWork) -> float:
+    """Of the warps that sum and step the rows of a dense table, four columns a lane."""
+    lanes = 1
+    while lanes < 32 and 4 * lanes < batch.shape.features:
+        lanes *= 2
+    turns = ROWS_AT_A_TIME if batch.nnz > MOST_PLANNED_AT_ONCE else 1
+    return batch.nnz * lanes / 32 * (ROW_PROLOGUE / turns + ROW_INSTRUCTIONS)
 
 
 def mixed() -> str:
@@ -243,8 +274,9 @@ def mixed() -> str:
     ids, dense_tables = 2048, 19
     trains = [GpuWork(TTShape.suggest(10_000_000, 64, ranks=32), ids, 1)] * 7
     dense = GpuWork(TTShape.suggest(10_000, 64, ranks=32), ids, 1)
-    of_trains = [stage for work_ in trains for stage in stages(work_)]
-    of_rows = [stage for stage in dense_stages(dense) if stage.name != "plan"] * dense_tables
+    of_trains = [stage for work_ in trains for stage in stages(work_) if stage != OTHERS]
+    own = [stage for stage in dense_stages(dense) if stage.name != "plan" and stage != OTHERS]
+    of_rows = [OTHERS, *own * dense_tables]
     # One launch sorts the ids of all dense tables, side by side.
     of_rows.append(dense_plan(ids, dense.shape.num_embeddings, dense_tables))
     doing = sum(stage.expected - stage.kernels * START_SECONDS for stage in of_trains + of_rows)

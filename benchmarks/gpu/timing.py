@@ -148,9 +148,7 @@ class Replayed:
 
     def prepare(self, ids: jax.Array) -> None:
         def run(state: Any, ids: jax.Array) -> Any:
-            return jax.lax.scan(
-                lambda s, i: (self._step(s, i), None), state, ids, unroll=UNROLL
-            )[0]
+            return jax.lax.scan(lambda s, i: (self._step(s, i), None), state, ids, unroll=UNROLL)[0]
 
         self._compile(run, ids)
 
@@ -254,7 +252,7 @@ def _slopes(contender: Contender, ids: jax.Array, windows: Windows) -> list[floa
     end = time.monotonic() + windows.seconds
     slopes: list[float] = []
     for _ in range(windows.rounds + _MOST_REPEATED):
-        if len(slopes) == windows.rounds or slopes and time.monotonic() > end:
+        if len(slopes) == windows.rounds or (slopes and time.monotonic() > end):
             break
         contender.restart()
         poison()

@@ -64,8 +64,7 @@ class Report:
     def _add(self, kind: str, value: Any) -> None:
         getattr(self, kind).append(value)
         if self.listener is not None:
-            own = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
-            self.listener(kind, own)
+            self.listener(kind, value if isinstance(value, str) else dataclasses.asdict(value))
 
     def timings(self, timings: Mapping[tuple[str, str], Timing]) -> None:
         """Adds a row for each (work, contender)."""

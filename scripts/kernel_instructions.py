@@ -1,10 +1,10 @@
-"""Instructions of kernels in their machine code for compute capability 9.0, whole and by loop. Needs nvcc and nvdisasm.
+"""Instructions of kernels in their machine code for compute capability 9.0, and of their innermost loops. Needs nvcc and nvdisasm.
 
     python -m scripts.kernel_instructions                     # of these sources
     python -m scripts.kernel_instructions --root /path/to/other/checkout
 
 nvdisasm comes with a CUDA toolkit, or as ``pip install nvidia-cuda-nvdisasm``. A loop is what lies between a branch
-back and its label; loops inside of it count as well.
+back and its label; those with products or multiply-adds are listed that hold no other loop.
 """
 
 import argparse
@@ -53,7 +53,7 @@ class Counted:
 
 
 def parse(text: str) -> tuple[Counted, list[Counted]]:
-    """A kernel as nvdisasm prints it: all of it, and its loops from the longest on."""
+    """A kernel as nvdisasm prints it: all of it, and its innermost loops with products or multiply-adds."""
     names: list[str] = []
     labels: dict[str, int] = {}
     spans: list[tuple[int, int]] = []
@@ -77,10 +77,13 @@ def parse(text: str) -> tuple[Counted, list[Counted]]:
 
         return Counted(len(own), of("HMMA", "HGMMA"), of("FFMA"), of("MUFU.RCP"))
 
-    loops = [count(names[begin:to]) for begin, to in spans]
-    return count(names if not spans else names[: max(end, *(to for _, to in spans))]), sorted(
-        loops, key=lambda loop: -loop.instructions
-    )
+    def innermost(begin: int, to: int) -> bool:
+        others = set(spans) - {(begin, to)}
+        return not any(begin <= start and stop <= to for start, stop in others)
+
+    loops = [count(names[begin:to]) for begin, to in sorted(set(spans)) if innermost(begin, to)]
+    whole = count(names[: max(end, *(to for _, to in spans))] if spans else names)
+    return whole, [loop for loop in loops if loop.products or loop.multiply_adds]
 
 
 def disassembler() -> str | None:
@@ -127,7 +130,7 @@ def main() -> None:
         if arguments.only not in name:
             continue
         whole, loops = parse(compiled(probe, arguments.root, disassemble))
-        for what, one in [(name, whole), *(("a loop of it", loop) for loop in loops)]:
+        for what, one in [(name, whole), *(("an innermost loop", loop) for loop in loops)]:
             per = f"{one.instructions / one.products:.1f}" if one.products else ""
             print(
                 f"| {what} | {one.instructions} | {one.products or ''} | {per} | {one.multiply_adds} | "

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,16 +63,16 @@ class Run:
     """
 
     def __init__(
-        self, seconds: float, out: Path, about: dict[str, object], earlier: Path | None = None
+        self, seconds: float, out: Path, about: Mapping[str, object], earlier: Path | None = None
     ) -> None:
         self._end = time.monotonic() + seconds
-        self.out, self._about = out, about
+        self.out, self._about = out, dict(about)
         self.outcomes: dict[str, Outcome] = {}
         self.listener: Callable[[], None] = lambda: None  # called after each stage
         out.mkdir(parents=True, exist_ok=True)
         if earlier is not None and earlier.exists():
             known = json.loads(earlier.read_text())
-            if known["about"] == about:
+            if known["about"] == self._about:
                 self.outcomes = {each["name"]: Outcome(**each) for each in known["stages"]}
 
     @property

@@ -178,7 +178,7 @@ class Program:
     run: Callable[[str], Any]
 
 
-# rows, columns, whether it is a tensor train, rule; beside them is a table of keys.
+# Rows, columns, whether it is a tensor train, and the rule; beside them is a table of keys.
 TOGETHER = {
     "dense": (700, 16, False, "rowwise"),
     "dense again": (90, 16, False, "rowwise"),
@@ -316,8 +316,7 @@ def run(work: Work, method: str) -> dict[str, list[Any]]:
     return results
 
 
-def check_program(program: Program) -> list[str]:
-    """As `check`."""
+def _check_program(program: Program) -> list[str]:
     results = program.run("ffi")
     with jax.default_device(jax.devices("cpu")[0]):
         wanted = program.run("reference")
@@ -333,8 +332,10 @@ def check_program(program: Program) -> list[str]:
     return ["results"]
 
 
-def check(work: Work) -> list[str]:
+def check(work: Work | Program) -> list[str]:
     """Runs it natively here and by the reference on the CPU; returns what was compared."""
+    if isinstance(work, Program):
+        return _check_program(work)
     with contextlib.ExitStack() as stack:
         if work.precision is not None:
             stack.enter_context(jax.default_matmul_precision(work.precision))
@@ -378,7 +379,7 @@ def main() -> None:
     platform = "gpu" if jax.default_backend() == "gpu" else "cpu"
     for group in parser.parse_args().groups or GROUPS:
         for work in GROUPS[group]():
-            done = ", ".join(check_program(work) if isinstance(work, Program) else check(work))
+            done = ", ".join(check(work))
             print(f"{work.name}: {done} agree with the reference ({platform})", flush=True)
 
 

@@ -28,8 +28,7 @@ def test_native_results_are_those_of_the_reference(group, method):
     if not on_gpu() and group not in SMALL:
         pytest.skip("other tests compare these on the CPU")
     for work in gpu_run.GROUPS[group]():
-        compare = gpu_run.check_program if isinstance(work, gpu_run.Program) else gpu_run.check
-        assert compare(work)
+        assert gpu_run.check(work)
 
 
 @pytest.mark.parametrize("kind", ["dense", "train"])
@@ -49,8 +48,8 @@ def test_bad_ids_are_reported_where_a_graph_is_replayed(kind, method):
         np.testing.assert_array_equal(step(state, good), want)
     bad = good.at[3, 1].set(7777)
     with pytest.warns(jax_tt.OutOfRangeWarning, match=f"id 7777 .*{name}"):
-        for _ in range(5):  # all but the first find the notice taken
-            rows = jax.block_until_ready(step(state, bad))
+        # All but the first find the notice taken.
+        rows = [jax.block_until_ready(step(state, bad)) for _ in range(5)]
         time.sleep(0.3)
     assert np.isfinite(rows).all()
 

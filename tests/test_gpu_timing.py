@@ -179,6 +179,7 @@ def test_stages_are_of_the_model_and_of_kernels(names):
 @pytest.mark.skipif(not native_available("cuda_emulated"), reason="the emulator is not built")
 def test_every_kernel_of_a_step_has_its_stage():
     module = _ffi.load("cuda_emulated")
+    assert module is not None
     own = work.GpuWork(TTShape.suggest(5000, 64, ranks=32), 7, 3)  # on one of the devices
     step, state = contenders.tt_fused(own, "cuda_emulated")
     module.clear_launch_counts()

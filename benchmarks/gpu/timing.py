@@ -114,7 +114,7 @@ def compiled(
         *arguments
     )
     program = lowered.compile()
-    text = program.as_text()
+    text = program.as_text() or ""
     traced, kept = traced_calls(lowered), len(re.findall(r'custom_call_target="jax_tt_', text))
     if kept != traced:
         raise AssertionError(

@@ -33,7 +33,7 @@ class GpuWork:
         return jnp.asarray(ids.reshape(self.steps, self.bags, self.bag_size), jnp.int32)
 
     def gradient(self) -> jax.Array:
-        """Small entries with random signs: the frequent slices of a Zipf stream must not diverge in a thousand steps."""
+        """Small entries with random signs, with which a thousand steps of a Zipf stream do not diverge."""
         rng = np.random.default_rng(2)
         values = rng.standard_normal((self.bags, self.shape.features), np.float32)
         return jnp.asarray(3e-5 * values)

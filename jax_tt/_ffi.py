@@ -99,7 +99,13 @@ def _load(platform: str) -> tuple[ModuleType | None, str | None]:
         for rule in _rules.values():
             module.add_rule(rule.capsule, rule.version)
         _modules.append(module)
-    module.listen(_reports.report_native)
+    if platform == "cuda":
+        # Memory of the host is allocated by a device, which must be one that this process has anyway.
+        module.listen(
+            _reports.report_native, jax.local_devices(backend="cuda")[0].local_hardware_id
+        )
+    else:
+        module.listen(_reports.report_native)
     # Threads of XLA may run on while Python ends, and must not call into it then.
     atexit.register(module.listen, None)
     if platform == "cuda_emulated":

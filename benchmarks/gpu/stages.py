@@ -40,7 +40,6 @@ TENSOR_CORE_SHARE = 4 / 11 * ISSUE_SHARE
 # The same for the sums of rows of dense tables: instructions of a warp before it comes to its rows, and for those that
 # it has at a time.
 ROW_PROLOGUE, ROW_INSTRUCTIONS = 290, 170
-ROWS_AT_A_TIME = 4  # where ids are many
 # The program's own kernels around a step: slices of ids and selections.
 OTHERS_SECONDS = 4.5e-6
 # A batch of more ids than one launch plans: its sort waits for memory several times in each of its passes.
@@ -265,8 +264,7 @@ def _row_instructions(batch: GpuWork) -> float:
     lanes = 1
     while lanes < 32 and 4 * lanes < batch.shape.features:
         lanes *= 2
-    turns = ROWS_AT_A_TIME if batch.nnz > MOST_PLANNED_AT_ONCE else 1
-    return batch.nnz * lanes / 32 * (ROW_PROLOGUE / turns + ROW_INSTRUCTIONS)
+    return batch.nnz * lanes / 32 * (ROW_PROLOGUE + ROW_INSTRUCTIONS)
 
 
 def mixed() -> str:

@@ -33,7 +33,7 @@ struct BatchRow {
 __device__ __forceinline__ BatchRow RowOfLanes(const TablePlan& plan, const RowLanes& lanes, int64_t block,
                                                int64_t num_embeddings) {
   // The warp looks from its first position on.
-  const int lane = static_cast<int>(threadIdx.x) % 32, own = lane / lanes.count;
+  const int lane = static_cast<int>(threadIdx.x) % 32, own = lane >> (__ffs(lanes.count) - 1);
   const int64_t begin = lanes.row(block), first = begin - own;
   if (first >= plan.n) return {};
   // Bit i: a row begins at position `from` + i, or there is none.

@@ -59,16 +59,20 @@ __device__ __forceinline__ int64_t ResolveWholeId(IdType type, const void* ids, 
   }
 }
 
+// The notices that some thread has looked at, by their places.  Each source that is compiled has its own.
+static __device__ unsigned looked_at[kMaxNotices];
+
 // Of the threads that come here, one writes.  `notice` may be null.
 __device__ __forceinline__ void LeaveNotice(Notice* notice, int64_t id, int64_t position) {
   if (notice == nullptr) return;
-  volatile unsigned* const state = &notice->state;
-  // Read first: this memory is far, and an atomic operation on it holds up all others.
-  if (*state != Notice::kFree || atomicCAS(&notice->state, Notice::kFree, Notice::kTaken) != Notice::kFree) return;
+  // The notice is memory of the host, which only the first one reads: recorded programs come here again for good.
+  unsigned* const looked = &looked_at[reinterpret_cast<uintptr_t>(notice) / sizeof(Notice) % kMaxNotices];
+  if (*static_cast<volatile unsigned*>(looked) != 0 || atomicExch(looked, 1u) != 0) return;
+  if (atomicCAS(&notice->state, Notice::kFree, Notice::kTaken) != Notice::kFree) return;
   notice->id = id;
   notice->position = position;
   __threadfence_system();
-  *state = Notice::kWritten;
+  *static_cast<volatile unsigned*>(&notice->state) = Notice::kWritten;
 }
 
 // The id that digits stand for: -1 where all of them are, less for other negative ones, and past every end where any

@@ -136,14 +136,15 @@ NB_MODULE(_cuda, m) {
   m.def("registrations", &jax_tt::Registrations, "FFI targets by name.");
   m.def(
       "listen",
-      [](nb::object function) {
+      [](nb::object function, int device) {
         if (function.is_none())
           jax_tt::ReportNotices();
         else
-          jax_tt::WatchNotices();
+          jax_tt::WatchNotices(device);
         jax_tt::Listen(std::move(function));
       },
-      nb::arg("function").none(), "As in _cpu; the count is 0, because kernels tell of one id and count none.");
+      nb::arg("function").none(), nb::arg("device") = 0,
+      "As in _cpu; the count is 0, because kernels tell of one id and count none. The device is one of this process.");
   m.def("add_rule", &jax_tt::AddRuleOf, nb::arg("rule").none(), nb::arg("version"), "As in _cpu.");
   m.def("plan_size", &jax_tt::PlanSize, nb::arg("row_factors"), nb::arg("col_factors"), nb::arg("ranks"),
         nb::arg("num_embeddings"), nb::arg("n"), nb::arg("hint"),

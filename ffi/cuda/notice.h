@@ -14,6 +14,9 @@ struct Notice {
   int64_t id = 0, position = 0;
 };
 
+// In one array.
+constexpr int kMaxNotices = 1024;
+
 }  // namespace jax_tt
 
 #endif  // JAX_TT_CUDA_NOTICE_H_

@@ -16,7 +16,6 @@
 namespace jax_tt {
 namespace {
 
-constexpr size_t kMaxTables = 1024;
 constexpr auto kInterval = std::chrono::milliseconds(50);
 
 struct Watched {
@@ -28,7 +27,7 @@ struct Watched {
 
 struct Watch {
   std::mutex mutex;
-  Notice* notices = nullptr;    // [kMaxTables]
+  Notice* notices = nullptr;    // [kMaxNotices]
   std::vector<Watched> tables;  // the k-th has the k-th notice
 };
 
@@ -38,16 +37,21 @@ Watch& TheWatch() {
   return *watch;
 }
 
-Notice* AllocateNotices() {
+// In a thread of its own, whose device this chooses: memory of the host is allocated by a device, and the first one may
+// be that of another process.
+Notice* AllocateNotices(int device) {
 #if defined(JAX_TT_EMULATION)
-  return new Notice[kMaxTables];
+  (void)device;
+  return new Notice[kMaxNotices];
 #else
   void* memory = nullptr;
-  if (cudaHostAlloc(&memory, kMaxTables * sizeof(Notice), cudaHostAllocMapped | cudaHostAllocPortable) != cudaSuccess) {
+  if (cudaSetDevice(device) != cudaSuccess ||
+      cudaHostAlloc(&memory, kMaxNotices * sizeof(Notice), cudaHostAllocMapped | cudaHostAllocPortable) !=
+          cudaSuccess) {
     (void)cudaGetLastError();
     return nullptr;
   }
-  return new (memory) Notice[kMaxTables];
+  return new (memory) Notice[kMaxNotices];
 #endif
 }
 
@@ -77,11 +81,11 @@ void PostWritten(Watch& watch) {
 
 }  // namespace
 
-void WatchNotices() {
+void WatchNotices(int device) {
   Watch& watch = TheWatch();
   const std::lock_guard<std::mutex> lock(watch.mutex);
   if (watch.notices != nullptr) return;
-  watch.notices = AllocateNotices();
+  std::thread([&] { watch.notices = AllocateNotices(device); }).join();
   if (watch.notices == nullptr) return;
   std::thread([&watch] {
     for (;; std::this_thread::sleep_for(kInterval)) {
@@ -109,7 +113,7 @@ void FindNotice(int64_t num_embeddings, Lookups* lookups) {
   };
   auto found = std::find_if(watch.tables.begin(), watch.tables.end(), same);
   if (found == watch.tables.end()) {
-    if (watch.tables.size() == kMaxTables) return;
+    if (watch.tables.size() == static_cast<size_t>(kMaxNotices)) return;
     found = watch.tables.insert(found, {std::string(lookups->table), num_embeddings, digits});
   }
   if (!found->reported) lookups->notice = watch.notices + (found - watch.tables.begin());

@@ -8,9 +8,10 @@
 
 namespace jax_tt {
 
-// Allocates the notices and starts to look at them, a few times a second; once per process.  A kernel cannot call the
+// Allocates the notices, by a device of this process, and starts to look at them, a few times a second; once per
+// process.  A kernel cannot call the
 // host without making it wait, and a handler is not called again where the runtime replays what it has recorded.
-void WatchNotices();
+void WatchNotices(int device);
 
 // Reports what kernels have left so far, without waiting for the next look.
 void ReportNotices();

@@ -1,10 +1,10 @@
-"""Instructions of kernels in their machine code for compute capability 9.0, and of their innermost loops. Needs nvcc and nvdisasm.
+"""Instructions of kernels in their machine code for compute capability 9.0, and of their innermost loops.
 
     python -m scripts.kernel_instructions                     # of these sources
     python -m scripts.kernel_instructions --root /path/to/other/checkout
 
-nvdisasm comes with a CUDA toolkit, or as ``pip install nvidia-cuda-nvdisasm``. A loop is what lies between a branch
-back and its label; those with products or multiply-adds are listed that hold no other loop.
+Needs nvcc and nvdisasm, which comes with a CUDA toolkit, or as ``pip install nvidia-cuda-nvdisasm``. A loop is what
+lies between a branch back and its label; those with products or multiply-adds are listed that hold no other loop.
 """
 
 import argparse

@@ -67,7 +67,7 @@ MOST_WORKERS = 12
 def stages(dry: bool, results: Path) -> list[Stage]:
     """All stages, the most valuable first; small ones in a dry run."""
     python = sys.executable
-    ops = ["small"] if dry else ["small", "together", "keys"]
+    ops = ["others"] if dry else ["small", "together", "keys"]
     smi = ["nvidia-smi", "-q", "-d", "CLOCK,PERFORMANCE,MEMORY"]
     found = [Stage("card", [python, "-c", "print('no GPU')"] if dry else smi, 5)]
     found.append(Stage("operations", [python, "-m", "tests.gpu_run", *ops], 40, CACHE))
@@ -96,7 +96,7 @@ def _tests(python: str, dry: bool) -> list[str]:
 
 def _sanitized(python: str, kind: str, dry: bool) -> list[str]:
     """The operations under a tool that looks at this project's kernels alone; without the tool in a dry run."""
-    ops = [python, "-m", "tests.gpu_run", *(("small",) if dry else SANITIZED)]
+    ops = [python, "-m", "tests.gpu_run", *(("others",) if dry else SANITIZED)]
     tool = shutil.which("compute-sanitizer") or shutil.which(
         "compute-sanitizer", path="/usr/local/cuda/bin:/opt/nvidia/compute-sanitizer"
     )

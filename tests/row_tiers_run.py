@@ -63,7 +63,7 @@ def with_ids(batch, ids):
 
 
 def digest(rows, state):
-    parts = rows, np.asarray(state["updates"]["step"])
+    parts = rows, np.array([state[name]["step"] for name in sorted(state) if "step" in state[name]])
     return hashlib.sha256(
         b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
     ).hexdigest()

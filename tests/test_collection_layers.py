@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from flax import nnx, serialization
 
@@ -71,8 +72,8 @@ def test_nnx_trains_all_tables(trained):
     model, _, losses = trained
     assert losses[3] < losses[0] / 4
     tables = model.embed.tables
-    assert model.embed.sharing == ("items",)
-    assert (float(model.embed.step[0]), float(tables["users"].step[...])) == (4, 4)
+    assert model.embed.collection.sharing == ("items",)
+    assert (float(tables["items"].step[...]), float(tables["users"].step[...])) == (4, 4)
     assert int(tables["items"].out_of_range[...]) == 4
     statistics = tables["users"].cache_statistics()
     assert (statistics["calls"], statistics["refreshes"]) == (4, 2)
@@ -120,35 +121,94 @@ def test_states_of_all_tables(trained):
     counts = {**states, "users": {**states["users"], "cache_tags": jnp.zeros(3)}}
     with pytest.raises(ValueError, match=r"states\['users'\]: 'cache_tags' has shape \(3,\)"):
         other.set_states(counts)
-    assert float(other.step[0]) == 0
+    assert float(other.tables["items"].step[...]) == 0
     other.set_states(states)
-    assert float(other.step[0]) == 4
+    assert float(other.tables["items"].step[...]) == 4
     jax.tree.map(np.testing.assert_array_equal, look_up(other, BATCH), look_up(model.embed, BATCH))
 
 
-def test_step_counts_keep_the_order_of_the_tables():
-    """Flax sorts the names of tables when it takes a module apart."""
-    rule = optimizers.Adam(0.1)
-    tables = {name: jax_tt.dense_table(5, 4, optimizer=rule) for name in ("t", "b")}
-    features = {name: jax_tt.Feature(name) for name in tables}
-    embed = jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
-    states = embed.states()
-    states["t"]["step"] = jnp.float32(7)
-    embed.set_states(states)
-    opt = jax_tt.FusedOptimizer(embed, optax.sgd(0.1))
+ADAM = optimizers.Adam(0.1)
+NAMES = ("t", "b", "m")
 
-    @nnx.jit
-    def step(embed, opt):
-        batch = dict.fromkeys(features, jnp.array([[1]]))
-        opt.update(embed, jax_tt.grad(lambda embed: jnp.sum(embed(batch)["t"]))(embed))
 
-    for module in (embed, nnx.clone(embed)):
-        steps = {name: float(own["step"]) for name, own in module.states().items()}
-        assert steps == {"t": 7, "b": 0} and module.sharing == ("t", "b")
-    step(embed, opt)
-    for module in (embed, nnx.clone(embed)):
-        steps = {name: float(own["step"]) for name, own in module.states().items()}
-        assert steps == {"t": 8, "b": 0} and module.collection.sharing == ("t", "b")
+def layer_of(names: Any, seed: int) -> Any:
+    """A layer whose tables and features come in this order."""
+    tables = {name: jax_tt.dense_table(5, 4, optimizer=ADAM) for name in names}
+    features = {name: jax_tt.Feature(name) for name in names}
+    return jax_tt.EmbedCollection(tables, features, statistics=True, rngs=nnx.Rngs(seed))
+
+
+@functools.partial(nnx.jit, static_argnums=2)
+def step_of(embed: Any, opt: Any, used: tuple[str, ...]) -> None:
+    batch = {name: jnp.array([[1] * (k + 1)]) for k, name in enumerate(NAMES)}
+
+    def loss(embed: Any) -> jax.Array:
+        rows = embed(batch)
+        return sum((jnp.sum(rows[name]) for name in used), jnp.zeros(()))
+
+    opt.update(embed, jax_tt.grad(loss)(embed))
+
+
+def pure(embed: Any) -> Any:
+    return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(embed)))
+
+
+@pytest.mark.parametrize("through", ["flax", "orbax", "states"])
+def test_tables_in_another_order_restore_their_counts(through, tmp_path):
+    """Steps and statistics are by name in what generic code saves, and the next step of Adam is the same."""
+    first, other = layer_of(NAMES, 0), layer_of(NAMES[::-1], 1)
+    opt = jax_tt.FusedOptimizer(first, optax.sgd(0.1))
+    step_of(first, opt, ("t",))
+    step_of(first, opt, ("t", "m"))
+    if through == "states":
+        other.set_states(first.states())
+    else:
+        saved: Any = pure(first)
+        if through == "flax":
+            saved = serialization.from_bytes(pure(other), serialization.to_bytes(saved))
+        else:
+            checkpointer = ocp.PyTreeCheckpointer()
+            checkpointer.save(tmp_path / "saved", saved)
+            saved = checkpointer.restore(tmp_path / "saved", item=pure(other))
+        state = nnx.state(other)
+        nnx.replace_by_pure_dict(state, saved)
+        nnx.update(other, state)
+        requests = {name: own.requests for name, own in other.statistics().items()}
+        assert requests == {"t": 2, "b": 4, "m": 6}
+    steps = {name: float(own["step"]) for name, own in other.states().items()}
+    assert steps == {"t": 2, "b": 0, "m": 1}
+    for embed in (first, other):
+        step_of(embed, jax_tt.FusedOptimizer(embed, optax.sgd(0.1)), NAMES)
+    jax.tree.map(np.testing.assert_array_equal, other.states(), first.states())
+
+
+def test_a_checkpoint_of_other_tables_is_refused_by_name():
+    """Also where the shapes of all arrays are the same."""
+    first, other = layer_of(NAMES, 0), layer_of(("t", "b", "extra"), 0)
+    with pytest.raises(ValueError, match="extra"):
+        serialization.from_state_dict(pure(other), pure(first))
+    with pytest.raises(ValueError, match="states: has no table 'extra'"):
+        other.set_states(first.states())
+
+
+def test_linen_tables_in_another_order_restore_their_counts():
+    steps = dict(zip(NAMES, (3.0, 0.0, 5.0), strict=True))
+    made = {}
+    for names in (NAMES, NAMES[::-1]):
+        tables = {name: jax_tt.dense_table(5, 4, optimizer=ADAM) for name in names}
+        features = {name: jax_tt.Feature(name) for name in names}
+        module = jax_tt.linen.EmbedCollection(tables, features)
+        batch = {name: np.array([[1, 2]], np.int32) for name in names}
+        variables = module.init(jax.random.key(0), batch)
+        _, counts = module.apply(variables, batch, mutable=["statistics"])
+        made[names] = {**variables, **counts}
+    fused = made[NAMES][OVERWRITTEN]
+    assert sorted(fused["t"]) == ["embedding", "slot_mu_0", "slot_nu_0", "step"]
+    own = {name: {**fused[name], "step": jnp.float32(steps[name])} for name in NAMES}
+    saved = {**made[NAMES], OVERWRITTEN: {**fused, **own}}
+    found = serialization.from_bytes(made[NAMES[::-1]], serialization.to_bytes(saved))
+    assert {name: float(found[OVERWRITTEN][name]["step"]) for name in NAMES} == steps
+    assert set(found["statistics"]["totals"]) == set(NAMES)
 
 
 def test_a_table_is_called_on_its_own_outside_of_losses(trained):
@@ -254,7 +314,7 @@ def test_linen_trains_all_tables():
         state, counts, loss = linen_step(state, counts)
         losses.append(float(loss))
     assert losses[3] < losses[0] / 2
-    assert float(state.fused["embed"]["step"][0]) == 4
+    assert float(state.params[OVERWRITTEN]["embed"]["items"]["step"]) == 4
     assert int(counts["out_of_range"]["embed"]["items"]["count"]) == 4
     refreshed = jax_tt.linen.refresh_caches(Linen(), {**state.variables, **counts}, BATCH)
     directory = jax_tt.linen.cache_directories(refreshed)["embed/users"]
@@ -283,7 +343,7 @@ def test_linen_and_nnx_agree(trained):
     arrays = {name: dict(module.state()) for name, module in embed.tables.items()}
     fused = {name: arrays[name] for name in ("items", "users")}
     buffers = {n: fused["users"].pop(n) for n in embed.tables["users"].table.buffers}
-    shared = {name: getattr(embed, name)[...] for name in ("step", "sentinel", "used")}
+    shared = {name: getattr(embed, name)[...] for name in ("sentinel", "used")}
     variables = {
         "params": {"words": arrays["words"]},
         OVERWRITTEN: fused | shared,

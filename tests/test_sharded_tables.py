@@ -88,7 +88,6 @@ def test_twenty_steps_of_a_collection_equal_those_on_one_device(mesh):
         expected, state = step(plain, state, batch)
         value, own = step(sharded, own, batch)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
-    np.testing.assert_array_equal(own["updates"]["step"], state["updates"]["step"])
     for name, table in sharded.tables.items():
         for array, found in table.by_row(own[name]).items():
             np.testing.assert_allclose(

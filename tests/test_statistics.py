@@ -150,7 +150,8 @@ ZERO = Lookup(bounds="zero")
 
 def test_totals_have_64_bits():
     state = fresh(AD)
-    state[STATISTICS][TOTALS] = jnp.full((1, 4, 2), 2**32 - 2, jnp.uint32).at[..., 1].set(5)
+    totals = jnp.full((4, 2), 2**32 - 2, jnp.uint32).at[:, 1].set(5)
+    state[STATISTICS][TOTALS] = {"ad": totals}
     state = counted(AD, state, {"ad": IDS}, ZERO)
     before = (5 << 32) + 2**32 - 2
     start = TableStatistics(before, before, before, None)
@@ -170,10 +171,15 @@ def test_a_state_without_statistics_counts_nothing():
 
 def test_statistics_that_do_not_fit():
     state = fresh(AD)
-    for wrong in (jnp.zeros((2, 4, 2), jnp.uint32), jnp.zeros((1, 4, 2)), None):
-        state[STATISTICS] = {TOTALS: wrong}
-        with pytest.raises(ValueError, match=r"state\['statistics'\]\['totals'\]: got .*expected"):
+    right, message = jnp.zeros((4, 2), jnp.uint32), r"state\['statistics'\]\['totals'\]"
+    for wrong in (jnp.zeros((2, 4), jnp.uint32), jnp.zeros((4, 2)), None):
+        state[STATISTICS] = {TOTALS: {"ad": wrong}}
+        with pytest.raises(ValueError, match=rf"{message}\['ad'\]: got .*expected"):
             jax_tt.embed_collection(AD, state, {"ad": IDS}, ZERO)
+    for wrong in ({"add": right}, {"ad": right, "user": right}, {}):
+        state[STATISTICS] = {TOTALS: wrong}
+        with pytest.raises(ValueError, match=rf"{message}: got the tables .*; expected 'ad'"):
+            AD.statistics(state)
     state[STATISTICS] = None
     with pytest.raises(TypeError, match=r"state\['statistics'\]: got None; expected a mapping"):
         AD.statistics(state)
@@ -211,7 +217,7 @@ def test_a_training_step_keeps_them():
 
     state = step(step(fresh(AD)))
     assert AD.statistics(state)["ad"] == added(OF_IDS, OF_IDS)
-    assert state["updates"]["step"].tolist() == [2]
+    assert float(state["ad"]["step"]) == 2
 
 
 def test_examples_of_a_vmap():
@@ -345,10 +351,8 @@ def test_linen_counts_in_a_mutable_collection():
     restored = serialization.from_bytes(changed, serialization.to_bytes(changed))
     _, changed = step({**variables, **restored}, BATCH)
     assert collection.statistics(changed)["ad"] == TableStatistics(4, 2, 2, None)
-    other = {STATISTICS: {TOTALS: jnp.zeros((1, 4, 2), jnp.uint32)}}
-    with pytest.raises(
-        ValueError, match=r"got uint32 of shape \(1, 4, 2\); expected .*\(2, 4, 2\)"
-    ):
+    other = {STATISTICS: {TOTALS: {"ad": jnp.zeros((4, 2), jnp.uint32)}}}
+    with pytest.raises(ValueError, match=r"got the tables 'ad'; expected 'word', 'ad'"):
         step({**variables, **other}, BATCH)
 
 

@@ -33,7 +33,7 @@ from jax_tt._collection.statistics import (
     init_totals,
     read_totals,
 )
-from jax_tt._lookup._shared import Shared, is_shared
+from jax_tt._lookup._shared import FLAGS, Shared, init_flags, is_shared
 from jax_tt._tables.next_values import next_values
 from jax_tt._tables.options import check_static
 from jax_tt._tables.table import Table
@@ -47,8 +47,8 @@ class Collection:
     """Tables of any kinds and sizes, and the features that are looked up in them in one call.
 
     It holds no arrays and can be a static argument of ``jit``. Its arrays are a dict of the states of the tables by
-    name, as `init` returns them. The tables with an optimizer share one sentinel, one flag `used` and one array of step
-    counts, which are in ``state["updates"]``; those with a row cache have their own.
+    name, as `init` returns them. The tables with an optimizer share one sentinel and one flag `used`, which are in
+    ``state["updates"]``; those with a row cache have their own.
 
     Attributes:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`. A table with an optimizer is updated in the
@@ -91,7 +91,7 @@ class Collection:
         for name, table in tables.items():
             if table.update is not None:
                 check_static(f"tables[{name!r}]: optimizer", table.update.optimizer)
-        for name in (UPDATES, STATISTICS, *Shared._fields):
+        for name in (UPDATES, STATISTICS, *FLAGS):
             if name in tables:
                 raise ValueError(
                     f"tables: got the name {name!r}, which stands for what all tables of a collection share; rename "
@@ -152,7 +152,9 @@ class Collection:
     def init(self, key: jax.Array) -> dict[str, dict[str, Any]]:
         """Initial arrays by table and name, with a key of its own for every table."""
         state = initial_states(self.tables, jax.random.split(key, len(self.tables)))
-        return state | ({UPDATES: Shared.init(len(self.sharing))._asdict()} if self.sharing else {})
+        for name in self.sharing:
+            state[name]["step"] = jnp.zeros((), jnp.float32)
+        return state | ({UPDATES: init_flags()} if self.sharing else {})
 
     def trained(self, state: States) -> dict[str, dict[str, Any]]:
         """The arrays that a loss is differentiated with respect to.
@@ -168,7 +170,7 @@ class Collection:
         """
         self.check(state)
         for name, table in self.tables.items():
-            table.require(state[name], table.trained_names)
+            table.require(state[name], self._trained_names[name])
         return {
             name: {array: state[name][array] for array in names}
             for name, names in self._trained_names.items()
@@ -213,8 +215,8 @@ class Collection:
         ...     return jax_tt.embed_collection(collection, arrays, batch)[0]["ad"].sum()
         >>> gradients = jax.grad(loss)(collection.trained(state), {"ad": jax.numpy.array([[1, 2]])})
         >>> state, others = collection.overwritten(state, gradients)
-        >>> state["updates"]["step"].tolist(), others
-        ([1.0], {})
+        >>> float(state["ad"]["step"]), others
+        (1.0, {})
         """
         fused = [name for name in self._trained_names if self._is_fused(name)]
         self.check(state)
@@ -277,13 +279,12 @@ class Collection:
         (['embedding', 'sentinel', 'step', 'used'], ['ad', 'updates'])
         """
         self.check(state)
-        found = {
-            name: table.in_pieces(state[name]) if in_pieces else table.by_row(state[name])
-            for name, table in self.tables.items()
-        }
-        for place, name in enumerate(self.sharing):
-            shared = state[UPDATES]
-            found[name] |= {**shared, "step": shared["step"][place]}
+        found = {}
+        for name, own in self._without_scalars(state).items():
+            table = self.tables[name]
+            found[name] = table.in_pieces(own) if in_pieces else table.by_row(own)
+            if name in self.sharing:
+                found[name] |= {**state[UPDATES], "step": state[name]["step"]}
         return found
 
     def joined(self, states: States, *, in_pieces: bool = False) -> dict[str, dict[str, Any]]:
@@ -297,27 +298,24 @@ class Collection:
             TypeError, ValueError: ``states`` lack a table or its step count.
         """
         check_states("states", states, self.tables)
-        found = {
-            name: {a: value for a, value in states[name].items() if a not in self._dropped(name)}
-            for name in self.tables
-        }
-        scalars: dict[str, list[Any]] = {"step": [], "sentinel": []}
+        scalars: dict[str, dict[str, jax.Array]] = {"step": {}, "sentinel": {}}
         for name in self.sharing:
             self.separated_tables[name].require(states[name], tuple(scalars))
             for scalar, values in scalars.items():
                 value = as_scalar(f"states[{name!r}][{scalar!r}]", states[name][scalar])
-                values.append(jnp.asarray(value, jnp.float32))
-        found = {
-            name: table.of_pieces(found[name]) if in_pieces else table.of_rows(found[name])
-            for name, table in self.tables.items()
-        }
+                values[name] = jnp.asarray(value, jnp.float32)
+        found = {}
+        for name, own in self._without_scalars(states).items():
+            table = self.tables[name]
+            found[name] = table.of_pieces(own) if in_pieces else table.of_rows(own)
+            if name in self.sharing:
+                found[name]["step"] = scalars["step"][name]
         if not self.sharing:
             return found
-        step, sentinels = (jnp.stack(values) for values in scalars.values())
+        sentinels = jnp.stack(list(scalars["sentinel"].values()))
         # The worst, so that a table that has been destroyed is still found out.
-        sentinel = sentinels[jnp.argmax(jnp.abs(sentinels - 1))]
-        shared = Shared.init(len(self.sharing))._replace(step=step, sentinel=sentinel)
-        return found | {UPDATES: shared._asdict()}
+        worst = sentinels[jnp.argmax(jnp.abs(sentinels - 1))]
+        return found | {UPDATES: {**init_flags(), "sentinel": worst}}
 
     def frozen(self, state: States) -> tuple[Collection, dict[str, dict[str, Any]]]:
         """The read-only collection with the same rows, e.g. for serving, and its state without that of optimizers.
@@ -344,7 +342,7 @@ class Collection:
     def with_statistics(self, state: States) -> dict[str, dict[str, Any]]:
         """``state`` with statistics of nothing, to which training calls of `embed_collection` add from then on.
 
-        They are one small array, and are neither trained nor part of `separated` states.
+        They are a small array for each table, and are neither trained nor part of `separated` states.
 
         Raises:
             TypeError, ValueError: ``state`` lacks a table or the shared scalars.
@@ -352,7 +350,7 @@ class Collection:
         check_states("state", state, self.tables)
         check_countable(self.tables)
         kept = {name: dict(own) for name, own in state.items()}
-        return kept | {STATISTICS: {TOTALS: init_totals(len(self.tables))}}
+        return kept | {STATISTICS: {TOTALS: init_totals(self.tables)}}
 
     def statistics(self, state: States) -> dict[str, TableStatistics]:
         """What has been counted since `with_statistics`, by table. Blocks until the device is done.
@@ -372,43 +370,66 @@ class Collection:
         >>> collection.statistics(state)["ad"]
         TableStatistics(requests=3, unique=2, out_of_range=0, cache_hits=None)
         """
-        check_statistics("state", state, len(self.tables))
+        check_statistics("state", state, self.tables)
         if STATISTICS not in state:
             raise ValueError(
                 "state: has no statistics; Collection.with_statistics(state) begins to count."
             )
         totals = state[STATISTICS][TOTALS]
-        if totals.ndim > 3:
-            raise ValueError(
-                f"state: got the statistics of several models, of shape {totals.shape}; expected those of one, e.g. "
-                "jax.tree.map(lambda array: array[0], state)."
-            )
+        for own in totals.values():
+            if own.ndim > 2:
+                raise ValueError(
+                    f"state: got the statistics of several models, of shape {own.shape}; expected those of one, e.g. "
+                    "jax.tree.map(lambda array: array[0], state)."
+                )
         return read_totals(self.tables, totals)
 
     def check(self, state: Any, argument: str = "state") -> None:
         """Raises unless a state has arrays by name of all tables, and the scalars that they share."""
         check_states(argument, state, self.tables)
         if self.sharing:
-            check_shared(argument, state, len(self.sharing))
-        check_statistics(argument, state, len(self.tables))
+            check_shared(argument, state, self.sharing)
+        check_statistics(argument, state, self.tables)
 
     @functools.cached_property
     def sharing(self) -> tuple[str, ...]:
-        """The tables with an optimizer whose scalars are in ``state["updates"]``, in the order of the step counts."""
+        """The tables with an optimizer that share the scalars in ``state["updates"]``."""
         return tuple(name for name, table in self.tables.items() if is_shared(table))
 
     @functools.cached_property
     def _trained_names(self) -> dict[str, tuple[str, ...]]:
         """The arrays that a loss is differentiated with respect to, by table, and the shared scalars."""
         names = {name: table.trained_names for name, table in self.tables.items()}
-        return names | ({UPDATES: Shared._fields} if self.sharing else {})
+        names |= {name: (*names[name], "step") for name in self.sharing}
+        return names | ({UPDATES: FLAGS} if self.sharing else {})
 
     def _is_fused(self, name: str) -> bool:
         return name == UPDATES or self.tables[name].update is not None
 
-    def _dropped(self, name: str) -> tuple[str, ...]:
-        """Arrays of the table on its own that the collection has for all tables."""
-        return Shared._fields if name in self.sharing else ()
+    def _without_scalars(self, states: States) -> dict[str, dict[str, Any]]:
+        """The states of the tables without the step and the flags of those that share."""
+        dropped = ("step", *FLAGS)
+        return {
+            name: {
+                array: value
+                for array, value in states[name].items()
+                if name not in self.sharing or array not in dropped
+            }
+            for name in self.tables
+        }
+
+    def shared(self, state: States) -> Shared | None:
+        """The scalars of the tables in `sharing`, if there are any."""
+        if not self.sharing:
+            return None
+        steps = {name: state[name]["step"] for name in self.sharing}
+        for name, step in steps.items():
+            if step.shape:
+                raise ValueError(
+                    f"state[{name!r}]['step']: got {step.dtype} of shape {step.shape}; expected a scalar, as "
+                    "Collection.init returns it."
+                )
+        return Shared(list(steps.values()), **state[UPDATES])
 
     @functools.cached_property
     def features_of(self) -> dict[str, tuple[str, ...]]:

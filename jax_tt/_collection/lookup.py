@@ -14,7 +14,7 @@ from jax_tt._collection.inputs import check_inputs, check_lookup, step_arguments
 from jax_tt._collection.joined import joined, separated
 from jax_tt._collection.keyed_bags import KeyedBags
 from jax_tt._collection.requests import Request, requests_of
-from jax_tt._collection.states import UPDATES, check_statistics
+from jax_tt._collection.states import check_statistics
 from jax_tt._collection.statistics import (
     STATISTICS,
     TOTALS,
@@ -30,7 +30,6 @@ from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh
 from jax_tt._lookup._inputs import bag_batch
 from jax_tt._lookup._limit import limited_columns
-from jax_tt._lookup._shared import Shared
 from jax_tt._lookup.rule import pooled_sums, prepared, resolved
 from jax_tt._tables.options import NO_INPUTS, Lookup, StepInputs, Update
 from jax_tt._tables.table import Table
@@ -99,28 +98,26 @@ def embed_collection(
         name: StepInputs(scale, inputs.key, own) for name, (scale, own) in arguments.items()
     }
     collection.check(state)
-    shared = Shared(**state[UPDATES]) if collection.sharing else None
     lookups = dict.fromkeys(collection.tables, lookup)
     counting = {name: own for name, own in state.items() if lookup.train or name != STATISTICS}
-    result, after = embed(collection, counting, shared, batch, lookups, by_table, layout)
+    result, after = embed(collection, counting, batch, lookups, by_table, layout)
     return result, {name: after.get(name, dict(own)) for name, own in state.items()}
 
 
 def embed(
     collection: Collection,
     state: States,
-    shared: Shared | None,
     batch: Any,
     lookups: Mapping[str, Lookup],
     inputs: Mapping[str, StepInputs],
     layout: str,
 ) -> tuple[Any, dict[str, dict[str, Any]]]:
-    """`embed_collection` with the scalars that tables share, and with options and inputs by table.
+    """`embed_collection` with options and inputs by table.
 
     The statistics are counted if ``state`` has them.
     """
     one_of("layout", layout, LAYOUTS)
-    check_statistics("state", state, len(collection.tables))
+    check_statistics("state", state, collection.tables)
     for name, table in collection.tables.items():
         table.check(state[name])
     storages = {name: table.storage(state[name]) for name, table in collection.tables.items()}
@@ -130,10 +127,11 @@ def embed(
         counts = {name: request.samples for name, request in requests.items()}
         check_wide(collection, layout, counts)
     tables = collection.for_batches
+    shared = collection.shared(state)
     scalars: list[dict[str, Any]] = [{}] * len(tables)
     if shared is not None:
         scalars = jax.lax.stop_gradient(shared).states(list(tables.values()))
-    calls, counted, after = [], [], {}
+    calls, counted, after = [], {}, {}
     batches = {
         name: _batch_of(table, storages[name], {f: requests[f] for f in features}, batch)
         for (name, table), features in zip(
@@ -145,8 +143,9 @@ def embed(
         ids = batches[name]
         call, changed = prepared(table, {**state[name], **read}, ids, lookups[name], inputs[name])
         calls.append(call)
-        counted.append(Counted(table, call.use.lookup, ids, call.batch))
-        after[name] = {array: value for array, value in changed.items() if array not in read}
+        counted[name] = Counted(table, call.use.lookup, ids, call.batch)
+        changed = {array: value for array, value in changed.items() if array not in read}
+        after[name] = {**state[name], **changed}
     if STATISTICS in state:
         check_countable(tables)
         after[STATISTICS] = {TOTALS: count_batches(state[STATISTICS][TOTALS], counted)}

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
-from jax_tt._lookup._shared import Shared
+from jax_tt._collection.statistics import STATISTICS, TOTALS, TOTALS_SHAPE
+from jax_tt._lookup._shared import FLAGS
 
-# In the state of a collection, the scalars that its fused tables share.
+# In the state of a collection, the scalars that its fused tables share: `FLAGS`. Every table has its step count.
 UPDATES = "updates"
 
 _BY_TABLE = "a mapping from tables to arrays by name, as Collection.init returns it"
@@ -30,46 +29,55 @@ def check_states(argument: str, given: Any, tables: Iterable[str]) -> None:
         _check_mapping(f"{argument}[{name!r}]", given[name], _BY_NAME)
 
 
-def check_shared(argument: str, state: Mapping[str, Any], tables: int) -> None:
-    """Raises unless a state has the scalars that so many tables share."""
+def check_shared(argument: str, state: Mapping[str, Any], tables: Iterable[str]) -> None:
+    """Raises unless a state has the scalars that these tables share, and the step count of each."""
     if not isinstance(state.get(UPDATES), Mapping):
         raise ValueError(
-            f"{argument}: has no {UPDATES!r}, the step counts of tables with an optimizer; expected what "
-            "Collection.init returns. Collection.joined makes it from the states of single tables."
+            f"{argument}: has no {UPDATES!r}, the flags of tables with an optimizer; expected what Collection.init "
+            "returns. Collection.joined makes it from the states of single tables."
         )
-    name = f"{argument}[{UPDATES!r}]"
-    check_arrays(name, state[UPDATES], Shared._fields)
-    for scalar in Shared._fields:
-        value = state[UPDATES].get(scalar)
+    check_arrays(f"{argument}[{UPDATES!r}]", state[UPDATES], FLAGS)
+    for name, scalar in (
+        *((UPDATES, flag) for flag in FLAGS),
+        *((name, "step") for name in tables),
+    ):
+        value = state[name].get(scalar)
         # States of several models may be stacked along further axes.
-        shape = (tables,) if scalar == "step" else ()
-        got = getattr(value, "shape", None)
-        fits = got is not None and got[len(got) - len(shape) :] == shape
-        if not fits or value.dtype != jnp.float32:
-            what = type(value).__name__ if got is None else f"{value.dtype} of shape {got}"
+        if getattr(value, "dtype", None) != jnp.float32:
+            shape = getattr(value, "shape", None)
+            what = type(value).__name__ if shape is None else f"{value.dtype} of shape {shape}"
             raise ValueError(
-                f"{name}[{scalar!r}]: got {what}; expected a float32 array of shape {shape}, as Collection.init "
+                f"{argument}[{name!r}][{scalar!r}]: got {what}; expected a float32 scalar, as Collection.init "
                 "returns it."
             )
 
 
-def check_statistics(argument: str, state: Mapping[str, Any], tables: int) -> None:
-    """Raises unless the totals of a state, if it has any, are those of so many tables."""
+def check_statistics(argument: str, state: Mapping[str, Any], tables: Iterable[str]) -> None:
+    """Raises unless the totals of a state, if it has any, are those of these tables."""
     _check_mapping(argument, state, _BY_TABLE)
     if STATISTICS not in state:
         return
     name = f"{argument}[{STATISTICS!r}]"
     _check_mapping(name, state[STATISTICS], "a mapping, as Collection.with_statistics returns it")
-    expected = jax.eval_shape(lambda: init_totals(tables))
-    got = state[STATISTICS].get(TOTALS)
-    # States of several models may be stacked along further axes.
-    shape = getattr(got, "shape", None)
-    if shape is None or shape[-3:] != expected.shape or got.dtype != expected.dtype:
-        what = f"a {type(got).__name__}" if shape is None else f"{got.dtype} of shape {shape}"
+    name = f"{name}[{TOTALS!r}]"
+    totals = state[STATISTICS].get(TOTALS)
+    _check_mapping(
+        name, totals, "totals by table. Collection.with_statistics(state) begins to count"
+    )
+    if set(totals) != set(tables):
         raise ValueError(
-            f"{name}[{TOTALS!r}]: got {what}; expected {expected.dtype} of shape {expected.shape}. "
-            "Collection.with_statistics(state) begins to count."
+            f"{name}: got the tables {listed(totals)}; expected {listed(tables)}. "
+            "Collection.with_statistics(state) begins to count anew."
         )
+    for table, got in totals.items():
+        # States of several models may be stacked along further axes.
+        shape = getattr(got, "shape", None)
+        if shape is None or shape[-2:] != TOTALS_SHAPE or got.dtype != jnp.uint32:
+            what = f"a {type(got).__name__}" if shape is None else f"{got.dtype} of shape {shape}"
+            raise ValueError(
+                f"{name}[{table!r}]: got {what}; expected uint32 of shape {TOTALS_SHAPE}. "
+                "Collection.with_statistics(state) begins to count."
+            )
 
 
 def check_tables(argument: str, given: Any, known: Iterable[str]) -> None:

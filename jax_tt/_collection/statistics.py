@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -49,9 +49,13 @@ class TableStatistics(NamedTuple):
     cache_hits: int | None
 
 
-def init_totals(tables: int) -> jax.Array:
-    """Totals of nothing: for every table and column, a low and a high word."""
-    return jnp.zeros((tables, len(TableStatistics._fields), 2), jnp.uint32)
+# For every count, a low and a high word.
+TOTALS_SHAPE = (len(TableStatistics._fields), 2)
+
+
+def init_totals(tables: Iterable[str]) -> dict[str, jax.Array]:
+    """Totals of nothing, by table."""
+    return {name: jnp.zeros(TOTALS_SHAPE, jnp.uint32) for name in tables}
 
 
 def check_countable(tables: Mapping[str, Table]) -> None:
@@ -65,10 +69,12 @@ def check_countable(tables: Mapping[str, Table]) -> None:
             )
 
 
-def read_totals(tables: Mapping[str, Table], totals: jax.Array) -> dict[str, TableStatistics]:
+def read_totals(
+    tables: Mapping[str, Table], totals: Mapping[str, jax.Array]
+) -> dict[str, TableStatistics]:
     """Totals by table. Blocks until the device is done."""
-    counts = _words.integers(jax.device_get(totals)).tolist()
-    found = {name: TableStatistics(*own) for name, own in zip(tables, counts, strict=True)}
+    counts = jax.device_get(dict(totals))
+    found = {name: TableStatistics(*_words.integers(counts[name]).tolist()) for name in tables}
     return {
         name: own if tables[name].cached is not None else own._replace(cache_hits=None)
         for name, own in found.items()
@@ -91,18 +97,22 @@ class Counted(NamedTuple):
     prepared: Batch
 
 
-def count_batches(totals: jax.Array, counted: Sequence[Counted]) -> jax.Array:
+def count_batches(
+    totals: Mapping[str, jax.Array], counted: Mapping[str, Counted]
+) -> dict[str, jax.Array]:
     """The totals after one more batch of every table, the same on all devices.
 
     Args:
-        totals: uint32 ``[tables, columns, 2]``. Under ``vmap``, all examples are counted in them unless they are mapped
-            themselves.
+        totals: uint32 ``[columns, 2]`` by table. Under ``vmap``, all examples are counted in them unless they are
+            mapped themselves.
         counted: one batch of every table.
     """
     described, batches = [], []
-    for table, lookup, given, prepared in counted:
+    # One array, so that there is one sum over devices.
+    joined = jnp.stack([totals[name] for name in counted])
+    for table, lookup, given, prepared in counted.values():
         sizes = Sizes(table.num_embeddings, table.radices)
-        described.append((sizes, lookup.bounds, axes_to_count(totals, given, lookup.axis_name)))
+        described.append((sizes, lookup.bounds, axes_to_count(joined, given, lookup.axis_name)))
         # Parameters of other devices mark a prepared batch as theirs: it is taken only where it is another.
         batch = prepared if table.buffers else given
         batches.append(dataclasses.replace(batch, weights=None))
@@ -110,7 +120,8 @@ def count_batches(totals: jax.Array, counted: Sequence[Counted]) -> jax.Array:
     def count(inputs: tuple[jax.Array, Sequence[Batch]]) -> jax.Array:
         return _counted(tuple(described), *inputs)
 
-    return over_explicit_axes(count, (totals, batches), batches[0], lambda axis: P())
+    after = over_explicit_axes(count, (joined, batches), batches[0], lambda axis: P())
+    return {name: after[k] for k, name in enumerate(counted)}
 
 
 @partial(jax.jit, static_argnums=0, inline=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import Mesh
 
@@ -13,10 +15,11 @@ from jax_tt._collection.collection import Collection
 from jax_tt._collection.feature import Feature
 from jax_tt._collection.inputs import check_lookup, step_arguments
 from jax_tt._collection.lookup import embed
+from jax_tt._collection.states import UPDATES
 from jax_tt._collection.statistics import STATISTICS, TOTALS, init_totals
 from jax_tt._flax._linen_table import TableEmbed, begin_call, finish_call, fused_variable
 from jax_tt._keywords import ChecksKeywords
-from jax_tt._lookup._shared import Shared
+from jax_tt._lookup._shared import init_flags, is_shared
 from jax_tt._sharding.options import Exchange
 from jax_tt._sharding.placement import Placement
 from jax_tt._sharding.tables import over_mesh
@@ -24,13 +27,25 @@ from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import Table
 
 
+class CollectedTable(TableEmbed):
+    """A table of an `EmbedCollection`, which has its step count, but not the flags that tables share."""
+
+    @nn.nowrap
+    def _declare(self) -> dict[str, jax.Array]:
+        state = super()._declare()
+        if is_shared(self.described):
+            init = partial(jnp.zeros, (), jnp.float32)
+            state["step"] = fused_variable(self, self._label(), "step", init)
+        return state
+
+
 class EmbedCollection(ChecksKeywords, nn.Module):
     """Many tables of any kinds, looked up by feature in one call; see `jax_tt.EmbedCollection`.
 
     Every table is a submodule of the name that it has in ``tables``. Its variables have the names and are in the
     collections that they have in a layer of that table alone, except that all tables with an optimizer share a
-    sentinel, a flag ``used`` and the step counts ``step``, which are variables of this module. Calls of ``apply`` with
-    a mutable collection ``statistics`` count there what they look up; `jax_tt.Collection.statistics` reads it.
+    sentinel and a flag ``used``, which are variables of this module. Calls of ``apply`` with a mutable collection
+    ``statistics`` count there what they look up; `jax_tt.Collection.statistics` reads it.
 
     Attributes:
         tables: `Table` by name, e.g. of `dense_table` and `tt_table`.
@@ -92,10 +107,10 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         check_lookup(self.lookup)
         self.collection = self._described()
         self.parts = {
-            name: TableEmbed(table, self.lookup, name=name)
+            name: CollectedTable(table, self.lookup, name=name)
             for name, table in self.collection.tables.items()
         }
-        self.shared = self._declare_shared()
+        self.flags = self._declare_flags()
 
     def __call__(
         self,
@@ -146,12 +161,12 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         before, lookups, inputs = {}, {}, {}
         for name, of_table in arguments.items():
             before[name], lookups[name], inputs[name] = begin_call(self.parts[name], *of_table)
-        state: dict[str, Any] = dict(before)
+        state: dict[str, Any] = {**before, **self.flags}
         counting = self.lookup.train and not self.is_initializing()
         if counting and self.is_mutable_collection(STATISTICS):
-            first = init_totals(len(before))
+            first = init_totals(before)
             state[STATISTICS] = {TOTALS: self.get_variable(STATISTICS, TOTALS, first)}
-        result, after = embed(self.collection, state, self.shared, batch, lookups, inputs, layout)
+        result, after = embed(self.collection, state, batch, lookups, inputs, layout)
         for name, own in before.items():
             finish_call(self.parts[name], own, after[name], lookups[name])
         if STATISTICS in state:
@@ -159,12 +174,15 @@ class EmbedCollection(ChecksKeywords, nn.Module):
         return result
 
     @nn.nowrap
-    def _declare_shared(self) -> Shared | None:
-        sharing = self.collection.sharing
-        if not sharing:
-            return None
+    def _declare_flags(self) -> dict[str, dict[str, Any]]:
+        """What a state has of the scalars that tables share."""
+        if not self.collection.sharing:
+            return {}
         label = "/".join(self.path) or type(self).__name__
-        first = Shared.init(len(sharing))._asdict()
-        return Shared(
-            *(fused_variable(self, label, name, lambda name=name: first[name]) for name in first)
-        )
+        first = init_flags()
+        return {
+            UPDATES: {
+                name: fused_variable(self, label, name, lambda name=name: first[name])
+                for name in first
+            }
+        }

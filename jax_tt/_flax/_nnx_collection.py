@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -37,7 +38,7 @@ from jax_tt._flax._nnx_variables import WHERE_FLAX_ALLOWS, FusedParam, LookupCou
 from jax_tt._flax._options import check_rngs
 from jax_tt._hash.insert import Inserted
 from jax_tt._keywords import ChecksKeywords
-from jax_tt._lookup._shared import Shared, is_shared
+from jax_tt._lookup._shared import FLAGS, init_flags, is_shared
 from jax_tt._sharding.options import Exchange
 from jax_tt._sharding.placement import Placement
 from jax_tt._sharding.tables import over_mesh
@@ -52,6 +53,11 @@ class CollectedTable(TableEmbed, HashedModule):
 
     A call of it returns rows outside of losses; only calls of the collection update a table with an optimizer.
     """
+
+    def __init__(self, table: Table, lookup: Lookup, **options: Any) -> None:
+        super().__init__(table, lookup, **options)
+        if is_shared(table):
+            self.step = FusedParam(jnp.zeros((), jnp.float32))
 
     def _call(
         self,
@@ -78,9 +84,9 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
     """Many tables of any kinds, looked up by feature in one call.
 
     The variables of a table are in ``tables[name]``, under the names that they have in a layer of that table alone
-    (`EmbedBag`, `TTEmbedBag`), except that all tables with an optimizer share a sentinel, a flag ``used`` and the step
-    counts ``step``, which are variables of the collection. `states` and `set_states` convert between the two, e.g. for
-    checkpoints.
+    (`EmbedBag`, `TTEmbedBag`), except that all tables with an optimizer share a sentinel and a flag ``used``, which are
+    variables of the collection. `states` and `set_states` convert between the two, e.g. for checkpoints. All variables
+    are by name: a state of the layer may be restored into one whose tables were given in another order.
 
     ``tables[name]`` also has the methods for row caches, for growth and for an order of ids, and ``attend``; its
     attributes ``bounds``, ``method``, ``precision`` and ``axis_name`` may be set for this table alone.
@@ -143,13 +149,15 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
                 for name, table in described.tables.items()
             }
         )
-        # Flax sorts the names of `tables` when it takes the module apart; the step counts keep the order of now.
+        # Flax sorts the names of `tables` when it takes the module apart.
         self._names = tuple(described.tables)
-        self.sharing = described.sharing
-        if self.sharing:
-            shared = Shared.init(len(self.sharing))
-            self.step, self.sentinel, self.used = map(FusedParam, shared)
-        self.counts = LookupCounts(init_totals(len(self._names))) if statistics else None
+        if described.sharing:
+            for name, value in init_flags().items():
+                setattr(self, name, FusedParam(value))
+        self.counts: dict[str, LookupCounts] | None = None
+        if statistics:
+            totals = init_totals(self._names)
+            self.counts = nnx.data({name: LookupCounts(own) for name, own in totals.items()})
 
     @property
     def collection(self) -> Collection:
@@ -302,7 +310,7 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
             raise ValueError(
                 "statistics: got a layer that counts nothing; build it with statistics=True."
             )
-        return read_totals(self.collection.tables, self.counts[...])
+        return read_totals(self.collection.tables, self._totals(self.counts))
 
     def states(self) -> dict[str, dict[str, jax.Array]]:
         """The arrays of every table under the names of a layer of that table alone, e.g. for checkpoints.
@@ -335,9 +343,7 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
     def arrays(self) -> dict[str, dict[str, jax.Array]]:
         """The arrays by table and name: the state that ``collection`` and functions of a collection take."""
         state: dict[str, Any] = {name: read_state(self.tables[name]) for name in self._names}
-        if (shared := self._shared()) is not None:
-            state[UPDATES] = shared._asdict()
-        return state
+        return state | self._flags()
 
     def _call(self, batch: Any, layout: str, grad_scale: Any, hyperparameters: Any) -> Any:
         collection = self.collection
@@ -345,22 +351,27 @@ class EmbedCollection(ChecksKeywords, nnx.Module):
         before, lookups, inputs = {}, {}, {}
         for name, of_table in arguments.items():
             before[name], lookups[name], inputs[name] = begin_call(self.tables[name], *of_table)
-        state: dict[str, Any] = dict(before)
+        state: dict[str, Any] = before | self._flags()
         counts = self.counts if any(lookup.train for lookup in lookups.values()) else None
         if counts is not None:
-            state[STATISTICS] = {TOTALS: counts[...]}
-        result, after = embed(collection, state, self._shared(), batch, lookups, inputs, layout)
+            state[STATISTICS] = {TOTALS: self._totals(counts)}
+        result, after = embed(collection, state, batch, lookups, inputs, layout)
         for name, own in before.items():
             finish_call(self.tables[name], own, after[name], lookups[name])
         if counts is not None:
             with WHERE_FLAX_ALLOWS:
-                counts.set_value(after[STATISTICS][TOTALS])
+                for name, own in after[STATISTICS][TOTALS].items():
+                    counts[name].set_value(own)
         return result
 
-    def _shared(self) -> Shared | None:
-        if not self.sharing:
-            return None
-        return Shared(self.step[...], self.sentinel[...], self.used[...])
+    def _flags(self) -> dict[str, dict[str, jax.Array]]:
+        """What a state has of the scalars that tables share."""
+        if not hasattr(self, FLAGS[0]):
+            return {}
+        return {UPDATES: {name: getattr(self, name)[...] for name in FLAGS}}
+
+    def _totals(self, counts: Mapping[str, LookupCounts]) -> dict[str, jax.Array]:
+        return {name: counts[name][...] for name in self._names}
 
 
 def write_arrays(embed: EmbedCollection, arrays: Mapping[str, Mapping[str, Any]]) -> None:

@@ -44,7 +44,7 @@ class OutOfRange(nnx.Variable):
 
 
 class LookupCounts(nnx.Variable):
-    """Totals of an `EmbedCollection` with ``statistics=True``, uint32 ``[tables, 4, 2]``: low and high words.
+    """Totals of a table of an `EmbedCollection` with ``statistics=True``, uint32 ``[4, 2]``: low and high words.
 
     They are saved with the model. `EmbedCollection.statistics` returns them by table and name.
 
@@ -53,8 +53,8 @@ class LookupCounts(nnx.Variable):
         >>> from flax import nnx
         >>> tables, features = {"ad": jax_tt.dense_table(50, 8)}, {"ad": jax_tt.Feature("ad")}
         >>> embed = jax_tt.EmbedCollection(tables, features, statistics=True, rngs=nnx.Rngs(0))
-        >>> nnx.state(embed, jax_tt.LookupCounts)["counts"].shape
-        (1, 4, 2)
+        >>> nnx.state(embed, jax_tt.LookupCounts)["counts"]["ad"].shape
+        (4, 2)
     """
 
 

@@ -14,43 +14,52 @@ from jax_tt import _sentinel
 from jax_tt._lookup._vma import vary_over, varying_axes
 from jax_tt._tables.table import Table
 
+# The scalars that a collection has once, whatever its tables are.
+FLAGS = ("sentinel", "used")
+
 
 class Shared(NamedTuple):
-    """Scalars of the tables whose `Update` is shared, in their order.
+    """Scalars of the tables whose `Update` is shared.
 
     Attributes:
-        step: the number of updates of every table, ``[tables]``.
+        steps: the number of updates of every table, in their order.
         sentinel, used: as those of a single table.
     """
 
-    step: Any
+    steps: Sequence[Any]
     sentinel: Any
     used: Any
 
-    @classmethod
-    def init(cls, tables: int) -> Shared:
-        """Those of tables at step 0."""
-        # Two arrays, since one cannot be donated twice.
-        ones = (jnp.ones((), jnp.float32) for _ in range(2))
-        return cls(jnp.zeros(tables, jnp.float32), *ones)
+    def all_of(self, tables: Sequence[Table]) -> list[dict[str, Any]]:
+        """The scalars of every table by name; nothing for a table with scalars of its own."""
+        places = shared_places(tables)
+        flags = {"sentinel": self.sentinel, "used": self.used}
+        return [
+            {"step": self.steps[places[k]], **flags} if k in places else {}
+            for k in range(len(tables))
+        ]
 
     def states(self, tables: Sequence[Table]) -> list[dict[str, Any]]:
-        """What every table reads of them; nothing for a table with scalars of its own."""
-        places = shared_places(tables)
+        """What every table reads of them."""
         return [
-            {"step": self.step[places[k]], "sentinel": self.sentinel} if k in places else {}
-            for k in range(len(tables))
+            {name: value for name, value in own.items() if name != "used"}
+            for own in self.all_of(tables)
         ]
 
     def after(self, applied: Mapping[int, Any]) -> Shared:
         """Those after steps of the tables at these places, each 1 if it was applied, else 0."""
-        counts = [applied.get(k, jnp.zeros((), jnp.float32)) for k in range(self.step.shape[0])]
         return Shared(
-            self.step + jnp.stack(counts),
+            [step + applied[k] if k in applied else step for k, step in enumerate(self.steps)],
             _sentinel.kept(self.sentinel),
             # A compile-time constant, so that the compiler knows that the old tables are not needed.
             vary_over(jnp.ones((), jnp.float32), varying_axes(self.used)),
         )
+
+
+def init_flags() -> dict[str, Any]:
+    """`FLAGS` of tables at step 0, by name."""
+    # Two arrays, since one cannot be donated twice.
+    return {name: jnp.ones((), jnp.float32) for name in FLAGS}
 
 
 def is_shared(table: Table) -> bool:

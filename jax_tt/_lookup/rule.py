@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from jax_tt._lookup._one_use import check_first_use
 from jax_tt._lookup._parts import divided, whole
 from jax_tt._lookup._read_scale import scaled_reads
 from jax_tt._lookup._reverse_only import first_order, reverse_only
-from jax_tt._lookup._shared import Shared, is_shared, shared_places
+from jax_tt._lookup._shared import Shared, shared_places
 from jax_tt._lookup._vma import sum_gradients, vary_over, varying_axes
 from jax_tt._lookup._warn import tell_cut_ids, warn_out_of_range
 from jax_tt._lookup._wide import Wide
@@ -172,7 +172,8 @@ def _sums(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> An
 
 
 def _fwd(calls: Sequence[Call], shared: Shared | None, wide: Wide | None) -> tuple[Any, Any]:
-    wanted = tuple(_wanted(call, shared) for call in calls)
+    scalars = [{}] * len(calls) if shared is None else shared.all_of([c.use.table for c in calls])
+    wanted = tuple(_wanted(call, own) for call, own in zip(calls, scalars, strict=True))
     calls, shared = jax.tree.map(lambda leaf: leaf.value, (calls, shared), is_leaf=_is_primal)
     reading = calls if shared is None else _with_scalars(calls, shared)
     reading, scales = scaled_reads(_asking(reading, wanted))
@@ -236,14 +237,14 @@ def _asking(calls: Sequence[Call], wanted: Sequence[Wanted]) -> list[Call]:
     ]
 
 
-def _wanted(call: Call, shared: Shared | None) -> Wanted:
+def _wanted(call: Call, scalars: Mapping[str, Any]) -> Wanted:
     """The cotangents that the loss needs, from the marks of custom_vjp in place of the arrays."""
     table, weights = call.use.table, call.batch.weights
     names = frozenset(name for name in table.trained_names if call.state[name].perturbed)
     if table.update is not None:
         _check_whole(table, names)
-    if names and shared is not None and is_shared(table):
-        _check_shared(table, shared)
+    if names:
+        _check_scalars(table, scalars)
     return Wanted(names, weights is not None and weights.perturbed)
 
 
@@ -258,13 +259,13 @@ def _check_whole(table: Table, names: frozenset[str]) -> None:
             )
 
 
-def _check_shared(table: Table, shared: Shared) -> None:
-    missing = [name for name, value in shared._asdict().items() if not value.perturbed]
+def _check_scalars(table: Table, scalars: Mapping[str, Any]) -> None:
+    missing = [name for name, value in scalars.items() if not value.perturbed]
     if missing:
         raise ValueError(
             f"{table.label}table: a collection was differentiated with respect to this table, but not to its "
-            f"{', '.join(missing)}, which all its fused tables share and which would lose their update. Differentiate "
-            "with respect to what Collection.trained returns, or to all variables of the collection."
+            f"{', '.join(missing)}, which would lose their update. Differentiate with respect to what "
+            "Collection.trained returns, or to all variables of the collection."
         )
 
 

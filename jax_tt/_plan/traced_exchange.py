@@ -18,7 +18,7 @@ from jax_tt._collection.lookup import embed_collection
 from jax_tt._collection.states import UPDATES
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._groups import Call, Use
-from jax_tt._lookup._shared import Shared
+from jax_tt._lookup._shared import init_flags
 from jax_tt._sharding.group import ShardedGroup
 from jax_tt._sharding.placement import Placement
 from jax_tt._sharding.requests import PAGES
@@ -139,9 +139,10 @@ def _state(collection: Collection) -> dict[str, dict[str, Any]]:
             own[array] = jax.ShapeDtypeStruct(shape, own[array].dtype)
         pages = jax.ShapeDtypeStruct((layout.num_pages, layout.replicas), jnp.int32)
         state[name] = {**own, PAGES: pages}
+    for name in collection.sharing:
+        state[name]["step"] = jax.ShapeDtypeStruct((), jnp.float32)
     if collection.sharing:
-        shared = jax.eval_shape(lambda: Shared.init(len(collection.sharing))._asdict())
-        state[UPDATES] = shared
+        state[UPDATES] = jax.eval_shape(init_flags)
     return state
 
 

@@ -528,10 +528,10 @@ class Table(abc.ABC):
         """The arrays of an update, such as its hyper-parameters."""
         if self.update is None:
             return ()
-        if self.update.shared and "step" not in state:
+        if self.update.shared and "sentinel" not in state:
             raise ValueError(
-                f"{self.label}a table of a collection was looked up on its own; its step count is with those of the "
-                "other tables. Call the collection, or look it up without an optimizer: table.with_update(None)."
+                f"{self.label}a table of a collection was looked up on its own; it shares a sentinel with the other "
+                "tables. Call the collection, or look it up without an optimizer: table.with_update(None)."
             )
         rounded_type = self.rounded_type or self.storage(state)
         return step_values(self.update, state["step"], rounded_type, inputs)

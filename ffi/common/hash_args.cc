@@ -81,11 +81,12 @@ Status ReadHashSearches(const TablesCall& call, std::vector<HashSearch>* searche
   return ForTables(reader, [&](const ffi::Dictionary& attrs) -> Status {
     HashSearch search;
     int64_t absent = 0;
-    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(4, &args));
+    JAX_TT_RETURN_IF_ERROR(reader.ReadArgs(5, &args));
     JAX_TT_RETURN_IF_ERROR(reader.ReadRets(1, &rets));
     JAX_TT_RETURN_IF_ERROR(ReadHashShape(args[1], &search.directory));
     JAX_TT_RETURN_IF_ERROR(Data(args[0], "keys", 2 * search.directory.capacity(), &search.directory.keys));
     JAX_TT_RETURN_IF_ERROR(ReadHashBatch(args[2], args[3], &search.batch));
+    JAX_TT_RETURN_IF_ERROR(OptionalData(args[4], "guess", search.batch.n, &search.guess));
     JAX_TT_RETURN_IF_ERROR(Data(rets[0], "slots", search.batch.n, &search.slots));
     JAX_TT_RETURN_IF_ERROR(ReadAttr(attrs, "absent", &absent));
     JAX_TT_RETURN_IF_ERROR(ReadCheck(attrs, &search.check));

@@ -42,6 +42,13 @@ struct HashDirectory {
     words[at] = static_cast<uint32_t>(word >> 32);
     words[at + ways] = static_cast<uint32_t>(word);
   }
+  // Whether a slot, which may be any number, has this key.
+  JAX_TT_INLINE bool Holds(int32_t slot, uint64_t key) const {
+    if (slot < 0 || slot >= capacity()) return false;
+    const uint32_t set = static_cast<uint32_t>(slot) / static_cast<uint32_t>(ways);
+    if (WordOf(keys, set, slot - set * ways) != key) return false;
+    return key != 0 || touched[slot] > 0;  // empty slots are 0
+  }
   // The same by slot.
   JAX_TT_INLINE uint64_t WordOf(const uint32_t* words, int64_t slot) const {
     return WordOf(words, slot / ways, slot % ways);

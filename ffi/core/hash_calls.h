@@ -23,6 +23,9 @@ struct HashCheck {
 struct HashSearch {
   HashDirectory directory;
   HashBatch batch;
+  // [n], or null: slots where keys were, which are taken if they still have the key.  A key with a negative one is not
+  // there, and does not count in `check`.
+  const int32_t* guess = nullptr;
   int32_t absent = -1;
   int32_t* slots = nullptr;  // [n]
   HashCheck check = {};      // of the keys that are not there

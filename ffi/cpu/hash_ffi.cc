@@ -103,8 +103,8 @@ ffi::Error DoubleImpl(OpThreads threads, ffi::AnyBuffer keys, ffi::AnyBuffer sco
 
 // Calls on many tables: what is listed is of each table, one table after another.  n = keys of its batch.
 //
-// hash_tables_find: keys u32 [sets, 2, ways], touched s32 [sets, ways], keys of the batch u32 [n, 2], present pred [n]
-// -> slots s32 [n].  Attributes absent, safe_check, message.
+// hash_tables_find: keys u32 [sets, 2, ways], touched s32 [sets, ways], keys of the batch u32 [n, 2], present pred
+// [n], guess s32 [n] or [0] -> slots s32 [n].  Attributes absent, safe_check, message.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(HashTablesFindCpu, FindImpl,
                               ffi::Ffi::Bind().Ctx<OpThreads>().RemainingArgs().RemainingRets().Attrs());
 

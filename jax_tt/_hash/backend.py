@@ -25,6 +25,8 @@ class Search(NamedTuple):
 
     Attributes:
         directory, keys, present: as in `jax_tt._hash.reference.find`.
+        guess: None, or int32 ``[n]``, the slot where each key was, which is taken if it still holds the key; -1 for a
+            key that had none, which is not searched, and of which nothing is said.
         absent: static, the slot of keys that are not there.
         check: static, what is said of these keys.
     """
@@ -32,6 +34,7 @@ class Search(NamedTuple):
     directory: KeyDirectory
     keys: Any
     present: Any
+    guess: Any = None
     absent: int = -1
     check: Check = IGNORED
 
@@ -117,9 +120,12 @@ def find_many(searches: Sequence[Search], methods: Sequence[str]) -> list[jax.Ar
 
     def plain(search: Search) -> jax.Array:
         slots = reference.find(search.directory, search.keys, search.present)
+        if search.guess is not None:
+            holds = reference.holds(search.directory, search.keys, search.guess)
+            slots = jnp.where(search.present & (holds | (search.guess < 0)), search.guess, slots)
         return _checked(search, jnp.where(search.present & (slots < 0), search.absent, slots))
 
-    return _many(native, plain, searches, 3, methods)
+    return _many(native, plain, searches, 4, methods)
 
 
 def insert_many(
@@ -347,6 +353,8 @@ def _many(
 def _checked(search: Search, slots: jax.Array) -> jax.Array:
     """The slots; what `Search.check` asks for is said of the keys that are not there."""
     missing = search.present & (slots == search.absent)
+    if search.guess is not None:
+        missing &= search.guess >= 0
     check_count(search.check, jnp.sum(missing, dtype=jnp.int32))
     return slots
 

@@ -17,8 +17,9 @@ from jax_tt._hash.keys import LocatedKeys, key_digits
 def with_slots(ids: Any, inserted: Any) -> Any:
     """The ids of a batch with the slots that their insertion found, for lookups that need not search them again.
 
-    The slots are those after this insertion: use them until the table changes again. What the insertion reported is not
-    reported again by the lookup.
+    A lookup takes a slot if it still holds the key, and searches the key otherwise: after a growth, a removal or a
+    later insertion, no key reads the row of another one. A key that the insertion gave no slot is missing in the
+    lookup, which does not report it again.
 
     Args:
         ids: what `insert_keys` or `insert_collection_keys` was called with.

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_tt._cache.reference import rank_within
 from jax_tt._hash.directory import Insertion, KeyDirectory
@@ -32,6 +33,17 @@ def find(directory: KeyDirectory, keys: jax.Array, present: jax.Array) -> jax.Ar
         found = jnp.any(same, axis=1) & present
         slots = jnp.where(found, home * directory.ways + way, slots)
     return slots
+
+
+def holds(directory: KeyDirectory, keys: jax.Array, slots: jax.Array) -> jax.Array:
+    """Whether each key, uint32 ``[n, 2]``, is in its slot, int32 ``[n]``; bool ``[n]``."""
+    inside = (slots >= 0) & (slots < directory.capacity)
+    # Flat arrays, of which XLA gathers single numbers the fastest; words have up to 2**32 places.
+    at = jnp.where(inside, slots, 0).astype(jnp.uint32)
+    high = at + at // np.uint32(directory.ways) * np.uint32(directory.ways)
+    words = directory.keys.reshape(-1)
+    same = (words[high] == keys[:, 0]) & (words[high + np.uint32(directory.ways)] == keys[:, 1])
+    return inside & same & (directory.touched.reshape(-1)[at] > 0)
 
 
 def insert(

@@ -200,7 +200,9 @@ class HashTable(Wrapper):
 
     def search(self, state: State, batch: Batch, lookup: Lookup) -> backend.Search:
         """The search of the keys of a batch."""
-        return self.search_of(state, keys_of(batch), present(batch).reshape(-1), lookup)
+        search = self.search_of(state, keys_of(batch), present(batch).reshape(-1), lookup)
+        slots = slots_of(batch)
+        return search if slots is None else search._replace(guess=slots.reshape(-1))
 
     def search_of(
         self, state: State, keys: jax.Array, here: jax.Array, lookup: Lookup
@@ -208,7 +210,7 @@ class HashTable(Wrapper):
         """The search of keys uint32 ``[n, 2]``, of which those that are ``here`` count."""
         check = Check(self.safe_check, self.untrained) if lookup.train else IGNORED
         directory = jax.lax.stop_gradient(directory_of(state))
-        return backend.Search(directory, keys, here, self.absent(lookup), check)
+        return backend.Search(directory, keys, here, absent=self.absent(lookup), check=check)
 
     @property
     def untrained(self) -> str:
@@ -236,13 +238,15 @@ class HashTable(Wrapper):
             here = missing.reshape(-1)
             values = self.initial(state, keys_of(given), here, storage, lookup.method)
             own = jnp.arange(rows, dtype=jnp.int32).reshape(missing.shape)
-            return values, jnp.where(missing, own, rows)
+            return values, jnp.where(missing, own, -1)
 
         inputs = {SEED: state[SEED]}, given, prepared
         values, ids = over_explicit_axes(found, inputs, prepared, lambda axis: (P(axis, None),) * 2)
         batch = dataclasses.replace(prepared, ids=ids, slots=None, padded=False)
-        table = DenseTable(max(rows, 1), self.features, param_dtype=storage, name=self.name)
-        if not rows:
+        # The size of a symbolic batch is not known here; all ids are rows of the array or negative.
+        most = max(rows, 1) if isinstance(rows, int) else 2**31 - 1
+        table = DenseTable(most, self.features, param_dtype=storage, name=self.name)
+        if isinstance(rows, int) and rows == 0:
             values = jnp.zeros((1, self.features), storage)
         return table, {"embedding": values}, batch
 
@@ -294,7 +298,7 @@ def initial_of_tables(
 
 def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> list[Batch]:
     """The batches with the slots of their keys; one search for all batches that came without slots."""
-    batches = [_with_given_slots(*lookup) for lookup in lookups]
+    batches = [batch for _, _, batch, _ in lookups]
     new = [k for k, batch in enumerate(batches) if batch.slots is None]
 
     def found(inputs: Sequence[tuple[State, Batch]]) -> list[jax.Array]:
@@ -311,16 +315,6 @@ def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> li
     for k, own in zip(new, slots, strict=True):
         batches[k] = dataclasses.replace(batches[k], slots=own)
     return batches
-
-
-def _with_given_slots(table: HashTable, state: State, batch: Batch, lookup: Lookup) -> Batch:
-    """The batch with the slots that it came with, if any."""
-    del state
-    slots = slots_of(batch) if batch.slots is None else None
-    if slots is None:
-        return batch
-    slots = jnp.where(present(batch) & (slots < 0), table.absent(lookup), slots)
-    return dataclasses.replace(batch, slots=slots)
 
 
 def directory_of(state: State) -> KeyDirectory:

@@ -32,9 +32,11 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
 
     def operands(own: Search) -> tuple[Named, Named]:
         blocks = num_blocks(own.present.shape[0])
+        guess = jnp.zeros((blocks, 0), jnp.int32) if own.guess is None else own.guess
         blocked = {
             "asked": own.keys.reshape(blocks, -1, 2),
             "present": own.present.reshape(blocks, -1),
+            "guess": guess.reshape(blocks, -1),
         }
         return blocked, {"keys": own.directory.keys, "touched": own.directory.touched}
 
@@ -45,7 +47,7 @@ def hash_find(searches: Sequence[Search], *, platform: str) -> list[jax.Array]:
         platform,
         "hash_tables_find",
         [operands(own) for own in searches],
-        ("keys", "touched", "asked", "present"),
+        ("keys", "touched", "asked", "present", "guess"),
         [slots] * len(searches),
         attributes,
     )

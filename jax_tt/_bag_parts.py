@@ -92,17 +92,17 @@ def join_flat(parts: Sequence[Any], offsets: Sequence[Any]) -> tuple[Any, Any]:
 
 def part_of_flat(tree: Any, offsets: Any, begin: int, end: int) -> tuple[Any, Any]:
     """The positions of bags ``begin`` to ``end`` and their offsets; traced, as many positions as there are in all."""
-    first, last = offsets[begin], offsets[end]
-    part = offsets[begin : end + 1] - first
+    part = offsets[begin : end + 1]
+    first = part[0]
     if _on_host(offsets):
-        return jax.tree.map(lambda leaf: leaf[first:last], tree), part
+        return jax.tree.map(lambda leaf: leaf[first : part[-1]], tree), part - first
 
     def cut(leaf: Any) -> jax.Array:
         # Zeros behind the array instead of what stands before the part: one array serves all parts.
         long = jnp.concatenate([leaf, jnp.zeros_like(leaf)])
         return lax.dynamic_slice_in_dim(long, first, leaf.shape[0])
 
-    return jax.tree.map(cut, tree), part
+    return jax.tree.map(cut, tree), part - first
 
 
 def _on_host(tree: Any) -> bool:

@@ -73,7 +73,9 @@ jax.export.register_pytree_node_serialization(
     KeyedBags,
     serialized_name="jax_tt.KeyedBags",
     serialize_auxdata=lambda static: json.dumps(static).encode(),  # keys, batch_sizes, unweighted
-    deserialize_auxdata=lambda stored: tuple(map(tuple, json.loads(stored))),
+    deserialize_auxdata=lambda stored: tuple(
+        None if own is None else tuple(own) for own in json.loads(stored)
+    ),
     from_children=lambda aux_data, children: KeyedBags(*children, *aux_data),
 )
 jax.export.register_pytree_node_serialization(

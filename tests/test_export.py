@@ -192,6 +192,65 @@ def test_symbolic_batch_sizes(name):
         assert_close(a, b, 1e-5, name)
 
 
+def sizes(*names):
+    """Shapes of int32 arrays with symbolic sizes, such as ``"b + 1"``."""
+    scope = jax.export.SymbolicScope()
+    shapes = [jax.export.symbolic_shape(name, scope=scope) for name in names]
+    return [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes]
+
+
+@pytest.mark.parametrize("method", ["reference", pytest.param("auto", marks=needs_native)])
+@pytest.mark.parametrize("missing", ["initial", "zeros"])
+def test_programs_of_hash_tables_take_any_number_of_keys(method, missing):
+    table = jax_tt.hash_table(4, 64, missing=missing)
+    start = table.init(jax.random.key(0))
+    state, _ = jax_tt.insert_keys(table, start, np.arange(6))
+    lookup = jax_tt.Lookup(method=method, train=False)
+
+    @jax.jit
+    def serve(state, bags):
+        rows, _ = jax_tt.lookup_rows(table, state, bags.ids, lookup)
+        return rows, jax_tt.pooled_rows(table, state, bags, lookup)[0]
+
+    words, offsets = sizes("c, 2", "b + 1")
+    exported = export(serve, state, jax_tt.Bags(jax_tt.SplitIds(words), offsets))
+    program = jax.export.deserialize(exported.serialize())
+    for lengths in ([3], [4, 0, 5]):
+        keys = jax_tt.split_keys(np.arange(sum(lengths)) * 3)
+        bags = jax_tt.Bags.from_lengths(keys, lengths)
+        got, want = program.call(state, bags), serve(state, bags)
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+        assert np.asarray(got[0]).any(axis=1).tolist() == [
+            k < 2 or missing != "zeros" for k in range(sum(lengths))
+        ]
+
+
+@pytest.mark.parametrize("method", ["reference", pytest.param("auto", marks=needs_native)])
+def test_programs_of_keyed_bags_take_any_number_of_bags(method):
+    """Of features that have the same number of bags."""
+    tables = {"t": jax_tt.dense_table(20, 4), "u": jax_tt.tt_table(64, 4, tt_ranks=2)}
+    features = {"a": jax_tt.Feature("t"), "b": jax_tt.Feature("t", combiner="mean")}
+    features["c"] = jax_tt.Feature("u")
+    collection = jax_tt.Collection(tables, features)
+    state = collection.init(jax.random.key(0))
+    lookup = jax_tt.Lookup(method=method, bounds="zero", train=False)
+
+    @jax.jit
+    def serve(state, batch):
+        return jax_tt.embed_collection(collection, state, batch, lookup, layout="concatenated")[0]
+
+    ids, offsets = sizes("c", "3*b + 1")
+    exported = export(serve, state, jax_tt.KeyedBags(ids, offsets, keys=tuple(features)))
+    program = jax.export.deserialize(exported.serialize())
+    for bags in (1, 3):
+        lengths = np.arange(3 * bags) % 4
+        given = np.arange(lengths.sum()) % 20
+        batch = jax_tt.KeyedBags.from_lengths(list(features), given, lengths)
+        got = program.call(state, batch)
+        assert got.shape == (bags, 12)
+        assert_close(got, serve(state, batch), 1e-6)
+
+
 @needs_native
 @pytest.mark.parametrize("name", SHAPES)
 def test_plans_of_symbolic_batches_are_large_enough(name):

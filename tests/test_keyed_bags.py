@@ -21,7 +21,7 @@ def test_from_offsets_and_lengths():
     assert whole == KeyedBags.from_lengths(["clicked", "carted"], IDS, [2, 0, 1, 3])
     assert whole == KeyedBags.from_bags(PARTS)
     assert whole.to_bags() == PARTS
-    assert (whole.keys, whole.batch_sizes, whole.capacity) == (("clicked", "carted"), (2, 2), 6)
+    assert (whole.keys, whole.sizes, whole.capacity) == (("clicked", "carted"), (2, 2), 6)
     assert list(whole) == ["clicked", "carted"] and whole.lengths.tolist() == [2, 0, 1, 3]
     assert whole != KeyedBags.from_offsets(["clicked", "bought"], IDS, OFFSETS)
 
@@ -51,7 +51,7 @@ def test_weights_padding_and_other_forms_of_bags():
     assert whole.lengths.tolist() == [1, 2, 1, 1, 2, 2, 1, 1, 1]
     assert whole.weights[:4].tolist() == [0.5, 1, 2, 1]
     assert whole["weighted"].weights.tolist() == [0.5, 1, 2] and whole["padded"].weights is None
-    assert whole.batch_sizes == (2, 2, 2, 3) and whole.capacity == 20
+    assert whole.sizes == (2, 2, 2, 3) and whole.capacity == 20
 
 
 def test_traced_bags_keep_the_capacity():

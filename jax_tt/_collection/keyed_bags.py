@@ -29,12 +29,13 @@ class KeyedBags:
         offsets: int32 ``[sum of batch_sizes + 1]``, the last one included; ids past ``offsets[-1]`` are ignored.
         weights: one float per id, or None.
         keys: static; the names of the features.
-        batch_sizes: static; the number of bags of every feature.
+        batch_sizes: static; the number of bags of every feature, or None if all have the same number, which the shape
+            of ``offsets`` then tells. A program that is exported for any number of bags takes None.
         unweighted: static; features that have no weights although others have. Their entries in ``weights`` are 1.
 
     >>> import jax_tt
     >>> batch = jax_tt.KeyedBags.from_lengths(["clicked", "carted"], [3, 1, 2], lengths=[2, 0, 0, 1])
-    >>> batch.offsets, batch.batch_sizes
+    >>> batch.offsets, batch.sizes
     (array([0, 2, 2, 2, 3], dtype=int32), (2, 2))
     >>> batch["carted"].ids
     array([2], dtype=int32)
@@ -44,7 +45,7 @@ class KeyedBags:
     offsets: Any
     weights: Any = None
     keys: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
-    batch_sizes: tuple[int, ...] = dataclasses.field(metadata={"static": True}, default=())
+    batch_sizes: tuple[int, ...] | None = dataclasses.field(metadata={"static": True}, default=None)
     unweighted: tuple[str, ...] = dataclasses.field(metadata={"static": True}, default=())
 
     __eq__ = same_arrays
@@ -59,6 +60,13 @@ class KeyedBags:
     def capacity(self) -> int:
         """Number of id positions, used or not."""
         return self.ids.shape[0]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of bags of every feature, in the order of ``keys``."""
+        if self.batch_sizes is not None:
+            return self.batch_sizes
+        return keyed_checks.sizes(self.keys, None, self.offsets.shape, "offsets")
 
     @property
     def lengths(self) -> Any:
@@ -159,7 +167,8 @@ class KeyedBags:
     @classmethod
     def of(cls, bags: Bags, keys: tuple[str, ...], batch_sizes: tuple[int, ...]) -> KeyedBags:
         """Ragged bags of integers, feature by feature, as `KeyedBags`; nothing is checked."""
-        return cls(bags.ids, bags.offsets, bags.weights, keys, batch_sizes)
+        own = None if len(set(batch_sizes)) == 1 else batch_sizes
+        return cls(bags.ids, bags.offsets, bags.weights, keys, own)
 
     def to_bags(self) -> dict[str, Bags]:
         """The bags of every feature. Traced ones keep the capacity of all features together."""
@@ -177,8 +186,10 @@ class KeyedBags:
 
     def between(self, first: int, last: int) -> Bags:
         """The bags of the features with these numbers, without the last; as in `to_bags`."""
-        keyed_checks.shapes(self.ids, self.offsets, self.weights, self.batch_sizes)
-        ends = [0, *itertools.accumulate(self.batch_sizes)]
+        keyed_checks.shapes(self.ids, self.offsets, self.weights)
+        sizes = self.sizes
+        keyed_checks.offsets_shape(self.offsets, sizes)
+        ends = [0, *itertools.accumulate(sizes)]
         plain = all(key in self.unweighted for key in self.keys[first:last])
         tree = (self.ids, None if plain else self.weights)
         (ids, weights), offsets = _bag_parts.part_of_flat(

@@ -34,50 +34,57 @@ def names(keys: Any) -> tuple[str, ...]:
 
 def description(
     keys: Any, batch_sizes: Any, unweighted: Any
-) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
-    """The static fields of `KeyedBags` as tuples that belong together."""
-    tuples = all(isinstance(given, tuple) for given in (keys, batch_sizes, unweighted))
+) -> tuple[tuple[str, ...], tuple[int, ...] | None, tuple[str, ...]]:
+    """The static fields of `KeyedBags` that belong together, as tuples."""
+    sizes = () if batch_sizes is None else batch_sizes
+    tuples = all(isinstance(given, tuple) for given in (keys, sizes, unweighted))
     # Other numbers may be equal to integers, and would be taken for them by the cache.
-    if tuples and all(type(size) is int for size in batch_sizes):
+    if tuples and all(type(size) is int for size in sizes):
         return _description(keys, batch_sizes, unweighted)
     keys = names(keys)
     unweighted = names(unweighted) if unweighted else ()
-    return _description(keys, _integers(keys, batch_sizes), unweighted)
+    if batch_sizes is not None:
+        batch_sizes = _integers(keys, batch_sizes)
+    return _description(keys, batch_sizes, unweighted)
 
 
 @functools.lru_cache(maxsize=256)
 def _description(
-    keys: tuple[str, ...], batch_sizes: tuple[int, ...], unweighted: tuple[str, ...]
-) -> tuple[tuple[str, ...], tuple[int, ...], tuple[str, ...]]:
+    keys: tuple[str, ...], batch_sizes: tuple[int, ...] | None, unweighted: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[int, ...] | None, tuple[str, ...]]:
     keys = names(keys)
     unknown = [key for key in unweighted if key not in keys]
     if unknown:
         raise ValueError(
             f"unweighted: got the feature {unknown[0]!r}; expected some of {', '.join(map(repr, keys))}."
         )
-    return keys, _integers(keys, batch_sizes), unweighted
+    return keys, None if batch_sizes is None else _integers(keys, batch_sizes), unweighted
 
 
-def shapes(ids: Any, offsets: Any, weights: Any, batch_sizes: tuple[int, ...]) -> None:
-    """Raises unless these are arrays whose shapes fit together."""
+def shapes(ids: Any, offsets: Any, weights: Any) -> None:
+    """Raises unless these are arrays, with one weight for each id."""
     arrays = {"ids": ids, "offsets": offsets, "weights": weights}
     for name, array in arrays.items():
         if not hasattr(array, "shape") and (name != "weights" or array is not None):
             raise TypeError(
                 f"{name}: got a {type(array).__name__}; expected an array. KeyedBags.from_offsets makes one of a list."
             )
-    bags = sum(batch_sizes)
     if len(ids.shape) != 1:
         raise ValueError(
             f"ids: got shape {ids.shape}; expected [capacity]. Extra leading dimensions go through jax.vmap."
         )
-    if offsets.shape != (bags + 1,):
-        raise ValueError(
-            f"offsets: got shape {offsets.shape}; batch_sizes are {bags} bags, for which ({bags + 1},) is expected."
-        )
     if weights is not None and weights.shape != ids.shape:
         raise ValueError(
             f"weights: got shape {weights.shape}; expected that of ids, {ids.shape}, one weight per id."
+        )
+
+
+def offsets_shape(offsets: Any, sizes: tuple[int, ...]) -> None:
+    """Raises unless there is a start for each of so many bags, and the end of the last one."""
+    bags = sum(sizes)
+    if offsets.shape != (bags + 1,):
+        raise ValueError(
+            f"offsets: got shape {offsets.shape}; batch_sizes are {bags} bags, for which ({bags + 1},) is expected."
         )
 
 

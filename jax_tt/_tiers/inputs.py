@@ -82,7 +82,7 @@ def with_slots(batch: Any, found: dict[str, tuple[np.ndarray, np.ndarray]]) -> A
     """
     if isinstance(batch, KeyedBags):
         ids = np.array(batch.ids)
-        firsts = np.cumsum((0, *batch.batch_sizes))
+        firsts = np.cumsum((0, *batch.sizes))
         for name, (slots, _) in found.items():
             k = batch.keys.index(name)
             first, last = np.asarray(batch.offsets)[firsts[k : k + 2]]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jax_tt._requires import require
+from tqdm import tqdm
 
 
 class Progress:
-    """A tqdm bar; tqdm is required only if a bar is shown.
+    """A tqdm bar.
 
     Args:
         shown: whether there is a bar at all.
@@ -21,8 +21,7 @@ class Progress:
     def __init__(self, shown: bool, label: str = "", total: int = 0, **options: Any):
         self._bar: Any = None
         if shown:
-            tqdm = require("tqdm", "A bar (progress=False or --no-progress does without)", "order")
-            self._bar = tqdm.tqdm(**{"total": total, "desc": label, "delay": 1.0} | options)
+            self._bar = tqdm(**{"total": total, "desc": label, "delay": 1.0} | options)
 
     def begin(self, label: str, steps: int) -> Callable[[], object]:
         """Adds a pass of this many steps; returns the function to call after each of them."""

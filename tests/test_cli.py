@@ -393,14 +393,14 @@ def test_missing_packages_are_named(table, capsys, monkeypatch):
     real = importlib.import_module
 
     def import_module(name, *args):
-        if name.partition(".")[0] in ("safetensors", "matplotlib"):
+        if name.partition(".")[0] in ("orbax", "matplotlib"):
             raise ModuleNotFoundError(f"No module named {name!r}")
         return real(name, *args)
 
     monkeypatch.setattr(importlib, "import_module", import_module)
-    run = ["compress", "table.npy", "--out", "o.safetensors", "--ranks", "2", QUIET]
+    run = ["compress", "table.npy", "--out", "checkpoint", "--ranks", "2", QUIET]
     assert "pip install 'jax-tt[cli]'" in refused(capsys, *run)
-    run[3] = "checkpoint"
+    run[3] = "o.safetensors"
     assert "pip install 'jax-tt[cli]'" in refused(capsys, *run, "--picture", "p.png")
 
 

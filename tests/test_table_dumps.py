@@ -163,10 +163,50 @@ def test_killed_dump_goes_on(tmp_path):
 def test_two_calls_do_not_write_the_same_dump(tmp_path):
     table, state = dense(5)
     with (
-        files.resuming(tmp_path / "dump"),
+        files.resuming(tmp_path / "dump", files.DUMP, overwrite=False),
         pytest.raises(jax_tt.FileError, match="is being written"),
     ):
         jax_tt.dump_rows(table, state, tmp_path / "dump")
+
+
+@pytest.mark.parametrize("writer", ["rows", "keys", "tiers"])
+def test_a_dump_replaces_another_one_at_once(tmp_path, monkeypatch, writer):
+    """With ``overwrite=True``, and never a directory with anything else in it."""
+    path = tmp_path / "dump"
+    table, state = dense(50)
+    if writer == "keys":
+        table = jax_tt.hash_table(6, 128)
+        state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(50))
+    if writer == "tiers":
+        tiers, state = small_tiers()
+        state = trained(tiers, state, [batch_of(np.arange(8))])
+
+    def dump(**options):
+        if writer == "tiers":
+            return tiers.dump(state, "item", path, keys_per_file=5, **options)
+        if writer == "keys":
+            return jax_tt.dump_keys(table, state, path, keys_per_file=20, **options)
+        return jax_tt.dump_rows(table, state, path, rows_per_file=20, **options)
+
+    dump()
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        dump()
+    before = {file: (path / file).read_bytes() for file in os.listdir(path)}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        cut_off(patch, 1)
+        dump(overwrite=True)
+    assert {file: (path / file).read_bytes() for file in os.listdir(path)} == before
+    (path / "keys-00009.safetensors").write_bytes(b"of another dump")
+    dump(overwrite=True)
+    assert {file: (path / file).read_bytes() for file in os.listdir(path)} == before
+    assert os.listdir(tmp_path) == ["dump"]
+    if writer == "rows":
+        with pytest.raises(jax_tt.FileError, match="is the same file as"):
+            dump(overwrite=True, since=path)
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(jax_tt.FileError, match="is not a dump, or holds other files"):
+        dump(overwrite=True)
+    assert (path / "notes.txt").read_text() == "mine"
 
 
 def test_full_disk(tmp_path, monkeypatch):

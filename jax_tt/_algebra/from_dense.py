@@ -91,7 +91,7 @@ def tt_from_dense(
             ``r^4 p_1 ... p_k`` more.
         dtype: storage type of the cores; by default that of the table.
         seed: of the randomised part; equal seeds give equal cores.
-        progress: show a progress bar (requires tqdm).
+        progress: show a progress bar.
 
     Returns:
         `TTApproximation`: cores, shape, and the error of the whole table and by quantiles of the rows. The cores are

@@ -69,7 +69,7 @@ def tt_residuals(
         refine: rounds of `order.from_table`, at least 0; requires ``jax-tt[order]`` unless 0.
         dtype: storage type of the cores, by default that of the table. Later terms correct its rounding.
         seed: of the randomised parts; equal seeds give equal terms.
-        progress: show progress bars, two for each term; requires tqdm.
+        progress: show progress bars, two for each term.
 
     Returns:
         A `TTResidual` for each shape. ``[-1].relative_error`` is the error of the whole sum.
@@ -77,7 +77,7 @@ def tt_residuals(
     Raises:
         ValueError: ``table`` is not finite or does not have the sizes of the shapes, or there are no shapes.
         TypeError: ``shapes`` contains something other than a `TTShape`.
-        ImportError: tqdm or scipy is missing.
+        ImportError: scipy is missing.
 
     >>> import numpy as np, jax_tt
     >>> table = np.random.default_rng(0).normal(size=(400, 16)).astype(np.float32)

@@ -73,7 +73,7 @@ def encode(
         hot_terms: how many more each part of these rows has.
         codebook_rank: make the rows of all codebooks those of a tensor train of two cores of this rank. Codebooks are
             fitted first and then compressed, so that errors are larger than those of dense codebooks. None for these.
-        progress: show a progress bar if it takes longer than a second; requires ``jax-tt[order]``.
+        progress: show a progress bar if it takes longer than a second.
 
     Returns:
         The table and its state.

@@ -144,7 +144,7 @@ def compress(
         weights: importance of every row ``[N]``, at least 0, e.g. the root of its count.
         param_dtype: type of codebooks and cores.
         seed: of the fits.
-        progress: show a progress bar; requires ``jax-tt[order]``.
+        progress: show a progress bar.
 
     Returns:
         `Compressed`: the table, its state, and what was measured.

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._files.orbax_directory import read_orbax, write_orbax
-from jax_tt._files.output import resuming
+from jax_tt._files.output import Contents, resuming
 from jax_tt._files.safetensors_file import read_safetensors, write_safetensors
 from jax_tt._files.stored import FileError, MissingError, StoredArrays
 from jax_tt._progress import Progress
@@ -24,6 +25,9 @@ from jax_tt._progress import Progress
 # How the arrays of a part are written.
 FORMATS = ("safetensors", "orbax")
 _ABOUT, _REST, _VERSION = "about.json", "rest.safetensors", 1
+DUMP = Contents(
+    "a dump", _ABOUT, re.compile(r"about\.json|rest\.safetensors|keys-\d+\.(safetensors|orbax)")
+)
 _OF_KEYS = {"key": np.dtype(np.uint64), "score": np.dtype(np.uint64), "touched": np.dtype(np.int32)}
 # Parts that are written at the same time.
 _WRITERS = 2
@@ -38,8 +42,10 @@ def write_dump(
     about: Mapping[str, Any],
     kind: str,
     bar: Progress,
+    *,
+    overwrite: bool,
 ) -> int:
-    """Writes a dump to a new directory, or goes on with one that was cut off. Returns the number of keys.
+    """Writes a dump to a directory, or goes on with one that was cut off. Returns the number of keys.
 
     What an earlier call has written is compared with what would be written, and kept where it is the same.
 
@@ -50,10 +56,11 @@ def write_dump(
         about: the description.
         kind: one of `FORMATS`.
         bar: makes a step with every part.
+        overwrite: whether a dump of this name may be replaced.
     """
     files: list[str] = []
     keys = 0
-    with resuming(path) as place:
+    with resuming(path, DUMP, overwrite=overwrite) as place:
         with ThreadPoolExecutor(_WRITERS) as writers:
             written: collections.deque[Any] = collections.deque()
             try:

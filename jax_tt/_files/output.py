@@ -10,13 +10,32 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from jax_tt._files.stored import ExistsError, FileError, MissingError, in_words
 
-# What orbax puts into the directory of a checkpoint; anything else there is somebody's own.
-_CHECKPOINT = "_METADATA"
-_OF_ORBAX = re.compile(
-    r"_METADATA|_CHECKPOINT_METADATA|_sharding|array_metadatas|commit_success\.txt|d|manifest\.ocdbt|ocdbt\.process_.*"
+
+class Contents(NamedTuple):
+    """What a directory holds that may be replaced; anything else there is somebody's own.
+
+    Attributes:
+        name: what it is.
+        mark: a file that it always has.
+        files: the names of all files that it may have.
+    """
+
+    name: str
+    mark: str
+    files: re.Pattern[str]
+
+
+CHECKPOINT = Contents(
+    "an orbax checkpoint",
+    "_METADATA",
+    re.compile(
+        r"_METADATA|_CHECKPOINT_METADATA|_sharding|array_metadatas|commit_success\.txt|d|manifest\.ocdbt|"
+        r"ocdbt\.process_.*"
+    ),
 )
 
 
@@ -25,6 +44,7 @@ def check_output(
     *,
     overwrite: bool,
     directory: bool = False,
+    contents: Contents = CHECKPOINT,
     others: Sequence[str | os.PathLike[str]] = (),
 ) -> None:
     """Refuses an output that could not be written, or whose writing would lose something, before the work begins.
@@ -32,7 +52,8 @@ def check_output(
     Args:
         path: of the output.
         overwrite: whether it may exist.
-        directory: it is the directory of a checkpoint; otherwise a file.
+        directory: whether it is a directory, of ``contents``, or a file.
+        contents: what a directory must hold to be replaced.
         others: what is read, and other outputs.
 
     Raises:
@@ -58,7 +79,7 @@ def check_output(
             f"{name}: {how} {other}, which would be lost or changed; expected another place for the output."
         )
     try:
-        _check_target(name, target, overwrite, directory)
+        _check_target(name, target, overwrite, contents if directory else None)
         folder = os.path.dirname(target)
         if not os.path.isdir(folder):
             raise MissingError(
@@ -112,16 +133,16 @@ def writing(
 
 
 @contextlib.contextmanager
-def resuming(path: str | os.PathLike[str]) -> Iterator[str]:
+def resuming(path: str | os.PathLike[str], contents: Contents, *, overwrite: bool) -> Iterator[str]:
     """A directory to write to, which takes the name of the output at the end.
 
-    What ends the work before that leaves what has been written; the next call for the same output finds it in its
-    directory, and may keep it.
+    What ends the work before that leaves what has been written, and the old output as it was; the next call for the
+    same output finds it in its directory, and may keep it.
 
     Raises:
         FileError: as `check_output`; another call writes the same output; or writing failed.
     """
-    check_output(path, overwrite=False, directory=True)
+    check_output(path, overwrite=overwrite, directory=True, contents=contents)
     name = os.fsdecode(path)
     folder, last = os.path.split(os.path.realpath(name))
     place = os.path.join(folder, f".jax_tt_{last}.unfinished")
@@ -137,8 +158,12 @@ def resuming(path: str | os.PathLike[str]) -> Iterator[str]:
                     os.rmdir(place)
                 raise
             _flush(place)
-            _swap(place, os.path.join(folder, last), None)
-            _flush_directory(folder)
+            with tempfile.TemporaryDirectory(
+                ".replaced", ".jax_tt_", folder, ignore_cleanup_errors=True
+            ) as replaced:
+                old = os.path.join(replaced, "old") if overwrite else None
+                _swap(place, os.path.join(folder, last), old)
+                _flush_directory(folder)
         finally:
             os.close(lock)
     except FileError:
@@ -153,24 +178,25 @@ def resuming(path: str | os.PathLike[str]) -> Iterator[str]:
         raise in_words(error, name, "cannot be written") from error
 
 
-def _check_target(name: str, target: str, overwrite: bool, directory: bool) -> None:
-    """Whether a directory or file may be put there."""
+def _check_target(name: str, target: str, overwrite: bool, contents: Contents | None) -> None:
+    """Whether a directory of such contents, or a file, may be put there."""
     try:
         mode = os.stat(target).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return
     if not overwrite:
         raise _exists(name)
-    if not directory and not stat.S_ISREG(mode):
-        raise FileError(f"{name}: is no regular file; only such a file is replaced.")
-    if directory:
-        held = os.listdir(target) if stat.S_ISDIR(mode) else [""]
-        foreign = [one for one in held if not _OF_ORBAX.fullmatch(one)]
-        if foreign or (held and _CHECKPOINT not in held):
-            raise FileError(
-                f"{name}: is not an orbax checkpoint, or holds other files as well; only a directory with nothing but "
-                "a checkpoint in it is replaced. Name a new one."
-            )
+    if contents is None:
+        if not stat.S_ISREG(mode):
+            raise FileError(f"{name}: is no regular file; only such a file is replaced.")
+        return
+    held = os.listdir(target) if stat.S_ISDIR(mode) else [""]
+    foreign = [one for one in held if not contents.files.fullmatch(one)]
+    if foreign or (held and contents.mark not in held):
+        raise FileError(
+            f"{name}: is not {contents.name}, or holds other files as well; only a directory with nothing but "
+            f"{contents.name} in it is replaced. Name a new one."
+        )
 
 
 def _exists(name: str) -> FileError:

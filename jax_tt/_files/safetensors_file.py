@@ -9,9 +9,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import safetensors
+from safetensors.numpy import save_file
 
 from jax_tt._files.stored import FileError, StoredArray, StoredArrays, mapped
-from jax_tt._requires import require
 
 # Of arrays on the processor, for which JAX takes memory as it is.
 ALIGNMENT = 64
@@ -38,7 +39,6 @@ DTYPES: dict[str, Any] = {
 
 def read_safetensors(path: str) -> StoredArrays:
     """The arrays of a file as memory maps; the package checks the header against the size of the file."""
-    safetensors = require("safetensors", "Reading .safetensors files", "cli")
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             notes = _notes(path, file.metadata() or {})
@@ -59,12 +59,10 @@ def read_safetensors(path: str) -> StoredArrays:
 
 
 def write_safetensors(path: str, arrays: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-    numpy = require("safetensors.numpy", "Writing .safetensors files", "cli")
-    safetensors = require("safetensors", "Writing .safetensors files", "cli")
     # `ascontiguousarray` would give scalars an axis.
     whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     try:
-        numpy.save_file(whole, path, metadata={_KEY: json.dumps(notes)})
+        save_file(whole, path, metadata={_KEY: json.dumps(notes)})
     except safetensors.SafetensorError as error:
         raise OSError(str(error)) from error
 

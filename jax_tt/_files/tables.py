@@ -151,7 +151,8 @@ def check_tables_path(path: str | os.PathLike[str]) -> bool:
             f"{name}: got the suffix {suffix}; expected .safetensors, or a directory without suffix for an orbax "
             "checkpoint."
         )
-    require("safetensors" if suffix else "orbax.checkpoint", f"Writing {name}", "cli")
+    if not suffix:
+        require("orbax.checkpoint", f"Writing {name}", "cli")
     return not suffix
 
 

@@ -59,8 +59,9 @@ def dump_keys(
     keys_per_file: int = 1 << 20,
     format: str = "safetensors",
     progress: bool = True,
+    overwrite: bool = False,
 ) -> int:
-    """Writes the keys of a table with their rows to files in a new directory.
+    """Writes the keys of a table with their rows to files in a directory.
 
     The directory is complete or absent. If a call is cut off, the next one with the same arguments keeps the files that
     are finished; until then they are in a hidden directory beside it, ``.jax_tt_NAME.unfinished``. `load_keys` reads a
@@ -71,20 +72,23 @@ def dump_keys(
         table: the `HashTable`, or a `ShardedTable` of one, whose rows are those of single keys: not one of tensor
             trains, whose state has the same shapes at all times and can be saved like any other.
         state: its arrays by name.
-        path: of the directory, which must not exist.
+        path: of the directory.
         since: only keys that were requested after this batch, for a dump of what has changed since the dump that
             returned this number. Keys that have left the table since then are not named.
         keys_per_file: keys in one file.
         format: ``"safetensors"``, or ``"orbax"`` for a checkpoint in place of every file.
-        progress: show a progress bar if it takes longer than a second; requires ``jax-tt[order]``.
+        progress: show a progress bar if it takes longer than a second.
+        overwrite: replace an existing dump, at once when the new one is complete. A directory with anything else in it
+            is never replaced.
 
     Returns:
         The number of the last batch, for ``since``.
 
     Raises:
-        FileError: the directory exists or cannot be written.
+        FileError: the directory cannot be written, or exists and ``overwrite`` is False (then also a
+            `FileExistsError`) or it is not a dump.
         TypeError, ValueError: an argument does not fit.
-        ImportError: safetensors is not installed, or orbax if it is asked for.
+        ImportError: ``format`` is ``"orbax"``, which is not installed.
 
     >>> import jax, jax_tt, numpy as np, os, tempfile
     >>> table = jax_tt.hash_table(8, 1024)
@@ -128,7 +132,7 @@ def dump_keys(
     if divided:
         rest |= rehashed_waiting(table, state, 1)
     with Progress(progress, "dump_keys", -(-len(entries) // size)) as bar:
-        write_dump(path, parts(), rest, about, format, bar)
+        write_dump(path, parts(), rest, about, format, bar, overwrite=overwrite)
     return int(state[CLOCK])
 
 

@@ -49,7 +49,7 @@ def measure_bandwidths(
         rows: of 64 columns, that a device holds.
         ids: that it reads or steps at a time.
         words: of 4 bytes, that it sends.
-        progress: show a progress bar; requires tqdm.
+        progress: show a progress bar.
 
     Raises:
         ValueError: the axis has fewer than two devices, or is not on the mesh.

@@ -67,7 +67,7 @@ def plan(
         id_samples: name -> integers of any shape, in the order of their requests; negative ones are padding.
         dtype: storage type of untrained tables.
         seed: of randomised decompositions.
-        progress: show a progress bar over the tables; requires tqdm.
+        progress: show a progress bar over the tables.
         devices: of a mesh axis that the tables are divided over.
         steps, device_bytes, bandwidths: of `plan_placements`, for ``devices``. The samples of ids are then those of
             whole batches.

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_tt._arguments import as_array, as_positive, one_of
-from jax_tt._files.dump import FORMATS, Dump, write_dump
+from jax_tt._files.dump import DUMP, FORMATS, Dump, write_dump
+from jax_tt._files.output import check_output
 from jax_tt._files.stored import FileError
 from jax_tt._progress import Progress
 from jax_tt._tables.table import State, Table
@@ -47,8 +48,9 @@ def dump_rows(
     rows_per_file: int = 1 << 20,
     format: str = "safetensors",
     progress: bool = True,
+    overwrite: bool = False,
 ) -> int:
-    """Writes the rows of a dense table with their optimizer state to files in a new directory.
+    """Writes the rows of a dense table with their optimizer state to files in a directory.
 
     The files are those of `dump_keys`: complete or absent, finished by the next call if one is cut off, and read by
     `load_rows` and, into a `HashTable`, by `load_keys`.
@@ -56,21 +58,21 @@ def dump_rows(
     Args:
         table: one whose rows belong to single ids, such as a `DenseTable`, also on several devices.
         state: its arrays by name.
-        path: of the directory, which must not exist.
+        path: of the directory.
         keys: distinct integers of 64 bits ``[N]``, the key of every row; None for 0 to N - 1.
         since: an earlier dump of this table, whole or of changes; only rows that have changed since then are written.
             They are told apart by a digest of 64 bits a row, which every dump holds.
         rows_per_file: rows in one file, at most.
         format: as in `dump_keys`.
-        progress: as in `dump_keys`.
+        progress, overwrite: as in `dump_keys`. The dump ``since`` cannot be replaced.
 
     Returns:
         The number of rows that were written.
 
     Raises:
-        FileError: the directory exists or cannot be written, or ``since`` is no dump of this table.
+        FileError: as in `dump_keys`; or ``since`` is no dump of this table, or is ``path``.
         TypeError, ValueError: an argument does not fit.
-        ImportError: safetensors is not installed, or orbax if it is asked for.
+        ImportError: ``format`` is ``"orbax"``, which is not installed.
 
     >>> import jax, jax_tt, numpy as np, os, tempfile
     >>> table = jax_tt.dense_table(100, 8)
@@ -88,6 +90,8 @@ def dump_rows(
     table, state = _by_row(table, state)
     size = as_positive("rows_per_file", rows_per_file)
     one_of("format", format, FORMATS)
+    base = [] if since is None else [since]
+    check_output(path, overwrite=overwrite, directory=True, contents=DUMP, others=base)
     names, count = list(table.row_arrays), table.num_embeddings
     named = np.arange(count, dtype=np.uint64) if keys is None else _keys(keys, count)
     before = None if since is None else _digests_of(since, count)
@@ -113,7 +117,7 @@ def dump_rows(
         "arrays": {name: str(state[name].dtype) for name in names},
     }
     with Progress(progress, "dump_rows", -(-count // size)) as bar:
-        return write_dump(path, parts(), rest, about, format, bar)
+        return write_dump(path, parts(), rest, about, format, bar, overwrite=overwrite)
 
 
 def load_rows(

@@ -21,6 +21,8 @@ def dump_tier(
     keys_per_file: int,
     kind: str,
     progress: bool,
+    *,
+    overwrite: bool,
 ) -> int:
     """Writes all rows of a table, and the other arrays of its state; see `Tiers.dump`."""
     size = as_positive("keys_per_file", keys_per_file)
@@ -43,7 +45,7 @@ def dump_tier(
         "arrays": {name: str(state[name].dtype) for name in layout.names},
     }
     with Progress(progress, "dump", -(-len(keys) // size)) as bar:
-        return write_dump(path, parts(), rest, about, kind, bar)
+        return write_dump(path, parts(), rest, about, kind, bar, overwrite=overwrite)
 
 
 def load_tier(

@@ -265,24 +265,26 @@ class Tiers:
         keys_per_file: int = 1 << 18,
         format: str = "safetensors",
         progress: bool = True,
+        overwrite: bool = False,
     ) -> int:
-        """Writes all rows of a table, wherever they are, to files in a new directory, as `dump_keys` does.
+        """Writes all rows of a table, wherever they are, to files in a directory, as `dump_keys` does.
 
         Only the rows of three files are in memory at a time, and 8 bytes for every key.
 
         Args:
             state: the arrays after a step.
             table: its name.
-            path, keys_per_file, format, progress: as in `dump_keys`.
+            path, keys_per_file, format, progress, overwrite: as in `dump_keys`.
 
         Returns:
             The number of keys.
 
         Raises:
-            FileError: the directory exists or cannot be written.
+            FileError: as in `dump_keys`.
         """
         with self._stores:
-            return dump_tier(self._rows[table], state[table], path, keys_per_file, format, progress)
+            rows, own = self._rows[table], state[table]
+            return dump_tier(rows, own, path, keys_per_file, format, progress, overwrite=overwrite)
 
     def load_dump(
         self,

@@ -58,7 +58,7 @@ def from_interactions(
     Raises:
         ValueError: an id is outside the table, or an array has the wrong shape.
         TypeError: ids are not integers, or the stream can be read only once.
-        ImportError: scipy, threadpoolctl or tqdm is missing.
+        ImportError: scipy or threadpoolctl is missing.
 
     Example:
         >>> import jax_tt, numpy as np

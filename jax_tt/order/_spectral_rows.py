@@ -48,7 +48,7 @@ def spectral_rows(
     Raises:
         ValueError: an id is at least ``num_embeddings``, or an array has the wrong shape.
         TypeError: ids are not integers, or the stream can be read only once.
-        ImportError: scipy, threadpoolctl or tqdm is missing.
+        ImportError: scipy or threadpoolctl is missing.
 
     Example:
         >>> import jax_tt, numpy as np

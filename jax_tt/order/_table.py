@@ -41,7 +41,7 @@ def from_table(
             ranks. A round takes the time of a `tt_from_dense` and of an assignment of ``p_d`` ids for every prefix; two
             copies of the table are held in memory. Requires ``jax-tt[order]``.
         seed: of the projection.
-        progress: show a progress bar if it takes longer than a second; requires ``jax-tt[order]``.
+        progress: show a progress bar if it takes longer than a second.
 
     Returns:
         `IdOrder`.
@@ -49,7 +49,7 @@ def from_table(
     Raises:
         TypeError: ``refine``, ``rank`` or ``seed`` is not an integer.
         ValueError: ``table`` is not ``[num_embeddings, D]`` or not finite; with ``refine``, D is not that of ``shape``.
-        ImportError: tqdm or scipy is missing.
+        ImportError: scipy is missing.
 
     Example:
         >>> import jax_tt, numpy as np

@@ -314,7 +314,7 @@ def test_linen_trains_all_tables():
         state, counts, loss = linen_step(state, counts)
         losses.append(float(loss))
     assert losses[3] < losses[0] / 2
-    assert float(state.params[OVERWRITTEN]["embed"]["items"]["step"]) == 4
+    assert float(state.fused["embed"]["items"]["step"]) == 4
     assert int(counts["out_of_range"]["embed"]["items"]["count"]) == 4
     refreshed = jax_tt.linen.refresh_caches(Linen(), {**state.variables, **counts}, BATCH)
     directory = jax_tt.linen.cache_directories(refreshed)["embed/users"]

@@ -57,7 +57,7 @@ class CollectedTable(TableEmbed, HashedModule):
     def __init__(self, table: Table, lookup: Lookup, **options: Any) -> None:
         super().__init__(table, lookup, **options)
         if is_shared(table):
-            self.step = FusedParam(jnp.zeros((), jnp.float32))
+            self.step, self.step_names = FusedParam(jnp.zeros((), jnp.float32)), ("step",)
 
     def _call(
         self,

@@ -29,7 +29,6 @@ from jax_tt._flax._nnx_variables import (
 )
 from jax_tt._flax._options import check_rngs
 from jax_tt._keywords import ChecksKeywords
-from jax_tt._lookup._shared import is_shared
 from jax_tt._lookup.calls import lookup_rows, pooled_rows
 from jax_tt._lookup.rule import OUT_OF_RANGE
 from jax_tt._split_ids import SplitIds
@@ -91,6 +90,8 @@ class TableModule(ChecksKeywords, nnx.Module):
     """
 
     hyperparameters: Mapping[str, Any] = MappingProxyType({})
+    # The step count of a table of a collection, which its description does not have.
+    step_names: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -207,8 +208,7 @@ class TableModule(ChecksKeywords, nnx.Module):
 
 def read_state(layer: TableModule) -> dict[str, jax.Array]:
     """Returns the arrays of a layer's table by name, and the step count of a table of a collection."""
-    step = ("step",) if is_shared(layer.table) else ()
-    names = (*layer.table.trained_names, *layer.table.buffers, *step)
+    names = (*layer.table.trained_names, *layer.table.buffers, *layer.step_names)
     return {name: getattr(layer, name)[...] for name in names}
 
 

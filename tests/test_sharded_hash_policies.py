@@ -17,7 +17,7 @@ import jax_tt.linen
 from jax_tt import Placement, ShardedTable
 from jax_tt._hash.directory import KeyDirectory
 from jax_tt._hash.grow import growth_to
-from jax_tt._sharding.keys import owners_of, words_of
+from jax_tt._hash.owners import owners_of, words_of
 from jax_tt._sharding.route import message_rows
 from tests.hash_model import joined
 
@@ -168,7 +168,7 @@ def test_keys_that_wait_move_to_other_devices(tmp_path):
         state, _ = _inserted(table, state, ids, step)
     jax_tt.dump_keys(table, state, tmp_path / "dump", progress=False)
     whole = jax.device_get(jax.jit(table.by_row)(state))
-    moved = {table: state, plain: whole, wider: jax.jit(wider.of_rows)(whole)}
+    moved = {table: state, plain: plain.of_rows(whole), wider: wider.of_rows(whole)}
     for own in (plain, wider):
         loaded, _ = jax_tt.load_keys(
             own, own.init(jax.random.key(0)), tmp_path / "dump", progress=False

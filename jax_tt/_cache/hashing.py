@@ -1,7 +1,10 @@
 """Hashing of ids to sets and ghost buckets."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def set_of(keys: jax.Array, sets: int) -> jax.Array:
@@ -28,7 +31,8 @@ def _hash(keys: jax.Array) -> jax.Array:
     return mix(low)
 
 
-def mix(word: jax.Array) -> jax.Array:
-    word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)
-    word = (word ^ (word >> 13)) * jnp.uint32(0xC2B2AE35)
+def mix(word: Any) -> Any:
+    """The murmur3 finaliser of words uint32, of JAX or of numpy."""
+    word = (word ^ (word >> 16)) * np.uint32(0x85EBCA6B)
+    word = (word ^ (word >> 13)) * np.uint32(0xC2B2AE35)
     return word ^ (word >> 16)

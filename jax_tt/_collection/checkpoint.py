@@ -19,7 +19,8 @@ from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.states import check_states
 from jax_tt._sharding.table import ShardedTable
 
-# In a checkpoint: rows, as two words, and columns of a table. Orbax cuts arrays of another size without a word.
+# In a checkpoint: rows, as two words, and columns of a table; of a hash table also the devices that own keys. Orbax
+# cuts arrays of another size without a word.
 _SIZES = "sizes"
 _SCALARS = ("step", "sentinel")
 
@@ -28,7 +29,8 @@ def checkpoint_state(collection: Collection, state: States) -> dict[str, dict[st
     """The arrays to save: logical ones, which do not depend on the placement, in pieces.
 
     Rows and their optimizer state are in the order of the rows, divided evenly over the devices of each table, with
-    zeros after the last row if need be. No device and no process has all of them.
+    zeros after the last row if need be. No device and no process has all of them. Those of a hash table are where they
+    are, and are restored on the same number of devices.
 
     Args:
         collection: the tables.
@@ -137,8 +139,15 @@ def _check_arrays(name: str, arrays: Mapping[str, Any], wanted: Mapping[str, Any
 
 
 def _check_sizes(name: str, got: Any, expected: np.ndarray[Any, Any]) -> None:
+    got = np.asarray(got)
+    if np.array_equal(got[:3], expected[:3]) and not np.array_equal(got, expected):
+        raise ValueError(
+            f"arrays[{name!r}]: the checkpoint holds the hash table of {got[3]} devices; expected {expected[3]}, since "
+            "each has the keys that belong to it. Restore it with that many devices, and give "
+            "Collection.separated(state) to Collection.joined of these; or use dump_keys and load_keys."
+        )
     if not np.array_equal(got, expected):
-        (rows, columns), (own_rows, own_columns) = _read(np.asarray(got)), _read(expected)
+        (rows, columns), (own_rows, own_columns) = _read(got), _read(expected)
         raise ValueError(
             f"arrays[{name!r}]: the checkpoint holds a table of {rows:,} x {columns:,}; expected {own_rows:,} x "
             f"{own_columns:,}. Describe the table with the sizes of the checkpoint; it can be grown after that."
@@ -148,11 +157,14 @@ def _check_sizes(name: str, got: Any, expected: np.ndarray[Any, Any]) -> None:
 def _sizes(collection: Collection, name: str) -> np.ndarray[Any, Any]:
     table = collection.tables[name]
     rows = table.num_embeddings
-    return np.array([rows >> 32, rows & 0xFFFFFFFF, table.features], np.uint32)
+    sizes = [rows >> 32, rows & 0xFFFFFFFF, table.features]
+    if table.takes_keys:
+        sizes.append(table.layout.devices if isinstance(table, ShardedTable) else 1)
+    return np.array(sizes, np.uint32)
 
 
 def _read(sizes: np.ndarray[Any, Any]) -> tuple[int, int]:
-    high, low, columns = (int(word) for word in sizes)
+    high, low, columns = (int(word) for word in sizes[:3])
     return (high << 32) | low, columns
 
 

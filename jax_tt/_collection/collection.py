@@ -336,7 +336,8 @@ class Collection:
         tables, states = {}, {}
         for name, own in self.separated(state).items():
             if name in self.tables:
-                tables[name], states[name] = self.separated_tables[name].frozen(own)
+                table = self.separated_tables[name]
+                tables[name], states[name] = table.frozen(table.of_rows(own))
         return Collection(tables, self.features), states
 
     def with_statistics(self, state: States) -> dict[str, dict[str, Any]]:

@@ -24,7 +24,7 @@ from jax_tt._progress import Progress
 
 # How the arrays of a part are written.
 FORMATS = ("safetensors", "orbax")
-_ABOUT, _REST, _VERSION = "about.json", "rest.safetensors", 1
+_ABOUT, _REST, _VERSION = "about.json", "rest.safetensors", 2
 DUMP = Contents(
     "a dump", _ABOUT, re.compile(r"about\.json|rest\.safetensors|keys-\d+\.(safetensors|orbax)")
 )
@@ -95,7 +95,9 @@ class Dump:
         keys: the number of keys.
         files: the parts.
         arrays: the type of every array, by name.
-        sets: how many sets the table had, and how many slots each; None for other tables. The parts have slots then.
+        changes_since: the batch after which keys of a hash table have been requested; 0 for dumps of whole tables.
+        sets: how many sets the table had, how many slots each, and on how many devices; None for other tables. The
+            parts have slots then.
     """
 
     path: str
@@ -103,7 +105,13 @@ class Dump:
     keys: int
     files: list[str]
     arrays: dict[str, str]
-    sets: tuple[int, int] | None
+    changes_since: int
+    sets: tuple[int, int, int] | None
+
+    @property
+    def devices(self) -> int:
+        """That the keys of the table belonged to."""
+        return 1 if self.sets is None else self.sets[2]
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Dump:
@@ -119,9 +127,11 @@ class Dump:
                 raise FileError(f"{name}: is of version {found['version']}; expected {_VERSION}.")
             files = [str(file) for file in found["files"]]
             sizes = int(found["features"]), int(found["keys"])
-            sets, ways = found.get("sets"), found.get("ways")
-            divided = None if sets is None else (int(sets), int(ways))
-            return cls(name, *sizes, files, dict(found["arrays"]), divided)
+            sets, since = None, 0
+            if "sets" in found:
+                sets = int(found["sets"]), int(found["ways"]), int(found["devices"])
+                since = int(found["since"])
+            return cls(name, *sizes, files, dict(found["arrays"]), since, sets)
         except FileNotFoundError:
             raise _incomplete(name, _ABOUT) from None
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -101,3 +102,23 @@ def init_directory(sets: int, ways: int) -> KeyDirectory:
         scores=jnp.zeros((sets, 2, ways), jnp.uint32),
         touched=jnp.zeros((sets, ways), jnp.int32),
     )
+
+
+# The names of the arrays in a state: of the keys that have a row, and of those that wait for admission.
+KEYS = tuple(f"hash_{field}" for field in KeyDirectory._fields)
+WAITING = tuple(f"hash_waiting_{field}" for field in KeyDirectory._fields)
+
+
+def directory_of(state: Mapping[str, Any]) -> KeyDirectory:
+    """The keys that have a row."""
+    return KeyDirectory(*(state[name] for name in KEYS))
+
+
+def waiting_of(state: Mapping[str, Any]) -> KeyDirectory:
+    """The keys that wait for admission."""
+    return KeyDirectory(*(state[name] for name in WAITING))
+
+
+def named_directory(directory: KeyDirectory, names: tuple[str, ...] = KEYS) -> dict[str, Any]:
+    """The arrays of a directory by their names in a state."""
+    return dict(zip(names, directory, strict=True))

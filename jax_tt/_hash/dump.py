@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,21 +15,11 @@ from jax_tt._arguments import as_int, as_positive, one_of
 from jax_tt._files.dump import FORMATS, Dump, write_dump
 from jax_tt._files.stored import FileError
 from jax_tt._hash import backend
-from jax_tt._hash.directory import Eviction
+from jax_tt._hash.directory import KEYS, WAITING, KeyDirectory, named_directory, waiting_of
 from jax_tt._hash.entries import table_keys
-from jax_tt._hash.hashing import homes_of
-from jax_tt._hash.keys import split_keys
-from jax_tt._hash.table import (
-    CLOCK,
-    KEYS,
-    HashTable,
-    directory_of,
-    named_directory,
-    require_hash_table,
-    unsharded_hash_table,
-)
+from jax_tt._hash.placing import ENTRY, Sets, directory_with, entries_of, placed
+from jax_tt._hash.table import CLOCK, HashTable, require_hash_table, unsharded_hash_table
 from jax_tt._progress import Progress
-from jax_tt._sharding.rehash import rehashed_waiting
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State
 
@@ -39,7 +29,8 @@ class Loaded(NamedTuple):
 
     Attributes:
         keys: the number of keys in the dump.
-        evicted: keys of the dump or of the table before that found no room in the end, those with the lowest scores.
+        evicted: keys of the table that have left it, since the dump is one of the changes that followed, and has other
+            keys in their slots; 0 for all other dumps.
 
     >>> import jax_tt
     >>> jax_tt.Loaded(keys=5, evicted=0).keys
@@ -103,34 +94,31 @@ def dump_keys(
     >>> bool((rows == again).all()), counts.keys
     (True, 5)
     """
-    own = _with_own_rows(unsharded_hash_table(table))
-    divided, table = table.divided, own
+    sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
     size, first = as_positive("keys_per_file", keys_per_file), as_int("since", since)
     one_of("format", format, FORMATS)
     entries = table_keys(table, state)
     entries = entries[entries["touched"] > first]
     names = list(table.table.row_arrays)
-    # The slots of divided tables are those of every device, and mean nothing for another number of devices.
-    of_keys = [name for name in entries.dtype.names or () if name != "slot" or not divided]
+    rows = {
+        name: state[name] if _on_one(state[name]) else np.asarray(state[name]) for name in names
+    }
 
     def parts() -> Iterator[dict[str, np.ndarray]]:
         for k in range(0, len(entries), size):
             part = entries[k : k + size]
             yield {
-                **{name: np.ascontiguousarray(part[name]) for name in of_keys},
-                **{name: np.asarray(state[name][part["slot"]]) for name in names},
+                **{name: np.ascontiguousarray(part[name]) for name in ENTRY.fields or ()},
+                **{name: np.asarray(rows[name][part["slot"]]) for name in names},
             }
 
     about = {
         "features": table.features,
         "since": first,
         "arrays": {name: str(state[name].dtype) for name in names},
+        **sets._asdict(),
     }
-    if not divided:
-        about |= {"sets": table.sets, "ways": table.ways}
-    rest = {name: value for name, value in state.items() if name in _rest_names(table)}
-    if divided:
-        rest |= rehashed_waiting(table, state, 1)
+    rest = {name: x for name, x in state.items() if name in {*_rest_names(table), *WAITING}}
     with Progress(progress, "dump_keys", -(-len(entries) // size)) as bar:
         write_dump(path, parts(), rest, about, format, bar, overwrite=overwrite)
     return int(state[CLOCK])
@@ -148,10 +136,12 @@ def load_keys(
     """Puts the keys of a dump into a table, with their rows, scores and last batches.
 
     Keys that the table has already are overwritten; load the dump of a whole table first, then those of changes.
-    The capacity may differ from that of the dumped table, and so may storage types, to which values are rounded.
-    Keys come into their slots where the table is empty and has the capacity and the ways of the dumped one, which
-    was not divided. Where a table has no room for all keys, those with the highest scores stay. Step counts, the
-    seed and totals become those of the dump, and the number of batches the larger one.
+    The capacity and the number of devices may differ from those of the dumped table, and so may storage types, to
+    which values are rounded. All keys are there afterwards, those of the dump and those of the table, or it is an
+    error. Where the table has no other keys, and the capacity, the ways and the number of devices of the dumped one,
+    all keys come into the slots that they had, whatever the load. So they do if the dump is one of the changes since
+    the last batch of the table; the keys that had these slots before have left it. Admission counts come with the
+    keys. Step counts, the seed and totals become those of the dump, and the number of batches the larger one.
 
     Args:
         table: the `HashTable`, or a `ShardedTable` of one, on any number of devices.
@@ -167,7 +157,7 @@ def load_keys(
 
     Raises:
         FileError: the directory is missing, incomplete, damaged or that of another kind of table.
-        ValueError: the policy is "none" and there is no room for all keys.
+        ValueError: there is no room for all keys; the message has a capacity and ways that have.
         TypeError: ``table`` is not a `HashTable` whose rows are those of single keys.
 
     >>> import jax, jax_tt, numpy as np, os, tempfile
@@ -179,136 +169,158 @@ def load_keys(
     >>> counts
     Loaded(keys=5, evicted=0)
     """
-    sharded: Any = table
-    table, state = _with_own_rows(unsharded_hash_table(table)), dict(state)
-    if sharded.divided:
-        state = sharded.by_row(state)
+    sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
     table.check(state)
     dump = Dump.open(path)
     wanted = table.table.row_arrays
     taken = list(wanted) if optimizer_state else list(table.table.row_names)
     dump.check(table.features, taken, exact=optimizer_state)
     method = table.method(Lookup(method=method), state)
-    scalars = {
-        name: jnp.asarray(value)
-        for name, value in dump.rest().items()
-        if name in _rest_names(table) and value.shape == state[name].shape
-        if optimizer_state or name.startswith("hash_")
+    held, changed = table_keys(table, state), _others(table, state, sets, dump, optimizer_state)
+    kept, new = _placed(table, held, sets, dump, int(state[CLOCK]))
+    changed |= named_directory(directory_with(np.concatenate([kept, new]), sets, table.label))
+    # One copy, which the files are then written into: on the device, or of several devices on the host.
+    arrays: dict[str, Any] = {
+        name: jnp.copy(state[name]) if _on_one(state[name]) else np.array(state[name])
+        for name in wanted
     }
-    evicted = 0
-    # The batches of both tables lie in the past. The dump of a table without batches is of batch 1.
-    scalars[CLOCK] = jnp.maximum(state[CLOCK], scalars.get(CLOCK, 1))
-    now = int(scalars[CLOCK])
-    same = dump.sets == (table.sets, table.ways) and not bool(jnp.any(state[KEYS[2]] > 0))
-    # One copy, which the files are then written into.
-    state = {**state, **{array: jnp.copy(state[array]) for array in wanted}}
+    _, before, after = np.intersect1d(held["key"], kept["key"], return_indices=True)
+    before, after = held["slot"][before], kept["slot"][after]
+    if (before != after).any():
+        for name in wanted:
+            rows = np.asarray(state[name])[before]
+            arrays[name] = _written(arrays[name], rows, after, method)
+    first = 0
     with Progress(progress, "load_keys", len(dump.files)) as bar:
-        for part in dump.parts({own: state[own].shape[1:] for own in taken}):
-            if same:
-                state = _put_back(table, state, part, wanted, method, dump.path)
-                bar.step()
-                continue
-            for piece in _pieces(part, table.num_embeddings):
-                now += 1
-                state, more = _placed(table, state, piece, wanted, now, method)
-                evicted += more
+        for part in dump.parts({name: state[name].shape[1:] for name in taken}):
+            slots = new["slot"][first : first + len(part["key"])]
+            first += len(slots)
+            for name, value in wanted.items():
+                arrays[name] = _written(arrays[name], part.get(name, value), slots, method)
             bar.step()
-    return sharded.of_rows(state | scalars), Loaded(dump.keys, evicted)
-
-
-def _pieces(part: Mapping[str, np.ndarray], capacity: int) -> Iterator[dict[str, np.ndarray]]:
-    """The keys of a file in random order, in pieces that are small beside the table.
-
-    An insertion chooses between the two sets of a key by what is in them before, so that many keys at once, or in the
-    order of their slots, would find less room than they had.
-    """
-    size = max(1024, capacity // 64)
-    order = np.random.default_rng(0).permutation(len(part["key"]))
-    for k in range(0, len(order), size):
-        yield {name: array[order[k : k + size]] for name, array in part.items()}
+    changed |= {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
+    changed = {name: _like(state[name], value) for name, value in changed.items()}
+    left = len(held) - len(kept) - np.isin(held["key"], new["key"]).sum()
+    return {**state, **arrays, **changed}, Loaded(dump.keys, int(left))
 
 
 def _placed(
-    table: HashTable,
-    state: dict[str, Any],
-    part: Mapping[str, np.ndarray],
-    wanted: Mapping[str, Any],
-    now: int,
-    method: str,
-) -> tuple[dict[str, Any], int]:
-    """The state with these keys, and how many keys found no room."""
-    keys, given = (jnp.asarray(_words(part[name])) for name in ("key", "score"))
-    here = jnp.ones(len(part["key"]), bool)
-    # Under "none", all scores are 0, and no key may take the place of another one.
-    eviction = Eviction("none" if table.policy == "none" else "custom")
-    directory, done = backend.insert(
-        *(directory_of(state), keys, here, given, jnp.int32(now), jnp.uint32(0)),
-        *(eviction, method),
-    )
-    evicted, refused = (int(count) for count in done.counts[-2:])
-    if refused and eviction.policy == "none":
-        raise ValueError(
-            f"{table.label}table: has no room for {refused} keys of the dump in its {table.num_embeddings} rows, and "
-            'the policy "none" evicts nothing; expected a larger capacity.'
+    table: HashTable, held: np.ndarray, sets: Sets, dump: Dump, now: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The other keys that stay in a table, and those of the dump in the order of its files, with their slots."""
+    new = _keys_of(dump)
+    others = held[~np.isin(held["key"], new["key"])]
+    # What has changed since the state of the table says who has taken the place of other keys.
+    follows = dump.changes_since > 0 and dump.changes_since == now
+    if dump.sets == sets and (follows or not len(others)):
+        _check_slots(new, sets, dump.path)
+        return others[~np.isin(others["slot"], new["slot"])], new
+    new["slot"] = -1
+    _, there, here = np.intersect1d(held["key"], new["key"], return_indices=True)
+    new["slot"][here] = held["slot"][there]
+    advice = ""
+    if dump.changes_since:
+        advice = (
+            " The dump is one of changes, which does not say what has left the table: a table with the capacity, ways "
+            f"and devices of the dumped one, as it was at batch {dump.changes_since}, follows it."
         )
-    slots = np.asarray(backend.find(directory, keys, here, method))
-    slots = np.where(slots < 0, table.num_embeddings, slots)
-    touched = directory.touched.reshape(-1).at[slots].set(part["touched"], mode="drop")
-    directory = directory._replace(touched=touched.reshape(directory.touched.shape))
-    state = {**state, **named_directory(directory)}
-    return _with_rows(state, part, wanted, slots, method), evicted + refused
+    entries = placed(np.concatenate([others, new]), sets, f"{table.label}table", advice)
+    return entries[: len(others)], entries[len(others) :]
 
 
-def _put_back(
-    table: HashTable,
-    state: dict[str, Any],
-    part: Mapping[str, np.ndarray],
-    wanted: Mapping[str, Any],
-    method: str,
-    path: str,
-) -> dict[str, Any]:
-    """The state with the keys of one file in the slots that they had."""
-    directory, slots = directory_of(state), part["slot"]
-    at, way = np.divmod(slots, table.ways)
-    words, scores = (_words(part[name]) for name in ("key", "score"))
-    homes = np.stack(jax.jit(homes_of, static_argnums=1)(words, table.sets))
-    fits = (homes == at).any(axis=0).all() and np.unique(slots).size == slots.size
-    if not fits or (part["touched"] <= 0).any() or np.asarray(directory.touched)[at, way].any():
+def _keys_of(dump: Dump) -> np.ndarray:
+    """The keys of all files, with their slots if there are any."""
+    parts = []
+    for part in dump.parts({}):
+        parts.append(np.zeros(len(part["key"]), ENTRY))
+        for name in ENTRY.names or ():
+            parts[-1][name] = part.get(name, -1)
+    found = np.concatenate([np.zeros(0, ENTRY), *parts])
+    if len(found) != dump.keys or len(np.unique(found["key"])) < len(found):
+        raise FileError(
+            f"{dump.path}: is damaged; it has {len(np.unique(found['key']))} different keys, not {dump.keys}."
+        )
+    if (found["touched"] <= 0).any():
+        raise FileError(f"{dump.path}: is damaged; keys have no last batch.")
+    return found
+
+
+def _check_slots(entries: np.ndarray, sets: Sets, path: str) -> None:
+    slots = entries["slot"]
+    fits = (sets.homes(entries["key"]) == slots // sets.ways).any(axis=0).all()
+    if not fits or len(np.unique(slots)) < len(slots):
         raise FileError(f"{path}: is damaged; keys are in slots that they cannot have.")
-    directory = directory._replace(
-        keys=directory.keys.at[at, :, way].set(words),
-        scores=directory.scores.at[at, :, way].set(scores),
-        touched=directory.touched.at[at, way].set(part["touched"]),
-    )
-    return _with_rows({**state, **named_directory(directory)}, part, wanted, slots, method)
 
 
-def _words(integers: np.ndarray) -> np.ndarray:
-    """uint64 ``[n]`` as uint32 ``[n, 2]``, high and low word."""
-    return np.asarray(split_keys(integers).digits).view(np.uint32)
-
-
-def _with_rows(
-    state: dict[str, Any],
-    part: Mapping[str, np.ndarray],
-    wanted: Mapping[str, Any],
-    slots: np.ndarray,
-    method: str,
+def _others(
+    table: HashTable, state: State, sets: Sets, dump: Dump, optimizer_state: bool
 ) -> dict[str, Any]:
-    """The state with the rows of keys in their slots; those of no slot are left out."""
-    # Slots in ascending order, as `exchange` takes them.
+    """The arrays of the dump that do not belong to single keys of the table, as they are afterwards."""
+    rest = dump.rest()
+    found = {}
+    for name in _rest_names(table) & rest.keys():
+        if not (optimizer_state or name.startswith("hash_")):
+            continue
+        if rest[name].shape != state[name].shape:
+            raise FileError(
+                f"{dump.path}: {name} has shape {rest[name].shape}; expected {state[name].shape}, that of the table."
+            )
+        found[name] = rest[name]
+    # The batches of both tables lie in the past. The dump of a table without batches is of batch 1.
+    found[CLOCK] = np.maximum(np.asarray(state[CLOCK]), found.get(CLOCK, 1))
+    if table.waiting_sets and WAITING[0] in rest:
+        own = sets._replace(sets=table.waiting_sets)
+        given = KeyDirectory(*(rest[name] for name in WAITING))
+        found |= named_directory(_waiting(table, state, given, own, dump), WAITING)
+    return found
+
+
+def _waiting(
+    table: HashTable, state: State, given: KeyDirectory, sets: Sets, dump: Dump
+) -> KeyDirectory:
+    """The keys that wait for admission after those of a dump, which has all that waited, have come."""
+    held, new = entries_of(waiting_of(state)), entries_of(given)
+    held = held[~np.isin(held["key"], new["key"])]
+    if dump.changes_since:
+        held = held[:0]
+    if not len(held) and Sets(given.sets, given.ways, dump.devices) == sets:
+        return given
+    new["slot"] = -1
+    entries = placed(
+        np.concatenate([held, new]), sets, f"{table.label}admission: of the keys that wait"
+    )
+    return directory_with(entries, sets, table.label)
+
+
+def _on_one(array: jax.Array) -> bool:
+    return len(array.sharding.device_set) == 1
+
+
+def _written(array: Any, entries: Any, slots: np.ndarray, method: str) -> Any:
+    """An array with entries ``[n, ...]``, or a scalar, in distinct slots. It is overwritten."""
+    if isinstance(array, np.ndarray):
+        array[slots] = np.asarray(entries).astype(array.dtype)
+        return array
+    # In ascending order, as `exchange` takes them.
     order = np.argsort(slots, kind="stable")
-    new = [
-        jnp.asarray(part[name][order] if name in part else value, state[name].dtype)
-        for name, value in wanted.items()
-    ]
-    arrays = _written([state[name] for name in wanted], new, slots[order], method)
-    return {**state, **dict(zip(wanted, arrays, strict=True))}
+    new = jnp.asarray(entries[order] if np.ndim(entries) else entries, array.dtype)
+    return _exchanged(array, new, slots[order], method)
 
 
 @partial(jax.jit, donate_argnums=0, static_argnums=3)
-def _written(arrays: Any, new: Any, slots: jax.Array, method: str) -> Any:
-    return backend.exchange(arrays, new, slots, method, return_old=False)[0]
+def _exchanged(array: Any, new: Any, slots: jax.Array, method: str) -> Any:
+    return backend.exchange([array], [new], slots, method, return_old=False)[0][0]
+
+
+def _like(array: jax.Array, value: Any) -> jax.Array:
+    """A value of the host where an array is, in its type."""
+    value = np.asarray(value, array.dtype)
+    return jnp.array(value) if _on_one(array) else jax.device_put(value, array.sharding)
+
+
+def _sets_of(table: Any) -> Sets:
+    own = unsharded_hash_table(table)
+    return Sets(own.sets, own.ways, table.layout.devices if table.divided else 1)
 
 
 def _with_own_rows(table: Any) -> HashTable:
@@ -323,4 +335,4 @@ def _with_own_rows(table: Any) -> HashTable:
 
 def _rest_names(table: HashTable) -> set[str]:
     """The arrays that do not belong to single keys of the table."""
-    return {*table.trained_shapes, *table.hash_shapes} - {*table.table.row_arrays, *KEYS}
+    return {*table.trained_shapes, *table.hash_shapes} - {*table.table.row_arrays, *KEYS, *WAITING}

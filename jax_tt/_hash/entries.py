@@ -8,13 +8,10 @@ import jax
 import numpy as np
 
 from jax_tt import _words
-from jax_tt._hash.directory import COUNTERS
-from jax_tt._hash.table import KEYS, TOTALS, HashTable, directory_of, unsharded_hash_table
+from jax_tt._hash.directory import COUNTERS, KEYS, directory_of
+from jax_tt._hash.placing import entries_of
+from jax_tt._hash.table import TOTALS, HashTable, unsharded_hash_table
 from jax_tt._tables.table import State
-
-_ENTRY = np.dtype(
-    [("key", np.uint64), ("slot", np.int32), ("score", np.uint64), ("touched", np.int32)]
-)
 
 
 def table_keys(table: HashTable, state: State) -> np.ndarray:
@@ -37,15 +34,7 @@ def table_keys(table: HashTable, state: State) -> np.ndarray:
     """
     table = unsharded_hash_table(table)
     table.check(state)
-    keys, scores, touched = jax.device_get(directory_of(state))
-    (slots,) = np.nonzero(touched.reshape(-1))
-    entries = np.empty(slots.size, _ENTRY)
-    entries["slot"] = slots
-    entries["touched"] = touched.reshape(-1)[slots]
-    for field, words in ("key", keys), ("score", scores):
-        high, low = words.astype(np.uint64).transpose(1, 0, 2).reshape(2, -1)[:, slots]
-        entries[field] = high << np.uint64(32) | low
-    return entries
+    return entries_of(directory_of(state))
 
 
 def hash_statistics(table: HashTable, state: State) -> dict[str, int | float]:

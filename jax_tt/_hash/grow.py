@@ -13,16 +13,15 @@ from jax.core import Tracer
 from jax_tt._arguments import as_int
 from jax_tt._hash import backend
 from jax_tt._hash.admission import AdmitAfter
-from jax_tt._hash.directory import KeyDirectory
-from jax_tt._hash.table import (
+from jax_tt._hash.directory import (
     KEYS,
     WAITING,
-    HashTable,
+    KeyDirectory,
     directory_of,
     named_directory,
-    unsharded_hash_table,
     waiting_of,
 )
+from jax_tt._hash.table import HashTable, unsharded_hash_table
 from jax_tt._init import fresh_init
 from jax_tt._tables.change import Change, Growth
 from jax_tt._tables.table import State
@@ -62,6 +61,9 @@ def grow_if_full(
     if capacity == own.num_embeddings:
         return table, dict(state)
     change = table.grown(state, growth_to(own, capacity))
+    before, after = (_occupied(arrays) for arrays in (state, change.state))
+    if before != after:
+        raise RuntimeError(f"{own.label}table: {after} of {before} keys would be left.")
     grown: Any = change.table
     return grown, change.state
 
@@ -76,11 +78,15 @@ def grown_capacity(table: HashTable, state: State, max_load: Any) -> int:
         raise TypeError(
             f"{table.label}state: got traced arrays; a table grows between steps, outside of jit."
         )
-    occupied = int(jnp.sum(touched > 0))
+    occupied = _occupied(state)
     capacity, most = table.num_embeddings, table.max_capacity or table.num_embeddings
     while occupied > max_load * capacity and 2 * capacity <= most:
         capacity *= 2
     return capacity
+
+
+def _occupied(state: State) -> int:
+    return int(jnp.sum(state[KEYS[2]] > 0))
 
 
 def growth_to(table: HashTable, capacity: int, method: str = "auto") -> Growth:

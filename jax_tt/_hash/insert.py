@@ -14,7 +14,16 @@ from jax_tt._arguments import as_array
 from jax_tt._bags import Bags
 from jax_tt._hash import backend
 from jax_tt._hash.admission import AdmitAfter, AdmitWithProbability
-from jax_tt._hash.directory import COUNTERS, Eviction, Insertion, KeyDirectory
+from jax_tt._hash.directory import (
+    COUNTERS,
+    WAITING,
+    Eviction,
+    Insertion,
+    KeyDirectory,
+    directory_of,
+    named_directory,
+    waiting_of,
+)
 from jax_tt._hash.initial import InitialRows, threefry
 from jax_tt._hash.keys import keys_of, score_words
 from jax_tt._hash.missing import Check
@@ -23,13 +32,9 @@ from jax_tt._hash.table import (
     CLOCK,
     SEED,
     TOTALS,
-    WAITING,
     HashTable,
-    directory_of,
     initial_of_tables,
-    named_directory,
     unsharded_hash_table,
-    waiting_of,
 )
 from jax_tt._lookup._batch import present
 from jax_tt._lookup._inputs import bag_batch, lookup_batch

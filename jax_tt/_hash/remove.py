@@ -10,15 +10,10 @@ import jax.numpy as jnp
 
 from jax_tt._arguments import as_positive
 from jax_tt._hash import backend
+from jax_tt._hash.directory import directory_of, named_directory
 from jax_tt._hash.insert import Evicted, keys_of_ids
 from jax_tt._hash.reference import erase
-from jax_tt._hash.table import (
-    CLOCK,
-    HashTable,
-    directory_of,
-    named_directory,
-    require_hash_table,
-)
+from jax_tt._hash.table import CLOCK, HashTable, require_hash_table
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State
 

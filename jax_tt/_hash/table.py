@@ -17,15 +17,18 @@ from jax_tt._hash import backend
 from jax_tt._hash.admission import Admission, AdmitAfter, as_admission
 from jax_tt._hash.directory import (
     COUNTERS,
+    KEYS,
     MAX_WAYS,
     POLICIES,
+    WAITING,
     Eviction,
-    KeyDirectory,
+    directory_of,
     init_directory,
 )
 from jax_tt._hash.initial import InitialRows, Normal
 from jax_tt._hash.keys import keys_of, slots_of
 from jax_tt._hash.missing import IGNORED, SAFE_CHECKS, Check
+from jax_tt._hash.relocate import relocated
 from jax_tt._lookup._batch import Batch, present
 from jax_tt._lookup._explicit import lists_over_explicit_axes, over_explicit_axes
 from jax_tt._lookup._ids import outside
@@ -35,8 +38,6 @@ from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State, Table
 from jax_tt._tables.wrapper import Wrapper
 
-KEYS = tuple(f"hash_{field}" for field in KeyDirectory._fields)
-WAITING = tuple(f"hash_waiting_{field}" for field in KeyDirectory._fields)
 CLOCK, SEED, TOTALS = "hash_clock", "hash_seed", "hash_totals"
 # The linen collection of these arrays.
 COLLECTION = "hash_table"
@@ -179,15 +180,36 @@ class HashTable(Wrapper):
         for name, (shape, dtype) in self.hash_shapes.items():
             array = state[name]
             if array.shape != shape or array.dtype != dtype:
+                several = name in (*KEYS, *WAITING) and len(array.shape) > len(shape)
+                fix = " HashTable.of_rows takes the keys of several devices." if several else ""
                 raise ValueError(
                     f"{self.label}{name}: got {array.dtype} of shape {array.shape}; expected {jnp.dtype(dtype)} of "
-                    f"shape {shape}, as this table has."
+                    f"shape {shape}, as this table has.{fix}"
                 )
 
     def init_rest(self, params: Mapping[str, Any]) -> dict[str, jax.Array]:
         rest = {name: jnp.zeros(*own) for name, own in self.hash_shapes.items()}
         words = (self.seed >> 32) & 0xFFFFFFFF, self.seed & 0xFFFFFFFF
         return {**self.table.init_rest(params), **rest, SEED: jnp.array(words, jnp.uint32)}
+
+    def of_rows(self, state: State) -> dict[str, Any]:
+        """The state of the same keys in this table, from one of another capacity or of several devices.
+
+        Args:
+            state: arrays by name, such as `ShardedTable.by_row` or `Collection.separated` returns them. Where the
+                slots are divided as in this table, they are returned as they are.
+
+        Raises:
+            ValueError: there is no room for all keys; the message has a capacity and ways that have.
+            TypeError: the arrays are traced, and keys get other slots.
+
+        >>> import jax, jax_tt, numpy as np
+        >>> small, large = jax_tt.hash_table(8, 64), jax_tt.hash_table(8, 96)
+        >>> state, _ = jax_tt.insert_keys(small, small.init(jax.random.key(0)), np.arange(40))
+        >>> jax_tt.hash_statistics(large, large.of_rows(state))["keys"]
+        40
+        """
+        return relocated(self, state, 1)
 
     # Lookups
 
@@ -315,20 +337,6 @@ def found_slots(lookups: Sequence[tuple[HashTable, State, Batch, Lookup]]) -> li
     for k, own in zip(new, slots, strict=True):
         batches[k] = dataclasses.replace(batches[k], slots=own)
     return batches
-
-
-def directory_of(state: State) -> KeyDirectory:
-    """The keys that have a row."""
-    return KeyDirectory(*(state[name] for name in KEYS))
-
-
-def waiting_of(state: State) -> KeyDirectory:
-    """The keys that wait for admission."""
-    return KeyDirectory(*(state[name] for name in WAITING))
-
-
-def named_directory(directory: KeyDirectory, names: tuple[str, ...] = KEYS) -> dict[str, Any]:
-    return dict(zip(names, directory, strict=True))
 
 
 def require_hash_table(table: Any) -> HashTable:

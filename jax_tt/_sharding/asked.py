@@ -12,8 +12,8 @@ from jax import lax
 
 from jax_tt._hash import backend
 from jax_tt._hash.missing import Check, check_count
+from jax_tt._hash.owners import keys_of_words
 from jax_tt._lookup._groups import Call
-from jax_tt._sharding.keys import keys_of_words
 from jax_tt._sharding.requests import sharded
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt import _words
 from jax_tt._hash import backend
-from jax_tt._hash.directory import COUNTERS, KeyDirectory
+from jax_tt._hash.directory import COUNTERS, KEYS, WAITING, KeyDirectory
 from jax_tt._hash.insert import (
     Asked,
     Inserted,
@@ -25,13 +25,13 @@ from jax_tt._hash.insert import (
     no_room,
 )
 from jax_tt._hash.missing import Check, check_count
-from jax_tt._hash.table import CLOCK, KEYS, SEED, TOTALS, WAITING, HashTable
+from jax_tt._hash.owners import words_of
+from jax_tt._hash.table import CLOCK, SEED, TOTALS, HashTable
 from jax_tt._lookup._explicit import specified_over_explicit_axes
 from jax_tt._sharding.asked import AskedKeys, received_keys
 from jax_tt._sharding.exchange import exchanged, other_rounds
 from jax_tt._sharding.forward import all_messages
 from jax_tt._sharding.group import ShardedGroup, inside_shard_map
-from jax_tt._sharding.keys import words_of
 from jax_tt._sharding.programs import Local
 from jax_tt._sharding.requests import PAGES, keys_in_pages, replicas_of, requested
 from jax_tt._sharding.route import Messages, Route, distinct, message_rows

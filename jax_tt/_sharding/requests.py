@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_tt._hash.keys import keys_of
+from jax_tt._hash.owners import owners_of, words_of
 from jax_tt._lookup._batch import Batch, present
 from jax_tt._lookup._ids import digits_in_range
-from jax_tt._sharding.keys import owners_of, words_of
 from jax_tt._sharding.pages import Paged, paged
 from jax_tt._sharding.placement import Layout
 from jax_tt._sharding.route import Distinct, Route, distinct

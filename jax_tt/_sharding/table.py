@@ -14,7 +14,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jax_tt._hash.admission import AdmitAfter
-from jax_tt._hash.table import KEYS, SEED, TOTALS, WAITING, HashTable
+from jax_tt._hash.directory import KEYS, WAITING
+from jax_tt._hash.relocate import by_device, relocated, stay_in_slots
+from jax_tt._hash.table import SEED, TOTALS, HashTable
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import replicated_over_explicit_axes, sharded_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
@@ -28,7 +30,6 @@ from jax_tt._sharding.move import moved_rows, row_numbers
 from jax_tt._sharding.options import DEFAULT, Exchange
 from jax_tt._sharding.pages import stored_rows
 from jax_tt._sharding.placement import Layout, Placement
-from jax_tt._sharding.rehash import rehashed
 from jax_tt._sharding.requests import PAGES
 from jax_tt._tables.change import Change, Growth
 from jax_tt._tables.options import Lookup
@@ -270,12 +271,15 @@ class ShardedTable(Wrapper):
             )
 
     def of_rows(self, state: State) -> dict[str, Any]:
-        """The inverse of `by_row`, e.g. of a checkpoint that other devices have written."""
+        """The inverse of `by_row`, e.g. of a checkpoint that other devices have written.
+
+        Raises:
+            ValueError: arrays do not fit, or there is no room for all keys of a hash table; the message has a capacity
+                and ways that have.
+            TypeError: keys get other slots, but the arrays are traced.
+        """
         if self.takes_keys:
-            found = rehashed(self.local_keys, state, self.layout.devices)
-            return {name: self._in_place(name, x) for name, x in found.items()} | {
-                PAGES: self._pages()
-            }
+            return self._of_keys(state)
         arrays = {name: state[name] for name in self.row_arrays}
         for name, shape in self.table.trained_shapes.items():
             if name in arrays and arrays[name].shape != shape:
@@ -285,6 +289,26 @@ class ShardedTable(Wrapper):
                 )
         arrays = {name: rows_of_shards(a, self.layout.columns) for name, a in arrays.items()}
         return {**state, **self._stored(arrays), PAGES: self._pages()}
+
+    def _of_keys(self, state: State) -> dict[str, Any]:
+        self.require(state, tuple(self.divided_names))
+        divided = {name: state[name] for name in self.divided_names}
+        devices = self.layout.devices
+        if stay_in_slots(self.table, divided, devices):
+            found = sharded_over_explicit_axes(
+                lambda own: relocated(self.table, own, devices), divided, self.axis
+            )
+        else:
+            found = relocated(self.table, divided, devices)
+        return {name: self._in_place(name, x) for name, x in {**state, **found}.items()} | {
+            PAGES: self._pages()
+        }
+
+    def _keys_by_device(self, state: State) -> dict[str, Any]:
+        keys = {name: x for name, x in state.items() if name in (*KEYS, *WAITING)}
+        return {name: x for name, x in state.items() if name != PAGES} | by_device(
+            keys, self.layout.devices
+        )
 
     def moved(self, state: State, placement: Placement) -> tuple[ShardedTable, dict[str, Any]]:
         """The table with another placement, and its state, which is the same row by row.
@@ -307,7 +331,11 @@ class ShardedTable(Wrapper):
         >>> state["page_table"].shape
         (10, 1)
         """
-        self._refuse_keys("moved")
+        if self.takes_keys:
+            raise TypeError(
+                f"{self.label}table: a HashTable that is divided over devices cannot be moved; its keys are where "
+                "their hashes say. For other devices, of_rows takes what by_row returns."
+            )
         self.check(state)
         new = dataclasses.replace(self, placement=placement)
         if new.layout.columns != self.layout.columns:
@@ -323,9 +351,13 @@ class ShardedTable(Wrapper):
 
     @functools.cached_property
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:
-        self._refuse_keys("saved in pieces")
         layout, mesh = self._whole_rows, self.mesh
         found = {}
+        if self.takes_keys:
+            for name, like in jax.eval_shape(self._keys_by_device, self.table.pieces).items():
+                sharding = NamedSharding(mesh, P(self.axis) if name in self.divided_names else P())
+                found[name] = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=sharding)
+            return found
         for name, whole in self.table.pieces.items():
             of_rows = name in self.row_arrays
             shape = (layout.rows * layout.devices, *whole.shape[1:]) if of_rows else whole.shape
@@ -333,16 +365,10 @@ class ShardedTable(Wrapper):
             found[name] = jax.ShapeDtypeStruct(shape, whole.dtype, sharding=sharding)
         return found
 
-    def _refuse_keys(self, what: str) -> None:
-        if self.takes_keys:
-            raise TypeError(
-                f"{self.label}table: a HashTable that is divided over devices cannot be {what}; its keys are where "
-                "their hashes say. For other devices, jax_tt.dump_keys writes it, and jax_tt.load_keys reads it."
-            )
-
     def in_pieces(self, state: State) -> dict[str, Any]:
-        self._refuse_keys("saved in pieces")
         self.check(state)
+        if self.takes_keys:
+            return self._keys_in_pieces(state)
         arrays = {name: state[name] for name in self.row_arrays}
         if self.layout.columns > 1:
             found = rows_of_columns(
@@ -352,7 +378,16 @@ class ShardedTable(Wrapper):
             found = self._moved(arrays, self.layout, state[PAGES], self._whole_rows)
         return {name: array for name, array in {**state, **found}.items() if name != PAGES}
 
+    def _keys_in_pieces(self, state: State) -> dict[str, Any]:
+        divided = {name: state[name] for name in self.divided_names}
+        found = sharded_over_explicit_axes(self._keys_by_device, divided, self.axis)
+        return {
+            name: self._in_place(name, x) for name, x in {**state, **found}.items() if name != PAGES
+        }
+
     def of_pieces(self, state: State) -> dict[str, Any]:
+        if self.takes_keys:
+            return self._of_keys(state)
         pieces = {name: state[name] for name in self.row_arrays}
         layout, pages = self._whole_rows, jnp.asarray(self._whole_rows.page_table)
         if self.layout.columns > 1:
@@ -411,11 +446,14 @@ class ShardedTable(Wrapper):
         return sharded_over_explicit_axes(move, inputs, self.axis)
 
     def by_row(self, state: State) -> dict[str, Any]:
-        """The state as that of the wrapped table, whose entry k is that of row k, e.g. for a checkpoint."""
+        """The state as that of the wrapped table, whose entry k is that of row k, e.g. for a checkpoint.
+
+        The keys of a hash table and their rows stay in the slots that they have, and the arrays of keys get a first
+        axis of devices: `HashTable.of_rows` places them in a table of one device.
+        """
         self.require(state, (PAGES,))
         if self.takes_keys:
-            own = {name: array for name, array in state.items() if name != PAGES}
-            return replicated_over_explicit_axes(lambda own: rehashed(self.table, own, 1), own)
+            return replicated_over_explicit_axes(self._keys_by_device, dict(state))
         others = {name: state[name] for name in state if name != PAGES}
         columns = self.layout.columns
         if sum(state[name].nbytes for name in self.row_arrays) > _WHOLE_BYTES:

@@ -91,7 +91,9 @@ def test_smaller_tables_are_refused(source, tmp_path, policy):
     jax_tt.dump_keys(table, state, tmp_path / "dump", keys_per_file=10)
     small = jax_tt.hash_table(6, 16, optimizer=RULE, policy=policy, ways=16)
     start = small.init(jax.random.key(0))
-    with pytest.raises(ValueError, match=r"\d+ of \d+ keys find no room .* capacity of at least (\d+)"):
+    with pytest.raises(
+        ValueError, match=r"\d+ of \d+ keys find no room .* capacity of at least (\d+)"
+    ):
         jax_tt.load_keys(small, start, tmp_path / "dump")
     assert not by_key(small, start)
 

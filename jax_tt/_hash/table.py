@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from jax_tt._lookup._explicit import lists_over_explicit_axes, over_explicit_axe
 from jax_tt._lookup._ids import outside
 from jax_tt._tables.change import Change, Growth, Orders
 from jax_tt._tables.dense import DenseTable
-from jax_tt._tables.options import Lookup
+from jax_tt._tables.options import Lookup, Update
 from jax_tt._tables.table import State, Table
 from jax_tt._tables.wrapper import Wrapper
 
@@ -80,8 +80,9 @@ class HashTable(Wrapper):
         seed: of the initial values, an integer of 64 bits.
         initializer: `Normal`, `TruncatedNormal`, `Uniform` or `Constant`, or a function of keys uint32 ``[n, 2]`` (high
             and low words) and the number of columns that returns ``[n, D]``; None for ``Normal(1 / sqrt(D))``.
-        missing: what keys that are not in the table read where ``Lookup.train`` is False: their ``"initial"`` values,
-            ``"zeros"``, or the row of this number.
+        missing: what keys that are not in the table read where ``Lookup.train`` is False, and in every lookup of a
+            table without an optimizer, such as a frozen one: their ``"initial"`` values, ``"zeros"``, or the row of
+            this number.
         safe_check: what to do where a training lookup has missing keys, or an insertion finds no room for keys:
             ``"error"`` raises, ``"warn"`` issues a `MissingKeyWarning`, ``"ignore"`` does nothing. The first two take a
             host callback.
@@ -211,6 +212,11 @@ class HashTable(Wrapper):
         """
         return relocated(self, state, 1)
 
+    def with_update(self, update: Update | None) -> Self:
+        table = super().with_update(update)
+        # Nothing is trained any more, so that nothing is to be said of keys that are not.
+        return table if update is not None else dataclasses.replace(table, safe_check="ignore")
+
     # Lookups
 
     def prepare(self, state: State, batch: Batch, lookup: Lookup) -> tuple[State, Batch]:
@@ -230,7 +236,7 @@ class HashTable(Wrapper):
         self, state: State, keys: jax.Array, here: jax.Array, lookup: Lookup
     ) -> backend.Search:
         """The search of keys uint32 ``[n, 2]``, of which those that are ``here`` count."""
-        check = Check(self.safe_check, self.untrained) if lookup.train else IGNORED
+        check = Check(self.safe_check, self.untrained) if self.trains(lookup) else IGNORED
         directory = jax.lax.stop_gradient(directory_of(state))
         return backend.Search(directory, keys, here, absent=self.absent(lookup), check=check)
 
@@ -239,14 +245,21 @@ class HashTable(Wrapper):
         """What is said of keys without a row in a training batch."""
         return f"{self.label}ids: {_UNTRAINED}"
 
+    def trains(self, lookup: Lookup) -> bool:
+        """Whether a lookup is one of training, in which keys without a row read their initial rows.
+
+        A table without an optimizer may be a frozen one, so that it follows ``missing`` if it says something else.
+        """
+        return lookup.train and (self.update is not None or self.missing == "initial")
+
     def absent(self, lookup: Lookup) -> int:
         """What is looked up in place of the slot of a key without one."""
-        if lookup.train or isinstance(self.missing, str):
+        if self.trains(lookup) or isinstance(self.missing, str):
             return self.num_embeddings
         return self.missing
 
     def adds_rows(self, lookup: Lookup) -> bool:
-        return lookup.train or self.missing == "initial"
+        return self.trains(lookup) or self.missing == "initial"
 
     def added_rows(
         self, state: State, given: Batch, prepared: Batch, lookup: Lookup, storage: Any

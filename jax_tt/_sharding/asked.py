@@ -82,7 +82,7 @@ def with_missing(
         return sums
     table, lookup = sharded(call).local_keys, call.use.lookup
     missing = keys.here & (asked.rows < 0)
-    if lookup.train and table.safe_check == "error":
+    if table.trains(lookup) and table.safe_check == "error":
         count = lax.psum(jnp.sum(missing, dtype=jnp.int32), everywhere)
         check_count(Check("error", table.untrained), count)
     if not table.adds_rows(lookup):

@@ -1,0 +1,114 @@
+"""Frozen tables of keys: unknown keys read what ``missing`` says, and nobody is told of training."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_tt
+from jax_tt import Lookup, Placement, ShardedTable, _reports
+
+KNOWN, UNKNOWN = np.arange(8) * 2**40, np.arange(3) - 10**15
+RULE = jax_tt.optimizers.Adagrad(0.1)
+
+
+@pytest.fixture(autouse=True)
+def silent():
+    """Warnings of anything are errors, also where the same one was given before."""
+    _reports.forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+        jax.effects_barrier()
+
+
+def source(missing, optimizer=RULE):
+    table = jax_tt.hash_table(4, 64, optimizer=optimizer, missing=missing, safe_check="error")
+    state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), KNOWN)
+    return table, state
+
+
+def keys():
+    return jax_tt.split_keys(np.concatenate([KNOWN, UNKNOWN]))
+
+
+def check(rows, state, missing):
+    assert np.abs(rows[:8]).min() > 0
+    if missing == "zeros":
+        assert (rows[8:] == 0).all()
+    elif missing == "initial":
+        assert np.abs(rows[8:]).min() > 0
+    else:
+        assert (rows[8:] == np.asarray(state["embedding"])[missing]).all()
+
+
+@pytest.mark.parametrize("missing", ["zeros", "initial", 5])
+@pytest.mark.parametrize("train", [True, False])
+def test_single_tables(missing, train):
+    table, state = source(missing)
+    served, arrays = table.frozen(state)
+    look_up = jax.jit(
+        lambda arrays: jax_tt.lookup_rows(served, arrays, keys(), Lookup(train=train))[0]
+    )
+    check(np.asarray(look_up(arrays)), state, missing)
+
+
+def test_tables_without_an_optimizer():
+    table, state = source("zeros", optimizer=None)
+    rows, _ = jax_tt.lookup_rows(table, state, keys(), Lookup())
+    check(np.asarray(rows), state, "zeros")
+
+
+def test_tables_behind_an_order_of_ids():
+    inner = jax_tt.tt_table(64, 4, tt_ranks=2, optimizer=RULE)
+    ordered = jax_tt.OrderedTable(inner, jax_tt.order.IdOrder(np.arange(64)[::-1]))
+    table = jax_tt.HashTable(ordered, missing="zeros", safe_check="error")
+    state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), KNOWN)
+    served, arrays = table.frozen(state)
+    rows, _ = jax_tt.lookup_rows(served, arrays, keys(), Lookup())
+    check(np.asarray(rows), state, "zeros")
+
+
+def test_tables_on_several_devices():
+    mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
+    plain = jax_tt.hash_table(4, 64, optimizer=RULE, missing="zeros", safe_check="error")
+    table = ShardedTable(plain, mesh, "model", Placement.hashed())
+    state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), jax_tt.split_keys(KNOWN))
+    served, arrays = table.frozen(state)
+    ids = jax_tt.split_keys(np.concatenate([KNOWN, UNKNOWN, KNOWN[:1]]))
+    rows, _ = jax.jit(lambda arrays: jax_tt.lookup_rows(served, arrays, ids, Lookup()))(arrays)
+    check(np.asarray(rows)[:11], state, "zeros")
+
+
+@pytest.mark.parametrize("missing", ["zeros", "initial"])
+def test_collections_layers_and_exported_programs(missing):
+    table, _ = source(missing)
+    features = {"item": jax_tt.Feature("item", combiner=None)}
+    collection = jax_tt.Collection({"item": table}, features)
+    state = collection.init(jax.random.key(0))
+    batch = {"item": keys()}
+    state, _ = jax_tt.insert_collection_keys(collection, state, {"item": jax_tt.split_keys(KNOWN)})
+    served, arrays = collection.frozen(state)
+
+    def rows_of(arrays, digits):
+        own = {"item": jax_tt.SplitIds(digits)}
+        return jax_tt.embed_collection(served, arrays, own)[0]["item"]
+
+    digits = jnp.asarray(batch["item"].digits)
+    check(np.asarray(rows_of(arrays, digits)), state["item"], missing)
+    exported = jax.export.export(jax.jit(rows_of), disabled_checks=jax_tt.export_checks())(
+        arrays, digits
+    )
+    loaded = jax.export.deserialize(exported.serialize())
+    check(np.asarray(loaded.call(arrays, digits)), state["item"], missing)
+
+    layer = jax_tt.EmbedCollection(served.tables, features, rngs=nnx.Rngs(0))
+    layer.set_arrays(arrays)
+    check(np.asarray(layer(batch)["item"]), state["item"], missing)
+    alone = jax_tt.HashEmbed(served.tables["item"], rngs=nnx.Rngs(0))
+    for name, array in arrays["item"].items():
+        getattr(alone, name).set_value(array)
+    check(np.asarray(alone(batch["item"])), state["item"], missing)

@@ -1,43 +1,53 @@
 """Records on disk: what was saved stays, room is used again, damage is noticed."""
 
-import contextlib
 import errno
 import os
+import shutil
 
 import numpy as np
 import pytest
 
 import jax_tt
-from jax_tt._tiers import disk
+from jax_tt._tiers import block_file, disk
 from jax_tt._tiers.addresses import addresses, copy_rows
 from jax_tt._tiers.disk import DiskStore
 
 
 def test_refused_directories_stay_as_they_are(tmp_path):
-    lmdb = pytest.importorskip("lmdb")
     store = DiskStore(tmp_path, {"item": 4}, "first")
     store.commit(b"saved")
     store.close()
-    for sizes, about in (({"item": 4, "other": 8}, "first and other"), ({"else": 4}, "second")):
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for sizes, about in (
+        ({"item": 4, "other": 8}, "first and other"),
+        ({"else": 4}, "second"),
+        ({"item": 8}, "first"),
+    ):
         with pytest.raises(jax_tt.StoreError, match="holds records of"):
             DiskStore(tmp_path, sizes, about)
-    with lmdb.open(str(tmp_path), max_dbs=4) as environment, environment.begin() as read:
-        names = [name for name, _ in read.cursor()]
-    assert sorted(names) == [b"blocks/item", b"others"]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_what_is_no_store_is_refused_and_not_kept_locked(tmp_path):
-    pytest.importorskip("lmdb")
-    (tmp_path / "data.mdb").write_bytes(b"x" * 8192)
+    (tmp_path / "index").write_bytes(b"x" * 8192)
     for _ in range(2):
         with pytest.raises(jax_tt.StoreError, match="is damaged, or another program wrote it"):
             DiskStore(tmp_path, {"item": 4}, "about")
-    (tmp_path / "data.mdb").unlink()
+    (tmp_path / "index").unlink()
     DiskStore(tmp_path, {"item": 4}, "about").close()
+    (tmp_path / "index").unlink()
+    with pytest.raises(jax_tt.StoreError, match="its index is missing"):
+        DiskStore(tmp_path, {"item": 4}, "about")
+
+
+def test_stores_without_checksums_are_refused(tmp_path):
+    (tmp_path / "data.mdb").write_bytes(b"x" * 8192)
+    with pytest.raises(jax_tt.StoreError, match="an earlier version, which have no checksums"):
+        DiskStore(tmp_path, {"item": 4}, "about")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.mdb", "in_use"]
 
 
 def test_a_closed_store_can_be_opened_beside_forked_processes(tmp_path):
-    pytest.importorskip("lmdb")
     store = DiskStore(tmp_path, {"item": 4}, "about")
     with open(os.dup(store._lock)):  # as a process that was forked meanwhile has it
         store.close()
@@ -48,7 +58,6 @@ def test_directories_that_cannot_be_locked(tmp_path, monkeypatch):
     def refused(lock, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    pytest.importorskip("lmdb")
     monkeypatch.setattr(disk.fcntl, "flock", refused)
     with pytest.raises(jax_tt.StoreError, match="cannot be locked: No locks available"):
         DiskStore(tmp_path, {"item": 4}, "about")
@@ -89,22 +98,27 @@ def test_blocks_of_which_little_counts_are_dropped(tmp_path, monkeypatch):
         assert pool[there].tolist() == sorted(model) == store.keys("item").tolist()
         assert (records == np.array([model[key] for key in sorted(model)])[:, None]).all()
     store.close()
-    assert (tmp_path / "data.mdb").stat().st_size < 20 * 300 * 400
+    assert (tmp_path / "blocks").stat().st_size < 20 * 300 * 400
 
 
 def test_nothing_is_saved_after_a_write_that_failed(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "_MAP_BYTES", 1 << 18)
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 14)
     keys = np.arange(2000, dtype=np.uint64)
     store = DiskStore(tmp_path, {"item": 400}, "about")
     put_records(store, keys[:3], 1)
     store.commit(b"first")
-    with pytest.raises(jax_tt.StoreError, match="The last committed state is intact"):
-        for first in range(0, 2000, 100):
-            part = keys[first : first + 100]
-            put_records(store, part, 0)
+    message = "No space left on device. The last committed state is intact"
+    with monkeypatch.context() as patch:
+        patch.setattr(block_file.os, "pwrite", full)
+        with pytest.raises(jax_tt.StoreError, match=message):
+            for first in range(0, 2000, 100):
+                part = keys[first : first + 100]
+                put_records(store, part, 0)
     for call in (lambda: store.commit(b"second"), lambda: records_of(store, keys)):
-        with pytest.raises(jax_tt.StoreError, match="The last committed state is intact"):
+        with pytest.raises(jax_tt.StoreError, match=message):
             call()
     store.close()
     store = DiskStore(tmp_path, {"item": 400}, "about")
@@ -137,41 +151,89 @@ def _interrupted(*args):
     raise KeyboardInterrupt
 
 
-@contextlib.contextmanager
-def _blocks_of_a_saved_store(path, records):
-    """A transaction of LMDB that may change the blocks, and their database."""
-    lmdb = pytest.importorskip("lmdb")
-    store = DiskStore(path, {"item": 400}, "about")
-    put_records(store, np.arange(records, dtype=np.uint64), 1)
-    store.commit(b"saved")
+@pytest.mark.parametrize("size", [4, 401, 400])
+def test_changed_bytes_are_noticed(tmp_path, monkeypatch, size):
+    """Whatever bit of whatever file changes: an error, or what was written."""
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 12)
+    draw, keys = np.random.default_rng(size), np.arange(60, dtype=np.uint64)
+    records = draw.integers(0, 256, (60, size), dtype=np.uint8)
+    store = DiskStore(tmp_path / "first", {"item": size}, "about")
+    for part in np.split(np.arange(60), 3):
+        store.put("item", keys[part], addresses(records, part))
+        store.commit(b"saved" * 50)
     store.close()
-    with lmdb.open(str(path), max_dbs=4) as environment:
-        table = environment.open_db(b"blocks/item")
-        with environment.begin(write=True) as write:
-            yield write, table
+    used = max(offset + length for _, _, offset, length, _ in store._index.read().blocks)
+    refused = 0
+    for trial in range(150):
+        path = tmp_path / str(trial)
+        shutil.copytree(tmp_path / "first", path)
+        name = ("blocks", "index")[trial % 3 == 0]
+        data = bytearray((path / name).read_bytes())
+        place = draw.integers(used if name == "blocks" else len(data))
+        data[place] ^= 1 << draw.integers(8)
+        (path / name).write_bytes(data)
+        store = None
+        try:
+            store = DiskStore(path, {"item": size}, "about")
+            found = np.zeros((60, size), np.uint8)
+            there = store.get(
+                "item", keys, lambda own, rows, to=found: copy_rows(own, addresses(to, rows), size)
+            )
+            assert there.all() and (found == records).all()
+            assert store.saved() == b"saved" * 50 and (store.keys("item") == keys).all()
+        except jax_tt.StoreError as error:
+            assert "is damaged" in str(error)
+            refused += 1
+        finally:
+            if store is not None:
+                store.close()
+        shutil.rmtree(path)
+    assert refused > 50
+
+
+def test_bytes_that_change_while_a_store_is_open(tmp_path, monkeypatch):
+    """Also records that were moved to other blocks since then."""
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
+    keys = np.arange(100, dtype=np.uint64)
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    put_records(store, keys, 1)
+    store.commit(b"saved")
+    _, _, offset, length, _ = store._index.read().blocks[0]
+    with open(tmp_path / "blocks", "r+b") as file:
+        file.seek(offset + length - 200)
+        file.write(b"other")
+    for k in range(20):
+        put_records(store, keys[30:], k)
+    with pytest.raises(jax_tt.StoreError, match=r"record .* does not have its checksum"):
+        records_of(store, keys[:30])
+    store.close()
 
 
 @pytest.mark.parametrize("count", [1 << 45, 500, -1])
 def test_a_damaged_block_is_named(tmp_path, count):
-    with _blocks_of_a_saved_store(tmp_path, 3) as (write, table):
-        block = bytearray(write.get(bytes(8), db=table))
-        block[:8] = np.array([count]).tobytes()
-        write.put(bytes(8), bytes(block), db=table)
-    with pytest.raises(jax_tt.StoreError, match="block 0 of 'item' is damaged"):
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    put_records(store, np.arange(3, dtype=np.uint64), 1)
+    store.commit(b"saved")
+    store.close()
+    with open(tmp_path / "blocks", "r+b") as file:
+        file.write(np.array([count]).tobytes())
+    with pytest.raises(jax_tt.StoreError, match=r"block 0 has .* records"):
         DiskStore(tmp_path, {"item": 400}, "about")
 
 
-def test_a_deleted_block_is_noticed(tmp_path, monkeypatch):
+def test_a_file_that_was_cut_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
-    with _blocks_of_a_saved_store(tmp_path, 100) as (write, table):
-        assert write.delete((2).to_bytes(8, "big"), db=table)
-    with pytest.raises(jax_tt.StoreError, match="4 of 5 saved blocks of 'item' are there"):
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    put_records(store, np.arange(100, dtype=np.uint64), 1)
+    store.commit(b"saved")
+    store.close()
+    os.truncate(tmp_path / "blocks", 1 << 13)
+    with pytest.raises(jax_tt.StoreError, match=r"block \d has \d+ bytes"):
         DiskStore(tmp_path, {"item": 400}, "about")
 
 
 def test_small_saves_leave_few_blocks(tmp_path):
     """Every save ends a block; none of them would ever be full."""
-    lmdb = pytest.importorskip("lmdb")
     store = DiskStore(tmp_path, {"item": 400}, "about")
     for k in range(200):
         put_records(store, np.arange(5 * k, 5 * k + 5, dtype=np.uint64), k % 251)
@@ -183,9 +245,7 @@ def test_small_saves_leave_few_blocks(tmp_path):
     assert there.tolist() == [True] * 1000 + [False]
     assert (records == np.repeat(np.arange(200) % 251, 5)[:, None]).all()
     store.close()
-    with lmdb.open(str(tmp_path), max_dbs=4) as environment, environment.begin() as read:
-        blocks = environment.open_db(b"blocks/item", read)
-        assert read.stat(blocks)["entries"] <= 20
+    assert len(store._index.read().blocks) <= 20
 
 
 def test_the_file_does_not_grow_without_saves(tmp_path, monkeypatch):
@@ -196,4 +256,4 @@ def test_the_file_does_not_grow_without_saves(tmp_path, monkeypatch):
         put_records(store, keys, k % 251)
     assert (records_of(store, keys)[1] == 499 % 251).all()
     store.close()
-    assert (tmp_path / "data.mdb").stat().st_size < 20 * 300 * 400
+    assert (tmp_path / "blocks").stat().st_size < 20 * 300 * 400

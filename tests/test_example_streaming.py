@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("flax")
-pytest.importorskip("lmdb")
 pytest.importorskip("tqdm")
 pytest.importorskip("xxhash")
 

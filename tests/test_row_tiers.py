@@ -430,7 +430,7 @@ def test_full_disk_keeps_what_was_saved(tmp_path):
     tiers.save(state, b"first")
     state = trained(tiers, state, [batch_of(np.arange(8) + 8 * k) for k in range(40)])
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    size = (tmp_path / "data.mdb").stat().st_size
+    size = (tmp_path / "blocks").stat().st_size
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
         with pytest.raises(jax_tt.StoreError, match="The last committed state is intact"):

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from jax_tt._tiers.addresses import addresses, copy_rows
+from jax_tt._tiers.checksum import checksum, checksums
 from jax_tt._tiers.key_index import KeyIndex
 
 # Bytes of a block, at least one record.
 BLOCK_BYTES = 1 << 20
 # Memory of blocks that is kept for others.
 _MOST_SPARE = 16
+# Records that are read at once.
+_TOGETHER = 1 << 14
 # Blocks that are less than half full, which frequent saves leave; so many of them are moved together.
 _SMALL_TOGETHER = 16
+
+
+class DamagedBlockError(Exception):
+    """The bytes of a block are not those that were written."""
 
 
 class RecordLog:
     """Where the records of a table are: of a key, the one that was appended last.
 
-    A block is memory uint8 ``[bytes]``: the number of its records, their keys and the records. Blocks have ascending
-    numbers. The last one is open: records are appended until it is full. Of blocks in which few records are still
-    those of their keys, these are appended once more, and the blocks are dropped; in the same way, blocks that ended
-    before they were full are moved together.
+    A block is memory uint8 ``[bytes]``: the number of its records, their keys, their checksums and the records. A
+    record is compared with its checksum whenever it is read, and so is what comes before the records of a stored block.
+    Blocks have ascending numbers. The last one is open: records are appended until it is full. Of blocks in which few
+    records are still those of their keys, these are appended once more, and the blocks are dropped; in the same way,
+    blocks that ended before they were full are moved together.
 
     Args:
         size: bytes of a record.
@@ -36,12 +44,14 @@ class RecordLog:
 
     def __init__(self, size: int, least: int, block_bytes: int = BLOCK_BYTES):
         self._size, self._least = size, least
-        self.rows = max(1, (block_bytes - 8) // (size + 8))
+        self.rows = max(1, (block_bytes - 8) // (size + 16))
         self._index = KeyIndex()
         # By number of the block: its memory, where its records begin, how many there are, and those that count.
         self._blocks: list[np.ndarray | None] = []
         self._firsts, self._counts = np.zeros(16, np.uint64), np.zeros(16, np.int64)
         self._live = np.zeros(16, np.int64)
+        # Checksums of all that comes before the records, of blocks that are stored.
+        self._heads: dict[int, int] = {}
         # Records in blocks that are not dropped.
         self._total = 0
         # Of the open block, and memory for others.
@@ -58,14 +68,41 @@ class RecordLog:
         return len(self._blocks)
 
     def find(self, keys: np.ndarray) -> np.ndarray:
-        """The addresses uint64 ``[n]`` of records of keys uint64 ``[n]``, 0 where there is none.
+        """Where the records of keys uint64 ``[n]`` are, int64 ``[n]``, -1 where there is none.
 
-        They are valid until the next call of another method.
+        The places are valid until the next call of another method.
         """
-        places = self._index.find(keys)
-        blocks, rows = np.divmod(np.maximum(places, 0), self.rows)
-        found = self._firsts[blocks] + (rows * self._size).astype(np.uint64)
-        return np.where(places < 0, np.uint64(0), found)
+        return self._index.find(keys)
+
+    def read(self, places: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Records in some of the places that `find` returns: parts of the places, and the addresses of their records.
+
+        Raises:
+            DamagedBlockError: a record does not have its checksum.
+        """
+        # They are copied first, so that the bytes that are compared are those that are used.
+        width = max(8, -(-self._size // 8) * 8)
+        for first in range(0, len(places), _TOGETHER):
+            part = slice(first, min(first + _TOGETHER, len(places)))
+            blocks, rows = np.divmod(places[part], self.rows)
+            records, expected = (
+                np.zeros((len(rows), width), np.uint8),
+                np.empty(len(rows), np.uint64),
+            )
+            own = np.arange(len(rows))
+            sources = self._firsts[blocks] + (rows * self._size).astype(np.uint64)
+            copy_rows(sources, addresses(records, own), self._size)
+            after = self._counts[blocks]
+            if self._open:
+                after = np.where(blocks == self.end - 1, self.rows, after)
+            sources = self._firsts[blocks] - ((after - rows) * 8).astype(np.uint64)
+            copy_rows(sources, addresses(expected, own), 8)
+            wrong = np.flatnonzero(checksums(records[:, : self._size]) != expected)
+            if len(wrong):
+                raise DamagedBlockError(
+                    f"record {rows[wrong[0]]} of block {blocks[wrong[0]]} does not have its checksum"
+                )
+            yield part, addresses(records, own)
 
     @property
     def stored(self) -> int:
@@ -91,19 +128,37 @@ class RecordLog:
             return full
         number = self.end - 1
         block, count = self._memory(number), int(self._counts[number])
-        head, used = 8 + 8 * self.rows, 8 + (8 + self._size) * count
-        sealed = np.zeros(max(used, self._least), np.uint8)
-        sealed[: 8 + 8 * count] = block[: 8 + 8 * count]
-        sealed[8 + 8 * count : used] = block[head : head + count * self._size]
+        sealed = np.zeros(max(8 + (16 + self._size) * count, self._least), np.uint8)
+        # The number, the keys, the checksums and the records, each without the room for more of them.
+        sizes, source, target = (8, 8 * self.rows, 8 * self.rows, 0), 0, 0
+        used = 8, 8 * count, 8 * count, self._size * count
+        for size, own in zip(sizes, used, strict=True):
+            sealed[target : target + own] = block[source : source + own]
+            source, target = source + size, target + own
         self.settle(number, sealed)
         self._open = False
         return [*full, number]
 
     def block(self, number: int) -> np.ndarray:
         """The memory of a block that is no longer open, as it is to be stored."""
-        block = self._memory(number)
-        block[:8].view(np.int64)[0] = self._counts[number]
+        block, count = self._memory(number), int(self._counts[number])
+        block[:8].view(np.int64)[0] = count
+        self._heads[number] = checksum(block[: 8 + 16 * count])
         return block
+
+    def head(self, number: int) -> int:
+        """The checksum of all that comes before the records of a stored block."""
+        return self._heads[number]
+
+    @property
+    def dropped(self) -> list[int]:
+        """Numbers of the blocks that are no longer needed."""
+        return list(self._dropped)
+
+    def skip_to(self, end: int) -> None:
+        """Numbers later blocks from ``end`` on."""
+        while self.end < end:
+            self._new_block(None)
 
     def take_dropped(self, among: Callable[[int], bool]) -> list[int]:
         """Numbers of some blocks that are no longer needed; their memory is not used after this call."""
@@ -111,37 +166,43 @@ class RecordLog:
         self._dropped = [number for number in self._dropped if not among(number)]
         for number in found:
             self._blocks[number] = None
+            self._heads.pop(number, None)
         return found
 
     def settle(self, number: int, memory: np.ndarray) -> None:
         """Uses other memory for a block, which contains the same."""
         before, self._blocks[number] = self._blocks[number], memory
-        self._firsts[number] = addresses(memory, np.array([8 + 8 * self._counts[number]]))[0]
+        self._firsts[number] = addresses(memory, np.array([8 + 16 * self._counts[number]]))[0]
         if before is None or len(before) != self._full_bytes or not before.flags.owndata:
             return
         if len(self._spare) < _MOST_SPARE:
             self._spare.append(before)
 
-    def restore(self, number: int, memory: np.ndarray) -> None:
-        """Adds a stored block; blocks come in ascending order of numbers.
+    def restore(self, number: int, memory: np.ndarray, head: int) -> None:
+        """Adds a stored block with the checksum ``head``; blocks come in ascending order of numbers.
 
         Raises:
-            ValueError: this is no block of such records.
+            DamagedBlockError: this is not the block.
         """
         count = int(memory[:8].view(np.int64)[0]) if len(memory) >= 8 else -1
-        if not 0 <= count <= self.rows or len(memory) < 8 + (8 + self._size) * count:
-            raise ValueError(f"{len(memory)} bytes with {count} records of {self._size} bytes")
-        while self.end < number:
-            self._new_block(None)
+        fits = 0 <= count <= self.rows and len(memory) >= 8 + (16 + self._size) * count
+        if not fits or checksum(memory[: 8 + 16 * count]) != head:
+            raise DamagedBlockError(
+                f"block {number} has {len(memory)} bytes with {count} records, or other keys"
+            )
+        self.skip_to(number)
         self._new_block(memory)
-        self._counts[number] = count
+        self._counts[number], self._heads[number] = count, head
         self.settle(number, memory)
         # Of a key that is in the block more than once, the last record counts.
         keys, last = np.unique(self._keys_of(number)[::-1], return_index=True)
         self._enter(number, count - 1 - last, keys)
         self._total += count
 
-    def _append(self, keys: np.ndarray, records: np.ndarray) -> list[int]:
+    def _append(
+        self, keys: np.ndarray, records: np.ndarray, checks: np.ndarray | None = None
+    ) -> list[int]:
+        """Appends records, with the checksums that they have elsewhere."""
         full, done = [], 0
         while done < len(keys):
             if not self._open:
@@ -156,6 +217,17 @@ class RecordLog:
             block[8 : 8 + 8 * self.rows].view(np.uint64)[rows] = keys[part]
             targets = self._firsts[number] + (rows * self._size).astype(np.uint64)
             copy_rows(records[part], targets, self._size)
+            head = 8 + 16 * self.rows
+            own = block[8 + 8 * self.rows : head].view(np.uint64)
+            own[rows] = (
+                checksums(
+                    block[head:][: self.rows * self._size].reshape(self.rows, -1)[
+                        rows[0] : rows[-1] + 1
+                    ]
+                )
+                if checks is None
+                else checks[part]
+            )
             self._counts[number] += len(rows)
             self._enter(number, rows, keys[part])
             self._total += len(rows)
@@ -191,7 +263,9 @@ class RecordLog:
         rows = self._index.find(keys) - number * self.rows
         kept = np.flatnonzero(rows == np.arange(len(keys)))
         records = self._firsts[number] + (kept * self._size).astype(np.uint64)
-        full = self._append(keys[kept], records)
+        count = len(keys)
+        checks = self._memory(number)[8 + 8 * count : 8 + 16 * count].view(np.uint64)[kept]
+        full = self._append(keys[kept], records, checks)
         self._total -= len(keys)
         self._counts[number] = 0
         self._dropped.append(number)
@@ -207,11 +281,11 @@ class RecordLog:
             )
         self._blocks.append(memory)
         if memory is not None:
-            self._firsts[number] = addresses(memory, np.array([8 + 8 * self.rows]))[0]
+            self._firsts[number] = addresses(memory, np.array([8 + 16 * self.rows]))[0]
 
     @property
     def _full_bytes(self) -> int:
-        return max(8 + (8 + self._size) * self.rows, self._least)
+        return max(8 + (16 + self._size) * self.rows, self._least)
 
     def _memory(self, number: int) -> np.ndarray:
         found = self._blocks[number]
@@ -219,4 +293,7 @@ class RecordLog:
         return found
 
     def _keys_of(self, number: int) -> np.ndarray:
-        return self._memory(number)[8 : 8 + 8 * int(self._counts[number])].view(np.uint64)
+        count, block = int(self._counts[number]), self._memory(number)
+        if number in self._heads and checksum(block[: 8 + 16 * count]) != self._heads[number]:
+            raise DamagedBlockError(f"the keys of block {number} do not have their checksum")
+        return block[8 : 8 + 8 * count].view(np.uint64)

@@ -1,0 +1,107 @@
+"""`StoreIndex`: what the last commit of a store consists of, in a file that is replaced as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jax_tt._tiers.block_file import Extent
+from jax_tt._tiers.checksum import checksum
+
+_BEGIN, _VERSION = b"jax_tt store\n", 3
+# The table, the number, the offset, the length and the checksum of a block.
+Block = tuple[str, int, int, int, int]
+
+
+class DamagedIndexError(Exception):
+    """The file is not one that was written."""
+
+
+class Committed(NamedTuple):
+    """What was committed.
+
+    Attributes:
+        blocks: all of them in ascending order.
+        ends: the number of the next block, by table.
+        saved: other bytes; None where nothing was committed.
+        other: what the records are, where this is not what was expected.
+    """
+
+    blocks: list[Block]
+    ends: dict[str, int]
+    saved: bytes | None
+    other: str | None = None
+
+    @property
+    def extents(self) -> list[Extent]:
+        return [Extent(offset, length) for _, _, offset, length, _ in self.blocks]
+
+
+class StoreIndex:
+    """The file of a store that says which blocks belong to it.
+
+    Args:
+        path: of the directory.
+        about: what the records are.
+    """
+
+    def __init__(self, path: Path, about: Any):
+        self._path = path
+        self.about = json.dumps({**about, "version": _VERSION}, sort_keys=True)
+
+    def read(self) -> Committed:
+        """What the last commit wrote; of a new store nothing, which is written.
+
+        Raises:
+            DamagedIndexError: the file is damaged, or it is missing although there are blocks.
+            OSError: the file cannot be read.
+        """
+        if not (self._path / "index").exists():
+            if (self._path / "blocks").exists():
+                raise DamagedIndexError("its index is missing")
+            self.write([], {}, None)
+        data = (self._path / "index").read_bytes()
+        if not data.startswith(_BEGIN):
+            raise DamagedIndexError(
+                "or another program wrote it: its index begins with other bytes"
+            )
+        begin = len(_BEGIN)
+        expected, rest = int.from_bytes(data[begin : begin + 8], "little"), data[begin + 8 :]
+        if checksum(rest) != expected:
+            raise DamagedIndexError("its index does not have its checksum")
+        size = int.from_bytes(rest[:8], "little")
+        found, saved = json.loads(rest[8 : 8 + size]), rest[8 + size :]
+        if found["about"] != self.about:
+            return Committed([], {}, None, found["about"])
+        blocks = [tuple(block) for block in found["blocks"]]
+        return Committed(blocks, found["ends"], saved if found["saved"] else None)
+
+    def write(self, blocks: Sequence[Block], ends: dict[str, int], saved: bytes | None) -> None:
+        """Replaces the file; whatever happens, it is the old one or the new one.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        found = {"about": self.about, "blocks": blocks, "ends": ends, "saved": saved is not None}
+        described = json.dumps(found).encode()
+        rest = len(described).to_bytes(8, "little") + described + (saved or b"")
+        new = self._path / "index.new"
+        try:
+            with open(new, "wb") as file:
+                file.write(_BEGIN + checksum(rest).to_bytes(8, "little") + rest)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                new.unlink()
+            raise
+        os.replace(new, self._path / "index")
+        directory = os.open(self._path, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

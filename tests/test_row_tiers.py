@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import jax_tt
 from jax_tt import _ffi
@@ -442,3 +443,35 @@ def test_full_disk_keeps_what_was_saved(tmp_path):
     _, other = tiers.restored(state)
     assert other == b"first"
     tiers.close()
+
+
+@pytest.mark.parametrize("capacity", [64, 512])
+def test_a_table_that_has_grown_is_restored_with_its_size(tmp_path, capacity):
+    """The table beside those with tiers has 512 rows in the store."""
+
+    def collection_with(rows):
+        tables = {
+            "item": jax_tt.dense_table(32, 8, optimizer=RULE),
+            "word": jax_tt.hash_table(8, rows, max_capacity=512, optimizer=RULE),
+        }
+        features = {name: jax_tt.Feature(name) for name in tables}
+        return jax_tt.EmbedCollection(tables, features, rngs=nnx.Rngs(0))
+
+    tier = {"item": jax_tt.Tier(host_rows=64)}
+    batch = {"item": np.arange(8)[:, None], "word": np.arange(8)[:, None] * 2**40}
+    embed = collection_with(64)
+    embed.insert(batch)
+    embed.grow_if_full(max_load=0.02)
+    assert embed.tables["word"].num_embeddings == 512
+    with jax_tt.LayerTiers(embed, tier, path=tmp_path, depth=0) as tiers:
+        tiers.save(b"saved")
+    other = collection_with(capacity)
+    before = jax.device_get(other.arrays())
+    with jax_tt.LayerTiers(other, tier, path=tmp_path, depth=0) as tiers:
+        if capacity == 64:
+            with pytest.raises(jax_tt.StoreError, match=r"shape \(512, .*shape \(64, "):
+                tiers.restore()
+            jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(other.arrays()))
+        else:
+            assert tiers.restore() == b"saved"
+            assert int(other.insert(batch)["word"].counts["hits"]) == 8

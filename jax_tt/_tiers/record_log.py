@@ -14,8 +14,8 @@ from jax_tt._tiers.key_index import KeyIndex
 BLOCK_BYTES = 1 << 20
 # Memory of blocks that is kept for others.
 _MOST_SPARE = 16
-# Records that are read at once.
-_TOGETHER = 1 << 14
+# Bytes of records that are read together, which stay in the cache until they are used.
+_READ_BYTES = 1 << 17
 # Blocks that are less than half full, which frequent saves leave; so many of them are moved together.
 _SMALL_TOGETHER = 16
 
@@ -27,11 +27,11 @@ class DamagedBlockError(Exception):
 class RecordLog:
     """Where the records of a table are: of a key, the one that was appended last.
 
-    A block is memory uint8 ``[bytes]``: the number of its records, their keys, their checksums and the records. A
-    record is compared with its checksum whenever it is read, and so is what comes before the records of a stored block.
-    Blocks have ascending numbers. The last one is open: records are appended until it is full. Of blocks in which few
-    records are still those of their keys, these are appended once more, and the blocks are dropped; in the same way,
-    blocks that ended before they were full are moved together.
+    A block is memory uint8 ``[bytes]``: the number of its records, their keys and the records, each with its checksum
+    behind it. A record is compared with its checksum whenever it is read, and so is what comes before the records of a
+    stored block. Blocks have ascending numbers. The last one is open: records are appended until it is full. Of blocks
+    in which few records are still those of their keys, these are appended once more, and the blocks are dropped; in the
+    same way, blocks that ended before they were full are moved together.
 
     Args:
         size: bytes of a record.
@@ -43,8 +43,9 @@ class RecordLog:
     """
 
     def __init__(self, size: int, least: int, block_bytes: int = BLOCK_BYTES):
-        self._size, self._least = size, least
-        self.rows = max(1, (block_bytes - 8) // (size + 16))
+        # With its checksum, a record takes this much more.
+        self._size, self._stride, self._least = size, size + 8, least
+        self.rows = max(1, (block_bytes - 8) // (self._stride + 8))
         self._index = KeyIndex()
         # By number of the block: its memory, where its records begin, how many there are, and those that count.
         self._blocks: list[np.ndarray | None] = []
@@ -81,33 +82,22 @@ class RecordLog:
             DamagedBlockError: a record does not have its checksum.
         """
         # They are copied first, so that the bytes that are compared are those that are used.
-        width = max(8, -(-self._size // 8) * 8)
-        for first in range(0, len(places), _TOGETHER):
-            part = slice(first, min(first + _TOGETHER, len(places)))
+        step = max(64, _READ_BYTES // self._stride)
+        buffer = np.empty((min(step, len(places)), -(-self._stride // 8) * 8), np.uint8)
+        for first in range(0, len(places), step):
+            part = slice(first, min(first + step, len(places)))
             blocks, rows = np.divmod(places[part], self.rows)
-            records, expected = (
-                np.zeros((len(rows), width), np.uint8),
-                np.empty(len(rows), np.uint64),
-            )
-            own = np.arange(len(rows))
-            sources = self._firsts[blocks] + (rows * self._size).astype(np.uint64)
-            copy_rows(sources, addresses(records, own), self._size)
-            after = self._counts[blocks]
-            if self._open:
-                after = np.where(blocks == self.end - 1, self.rows, after)
-            sources = self._firsts[blocks] - ((after - rows) * 8).astype(np.uint64)
-            copy_rows(sources, addresses(expected, own), 8)
+            sources = self._firsts[blocks] + (rows * self._stride).astype(np.uint64)
+            records = buffer[: len(rows)]
+            copies = addresses(records, np.arange(len(rows)))
+            copy_rows(sources, copies, self._stride)
+            expected = records[:, self._size : self._stride].view(np.uint64)[:, 0]
             wrong = np.flatnonzero(checksums(records[:, : self._size]) != expected)
             if len(wrong):
                 raise DamagedBlockError(
                     f"record {rows[wrong[0]]} of block {blocks[wrong[0]]} does not have its checksum"
                 )
-            yield part, addresses(records, own)
-
-    @property
-    def stored(self) -> int:
-        """The number of blocks that are not dropped and not open."""
-        return int(np.count_nonzero(self._counts[: self.end - self._open]))
+            yield part, copies
 
     def keys(self) -> np.ndarray:
         """The keys of all records, uint64 in ascending order."""
@@ -116,7 +106,7 @@ class RecordLog:
 
     def append(self, keys: np.ndarray, records: np.ndarray) -> list[int]:
         """Appends records of distinct keys, given by their addresses; returns which blocks became full."""
-        full = self._append(keys, records)
+        full = self._append(keys, records, checked=False)
         while self._total > 2 * len(self) + 2 * self.rows:
             full += self._shrink()
         return full
@@ -128,13 +118,10 @@ class RecordLog:
             return full
         number = self.end - 1
         block, count = self._memory(number), int(self._counts[number])
-        sealed = np.zeros(max(8 + (16 + self._size) * count, self._least), np.uint8)
-        # The number, the keys, the checksums and the records, each without the room for more of them.
-        sizes, source, target = (8, 8 * self.rows, 8 * self.rows, 0), 0, 0
-        used = 8, 8 * count, 8 * count, self._size * count
-        for size, own in zip(sizes, used, strict=True):
-            sealed[target : target + own] = block[source : source + own]
-            source, target = source + size, target + own
+        head, used = 8 + 8 * self.rows, 8 + (8 + self._stride) * count
+        sealed = np.zeros(max(used, self._least), np.uint8)
+        sealed[: 8 + 8 * count] = block[: 8 + 8 * count]
+        sealed[8 + 8 * count : used] = block[head : head + count * self._stride]
         self.settle(number, sealed)
         self._open = False
         return [*full, number]
@@ -143,7 +130,7 @@ class RecordLog:
         """The memory of a block that is no longer open, as it is to be stored."""
         block, count = self._memory(number), int(self._counts[number])
         block[:8].view(np.int64)[0] = count
-        self._heads[number] = checksum(block[: 8 + 16 * count])
+        self._heads[number] = checksum(block[: 8 + 8 * count])
         return block
 
     def head(self, number: int) -> int:
@@ -172,7 +159,7 @@ class RecordLog:
     def settle(self, number: int, memory: np.ndarray) -> None:
         """Uses other memory for a block, which contains the same."""
         before, self._blocks[number] = self._blocks[number], memory
-        self._firsts[number] = addresses(memory, np.array([8 + 16 * self._counts[number]]))[0]
+        self._firsts[number] = addresses(memory, np.array([8 + 8 * self._counts[number]]))[0]
         if before is None or len(before) != self._full_bytes or not before.flags.owndata:
             return
         if len(self._spare) < _MOST_SPARE:
@@ -185,8 +172,8 @@ class RecordLog:
             DamagedBlockError: this is not the block.
         """
         count = int(memory[:8].view(np.int64)[0]) if len(memory) >= 8 else -1
-        fits = 0 <= count <= self.rows and len(memory) >= 8 + (16 + self._size) * count
-        if not fits or checksum(memory[: 8 + 16 * count]) != head:
+        fits = 0 <= count <= self.rows and len(memory) >= 8 + (8 + self._stride) * count
+        if not fits or checksum(memory[: 8 + 8 * count]) != head:
             raise DamagedBlockError(
                 f"block {number} has {len(memory)} bytes with {count} records, or other keys"
             )
@@ -199,10 +186,8 @@ class RecordLog:
         self._enter(number, count - 1 - last, keys)
         self._total += count
 
-    def _append(
-        self, keys: np.ndarray, records: np.ndarray, checks: np.ndarray | None = None
-    ) -> list[int]:
-        """Appends records, with the checksums that they have elsewhere."""
+    def _append(self, keys: np.ndarray, records: np.ndarray, *, checked: bool) -> list[int]:
+        """Appends records, which have their checksums behind them if they are ``checked``."""
         full, done = [], 0
         while done < len(keys):
             if not self._open:
@@ -215,19 +200,13 @@ class RecordLog:
             rows = np.arange(first, min(self.rows, first + len(keys) - done))
             part = slice(done, done + len(rows))
             block[8 : 8 + 8 * self.rows].view(np.uint64)[rows] = keys[part]
-            targets = self._firsts[number] + (rows * self._size).astype(np.uint64)
-            copy_rows(records[part], targets, self._size)
-            head = 8 + 16 * self.rows
-            own = block[8 + 8 * self.rows : head].view(np.uint64)
-            own[rows] = (
-                checksums(
-                    block[head:][: self.rows * self._size].reshape(self.rows, -1)[
-                        rows[0] : rows[-1] + 1
-                    ]
-                )
-                if checks is None
-                else checks[part]
-            )
+            targets = self._firsts[number] + (rows * self._stride).astype(np.uint64)
+            copy_rows(records[part], targets, self._stride if checked else self._size)
+            if not checked:
+                head = 8 + 8 * self.rows
+                own = block[head : head + self.rows * self._stride].reshape(self.rows, -1)
+                own = own[first : first + len(rows)]
+                own[:, self._size :].view(np.uint64)[:, 0] = checksums(own[:, : self._size])
             self._counts[number] += len(rows)
             self._enter(number, rows, keys[part])
             self._total += len(rows)
@@ -262,10 +241,9 @@ class RecordLog:
         keys = self._keys_of(number)
         rows = self._index.find(keys) - number * self.rows
         kept = np.flatnonzero(rows == np.arange(len(keys)))
-        records = self._firsts[number] + (kept * self._size).astype(np.uint64)
-        count = len(keys)
-        checks = self._memory(number)[8 + 8 * count : 8 + 16 * count].view(np.uint64)[kept]
-        full = self._append(keys[kept], records, checks)
+        # The checksums are those that were written, so that damage is still noticed.
+        records = self._firsts[number] + (kept * self._stride).astype(np.uint64)
+        full = self._append(keys[kept], records, checked=True)
         self._total -= len(keys)
         self._counts[number] = 0
         self._dropped.append(number)
@@ -281,11 +259,11 @@ class RecordLog:
             )
         self._blocks.append(memory)
         if memory is not None:
-            self._firsts[number] = addresses(memory, np.array([8 + 16 * self.rows]))[0]
+            self._firsts[number] = addresses(memory, np.array([8 + 8 * self.rows]))[0]
 
     @property
     def _full_bytes(self) -> int:
-        return max(8 + (16 + self._size) * self.rows, self._least)
+        return max(8 + (8 + self._stride) * self.rows, self._least)
 
     def _memory(self, number: int) -> np.ndarray:
         found = self._blocks[number]
@@ -294,6 +272,6 @@ class RecordLog:
 
     def _keys_of(self, number: int) -> np.ndarray:
         count, block = int(self._counts[number]), self._memory(number)
-        if number in self._heads and checksum(block[: 8 + 16 * count]) != self._heads[number]:
+        if number in self._heads and checksum(block[: 8 + 8 * count]) != self._heads[number]:
             raise DamagedBlockError(f"the keys of block {number} do not have their checksum")
         return block[8 : 8 + 8 * count].view(np.uint64)

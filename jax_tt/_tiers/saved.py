@@ -9,6 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from jax_tt._tiers.disk import StoreError
+
 
 def to_bytes(arrays: Mapping[str, Mapping[str, Any]], other: bytes) -> bytes:
     """The arrays, and other bytes behind them."""
@@ -32,3 +34,26 @@ def from_bytes(data: bytes) -> tuple[dict[str, dict[str, np.ndarray]], bytes]:
         found.setdefault(table, {})[name] = array
         start += array.nbytes
     return found, data[start:]
+
+
+def check_like(
+    saved: Mapping[str, Mapping[str, Any]], like: Mapping[str, Mapping[str, Any]], path: str
+) -> None:
+    """Raises unless saved arrays have the names, shapes and types of others."""
+    got, expected = _described(saved), _described(like)
+    for table, name in sorted(got.keys() | expected.keys()):
+        pair = got.get((table, name)), expected.get((table, name))
+        if pair[0] != pair[1]:
+            raise StoreError(
+                f"{path}: holds {pair[0] or 'nothing'} for {name!r} of {table!r}; expected {pair[1] or 'nothing'}, as "
+                "the collection has it. Describe the tables as they were when they were saved, also if they have "
+                "grown; they can be changed after that."
+            )
+
+
+def _described(arrays: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+    return {
+        (table, name): f"{jnp.result_type(x)} of shape {jnp.shape(x)}"
+        for table, own in arrays.items()
+        for name, x in own.items()
+    }

@@ -213,12 +213,7 @@ class Tiers:
         with self._stores:
             for name, own in self._rows.items():
                 own.flush(state[name])
-            rest = {
-                name: {array: value for array, value in own.items() if array not in names}
-                for name, own in state.items()
-                for names in [self._rows[name].layout.names if name in self._rows else ()]
-            }
-            disk.commit(saved_arrays.to_bytes(jax.device_get(rest), other))
+            disk.commit(saved_arrays.to_bytes(jax.device_get(self._rest(state)), other))
 
     def restored(self, state: States) -> tuple[dict[str, dict[str, Any]], bytes] | None:
         """What was saved last, or None: a state with no rows on the device, and the other bytes.
@@ -228,7 +223,8 @@ class Tiers:
 
         Raises:
             RuntimeError: batches have been prefetched before.
-            StoreError: there is no tier on disk, or it cannot be read.
+            StoreError: there is no tier on disk, it cannot be read, or its arrays are not those of this collection; the
+                message has both shapes.
         """
         disk = self._needs_disk("restored")
         self._require_unused("restored")
@@ -236,6 +232,7 @@ class Tiers:
         if data is None:
             return None
         rest, other = saved_arrays.from_bytes(data)
+        saved_arrays.check_like(rest, self._rest(state), str(disk.path))
         return {
             name: {**own, **{k: jnp.asarray(v) for k, v in rest.get(name, {}).items()}}
             for name, own in state.items()
@@ -348,6 +345,14 @@ class Tiers:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _rest(self, state: States) -> dict[str, dict[str, Any]]:
+        """The arrays that do not belong to rows with tiers."""
+        return {
+            name: {array: value for array, value in own.items() if array not in names}
+            for name, own in state.items()
+            for names in [self._rows[name].layout.names if name in self._rows else ()]
+        }
 
     def _require_unused(self, caller: str) -> None:
         if self._staged:

@@ -20,14 +20,15 @@ import tempfile
 import time
 
 # Share of the calls that each part gets: a raw call is compiled first, a traced one is traced, one of files is a run of
-# the command line, and one of collections compiles many tables.
+# the command line, one of collections compiles many tables, and one of moves writes and reads a hash table.
 SHARES = {
-    "data": 0.834,
+    "data": 0.832,
     "trace": 0.08,
     "raw": 0.04,
     "host": 0.02,
     "files": 0.02,
     "collection": 0.006,
+    "moves": 0.002,
 }
 MIN_CALLS = 500  # of a process, which starts JAX for them
 CLEAR_EVERY = 1000  # programs compiled for one call each would fill the memory
@@ -125,6 +126,9 @@ def _text(output: object) -> str:
 def _work(part: str, seed: int, first: int, calls: int, progress: str | None) -> int:
     faulthandler.enable()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if part == "moves":
+        devices = " --xla_force_host_platform_device_count=4"
+        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + devices
     import jax
     import numpy as np
 

@@ -1,0 +1,274 @@
+"""Hash tables on other devices and of other capacities: every key is there, or nothing has changed."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+
+import jax_tt
+from jax_tt import Placement, ShardedTable
+from jax_tt._hash.placing import ENTRY, Sets, placed
+
+FEATURES = {"item": jax_tt.Feature("item")}
+PLAIN = jax_tt.hash_table(4, 1024, optimizer=jax_tt.optimizers.Adagrad(0.1), name="item")
+
+
+def mesh(devices, kind=AxisType.Auto):
+    return jax.make_mesh(
+        (devices,), ("model",), axis_types=(kind,), devices=jax.devices()[:devices]
+    )
+
+
+def divided(table, devices, kind=AxisType.Auto):
+    return ShardedTable(table, mesh(devices, kind), "model", Placement.hashed())
+
+
+def filled(table, keys, state=None):
+    """A state with at least so many keys, inserted batch by batch."""
+    state = jax.jit(table.init)(jax.random.key(0)) if state is None else state
+    insert = jax.jit(lambda state, ids: jax_tt.insert_keys(table, state, ids)[0])
+    draw = np.random.default_rng(0)
+    while jax_tt.hash_statistics(table, state)["keys"] < keys:
+        state = insert(state, jax_tt.split_keys(draw.integers(0, 2**64, 256, dtype=np.uint64)))
+    return state
+
+
+@pytest.fixture(scope="module")
+def two():
+    return divided(PLAIN, 2)
+
+
+@pytest.fixture(scope="module", params=[700, 1024], ids=["well filled", "full"])
+def source(request, two):
+    return two, filled(two, request.param)
+
+
+def same(found, expected, names=None):
+    for name in names or expected:
+        np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+def same_keys(table, found, other, expected):
+    pair = []
+    for own, state in ((table, found), (other, expected)):
+        entries = np.sort(jax_tt.table_keys(own, state), order="key")
+        rows = [np.asarray(state[name])[entries["slot"]] for name in PLAIN.table.row_arrays]
+        pair.append([entries["key"], entries["score"], entries["touched"], *rows])
+    for new, old in zip(*pair, strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_dumps_come_back_to_the_same_devices_bit_for_bit(source, tmp_path):
+    table, state = source
+    jax_tt.dump_keys(table, state, tmp_path / "keys", keys_per_file=300, progress=False)
+    start = jax.jit(table.init)(jax.random.key(1))
+    found, counts = jax_tt.load_keys(table, start, tmp_path / "keys", progress=False)
+    keys = jax_tt.table_keys(table, state)
+    assert counts == (len(keys), 0)
+    same(found, state, [name for name in state if name not in PLAIN.table.row_arrays])
+    for name in PLAIN.table.row_arrays:
+        np.testing.assert_array_equal(found[name][keys["slot"]], state[name][keys["slot"]])
+        assert found[name].sharding.is_equivalent_to(start[name].sharding, 2)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_dumps_of_other_devices(source, tmp_path, devices):
+    """All keys have room, but for those of a full table on more devices; the message says what has."""
+    table, state = source
+    jax_tt.dump_keys(table, state, tmp_path / "keys", progress=False)
+    other = PLAIN if devices == 1 else divided(PLAIN, devices)
+    start = other.init(jax.random.key(1))
+    if devices == 4 and len(jax_tt.table_keys(table, state)) == 1024:
+        with pytest.raises(
+            ValueError, match=r"item: table: \d+ of 1024 keys find no room"
+        ) as raised:
+            jax_tt.load_keys(other, start, tmp_path / "keys", progress=False)
+        assert not len(jax_tt.table_keys(other, start))
+        with pytest.raises(ValueError, match=r"item: state: \d+ of 1024 keys find no room"):
+            other.of_rows(table.by_row(state))
+        rows = int(re.search(r"a capacity of at least (\d+)", str(raised.value)).group(1))
+        inner = dataclasses.replace(PLAIN.table, num_embeddings=rows)
+        other = divided(dataclasses.replace(PLAIN, table=inner), devices)
+        start = other.init(jax.random.key(1))
+    found, counts = jax_tt.load_keys(other, start, tmp_path / "keys", progress=False)
+    assert counts.evicted == 0
+    same_keys(other, found, table, state)
+    same_keys(other, other.of_rows(table.by_row(state)), table, state)
+
+
+def test_states_of_the_same_devices_are_the_same(source):
+    table, state = source
+    for found in (
+        table.of_rows(table.by_row(state)),
+        table.of_pieces(table.in_pieces(state)),
+        jax.jit(lambda state: table.of_rows(table.by_row(state)))(state),
+    ):
+        same(found, state)
+
+
+def test_collections_and_layers(source):
+    table, state = source
+    collection = jax_tt.Collection({"item": table}, FEATURES)
+    states = collection.init(jax.random.key(0))
+    states["item"] = {name: state[name] for name in states["item"]}
+    same(collection.joined(collection.separated(states))["item"], states["item"])
+    arrays = jax_tt.checkpoint_state(collection, states)
+    same(jax_tt.restored_state(collection, arrays)["item"], states["item"])
+
+    layers = [jax_tt.EmbedCollection({"item": table}, FEATURES, rngs=nnx.Rngs(k)) for k in range(2)]
+    layers[0].set_arrays(states)
+    layers[1].set_states(layers[0].states())
+    same(layers[1].arrays()["item"], states["item"])
+    served, arrays = collection.frozen(states)
+    rows = [jax_tt.table_keys(t, s) for t, s in ((served.tables["item"], arrays["item"]), source)]
+    np.testing.assert_array_equal(*(np.sort(own["key"]) for own in rows))
+    other = divided(PLAIN, 4)
+    wider = jax_tt.EmbedCollection({"item": other}, FEATURES, rngs=nnx.Rngs(0))
+    before = jax.device_get(wider.arrays())
+    if len(jax_tt.table_keys(table, state)) == 1024:
+        with pytest.raises(ValueError, match=r"keys find no room .* capacity of at least \d+"):
+            wider.set_states(layers[0].states())
+        jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(wider.arrays()))
+        return
+    wider.set_states(layers[0].states())
+    same_keys(wider.collection.tables["item"], wider.arrays()["item"], table, state)
+
+
+@pytest.mark.parametrize("ways", [1, 2])
+def test_tables_that_are_too_full_are_not_frozen(ways):
+    table = divided(jax_tt.hash_table(4, 64, ways=ways, safe_check="ignore"), 2)
+    state = filled(table, 64)
+    collection = jax_tt.Collection({"item": table}, FEATURES)
+    with pytest.raises(ValueError, match=r"keys find no room .* capacity of at least \d+"):
+        collection.frozen({"item": state})
+
+
+def test_checkpoints_of_other_devices_are_refused(two):
+    state = jax.jit(two.init)(jax.random.key(0))
+    source, target = (
+        jax_tt.Collection({"item": table}, FEATURES) for table in (two, divided(PLAIN, 4))
+    )
+    states = source.init(jax.random.key(0)) | {
+        "item": {n: x for n, x in state.items() if n != "step"}
+    }
+    states["item"] = {name: state[name] for name in source.init(jax.random.key(0))["item"]}
+    arrays = jax_tt.checkpoint_state(source, states)
+    # What orbax makes of it for the shapes of the other devices.
+    like = jax_tt.checkpoint_target(target)
+    arrays["item"] |= {
+        name: np.resize(arrays["item"][name], own.shape)
+        for name, own in like["item"].items()
+        if name.startswith("hash_")
+    }
+    with pytest.raises(ValueError, match=r"the hash table of 2 devices; expected 4"):
+        jax_tt.restored_state(target, arrays)
+
+
+def test_keys_that_are_traced_keep_their_slots(two):
+    whole = jax.eval_shape(two.by_row, jax.eval_shape(two.init, jax.random.key(0)))
+    with pytest.raises(TypeError, match=r"item: state: got traced arrays .* outside of jit"):
+        jax.eval_shape(PLAIN.of_rows, whole)
+    with pytest.raises(ValueError, match=r"hash_keys: .* HashTable.of_rows takes the keys"):
+        PLAIN.check(two.by_row(two.init(jax.random.key(0))))
+
+
+def test_tables_whose_rows_share_parameters_stay_as_they_are():
+    train = jax_tt.HashTable(jax_tt.tt_table(64, 4, tt_ranks=2))
+    state = train.init(jax.random.key(0))
+    larger = dataclasses.replace(train, table=jax_tt.tt_table(128, 4, tt_ranks=2))
+    same(train.of_rows(state), state)
+    with pytest.raises(ValueError, match="rows share parameters"):
+        larger.of_rows(state)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_meshes_with_explicit_axes(tmp_path, devices):
+    table = divided(PLAIN, 2, AxisType.Explicit)
+    with jax.set_mesh(table.mesh):
+        state = filled(table, 300, table.init(jax.random.key(0)))
+        jax_tt.dump_keys(table, state, tmp_path / "keys", progress=False)
+        start = table.init(jax.random.key(1))
+        found, _ = jax_tt.load_keys(table, start, tmp_path / "keys", progress=False)
+        np.testing.assert_array_equal(
+            jax_tt.table_keys(table, found), jax_tt.table_keys(table, state)
+        )
+        same(table.of_rows(table.by_row(state)), state)
+        same(table.of_pieces(table.in_pieces(state)), state)
+        other = PLAIN if devices == 1 else divided(PLAIN, devices, AxisType.Explicit)
+        same_keys(other, other.of_rows(table.by_row(state)), table, state)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("waiting", [None, 2048], ids=["capacity", "given"])
+def test_admission_counts_come_to_another_capacity(tmp_path, devices, waiting):
+    small, large = (
+        jax_tt.hash_table(4, rows, admission=jax_tt.AdmitAfter(3, waiting)) for rows in (1024, 2048)
+    )
+    source = small if devices == 1 else divided(small, devices)
+    state = jax.jit(source.init)(jax.random.key(0))
+    keys = jax_tt.split_keys(np.arange(400) * 2**33)
+    for _ in range(2):
+        state, inserted = jax_tt.insert_keys(source, state, keys)
+    assert int(inserted.counts["inserted"]) == 0
+    jax_tt.dump_keys(source, state, tmp_path / "keys", progress=False)
+    found, _ = jax_tt.load_keys(large, large.init(jax.random.key(0)), tmp_path / "keys")
+    for moved in (found, large.of_rows(source.by_row(state))):
+        _, inserted = jax_tt.insert_keys(large, moved, keys)
+        assert int(inserted.counts["inserted"]) == 400
+    tiny = jax_tt.hash_table(4, 64, admission=3)
+    with pytest.raises(ValueError, match=r"admission: of the keys that wait: \d+ of 400 keys"):
+        jax_tt.load_keys(tiny, tiny.init(jax.random.key(0)), tmp_path / "keys")
+
+
+def test_changes_of_a_full_table_replace_what_has_left(tmp_path):
+    table = jax_tt.hash_table(4, 256, safe_check="ignore")
+    state = filled(table, 256)
+    last = jax_tt.dump_keys(table, state, tmp_path / "0", progress=False)
+    later, inserted = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(40)))
+    jax_tt.dump_keys(table, later, tmp_path / "1", since=last, progress=False)
+    found = table.init(jax.random.key(1))
+    for name in "0", "1":
+        found, counts = jax_tt.load_keys(table, found, tmp_path / name, progress=False)
+    assert counts.evicted == int(inserted.counts["evicted"]) > 0
+    np.testing.assert_array_equal(jax_tt.table_keys(table, found), jax_tt.table_keys(table, later))
+    # In other sets, nobody knows what has left.
+    other = jax_tt.hash_table(4, 256, ways=16)
+    found, _ = jax_tt.load_keys(other, other.init(jax.random.key(1)), tmp_path / "1")
+    assert len(jax_tt.table_keys(other, found)) == 40
+    # Nor does a table that has seen another batch since then.
+    hit = jax_tt.split_keys(jax_tt.table_keys(table, state)["key"][:1])
+    state, _ = jax_tt.insert_keys(table, state, hit)
+    with pytest.raises(ValueError, match="does not say what has left the table"):
+        jax_tt.load_keys(table, state, tmp_path / "1", progress=False)
+
+
+def test_dumps_are_added_to_the_keys_of_a_table(tmp_path):
+    table = jax_tt.hash_table(4, 256)
+    keys = np.arange(100) * 2**40
+    states = [
+        jax_tt.insert_keys(table, table.init(jax.random.key(0)), jax_tt.split_keys(own))[0]
+        for own in (keys[:70], keys[50:])
+    ]
+    jax_tt.dump_keys(table, states[0], tmp_path / "keys", progress=False)
+    found, counts = jax_tt.load_keys(table, states[1], tmp_path / "keys", progress=False)
+    assert counts == (70, 0)
+    np.testing.assert_array_equal(np.sort(jax_tt.table_keys(table, found)["key"]), keys)
+
+
+@pytest.mark.parametrize("load", [0.9, 0.99])
+def test_keys_move_between_their_sets_until_all_have_room(load):
+    sets = Sets(512, 8)
+    entries = np.zeros(int(load * 4096), ENTRY)
+    entries["key"] = np.random.default_rng(0).integers(0, 2**64, len(entries), dtype=np.uint64)
+    entries["slot"] = -1
+    found = placed(entries, sets, "keys")
+    assert len(np.unique(found["slot"])) == len(found)
+    assert (sets.homes(found["key"]) == found["slot"] // 8).any(axis=0).all()
+    # The order of the keys does not matter, and keys that have slots keep them.
+    order = np.random.default_rng(1).permutation(len(entries))
+    np.testing.assert_array_equal(placed(entries[order], sets, "keys"), found[order])
+    np.testing.assert_array_equal(placed(found, sets, "keys"), found)

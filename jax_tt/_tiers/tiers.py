@@ -72,7 +72,7 @@ class Tiers:
     Args:
         collection: the tables on the device and the features.
         tiers: `Tier` by table, for those that have more rows than the device.
-        path: directory of the tier on disk, for all tables; None for none. Requires ``jax-tt[disk]``.
+        path: directory of the tier on disk, for all tables; None for none.
         depth: batches that are ready ahead of the one that is loaded. Two threads prepare them; with 0 there are none.
 
     Attributes:

@@ -111,7 +111,7 @@ def _check_same_keys(table: Any, state: Any, expected_table: Any, expected: Any)
             ]
             for t, s in ((table, state), (expected_table, expected))
         ]
-        np.testing.assert_array_equal(*fields)
+        np.testing.assert_array_equal(fields[0], fields[1])
     np.testing.assert_array_equal(state["hash_clock"], expected["hash_clock"])
 
 
@@ -182,7 +182,7 @@ def _moved(
         served, arrays = source.frozen(states)
         names = table.unsharded.table.row_arrays
         kept = {name: arrays["item"].get(name, state[name]) for name in state}
-        own = served.tables["item"]
+        own: Any = served.tables["item"]
         inner = dataclasses.replace(table.unsharded, table=own.table)
         assert names.keys() >= own.table.row_arrays.keys()
         return inner, kept

@@ -214,8 +214,15 @@ class HashTable(Wrapper):
 
     def with_update(self, update: Update | None) -> Self:
         table = super().with_update(update)
+        return table if update is not None else table._silent()
+
+    def frozen(self, state: State) -> tuple[Self, dict[str, Any]]:
+        table, arrays = super().frozen(state)
+        return table._silent(), arrays
+
+    def _silent(self) -> Self:
         # Nothing is trained any more, so that nothing is to be said of keys that are not.
-        return table if update is not None else dataclasses.replace(table, safe_check="ignore")
+        return dataclasses.replace(self, safe_check="ignore")
 
     # Lookups
 

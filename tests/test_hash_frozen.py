@@ -10,6 +10,7 @@ from flax import nnx
 
 import jax_tt
 from jax_tt import Lookup, Placement, ShardedTable, _reports
+from jax_tt._flax._nnx_collection import write_arrays
 
 KNOWN, UNKNOWN = np.arange(8) * 2**40, np.arange(3) - 10**15
 RULE = jax_tt.optimizers.Adagrad(0.1)
@@ -106,7 +107,7 @@ def test_collections_layers_and_exported_programs(missing):
     check(np.asarray(loaded.call(arrays, digits)), state["item"], missing)
 
     layer = jax_tt.EmbedCollection(served.tables, features, rngs=nnx.Rngs(0))
-    layer.set_arrays(arrays)
+    write_arrays(layer, arrays)
     check(np.asarray(layer(batch)["item"]), state["item"], missing)
     alone = jax_tt.HashEmbed(served.tables["item"], rngs=nnx.Rngs(0))
     for name, array in arrays["item"].items():

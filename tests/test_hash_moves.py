@@ -11,6 +11,7 @@ from jax.sharding import AxisType
 
 import jax_tt
 from jax_tt import Placement, ShardedTable
+from jax_tt._flax._nnx_collection import write_arrays
 from jax_tt._hash.placing import ENTRY, Sets, placed
 
 FEATURES = {"item": jax_tt.Feature("item")}
@@ -120,7 +121,7 @@ def test_collections_and_layers(source):
     same(jax_tt.restored_state(collection, arrays)["item"], states["item"])
 
     layers = [jax_tt.EmbedCollection({"item": table}, FEATURES, rngs=nnx.Rngs(k)) for k in range(2)]
-    layers[0].set_arrays(states)
+    write_arrays(layers[0], states)
     layers[1].set_states(layers[0].states())
     same(layers[1].arrays()["item"], states["item"])
     served, arrays = collection.frozen(states)

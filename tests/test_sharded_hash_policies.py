@@ -177,7 +177,7 @@ def test_keys_that_wait_move_to_other_devices(tmp_path):
         moved[own] = loaded if own is plain else moved[own]
     found = []
     for own, state in moved.items():
-        assert _waiting(state) == _waiting(whole)
+        assert _waiting(state) == _waiting(moved[plain])
         state, counts = _inserted(own, state, last, 0)
         found.append((counts, _waiting(state)))
     assert found[0] == found[1] == found[2]

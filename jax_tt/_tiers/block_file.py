@@ -50,7 +50,7 @@ class BlockFile:
     def write(self, block: np.ndarray) -> Extent:
         """Writes a block uint8 ``[bytes]`` to free room."""
         extent = Extent(self._taken(_rounded(len(block))), len(block))
-        view, offset = memoryview(block.data), extent.offset
+        view, offset = block.data, extent.offset
         while view:
             count = os.pwrite(self._file, view, offset)
             view, offset = view[count:], offset + count

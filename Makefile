@@ -8,30 +8,34 @@ PIP := $(BIN)/pip --disable-pip-version-check --quiet
 
 # An editable install: the sources are used from the checkout, the native module is built once.
 # A changed build input or dependency list makes the stamps old, and the next target installs again.
-NATIVE_SOURCES := $(shell find ffi -name '*.cc' -o -name '*.h' -o -name '*.cu' 2>/dev/null)
+NATIVE_SOURCES := $(shell find ffi -type f 2>/dev/null)
 INSTALL_INPUTS := pyproject.toml CMakeLists.txt $(wildcard cmake/*) $(NATIVE_SOURCES)
 
 # The CUDA module beside a GPU, for that GPU alone; elsewhere nothing could run it, and `make cuda` sees that it compiles.
 CUDA ?= $(if $(wildcard /dev/nvidiactl),AUTO,OFF)
-# The CUDA kernels compiled for the processor, which the tests run everywhere.
-EMULATION ?= ON
+# All that is compiled for VENV, in one folder that stays: targets that need more than others compile only the difference.
+BUILD ?= build/native
+EDITABLE = $(PIP) install --no-build-isolation --editable . --config-settings=build-dir=$(BUILD) $(NATIVE_OPTIONS:%=--config-settings=cmake.define.%)
 NATIVE_OPTIONS = JAX_TT_CUDA=$(CUDA) JAX_TT_EMULATION=$(EMULATION)
-PIP_OPTIONS = $(foreach option,$(NATIVE_OPTIONS),--config-settings=cmake.define.$(option))
+# The CUDA kernels compiled for the processor, which only tests run: they take most of a build. OFF leaves them out.
+EMULATION ?= ON
+EMULATED := $(if $(filter ON,$(EMULATION)),$(VENV)/.with-emulation)
 
 # Tests use all cores, but at most 8: each worker holds a JAX of its own.
 # A worker begins with the files of its half of the list, whose programs are compiled once, and then takes from others.
 PYTEST_ARGS ?= --numprocesses=auto --maxprocesses=8 --dist=worksteal
 # Threads of numpy's matrix products would wait for each other in every worker.
-test test-rest test-peers: export OPENBLAS_NUM_THREADS := 1
+test test-rest test-peers test-newest: export OPENBLAS_NUM_THREADS := 1
 DATA ?= ../shared/data
 
-.PHONY: help demo test test-rest test-all test-peers fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
+.PHONY: help demo test test-rest test-all test-peers test-newest fuzz dev lint format types bench bench-quick docs native native-with asan ubsan cuda cuda-all \
   emulated cuda-coverage gpu-bundle gpu-check check-wheel wheels sdist retrieval-quick clean
 
 help:
-	@echo "make demo     train the DLRM example on a synthetic click log (under 5 minutes on 2 cores)"
+	@echo "make demo     train the DLRM example on a synthetic click log (5 minutes on 2 cores, the installation included)"
 	@echo "make test     run the quick tier of the tests; test-rest runs the others, test-all both"
 	@echo "make test-peers  compare collections with FBGEMM, which this installs"
+	@echo "make test-newest  check the wheel, and a sample of the tests, with the newest Python and the newest jax"
 	@echo "make dev      install everything a developer needs; hooks: .venv/bin/pre-commit install"
 	@echo "make cuda     compile the CUDA kernels (no GPU needed); cuda-all for every architecture"
 	@echo "make gpu-bundle  build the modules of a machine with a GPU here, for its Python; make gpu-check there uses them"
@@ -41,17 +45,24 @@ help:
 demo: $(VENV)/.with-examples
 	$(PY) -m examples.dlrm.main
 
-test: $(VENV)/.with-test
+test: $(VENV)/.with-test $(EMULATED)
 	$(PY) -m pytest $(PYTEST_ARGS) --tier=quick
 
-test-rest: $(VENV)/.with-test
+test-rest: $(VENV)/.with-test $(EMULATED)
 	$(PY) -m pytest $(PYTEST_ARGS) --tier=rest
 
 test-all: test test-rest
 
 # Against FBGEMM on the CPU, which is installed for this.
 test-peers: $(VENV)/.with-test $(VENV)/.with-peers
-	$(PY) -m pytest tests/peers
+	$(PY) -m pytest $(PYTEST_ARGS) tests/peers
+
+# What users install is tested with the newest releases of jax and all else that this Python gets, in an environment that
+# is made anew: the module of the wheel is placed beside the sources.
+NEWEST ?= build/newest
+test-newest:
+	@python=$$(scripts/find_python.sh --newest) && "$$python" scripts/check_wheel.py --environment $(NEWEST) --newest
+	$(NEWEST)/bin/python -m pytest $(PYTEST_ARGS) --tier=sample
 
 dev: $(VENV)/.with-dev
 
@@ -76,7 +87,7 @@ bench: $(VENV)/.with-$(EXTRAS)
 	$(PY) -m benchmarks.run $(BENCH_ARGS)
 
 # Malformed calls and damaged files, 100,000 of them; the normal suite makes 5,000.
-fuzz: $(VENV)/.with-test
+fuzz: $(VENV)/.with-test $(EMULATED)
 	$(PY) -m tests.fuzz --calls 100000
 
 bench-quick: $(VENV)/.with-$(EXTRAS)
@@ -88,17 +99,14 @@ docs: $(VENV)/.with-docs
 retrieval-quick: $(VENV)/.with-examples
 	$(PY) -m examples.retrieval.main --data $(DATA) --quick --fresh --workdir build/retrieval
 
-# A developer's loop on the native module: compiles only what changed, in a build folder that stays.
-native:
-	@test -e $(VENV)/.with-dev || $(MAKE) --no-print-directory dev
-	$(PIP) install --no-deps --no-build-isolation --config-settings=build-dir=build/native $(PIP_OPTIONS) --editable .
-	@touch $(VENV)/.installed && touch $(VENV)/.with-*
+# A developer's loop on the native module: compiles only what changed.
+native: $(VENV)/.with-dev $(EMULATED)
 
 # The same for a Python of your own that has jax and nanobind and imports the checkout through PYTHONPATH:
 # the module is copied beside the sources. make native-with NATIVE_PYTHON=/path/to/python
 NATIVE_PYTHON ?= $(PY)
 NATIVE_BUILD ?= build/in_tree
-NATIVE_FLAGS ?= $(addprefix -D,$(NATIVE_OPTIONS))
+NATIVE_FLAGS ?= $(NATIVE_OPTIONS:%=-D%)
 native-with:
 	cmake -S . -B $(NATIVE_BUILD) -DPython_EXECUTABLE=$(abspath $(NATIVE_PYTHON)) $(NATIVE_FLAGS)
 	cmake --build $(NATIVE_BUILD) --target in_tree --parallel $$(nproc)
@@ -118,7 +126,7 @@ EMULATION_TESTS ?= conformance grad fused rules vmap jit bags arguments shard fu
   cuda_tt cuda_fast cuda_storage cuda_plan tt_tables_cuda dense_segments dense_tables_cuda \
   quantized_tables quantized_levels quantized_groups quantized_training cache_ops cache_lookup cache_steps \
   hash_ops hash_directory hash_tables hash_lookups
-emulated: $(VENV)/.with-test
+emulated: $(VENV)/.with-test $(EMULATED)
 	@for seed in $(SEEDS); do echo "seed $$seed"; \
 	  JAX_TT_EMULATION_SEED=$$seed $(PY) -m pytest $(PYTEST_ARGS) -k cuda \
 	    $(EMULATION_TESTS:%=tests/test_%.py) || exit 1; done
@@ -148,16 +156,16 @@ ubsan: SANITIZER := undefined
 # jaxlib is not instrumented and keeps memory until the process ends: leaks are not looked for.
 asan ubsan: export ASAN_OPTIONS := detect_leaks=0:abort_on_error=1
 ubsan: export UBSAN_OPTIONS := print_stacktrace=1:halt_on_error=1
+asan ubsan: private BUILD = build/$(SANITIZER)
 asan ubsan: $(VENV)/.with-test
 	rm -f $(VENV)/.installed
-	$(PIP) install --no-deps --editable . \
-	  --config-settings=cmake.define.JAX_TT_SANITIZE=$(SANITIZER) --config-settings=cmake.define.JAX_TT_EMULATION=$(EMULATION) --config-settings=install.strip=false --config-settings=build-dir=build/$(SANITIZER)
+	$(EDITABLE) --no-deps --config-settings=install.strip=false --config-settings=cmake.define.JAX_TT_SANITIZE=$(SANITIZER)
 	LD_PRELOAD="$$($(CXX) -print-file-name=lib$(subst undefined,ub,$(subst address,a,$(SANITIZER)))san.so) \
 	  $$($(CXX) -print-file-name=libstdc++.so)" $(PY) -m pytest $(PYTEST_ARGS) $(SANITIZER_TESTS)
 
 # The wheel as a user gets it: built, inspected, installed into an environment of its own, imported outside the checkout.
-check-wheel: $(VENV)/.with-dev
-	$(PY) scripts/check_wheel.py
+check-wheel:
+	@python=$$(scripts/find_python.sh) && "$$python" scripts/check_wheel.py
 
 # Wheels for every Python, in containers (cibuildwheel, which needs Docker), and the source distribution; into dist/.
 PYTHON ?= python3
@@ -173,9 +181,21 @@ clean:
 $(VENV)/bin/python:
 	@python=$$(scripts/find_python.sh) && echo "creating $(VENV) with $$python" && "$$python" -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python $(INSTALL_INPUTS)
+# What the build needs is in the environment: of jax the oldest supported release, whose headers are compiled against.
+$(VENV)/.with-builder: $(VENV)/bin/python pyproject.toml
+	@echo "installing what building needs into $(VENV)"
+	@$(PIP) install cmake ninja $$($(PY) -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['build-system']['requires'])")
+	@touch $@
+
+$(VENV)/.installed: EMULATION := OFF
+$(VENV)/.installed: $(VENV)/.with-builder $(INSTALL_INPUTS)
 	@echo "building and installing jax-tt into $(VENV)"
-	@$(PIP) install $(PIP_OPTIONS) --editable .
+	@$(EDITABLE)
+	@touch $@
+
+$(VENV)/.with-emulation: $(VENV)/.installed
+	@echo "building the emulated CUDA kernels"
+	@$(EDITABLE) --no-deps
 	@touch $@
 
 # The project is there already, so that only what the extra names gets installed; nothing is compiled again.

@@ -1,13 +1,16 @@
 """Builds the wheel and checks it from the perspective of a user.
 
-Its contents, the instruction sets in its native code, and an import outside the checkout.
+Its contents, the instruction sets in its native code, and an import outside the checkout from a new environment of this
+Python. With ``--newest``, that environment is for tests with the newest jax: it has what they need, and the module of
+the wheel is placed beside the sources.
 """
 
+import argparse
 import platform
 import re
+import shutil
 import subprocess
 import sys
-import tempfile
 import venv
 import zipfile
 from pathlib import Path
@@ -19,6 +22,7 @@ WIDE_REGISTER = re.compile(r"%(ymm|zmm)\d+|%k[0-7]\b")
 # The targets in CMakeLists.txt that are compiled for such a set and chosen at run time.
 WIDE_TARGETS = ("jax_tt_kernels_x86_64_v3", "jax_tt_kernels_x86_64_v4")
 BUILD = ROOT / "build" / "check-wheel"
+OBJECTS = BUILD / "objects"
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
@@ -35,11 +39,31 @@ def run(*command: str | Path, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
-def build_wheel(folder: Path) -> Path:
-    """Builds the wheel with the tools of this environment, in a build folder that stays."""
-    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+def check_newest(python: Path) -> None:
+    """Installs jax, which must be newer than the oldest supported release."""
+    run(python, "-m", "pip", "install", "--quiet", "jax")
+    (bound,) = re.findall(r'"jax>=[\d.]+,<([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    version = run(python, "-c", "import jax; print(jax.__version__)").strip()
+    print(f"Python {platform.python_version()}, jax {version}", flush=True)
+    if _numbers(version) < _numbers(bound):
+        sys.exit(
+            f"jax {version} is the newest release for Python {platform.python_version()}, and `make test` tests it. "
+            f"Tests with jax >= {bound} need a newer Python: install one, or call "
+            "make test-newest PYTHON=/path/to/python3.13"
+        )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def build_wheel(python: Path) -> Path:
+    """Builds the wheel as pip does for a user, in a build folder that stays."""
+    folder = BUILD / "dist"
+    shutil.rmtree(folder, ignore_errors=True)
+    pip = [python, "-m", "pip", "wheel", "--no-deps"]
     # Without CUDA, which `make cuda` compiles: the wheel is the same but for one more module.
-    options = (f"build-dir={BUILD.relative_to(ROOT)}", "cmake.define.JAX_TT_CUDA=OFF")
+    options = (f"build-dir={OBJECTS.relative_to(ROOT)}", "cmake.define.JAX_TT_CUDA=OFF")
     run(
         *pip,
         *(part for o in options for part in ("--config-settings", o)),
@@ -73,7 +97,7 @@ def check_instruction_sets() -> None:
     if platform.machine() != "x86_64":
         print(f"instruction sets: not checked on {platform.machine()}")
         return
-    objects = sorted(BUILD.rglob("*.o"))
+    objects = sorted(OBJECTS.rglob("*.o"))
     wide = [o for o in objects if any(target in str(o) for target in WIDE_TARGETS)]
     assert len(wide) == len(WIDE_TARGETS), f"expected an object for each of {WIDE_TARGETS}: {wide}"
     for path in objects:
@@ -88,26 +112,36 @@ def check_instruction_sets() -> None:
     print(f"instruction sets: {len(objects)} objects, AVX only in the {len(wide)} dispatched ones")
 
 
-def check_import(wheel: Path, folder: Path) -> None:
-    """Installs the wheel with its dependencies into a new environment and imports it from there."""
-    environment = folder / "venv"
-    venv.create(environment, with_pip=True)
-    python = environment / "bin" / "python"
+def check_import(python: Path, wheel: str) -> None:
+    """Installs the wheel with its dependencies and imports it outside the checkout."""
     run(python, "-m", "pip", "install", "--quiet", wheel)
-    print(
-        run(
-            python, "-W", "error::UserWarning", ROOT / "scripts" / "check_installed.py", cwd=folder
-        ).strip()
-    )
+    check = ROOT / "scripts" / "check_installed.py"
+    print(run(python, "-W", "error::UserWarning", check, cwd=BUILD).strip())
+
+
+def place_beside_sources(wheel: Path) -> None:
+    """Puts the native module and its headers where tests find them, which import the checkout."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if re.match(r"jax_tt/(_cpu\..*so$|include/)", name):
+                archive.extract(name, ROOT)
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        wheel = build_wheel(folder)
-        check_contents(wheel)
-        check_instruction_sets()
-        check_import(wheel, folder)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--environment", type=Path, default=BUILD / "environment")
+    parser.add_argument("--newest", action="store_true", help="for tests with the newest jax")
+    arguments = parser.parse_args()
+    venv.create(arguments.environment, with_pip=True, clear=True)
+    python = arguments.environment.absolute() / "bin" / "python"
+    if arguments.newest:
+        check_newest(python)
+    wheel = build_wheel(python)
+    check_contents(wheel)
+    check_instruction_sets()
+    check_import(python, f"{wheel}[test]" if arguments.newest else str(wheel))
+    if arguments.newest:
+        place_beside_sources(wheel)
 
 
 if __name__ == "__main__":

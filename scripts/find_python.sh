@@ -1,9 +1,29 @@
 #!/bin/sh
 # Prints the first Python >= 3.11 that can make a virtual environment; PYTHON, if set, is asked first.
-for candidate in "${PYTHON:-}" python3 python3.11 python3.12 python3.13 python3.14 python; do
-  [ -n "$candidate" ] || continue
+# With --newest, the newest one, also if it is one of pyenv's that is not active.
+
+works() {
   # Run it: a version manager's shim may stand on PATH for a version that is not active.
-  "$candidate" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
+  "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+of_pyenv() {
+  command -v pyenv >/dev/null || return
+  release=$(pyenv versions --bare | grep -x "$1\.[0-9]*" | sort -t . -k 3 -n | tail -n 1)
+  [ -z "$release" ] || echo "$(pyenv prefix "$release")/bin/python"
+}
+
+if [ "${1:-}" = --newest ]; then
+  candidates="${PYTHON:-}"
+  for minor in 14 13 12 11; do
+    candidates="$candidates python3.$minor $(of_pyenv 3.$minor)"
+  done
+  candidates="$candidates python3"
+else
+  candidates="${PYTHON:-} python3 python3.11 python3.12 python3.13 python3.14 python"
+fi
+for candidate in $candidates; do
+  works "$candidate" || continue
   "$candidate" -c 'import sys; print(sys.executable)'
   exit 0
 done

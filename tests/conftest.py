@@ -15,6 +15,7 @@ import pytest
 from jax._src import pjit
 from jax._src.interpreters import mlir
 
+from tests import xla_flags
 from tests.tiers import TIERS, optimized_last, select
 
 # All of these must be set before any backend starts, hence at import.
@@ -34,8 +35,7 @@ jax.config.update("jax_disable_most_optimizations", THRIFTY)
 PROGRAMS = Path(__file__).parents[1] / "build" / "test_programs"
 if THRIFTY:
     # XLA's fusion emitters and parallel code generation take three quarters of the compile time of the reference.
-    flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
-    os.environ["XLA_FLAGS"] = f"{flags} {os.environ.get('XLA_FLAGS', '')}".strip()
+    xla_flags.add("--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1")
     # Compiled programs are kept on disk: for the other workers, and for the next run.
     jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -90,7 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--tier",
         choices=TIERS,
         default="all",
-        help="quick: what `make test` runs; rest: what it leaves out; all (the default)",
+        help="quick: what `make test` runs; rest: what it leaves out; sample: a tenth of quick; all (the default)",
     )
 
 

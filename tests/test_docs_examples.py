@@ -13,6 +13,7 @@ import pytest
 
 import jax_tt
 from tests.conftest import native_available
+from tests.copied_arrays import watching
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -40,19 +41,20 @@ def promotion():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 @pytest.mark.usefixtures("promotion")
 def test_markdown(page, tmp_path, monkeypatch):
-    """The blocks of a page run in order and see each other's names."""
+    """The blocks of a page run in order and see each other's names; no compiled step or evaluation copies a table."""
     monkeypatch.chdir(tmp_path)
     text = page.read_text()
     names: dict[str, object] = {"__name__": "__main__"}
-    for match in BLOCK.finditer(text):
-        if "no-run" in match["flags"]:
-            continue
-        line = text.count("\n", 0, match.start("code"))
-        if ">>>" in match["code"]:
-            run_session(match["code"], names, page, line)
-        else:
-            # Blank lines in front keep the line numbers of the page in tracebacks.
-            exec(compile("\n" * line + match["code"], str(page), "exec"), names)
+    with watching(str(page)):
+        for match in BLOCK.finditer(text):
+            if "no-run" in match["flags"]:
+                continue
+            line = text.count("\n", 0, match.start("code"))
+            if ">>>" in match["code"]:
+                run_session(match["code"], names, page, line)
+            else:
+                # Blank lines in front keep the line numbers of the page in tracebacks.
+                exec(compile("\n" * line + match["code"], str(page), "exec"), names)
 
 
 def run_session(code: str, names: dict[str, object], page: Path, line: int) -> None:

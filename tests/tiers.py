@@ -7,6 +7,9 @@ defect that needs a combination of more values is found by the rest.
 
 Programs of the reference take several times as long to compile as those of native ops, so the quick tier has one
 combination of each test that is not `pairwise` with it.
+
+`make test-newest` runs the sample tier: of each module, the first test of the quick tier and every tenth after it, and
+all tests of modules marked `sampled`. Emulated kernels, which that target does not build, are left out.
 """
 
 import itertools
@@ -14,7 +17,8 @@ from collections.abc import Iterable
 
 import pytest
 
-TIERS = ("quick", "rest", "all")
+TIERS = ("quick", "rest", "sample", "all")
+SAMPLE_STEP = 10
 Pair = tuple[tuple[str, str], tuple[str, str]]
 
 
@@ -23,9 +27,29 @@ def select(items: list[pytest.Item], tier: str) -> tuple[list[pytest.Item], list
     if tier == "all":
         return items, []
     quick = _quick(items)
-    chosen = [item for item in items if (item.nodeid in quick) == (tier == "quick")]
-    left = [item for item in items if (item.nodeid in quick) != (tier == "quick")]
+    if tier == "sample":
+        nodes = _sample([item for item in items if item.nodeid in quick])
+    elif tier == "quick":
+        nodes = quick
+    else:
+        nodes = {item.nodeid for item in items} - quick
+    chosen = [item for item in items if item.nodeid in nodes]
+    left = [item for item in items if item.nodeid not in nodes]
     return chosen, left
+
+
+def _sample(items: list[pytest.Item]) -> set[str]:
+    modules: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        call = getattr(item, "callspec", None)
+        if call is None or call.params.get("method") != "cuda_emulated":
+            modules.setdefault(item.nodeid.partition("::")[0], []).append(item)
+    return {
+        item.nodeid
+        for cases in modules.values()
+        for number, item in enumerate(cases)
+        if number % SAMPLE_STEP == 0 or item.get_closest_marker("sampled")
+    }
 
 
 def _quick(items: list[pytest.Item]) -> set[str]:

@@ -1,0 +1,74 @@
+"""Sees whether the compiled steps of a page copy arrays: compares addresses of buffers before and after every call."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+from flax import nnx
+
+Kind = tuple[tuple[int, ...], str]
+
+
+@contextlib.contextmanager
+def watching(file: str) -> Iterator[list[str]]:
+    """Yields the names of the functions of ``file`` that are jitted and called meanwhile.
+
+    Raises:
+        AssertionError: a call returned an array of the shape and type of an array with two dimensions or more that it
+            was given, an NNX module's included, in other memory.
+    """
+    called: list[str] = []
+    with (
+        mock.patch.object(jax, "jit", _watched(jax.jit, file, called)),
+        mock.patch.object(nnx, "jit", _watched(nnx.jit, file, called)),
+    ):
+        yield called
+
+
+def _watched(jit: Callable[..., Any], file: str, called: list[str]) -> Callable[..., Any]:
+    @functools.wraps(jit)
+    def replaced(function: Any = None, **options: Any) -> Any:
+        if function is None:
+            return functools.partial(replaced, **options)
+        compiled = jit(function, **options)
+        code = getattr(function, "__code__", None)
+        if code is None or code.co_filename != file:
+            return compiled
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.append(function.__name__)
+            before = _buffers((args, kwargs))
+            results = compiled(*args, **kwargs)
+            # Modules among the arguments have the arrays after the call.
+            after = _buffers((results, [arg for arg in args if isinstance(arg, nnx.Pytree)]))
+            for kind, places in after.items():
+                copies = places - before.get(kind, places)
+                assert not copies, (
+                    f"{file}:{code.co_firstlineno}: {function.__name__} copies {len(copies)} arrays {kind}"
+                )
+            return results
+
+        return call
+
+    return replaced
+
+
+def _buffers(tree: Any) -> dict[Kind, set[int]]:
+    """The addresses of arrays with two dimensions or more, by shape and type."""
+    found: dict[Kind, set[int]] = {}
+    leaves = jax.tree.leaves(tree, is_leaf=lambda value: isinstance(value, nnx.Pytree))
+    arrays = [
+        array
+        for leaf in leaves
+        for array in jax.tree.leaves(nnx.state(leaf) if isinstance(leaf, nnx.Pytree) else leaf)
+    ]
+    for array in arrays:
+        if not isinstance(array, jax.Array) or array.ndim < 2 or array.is_deleted():
+            continue
+        places = found.setdefault((array.shape, str(array.dtype)), set())
+        places |= {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+    return found

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -21,21 +22,25 @@ def watching(file: str) -> Iterator[list[str]]:
             was given, an NNX module's included, in other memory.
     """
     called: list[str] = []
+    plain = jax.jit
     with (
-        mock.patch.object(jax, "jit", _watched(jax.jit, file, called)),
-        mock.patch.object(nnx, "jit", _watched(nnx.jit, file, called)),
+        mock.patch.object(jax, "jit", _watched(plain, plain, file, called)),
+        mock.patch.object(nnx, "jit", _watched(nnx.jit, plain, file, called)),
     ):
         yield called
 
 
-def _watched(jit: Callable[..., Any], file: str, called: list[str]) -> Callable[..., Any]:
+def _watched(
+    jit: Callable[..., Any], plain: Callable[..., Any], file: str, called: list[str]
+) -> Callable[..., Any]:
     @functools.wraps(jit)
     def replaced(function: Any = None, **options: Any) -> Any:
         if function is None:
             return functools.partial(replaced, **options)
-        compiled = jit(function, **options)
-        code = getattr(function, "__code__", None)
-        if code is None or code.co_filename != file:
+        with mock.patch.object(jax, "jit", plain):  # nnx.jit calls it
+            compiled = jit(function, **options)
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is None or code.co_filename != file or code.co_name.startswith("loss"):
             return compiled
 
         @functools.wraps(function)

@@ -16,12 +16,7 @@ from tests.conftest import native_available
 from tests.copied_arrays import watching
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [
-    page
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    if page.exists()
-    and page.name != "serving.md"  # test_export.py runs its blocks, each in its own process
-]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # A block that only shows something opens with ```python no-run.
 BLOCK = re.compile(
     r"^```python[ \t]*(?P<flags>[^\n]*)\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL

@@ -1,8 +1,10 @@
-"""The choice of the quick tier."""
+"""The choice of the quick tier and of the sample of it."""
 
 import itertools
 
-from tests.tiers import covering
+import pytest
+
+from tests.tiers import SAMPLE_STEP, covering, select
 
 
 def _pairs(*values):
@@ -22,3 +24,29 @@ def test_two_axes_and_tests_without_parameters_stay_whole():
     assert covering(cases) == set(cases)
     assert covering({"alone": set()}) == {"alone"}
     assert covering({}) == set()
+
+
+class _Item:
+    def __init__(self, nodeid, marks=(), **params):
+        self.nodeid, self._marks = nodeid, marks
+        if params:
+            self.callspec = type("Call", (), {"params": params})
+
+    def get_closest_marker(self, name):
+        return getattr(pytest.mark, name).mark if name in self._marks else None
+
+
+def test_the_sample_has_tests_of_every_module_and_none_of_the_emulator():
+    items = [_Item(f"tests/test_a.py::test_{k}") for k in range(SAMPLE_STEP + 1)]
+    items += [_Item(f"tests/test_b.py::test[{m}]", method=m) for m in ("cuda_emulated", "ffi")]
+    items += [_Item(f"tests/test_c.py::test_{k}", ("sampled",)) for k in range(2)]
+    items += [_Item("tests/test_d.py::test", ("full",))]
+    chosen, left = select(items, "sample")
+    assert [item.nodeid for item in chosen] == [
+        "tests/test_a.py::test_0",
+        f"tests/test_a.py::test_{SAMPLE_STEP}",
+        "tests/test_b.py::test[ffi]",
+        "tests/test_c.py::test_0",
+        "tests/test_c.py::test_1",
+    ]
+    assert len(chosen) + len(left) == len(items)

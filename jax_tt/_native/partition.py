@@ -122,9 +122,14 @@ def _partitioned(
         def shardings(blocked: Sequence[bool]) -> tuple[NamedSharding, ...]:
             return tuple(NamedSharding(mesh, P(axes or None) if b else P()) for b in blocked)
 
+        def on_device(*args: jax.Array) -> Arrays:
+            # With Explicit axes around it, JAX 0.12 would annotate the additions of a sum over devices.
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                return in_order(axes, *args)
+
         return (
             mesh,
-            partial(in_order, axes),
+            on_device,
             shardings(results_are_blocked),
             shardings(args_are_blocked),
         )

@@ -10,7 +10,8 @@ from unittest import mock
 import jax
 from flax import nnx
 
-Kind = tuple[tuple[int, ...], str]
+# Shape, type and device of arrays. What comes to a device that had none of the kind is placed there, not copied.
+Kind = tuple[tuple[int, ...], str, jax.Device]
 
 
 @contextlib.contextmanager
@@ -52,9 +53,8 @@ def _watched(
             after = _buffers((results, [arg for arg in args if isinstance(arg, nnx.Pytree)]))
             for kind, places in after.items():
                 copies = places - before.get(kind, places)
-                assert not copies, (
-                    f"{file}:{code.co_firstlineno}: {function.__name__} copies {len(copies)} arrays {kind}"
-                )
+                where = f"{file}:{code.co_firstlineno}: {function.__name__}"
+                assert not copies, f"{where} copies {len(copies)} arrays {kind[1]}{list(kind[0])}"
             return results
 
         return call
@@ -63,7 +63,7 @@ def _watched(
 
 
 def _buffers(tree: Any) -> dict[Kind, set[int]]:
-    """The addresses of arrays with two dimensions or more, by shape and type."""
+    """The addresses of arrays with two dimensions or more."""
     found: dict[Kind, set[int]] = {}
     leaves = jax.tree.leaves(tree, is_leaf=lambda value: isinstance(value, nnx.Pytree))
     arrays = [
@@ -74,6 +74,7 @@ def _buffers(tree: Any) -> dict[Kind, set[int]]:
     for array in arrays:
         if not isinstance(array, jax.Array) or array.ndim < 2 or array.is_deleted():
             continue
-        places = found.setdefault((array.shape, str(array.dtype)), set())
-        places |= {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+        for shard in array.addressable_shards:
+            places = found.setdefault((array.shape, str(array.dtype), shard.device), set())
+            places.add(shard.data.unsafe_buffer_pointer())
     return found

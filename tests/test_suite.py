@@ -82,7 +82,7 @@ IN_PLACE = {
 @pytest.mark.parametrize("name", COPIES)
 def test_a_page_whose_step_or_evaluation_copies_tables_is_noticed(name):
     page = compile(PAGE + COPIES[name], "page.md", "exec")
-    message = rf"page.md:\d+: {name} copies 1 arrays \(\(50, 8\)"
+    message = rf"page.md:\d+: {name} copies 1 arrays float32\[50, 8\]"
     with pytest.raises(AssertionError, match=message), watching("page.md"):
         exec(page, {"__name__": "__main__"})
 

@@ -276,7 +276,7 @@ class DiskStore:
 
 
 def _locked(path: Path) -> int:
-    """The descriptor of a lock of the directory; LMDB itself would wait for the other writer."""
+    """Locks the directory and returns the descriptor of the lock; a second writer would damage the files."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = os.open(path / "in_use", os.O_RDWR | os.O_CREAT, 0o644)

@@ -10,7 +10,7 @@ from flax import nnx
 
 from jax_tt._flax._nnx_cache import refresh_caches
 from jax_tt._flax._nnx_gradients import Gradients
-from jax_tt._flax._nnx_variables import FusedParam
+from jax_tt._flax._nnx_variables import FusedParam, with_ordinary_gradients
 from jax_tt._tables.next_values import check_paths, next_values, says_used
 
 
@@ -75,7 +75,7 @@ class FusedOptimizer(nnx.Optimizer):
                 f"the fused tables, e.g. optax.adam(1e-3); got {tx!r}. Rules of "
                 f"jax_tt.optimizers go into the layer: TTEmbedBag(..., optimizer=...)."
             )
-        super().__init__(model, tx, wrt=nnx.All(wrt, nnx.Not(FusedParam)), graph=graph)
+        super().__init__(model, tx, wrt=with_ordinary_gradients(wrt), graph=graph)
         self._params, self._tables = self._trained(model), _tables(self._fused(model))
 
     def update(self, model: Any, grads: Any, /, **kwargs: Any) -> optax.Updates:

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from jax_tt._flax._next_values import NextValues, without_value
-from jax_tt._flax._nnx_variables import FusedParam
+from jax_tt._flax._nnx_variables import FusedParam, with_ordinary_gradients
 from jax_tt._lookup._one_use import one_loss
 
 
@@ -159,7 +159,7 @@ def _with_tables(argnums: Any, wrt: Any) -> Any:
         return tuple(_with_tables(argnum, wrt) for argnum in argnums)
     if isinstance(argnums, nnx.DiffState):
         argnums, wrt = argnums.argnum, argnums.filter
-    return nnx.DiffState(argnums, nnx.Any(wrt, FusedParam))
+    return nnx.DiffState(argnums, nnx.Any(with_ordinary_gradients(wrt), FusedParam))
 
 
 def _separated(grads: Any) -> Any:

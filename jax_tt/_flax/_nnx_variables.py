@@ -1,6 +1,7 @@
 """Variable types of the NNX layers."""
 
 import contextlib
+from typing import Any
 
 from flax import nnx
 from flax.errors import TraceContextError
@@ -111,3 +112,22 @@ class IdOrderState(nnx.Variable):
         >>> nnx.state(layer, jax_tt.IdOrderState)["id_order"][...]
         Array([2, 0, 1], dtype=uint16)
     """
+
+
+_OF_THE_LIBRARY = (
+    FusedParam,
+    OutOfRange,
+    LookupCounts,
+    CacheState,
+    HashState,
+    PageTable,
+    IdOrderState,
+)
+
+
+def with_ordinary_gradients(wrt: Any) -> Any:
+    """A filter of the variables in ``wrt`` without fused tables and without what is never trained, such as counts.
+
+    A filter by path, or the complement of one, contains the counts of a layer, which are integers.
+    """
+    return nnx.All(wrt, nnx.Not(nnx.Any(*_OF_THE_LIBRARY)))

@@ -381,6 +381,39 @@ def test_linen_keeps_tables_and_parameters_apart(jit):
     assert float(want.fused["items"]["step"]) == 1
 
 
+def test_gradients_are_combined_with_parameters():
+    def decayed(grads: Any, params: Any) -> Any:
+        return jax.tree.map(lambda g, p: g + 0.5 * p, grads, params)
+
+    model, plain = Tower(), Tower()
+    grads, want = jax_tt.grad(loss)(model), jax_tt.grad(loss)(plain)
+    kernel = decayed(grads.head.kernel[...], model.head.kernel[...])
+    nnx.update(grads, decayed(nnx.state(grads), nnx.state(model, nnx.Param)))
+    np.testing.assert_array_equal(grads.head.kernel[...], kernel)
+    optimizer(model).update(model, grads)
+    optimizer(plain).update(plain, want)
+    assert_same(fused(model), fused(plain))
+
+    state = linen_state(tx=optax.sgd(1.0))
+    grads = jax_tt.linen.grad(linen_loss)(state.variables)
+    after = state.apply_gradients(grads=grads.replace(decayed(grads.params, state.params)))
+    want = state.apply_gradients(grads=grads)
+    jax.tree.map(np.testing.assert_array_equal, after.fused, want.fused)
+    for name, own in state.params["head"].items():
+        got = after.params["head"][name]
+        np.testing.assert_allclose(got, want.params["head"][name] - 0.5 * own, rtol=1e-5)
+    with pytest.raises(ValueError, match="params: got the structure"):
+        grads.replace(state.params["head"])
+
+
+def test_linen_checks_which_argument_holds_the_variables():
+    variables = linen_state().variables
+    with pytest.raises(TypeError, match=r"argnums: got \(0, 1\)"):
+        jax_tt.linen.grad(linen_loss, argnums=(0, 1))
+    with pytest.raises(TypeError, match="0 positional arguments; pass the variables by position"):
+        jax_tt.linen.grad(linen_loss)(variables=variables)
+
+
 def test_linen_refuses_what_is_no_next_value():
     state = linen_state()
     whole = jax.grad(linen_loss)(state.variables)

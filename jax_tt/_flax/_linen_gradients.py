@@ -10,6 +10,7 @@ import jax
 from flax import traverse_util
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
+from jax_tt._arguments import as_int
 from jax_tt._flax._linen_variables import PARAMS
 from jax_tt._flax._next_values import NextValues, without_value
 from jax_tt._lookup._one_use import one_loss
@@ -28,6 +29,20 @@ class Gradients(Mapping[str, Any]):
     def __init__(self, params: Mapping[str, Any], next_values: NextValues) -> None:
         self.params = params
         self.next_values = next_values
+
+    def replace(self, params: Mapping[str, Any]) -> Gradients:
+        """These gradients with other ordinary ones, such as the result of arithmetic with parameters.
+
+        Args:
+            params: ordinary gradients of the structure of `params`.
+
+        Raises:
+            ValueError: they have another structure.
+        """
+        given, expected = jax.tree.structure(params), jax.tree.structure(self.params)
+        if given != expected:
+            raise ValueError(f"params: got the structure {given}; expected {expected}.")
+        return Gradients(params, self.next_values)
 
     def __getitem__(self, name: str) -> Any:
         return self.params[name]
@@ -86,9 +101,15 @@ def value_and_grad(
     """
     if f is None:
         return functools.partial(value_and_grad, argnums=argnums, has_aux=has_aux, **options)
+    argnums = as_int("argnums", argnums)
 
     @functools.wraps(f)
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
+        if not -len(args) <= argnums < len(args):
+            raise TypeError(
+                f"argnums: got {argnums} for a call with {len(args)} positional arguments; pass the variables by "
+                "position."
+            )
         variables = args[argnums]
         if not isinstance(variables, Mapping) or not {PARAMS, OVERWRITE_WITH_GRADIENT} & set(
             variables

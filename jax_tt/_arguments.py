@@ -39,6 +39,11 @@ def as_array(name: str, value: Any) -> Any:
         return value
     if is_tensor(value):
         value = from_tensor(name, value)
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TypeError(
+            f"{name}: got a masked array, whose mask would be lost; fill it, e.g. with array.filled(-1), and say that "
+            "-1 is padding: jax_tt.Bags.from_padded(ids, pad_id=-1), or {'ids': ids, 'pad_id': -1} in host_batch."
+        )
     try:
         if hasattr(value, "__jax_array__"):
             return jnp.asarray(value)

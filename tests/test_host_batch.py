@@ -256,9 +256,20 @@ BAD = {
     ),
     "lengths": (
         {"clicked": {"ids": [1, 2], "lengths": [1]}},
-        "'clicked' of 'item': lengths: sum to 1",
+        r"'clicked' of 'item': lengths: sum to 1, but there are 2 ids.* pass ids\[:1\]",
     ),
-    "offsets": ({"clicked": {"ids": [1, 2], "offsets": [0, 1]}}, "'item': offsets: end at 1"),
+    "long lengths": (
+        {"clicked": {"ids": [1, 2], "lengths": [3]}},
+        "'item': lengths: sum to 3, but there are 2 ids; expected 2",
+    ),
+    "offsets": (
+        {"clicked": {"ids": [1, 2], "offsets": [0, 1]}},
+        "'item': offsets: end at 1, .*as torch's are by default, append the number of ids",
+    ),
+    "masked": (
+        {"clicked": np.ma.masked_array([[1, 2]], [[False, True]])},
+        "'clicked' of 'item': ids: got a masked array",
+    ),
     "negative": ({"clicked": {"ids": [1, 2], "lengths": [3, -1]}}, "'item': lengths: got "),
     "both": (
         {"clicked": {"ids": [1], "lengths": [1], "offsets": [0, 1]}},
@@ -276,6 +287,10 @@ BAD = {
     "unknown": ({"label": [1]}, "got the feature 'label'"),
     "cut keys": (
         {"user": jnp.array([[7]])},
+        "'user' of 'key': ids: got a JAX array of int32.*whole_keys",
+    ),
+    "cut keys in lists": (
+        {"user": list(jnp.array([7, 8]))},
         "'user' of 'key': ids: got a JAX array of int32.*whole_keys",
     ),
 }
@@ -341,6 +356,31 @@ def test_strings_are_keys():
     assert keys_of(jax_tt.host_batch(HASH, [b"red"])).tolist() == [[int(keys[0])]]
     with pytest.raises(TypeError, match="key: ids: features"):
         jax_tt.host_batch(HASH, ["red", None])
+
+
+class Column:
+    """A column of a data frame, whose type is not always one of numpy."""
+
+    def __init__(self, values: list) -> None:
+        self.values = np.empty(len(values), object)
+        self.values[:] = values
+        self.dtype, self.shape, self.ndim = "string", self.values.shape, 1
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return self.values
+
+
+def test_columns_of_data_frames():
+    item = jax_tt.dense_table(10, 4)
+    lists = [[3, 1], [], [4]]
+    for column in (Column(lists), {"ids": Column(lists)}):
+        assert jax_tt.host_batch(item, column) == jax_tt.host_batch(item, lists)
+    keys = jax_tt.hash_table(4, 8)
+    found, wanted = (jax_tt.host_batch(keys, names) for names in (Column(["a", "b"]), ["a", "b"]))
+    np.testing.assert_array_equal(found.digits, wanted.digits)
 
 
 def test_strings_name_the_extra(monkeypatch):

@@ -14,6 +14,7 @@ from jax_tt._arguments import as_array, as_int
 from jax_tt._bags import Bags, as_ids, as_weights, id_array, padding_value
 from jax_tt._hash.ids import hash_ids
 from jax_tt._hash.keys import refuse_cut_keys
+from jax_tt._host_table import is_tensor
 from jax_tt._split_ids import SplitIds
 from jax_tt._tables.table import Table
 
@@ -50,6 +51,7 @@ def read(table: Table, value: Any, pooled: bool) -> Given:
     Raises:
         TypeError, ValueError: the value does not fit; the message begins with the label of the table.
     """
+    value = _of_numpy(value)
     if isinstance(value, Bags):
         given = _of_bags(table, value)
     elif isinstance(value, Mapping):
@@ -115,7 +117,7 @@ def _of_entries(table: Table, entries: Mapping[str, Any], pooled: bool) -> Given
         raise ValueError(
             f"{label}got {' and '.join(map(repr, shaped))}; expected one of them at most."
         )
-    value, weights = entries["ids"], entries.get("weights")
+    value, weights = _of_numpy(entries["ids"]), entries.get("weights")
     if isinstance(value, Mapping | Bags):
         raise TypeError(f"{label}ids: got a {type(value).__name__}; expected an array or lists.")
     rows = None if shaped or not pooled else _rows(table, value)
@@ -135,6 +137,7 @@ def _of_entries(table: Table, entries: Mapping[str, Any], pooled: bool) -> Given
         (name,) = shaped
         _length(table, ids)
         own: dict[str, Any] = {name: _on_host(f"{label}{name}", entries[name])}
+        _check_end(label, name, own[name], ids.shape[0])
         offsets, weights = _offsets(table, ids, **own, weights=weights)
         return Given(ids, offsets, weights)
     padding = None
@@ -144,6 +147,35 @@ def _of_entries(table: Table, entries: Mapping[str, Any], pooled: bool) -> Given
         pad_id = as_int(f"{label}pad_id", entries["pad_id"])
         padding = ids == _labelled(label, padding_value, pad_id, ids.dtype)
     return Given(ids, None, _weights(table, ids, weights), padding)
+
+
+def _of_numpy(value: Any) -> Any:
+    """Strings, lists and objects in an array of another library, such as a column of a data frame, in one of numpy."""
+    if isinstance(value, np.ndarray | jax.Array) or is_tensor(value):
+        return value
+    if not hasattr(value, "__array__"):
+        return value
+    array = np.asarray(value)
+    return array if array.dtype.kind in "OSUT" else value
+
+
+def _check_end(label: str, name: str, values: np.ndarray, count: int) -> None:
+    """Raises for lengths or offsets that do not end at the last id."""
+    if values.ndim != 1 or not values.size or values.dtype.kind not in "iu":
+        return  # `Bags` refuses them
+    end = int(values.sum() if name == "lengths" else values[-1])
+    if end == count:
+        return
+    does = "sum to" if name == "lengths" else "end at"
+    starts = (
+        " Where they are the starts [B] of the bags, as torch's are by default, append the number of ids."
+        if name == "offsets"
+        else ""
+    )
+    padding = f" If the other ids are padding, pass ids[:{end}]." if 0 <= end < count else ""
+    raise ValueError(
+        f"{label}{name}: {does} {end}, but there are {count} ids; expected {count}.{starts}{padding}"
+    )
 
 
 def _rows(table: Table, value: Any) -> list[Any] | None:
@@ -208,6 +240,7 @@ def _ids(table: Table, name: str, value: Any) -> np.ndarray:
     array = id_array(value, name)
     if table.takes_keys:
         refuse_cut_keys(name, array)
+        refuse_cut_keys(name, _first(value))
     host = _on_host(name, array)
     if host.dtype.kind in "iu":
         return host
@@ -224,9 +257,14 @@ def _are_strings(value: Any) -> bool:
         if value.dtype.kind != "O":
             return value.dtype.kind in "SUT"
         value = value.reshape(-1)[:1].tolist()
+    return isinstance(_first(value), str | bytes)
+
+
+def _first(value: Any) -> Any:
+    """The first element of nested lists; anything else unchanged."""
     while isinstance(value, list | tuple) and value:
         value = value[0]
-    return isinstance(value, str | bytes)
+    return value
 
 
 def _split(table: Table, ids: SplitIds) -> SplitIds:

@@ -396,6 +396,7 @@ def test_gradients_are_combined_with_parameters():
 
     state = linen_state(tx=optax.sgd(1.0))
     grads = jax_tt.linen.grad(linen_loss)(state.variables)
+    assert repr(grads) == f"Gradients({grads.params!r})"
     after = state.apply_gradients(grads=grads.replace(decayed(grads.params, state.params)))
     want = state.apply_gradients(grads=grads)
     jax.tree.map(np.testing.assert_array_equal, after.fused, want.fused)

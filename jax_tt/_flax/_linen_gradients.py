@@ -44,6 +44,9 @@ class Gradients(Mapping[str, Any]):
             raise ValueError(f"params: got the structure {given}; expected {expected}.")
         return Gradients(params, self.next_values)
 
+    def __repr__(self) -> str:
+        return f"Gradients({self.params!r})"
+
     def __getitem__(self, name: str) -> Any:
         return self.params[name]
 

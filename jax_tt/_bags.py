@@ -367,8 +367,8 @@ def as_ids(ids: Any, name: str = "ids") -> Any:
         return array.astype(np.uint32)
     raise ValueError(
         f"{name}: got {array.dtype} ids up to {array.max()}, which do not fit 32 bits while jax_enable_x64 is "
-        "off; turn on jax_enable_x64, or split them on the host: for a tensor train with TTShape.split_ids(ids), for a "
-        "hash table with jax_tt.split_keys(ids)."
+        "off; give them to host_batch as {'ids': ids, 'lengths': lengths}, turn on jax_enable_x64, or split them on "
+        "the host: for a tensor train with TTShape.split_ids(ids), for a hash table with jax_tt.split_keys(ids)."
     )
 
 

@@ -340,6 +340,10 @@ def test_batches_of_many_sizes_are_one_program():
     assert len(compiled) == 1
     assert jax_tt.host_batch(DENSE, [[1] * 9]).ids.shape == (16,)
     assert jax_tt.host_batch(DENSE, [[]]).ids.shape == (1,)
+    assert jax_tt.host_batch(DENSE, np.array([])).shape == (0, 1)
+    # Features with few ids have the capacity of their bags in every batch.
+    few = [jax_tt.host_batch(DENSE, [[1]] * n + [[]] * (60 - n)).ids.shape for n in (0, 5, 60)]
+    assert few == [(64,)] * 3
     assert jax_tt.host_batch(DENSE, [[1] * 9], capacity=20).ids.shape == (20,)
 
 

@@ -119,7 +119,8 @@ class Collection:
                 ``{"ids": values, "lengths": lengths, "weights": weights}``, and strings where the table hashes. For a
                 sequence it is integers of any shape, or bags.
             bounds: as in `jax_tt.host_batch`, for all tables or by table.
-            capacity: positions of the ragged bags, for all features or by feature; by default the next power of two.
+            capacity: positions of the ragged bags, for all features or by feature; by default the next power of two,
+                of at least the number of bags.
                 Of `KeyedBags` those of all features together.
             sharding: as in `jax_tt.host_batch`; by default the mesh of the tables, if there is one.
 

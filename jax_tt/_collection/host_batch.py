@@ -53,7 +53,8 @@ def host_batch(
             `lookup_rows`, the ids are integers of any shape.
         bounds: what is done with ids out of range. ``"error"`` raises. The others keep them out of range, for a lookup
             with the same ``bounds``; ``"warn"`` warns here, once per table, and the lookup counts them.
-        capacity: positions of ragged bags; by default the next power of two, so that few programs are compiled.
+        capacity: positions of ragged bags; by default the next power of two, of at
+            least the number of bags, so that few programs are compiled.
         sharding: where the arrays go, e.g. ``NamedSharding(mesh, P("data"))``; by default the mesh of a `ShardedTable`,
             all axes of it, and the host for other tables. Ragged bags, and arrays whose first axis the devices do not
             divide, are replicated. With several processes, each of them is given the whole batch.
@@ -166,7 +167,9 @@ def _capacities(features: Mapping[str, Feature], capacity: Any) -> dict[str, Any
 def _capacity(name: str, given: Given, capacity: Any) -> int:
     used = given.ids.shape[0]
     if capacity is None:
-        return 1 << max((given.capacity or used) - 1, 0).bit_length()
+        # At least one position per bag: the powers below differ from batch to batch in features with few ids.
+        bags = 0 if given.offsets is None else len(given.offsets) - 1
+        return 1 << max((given.capacity or max(used, bags)) - 1, 0).bit_length()
     capacity = as_int(name, capacity)
     if not used <= capacity < 2**31:
         raise ValueError(

@@ -244,11 +244,11 @@ def _ids(table: Table, name: str, value: Any) -> np.ndarray:
     host = _on_host(name, array)
     if host.dtype.kind in "iu":
         return host
-    if host.size == 0 and not hasattr(value, "dtype"):
-        return host.astype(np.int64)  # an empty list has no type of its own
+    if host.size == 0 and host.dtype == np.float64:
+        return host.astype(np.int64)  # what numpy makes of an empty list
     raise ValueError(
-        f"{name}: got dtype {host.dtype}; expected integers. A list with ids of 2**63 or more beside others becomes "
-        "floats in numpy; give it a type, e.g. np.array(ids, np.uint64)."
+        f"{name}: got dtype {host.dtype}; expected integers, e.g. ids.astype(np.int64). A list with ids of 2**63 or "
+        "more beside others becomes floats in numpy; give it a type, e.g. np.array(ids, np.uint64)."
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 import jax_tt
 from jax_tt._tiers import block_file, disk
 from jax_tt._tiers.addresses import addresses, copy_rows
+from jax_tt._tiers.checksum import checksums
 from jax_tt._tiers.disk import DiskStore
 
 
@@ -189,6 +190,16 @@ def test_changed_bytes_are_noticed(tmp_path, monkeypatch, size):
                 store.close()
         shutil.rmtree(path)
     assert refused > 50
+
+
+@pytest.mark.parametrize("size", [8, 12, 64, 135])
+def test_checksums_notice_changes_of_the_same_bit(size):
+    """The signs of two floats, for instance, which a sum of words times odd numbers may add to nothing."""
+    row = np.random.default_rng(0).integers(0, 256, size).astype(np.uint8)
+    changed = np.stack([row] * (size - 1))
+    changed[:, -1] ^= 128
+    changed[np.arange(size - 1), np.arange(size - 1)] ^= 128
+    assert (checksums(changed) != checksums(row[None])).all()
 
 
 def test_bytes_that_change_while_a_store_is_open(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -165,7 +166,24 @@ def test_checkpoints_of_other_devices_are_refused(two):
         for name, own in like["item"].items()
         if name.startswith("hash_")
     }
-    with pytest.raises(ValueError, match=r"the hash table of 2 devices; expected 4"):
+    with pytest.raises(ValueError, match=r"the hash table of 2 devices with .* expected 4 devices"):
+        jax_tt.restored_state(target, arrays)
+
+
+@pytest.mark.parametrize(
+    "other", [{"ways": 16}, {"admission": jax_tt.AdmitAfter(2, waiting=128)}], ids=str
+)
+def test_checkpoints_of_other_slots_are_refused(other):
+    """As many rows, of which orbax would cut the keys or the counts."""
+    options: dict[str, Any] = {"ways": 8, "admission": jax_tt.AdmitAfter(2, waiting=64)}
+    source, target = (
+        jax_tt.Collection({"item": jax_tt.hash_table(4, 64, **own)}, FEATURES)
+        for own in (options, options | other)
+    )
+    arrays = jax_tt.checkpoint_state(source, source.init(jax.random.key(0)))
+    like = jax_tt.checkpoint_target(target)["item"]
+    arrays["item"] = {name: np.resize(arrays["item"][name], x.shape) for name, x in like.items()}
+    with pytest.raises(ValueError, match=r"holds the hash table of .* with ways=8 and 64 slots"):
         jax_tt.restored_state(target, arrays)
 
 

@@ -17,10 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 from jax_tt._collection.collection import Collection, States
 from jax_tt._collection.states import check_states
+from jax_tt._hash.table import unsharded_hash_table
 from jax_tt._sharding.table import ShardedTable
 
-# In a checkpoint: rows, as two words, and columns of a table; of a hash table also the devices that own keys. Orbax
-# cuts arrays of another size without a word.
+# In a checkpoint: rows, as two words, and columns of a table; of a hash table also how the slots of its keys and of
+# those that wait for admission are divided. Orbax cuts arrays of another size without a word.
 _SIZES = "sizes"
 _SCALARS = ("step", "sentinel")
 
@@ -142,9 +143,9 @@ def _check_sizes(name: str, got: Any, expected: np.ndarray[Any, Any]) -> None:
     got = np.asarray(got)
     if np.array_equal(got[:3], expected[:3]) and not np.array_equal(got, expected):
         raise ValueError(
-            f"arrays[{name!r}]: the checkpoint holds the hash table of {got[3]} devices; expected {expected[3]}, since "
-            "each has the keys that belong to it. Restore it with that many devices, and give "
-            "Collection.separated(state) to Collection.joined of these; or use dump_keys and load_keys."
+            f"arrays[{name!r}]: the checkpoint holds the hash table of {_divided(got)}; expected {_divided(expected)}, "
+            "since these say in which slots keys are. Restore it with a description as it was saved, and give "
+            "Collection.separated(state) to Collection.joined of the new one; or use dump_keys and load_keys."
         )
     if not np.array_equal(got, expected):
         (rows, columns), (own_rows, own_columns) = _read(got), _read(expected)
@@ -159,8 +160,15 @@ def _sizes(collection: Collection, name: str) -> np.ndarray[Any, Any]:
     rows = table.num_embeddings
     sizes = [rows >> 32, rows & 0xFFFFFFFF, table.features]
     if table.takes_keys:
-        sizes.append(table.layout.devices if isinstance(table, ShardedTable) else 1)
+        whole = unsharded_hash_table(table)
+        devices = table.layout.devices if isinstance(table, ShardedTable) else 1
+        sizes += [devices, whole.ways, whole.waiting_sets]
     return np.array(sizes, np.uint32)
+
+
+def _divided(sizes: np.ndarray[Any, Any]) -> str:
+    devices, ways, waiting = (int(number) for number in sizes[3:])
+    return f"{devices} devices with ways={ways} and {waiting * ways} slots for admission"
 
 
 def _read(sizes: np.ndarray[Any, Any]) -> tuple[int, int]:

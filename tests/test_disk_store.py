@@ -192,6 +192,20 @@ def test_changed_bytes_are_noticed(tmp_path, monkeypatch, size):
     assert refused > 50
 
 
+def test_room_that_killed_processes_leave_is_given_back(tmp_path):
+    """Also where they are killed again and again."""
+    block, sizes = np.ones(5000, np.uint8), []
+    path, used = tmp_path / "blocks", []
+    for _ in range(4):
+        file = block_file.BlockFile(path, used)
+        used = used or [file.write(block)]
+        assert (file.memory(used[0]) == block).all()
+        file.write(block)
+        sizes.append(path.stat().st_size)
+        os.close(file._file)
+    assert len(set(sizes[1:])) == 1, sizes
+
+
 @pytest.mark.parametrize("size", [8, 12, 64, 135])
 def test_checksums_notice_changes_of_the_same_bit(size):
     """The signs of two floats, for instance, which a sum of words times odd numbers may add to nothing."""

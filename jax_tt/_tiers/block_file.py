@@ -36,7 +36,6 @@ class BlockFile:
 
     def __init__(self, path: Path, used: Iterable[Extent]):
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        self._size = os.fstat(self._file).st_size
         self._map = np.zeros(0, np.uint8)
         # In ascending order, none beside another; the last one has no end.
         self._free: list[Extent] = []
@@ -46,6 +45,9 @@ class BlockFile:
                 self._free.append(Extent(end, extent.offset - end))
             end = extent.offset + _rounded(extent.length)
         self._end = end
+        # What a process that was killed has left at the end, spare room for the map included.
+        self._size = min(os.fstat(self._file).st_size, end)
+        os.ftruncate(self._file, self._size)
 
     def write(self, block: np.ndarray) -> Extent:
         """Writes a block uint8 ``[bytes]`` to free room."""

@@ -85,6 +85,17 @@ def test_changes(source, tmp_path):
     assert by_key(table, found, names) == by_key(table, later, names)
 
 
+@pytest.mark.parametrize("since", [-1, 10**6])
+def test_changes_since_no_batch_are_refused(source, tmp_path, since):
+    """A number of steps, for instance, of which a dump without keys would say nothing."""
+    table, state, _ = source
+    with pytest.raises(
+        ValueError, match=rf"since: got {since} for a table whose last batch is \d+"
+    ):
+        jax_tt.dump_keys(table, state, tmp_path / "dump", since=since)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("policy", ["lfu", "none"])
 def test_smaller_tables_are_refused(source, tmp_path, policy):
     table, state, _ = source

@@ -97,7 +97,12 @@ def dump_keys(
     sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
     size, first = as_positive("keys_per_file", keys_per_file), as_int("since", since)
     one_of("format", format, FORMATS)
-    entries = table_keys(table, state)
+    entries, last = table_keys(table, state), int(state[CLOCK])
+    if not 0 <= first <= last:
+        raise ValueError(
+            f"since: got {first} for a table whose last batch is {last}; expected the number that dump_keys of this "
+            "table returned, or 0 for all keys."
+        )
     entries = entries[entries["touched"] > first]
     names = list(table.table.row_arrays)
     rows = {
@@ -121,7 +126,7 @@ def dump_keys(
     rest = {name: x for name, x in state.items() if name in {*_rest_names(table), *WAITING}}
     with Progress(progress, "dump_keys", -(-len(entries) // size)) as bar:
         write_dump(path, parts(), rest, about, format, bar, overwrite=overwrite)
-    return int(state[CLOCK])
+    return last
 
 
 def load_keys(

@@ -85,6 +85,21 @@ def test_changes(source, tmp_path):
     assert by_key(table, found, names) == by_key(table, later, names)
 
 
+def test_dumps_of_the_first_version_are_read(source, tmp_path):
+    """Their descriptions do not say on how many devices the keys were."""
+    table, state, _ = source
+    jax_tt.dump_keys(table, state, tmp_path / "dump")
+    about = tmp_path / "dump" / "about.json"
+    described = json.loads(about.read_text()) | {"version": 1}
+    del described["devices"]
+    about.write_text(json.dumps(described))
+    found, _ = jax_tt.load_keys(table, table.init(jax.random.key(1)), tmp_path / "dump")
+    assert by_key(table, found) == by_key(table, state)
+    about.write_text(json.dumps(described | {"version": 3}))
+    with pytest.raises(jax_tt.FileError, match=r"is of version 3; expected at most 2\. Read"):
+        jax_tt.load_keys(table, state, tmp_path / "dump")
+
+
 @pytest.mark.parametrize("since", [-1, 10**6])
 def test_changes_since_no_batch_are_refused(source, tmp_path, since):
     """A number of steps, for instance, of which a dump without keys would say nothing."""

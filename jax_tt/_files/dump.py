@@ -123,13 +123,17 @@ class Dump:
         name = os.fsdecode(path)
         try:
             found = json.loads(Path(name, _ABOUT).read_text())
-            if found["version"] != _VERSION:
-                raise FileError(f"{name}: is of version {found['version']}; expected {_VERSION}.")
+            # The first version wrote slots for one device alone, whose number it did not write.
+            if found["version"] not in (1, _VERSION):
+                raise FileError(
+                    f"{name}: is of version {found['version']}; expected at most {_VERSION}. Read it with the version "
+                    "of jax_tt that wrote it."
+                )
             files = [str(file) for file in found["files"]]
             sizes = int(found["features"]), int(found["keys"])
             sets, since = None, 0
             if "sets" in found:
-                sets = int(found["sets"]), int(found["ways"]), int(found["devices"])
+                sets = int(found["sets"]), int(found["ways"]), int(found.get("devices", 1))
                 since = int(found["since"])
             return cls(name, *sizes, files, dict(found["arrays"]), since, sets)
         except FileNotFoundError:

@@ -1,5 +1,6 @@
 """Dumps of dense tables and of tiers: changes, other kinds of tables, and dumps that were cut off."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -50,6 +51,28 @@ def test_rows_round_trip_and_changes(tmp_path, format, dtype):
         found, counts = jax_tt.load_rows(dense(50)[0], found, tmp_path / name)
         assert counts == (rows, 0)
     assert same(found, {name: array.astype(found[name].dtype) for name, array in changed.items()})
+
+
+def test_changed_bytes_are_noticed(tmp_path):
+    table, state = dense(50)
+    dump = tmp_path / "dump"
+    jax_tt.dump_rows(table, state, dump, rows_per_file=25)
+    draw = np.random.default_rng(0)
+    for path in sorted(dump.iterdir()):
+        whole = path.read_bytes()
+        for place in draw.integers(0, len(whole), 40):
+            changed = bytearray(whole)
+            changed[place] ^= 1 << draw.integers(8)
+            path.write_bytes(changed)
+            with contextlib.suppress(jax_tt.FileError):
+                found, _ = jax_tt.load_rows(table, state, dump)
+                assert same(found, state)  # a space between words of the description, perhaps
+        path.write_bytes(whole)
+    with (dump / "keys-00001.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    with pytest.raises(jax_tt.FileError, match="is damaged, its checksum differs"):
+        jax_tt.load_rows(table, state, dump)
 
 
 def test_between_dense_and_hash_tables(tmp_path):

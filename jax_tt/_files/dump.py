@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -59,6 +60,7 @@ def write_dump(
         overwrite: whether a dump of this name may be replaced.
     """
     files: list[str] = []
+    sums: list[dict[str, int]] = []
     keys = 0
     with resuming(path, DUMP, overwrite=overwrite) as place:
         with ThreadPoolExecutor(_WRITERS) as writers:
@@ -68,19 +70,22 @@ def write_dump(
                     files.append(f"keys-{len(files):05}.{kind}")
                     keys += len(part["key"])
                     if len(written) >= _WRITERS:  # no more than these are in memory
-                        written.popleft().result()
+                        sums.append(written.popleft().result())
                         bar.step()
                     written.append(writers.submit(_write, os.path.join(place, files[-1]), part))
                 for future in written:
-                    future.result()
+                    sums.append(future.result())
                     bar.step()
             except BaseException:
                 writers.shutdown(cancel_futures=True)
                 raise
-        _write(os.path.join(place, _REST), {name: np.asarray(x) for name, x in rest.items()})
+        others = {name: np.asarray(x) for name, x in rest.items()}
+        sums.append(_write(os.path.join(place, _REST), others))
         for name in {*os.listdir(place)} - {*files, _REST}:
             _remove(os.path.join(place, name))
         whole = {"version": _VERSION, **about, "keys": keys, "files": files}
+        whole["checksums"] = dict(zip((*files, _REST), sums, strict=True))
+        whole["checksum"] = _sum_of_text(whole)
         Path(place, _ABOUT).write_text(json.dumps(whole, indent=2))
     return keys
 
@@ -98,6 +103,7 @@ class Dump:
         changes_since: the batch after which keys of a hash table have been requested; 0 for dumps of whole tables.
         sets: how many sets the table had, how many slots each, and on how many devices; None for other tables. The
             parts have slots then.
+        checksums: of every array, by file and name; None where the dump was written without them.
     """
 
     path: str
@@ -107,6 +113,7 @@ class Dump:
     arrays: dict[str, str]
     changes_since: int
     sets: tuple[int, int, int] | None
+    checksums: dict[str, dict[str, int]] | None
 
     @property
     def devices(self) -> int:
@@ -129,13 +136,16 @@ class Dump:
                     f"{name}: is of version {found['version']}; expected at most {_VERSION}. Read it with the version "
                     "of jax_tt that wrote it."
                 )
+            if found["version"] == _VERSION and found.pop("checksum") != _sum_of_text(found):
+                raise ValueError("its checksum differs")
             files = [str(file) for file in found["files"]]
             sizes = int(found["features"]), int(found["keys"])
             sets, since = None, 0
             if "sets" in found:
                 sets = int(found["sets"]), int(found["ways"]), int(found.get("devices", 1))
                 since = int(found["since"])
-            return cls(name, *sizes, files, dict(found["arrays"]), since, sets)
+            sums = found["checksums"] if found["version"] == _VERSION else None
+            return cls(name, *sizes, files, dict(found["arrays"]), since, sets, sums)
         except FileNotFoundError:
             raise _incomplete(name, _ABOUT) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -159,14 +169,14 @@ class Dump:
     def rest(self) -> dict[str, np.ndarray]:
         """The arrays that do not belong to single keys."""
         stored = self._read(_REST)
-        return {name: np.asarray(array.read()) for name, array in stored.arrays.items()}
+        return {name: self._array(_REST, stored, name) for name in stored.arrays}
 
     def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
         """Keys, scores and last batches, slots if there are any, and entries of these shapes."""
         of_keys = _OF_KEYS if self.sets is None else _OF_KEYS | {"slot": np.dtype(np.int32)}
         for file in self.files:
             stored = self._read(file)
-            arrays = {name: np.asarray(stored[name].read()) for name in (*of_keys, *shapes)}
+            arrays = {name: self._array(file, stored, name) for name in (*of_keys, *shapes)}
             lengths = {len(array) for array in arrays.values()}
             if len(lengths) != 1 or any(arrays[k].dtype != kind for k, kind in of_keys.items()):
                 raise FileError(f"{stored.path}: its arrays do not belong to the same keys.")
@@ -177,6 +187,14 @@ class Dump:
                         "The optimizer state of another rule is left out by optimizer_state=False."
                     )
             yield arrays
+
+    def _array(self, file: str, stored: StoredArrays, name: str) -> np.ndarray:
+        array = np.asarray(stored[name].read())
+        if self.checksums is not None and self.checksums[file].get(name) != _sum(array):
+            raise FileError(
+                f"{stored.path}: {name} is damaged, its checksum differs; load another copy of the dump."
+            )
+        return array
 
     def _read(self, file: str) -> StoredArrays:
         try:
@@ -197,18 +215,33 @@ def _read(path: str) -> StoredArrays:
     return read_safetensors(path)
 
 
-def _write(path: str, arrays: Part) -> None:
-    """Writes one part, unless it is there."""
+def _write(path: str, arrays: Part) -> dict[str, int]:
+    """Writes one part, unless it is there. Returns the checksums of its arrays."""
+    sums = {name: _sum(array) for name, array in arrays.items()}
     if os.path.exists(path):
         with contextlib.suppress(FileError):
             if _same(_read(path), arrays):
-                return
+                return sums
     new = path + ".new"
     for old in new, path:
         _remove(old)
     write = write_orbax if path.endswith(".orbax") else write_safetensors
     write(new, arrays, {})
     os.rename(new, path)
+    return sums
+
+
+def _sum(array: np.ndarray) -> int:
+    shape = f"{array.dtype} {array.shape}".encode()
+    return zlib.crc32(_bytes(array), zlib.crc32(shape))
+
+
+def _sum_of_text(about: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(about, sort_keys=True).encode())
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _same(stored: StoredArrays, arrays: Part) -> bool:
@@ -219,10 +252,7 @@ def _same(stored: StoredArrays, arrays: Part) -> bool:
         if (found.shape, found.dtype) != (array.shape, array.dtype):
             return False
         # Bytes, since no NaN equals itself.
-        old, new = (
-            np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in (found.read(), array)
-        )
-        if not np.array_equal(old, new):
+        if not np.array_equal(_bytes(found.read()), _bytes(array)):
             return False
     return True
 

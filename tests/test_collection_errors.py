@@ -334,7 +334,7 @@ STATES = {
     "overwritten: part of a table": (
         lambda state: COLLECTION.overwritten(state, {"user": {}}),
         ValueError,
-        r"gradients\['user'\]: have no 'embedding'; .* the table together",
+        r"gradients\['user'\]: have no 'embedding', 'step'; .* the table together",
     ),
     "maintain: no table": (
         lambda state: COLLECTION.maintain({}),

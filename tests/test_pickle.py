@@ -52,6 +52,12 @@ LINEN: dict[str, Any] = {
     "EmbedBag of rows": jax_tt.linen.EmbedBag.from_pretrained(ROWS),
     "TTEmbedBag of cores": jax_tt.linen.TTEmbedBag.from_pretrained(CORES, num_embeddings=N),
 }
+
+
+def slower(step: Any) -> Any:
+    return 0.1 / (step + 1)
+
+
 NEED_FUNCTIONS = (
     jax_tt.optimizers.Optimizer,
     jax_tt.optimizers.Custom,
@@ -62,7 +68,7 @@ OTHERS: dict[str, Any] = {
     "Lookup": jax_tt.Lookup("mean"),
     "IdOrder": ORDER,
     "Placement": jax_tt.Placement.round_robin(page_size=4),
-    "rule with a schedule": jax_tt.optimizers.Adam(jnp.sqrt),
+    "rule with a schedule": jax_tt.optimizers.Adam(slower),
 } | {
     kind.__name__: kind(0.1)  # pyright: ignore[reportCallIssue]
     for kind in vars(jax_tt.optimizers).values()

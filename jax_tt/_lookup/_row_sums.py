@@ -1,10 +1,13 @@
 """Sums of rows whose error does not grow with the number of terms.
 
 The first terms of a sum are added one after the other. Those after them are summed in blocks, in pairs, and the sums of
-the blocks are added in the same way.
+the blocks are added in the same way. In exported programs with symbolic sizes all terms are added one after the other:
+the number of levels is not known there.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +31,8 @@ def sums_by_row(
     zeros = jnp.zeros((count, *values.shape[1:]), values.dtype)
     if rows.dtype.itemsize < 4:  # The mark for no row must fit the type.
         rows = rows.astype(jnp.int32)
-    if rows.size <= _FIRST or count == 0:
-        return _added(zeros, rows, values, _FIRST)
+    if not _more_than_first(rows.shape[0]) or count == 0:
+        return _scattered(zeros, rows, values)
 
     def in_blocks() -> jax.Array:
         if adjacent:
@@ -43,9 +46,13 @@ def sums_by_row(
 
 def sum_over_positions(values: jax.Array) -> jax.Array:
     """Sums of ``values[S, n, ...]`` over the second axis, ``[S, 1, ...]``."""
-    while values.shape[1] > _FIRST:
+    while _more_than_first(values.shape[1]):
         values = _block_sums(values, 1)
     return jnp.sum(values, axis=1, keepdims=True)
+
+
+def _more_than_first(size: Any) -> bool:
+    return isinstance(size, int) and size > _FIRST
 
 
 def _added(into: jax.Array, rows: jax.Array, values: jax.Array, first: int) -> jax.Array:

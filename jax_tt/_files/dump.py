@@ -233,7 +233,7 @@ def _write(path: str, arrays: Part) -> dict[str, int]:
 
 def _sum(array: np.ndarray) -> int:
     shape = f"{array.dtype} {array.shape}".encode()
-    return zlib.crc32(_bytes(array), zlib.crc32(shape))
+    return zlib.crc32(_bytes(array).data, zlib.crc32(shape))
 
 
 def _sum_of_text(about: Mapping[str, Any]) -> int:

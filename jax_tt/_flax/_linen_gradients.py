@@ -147,7 +147,8 @@ def grad(
     """`jax.grad` for the variables of models with fused tables: `value_and_grad` without the value.
 
     Args:
-        f, argnums, has_aux, **options: as in `value_and_grad`.
+        f, argnums, has_aux: as in `value_and_grad`.
+        **options: passed on to `jax.value_and_grad`.
 
     Returns:
         A function of the same arguments that returns the gradients; with ``has_aux``, a pair of them and the other

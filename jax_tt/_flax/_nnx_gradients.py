@@ -130,7 +130,8 @@ def grad(
     """`nnx.grad` for models with fused tables: `value_and_grad` without the value.
 
     Args:
-        f, argnums, wrt, has_aux, **options: as in `value_and_grad`.
+        f, argnums, wrt, has_aux: as in `value_and_grad`.
+        **options: passed on to ``nnx.value_and_grad``.
 
     Returns:
         A function of the same arguments that returns the gradients; with ``has_aux``, a pair of them and the other

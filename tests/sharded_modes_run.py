@@ -239,8 +239,8 @@ def _run(mode: str, mesh: Mesh, divided: bool, share: slice) -> dict[str, Any]:
         f"{mode} {name} looked up": np.stack([own[name] for own in seen]) for name in seen[0]
     }
     for name, arrays in jax.device_get(jax.jit(whole)(state)).items():
-        table: Any = larger.tables[name]
-        results |= _final(name, table.unsharded if keyed else tables[name], arrays)
+        table: Any = larger.tables[name].unsharded if keyed else tables[name]
+        results |= _final(name, table, jax.device_get(table.of_rows(arrays)))
     return results
 
 

@@ -296,7 +296,7 @@ def test_tables_that_need_much_memory_take_turns(one_by_one, method):
     table = jax_tt.tt_table(
         8000,
         4096,
-        tt_ranks=512,
+        tt_ranks=500,
         row_factors=(1000, 8),
         col_factors=(64, 64),
         optimizer=optimizers.SGD(0.1),

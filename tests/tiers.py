@@ -8,8 +8,8 @@ defect that needs a combination of more values is found by the rest.
 Programs of the reference take several times as long to compile as those of native ops, so the quick tier has one
 combination of each test that is not `pairwise` with it.
 
-`make test-newest` runs the sample tier: of each module, the first test of the quick tier and every twentieth after it, and
-all tests of modules marked `sampled`. Emulated kernels, which that target does not build, are left out.
+`make test-newest` runs the sample tier: of each module, the first test of the quick tier and every twentieth after it,
+and all tests of modules marked `sampled`. Emulated kernels, which that target does not build, are left out.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Dense tables on a GPU: a fused step of few and of many ids."""
 
 from benchmarks.gpu import contenders, kernels, peaks, stages, work
-from benchmarks.gpu.measure import DENSE, dense, measure, report_stages
+from benchmarks.gpu.measure import DENSE, DENSE_FORWARD, dense, dense_rivals, measure, report_stages
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
 
@@ -12,10 +12,12 @@ from benchmarks.results import Report
 def run(settings: Settings, report: Report) -> None:
     card = peaks.of_this_card(settings.quick)
     for name, own in work.dense(settings.quick).items():
-        timings = measure(name, own, dense(own, report), settings, report)
+        timings = measure(name, own, dense(own), settings, report)
         step = timings[f"{name}, uniform", DENSE].median
         # Of every id: its number, its row for the lookup, and its row read and written by the step.
         moved = own.nnz * (4 + 3 * 4 * own.shape.features)
+        forward = timings[f"{name}, uniform", DENSE_FORWARD].median
+        report.figure(f"{name} forward ms", 1e3 * forward, "ms", f"{name}: forward, uniform ids")
         report.figure(f"{name} ms", 1e3 * step, "ms", f"{name}: fused step, uniform ids")
         report.figure(
             f"{name} bandwidth",
@@ -26,5 +28,7 @@ def run(settings: Settings, report: Report) -> None:
         )
         model = kernels.DENSE_STAGES, stages.dense_stages(own)
         fused = contenders.dense_fused(own, "auto")
-        report_stages(name, fused, own, model, settings, report)
+        report_stages(name, fused, own, model, report)
         del fused  # gigabytes
+    for name, own in work.dense(settings.quick).items():
+        measure(name, own, dense_rivals(own, report), settings, report)

@@ -1,7 +1,7 @@
 """Tables of 64-bit keys on a GPU."""
 
-from benchmarks.gpu import contenders, work
-from benchmarks.gpu.measure import measure
+from benchmarks.gpu import contenders, kernels, work
+from benchmarks.gpu.measure import measure, report_kernels
 from benchmarks.gpu.timing import Replayed
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
@@ -20,3 +20,4 @@ def run(settings: Settings, report: Report) -> None:
             ),
         }
         measure(name, own, makers, settings, report, streams=("uniform",))
+        report_kernels(name, contenders.hash_step(own), own, kernels.DENSE_STAGES, report)

@@ -1,7 +1,7 @@
 """The 26 tables of Criteo on a GPU, in one call: all dense, and the largest as tensor trains."""
 
-from benchmarks.gpu import tables
-from benchmarks.gpu.measure import NO_COMMAND_BUFFERS, measure
+from benchmarks.gpu import kernels, tables
+from benchmarks.gpu.measure import NO_COMMAND_BUFFERS, measure, report_kernels
 from benchmarks.gpu.timing import Called, Replayed
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
@@ -27,3 +27,4 @@ def run(settings: Settings, report: Report) -> None:
                 report.figure(
                     f"{name} ms", 1e3 * value.median, "ms", f"{name}: step", at_most=bound
                 )
+        report_kernels(label, work.together(), work, kernels.MIXED_STAGES, report)

@@ -36,10 +36,14 @@ class Tables:
     hot: tuple[int, ...]
     compressed: int | None = None
 
+    def is_train(self, rows: int) -> bool:
+        """Whether a table of so many rows is a tensor train."""
+        return self.compressed is not None and rows >= self.compressed
+
     def table(self, rows: int) -> jax_tt.Table:
         """The table of a feature."""
         rule = optimizers.RowWiseAdagrad(LEARNING_RATE)
-        if self.compressed is not None and rows >= self.compressed:
+        if self.is_train(rows):
             return jax_tt.tt_table(rows, self.features, tt_ranks=32, optimizer=rule)
         return jax_tt.dense_table(rows, self.features, optimizer=rule)
 

@@ -85,6 +85,15 @@ def dense_fused(work: GpuWork, method: str) -> tuple[Step, Any]:
     return step, (jax_tt.init_fused_table(_rows(work), RULE), work.gradient())
 
 
+def dense_forward(work: GpuWork) -> tuple[Step, Any]:
+    """Pooled rows of that table."""
+
+    def call(rows: jax.Array, ids: jax.Array) -> jax.Array:
+        return jax_tt.embed_bag(rows, ids)
+
+    return accumulated(call, _rows(work), _example(work))
+
+
 def flax_dense(work: GpuWork) -> tuple[Step, Any]:
     """The same with `nnx.Embed` and `optax.sgd`."""
     from benchmarks.contenders.flax_embed import dense_program

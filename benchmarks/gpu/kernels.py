@@ -3,16 +3,19 @@
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
 
 from benchmarks.gpu import stages
 
+# How the names of the kernels of each stage begin.
+Names = Mapping[str, tuple[str, ...]]
+
 # The stages of `benchmarks.gpu.stages`, and how the names of their kernels begin. Plans are hashed and compared where a
 # batch may be sharded.
-TRAIN_STAGES = {
+TRAIN_STAGES: Names = {
     "plan": (
         "PlanSlices",
         "ReadBatch",
@@ -30,11 +33,17 @@ TRAIN_STAGES = {
     "gradients": ("MakeShares",),
     "sums, step": ("SumAndStepSlices",),
 }
-DENSE_STAGES = {
+DENSE_STAGES: Names = {
     "bags": ("PoolRows",),
     "plan": ("SplitAndSort", "MakeKeys", "CountBins", "SortTiles"),
     "rows read often": ("SumLongRows", "SumParts"),
     "sums, step": ("SumRows",),
+}
+# Of tables of both kinds in one step.
+MIXED_STAGES: Names = {
+    f"{kind}: {stage}": names
+    for kind, of_kind in (("trains", TRAIN_STAGES), ("dense", DENSE_STAGES))
+    for stage, names in of_kind.items()
 }
 OTHERS = stages.OTHERS.name
 
@@ -52,11 +61,11 @@ def short_name(name: str) -> str:
     return plain.partition("<")[0].partition("(")[0].rpartition("::")[2]
 
 
-def stage_of(name: str, names: Mapping[str, Iterable[str]]) -> str:
+def stage_of(name: str, names: Names) -> str:
     """The stage of a kernel, or `OTHERS`."""
     short = short_name(name)
     for stage, beginnings in names.items():
-        if short.startswith(tuple(beginnings)):
+        if short.startswith(beginnings):
             return stage
     return OTHERS
 

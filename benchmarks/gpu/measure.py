@@ -1,5 +1,6 @@
 """Measures works with every contender and compares the results with the reference."""
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ TF32 = "jax_tt fused step, tensorfloat32"
 CALLED = "jax_tt fused step, called from Python"
 UNCAPTURED = f"{CALLED}, no command buffers"
 DENSE = "jax_tt EmbedBag fused step, dense table"
+DENSE_FORWARD = "jax_tt EmbedBag forward, dense table"
 DENSE_CALLED = f"{DENSE}, called from Python"
 DENSE_UNCAPTURED = f"{DENSE_CALLED}, no command buffers"
 # Options of the compiler without which a step is one or several graphs.
@@ -78,26 +80,39 @@ def trains(work: GpuWork) -> Contenders:
         CALLED: lambda: Called(*fused(work, "auto")),
         UNCAPTURED: lambda: Called(*fused(work, "auto"), options=NO_COMMAND_BUFFERS),
         TF32: lambda: Replayed(*fused(work, "auto"), precision="tensorfloat32"),
-        "XLA reference step": lambda: Replayed(*fused(work, "reference")),
+    }
+
+
+def references(work: GpuWork) -> Contenders:
+    """The same by XLA alone, which takes long to compile."""
+    return {
+        "XLA reference step": lambda: Replayed(*contenders.tt_fused(work, "reference")),
         "XLA reference forward": lambda: Replayed(*contenders.tt_forward(work, "reference")),
     }
 
 
-def dense(work: GpuWork, report: Report) -> Contenders:
+def dense(work: GpuWork) -> Contenders:
     """Contenders on a dense table of the same rows and columns."""
     fused = contenders.dense_fused
-    found: dict[str, Callable[[], Contender]] = {
+    return {
         DENSE: lambda: Replayed(*fused(work, "auto")),
+        DENSE_FORWARD: lambda: Replayed(*contenders.dense_forward(work)),
         DENSE_CALLED: lambda: Called(*fused(work, "auto")),
         DENSE_UNCAPTURED: lambda: Called(*fused(work, "auto"), options=NO_COMMAND_BUFFERS),
-        "nnx.Embed + optax.sgd, dense table": lambda: Replayed(*contenders.flax_dense(work)),
     }
+
+
+def dense_rivals(work: GpuWork, report: Report) -> Contenders:
+    """The same table in torch and in Flax."""
+    found: dict[str, Callable[[], Contender]] = {}
     torch_dense = jax.default_backend() == "gpu" and peer("torch_dense", report, "gpu")
     if torch_dense:
         # Each operation is launched from Python, as in the rows of steps that are called from it.
         name = "torch EmbeddingBag + SGD, dense table, called from Python"
         found[name] = lambda: torch_dense.DenseStep(work)
-    return found
+    return found | {
+        "nnx.Embed + optax.sgd, dense table": lambda: Replayed(*contenders.flax_dense(work))
+    }
 
 
 def report_error(name: str, work: GpuWork, report: Report) -> None:
@@ -127,26 +142,23 @@ def report_error(name: str, work: GpuWork, report: Report) -> None:
     report.note(f"{name}: largest error of a gradient relative to the largest one {error:.1e}")
 
 
-def report_stages(
+def report_kernels(
     label: str,
     step: tuple[timing.Step, Any],
-    work: GpuWork,
-    model: tuple[Mapping[str, tuple[str, ...]], list[Stage]],
-    settings: Settings,
+    batches: timing.Batches,
+    names: kernels.Names,
     report: Report,
-) -> None:
-    """Adds the time that the kernels of each stage take, beside the expected one.
+) -> dict[str, float]:
+    """Adds the time of every kernel in a step, and returns that of all kernels of a stage; empty without a GPU.
 
     Args:
         label: of the work.
         step: the step and its state.
-        work: whose ids are uniform.
-        model: how the kernels of each stage are called, and the expected stages.
-        settings: of the run.
+        batches: whose ids are uniform.
+        names: how the kernels of each stage are called.
         report: gets the figures.
     """
-    names, expected = model
-    ids = work.ids(np.random.default_rng(0), "uniform")
+    ids = batches.ids(np.random.default_rng(0), "uniform")
     # Kernels of graphs are not listed one by one everywhere.
     contender = Called(*step, options=NO_COMMAND_BUFFERS)
     contender.prepare(ids)
@@ -155,14 +167,29 @@ def report_stages(
     found = kernels.profiled(lambda: contender.run(ids, 1))
     if not found:
         report.note(f"{label}: the profiler has no kernels of a GPU here")
-    for name, (launches, seconds) in sorted(found.items(), key=lambda item: -item[1][1]):
-        stage, each = kernels.stage_of(name, names), 1e6 * seconds / work.steps
-        own = f"{kernels.short_name(name)} ({stage}), {launches / work.steps:g} launches"
-        report.figure(f"{label} kernel {name[:120]}", each, "us", f"{label}: {own}")
-    for stage in expected if found else ():
-        seconds = sum(s for k, (_, s) in found.items() if kernels.stage_of(k, names) == stage.name)
+    seconds: dict[str, float] = defaultdict(float)
+    for name, (launches, total) in sorted(found.items(), key=lambda item: -item[1][1]):
+        stage, each = kernels.stage_of(name, names), total / batches.steps
+        own = f"{kernels.short_name(name)} ({stage}), {launches / batches.steps:g} launches"
+        report.figure(f"{label} kernel {name[:120]}", 1e6 * each, "us", f"{label}: {own}")
+        seconds[stage] += each
+    return dict(seconds)
+
+
+def report_stages(
+    label: str,
+    step: tuple[timing.Step, Any],
+    work: GpuWork,
+    model: tuple[kernels.Names, list[Stage]],
+    report: Report,
+) -> None:
+    """Adds the time that the kernels of each stage take, beside the expected one; arguments as of `report_kernels`."""
+    names, expected = model
+    seconds = report_kernels(label, step, work, names, report)
+    for stage in expected if seconds else ():
         meaning = f"{label}: kernels of {stage.name}, expected {1e6 * stage.expected:.1f} us"
-        report.figure(f"{label} stage {stage.name}", 1e6 * seconds / work.steps, "us", meaning)
+        measured = 1e6 * seconds.get(stage.name, 0.0)
+        report.figure(f"{label} stage {stage.name}", measured, "us", meaning)
 
 
 def floor_seconds(work: GpuWork, settings: Settings) -> float:
@@ -176,9 +203,9 @@ def floor_seconds(work: GpuWork, settings: Settings) -> float:
 def over_floor(works: dict[str, GpuWork], settings: Settings, report: Report) -> None:
     """Rows of each work, and its fused step relative to the floor of this card."""
     for k, (name, work) in enumerate(works.items()):
-        report_error(name, work, report)
-        every = trains(work)
+        every = {**trains(work), **references(work)}
         makers = {each: every[each] for each in (FUSED, FORWARD, BACKWARD, "XLA reference step")}
         timings = measure(name, work, makers, settings, report)
         ratio = timings[f"{name}, uniform", FUSED].median / floor_seconds(work, settings)
         report.figure(f"over_floor_{k}", ratio, "x", f"{name}: fused step over the floor")
+        report_error(name, work, report)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+_SECONDS = 0.3
+
 
 @dataclasses.dataclass(frozen=True)
 class Peaks:
@@ -20,17 +22,16 @@ class Peaks:
 
 @functools.cache
 def of_this_card(quick: bool) -> Peaks:
-    """Measures each for a few hundredths of a second; once per process."""
+    """Measures each for some tenths of a second; once per process."""
     words, size, calls = (1 << 12, 64, 2) if quick else (1 << 28, 8192, 4)
 
     # Each copy reads what the one before wrote, in other memory.
     copy = jax.jit(lambda x: x + 1)
-    copied = jnp.zeros(words, jnp.float32)
+    copied = jax.random.normal(jax.random.key(0), (words,))
     copy_seconds = _fastest(lambda: copy(copied), calls)
 
-    # As large as one of the operands, whose entries leave products near one.
-    factor = jnp.full((size, size), 1 / size, jnp.float32)
-    values = jax.random.normal(jax.random.key(0), (size, size), jnp.float32)
+    # Of random numbers, since a card has higher clocks with equal ones.
+    values, factor = jax.random.normal(jax.random.key(1), (2, size, size))
 
     def product(precision: str) -> float:
         call = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
@@ -40,10 +41,11 @@ def of_this_card(quick: bool) -> Peaks:
 
 
 def _fastest(call: Callable[[], jax.Array], calls: int) -> float:
-    """Seconds of a call in the fastest of five rows of them."""
+    """Seconds of a call in the fastest of some rows of them, the last ones at the clocks of a busy card."""
     jax.block_until_ready(call())  # compiles
-    seconds = []
-    for _ in range(5):
+    seconds: list[float] = []
+    end = time.monotonic() + _SECONDS
+    while len(seconds) < 5 or time.monotonic() < end:
         start = time.perf_counter()
         done = [call() for _ in range(calls)]
         jax.block_until_ready(done)

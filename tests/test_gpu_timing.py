@@ -22,7 +22,9 @@ SMALL = work.GpuWork(TTShape.suggest(5000, 16, ranks=8), 8, 3, steps=8)
 CRITEO = next(iter(tables.works(quick=True).values()))
 CONTENDERS = {
     **measure.trains(SMALL),
-    **measure.dense(SMALL, Report("")),
+    **measure.references(SMALL),
+    **measure.dense(SMALL),
+    **measure.dense_in_flax(SMALL),
     "collection": lambda: Replayed(*CRITEO.together()),
     "an op for each table": lambda: Replayed(*CRITEO.one_by_one()),
     "find": lambda: Replayed(*contenders.hash_find(SMALL)),

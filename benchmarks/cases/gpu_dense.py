@@ -1,7 +1,15 @@
 """Dense tables on a GPU: a fused step of few and of many ids."""
 
 from benchmarks.gpu import contenders, kernels, peaks, stages, work
-from benchmarks.gpu.measure import DENSE, DENSE_FORWARD, dense, dense_rivals, measure, report_stages
+from benchmarks.gpu.measure import (
+    DENSE,
+    DENSE_FORWARD,
+    dense,
+    dense_in_flax,
+    dense_in_torch,
+    measure,
+    report_stages,
+)
 from benchmarks.registry import Settings, case
 from benchmarks.results import Report
 
@@ -31,4 +39,5 @@ def run(settings: Settings, report: Report) -> None:
         report_stages(name, fused, own, model, report)
         del fused  # gigabytes
     for name, own in work.dense(settings.quick).items():
-        measure(name, own, dense_rivals(own, report), settings, report)
+        measure(name, own, dense_in_torch(own, report), settings, report)
+        measure(name, own, dense_in_flax(own), settings, report)

@@ -102,17 +102,19 @@ def dense(work: GpuWork) -> Contenders:
     }
 
 
-def dense_rivals(work: GpuWork, report: Report) -> Contenders:
-    """The same table in torch and in Flax."""
-    found: dict[str, Callable[[], Contender]] = {}
+def dense_in_flax(work: GpuWork) -> Contenders:
+    """The same table in Flax."""
+    return {"nnx.Embed + optax.sgd, dense table": lambda: Replayed(*contenders.flax_dense(work))}
+
+
+def dense_in_torch(work: GpuWork, report: Report) -> Contenders:
+    """The same table in torch, where it is installed."""
     torch_dense = jax.default_backend() == "gpu" and peer("torch_dense", report, "gpu")
-    if torch_dense:
-        # Each operation is launched from Python, as in the rows of steps that are called from it.
-        name = "torch EmbeddingBag + SGD, dense table, called from Python"
-        found[name] = lambda: torch_dense.DenseStep(work)
-    return found | {
-        "nnx.Embed + optax.sgd, dense table": lambda: Replayed(*contenders.flax_dense(work))
-    }
+    if not torch_dense:
+        return {}
+    # Each operation is launched from Python, as in the rows of steps that are called from it.
+    name = "torch EmbeddingBag + SGD, dense table, called from Python"
+    return {name: lambda: torch_dense.DenseStep(work)}
 
 
 def report_error(name: str, work: GpuWork, report: Report) -> None:

@@ -190,6 +190,14 @@ TOGETHER = {
 }
 
 
+def initialized(init: Callable[[jax.Array], Any]) -> Any:
+    """A state with the same numbers on every device, where normal numbers differ in their last bits."""
+    device = jax.config.jax_default_device or jax.devices()[0]
+    with jax.default_device(jax.devices("cpu")[0]):
+        state = jax.jit(init)(jax.random.key(0))
+    return jax.device_put(state, device)
+
+
 def collection_of(count: int) -> tuple[jax_tt.Collection, Any]:
     """A collection of every kind of table, `count` times, one table of keys, and a batch."""
     rng, tables, batch = np.random.default_rng(1), {}, {}
@@ -226,14 +234,14 @@ def stepped_together(count: int, method: str) -> Any:
         gradients, rows = jax.grad(loss, has_aux=True)(collection.trained(state))
         return rows, collection.overwritten(state, gradients)[0]
 
-    return step(jax.jit(collection.init)(jax.random.key(0)), batch)
+    return step(initialized(collection.init), batch)
 
 
 def inserted_keys(count: int, rows: int, method: str) -> Any:
     """Two batches of keys, more than the table has rows, and what finds them."""
     table = jax_tt.hash_table(8, rows, policy="lru", safe_check="ignore", optimizer=RULES["sgd"])
     rng = np.random.default_rng(2)
-    state = jax.jit(table.init)(jax.random.key(0))
+    state = initialized(table.init)
     insert = jax.jit(lambda state, keys: jax_tt.insert_keys(table, state, keys, method=method))
     lookup, found = jax_tt.Lookup(method=method), []
     for _ in range(2):
@@ -254,9 +262,7 @@ def pooled(method: str) -> Any:
     lookup, found = jax_tt.Lookup(method=method), []
     for table in tables:
         ids = np.random.default_rng(3).integers(0, table.num_embeddings, (21, 5)).astype(np.int32)
-        with jax.default_device(jax.devices("cpu")[0]):  # the same numbers everywhere
-            state = jax.jit(table.init)(jax.random.key(0))
-        state = jax.tree.map(np.asarray, state)
+        state = initialized(table.init)
         bags = jax_tt.Bags(jnp.asarray(ids))
         found.append(
             jax.jit(lambda s, b, t=table: jax_tt.pooled_rows(t, s, b, lookup)[0])(state, bags)

@@ -3,16 +3,18 @@
     python -m benchmarks.gpu.stages            # prints the tables
     python -m benchmarks.gpu.stages --write    # puts them between the markers of docs/performance.md
 
-Only the rates of an H200 below are measured. Compare a measurement with these figures to find the stage that should be
-improved next.
+The rates of the card are measured, and so is what stands beside the expected times; both are read from its results
+file. Compare the two to find the stage that should be improved next.
 """
 
 import argparse
 import dataclasses
+import functools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from benchmarks import render, results
 from benchmarks.gpu import tables, work
 from benchmarks.gpu.work import GpuWork
 from benchmarks.machine import ROOT
@@ -21,12 +23,21 @@ from jax_tt import TTShape
 PAGE = ROOT / "docs" / "performance.md"
 MARKERS = ("<!-- stages:begin -->", "<!-- stages:end -->")
 
-# An H200: the first two measured (a copy, and float32 multiply-adds), the third its data sheet's.
-BYTES_PER_SECOND = 4.3e12
-FLOPS_PER_SECOND = 60e12
+CARD = "nvidia-h100-80gb-hbm3"
+
+
+@functools.cache
+def _figures(case: str) -> dict[str, float]:
+    """The figures of a case on the card, by name."""
+    data = results.load(render.RESULTS / f"{CARD}.json")["cases"][case]
+    return {figure["name"]: figure["value"] for figure in data["figures"]}
+
+
+BYTES_PER_SECOND = 1e12 * _figures("gpu_peaks")["copy"]
+FLOPS_PER_SECOND = 1e12 * _figures("gpu_peaks")["float32"]
 MULTIPROCESSORS = 132
-# Products of float32 in two parts: three products of TF32, at the rate of the data sheet.
-SPLIT_FLOPS_PER_SECOND = 494e12 / 3
+# Products of float32 in two parts: three products of TF32.
+SPLIT_FLOPS_PER_SECOND = 1e12 * _figures("gpu_peaks")["tf32"] / 3
 # What is expected of any kernel, and to be replaced by measurements: its start inside a graph and the first load from
 # memory; the share of multiply-adds among the instructions of the tiled passes outside of tensor cores; the share of
 # their rate that the products on tensor cores reach.
@@ -113,6 +124,7 @@ class Stage:
         return self.kernels * START_SECONDS + max(compute, self.moving) + self.extra
 
 
+STEP = "step"
 OTHERS = Stage("XLA and others", 0, extra=OTHERS_SECONDS)
 
 
@@ -285,41 +297,83 @@ def mixed() -> str:
     of_tables += [OTHERS, dense_plan(ids, max(dense), len(dense))]
     doing = sum(stage.expected - stage.kernels * START_SECONDS for stage in of_tables)
     expected = MIXED_LAUNCHES * START_SECONDS + doing
+    took = 1e3 * _figures("gpu_tables")[f"{name}, uniform ms"]
     return (
-        f"The 26 tables of Criteo, {name}, {columns} columns, {ids:,} ids each: {MIXED_LAUNCHES} launches; expected, "
-        f"in µs: {1e6 * expected:.0f}."
+        f"The 26 tables of Criteo, {name}, {columns} columns, {ids:,} ids each, in {MIXED_LAUNCHES} launches: expected "
+        f"{1e6 * expected:.0f}, measured {took:.0f}."
     )
 
 
-def table(batches: dict[str, GpuWork], of: Callable[[GpuWork], list[Stage]] = stages) -> str:
-    """Floors and expected times in microseconds, a line per stage, a pair of columns per batch."""
-    names = list(batches)
-    columns = [of(batch) for batch in batches.values()]
-    lines = [
-        "| µs | " + " | ".join(f"{name}: floor | expected" for name in names) + " |",
-        "| --- |" + " ---: | ---: |" * len(names),
-    ]
-    for same in zip(*columns, strict=True):
-        cells = [f"{1e6 * s.floor:.2f} ({s.bound}) | {1e6 * s.expected:.1f}" for s in same]
-        lines.append(f"| {same[0].name} | " + " | ".join(cells) + " |")
-    sums = [
-        f"{1e6 * sum(s.floor for s in some):.1f} | {1e6 * sum(s.expected for s in some):.1f}"
-        for some in columns
-    ]
-    lines.append("| **step** | " + " | ".join(sums) + " |")
-    counts = [
-        f"{sum(s.flops + s.split_flops for s in some) / 1e9:.2f} Gflop | {sum(s.bytes for s in some) / 1e6:.1f} MB"
-        for some in columns
-    ]
-    lines.append("| work | " + " | ".join(counts) + " |")
-    return "\n".join(lines)
+def measured(case: str, label: str, step: str) -> dict[str, float]:
+    """Microseconds of each stage of a work, and of a whole step, as measured on the card."""
+    prefix, figures = f"{label} stage ", _figures(case)
+    found = {
+        name.removeprefix(prefix): value
+        for name, value in figures.items()
+        if name.startswith(prefix)
+    }
+    return found | {STEP: 1e3 * figures[step]}
+
+
+def table(
+    batches: dict[str, GpuWork],
+    of: Callable[[GpuWork], list[Stage]] = stages,
+    measurements: Mapping[str, Mapping[str, float]] | None = None,
+) -> str:
+    """Floors, expected and measured times in microseconds, a line per stage, some columns per batch."""
+    known = measurements or {}
+    columns = {name: of(batch) for name, batch in batches.items()}
+
+    def line(name: str, cells: Callable[[str], list[str]]) -> str:
+        return f"| {name} | " + " | ".join(cell for each in columns for cell in cells(each)) + " |"
+
+    def times(name: str, stage: str, floor: str, expected: float) -> list[str]:
+        last = [f"{known[name][stage]:.1f}"] if name in known else []
+        return [floor, f"{expected:.1f}", *last]
+
+    def of_stage(k: int) -> Callable[[str], list[str]]:
+        def cells(name: str) -> list[str]:
+            stage = columns[name][k]
+            floor = f"{1e6 * stage.floor:.2f} ({stage.bound})"
+            return times(name, stage.name, floor, 1e6 * stage.expected)
+
+        return cells
+
+    def of_step(name: str) -> list[str]:
+        floor, expected = (
+            1e6 * sum(getattr(stage, what) for stage in columns[name])
+            for what in ("floor", "expected")
+        )
+        return times(name, STEP, f"{floor:.1f}", expected)
+
+    def of_work(name: str) -> list[str]:
+        flops = sum(stage.flops + stage.split_flops for stage in columns[name])
+        moved = sum(stage.bytes for stage in columns[name])
+        empty = [""] if name in known else []
+        return [f"{flops / 1e9:.2f} Gflop", f"{moved / 1e6:.1f} MB", *empty]
+
+    head = line("µs", lambda name: [f"{name}: floor", "expected", *["measured"] * (name in known)])
+    names = [stage.name for stage in next(iter(columns.values()))]
+    return "\n".join(
+        [
+            head,
+            "| --- |" + " ---: |" * (head.count("|") - 2),
+            *(line(name, of_stage(k)) for k, name in enumerate(names)),
+            line(f"**{STEP}**", of_step),
+            line("work", of_work),
+        ]
+    )
 
 
 def text() -> str:
     headline = {"headline": work.headline(quick=False)}
-    trains = [table(batches) for batches in (headline, work.elrec(False), work.ecorec(False))]
-    dense = {f"dense, {name}": batch for name, batch in work.dense(quick=False).items()}
-    return "\n\n".join([*trains, table(dense, dense_stages), mixed()])
+    of_headline = {"headline": measured("gpu_headline", "headline", "step_ms")}
+    trains = [table(headline, measurements=of_headline)]
+    trains += [table(batches) for batches in (work.elrec(False), work.ecorec(False))]
+    works = work.dense(quick=False)
+    dense = {f"dense, {name}": batch for name, batch in works.items()}
+    of_dense = {f"dense, {name}": measured("gpu_dense", name, f"{name} ms") for name in works}
+    return "\n\n".join([*trains, table(dense, dense_stages, of_dense), mixed()])
 
 
 def main() -> None:

@@ -49,15 +49,16 @@ SANITIZER_ENVIRONMENT = CACHE | {
 CAPTURE_ENVIRONMENT = CACHE | {"XLA_FLAGS": "--xla_gpu_graph_min_graph_size=1"}
 # Seconds of each part, in the order of their value.
 BENCHMARKS = {
-    "gpu_peaks": 20,
-    "gpu_headline": 100,
+    "gpu_peaks": 15,
+    "gpu_headline": 45,
     "gpu_dense": 70,
-    "gpu_tables": 65,
-    "gpu_hash": 40,
-    "gpu_bags": 35,
+    "gpu_tables": 110,
+    "gpu_hash": 20,
+    "gpu_bags": 10,
 }
 LAST_BENCHMARKS = {"gpu_ecorec": 35, "gpu_elrec": 45}
-TESTS_SECONDS = 215
+# The quick tier, and then the rest.
+TESTS = {"tests": ("quick", 140), "more tests": ("rest", 100)}
 SANITIZERS = {"memcheck": 45, "racecheck": 45}
 # What the sanitizers run: every kernel of a step, and little else.
 SANITIZED = ("small", "together")
@@ -78,7 +79,10 @@ def stages(dry: bool, results: Path) -> list[Stage]:
         return Stage(case, command, seconds, CACHE)
 
     found += [benchmark(case, seconds) for case, seconds in BENCHMARKS.items()]
-    found.append(Stage("tests", _tests(python, dry), TESTS_SECONDS, CAPTURE_ENVIRONMENT))
+    found += [
+        Stage(name, _tests(python, tier, dry), seconds, CAPTURE_ENVIRONMENT)
+        for name, (tier, seconds) in TESTS.items()
+    ]
     found += [
         Stage(kind, _sanitized(python, kind, dry), seconds, SANITIZER_ENVIRONMENT)
         for kind, seconds in SANITIZERS.items()
@@ -86,12 +90,12 @@ def stages(dry: bool, results: Path) -> list[Stage]:
     return found + [benchmark(case, seconds) for case, seconds in LAST_BENCHMARKS.items()]
 
 
-def _tests(python: str, dry: bool) -> list[str]:
+def _tests(python: str, tier: str, dry: bool) -> list[str]:
     command = [python, "-m", "pytest", "-v", "--color=no", "-p", "no:cacheprovider", "-m", "gpu"]
     if dry:
         return [*command, "tests/test_vmap.py"]
     workers = min(MOST_WORKERS, os.cpu_count() or 1)
-    return [*command, "-n", str(workers), "--dist=worksteal", "tests"]
+    return [*command, f"--tier={tier}", "-n", str(workers), "--dist=worksteal", "tests"]
 
 
 def _sanitized(python: str, kind: str, dry: bool) -> list[str]:

@@ -118,8 +118,8 @@ MUTANTS = {
     ),
     "long rows": Mutant(
         "ffi/cuda/dense_rows.h",
-        "constexpr int kMost = kDensePiece + 1;",
-        "constexpr int kMost = kDensePiece;",
+        "constexpr int kLooked = 32 + kDensePiece;",
+        "constexpr int kLooked = 32;",
         "dense_segments",
     ),
     "gathered gradients": Mutant(

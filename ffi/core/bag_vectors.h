@@ -20,7 +20,10 @@ struct BagVectors {
   }
   JAX_TT_INLINE int64_t at(int64_t bag, int64_t dim) const {
     if (columns == nullptr) return bag * dim;
-    if (bag < bags) return bag * stride + columns[0];
+    return bag < bags ? bag * stride + columns[0] : BehindFirst(bag);
+  }
+  // The same of a bag that is not one of the first column.
+  JAX_TT_INLINE int64_t BehindFirst(int64_t bag) const {
     // One call takes at most 2^31 - 1 bags, and narrow divisions are several times as fast.
     const uint32_t narrow = static_cast<uint32_t>(bag), each = static_cast<uint32_t>(bags);
     return narrow % each * stride + columns[narrow / each];

@@ -39,6 +39,7 @@ struct GradientSink {
       if (owner && column < dim) StorePacket(value, gradient + row * dim + column);
     }
   }
+  __device__ __forceinline__ bool Skips() const { return false; }
   __device__ __forceinline__ void Finish(bool) const {}
 };
 

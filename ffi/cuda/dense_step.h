@@ -28,21 +28,28 @@ struct StepSink {
 
   const GradientTable& table;
   const DenseStep& step;
-  const int32_t* flags;
+  // Read once, not for every row.
+  const Rule rule;
+  const float scale;
+  const bool allowed, finite;
 
   __device__ __forceinline__ StepSink(const GradientTable& table, const TablePlan& plan)
-      : table(table), step(table.step), flags(plan.flags) {}
+      : table(table),
+        step(table.step),
+        rule(step.hyper),
+        scale(step.scale[0]),
+        allowed(step.scale[1] != 0.0f),
+        finite(plan.flags[kNonFinite] == 0) {}
+
+  __device__ __forceinline__ bool Skips() const { return !allowed || (step.skip_nonfinite && !finite); }
 
   template <int V>
   __device__ __forceinline__ void Row(const RowLanes& lanes, int64_t row, int dim, bool owner,
                                       const RowSum<V>& sum) const {
-    if (step.scale[1] == 0.0f || (step.skip_nonfinite && flags[kNonFinite] != 0)) return;
-    const Rule rule(step.hyper);
-    const float scale = *step.scale;
     const RowRounding rounding(step.seed, /*table=*/0, row, step.stochastic_rounding);
     Packet<float, V> gradient{};
     RowWords<Rule> of_row{};
-    if constexpr (kStepsRows<Rule>) of_row.row = Start<V>(lanes, rule, row, dim, owner, scale, sum, &gradient);
+    if constexpr (kStepsRows<Rule>) of_row.row = Start<V>(lanes, row, dim, owner, sum, &gradient);
     for (int first = 0; first < dim; first += lanes.count * V) {
       const int column = first + lanes.lane() * V;
       const bool writes = owner && column < dim;
@@ -63,9 +70,7 @@ struct StepSink {
       for (int s = 0; s < Rule::kElementSlots; ++s) StoreSlot(stored.slot[s], s, row, row * dim, column);
     }
   }
-  __device__ __forceinline__ void Finish(bool refused) const {
-    *table.applied = refused || flags[kNonFinite] != 0 ? 0.0f : 1.0f;
-  }
+  __device__ __forceinline__ void Finish(bool refused) const { *table.applied = refused || !finite ? 0.0f : 1.0f; }
 
  private:
   // V elements of a row with their slots.
@@ -95,9 +100,8 @@ struct StepSink {
 
   // The sums over the row and its RowStep; the gradient of the last columns is kept.  Every lane gets what it returns.
   template <int V>
-  __device__ __forceinline__ typename Rule::Row Start(const RowLanes& lanes, const Rule& rule, int64_t row, int dim,
-                                                      bool owner, float scale, const RowSum<V>& sum,
-                                                      Packet<float, V>* gradient) const {
+  __device__ __forceinline__ typename Rule::Row Start(const RowLanes& lanes, int64_t row, int dim, bool owner,
+                                                      const RowSum<V>& sum, Packet<float, V>* gradient) const {
     float sums[kSumsOrOne<Rule>] = {};
     if constexpr (Rule::kSums > 0) {
       for (int first = 0; first < dim; first += lanes.count * V) {

@@ -31,6 +31,7 @@ struct FiniteSink {
     }
     if (owner && probe != 0.0f) atomicOr(flags + kNonFinite, 1);
   }
+  __device__ __forceinline__ bool Skips() const { return false; }
   __device__ __forceinline__ void Finish(bool) const {}
 };
 

@@ -49,8 +49,9 @@ MULTIPLY_ADD_SHARE = 0.7
 ISSUE_SHARE = 0.65
 TENSOR_CORE_SHARE = 4 / 11 * ISSUE_SHARE
 # The same for the sums of rows of dense tables: instructions of a warp before it comes to its rows, and for those that
-# it has at a time.
-ROW_PROLOGUE, ROW_INSTRUCTIONS = 290, 170
+# it has at a time, of ids on different rows; blocks from which on warps take more positions instead of being more.
+ROW_PROLOGUE, ROW_INSTRUCTIONS = 425, 125
+MANY_ROW_BLOCKS = 512
 # The program's own kernels around a step: slices of ids and selections.
 OTHERS_SECONDS = 4.5e-6
 # A batch of more ids than one launch plans: its sort waits for memory several times in each of its passes.
@@ -250,8 +251,8 @@ def dense_plan(n: int, num_embeddings: int, tables: int = 1) -> Stage:
     )
 
 
-def dense_stages(batch: GpuWork) -> list[Stage]:
-    """The stages of one fused SGD step of a dense float32 table, ids uniform."""
+def dense_stages(batch: GpuWork, tables: int = 1) -> list[Stage]:
+    """The stages of one fused SGD step of a dense float32 table, ids uniform, in a call with as many such tables."""
     shape, n, bags = batch.shape, batch.nnz, batch.bags
     row = 4 * shape.features
     rows = distinct(shape.num_embeddings, n)
@@ -265,18 +266,21 @@ def dense_stages(batch: GpuWork) -> list[Stage]:
             "sums, step",
             1,
             bytes=8 * n + row * bags + 2 * row * rows,
-            issued=_row_instructions(batch),
+            issued=_row_instructions(batch, tables),
         ),
         OTHERS,
     ]
 
 
-def _row_instructions(batch: GpuWork) -> float:
+def _row_instructions(batch: GpuWork, tables: int) -> float:
     """Of the warps that sum and step the rows of a dense table, four columns a lane."""
     lanes = 1
     while lanes < 32 and 4 * lanes < batch.shape.features:
         lanes *= 2
-    return batch.nnz * lanes / 32 * (ROW_PROLOGUE + ROW_INSTRUCTIONS)
+    run = 1
+    while run < lanes and batch.nnz * tables * lanes > MANY_ROW_BLOCKS * 256 * run:
+        run *= 2
+    return batch.nnz * lanes / 32 * (ROW_PROLOGUE / run + ROW_INSTRUCTIONS)
 
 
 def mixed() -> str:
@@ -284,15 +288,15 @@ def mixed() -> str:
     name, batch = list(tables.works(quick=False).items())[-1]
     ids, columns = batch.tables.samples, batch.tables.features
     of_tables: list[Stage] = []
-    dense = []
+    dense = [rows for rows in batch.tables.sizes if not batch.tables.is_train(rows)]
     for rows in batch.tables.sizes:
         if batch.tables.is_train(rows):
             one = GpuWork(TTShape.suggest(rows, columns, ranks=32), ids, 1)
             of_tables += [stage for stage in stages(one) if stage != OTHERS]
         else:
             one = GpuWork(TTShape.suggest(rows, columns, ranks=1), ids, 1)
-            dense.append(rows)
-            of_tables += [s for s in dense_stages(one) if s.name != "plan" and s != OTHERS]
+            of_dense = dense_stages(one, len(dense))
+            of_tables += [s for s in of_dense if s.name != "plan" and s != OTHERS]
     # One launch sorts the ids of all dense tables, side by side.
     of_tables += [OTHERS, dense_plan(ids, max(dense), len(dense))]
     doing = sum(stage.expected - stage.kernels * START_SECONDS for stage in of_tables)

@@ -203,6 +203,14 @@ def check(own):
     return words
 
 
+def edges(row_factors, n):
+    """The first and last rows of slices of the middle core."""
+    _, p1, p2 = row_factors
+    starts = np.random.default_rng(0).integers(1, math.prod(row_factors) // p2, n // 2) * p2
+    starts[: n // 4] -= starts[: n // 4] % (p1 * p2)
+    return batch(row_factors, np.concatenate([starts, np.maximum(starts - 1, 0)]))
+
+
 SMALL = (6, 7, 8)
 BATCHES = {
     "none": batch(SMALL, np.zeros(0, np.int64)),
@@ -212,6 +220,11 @@ BATCHES = {
     "one id": batch(SMALL, np.full(700, 41)),
     "skewed": random((20, 30, 40), 3000, skew=4.0),
     "bad ids": batch(SMALL, [0, 336, -1, 5, -7, 5, 10**6, 335, 0], [0, 2, 2, 7], padded=True),
+    "bad ids among others": batch(
+        SMALL, np.random.default_rng(0).integers(-4, 340, 600), [0, 9, 550], padded=True
+    ),
+    "edges of slices": edges((1291, 1289, 1283), 1024),
+    "edges of slices, powers of two": edges((2048, 1024, 1024), 1024),
     "many slices": random((3, 5000, 2), 300),
     "few slices": random((50, 1, 60), 4100),
     "few slices of an outer core": random((50, 60, 1), 4100),

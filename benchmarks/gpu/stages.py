@@ -62,13 +62,16 @@ SORT_BITS = 8
 # Of a step of 26 tables, seven of them tensor trains; a test counts them.
 MIXED_LAUNCHES = 12
 # One launch plans the others, and each of its blocks reads all ids: the blocks of the three cores at most, and
-# instructions for an id, counted in the machine code; then a block sorts its own in rounds that end with a barrier.
+# instructions for an id, counted in the machine code, of which schedulers issue one in every other cycle. What a block
+# does before and after, and with its own keys, is a chain of instructions that wait for each other.
 PLAN_BLOCKS = (64, 128, 64)
 PLAN_THREADS = 256
 IDS_PER_PLAN_BLOCK = 64
-INSTRUCTIONS_PER_ID = 40
+INSTRUCTIONS_PER_ID = 2 * 19
+PLAN_CHAIN_SECONDS = 4e-6
 INSTRUCTIONS_PER_SECOND = MULTIPROCESSORS * 128 * 1.75e9
 WARP_INSTRUCTIONS_PER_SECOND = INSTRUCTIONS_PER_SECOND / 32
+# A block of dense tables sorts its keys in rounds that end with a barrier.
 SORT_ROUND_SECONDS = 30e-9
 # The same for dense tables, ``ffi/cuda/dense_split.cu``: a sample of the ids divides them among blocks, of which the
 # largest share is so many times the average one. Ids of the sample and then all, and bags of the block's own, are
@@ -145,14 +148,12 @@ def plan(p: tuple[int, ...], n: int) -> Stage:
     if n > MOST_PLANNED_AT_ONCE:
         # Two kernels clear counts. A pass of the sort reads and writes up to six words for an id.
         return Stage("plan", 11, bytes=4 * n * 32, extra=3 * SORT_PASS_SECONDS)
-    blocks, own = n / PLAN_THREADS + 1, 0.0
-    for core, (slices, most) in enumerate(zip(p, PLAN_BLOCKS, strict=True)):
+    blocks = n / PLAN_THREADS + 1
+    for slices, most in zip(p, PLAN_BLOCKS, strict=True):
         of_core = min(slices, most, max(1, n // IDS_PER_PLAN_BLOCK))
-        of_core = math.ceil(slices / math.ceil(slices / of_core))
-        blocks += of_core
-        own = n / of_core if core == 1 else own
+        blocks += math.ceil(slices / math.ceil(slices / of_core))
     reading = blocks * n * INSTRUCTIONS_PER_ID / INSTRUCTIONS_PER_SECOND
-    return Stage("plan", 1, bytes=4 * n * 11, extra=reading + sort_seconds(own, PLAN_THREADS))
+    return Stage("plan", 1, bytes=4 * n * 11, extra=reading + PLAN_CHAIN_SECONDS)
 
 
 def tile(col_factors: tuple[int, ...], rank: int, *, crowded: bool) -> tuple[int, int]:

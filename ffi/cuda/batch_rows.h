@@ -70,19 +70,20 @@ __device__ __forceinline__ void RowsOf(const Batch& batch, Index n, int64_t num_
   const int64_t all_bits = batch.type == IdType::kUint32 ? int64_t{UINT32_MAX} : int64_t{-1};
   uint64_t rows_end = static_cast<uint64_t>(num_embeddings);
   if (batch.padded) rows_end = min(rows_end, static_cast<uint64_t>(all_bits));
-  unsigned outside = 0;
+  bool plain = first + (kCount - 1) * step < end;
 #pragma unroll
   for (int k = 0; k < kCount; ++k) {
-    const bool reads = first + k * step < end;
-    const bool inside = static_cast<uint64_t>(ids[k]) < rows_end;
-    rows[k] = reads && inside ? ids[k] : kNoRow;
-    outside |= static_cast<unsigned>(reads && !inside) << k;
+    rows[k] = ids[k];
+    plain &= static_cast<uint64_t>(ids[k]) < rows_end;
   }
-  if (outside != 0) {  // seldom: one branch for all
+  if (!plain) {  // seldom: one branch for all
+    const int64_t below = ResolveId(int64_t{-1}, /*padded=*/false, batch.bounds, num_embeddings);
+    const int64_t above = ResolveId(INT64_MAX, /*padded=*/false, batch.bounds, num_embeddings);
 #pragma unroll
-    for (int k = 0; k < kCount; ++k)
-      if ((outside >> k & 1) != 0 && !(batch.padded && ids[k] == all_bits))
-        rows[k] = ResolveId(ids[k], /*padded=*/false, batch.bounds, num_embeddings);
+    for (int k = 0; k < kCount; ++k) {
+      if (ids[k] < 0 || ids[k] >= num_embeddings) rows[k] = ids[k] < 0 ? below : above;
+      if (first + k * step >= end || (batch.padded && ids[k] == all_bits)) rows[k] = kNoRow;
+    }
   }
   if (batch.groups == 1) return;
 #pragma unroll

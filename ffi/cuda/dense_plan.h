@@ -91,7 +91,7 @@ inline bool SplitsRows(const GradientTable& table) { return SplitsRows(table.bat
 
 // The blocks of that launch that sort a table's rows.
 JAX_TT_INLINE int64_t SplitBlocks(int64_t n) {
-  constexpr int64_t kMost = 128, kIdsPerBlock = 80;
+  constexpr int64_t kMost = 128, kIdsPerBlock = 256;
   const int64_t blocks = n / kIdsPerBlock;
   return blocks > kMost ? kMost : blocks > 0 ? blocks : n > 0;
 }

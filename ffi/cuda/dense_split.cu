@@ -9,15 +9,15 @@
 #include "ffi/cuda/dense_lanes.h"
 #include "ffi/cuda/dense_plan.h"
 #include "ffi/cuda/dense_sum.h"
-#include "ffi/cuda/merge_exchange.h"
 #include "ffi/cuda/warp_reduce.h"
+#include "ffi/cuda/warp_sort.h"
 
 namespace jax_tt {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kAhead = 8;                               // ids that a thread asks for at once
-constexpr int kSamplesPerBlock = 4;                     // the largest share is then two to three times the average one
+constexpr int kAhead = 4;                               // ids that a thread asks for at once
+constexpr int kSamplesPerBlock = 3;                     // the largest share is then two to three times the average one
 constexpr int kMostShared = 4096;                       // keys; a block that has more sorts them in global memory
 constexpr int kMostBegun = kThreads / kDensePiece + 2;  // long rows that begin, or go on, at kThreads sorted positions
 constexpr int64_t kCheckedByBlock = 4096;               // ids or offsets
@@ -98,7 +98,7 @@ __device__ Share Divide(const Batch& batch, const SharedWords& words) {
     words.keys[own] = batch.KeyAt(position, row[0]);
   }
   __syncthreads();
-  SortKeys<kThreads>(words.keys, samples);
+  SortByWarps<kThreads>(words.keys, samples);
   const auto low_of = [&](int block) -> uint64_t { return words.keys[kSamplesPerBlock * block]; };
   if (batch.index > 0) share.low = low_of(batch.index);
   if (batch.index + 1 < batch.blocks) share.high = low_of(batch.index + 1);
@@ -119,26 +119,32 @@ __device__ void Collect(const Batch& batch, const SharedWords& words, Keys keys,
   uint32_t below = 0, before = 0, after = 0;
   if (threadIdx.x < SharedWords::kCounts) words.counts[threadIdx.x] = 0;
   __syncthreads();
-  for (int base = static_cast<int>(threadIdx.x) - lane; base < n; base += kThreads * kAhead) {
+  for (int first = static_cast<int>(threadIdx.x); first < n; first += kThreads * kAhead) {
     int64_t rows[kAhead];
-    batch.RowsAt(base + lane, kThreads, rows);
+    batch.RowsAt(first, kThreads, rows);
+    uint32_t own = 0;
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
       const auto row = static_cast<uint64_t>(rows[k]);
       below += row < low_row;
-      const bool near = row >= low_row && row <= high_row;
-      if (!__any_sync(kAllLanes, near)) continue;
-      const int position = base + lane + k * kThreads;
+      if (row < low_row || row > high_row) continue;
+      const int position = first + k * kThreads;
       const uint64_t key = batch.KeyAt(position, rows[k]);
-      const bool exists = near && position < n;
-      before += exists && key < share->low;
-      after += exists && key >= share->high && RowOf(key) == RowOf(share->high);
-      const bool mine = exists && key >= share->low && key < share->high;
-      const unsigned owners = __ballot_sync(kAllLanes, mine);
-      int32_t place = 0;
-      if (lane == 0) place = atomicAdd(words.counts + kOwn, __popc(owners));
-      place = __shfl_sync(kAllLanes, place, 0) + __popc(owners & ((1u << lane) - 1));
-      if (mine && place < most) keys[place] = key;
+      if (position >= n) continue;
+      if (key < share->low)
+        ++before;
+      else if (key >= share->high)
+        ++after;
+      else
+        own |= 1u << k;
+    }
+    if (own == 0) continue;
+    int32_t place = atomicAdd(words.counts + kOwn, __popc(own));
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if ((own >> k & 1) == 0) continue;
+      if (place < most) keys[place] = batch.KeyAt(first + k * kThreads, rows[k]);
+      ++place;
     }
   }
   const auto add = [&](int to, uint32_t value) {
@@ -191,9 +197,9 @@ struct SortedShare {
     if (row == batch.no_row() || (i > 0 && RowAt(i - 1) == row)) return false;
     if (i + kDensePiece < share.count && RowAt(i + kDensePiece) == row) return true;
     // Most rows are in one block, and no longer than this one has found.
-    if (i > 0 && RowAt(share.count - 1) != row) return false;
-    const int end = End(i);
-    return Before(i) + (end - i) + After(i, end) > kDensePiece;
+    const int32_t after = RowAt(share.count - 1) == row ? After(i, share.count) : 0;
+    if (Before(i) + after == 0) return false;
+    return Before(i) + (End(i) - i) + after > kDensePiece;
   }
 
   __device__ __forceinline__ void Write() const {
@@ -259,7 +265,7 @@ struct SortedShare {
 
 template <typename Keys>
 __device__ void Arrange(const Batch& batch, const Share& share, Keys keys, const SharedWords& words) {
-  SortKeys<kThreads>(keys, share.count);
+  SortByWarps<kThreads>(keys, share.count);
   const SortedShare<Keys> sorted{batch, share, keys};
   sorted.Write();
   __syncthreads();
@@ -295,7 +301,7 @@ __device__ void CheckBatch(const Batch& batch) {
 }
 
 // The blocks that look for trouble come last.
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 2)
     SplitAndSort(const __grid_constant__ TableList<GradientTable> tables, const __grid_constant__ DensePlan all) {
   SharedArena arena;
   const SharedWords words(arena);

@@ -41,9 +41,6 @@ struct WholeIds {};
 template <int kCount, typename Index, typename Batch, typename Join>
 __device__ __forceinline__ void RowsOf(const Batch& batch, Index n, int64_t num_embeddings, Join join, Index first,
                                        Index step, int64_t (&rows)[kCount]) {
-  // Behind the last bag is none.  Offsets out of order are noticed elsewhere.
-  Index end = batch.bags == 0 ? 0 : n;
-  if (batch.groups == 1) end = min(end, static_cast<Index>(batch.offsets[batch.bags]));
   // Of the same width whatever their type, so that the code for what they mean is there once.
   int64_t ids[kCount];
   const auto load = [&](auto id_at) {
@@ -66,6 +63,9 @@ __device__ __forceinline__ void RowsOf(const Batch& batch, Index n, int64_t num_
     default:
       load([&](Index i) { return static_cast<const int32_t*>(batch.ids)[i]; });
   }
+  // Behind the last bag is none.  Offsets out of order are noticed elsewhere.
+  Index end = batch.bags == 0 ? 0 : n;
+  if (batch.groups == 1) end = min(end, static_cast<Index>(batch.offsets[batch.bags]));
   // An id with all bits set lies outside even where a table has so many rows.
   const int64_t all_bits = batch.type == IdType::kUint32 ? int64_t{UINT32_MAX} : int64_t{-1};
   uint64_t rows_end = static_cast<uint64_t>(num_embeddings);

@@ -36,8 +36,12 @@ __device__ __forceinline__ int32_t BagOf(const DenseBatch& batch, int64_t positi
   const float bags_per_id = static_cast<float>(batch.bags) / static_cast<float>(batch.capacity);
   const auto guess = static_cast<int64_t>((static_cast<float>(at.entry) + 0.5f) * bags_per_id);
   int64_t bag = guess;
-  if (guess >= batch.bags || at.entry < at.offsets[guess] || at.entry >= at.offsets[guess + 1])
-    bag = FindBag(at.offsets, batch.bags, at.entry);
+  bool inside = false;
+  if (guess < batch.bags) {
+    const int32_t begin = at.offsets[guess], end = at.offsets[guess + 1];  // neither load waits for the other
+    inside = at.entry >= begin && at.entry < end;
+  }
+  if (!inside) bag = FindBag(at.offsets, batch.bags, at.entry);
   return bag < 0 ? -1 : static_cast<int32_t>(at.group * batch.bags + bag);
 }
 

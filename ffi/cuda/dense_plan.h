@@ -82,17 +82,18 @@ struct TablePlan {
   __device__ __forceinline__ uint32_t LongRowPlace(uint32_t begin) const { return begin / kDensePiece + 1; }
 };
 
-// Batches of so few ids are sorted by one launch.
-constexpr int kSplitPositionBits = 16;
+// Batches of so few ids are sorted by one launch, which holds rows, and reasons for reading none, in 32 bits.
 JAX_TT_INLINE bool SplitsRows(int64_t n, int64_t num_embeddings) {
-  return n <= int64_t{1} << kSplitPositionBits && num_embeddings < int64_t{1} << (62 - kSplitPositionBits);
+  constexpr int64_t kMostIds = 65'536, kReasons = 3;
+  return n <= kMostIds && num_embeddings <= UINT32_MAX - kReasons;
 }
 inline bool SplitsRows(const GradientTable& table) { return SplitsRows(table.batch.n(), table.batch.num_embeddings); }
 
-// The blocks of that launch that sort a table's rows.
+// The blocks of that launch that sort a table's rows.  Each reads all ids; where those are few, tables are often many,
+// and have fewer blocks, so that all run at the same time.
 JAX_TT_INLINE int64_t SplitBlocks(int64_t n) {
-  constexpr int64_t kMost = 128, kIdsPerBlock = 256;
-  const int64_t blocks = n / kIdsPerBlock;
+  constexpr int64_t kMost = 128, kFew = 4096;
+  const int64_t blocks = n / (n < kFew ? 256 : 160);
   return blocks > kMost ? kMost : blocks > 0 ? blocks : n > 0;
 }
 

@@ -17,19 +17,17 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kAhead = 4;                               // ids that a thread asks for at once
-constexpr int kSamplesPerBlock = 3;                     // the largest share is then two to three times the average one
+constexpr int kSamplesPerBlock = 4;                     // the largest share is then two to three times the average one
 constexpr int kMostShared = 4096;                       // keys; a block that has more sorts them in global memory
 constexpr int kMostBegun = kThreads / kDensePiece + 2;  // long rows that begin, or go on, at kThreads sorted positions
 constexpr int64_t kCheckedByBlock = 4096;               // ids or offsets
 
-// A row, and below it a position that reads it, or the number of positions.
-__device__ __forceinline__ uint64_t KeyOf(int64_t row, int position) {
-  return (static_cast<uint64_t>(row) << kSplitPositionBits) + static_cast<uint32_t>(position);
+// A row and a position that reads it, or the number of positions.
+__device__ __forceinline__ uint64_t KeyOf(uint32_t row, int position) {
+  return static_cast<uint64_t>(row) << 32 | static_cast<uint32_t>(position);
 }
-__device__ __forceinline__ int64_t RowOf(uint64_t key) { return static_cast<int64_t>(key >> kSplitPositionBits); }
-__device__ __forceinline__ int PositionOf(uint64_t key) {
-  return static_cast<int>(key & ((uint64_t{1} << kSplitPositionBits) - 1));
-}
+__device__ __forceinline__ uint32_t RowOf(uint64_t key) { return static_cast<uint32_t>(key >> 32); }
+__device__ __forceinline__ int PositionOf(uint64_t key) { return static_cast<int>(key & UINT32_MAX); }
 
 // What the blocks of a table have in common.
 struct Batch {
@@ -39,18 +37,43 @@ struct Batch {
 
   __device__ __forceinline__ int n() const { return static_cast<int>(plan.n); }
   // The row that stands for none, and comes last.
-  __device__ __forceinline__ int64_t no_row() const { return table.batch.num_embeddings; }
+  __device__ __forceinline__ uint32_t no_row() const { return static_cast<uint32_t>(table.batch.num_embeddings); }
   // Above the keys of all positions.
   __device__ __forceinline__ uint64_t end() const { return KeyOf(no_row(), n()); }
 
-  // The rows of positions first + k step.
+  // The rows of positions first + k step, or reasons for naming none, which are above `no_row` in 32 bits.
   template <int kCount>
   __device__ __forceinline__ void RowsAt(int first, int step, int64_t (&rows)[kCount]) const {
     RowsOf(table.batch, n(), table.batch.num_embeddings, WholeIds{}, first, step, rows);
   }
-  // Of a position and its row, or the reason why it names none.
-  __device__ __forceinline__ uint64_t KeyAt(int position, int64_t row) const {
-    return KeyOf(row < 0 ? no_row() : row, position);
+  __device__ __forceinline__ uint64_t KeyAt(int position) const {
+    int64_t row[1];
+    RowsAt(position, 0, row);
+    return KeyOf(min(static_cast<uint32_t>(row[0]), no_row()), position);
+  }
+
+  // Sets `rows` to the ids of positions first + k step, and returns whether all of these are rows that are read.  For
+  // batches of one group, which read the positions before `end`.
+  template <int kCount>
+  __device__ __forceinline__ bool PlainRowsAt(int first, int step, int end, uint32_t (&rows)[kCount]) const {
+    if (first + (kCount - 1) * step >= end) return false;
+    uint32_t highest = 0;
+    if (table.batch.type == IdType::kInt64) {
+      const auto* const ids = static_cast<const int64_t*>(table.batch.ids) + first;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const int64_t id = ids[k * step];
+        rows[k] = static_cast<uint32_t>(id);
+        highest = max(highest, static_cast<uint32_t>(min(static_cast<uint64_t>(id), uint64_t{UINT32_MAX})));
+      }
+    } else {
+      const auto* const ids = static_cast<const uint32_t*>(table.batch.ids) + first;
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) rows[k] = ids[k * step];
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) highest = max(highest, rows[k]);
+    }
+    return highest < no_row();
   }
 };
 
@@ -93,9 +116,7 @@ __device__ Share Divide(const Batch& batch, const SharedWords& words) {
     const uint32_t run = static_cast<uint32_t>(batch.n()) / static_cast<uint32_t>(samples);
     const uint32_t random = static_cast<uint32_t>(own) * 2654435761u >> 16;
     const int position = static_cast<int>(own * run + (random * run >> 16));
-    int64_t row[1];
-    batch.RowsAt(position, 0, row);
-    words.keys[own] = batch.KeyAt(position, row[0]);
+    words.keys[own] = batch.KeyAt(position);
   }
   __syncthreads();
   SortByWarps<kThreads>(words.keys, samples);
@@ -107,53 +128,72 @@ __device__ Share Divide(const Batch& batch, const SharedWords& words) {
   return share;
 }
 
-// Counts keys, and puts the block's into `keys` in any order, as far as they fit.
+// Rows from `first` to `last`: one that bounds the keys of a block.
+struct BoundRow {
+  uint32_t first, last;
+  int position;
+
+  __device__ __forceinline__ BoundRow(const Batch& batch, uint64_t key)
+      : first(RowOf(key)), last(first == batch.no_row() ? UINT32_MAX : first), position(PositionOf(key)) {}
+};
+
+// Of the positions from `first` on that a thread reads at once, a bit for each that is before `end`.
+__device__ __forceinline__ uint32_t BitsBefore(int end, int first) {
+  const int count = min(max(end - first + kThreads - 1, 0) / kThreads, kAhead);
+  return (1u << count) - 1;
+}
+
+// Counts keys, and puts the positions of the block's into `keys` in any order, as far as they fit.
 template <typename Keys>
 __device__ void Collect(const Batch& batch, const SharedWords& words, Keys keys, int most, Share* share) {
   const int n = batch.n(), lane = static_cast<int>(threadIdx.x) % 32;
-  // Most ids are told by their rows to be another block's.  Reasons for naming none are above all rows.
-  const auto low_row = static_cast<uint64_t>(RowOf(share->low));
-  uint64_t high_row = static_cast<uint64_t>(RowOf(share->high));
-  if (high_row >= static_cast<uint64_t>(batch.no_row())) high_row = ~uint64_t{0};
+  const BoundRow low(batch, share->low), high(batch, share->high);
+  const DenseBatch& of = batch.table.batch;
+  const int plain_end = of.groups == 1 && of.bags > 0 ? min(n, static_cast<int>(of.offsets[of.bags])) : 0;
   enum { kBelow, kBefore, kAfter, kOwn };
   uint32_t below = 0, before = 0, after = 0;
   if (threadIdx.x < SharedWords::kCounts) words.counts[threadIdx.x] = 0;
   __syncthreads();
   for (int first = static_cast<int>(threadIdx.x); first < n; first += kThreads * kAhead) {
-    int64_t rows[kAhead];
-    batch.RowsAt(first, kThreads, rows);
-    uint32_t own = 0;
+    uint32_t rows[kAhead], exists = (1u << kAhead) - 1;
+    if (!batch.PlainRowsAt(first, kThreads, plain_end, rows)) {  // seldom
+      int64_t found[kAhead];
+      batch.RowsAt(first, kThreads, found);
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) rows[k] = static_cast<uint32_t>(found[k]);
+      exists = BitsBefore(n, first);
+    }
+    // Bits for all positions instead of branches: in most warps some lane would take them.
+    uint32_t near = 0, up_to_low = 0, from_high = 0;
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      const auto row = static_cast<uint64_t>(rows[k]);
-      below += row < low_row;
-      if (row < low_row || row > high_row) continue;
-      const int position = first + k * kThreads;
-      const uint64_t key = batch.KeyAt(position, rows[k]);
-      if (position >= n) continue;
-      if (key < share->low)
-        ++before;
-      else if (key >= share->high)
-        ++after;
-      else
-        own |= 1u << k;
+      if (rows[k] - low.first <= high.last - low.first) near |= 1u << k;
+      if (rows[k] <= low.last) up_to_low |= 1u << k;
+      if (rows[k] >= high.first) from_high |= 1u << k;
+    }
+    below += __popc(up_to_low & ~near);
+    uint32_t own = near & exists;
+    if ((own & (up_to_low | from_high)) != 0) {  // seldom
+      const uint32_t early = own & up_to_low & BitsBefore(low.position, first);
+      const uint32_t late = own & from_high & ~BitsBefore(high.position, first);
+      before += __popc(early);
+      after += __popc(late);
+      own &= ~(early | late);
     }
     if (own == 0) continue;
     int32_t place = atomicAdd(words.counts + kOwn, __popc(own));
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if ((own >> k & 1) == 0) continue;
-      if (place < most) keys[place] = batch.KeyAt(first + k * kThreads, rows[k]);
-      ++place;
-    }
+    for (; own != 0; own &= own - 1, ++place)
+      if (place < most) keys[place] = static_cast<uint64_t>(first + (__ffs(static_cast<int>(own)) - 1) * kThreads);
   }
   const auto add = [&](int to, uint32_t value) {
     const uint32_t sum = SumOfWarp(value);
     if (lane == 0) atomicAdd(words.counts + to, static_cast<int32_t>(sum));
   };
   add(kBelow, below);
-  add(kBefore, before);
-  add(kAfter, after);
+  if (__any_sync(kAllLanes, (before | after) != 0)) {
+    add(kBefore, before);
+    add(kAfter, after);
+  }
   __syncthreads();
   share->before = words.counts[kBefore];
   share->after = words.counts[kAfter];
@@ -169,10 +209,10 @@ struct SortedShare {
   const Share& share;
   Keys keys;
 
-  __device__ __forceinline__ int64_t RowAt(int i) const { return RowOf(keys[i]); }
+  __device__ __forceinline__ uint32_t RowAt(int i) const { return RowOf(keys[i]); }
   // Of the row that begins, or goes on, at a key.
   __device__ __forceinline__ int End(int i) const {
-    const int64_t row = RowAt(i);
+    const uint32_t row = RowAt(i);
     int end = i + 1;
     for (int high = share.count; end < high;) {
       const int middle = (end + high) / 2;
@@ -193,7 +233,7 @@ struct SortedShare {
   }
   // Whether a long row begins, or goes on from the block before, at a key.
   __device__ __forceinline__ bool HasLongRow(int i) const {
-    const int64_t row = RowAt(i);
+    const uint32_t row = RowAt(i);
     if (row == batch.no_row() || (i > 0 && RowAt(i - 1) == row)) return false;
     if (i + kDensePiece < share.count && RowAt(i + kDensePiece) == row) return true;
     // Most rows are in one block, and no longer than this one has found.
@@ -207,8 +247,8 @@ struct SortedShare {
     const TablePlan& plan = batch.plan;
     for (int i = threadIdx.x; i < share.count; i += kThreads) {
       const uint64_t key = keys[i];
-      const int64_t row = RowOf(key), to = share.first + i;
-      const int position = PositionOf(key);
+      const uint32_t row = RowOf(key);
+      const int position = PositionOf(key), to = share.first + i;
       plan.keys.Set(to, row);
       if (row == batch.no_row()) continue;
       // With offsets out of order it may be in none; then nothing comes of it, but its bag must exist.
@@ -265,6 +305,11 @@ struct SortedShare {
 
 template <typename Keys>
 __device__ void Arrange(const Batch& batch, const Share& share, Keys keys, const SharedWords& words) {
+  for (int i = threadIdx.x; i < share.count; i += kThreads) {
+    const uint64_t position = keys[i];
+    keys[i] = batch.KeyAt(static_cast<int>(position));
+  }
+  __syncthreads();
   SortByWarps<kThreads>(keys, share.count);
   const SortedShare<Keys> sorted{batch, share, keys};
   sorted.Write();

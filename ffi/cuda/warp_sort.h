@@ -21,7 +21,8 @@ struct WarpKeys {
     if ((other_first < first) == lower) first = other_first;
     if ((other_second < second) == lower) second = other_second;
   }
-  // Sorts both halves, each of which rises and falls in runs of 2 step keys.
+  // Sorts both halves, each of which is bitonic in runs of 2 step keys.  A loop that is not unrolled asks for both keys
+  // before it waits for one of them.
   __device__ __forceinline__ void MergeHalves(int step) {
 #pragma unroll 1
     for (; step > 0; step /= 2) Exchange(step, (threadIdx.x & step) == 0);

@@ -74,15 +74,20 @@ WARP_INSTRUCTIONS_PER_SECOND = INSTRUCTIONS_PER_SECOND / 32
 # A block of dense tables sorts its keys in rounds that end with a barrier.
 SORT_ROUND_SECONDS = 30e-9
 # The same for dense tables, ``ffi/cuda/dense_split.cu``: a sample of the ids divides them among blocks, of which the
-# largest share is so many times the average one. Ids of the sample and then all, and bags of the block's own, are
-# loads that wait for others.
+# largest share is so many times the average one, and two of which fit on a multiprocessor. Ids of the sample and then
+# all, ids of the block's own, and their bags are loads that wait for others. A block has some instructions of warps
+# whatever it sorts; warps sort runs of keys in registers.
 SPLIT_BLOCKS = 128
-SPLIT_THREADS = 512
-IDS_PER_SPLIT_BLOCK = 80
+SPLIT_BLOCKS_AT_ONCE = 2
+FEW_IDS = 4096
+IDS_PER_SPLIT_BLOCK, FEW_IDS_PER_SPLIT_BLOCK = 160, 256
 IDS_PER_CHECK_BLOCK = 4096
 SAMPLES_PER_BLOCK = 4
-LARGEST_SHARE = 2.75
-SPLIT_INSTRUCTIONS_PER_ID = 40
+LARGEST_SHARE = 2.5
+SPLIT_INSTRUCTIONS_PER_ID = 26
+SPLIT_INSTRUCTIONS_PER_BLOCK = 8000
+WARP_KEYS = 64
+EXCHANGE_SECONDS = 30e-9
 WAIT_SECONDS = 0.5e-6
 
 
@@ -141,6 +146,15 @@ def sort_seconds(keys: float, threads: int) -> float:
     """The time that a block takes to sort by merge exchange; a thread compares one pair in a round, or several."""
     levels = math.ceil(math.log2(max(keys, 2)))
     return levels * (levels + 1) / 2 * math.ceil(keys / 2 / threads) * SORT_ROUND_SECONDS
+
+
+def warp_sort_seconds(keys: float) -> float:
+    """The time that a block takes to sort by bitonic merges, of which warps do the last part in registers."""
+    in_warp = int(math.log2(WARP_KEYS))
+    merges = max(0, math.ceil(math.log2(max(keys, 2))) - in_warp)
+    exchanges = in_warp * (in_warp + 1) // 2 + merges * in_warp
+    rounds = merges * (merges + 1) / 2 + merges + 1
+    return exchanges * EXCHANGE_SECONDS + rounds * SORT_ROUND_SECONDS
 
 
 def plan(p: tuple[int, ...], n: int) -> Stage:
@@ -236,19 +250,19 @@ def dense_plan(n: int, num_embeddings: int, tables: int = 1) -> Stage:
         return Stage(
             "plan", 3 + passes, bytes=4 * n * tables * words, extra=passes * SORT_PASS_SECONDS
         )
-    blocks = min(max(n // IDS_PER_SPLIT_BLOCK, 1), SPLIT_BLOCKS)
+    per_block = FEW_IDS_PER_SPLIT_BLOCK if n < FEW_IDS else IDS_PER_SPLIT_BLOCK
+    blocks = min(max(n // per_block, 1), SPLIT_BLOCKS)
     samples = SAMPLES_PER_BLOCK * blocks if blocks > 1 else 0
-    # One block fits on a multiprocessor at a time.
-    all_blocks = tables * (blocks + math.ceil(n / IDS_PER_CHECK_BLOCK))
-    rounds = math.ceil(all_blocks / MULTIPROCESSORS)
-    reading = n * SPLIT_INSTRUCTIONS_PER_ID / (INSTRUCTIONS_PER_SECOND / MULTIPROCESSORS)
+    on_each = math.ceil(tables * (blocks + math.ceil(n / IDS_PER_CHECK_BLOCK)) / MULTIPROCESSORS)
+    instructions = SPLIT_INSTRUCTIONS_PER_BLOCK + n / 32 * SPLIT_INSTRUCTIONS_PER_ID
+    issuing = instructions * MULTIPROCESSORS / WARP_INSTRUCTIONS_PER_SECOND / ISSUE_SHARE
     own = min(n, LARGEST_SHARE * n / blocks)
-    sorting = sort_seconds(samples, SPLIT_THREADS) + sort_seconds(own, SPLIT_THREADS)
+    waiting = warp_sort_seconds(samples) + warp_sort_seconds(own) + 3 * WAIT_SECONDS
     return Stage(
         "plan",
         1,
         bytes=4 * n * tables * 3,
-        extra=rounds * (reading + sorting + 2 * WAIT_SECONDS),
+        extra=on_each * issuing + math.ceil(on_each / SPLIT_BLOCKS_AT_ONCE) * waiting,
     )
 
 

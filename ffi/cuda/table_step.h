@@ -34,63 +34,75 @@ struct StepNumbers {
 };
 
 // One row's step: Add for all elements if the rule has sums, StartRow once if it steps rows, Update for all elements.
+// What it reads in loops is a copy: reads by reference would be repeated after every write to the row.
 template <typename T, template <typename> class Rule_>
 class RowStep {
  public:
   using Rule = Rule_<float>;
   using Row = typename Rule::Row;
 
-  __device__ RowStep(const TableRows<T>& table, const StepNumbers& step, int64_t row)
-      : table_(table),
-        rule_(step.hyper),
-        step_(step),
-        rounding_(step.seed, table.stream, row, step.stochastic_rounding),
-        row_(row) {}
+  // What memory has of an element.  Several are loaded before the first is used, so that no load waits for another.
+  struct Element {
+    T value;
+    float slots[kElementSlotsOrOne<Rule>];
+  };
 
-  __device__ void Add(int64_t element, float scaled_gradient, float* sums) const {
-    const int64_t at = row_ * table_.width + element;
-    float slots[kElementSlotsOrOne<Rule>] = {};
-    for (int k = 0; k < Rule::kElementSlots; ++k) slots[k] = table_.slots.Get(k, at);
-    rule_.Add(ToCompute(table_.values[at]), scaled_gradient, slots, sums);
+  __device__ RowStep(const TableRows<T>& table, const StepNumbers& step, int64_t row)
+      : rule_(step.hyper),
+        slots_(table.slots),
+        width_(table.width),
+        row_(row),
+        values_(table.values + row * table.width),
+        rounding_(step.seed, table.stream, row, step.stochastic_rounding),
+        seed_(step.seed),
+        stream_(table.stream) {}
+
+  __device__ __forceinline__ Element Load(int64_t element) const {
+    Element loaded{values_[element], {}};
+    for (int k = 0; k < Rule::kElementSlots; ++k) loaded.slots[k] = slots_.Get(k, row_ * width_ + element);
+    return loaded;
+  }
+
+  __device__ __forceinline__ void Add(const Element& loaded, float scaled_gradient, float* sums) const {
+    rule_.Add(ToCompute(loaded.value), scaled_gradient, loaded.slots, sums);
   }
 
   __device__ void StartRow(const float* sums) {
     float* slots[kMaxSlots] = {};
-    for (int k = 0; k < Rule::kRowSlots; ++k) slots[k] = table_.slots.wide(Rule::kElementSlots + k) + row_;
-    of_row_ = RowStepInPlace(rule_, static_cast<float>(table_.width), sums, slots);
+    for (int k = 0; k < Rule::kRowSlots; ++k) slots[k] = slots_.wide(Rule::kElementSlots + k) + row_;
+    of_row_ = RowStepInPlace(rule_, static_cast<float>(width_), sums, slots);
   }
   // For the threads that did not start the row.
   __device__ const Row& row() const { return of_row_; }
   __device__ void set_row(const Row& row) { of_row_ = row; }
 
-  __device__ void Update(int64_t element, float scaled_gradient) {
-    const int64_t at = row_ * table_.width + element;
-    float slots[kElementSlotsOrOne<Rule>] = {};
-    for (int k = 0; k < Rule::kElementSlots; ++k) slots[k] = table_.slots.Get(k, at);
-    const float value = rule_.Step(ToCompute(table_.values[at]), scaled_gradient, of_row_, slots);
-    for (int k = 0; k < Rule::kElementSlots; ++k) StoreSlot(k, element, slots[k]);
+  __device__ __forceinline__ void Update(int64_t element, Element loaded, float scaled_gradient) const {
+    const float value = rule_.Step(ToCompute(loaded.value), scaled_gradient, of_row_, loaded.slots);
+    for (int k = 0; k < Rule::kElementSlots; ++k) StoreSlot(k, element, loaded.slots[k]);
     if constexpr (std::is_same_v<T, float>)
-      table_.values[at] = value;
+      values_[element] = value;
     else
-      rounding_.Store(value, element, table_.values + at);
+      rounding_.Store(value, element, values_ + element);
   }
 
  private:
   __device__ void StoreSlot(int slot, int64_t element, float value) const {
-    const int64_t at = row_ * table_.width + element;
-    if (!table_.slots.narrow) {
-      table_.slots.wide(slot)[at] = value;
+    const int64_t at = row_ * width_ + element;
+    if (!slots_.narrow) {
+      slots_.wide(slot)[at] = value;
       return;
     }
-    const RowRounding rounding(step_.seed, SlotStream(table_.stream, slot), row_, step_.stochastic_rounding);
-    rounding.Store(value, element, table_.slots.rounded(slot) + at);
+    const RowRounding rounding(seed_, SlotStream(stream_, slot), row_, rounding_.stochastic);
+    rounding.Store(value, element, slots_.rounded(slot) + at);
   }
 
-  const TableRows<T>& table_;
   const Rule rule_;
-  const StepNumbers& step_;
+  const SlotArrays slots_;
+  const int64_t width_, row_;
+  T* const values_;
   const RowRounding rounding_;
-  const int64_t row_;
+  const uint32_t* const seed_;
+  const uint64_t stream_;
   Row of_row_ = {};
 };
 

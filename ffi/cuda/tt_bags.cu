@@ -9,8 +9,9 @@ namespace jax_tt {
 namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
-constexpr int kAhead = 8;             // terms that a lane asks for at once
 constexpr int64_t kMaxBlocks = 4224;  // fills the largest GPU several times
+// Blocks of a batch, if it has as many sums: a few sums are spread over all multiprocessors.
+constexpr int64_t kSpread = 128;
 
 // What every kernel here is given.
 struct BagArgs {
@@ -35,7 +36,8 @@ struct SumsArgs {
   const float* from;
   float* to;
   Cleared cleared;
-  int lanes;  // that share a sum, with a column each or four, a power of two
+  int lanes;     // that share a sum, with a column each or four, a power of two
+  int together;  // sums that a block takes at once
 };
 
 struct WeightArgs {
@@ -53,35 +55,41 @@ __device__ __forceinline__ float Weight(const BagArgs& args, int64_t position) {
 
 // A sum of terms [begin, end), none where the end is not above the beginning, and the line that it is written to.
 struct Sum {
-  int64_t begin = 0, end = 0, line = -1;  // -1: there is none
-  __device__ __forceinline__ int64_t size() const { return end - begin; }
+  int32_t begin = 0, end = 0, line = -1;  // -1: there is none
+  __device__ __forceinline__ int32_t size() const { return end - begin; }
 };
+
+// What the terms of a sum are is read in two steps, a word of each and what that leads to, so that the words of many
+// are on their way before the first of them is looked at.
 
 // The sums of bags, over their positions.
 struct BagSums {
   // Terms that a lane adds up one after the other at most; longer sums are those of blocks.  Up to here, ids that read
   // nothing leave the bits of a sum as they are.
-  static constexpr int64_t kShort = 128;
+  static constexpr int32_t kShort = 128;
+  static constexpr int kAhead = 5;  // terms that a lane asks for at once
   const BagArgs& args;
   const int32_t* plan;
 
   __device__ __forceinline__ int64_t count() const { return args.num_bags; }
   // Offsets that are out of order are noticed by the plan; here they must only not lead astray.
   __device__ __forceinline__ Sum At(int64_t bag) const {
-    const int64_t group = bag / args.bags;
-    const int32_t* offsets = args.offsets + group * (args.bags + 1) + bag % args.bags;
-    return {group * args.capacity + max(offsets[0], 0),
-            group * args.capacity + min(static_cast<int64_t>(offsets[1]), args.capacity), bag};
+    const int64_t group = args.bags == args.num_bags ? 0 : bag / args.bags, base = group * args.capacity;
+    const int32_t* offsets = args.offsets + group * (args.bags + 1) + (bag - group * args.bags);
+    const int32_t begin = offsets[0], end = offsets[1];
+    return {static_cast<int32_t>(base + max(begin, 0)),
+            static_cast<int32_t>(base + min(static_cast<int64_t>(end), args.capacity)), static_cast<int32_t>(bag)};
   }
-  __device__ __forceinline__ Term TermAt(int64_t position) const {
-    const int32_t row = plan[args.layout.row_of() + position];
-    if (row < 0) {
-      // An id that makes NaN of its bag is a term that does.
-      const bool poisoned = args.chunk.begin == 0 && plan[args.layout.bag() + position] == CudaPlan::kPoisoned;
-      return {-1, poisoned ? __int_as_float(0x7fc00000) : 0.0f};
-    }
-    if (!args.chunk.holds(row)) return {};
-    return {static_cast<int32_t>(row - args.chunk.begin), Weight(args, position)};
+  // The row of a position.
+  __device__ __forceinline__ int32_t WordAt(int32_t position) const { return plan[args.layout.row_of() + position]; }
+  __device__ __forceinline__ Term TermAt(int32_t position, int32_t row) const {
+    const int32_t begin = static_cast<int32_t>(args.chunk.begin), end = static_cast<int32_t>(args.chunk.end);
+    Term term;
+    if (row >= begin && row < end) term = {row - begin, Weight(args, position)};
+    // An id that makes NaN of its bag is a term that does.
+    if (row < 0 && begin == 0 && plan[args.layout.bag() + position] == CudaPlan::kPoisoned)
+      term.weight = __int_as_float(0x7fc00000);
+    return term;
   }
   __device__ __forceinline__ bool adds() const { return args.chunk.begin > 0; }
   __device__ __forceinline__ bool spoils() const { return plan[CudaPlan::kBroken] != 0; }
@@ -89,7 +97,8 @@ struct BagSums {
 
 // The sums of the gradients of rows, over their places in the order of positions.
 struct RowSums {
-  static constexpr int64_t kShort = 32;
+  static constexpr int32_t kShort = 32;
+  static constexpr int kAhead = 4;  // most rows have few
   const BagArgs& args;
   const int32_t* plan;
 
@@ -97,10 +106,12 @@ struct RowSums {
   __device__ __forceinline__ Sum At(int64_t place) const {
     const int32_t row = plan[args.layout.row_head() + plan[args.layout.order() + place]];
     if (!args.chunk.holds(row)) return {};
-    return {place, plan[args.layout.row_begin() + row + 1], row - args.chunk.begin};
+    return {static_cast<int32_t>(place), plan[args.layout.row_begin() + row + 1],
+            static_cast<int32_t>(row - args.chunk.begin)};
   }
-  __device__ __forceinline__ Term TermAt(int64_t place) const {
-    const int64_t position = plan[args.layout.order() + place];
+  // The position at a place.
+  __device__ __forceinline__ int32_t WordAt(int32_t place) const { return plan[args.layout.order() + place]; }
+  __device__ __forceinline__ Term TermAt(int32_t, int32_t position) const {
     return {plan[args.layout.bag() + position], Weight(args, position)};
   }
   __device__ __forceinline__ bool adds() const { return false; }
@@ -130,15 +141,15 @@ __device__ void SumByBlock(const SumsArgs& args, const Sums& sums, const Sum& ow
     const int64_t column = first + lane * kWidth;
     const bool inside = column < dim;
     Columns<kWidth> sum, lost;
-    for (int64_t base = own.begin; base < own.end; base += kThreads) {
-      const int64_t place = base + threadIdx.x;
-      const Term term = place < own.end ? sums.TermAt(place) : Term{};
+    for (int32_t base = own.begin; base < own.end; base += kThreads) {
+      const int32_t place = base + static_cast<int32_t>(threadIdx.x);
+      const Term term = place < own.end ? sums.TermAt(place, sums.WordAt(place)) : Term{};
       lines[threadIdx.x] = term.line;
       weights[threadIdx.x] = term.weight;
       __syncthreads();
       if (inside) {
         Columns<kWidth> part;
-        AddTerms<kAhead>(
+        AddTerms<Sums::kAhead>(
             args.from + column, dim, group * lanes, (group + 1) * lanes,
             [&](int64_t i) { return Term{lines[i], weights[i]}; }, part);
         for (int i = 0; i < kWidth; ++i) AddExactly(part.value[i], &sum.value[i], &lost.value[i]);
@@ -151,9 +162,32 @@ __device__ void SumByBlock(const SumsArgs& args, const Sums& sums, const Sum& ow
     if (group == 0 && inside) {
       for (int other = 1; other < groups; ++other)
         for (int i = 0; i < kWidth; ++i) sum.value[i] += packets[i * kThreads + other * lanes + lane];
-      Finish(sums, args.to + own.line * dim + column, sum);
+      Finish(sums, args.to + int64_t{own.line} * dim + column, sum);
     }
     __syncthreads();
+  }
+}
+
+// The sum of few terms, in order.
+template <int kWidth, typename Sums>
+__device__ __forceinline__ void AddShort(const float* from, int dim, const Sums& sums, const Sum& own,
+                                         Columns<kWidth>& sum) {
+  constexpr int kAhead = Sums::kAhead;
+  int32_t words[kAhead];
+  const auto ask = [&](int32_t base) {
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k)
+      if (base + k < own.end) words[k] = sums.WordAt(base + k);
+  };
+  ask(own.begin);
+  for (int32_t base = own.begin; base < own.end; base += kAhead) {
+    Term terms[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k)
+      if (base + k < own.end) terms[k] = sums.TermAt(base + k, words[k]);
+    // The next words come while these lines do.
+    ask(base + kAhead);
+    AddBatch(from, dim, terms, sum);
   }
 }
 
@@ -164,19 +198,19 @@ __device__ void MakeSums(const BlockOfTable& block, const SumsArgs& args, const 
   const Shared<int32_t> lines = arena.Take<int32_t>(kThreads), longs = arena.Take<int32_t>(kThreads);
   const Shared<float> weights = arena.Take<float>(kThreads), packets = arena.Take<float>(kWidth * kThreads);
   const int64_t dim = args.bags.dim, count = sums.count();
-  const int lanes = args.lanes, together = kThreads / lanes, group = threadIdx.x / lanes;
+  const int lanes = args.lanes, together = args.together, group = static_cast<int>(threadIdx.x) >> (__ffs(lanes) - 1);
   for (int64_t base = block.index * together; base < count; base += block.count * together) {
-    const Sum own = base + group < count ? sums.At(base + group) : Sum{};
+    const Sum own = group < together && base + group < count ? sums.At(base + group) : Sum{};
     const bool is_long = own.line >= 0 && own.size() > Sums::kShort;
     if (own.line >= 0 && !is_long) {
-      for (int64_t column = threadIdx.x % lanes * kWidth; column < dim; column += lanes * kWidth) {
+      for (int64_t column = (threadIdx.x & (lanes - 1)) * kWidth; column < dim; column += lanes * kWidth) {
         Columns<kWidth> sum;
-        AddTerms<kAhead>(args.from + column, dim, own.begin, own.end, [&](int64_t i) { return sums.TermAt(i); }, sum);
-        Finish(sums, args.to + own.line * dim + column, sum);
+        AddShort(args.from + column, static_cast<int>(dim), sums, own, sum);
+        Finish(sums, args.to + int64_t{own.line} * dim + column, sum);
       }
     }
     if (!__syncthreads_or(is_long)) continue;
-    if (threadIdx.x % lanes == 0) longs[group] = is_long;
+    if (group < together && (threadIdx.x & (lanes - 1)) == 0) longs[group] = is_long;
     __syncthreads();
     for (int other = 0; other < together; ++other)
       if (longs[other]) SumByBlock<kWidth>(args, sums, sums.At(base + other), lines, weights, packets);
@@ -230,7 +264,8 @@ void AddSums(TableQueue& queue, SumsArgs sums, int64_t count) {
   const int width = dim % 4 == 0 ? 4 : 1;
   sums.lanes = 1;
   while (sums.lanes < 32 && sums.lanes * width < dim) sums.lanes *= 2;
-  const int64_t together = kThreads / sums.lanes, blocks = std::min((count + together - 1) / together, kMaxBlocks);
+  sums.together = static_cast<int>(std::clamp<int64_t>(count / kSpread, 1, kThreads / sums.lanes));
+  const int64_t blocks = std::min((count + sums.together - 1) / sums.together, kMaxBlocks);
   const size_t shared = 2 * SharedBytes<int32_t>(kThreads) + SharedBytes<float>(kThreads) +
                         SharedBytes<float>(static_cast<int64_t>(width) * kThreads);
   queue.Add(width == 4 ? kSumLines<4, Sums> : kSumLines<1, Sums>, blocks, shared, sums);
@@ -240,14 +275,14 @@ void AddSums(TableQueue& queue, SumsArgs sums, int64_t count) {
 
 template <typename T>
 void PoolRows(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* rows, float* out) {
-  AddSums<BagSums>(queue, {MakeBagArgs(args, chunk), rows, out, {}, 1}, args.groups * args.bags);
+  AddSums<BagSums>(queue, {MakeBagArgs(args, chunk), rows, out, {}, 1, 1}, args.groups * args.bags);
 }
 
 template <typename T>
 void GatherRowGradients(TableQueue& queue, const TTArgs<T>& args, const RowChunk& chunk, const float* out_gradient,
                         float* row_gradients, const Cleared& cleared) {
   // At least one block, for the words.
-  AddSums<RowSums>(queue, {MakeBagArgs(args, chunk), out_gradient, row_gradients, cleared, 1},
+  AddSums<RowSums>(queue, {MakeBagArgs(args, chunk), out_gradient, row_gradients, cleared, 1, 1},
                    std::max<int64_t>(args.layout.n, 1));
 }
 

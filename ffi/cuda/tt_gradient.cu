@@ -15,16 +15,24 @@ __global__ void __launch_bounds__(kSliceThreads) SumSlices(const __grid_constant
   const SumArgs& args = tables.Find(&block);
   SharedArena arena;
   const Shared<float> sums = arena.Take<float>(kSliceThreads);
-  const SliceSum sum(args, block.index, sums, arena.Take<int32_t>(kSliceThreads + 1));
+  const int index = static_cast<int>(block.index);
+  const int32_t* plan = args.plan.get();
+  const SliceSum sum(args, plan, index, PartOf(args, plan, index), /*divides=*/true, sums,
+                     arena.Take<int32_t>(kSliceThreads + 1));
   if (!sum.exists()) return;
   float* gradient = args.gradients.core[sum.core()] + sum.slice() * sum.width();
   const bool first_chunk = args.chunk.begin == 0;
-  if (threadIdx.x == 0) {
-    int64_t flag = sum.slice();
-    for (int k = 0; k < sum.core(); ++k) flag += args.shape.p[k];
-    args.gradients.touched[flag] = 1;
-  }
-  sum.ForEach([&](int64_t e, float value) { gradient[e] = first_chunk ? value : gradient[e] + value; });
+  if (sum.is_first() && threadIdx.x == 0) args.gradients.touched[args.slices[sum.core()] + sum.slice()] = 1;
+  sum.ForEach([&](const ElementBatch& batch) {
+    float before[ElementBatch::kCount] = {}, values[ElementBatch::kCount];
+#pragma unroll
+    for (int k = 0; k < ElementBatch::kCount; ++k)
+      if (!first_chunk && batch.has(k)) before[k] = gradient[batch.at(k)];
+    sum.Read(batch, values);
+#pragma unroll
+    for (int k = 0; k < ElementBatch::kCount; ++k)
+      if (batch.has(k)) gradient[batch.at(k)] = first_chunk ? values[k] : before[k] + values[k];
+  });
 }
 
 int64_t NumSlices(const TTShape& shape) {
@@ -82,18 +90,18 @@ Status FindLaunches(int kind, SliceLaunches* launches) {
 
 void SumShares(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
                const RowChunk& chunk, const CoreShares& shares, const CoreGradients& gradients) {
-  const SumArgs args{shape, layout, plan, chunk, shares, gradients};
+  const SumArgs args(shape, layout, plan, chunk, shares, gradients);
   queue.Add(kSumSlices, args.blocks(), kSumShared, args);
 }
 
 template <typename T>
 Status SumSharesAndStep(TableQueue& queue, const TTShape& shape, const CudaPlan& layout, const PlanRef& plan,
                         const CoreShares& shares, const CoreTables<T>& tables, const TTStep& step, float* applied) {
-  const SumArgs args{shape, layout, plan, {0, layout.n}, shares, {}};
+  const SumArgs args(shape, layout, plan, {0, layout.n}, shares, {});
   SliceLaunches launches;
   JAX_TT_RETURN_IF_ERROR(FindLaunches<T>(step.kind, &launches));
   queue.Add(launches.sum_and_step, std::max<int64_t>(args.blocks(), 1), kSumShared,
-            SumAndStepArgs<T>{args, tables, step.numbers, {plan, nullptr}, applied});
+            SumAndStepArgs<T>{args, tables, step.numbers, applied});
   return {};
 }
 
@@ -105,11 +113,11 @@ Status ApplyStep(TableQueue& queue, const TTShape& shape, const PlanRef& plan, c
     queue.Clear(stop, 1);
     queue.Add(kFindNonFinite, blocks, 0, FiniteArgs{shape, gradients, slices, step.numbers.scale, stop});
   }
-  const StopSigns signs{plan, step.skip_nonfinite ? stop : nullptr};
+  const int32_t* stops = step.skip_nonfinite ? stop : nullptr;
   SliceLaunches launches;
   JAX_TT_RETURN_IF_ERROR(FindLaunches<T>(step.kind, &launches));
   queue.Add(launches.step, blocks, kStepShared,
-            StepArgsOf<T>{shape, tables, gradients, step.numbers, signs, slices, applied});
+            StepArgsOf<T>{shape, tables, gradients, step.numbers, plan, stops, slices, applied});
   return {};
 }
 

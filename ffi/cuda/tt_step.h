@@ -12,117 +12,177 @@ namespace jax_tt {
 
 constexpr int kSliceThreads = 256;
 
-// Which part of which core a block has; the parts of all cores follow each other.
-struct PartOf {
-  int core = 0;
-  int64_t part;
-  __device__ PartOf(const CudaPlan& layout, int64_t index) : part(index) {
-    while (part >= layout.max_parts[core]) part -= layout.max_parts[core++];
-  }
-};
-
+// What the kernels need of the shape and of the plan, worked out once: most blocks have little to do beside.
 struct SumArgs {
-  TTShape shape;
-  CudaPlan layout;
   PlanRef plan;
   RowChunk chunk;
   CoreShares shares;
   CoreGradients gradients;
+  int64_t parts = 0, row_head = 0;  // places in the plan
+  // By core.  The parts of all cores follow each other, and every block has one.
+  int32_t begin[kMaxCores] = {}, end[kMaxCores] = {};  // of its blocks
+  int64_t list[kMaxCores] = {};                        // its place in the plan
+  int64_t width[kMaxCores] = {};                       // of a slice
+  int64_t slices[kMaxCores] = {};                      // of the cores before it
 
-  __host__ __device__ int64_t blocks() const {
-    int64_t parts = 0;
-    for (int k = 0; k < shape.d; ++k) parts += layout.max_parts[k];
-    return parts;
+  SumArgs() = default;
+  SumArgs(const TTShape& shape, const CudaPlan& layout, const PlanRef& plan, const RowChunk& chunk,
+          const CoreShares& shares, const CoreGradients& gradients)
+      : plan(plan),
+        chunk(chunk),
+        shares(shares),
+        gradients(gradients),
+        parts(layout.parts(0)),
+        row_head(layout.row_head()) {
+    int64_t blocks = 0, before = 0;
+    for (int k = 0; k < kMaxCores; ++k) {
+      begin[k] = static_cast<int32_t>(blocks);
+      if (k < shape.d) {
+        blocks += layout.max_parts[k];
+        list[k] = layout.list(k);
+        width[k] = shape.slice_size(k);
+        slices[k] = before;
+        before += shape.p[k];
+      }
+      end[k] = static_cast<int32_t>(blocks);
+    }
+  }
+  int64_t blocks() const { return end[kMaxCores - 1]; }
+};
+
+// The part of a block.
+struct PartOf {
+  int core = 0;
+  PlanPart part = kNoPart;
+  __device__ __forceinline__ PartOf(const SumArgs& args, const int32_t* plan, int block) {
+#pragma unroll
+    for (int k = 0; k < kMaxCores; ++k) core += block >= args.end[k];
+    if (core < kMaxCores) part = PartsAt(plan, args.parts)[block];
   }
 };
 
+// Elements of a slice that a thread has at once, kSliceThreads apart: so many loads are under way together.
+struct ElementBatch {
+  static constexpr int kCount = 4;
+  int64_t first;
+  int left;  // behind `first`, of all threads
+
+  __device__ __forceinline__ bool has(int k) const { return static_cast<int>(threadIdx.x) + k * kSliceThreads < left; }
+  __device__ __forceinline__ int64_t at(int k) const { return first + threadIdx.x + k * kSliceThreads; }
+};
+
+// Calls fn(batch) for batch `index` of a slice and every `count`-th one behind it.
+template <typename Fn>
+__device__ __forceinline__ void ForBatches(int64_t width, int64_t index, int64_t count, Fn fn) {
+  constexpr int64_t kBatch = ElementBatch::kCount * kSliceThreads;
+  for (int64_t first = index * kBatch; first < width; first += count * kBatch)
+    if (first + threadIdx.x < width) fn(ElementBatch{first, static_cast<int>(min(width - first, kBatch))});
+}
+
 // The sum of a slice's shares: a block sums those of the rows of its part, where rows have any; the last block of a
-// slice to do so, or that of the first part, has the slice.
+// slice to do so has the slice.  Where there are shares of parts alone, the first part's block has the slice, or, if
+// blocks may divide it, that of every part some of its elements.
 class SliceSum {
  public:
   // For all threads of a block; `sums` and `words` hold kSliceThreads and one more.
-  __device__ SliceSum(const SumArgs& args, int64_t block, Shared<float> sums, Shared<int32_t> words)
-      : args_(args), at_(args.layout, block) {
-    const int32_t* plan = args.plan.get();
-    const PlanPart* parts = PartsAt(plan, args.layout.parts(at_.core));
-    const PlanPart own = parts[at_.part];
-    if (own.slice < 0) return;
-    slice_ = own.slice;
-    first_ = at_.part + min(own.count, 0);
-    if (args.shares.row[at_.core] == nullptr) {
-      parts_ = max(own.count, 0);
+  __device__ __forceinline__ SliceSum(const SumArgs& args, const int32_t* plan, int block, const PartOf& own,
+                                      bool divides, Shared<float> sums, Shared<int32_t> words)
+      : core_(own.core), slice_(own.part.slice) {
+    if (own.part.slice < 0) return;
+    const int32_t before = max(-own.part.count, 0);
+    const int32_t count = before == 0 ? own.part.count : PartsAt(plan, args.parts)[block - before].count;
+    width_ = args.width[core_];
+    shares_ = args.shares.part[core_] + (block - args.begin[core_] - before) * width_;
+    const float* of_rows = args.shares.row[core_];
+    if (of_rows == nullptr) {
+      parts_ = divides || before == 0 ? count : 0;
+      if (divides) first_batch_ = before, batch_step_ = count;
       return;
     }
-    SumRows(plan, own, sums, words);
-    const int32_t count = parts[first_].count;
-    if (count > 1 && !IsLast(block + min(own.count, 0), count, words + kSliceThreads)) return;
+    SumRows(plan + args.list[core_], plan + args.row_head, args.chunk, own.part, of_rows, shares_ + before * width_,
+            sums, words);
+    if (count > 1 && !IsLast(args.shares.arrived + (block - before), count, words + kSliceThreads)) return;
     parts_ = count;
   }
-  __device__ bool exists() const { return parts_ > 0; }
-  __device__ int core() const { return at_.core; }
-  __device__ int64_t slice() const { return slice_; }
-  __device__ int64_t width() const { return args_.shape.slice_size(at_.core); }
-  __device__ float* share(int64_t element) const { return args_.shares.part[at_.core] + first_ * width() + element; }
-  __device__ float Sum(int64_t element) const {
-    float sum = 0;
-    for (int64_t part = 0; part < parts_; ++part) sum += share(element)[part * width()];
-    return sum;
-  }
+  __device__ __forceinline__ bool exists() const { return parts_ > 0; }
+  __device__ __forceinline__ bool is_first() const { return first_batch_ == 0; }
+  __device__ __forceinline__ int core() const { return core_; }
+  __device__ __forceinline__ int64_t slice() const { return slice_; }
+  __device__ __forceinline__ int64_t width() const { return width_; }
 
-  // fn(element, its sum) for those of this thread; several sums are read before the first is used.
+  // fn(batch) for the elements that the block has.
   template <typename Fn>
   __device__ __forceinline__ void ForEach(Fn fn) const {
-    constexpr int kAhead = 4;
-    const int64_t width = this->width();
-    for (int64_t base = threadIdx.x; base < width; base += kAhead * kSliceThreads) {
-      float values[kAhead] = {};
-      for (int64_t part = 0; part < parts_; ++part)
+    ForBatches(width_, first_batch_, batch_step_, fn);
+  }
+
+  // The sums of a batch.
+  __device__ __forceinline__ void Read(const ElementBatch& batch, float (&sum)[ElementBatch::kCount]) const {
+    constexpr int kAhead = 4;  // parts
+    const float* from = shares_ + batch.at(0);
+    for (float& value : sum) value = 0;
+    for (int32_t part = 0; part < parts_; part += kAhead, from += kAhead * width_) {
+      float values[kAhead][ElementBatch::kCount] = {};
 #pragma unroll
-        for (int k = 0; k < kAhead; ++k) {
-          const int64_t element = base + k * kSliceThreads;
-          if (element < width) values[k] += share(element)[part * width];
-        }
+      for (int j = 0; j < kAhead; ++j)
 #pragma unroll
-      for (int k = 0; k < kAhead; ++k)
-        if (base + k * kSliceThreads < width) fn(base + k * kSliceThreads, values[k]);
+        for (int k = 0; k < ElementBatch::kCount; ++k)
+          if (part + j < parts_ && batch.has(k)) values[j][k] = from[j * width_ + k * kSliceThreads];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j)
+        for (int k = 0; k < ElementBatch::kCount; ++k) sum[k] += values[j][k];
     }
   }
+
+  // Writes the sums where the first share stood, for the same threads to read them once more.
+  __device__ __forceinline__ void Keep(const ElementBatch& batch, const float (&sum)[ElementBatch::kCount]) const {
+    for (int k = 0; k < ElementBatch::kCount; ++k)
+      if (batch.has(k)) shares_[batch.at(k)] = sum[k];
+  }
+  __device__ __forceinline__ void HasKept() { parts_ = 1; }
 
  private:
   // The share of a part from those of its rows.  A slice narrower than the block is summed by several groups of
   // threads, each over every so-many-th row, whose sums are then added in order.
-  __device__ void SumRows(const int32_t* plan, const PlanPart& own, Shared<float> sums, Shared<int32_t> rows) {
-    const CudaPlan& layout = args_.layout;
-    const int64_t width = this->width();
-    const float* shares = args_.shares.row[at_.core];
-    float* to = args_.shares.part[at_.core] + at_.part * width;
-    const int groups = width < kSliceThreads ? static_cast<int>(kSliceThreads / width) : 1;
-    const int group = groups == 1 ? 0 : static_cast<int>(threadIdx.x / width);
-    for (int64_t base = 0; base < width; base += kSliceThreads) {
-      const int64_t element = groups == 1 ? base + threadIdx.x : threadIdx.x % width;
+  __device__ __forceinline__ void SumRows(const int32_t* list, const int32_t* row_head, const RowChunk& chunk,
+                                          const PlanPart& own, const float* shares, float* to, Shared<float> sums,
+                                          Shared<int32_t> rows) const {
+    constexpr int kAhead = 12;  // rows that a thread asks for at once
+    const int32_t begin = static_cast<int32_t>(chunk.begin), end = static_cast<int32_t>(chunk.end);
+    const uint32_t width = static_cast<uint32_t>(width_), each = min(width, static_cast<uint32_t>(kSliceThreads));
+    const int thread = static_cast<int>(threadIdx.x);
+    const int groups = static_cast<int>(kSliceThreads / each), group = static_cast<int>(threadIdx.x / each);
+    for (uint32_t element = threadIdx.x % each; element - threadIdx.x % each < width; element += kSliceThreads) {
       const bool works = group < groups && element < width;
+      const float* from = shares + element;
       float sum = 0;
-      for (int64_t first = own.begin; first < own.end; first += kSliceThreads) {
-        const int64_t entry = first + threadIdx.x;
+      for (int32_t first = own.begin; first < own.end; first += kSliceThreads) {
+        const int32_t entry = first + thread;
         // Positions other than the first of their row have no share of their own.
-        const int64_t row = entry < own.end ? plan[layout.row_head() + plan[layout.list(at_.core) + entry]] : -1;
-        rows[threadIdx.x] = static_cast<int32_t>(args_.chunk.holds(row) ? row - args_.chunk.begin : -1);
+        const int32_t row = entry < own.end ? row_head[list[entry]] : -1;
+        rows[thread] = row >= begin && row < end ? row - begin : -1;
         __syncthreads();
-        const int count = static_cast<int>(min(own.end - first, static_cast<int64_t>(kSliceThreads)));
+        const int count = min(own.end - first, kSliceThreads);
         if (works) {
-#pragma unroll 8
-          for (int i = group; i < count; i += groups) {
-            const int64_t share = rows[i];
-            sum += share >= 0 ? shares[share * width + element] : 0.0f;
+          for (int i = group; i < count; i += kAhead * groups) {
+            float values[kAhead];
+#pragma unroll
+            for (int k = 0; k < kAhead; ++k) {
+              const int at = i + k * groups;
+              const int32_t share = at < count ? rows[at] : -1;
+              values[k] = share >= 0 ? from[static_cast<uint64_t>(static_cast<uint32_t>(share)) * width] : 0.0f;
+            }
+#pragma unroll
+            for (int k = 0; k < kAhead; ++k) sum += values[k];
           }
         }
         __syncthreads();
       }
       if (groups > 1) {
-        sums[threadIdx.x] = sum;
+        sums[thread] = sum;
         __syncthreads();
         if (group == 0 && works)
-          for (int g = 1; g < groups; ++g) sum += sums[g * width + element];
+          for (int g = 1; g < groups; ++g) sum += sums[g * each + thread];
         __syncthreads();
       }
       if (works && group == 0) to[element] = sum;
@@ -131,20 +191,23 @@ class SliceSum {
 
   // Whether this block is the last of `count` that come here with the same counter.  What the others wrote before they
   // came is visible then.
-  __device__ bool IsLast(int64_t counter, int32_t count, Shared<int32_t> word) {
+  static __device__ bool IsLast(int32_t* counter, int32_t count, Shared<int32_t> word) {
     __syncthreads();
     if (threadIdx.x == 0) {
       __threadfence();
-      word[0] = atomicAdd(args_.shares.arrived + counter, 1) == count - 1;
+      word[0] = atomicAdd(counter, 1) == count - 1;
       __threadfence();
     }
     __syncthreads();
     return word[0] != 0;
   }
 
-  const SumArgs& args_;
-  const PartOf at_;
-  int64_t slice_ = 0, first_ = 0, parts_ = 0;
+  const int core_;
+  const int64_t slice_;
+  int64_t width_ = 0;
+  float* shares_ = nullptr;  // of the first part
+  int32_t parts_ = 0;
+  int64_t first_batch_ = 0, batch_step_ = 1;
 };
 
 // Sum over the block, in a fixed order; every thread gets it.  `sums` holds kSliceThreads words.
@@ -160,16 +223,27 @@ __device__ inline float BlockSum(float value, Shared<float> sums) {
   return sum;
 }
 
-// Begins the step of a row: its sums, for the rules that have any, and its RowStep.
-template <typename T, template <typename> class Rule_, typename Gradient>
-__device__ void StartRow(RowStep<T, Rule_>& step, int64_t width, Gradient gradient) {
+// Begins the step of a row: its sums, for the rules that have any, and its RowStep.  gradients(batch, values) sets the
+// scaled gradients of a batch of elements.
+template <typename T, template <typename> class Rule_, typename Gradients>
+__device__ __forceinline__ void StartRow(RowStep<T, Rule_>& step, int64_t width, Gradients gradients) {
   using Rule = Rule_<float>;
   if constexpr (kStepsRows<Rule>) {
     SharedArena arena;
     const Shared<float> words = arena.Take<float>(kSliceThreads);
     float sums[kSumsOrOne<Rule>] = {};
     if constexpr (Rule::kSums > 0) {
-      for (int64_t e = threadIdx.x; e < width; e += kSliceThreads) step.Add(e, gradient(e), sums);
+      ForBatches(width, 0, 1, [&](const ElementBatch& batch) {
+        typename RowStep<T, Rule_>::Element loaded[ElementBatch::kCount];
+        float values[ElementBatch::kCount];
+#pragma unroll
+        for (int k = 0; k < ElementBatch::kCount; ++k)
+          if (batch.has(k)) loaded[k] = step.Load(batch.at(k));
+        gradients(batch, values);
+#pragma unroll
+        for (int k = 0; k < ElementBatch::kCount; ++k)
+          if (batch.has(k)) step.Add(loaded[k], values[k], sums);
+      });
       for (float& sum : sums) sum = BlockSum(sum, words);
     }
     RowWords<Rule> row{};
@@ -185,18 +259,24 @@ __device__ void StartRow(RowStep<T, Rule_>& step, int64_t width, Gradient gradie
   }
 }
 
-// Whether a batch must not change the table: its output was NaN, and its gradient says nothing.
-struct StopSigns {
-  PlanRef plan;         // none: `given` is null
-  const int32_t* stop;  // null: none
+// Updates a batch of elements.
+template <typename Step, typename Gradients>
+__device__ __forceinline__ void UpdateBatch(const Step& step, const ElementBatch& batch, Gradients gradients) {
+  typename Step::Element loaded[ElementBatch::kCount];
+  float values[ElementBatch::kCount];
+#pragma unroll
+  for (int k = 0; k < ElementBatch::kCount; ++k)
+    if (batch.has(k)) loaded[k] = step.Load(batch.at(k));
+  gradients(batch, values);
+#pragma unroll
+  for (int k = 0; k < ElementBatch::kCount; ++k)
+    if (batch.has(k)) step.Update(batch.at(k), loaded[k], values[k]);
+}
 
-  __device__ bool any() const {
-    if (stop != nullptr && *stop != 0) return true;
-    if (plan.given == nullptr) return false;
-    const int32_t* header = plan.get();
-    return header[CudaPlan::kBroken] != 0 || header[CudaPlan::kBadIds] != 0;
-  }
-};
+// Whether a batch must not change the table: its output was NaN, and its gradient says nothing.
+__device__ __forceinline__ bool IsRefused(const int32_t* plan) {
+  return (plan[CudaPlan::kBroken] | plan[CudaPlan::kBadIds]) != 0;
+}
 
 // What the kernels of a step are given: shares of parts that are summed first, or gradients.
 template <typename T>
@@ -204,7 +284,6 @@ struct SumAndStepArgs {
   SumArgs sums;
   CoreTables<T> tables;
   StepNumbers numbers;
-  StopSigns signs;
   float* applied;
 };
 
@@ -214,34 +293,44 @@ struct StepArgsOf {
   CoreTables<T> tables;
   CoreGradients gradients;
   StepNumbers numbers;
-  StopSigns signs;
+  PlanRef plan;         // or none: `given` is null
+  const int32_t* stop;  // or null: whether the step must not be taken, whatever the plan says
   int64_t slices;
   float* applied;
 };
 
 template <typename T, template <typename> class Rule>
-__global__ void __launch_bounds__(kSliceThreads, 3)
+__global__ void __launch_bounds__(kSliceThreads, Rule<float>::kElementSlots == 0 ? 4 : 3)
     SumAndStepSlices(const __grid_constant__ TableList<SumAndStepArgs<T>> tables) {
   BlockOfTable block;
   const SumAndStepArgs<T>& own = tables.FindInPlace(&block);
   const SumArgs& args = own.sums;
-  const bool stop = own.signs.any();
-  if (block.index == 0 && threadIdx.x == 0) *own.applied = stop ? 0.0f : 1.0f;
-  if (stop || !own.numbers.allowed() || block.index >= args.blocks()) return;
+  const int index = static_cast<int>(block.index);
+  // All that has to be known of the batch is asked for before any of it is looked at.
+  const int32_t* plan = args.plan.get();
+  const PartOf part(args, plan, index);
+  const bool stop = IsRefused(plan), allowed = own.numbers.allowed();
+  if (index == 0 && threadIdx.x == 0) *own.applied = stop ? 0.0f : 1.0f;
+  if (stop || !allowed) return;
   SharedArena arena;
   const Shared<float> sums = arena.Take<float>(kSliceThreads);
-  const SliceSum sum(args, block.index, sums, arena.Take<int32_t>(kSliceThreads + 1));
+  SliceSum sum(args, plan, index, part, /*divides=*/!kStepsRows<Rule<float>>, sums,
+               arena.Take<int32_t>(kSliceThreads + 1));
   if (!sum.exists()) return;
   const float scale = *own.numbers.scale;
   RowStep<T, Rule> step(own.tables.core[sum.core()], own.numbers, sum.slice());
-  if constexpr (Rule<float>::kSums > 0) {
-    // The gradients are needed twice: each thread keeps its own where the first share stood.
-    StartRow(step, sum.width(), [&](int64_t e) { return scale * (*sum.share(e) = sum.Sum(e)); });
-    for (int64_t e = threadIdx.x; e < sum.width(); e += kSliceThreads) step.Update(e, scale * *sum.share(e));
-  } else {
-    StartRow(step, sum.width(), [](int64_t) { return 0.0f; });
-    sum.ForEach([&](int64_t e, float gradient) { step.Update(e, scale * gradient); });
-  }
+  const auto gradients = [&](const ElementBatch& batch, float (&values)[ElementBatch::kCount]) {
+    sum.Read(batch, values);
+    for (float& value : values) value *= scale;
+  };
+  // The sums are needed twice if the rule has sums of its own.
+  StartRow(step, sum.width(), [&](const ElementBatch& batch, float (&values)[ElementBatch::kCount]) {
+    sum.Read(batch, values);
+    sum.Keep(batch, values);
+    for (float& value : values) value *= scale;
+  });
+  if constexpr (Rule<float>::kSums > 0) sum.HasKept();
+  sum.ForEach([&](const ElementBatch& batch) { UpdateBatch(step, batch, gradients); });
 }
 
 // The slices of all cores follow each other.
@@ -257,7 +346,8 @@ template <typename T, template <typename> class Rule>
 __global__ void __launch_bounds__(kSliceThreads) StepSlices(const __grid_constant__ TableList<StepArgsOf<T>> tables) {
   BlockOfTable block;
   const StepArgsOf<T>& own = tables.FindInPlace(&block);
-  const bool stop = own.signs.any();
+  const bool refused = own.plan.given != nullptr && IsRefused(own.plan.get());
+  const bool stop = refused || (own.stop != nullptr && *own.stop != 0);
   if (block.index == 0 && threadIdx.x == 0) *own.applied = stop ? 0.0f : 1.0f;
   if (stop || !own.numbers.allowed()) return;
   const float scale = *own.numbers.scale;
@@ -267,8 +357,12 @@ __global__ void __launch_bounds__(kSliceThreads) StepSlices(const __grid_constan
     const int64_t width = own.shape.slice_size(at.core);
     const float* gradient = own.gradients.core[at.core] + at.slice * width;
     RowStep<T, Rule> step(own.tables.core[at.core], own.numbers, at.slice);
-    StartRow(step, width, [&](int64_t e) { return scale * gradient[e]; });
-    for (int64_t e = threadIdx.x; e < width; e += kSliceThreads) step.Update(e, scale * gradient[e]);
+    const auto gradients = [&](const ElementBatch& batch, float (&values)[ElementBatch::kCount]) {
+#pragma unroll
+      for (int k = 0; k < ElementBatch::kCount; ++k) values[k] = batch.has(k) ? scale * gradient[batch.at(k)] : 0.0f;
+    };
+    StartRow(step, width, gradients);
+    ForBatches(width, 0, 1, [&](const ElementBatch& batch) { UpdateBatch(step, batch, gradients); });
   }
 }
 

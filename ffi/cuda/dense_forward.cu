@@ -14,8 +14,8 @@ namespace jax_tt {
 namespace {
 
 // Rows of a bag that are asked for before the first of them is added: a row comes from memory in several hundred
-// cycles, whatever the number of rows under way.
-constexpr int kRowsInFlight = 8;
+// cycles, whatever the number of rows under way.  The lanes of a block that share a bag have few each.
+constexpr int kRowsInFlight = 8, kSharedRowsInFlight = 4;
 
 // Positions of a bag that are summed in order, and those of a block where a bag, or the share that some lanes have of
 // it, has more: the sums of blocks are added exactly.
@@ -23,25 +23,25 @@ constexpr int64_t kShortBag = 256, kBagBlock = 32;
 
 // Adds the rows of positions [begin, end), in their order; returns whether one of them makes NaN of its bag.  `levels`
 // are those of the table where the launch has it: numbers select from them, which they cannot from registers.
-template <typename T, int V>
+template <typename T, int V, int kInFlight>
 __device__ __forceinline__ bool AddRows(const ForwardTable& table, const PackedLevels& levels, int64_t begin,
                                         int64_t end, int column, Packet<float, V>* sum) {
   const DenseBatch& batch = table.batch;
   bool poisoned = false;
-  for (int64_t position = begin; position < end; position += kRowsInFlight) {
-    int64_t row[kRowsInFlight];
-    for (int j = 0; j < kRowsInFlight; ++j) {
+  for (int64_t position = begin; position < end; position += kInFlight) {
+    int64_t row[kInFlight];
+    for (int j = 0; j < kInFlight; ++j) {
       row[j] = position + j < end ? ResolveId(batch, position + j) : kNoRow;
       poisoned |= row[j] == kPoisonedRow;
     }
-    Columns<T, V> value[kRowsInFlight] = {};
-    float weight[kRowsInFlight] = {};
-    for (int j = 0; j < kRowsInFlight; ++j) {
+    Columns<T, V> value[kInFlight] = {};
+    float weight[kInFlight] = {};
+    for (int j = 0; j < kInFlight; ++j) {
       if (row[j] < 0) continue;
       value[j] = Columns<T, V>::Load(table, row[j], column);
       weight[j] = batch.weights == nullptr ? 1.0f : batch.weights[position + j];
     }
-    for (int j = 0; j < kRowsInFlight; ++j) {
+    for (int j = 0; j < kInFlight; ++j) {
       if (row[j] < 0) continue;
       const Packet<float, V> numbers = value[j].Numbers(table, levels);
       for (int v = 0; v < V; ++v) sum->x[v] += weight[j] * numbers.x[v];
@@ -51,14 +51,14 @@ __device__ __forceinline__ bool AddRows(const ForwardTable& table, const PackedL
 }
 
 // The sum over positions [begin, end).
-template <typename T, int V>
+template <typename T, int V, int kInFlight>
 __device__ __forceinline__ Packet<float, V> SumOfRows(const ForwardTable& table, const PackedLevels& levels,
                                                       int64_t begin, int64_t end, int column, bool* poisoned) {
   const int64_t block = end - begin > kShortBag ? kBagBlock : kShortBag;
   ExactPacketSum<V> sum;
   for (; begin < end; begin += block) {
     Packet<float, V> part{};
-    *poisoned |= AddRows<T, V>(table, levels, begin, min(end, begin + block), column, &part);
+    *poisoned |= AddRows<T, V, kInFlight>(table, levels, begin, min(end, begin + block), column, &part);
     sum.Add(part);
   }
   return sum.Value();
@@ -97,14 +97,15 @@ __global__ void __launch_bounds__(kDenseThreads, 2) PoolRows(const __grid_consta
   NoteIds(batch, range.begin, range.end, lanes.lane(), lanes.count);
   for (int column = lanes.lane() * V; column < batch.dim; column += lanes.count * V) {
     bool poisoned = false;
-    const Packet<float, V> sum = SumOfRows<T, V>(table, found.levels, range.begin, range.end, column, &poisoned);
+    const Packet<float, V> sum =
+        SumOfRows<T, V, kRowsInFlight>(table, found.levels, range.begin, range.end, column, &poisoned);
     WriteSum(table, sum, broken || poisoned, at + column);
   }
 }
 
 // A block takes one bag: its groups of lanes take equal runs of positions, and their sums are added in order.
 template <typename T, int V, typename Tables>
-__global__ void __launch_bounds__(kDenseThreads, 2) PoolRowsByBlock(const __grid_constant__ Tables tables) {
+__global__ void __launch_bounds__(kDenseThreads, 4) PoolRowsByBlock(const __grid_constant__ Tables tables) {
   SharedArena arena;
   const Shared<float> words = arena.Take<float>(kDenseThreads * V);
   BlockOfTable block;
@@ -113,18 +114,22 @@ __global__ void __launch_bounds__(kDenseThreads, 2) PoolRowsByBlock(const __grid
   const DenseBatch& batch = table.batch;
   const RowLanes lanes = RowLanes::For(batch.dim, V);
   const int64_t bag = block.index;
+  // The sentinel is asked for beside the offsets, not after them.
+  const float sentinel = *table.sentinel;
   const BagRange range = PositionsOf(batch, bag);
-  const bool broken = !range.valid || !SentinelHolds(*table.sentinel);
+  const bool broken = !range.valid || !SentinelHolds(sentinel);
   const int64_t at = table.vectors.at(bag, batch.dim);
-  const int groups = kDenseThreads / lanes.count, group = static_cast<int>(threadIdx.x) / lanes.count;
+  const int shift = __ffs(lanes.count) - 1, groups = kDenseThreads >> shift;
+  const int group = static_cast<int>(threadIdx.x) >> shift;
   NoteIds(batch, range.begin, range.end, threadIdx.x, kDenseThreads);
-  const int64_t run = (range.end - range.begin + groups - 1) / groups;
+  const int64_t run = static_cast<uint32_t>(range.end - range.begin + groups - 1) / static_cast<uint32_t>(groups);
   const int64_t begin = min(range.end, range.begin + group * run), end = min(range.end, begin + run);
   for (int first = 0; first < batch.dim; first += lanes.count * V) {
     const int column = first + lanes.lane() * V;
     Packet<float, V> sum{};
     bool poisoned = false;
-    if (column < batch.dim) sum = SumOfRows<T, V>(table, found.levels, begin, end, column, &poisoned);
+    if (column < batch.dim)
+      sum = SumOfRows<T, V, kSharedRowsInFlight>(table, found.levels, begin, end, column, &poisoned);
     const bool any_poisoned = __syncthreads_or(poisoned) != 0;
     sum = SumOverBlock(lanes, sum, words);
     if (group == 0 && column < batch.dim) WriteSum(table, sum, broken || any_poisoned, at + column);

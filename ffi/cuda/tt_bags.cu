@@ -173,7 +173,7 @@ template <int kWidth, typename Sums>
 __device__ __forceinline__ void AddShort(const float* from, int dim, const Sums& sums, const Sum& own,
                                          Columns<kWidth>& sum) {
   constexpr int kAhead = Sums::kAhead;
-  int32_t words[kAhead];
+  int32_t words[kAhead] = {};
   const auto ask = [&](int32_t base) {
 #pragma unroll
     for (int k = 0; k < kAhead; ++k)

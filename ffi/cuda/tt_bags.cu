@@ -187,7 +187,7 @@ __device__ __forceinline__ void AddShort(const float* from, int dim, const Sums&
       if (base + k < own.end) terms[k] = sums.TermAt(base + k, words[k]);
     // The next words come while these lines do.
     ask(base + kAhead);
-    AddBatch(from, dim, terms, sum);
+    AddTerms<kAhead>(from, dim, 0, kAhead, [&](int64_t k) { return terms[k]; }, sum);
   }
 }
 

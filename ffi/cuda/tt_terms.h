@@ -9,8 +9,7 @@
 
 namespace jax_tt {
 
-// One term: weight times a line.  Where the line is negative, it counts as zeros: the weight, zero or NaN, adds nothing
-// or makes NaN.
+// One term: weight times a line, or nothing where the line is negative.
 struct Term {
   int32_t line = -1;
   float weight = 0;
@@ -40,28 +39,27 @@ struct Columns {
   }
 };
 
-// Adds up terms of the columns at `from`, in order, whose lines are `dim` apart.  All lines are loaded at once.
-template <int kCount, int kWidth>
-__device__ __forceinline__ void AddBatch(const float* from, int dim, const Term (&terms)[kCount],
-                                         Columns<kWidth>& sum) {
-  Columns<kWidth> lines[kCount];
-#pragma unroll
-  for (int k = 0; k < kCount; ++k)
-    if (terms[k].line >= 0) lines[k].Load(from + int64_t{terms[k].line} * dim);
-#pragma unroll
-  for (int k = 0; k < kCount; ++k) sum.Add(terms[k].weight, lines[k]);
-}
-
-// The same of terms [begin, end), kAhead at a time; term(i) may be called for those before their turn.
+// Adds up terms [begin, end) of the columns at `from`, in order, whose lines are `dim` apart.  kAhead lines are
+// loaded at once; term(i) may be called for those before their turn.
 template <int kAhead, int kWidth, typename TermAt>
 __device__ __forceinline__ void AddTerms(const float* from, int64_t dim, int64_t begin, int64_t end, TermAt term,
                                          Columns<kWidth>& sum) {
   for (int64_t base = begin; base < end; base += kAhead) {
     Term terms[kAhead];
+    Columns<kWidth> lines[kAhead];
 #pragma unroll
     for (int k = 0; k < kAhead; ++k)
       if (base + k < end) terms[k] = term(base + k);
-    AddBatch(from, static_cast<int>(dim), terms, sum);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k)
+      if (terms[k].line >= 0) lines[k].Load(from + terms[k].line * dim);
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      if (terms[k].line >= 0)
+        sum.Add(terms[k].weight, lines[k]);
+      else
+        for (float& value : sum.value) value += terms[k].weight;  // zero, or NaN
+    }
   }
 }
 

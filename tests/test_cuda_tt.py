@@ -168,6 +168,30 @@ def test_bitwise_equal_in_any_order_of_threads(rule):
     assert results[0] != [np.asarray(leaf).tobytes() for leaf in before]
 
 
+@pytest.mark.parametrize("rule", ["SGD", "RowWiseAdagrad", "Adam"])
+def test_steps_of_slices_with_several_parts(rule, method):
+    """One slice of 4,096 elements that all rows share: the blocks of its parts divide it, or one of them has it."""
+    optimizer = getattr(optimizers, rule)(0.05)
+    shape = jax_tt.TTShape(80, 64, (32, 32), (8, 1, 10), (4, 4, 4))
+    cores = jax_tt.init_cores(jax.random.key(0), shape, "normal")
+    ids = jnp.asarray(np.random.default_rng(0).permutation(80).reshape(20, 4), jnp.int32)
+    g = jax.random.normal(jax.random.key(1), (20, shape.features))
+
+    def update(way):
+        def loss(table):
+            out = jax_tt.fused_tt_embed_bag(
+                table, ids, optimizer, num_embeddings=shape.num_embeddings, method=way
+            )
+            return jnp.vdot(out, g)
+
+        return jax.jit(jax.grad(loss))(jax_tt.init_fused_table(cores, optimizer))
+
+    found, expected = (jax.tree.leaves(update(way)) for way in (method, "reference"))
+    assert not np.array_equal(found[1], cores[1])
+    for a, b in zip(found, expected, strict=True):
+        assert_close(a, b, 1e-5, rule)
+
+
 @pytest.mark.parametrize("broken", ["id", "offsets", "sentinel"])
 def test_a_bad_batch_changes_nothing(broken, method):
     # The CPU raises; a GPU cannot, so the output is NaN and the table stays as it was.

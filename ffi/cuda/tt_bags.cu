@@ -10,8 +10,9 @@ namespace {
 
 constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int64_t kMaxBlocks = 4224;  // fills the largest GPU several times
-// Blocks of a batch, if it has as many sums: a few sums are spread over all multiprocessors.
-constexpr int64_t kSpread = 128;
+// Blocks of a batch, if it has as many sums.  Few sums are spread until a scheduler has a warp or less; where there are
+// more, warps without a sum would only take the place of others.
+constexpr int64_t kSpread = 64;
 
 // What every kernel here is given.
 struct BagArgs {
@@ -76,9 +77,10 @@ struct BagSums {
   __device__ __forceinline__ Sum At(int64_t bag) const {
     const int64_t group = args.bags == args.num_bags ? 0 : bag / args.bags, base = group * args.capacity;
     const int32_t* offsets = args.offsets + group * (args.bags + 1) + (bag - group * args.bags);
-    const int32_t begin = offsets[0], end = offsets[1];
-    return {static_cast<int32_t>(base + max(begin, 0)),
-            static_cast<int32_t>(base + min(static_cast<int64_t>(end), args.capacity)), static_cast<int32_t>(bag)};
+    const auto place = [&](int32_t offset) {
+      return static_cast<int32_t>(base + min(static_cast<int64_t>(max(offset, 0)), args.capacity));
+    };
+    return {place(offsets[0]), place(offsets[1]), static_cast<int32_t>(bag)};
   }
   // The row of a position.
   __device__ __forceinline__ int32_t WordAt(int32_t position) const { return plan[args.layout.row_of() + position]; }

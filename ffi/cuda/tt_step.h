@@ -234,7 +234,7 @@ __device__ __forceinline__ void StartRow(RowStep<T, Rule_>& step, int64_t width,
     float sums[kSumsOrOne<Rule>] = {};
     if constexpr (Rule::kSums > 0) {
       ForBatches(width, 0, 1, [&](const ElementBatch& batch) {
-        typename RowStep<T, Rule_>::Element loaded[ElementBatch::kCount];
+        typename RowStep<T, Rule_>::Element loaded[ElementBatch::kCount] = {};
         float values[ElementBatch::kCount];
 #pragma unroll
         for (int k = 0; k < ElementBatch::kCount; ++k)
@@ -262,7 +262,7 @@ __device__ __forceinline__ void StartRow(RowStep<T, Rule_>& step, int64_t width,
 // Updates a batch of elements.
 template <typename Step, typename Gradients>
 __device__ __forceinline__ void UpdateBatch(const Step& step, const ElementBatch& batch, Gradients gradients) {
-  typename Step::Element loaded[ElementBatch::kCount];
+  typename Step::Element loaded[ElementBatch::kCount] = {};
   float values[ElementBatch::kCount];
 #pragma unroll
   for (int k = 0; k < ElementBatch::kCount; ++k)

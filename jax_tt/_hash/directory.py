@@ -109,14 +109,9 @@ KEYS = tuple(f"hash_{field}" for field in KeyDirectory._fields)
 WAITING = tuple(f"hash_waiting_{field}" for field in KeyDirectory._fields)
 
 
-def directory_of(state: Mapping[str, Any]) -> KeyDirectory:
-    """The keys that have a row."""
-    return KeyDirectory(*(state[name] for name in KEYS))
-
-
-def waiting_of(state: Mapping[str, Any]) -> KeyDirectory:
-    """The keys that wait for admission."""
-    return KeyDirectory(*(state[name] for name in WAITING))
+def directory_of(state: Mapping[str, Any], names: tuple[str, ...] = KEYS) -> KeyDirectory:
+    """The keys that have a row, or with the names `WAITING` those that wait for admission."""
+    return KeyDirectory(*(state[name] for name in names))
 
 
 def named_directory(directory: KeyDirectory, names: tuple[str, ...] = KEYS) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jax_tt._arguments import as_int, as_positive, one_of
 from jax_tt._files.dump import FORMATS, Dump, write_dump
 from jax_tt._files.stored import FileError
 from jax_tt._hash import backend
-from jax_tt._hash.directory import KEYS, WAITING, KeyDirectory, named_directory, waiting_of
+from jax_tt._hash.directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
 from jax_tt._hash.entries import table_keys
 from jax_tt._hash.placing import ENTRY, Sets, directory_with, entries_of, placed
 from jax_tt._hash.table import CLOCK, HashTable, require_hash_table, unsharded_hash_table
@@ -284,7 +284,7 @@ def _waiting(
     table: HashTable, state: State, given: KeyDirectory, sets: Sets, dump: Dump
 ) -> KeyDirectory:
     """The keys that wait for admission after those of a dump, which has all that waited, have come."""
-    held, new = entries_of(waiting_of(state)), entries_of(given)
+    held, new = entries_of(directory_of(state, WAITING)), entries_of(given)
     held = held[~np.isin(held["key"], new["key"])]
     if dump.changes_since:
         held = held[:0]

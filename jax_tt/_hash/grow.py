@@ -13,14 +13,7 @@ from jax.core import Tracer
 from jax_tt._arguments import as_int
 from jax_tt._hash import backend
 from jax_tt._hash.admission import AdmitAfter
-from jax_tt._hash.directory import (
-    KEYS,
-    WAITING,
-    KeyDirectory,
-    directory_of,
-    named_directory,
-    waiting_of,
-)
+from jax_tt._hash.directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
 from jax_tt._hash.table import HashTable, unsharded_hash_table
 from jax_tt._init import fresh_init
 from jax_tt._tables.change import Change, Growth
@@ -130,7 +123,7 @@ def with_more_slots(
     after = {**dict(zip(own, arrays, strict=True)), **named_directory(directory)}
     admission = table.admission
     if isinstance(admission, AdmitAfter) and admission.waiting is None:
-        waiting, _ = _doubled(waiting_of(state), [], factor, method)
+        waiting, _ = _doubled(directory_of(state, WAITING), [], factor, method)
         after |= named_directory(waiting, WAITING)
     return after, numbers - 1
 

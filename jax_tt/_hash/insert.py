@@ -22,7 +22,6 @@ from jax_tt._hash.directory import (
     KeyDirectory,
     directory_of,
     named_directory,
-    waiting_of,
 )
 from jax_tt._hash.initial import InitialRows, threefry
 from jax_tt._hash.keys import keys_of, score_words
@@ -415,7 +414,7 @@ def _admitted(begun: Sequence[_Insertion]) -> list[_Insertion]:
     methods = [begun[k].method for k in counting]
     of_counts = [k for k in counting if begun[k].requests.counts is not None]
     searches = [
-        backend.Search(waiting_of(own.state), own.requests.keys, _missed(own))
+        backend.Search(directory_of(own.state, WAITING), own.requests.keys, _missed(own))
         for own in (begun[k] for k in of_counts)
     ]
     found = backend.find_many(searches, [begun[k].method for k in of_counts])
@@ -438,7 +437,7 @@ def _waiting(own: _Insertion, slots: jax.Array | None) -> backend.Entry:
     """
     keys, now, counts = own.requests.keys, own.now, own.requests.counts
     given, epoch = jnp.zeros_like(keys), now.astype(jnp.uint32)
-    batch = waiting_of(own.state), keys, _missed(own), given, now, epoch
+    batch = directory_of(own.state, WAITING), keys, _missed(own), given, now, epoch
     entry = backend.Entry(*batch, Eviction("epoch_lfu"), return_old=False)
     return entry if slots is None else _counted(entry, counts, slots)
 

@@ -8,14 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jax_tt._hash.directory import (
-    KEYS,
-    WAITING,
-    KeyDirectory,
-    directory_of,
-    named_directory,
-    waiting_of,
-)
+from jax_tt._hash.directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
 from jax_tt._hash.placing import Sets, directory_with, entries_of, placed
 from jax_tt._tables.table import State
 
@@ -56,7 +49,9 @@ def relocated(table: Any, state: State, devices: int) -> dict[str, Any]:
     if entries is not None:
         found |= _moved_rows(table, state, *entries)
     for waiting in directories.values():
-        found |= named_directory(waiting_keys(table, waiting_of(state), waiting), WAITING)
+        found |= named_directory(
+            waiting_keys(table, directory_of(state, WAITING), waiting), WAITING
+        )
     return found
 
 

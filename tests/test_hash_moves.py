@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 import jax_tt
 from jax_tt import Placement, ShardedTable
 from jax_tt._flax._nnx_collection import write_arrays
+from jax_tt._hash import placing
 from jax_tt._hash.placing import ENTRY, Sets, placed
 
 FEATURES = {"item": jax_tt.Feature("item")}
@@ -92,7 +93,7 @@ def test_dumps_of_other_devices(source, tmp_path, devices):
         assert not len(jax_tt.table_keys(other, start))
         with pytest.raises(ValueError, match=r"item: state: \d+ of 1024 keys find no room"):
             other.of_rows(table.by_row(state))
-        rows = int(re.search(r"a capacity of at least (\d+)", str(raised.value)).group(1))
+        rows = int(re.search(r"a larger capacity, such as (\d+)", str(raised.value)).group(1))
         inner = dataclasses.replace(PLAIN.table, num_embeddings=rows)
         other = divided(dataclasses.replace(PLAIN, table=inner), devices)
         start = other.init(jax.random.key(1))
@@ -132,7 +133,7 @@ def test_collections_and_layers(source):
     wider = jax_tt.EmbedCollection({"item": other}, FEATURES, rngs=nnx.Rngs(0))
     before = jax.device_get(wider.arrays())
     if len(jax_tt.table_keys(table, state)) == 1024:
-        with pytest.raises(ValueError, match=r"keys find no room .* capacity of at least \d+"):
+        with pytest.raises(ValueError, match=r"keys find no room .* larger capacity, such as \d+"):
             wider.set_states(layers[0].states())
         jax.tree.map(np.testing.assert_array_equal, before, jax.device_get(wider.arrays()))
         return
@@ -145,7 +146,7 @@ def test_tables_that_are_too_full_are_not_frozen(ways):
     table = divided(jax_tt.hash_table(4, 64, ways=ways, safe_check="ignore"), 2)
     state = filled(table, 64)
     collection = jax_tt.Collection({"item": table}, FEATURES)
-    with pytest.raises(ValueError, match=r"keys find no room .* capacity of at least \d+"):
+    with pytest.raises(ValueError, match=r"keys find no room .* larger capacity, such as \d+"):
         collection.frozen({"item": state})
 
 
@@ -291,3 +292,26 @@ def test_keys_move_between_their_sets_until_all_have_room(load):
     order = np.random.default_rng(1).permutation(len(entries))
     np.testing.assert_array_equal(placed(entries[order], sets, "keys"), found[order])
     np.testing.assert_array_equal(placed(found, sets, "keys"), found)
+
+
+@pytest.mark.parametrize(
+    ("count", "sets"), [(3000, Sets(4096, 1, 2)), (4096, Sets(4096, 1)), (4096, Sets(512, 8, 4))]
+)
+def test_refusals_name_a_capacity_without_placing_the_keys_in_it(monkeypatch, count, sets):
+    """A table of this capacity, and one of these ways if the message has them, takes the keys."""
+    entries = np.zeros(count, ENTRY)
+    entries["key"] = np.random.default_rng(2).integers(0, 2**64, count, dtype=np.uint64)
+    entries["slot"] = -1
+    searches, search = [], placing._slots
+    with monkeypatch.context() as patch:
+        patch.setattr(placing, "_slots", lambda *args: searches.append(args) or search(*args))
+        with pytest.raises(ValueError, match="keys find no room") as raised:
+            placed(entries, sets, "keys")
+    assert len(searches) == 1
+    rows, ways = re.search(r"such as (\d+)(?:, or ways=(\d+))?\.", str(raised.value)).groups()
+    assert sets.capacity < int(rows) <= 4 * sets.capacity
+    larger = [sets._replace(sets=int(rows) // sets.ways)]
+    if ways is not None:
+        larger.append(sets._replace(sets=sets.capacity // int(ways), ways=int(ways)))
+    for own in larger:
+        assert len(np.unique(placed(entries, own, "keys")["slot"])) == count

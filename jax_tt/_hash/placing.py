@@ -104,18 +104,33 @@ def placed(entries: np.ndarray, sets: Sets, what: str, advice: str = "") -> np.n
 
 def _enough(keys: np.ndarray, sets: Sets) -> str:
     """A capacity, and if possible ways, with which all keys have room."""
-    unit, none = sets.ways * sets.devices, np.full(len(keys), -1)
-    rows = max(sets.capacity, len(keys))
+    unit, rows = sets.ways * sets.devices, max(sets.capacity, len(keys))
     while True:
         rows = -(-max(rows + 1, rows * 9 // 8) // unit) * unit
-        if (_slots(keys, none, sets._replace(sets=rows // sets.ways)) >= 0).all():
+        if _have_room(keys, sets._replace(sets=rows // sets.ways)):
             break
-    found, ways = f"a capacity of at least {rows}", sets.ways
+    found, ways = f"a larger capacity, such as {rows}", sets.ways
     while (ways := 2 * ways) <= MAX_WAYS and sets.capacity % (ways * sets.devices) == 0:
-        wider = sets._replace(sets=sets.capacity // ways, ways=ways)
-        if (_slots(keys, none, wider) >= 0).all():
+        if _have_room(keys, sets._replace(sets=sets.capacity // ways, ways=ways)):
             return f"{found}, or ways={ways}"
     return found
+
+
+def _have_room(keys: np.ndarray, sets: Sets) -> bool:
+    """Whether counts of keys by set show that all keys have room, without the slots that `_slots` looks for.
+
+    A set that no more keys hash to than it has slots takes all of them, which leaves fewer to other sets. Tables that
+    are nearly full have room for keys of which these counts do not show it.
+    """
+    home, other = sets.homes(keys)
+    while len(home):
+        count = np.bincount(home, minlength=sets.sets)
+        count += np.bincount(other[other != home], minlength=sets.sets)
+        rest = (count[home] > sets.ways) & (count[other] > sets.ways)
+        if rest.all():
+            return False
+        home, other = home[rest], other[rest]
+    return True
 
 
 def _slots(keys: np.ndarray, held: np.ndarray, sets: Sets) -> np.ndarray:

@@ -129,7 +129,7 @@ def one(rng: np.random.Generator) -> str:
         text = str(error)
         assert "find no room" in text, text
         assert _sets(table) != _sets(other) or way in ("frozen", "changes"), text
-        assert re.search(r"expected a capacity of at least \d+", text), text
+        assert re.search(r"expected a larger capacity, such as \d+", text), text
         outcome = "refused"
     else:
         after_table, after = found

@@ -54,8 +54,8 @@ def source():
 @pytest.mark.parametrize("keys_per_file", [7, 1000])
 def test_round_trip(source, tmp_path, capacity, keys_per_file):
     table, state, _ = source
-    last = jax_tt.dump_keys(table, state, tmp_path / "dump", keys_per_file=keys_per_file)
-    assert last == 12
+    count = jax_tt.dump_keys(table, state, tmp_path / "dump", keys_per_file=keys_per_file)
+    assert count == len(by_key(table, state))
     other = jax_tt.hash_table(6, capacity, optimizer=RULE, policy="lfu", ways=8, seed=5)
     loaded, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), tmp_path / "dump")
     names = ("embedding", "slot_sum_0")
@@ -72,11 +72,9 @@ def test_round_trip(source, tmp_path, capacity, keys_per_file):
 
 def test_changes(source, tmp_path):
     table, state, _ = source
-    first = jax_tt.dump_keys(table, state, tmp_path / "0")
+    jax_tt.dump_keys(table, state, tmp_path / "0")
     later, _ = trained(table, state, 2, seed=9)
-    second = jax_tt.dump_keys(table, later, tmp_path / "1", since=first)
-    assert second == first + 2
-    changed = json.loads((tmp_path / "1" / "about.json").read_text())["keys"]
+    changed = jax_tt.dump_keys(table, later, tmp_path / "1", since=tmp_path / "0")
     assert 0 < changed < len(by_key(table, later))
     found = table.init(jax.random.key(3))
     for part in ("0", "1"):
@@ -91,24 +89,42 @@ def test_dumps_of_the_first_version_are_read(source, tmp_path):
     jax_tt.dump_keys(table, state, tmp_path / "dump")
     about = tmp_path / "dump" / "about.json"
     described = json.loads(about.read_text()) | {"version": 1}
-    del described["devices"]
+    for name in ("devices", "digests", "base"):
+        del described[name]
+    described["since"] = 0
     about.write_text(json.dumps(described))
     found, _ = jax_tt.load_keys(table, table.init(jax.random.key(1)), tmp_path / "dump")
     assert by_key(table, found) == by_key(table, state)
-    about.write_text(json.dumps(described | {"version": 3}))
-    with pytest.raises(jax_tt.FileError, match=r"is of version 3; expected at most 2\. Read"):
-        jax_tt.load_keys(table, state, tmp_path / "dump")
-
-
-@pytest.mark.parametrize("since", [-1, 10**6])
-def test_changes_since_no_batch_are_refused(source, tmp_path, since):
-    """A number of steps, for instance, of which a dump without keys would say nothing."""
-    table, state, _ = source
-    with pytest.raises(
-        ValueError, match=rf"since: got {since} for a table whose last batch is \d+"
+    for change, message in (
+        ({"version": 4}, r"is of version 4; expected at most 3\. Read"),
+        ({"since": 3}, r"a dump of changes of version 1, .* Make a full dump of the table"),
     ):
-        jax_tt.dump_keys(table, state, tmp_path / "dump", since=since)
-    assert not list(tmp_path.iterdir())
+        about.write_text(json.dumps(described | change))
+        with pytest.raises(jax_tt.FileError, match=message):
+            jax_tt.load_keys(table, state, tmp_path / "dump")
+
+
+def test_changes_since_nothing_are_refused(source, tmp_path):
+    """A number of batches, a directory without a dump, the dump itself, and dumps that do not say what they hold."""
+    table, state, _ = source
+    jax_tt.dump_keys(table, state, tmp_path / "old")
+    dense = jax_tt.dense_table(4, 6)
+    jax_tt.dump_rows(dense, dense.init(jax.random.key(0)), tmp_path / "dense")
+    about = tmp_path / "old" / "about.json"
+    described = json.loads(about.read_text())
+    for name in ("digests", "base"):
+        del described[name]
+    about.write_text(json.dumps(described | {"version": 1, "since": 0}))
+    for since, kind, message in (
+        (12, TypeError, "since: got 12; expected the path of an earlier dump"),
+        (tmp_path / "nothing", FileNotFoundError, "is no complete dump"),
+        (tmp_path / "new", jax_tt.FileError, "is the same file as"),
+        (tmp_path / "old", jax_tt.FileError, "unknown; make a full dump"),
+        (tmp_path / "dense", jax_tt.FileError, "unknown; make a full dump"),
+    ):
+        with pytest.raises(kind, match=message):
+            jax_tt.dump_keys(table, state, tmp_path / "new", since=since)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "old"]
 
 
 @pytest.mark.parametrize("policy", ["lfu", "none"])
@@ -192,7 +208,10 @@ def test_errors(source, tmp_path):
     train = jax_tt.HashTable(jax_tt.tt_table(1000, 8, tt_ranks=4), ways=10)
     with pytest.raises(TypeError, match="rows of its TTTable share parameters"):
         jax_tt.dump_keys(train, train.init(jax.random.key(0)), tmp_path / "train")
-    for options, message in (({"keys_per_file": 0}, "keys_per_file"), ({"since": 0.5}, "since")):
+    for options, message in (
+        ({"keys_per_file": 0}, "keys_per_file"),
+        ({"since": 0.5}, "since: got 0.5"),
+    ):
         with pytest.raises((TypeError, ValueError), match=message):
             jax_tt.dump_keys(table, state, tmp_path / "other", **options)
     part = path / "keys-00001.safetensors"

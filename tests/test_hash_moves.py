@@ -30,11 +30,11 @@ def divided(table, devices, kind=AxisType.Auto):
     return ShardedTable(table, mesh(devices, kind), "model", Placement.hashed())
 
 
-def filled(table, keys, state=None):
+def filled(table, keys, state=None, seed=0):
     """A state with at least so many keys, inserted batch by batch."""
     state = jax.jit(table.init)(jax.random.key(0)) if state is None else state
     insert = jax.jit(lambda state, ids: jax_tt.insert_keys(table, state, ids)[0])
-    draw = np.random.default_rng(0)
+    draw = np.random.default_rng(seed)
     while jax_tt.hash_statistics(table, state)["keys"] < keys:
         state = insert(state, jax_tt.split_keys(draw.integers(0, 2**64, 256, dtype=np.uint64)))
     return state
@@ -55,11 +55,11 @@ def same(found, expected, names=None):
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
 
-def same_keys(table, found, other, expected):
+def same_keys(table, found, other, expected, names=tuple(PLAIN.table.row_arrays)):
     pair = []
     for own, state in ((table, found), (other, expected)):
         entries = np.sort(jax_tt.table_keys(own, state), order="key")
-        rows = [np.asarray(state[name])[entries["slot"]] for name in PLAIN.table.row_arrays]
+        rows = [np.asarray(state[name])[entries["slot"]] for name in names]
         pair.append([entries["key"], entries["score"], entries["touched"], *rows])
     for new, old in zip(*pair, strict=True):
         np.testing.assert_array_equal(new, old)
@@ -244,26 +244,70 @@ def test_admission_counts_come_to_another_capacity(tmp_path, devices, waiting):
         jax_tt.load_keys(tiny, tiny.init(jax.random.key(0)), tmp_path / "keys")
 
 
-def test_changes_of_a_full_table_replace_what_has_left(tmp_path):
-    table = jax_tt.hash_table(4, 256, safe_check="ignore")
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory):
+    """A full table, its state and its dump, and the same after keys have come, left and been removed."""
+    table, path = jax_tt.hash_table(4, 256, safe_check="ignore"), tmp_path_factory.mktemp("dumps")
     state = filled(table, 256)
-    last = jax_tt.dump_keys(table, state, tmp_path / "0", progress=False)
-    later, inserted = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(40)))
-    jax_tt.dump_keys(table, later, tmp_path / "1", since=last, progress=False)
-    found = table.init(jax.random.key(1))
-    for name in "0", "1":
-        found, counts = jax_tt.load_keys(table, found, tmp_path / name, progress=False)
-    assert counts.evicted == int(inserted.counts["evicted"]) > 0
-    np.testing.assert_array_equal(jax_tt.table_keys(table, found), jax_tt.table_keys(table, later))
-    # In other sets, nobody knows what has left.
-    other = jax_tt.hash_table(4, 256, ways=16)
-    found, _ = jax_tt.load_keys(other, other.init(jax.random.key(1)), tmp_path / "1")
-    assert len(jax_tt.table_keys(other, found)) == 40
-    # Nor does a table that has seen another batch since then.
+    jax_tt.dump_keys(table, state, path / "0", progress=False)
+    later, _ = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(40)))
+    stay = jax_tt.table_keys(table, later)["key"]
+    later, _ = jax_tt.remove_keys(table, later, jax_tt.split_keys(stay[stay >= 40][:20]))
+    count = jax_tt.dump_keys(table, later, path / "1", since=path / "0", progress=False)
+    assert count == np.count_nonzero(jax_tt.table_keys(table, later)["key"] < 40) > 20
+    return table, path, state, later
+
+
+@pytest.mark.parametrize("rows, ways", [(256, 8), (512, 16), (1024, 8)])
+def test_changes_replay_exactly(changes, rows, ways):
+    """In a table of any size; what has left the dumped table leaves this one."""
+    table, path, state, later = changes
+    target = jax_tt.hash_table(4, rows, ways=ways)
+    found, _ = jax_tt.load_keys(target, target.init(jax.random.key(1)), path / "0", progress=False)
+    found, counts = jax_tt.load_keys(target, found, path / "1", progress=False)
+    left = np.setdiff1d(*(jax_tt.table_keys(table, own)["key"] for own in (state, later)))
+    assert counts.evicted == len(left) > 30
+    same_keys(target, found, table, later, ["embedding"])
+    if rows == 256:
+        np.testing.assert_array_equal(*(jax_tt.table_keys(table, s) for s in (found, later)))
+
+
+def test_changes_follow_one_state(changes):
+    """They would take keys from other tables, such as one with as many batches, or leave other rows."""
+    table, path, state, later = changes
+    empty, other = table.init(jax.random.key(1)), filled(table, 256, seed=1)
+    assert other["hash_clock"] == state["hash_clock"]
     hit = jax_tt.split_keys(jax_tt.table_keys(table, state)["key"][:1])
-    state, _ = jax_tt.insert_keys(table, state, hit)
-    with pytest.raises(ValueError, match="does not say what has left the table"):
-        jax_tt.load_keys(table, state, tmp_path / "1", progress=False)
+    rows = {**state, "embedding": state["embedding"].at[3, 3].add(1e-3)}
+    for own in (empty, other, later, rows, jax_tt.insert_keys(table, state, hit)[0]):
+        before = jax.device_get(own)
+        with pytest.raises(
+            ValueError, match=r"in another state .* Load this one into a table with"
+        ):
+            jax_tt.load_keys(table, own, path / "1", progress=False)
+        same(jax.device_get(own), before)
+
+
+@pytest.mark.parametrize("what", ["keys", "rows"])
+def test_changes_after_a_load_have_what_was_loaded(changes, tmp_path, what):
+    """Loaded keys come with their last batches, before that of the dump; rows of another table even with the same."""
+    table, _, _, later = changes
+    target = jax_tt.hash_table(4, 512)
+    if what == "keys":
+        loaded, _ = jax_tt.insert_keys(table, table.init(jax.random.key(5)), np.arange(50, 90))
+        state = filled(target, 200)
+    else:
+        loaded = {**later, "embedding": later["embedding"] + 1}
+        target, state = table, later
+    jax_tt.dump_keys(table, loaded, tmp_path / "other", progress=False)
+    jax_tt.dump_keys(target, state, tmp_path / "0", progress=False)
+    state, _ = jax_tt.load_keys(target, state, tmp_path / "other", progress=False)
+    count = jax_tt.dump_keys(target, state, tmp_path / "1", since=tmp_path / "0", progress=False)
+    assert count == len(jax_tt.table_keys(table, loaded))
+    found = target.init(jax.random.key(1))
+    for name in "0", "1":
+        found, _ = jax_tt.load_keys(target, found, tmp_path / name, progress=False)
+    same_keys(target, found, target, state, ["embedding"])
 
 
 def test_dumps_are_added_to_the_keys_of_a_table(tmp_path):

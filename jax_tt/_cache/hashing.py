@@ -36,3 +36,11 @@ def mix(word: Any) -> Any:
     word = (word ^ (word >> 16)) * np.uint32(0x85EBCA6B)
     word = (word ^ (word >> 13)) * np.uint32(0xC2B2AE35)
     return word ^ (word >> 16)
+
+
+def mix_wide(words: np.ndarray) -> np.ndarray:
+    """The splitmix64 finaliser of integers; not the hash that determines the set of a row."""
+    word = words.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return word ^ (word >> np.uint64(31))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._arguments import one_of
+from jax_tt._cache.hashing import mix_wide
 
 POLICIES = ("lru", "ideal")
 _POINTS = 64  # default number of sizes
@@ -92,7 +93,7 @@ def miss_ratio_curve(
     requests = ids.size
     if sample < 1:
         # 53 bits of the hash, the precision of the float.
-        ids = ids[(_hash(ids) >> np.uint64(11)) < np.uint64(round(sample * 2**53))]
+        ids = ids[(mix_wide(ids) >> np.uint64(11)) < np.uint64(round(sample * 2**53))]
     counts = np.unique(ids, return_counts=True)[1]
     distinct = counts.size if sample == 1 else round(counts.size / sample)
     sizes = _sizes(sizes, distinct)
@@ -186,11 +187,3 @@ def _smaller_before(rank: np.ndarray) -> np.ndarray:
         values, other_values = other_values, values
         smaller, other_smaller = other_smaller, smaller
     return smaller[rank]  # values now are 0, 1, 2, ...
-
-
-def _hash(ids: np.ndarray) -> np.ndarray:
-    """The splitmix64 finaliser; not the hash that determines the set of a row."""
-    word = ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return word ^ (word >> np.uint64(31))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jax_tt._files.numpy_file import read_npy, read_npz
 from jax_tt._files.orbax_directory import read_orbax
+from jax_tt._files.output import places_of
 from jax_tt._files.safetensors_file import read_safetensors
 from jax_tt._files.stored import FileError, StoredArrays, whole_file
 from jax_tt._files.torch_file import read_torch
@@ -26,8 +27,9 @@ def open_arrays(path: str | os.PathLike[str]) -> StoredArrays:
     Raises:
         FileError: it does not exist, cannot be read, is damaged, of an unknown format, or dangerous.
     """
-    if os.path.isdir(path):
-        return read_orbax(os.fsdecode(path))
+    for place in places_of(path):
+        if os.path.isdir(place):
+            return read_orbax(place)
     name = whole_file(path)
     suffix = Path(name).suffix.lower()
     if suffix not in _READERS:

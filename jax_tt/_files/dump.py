@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from jax_tt._files.orbax_directory import read_orbax, write_orbax
-from jax_tt._files.output import Contents, resuming
+from jax_tt._files.output import Contents, places_of, resuming
 from jax_tt._files.safetensors_file import read_safetensors, write_safetensors
 from jax_tt._files.stored import FileError, MissingError, StoredArrays
 from jax_tt._progress import Progress
 
 # How the arrays of a part are written.
 FORMATS = ("safetensors", "orbax")
-_ABOUT, _REST, _VERSION = "about.json", "rest.safetensors", 2
+_ABOUT, _REST, _VERSION = "about.json", "rest.safetensors", 3
 DUMP = Contents(
     "a dump", _ABOUT, re.compile(r"about\.json|rest\.safetensors|keys-\d+\.(safetensors|orbax)")
 )
@@ -100,9 +100,11 @@ class Dump:
         keys: the number of keys.
         files: the parts.
         arrays: the type of every array, by name.
-        changes_since: the batch after which keys of a hash table have been requested; 0 for dumps of whole tables.
         sets: how many sets the table had, how many slots each, and on how many devices; None for other tables. The
             parts have slots then.
+        since, base: the dump before that the changes of a hash table follow, and the digests of its table by name;
+            None for dumps of whole tables.
+        digests: those of the hash table; None where the dump was written without them.
         checksums: of every array, by file and name; None where the dump was written without them.
     """
 
@@ -111,8 +113,10 @@ class Dump:
     keys: int
     files: list[str]
     arrays: dict[str, str]
-    changes_since: int
     sets: tuple[int, int, int] | None
+    since: str | None
+    base: dict[str, int] | None
+    digests: dict[str, int] | None
     checksums: dict[str, dict[str, int]] | None
 
     @property
@@ -127,27 +131,40 @@ class Dump:
         Raises:
             FileError: it is missing or damaged.
         """
-        name = os.fsdecode(path)
+        for name in places_of(path):
+            with contextlib.suppress(FileNotFoundError):
+                return cls._read_from(name)
+        raise _incomplete(os.fsdecode(path), _ABOUT)
+
+    @classmethod
+    def _read_from(cls, name: str) -> Dump:
         try:
             found = json.loads(Path(name, _ABOUT).read_text())
-            # The first version wrote slots for one device alone, whose number it did not write.
-            if found["version"] not in (1, _VERSION):
+            version = found["version"]
+            if version not in (1, 2, _VERSION):
                 raise FileError(
-                    f"{name}: is of version {found['version']}; expected at most {_VERSION}. Read it with the version "
-                    "of jax_tt that wrote it."
+                    f"{name}: is of version {version}; expected at most {_VERSION}. Read it with the version of jax_tt "
+                    "that wrote it."
                 )
-            if found["version"] == _VERSION and found.pop("checksum") != _sum_of_text(found):
+            # The first version wrote no checksums, and slots for one device alone, whose number it did not write.
+            if version > 1 and found.pop("checksum") != _sum_of_text(found):
                 raise ValueError("its checksum differs")
             files = [str(file) for file in found["files"]]
             sizes = int(found["features"]), int(found["keys"])
-            sets, since = None, 0
+            sets = since = base = None
             if "sets" in found:
                 sets = int(found["sets"]), int(found["ways"]), int(found.get("devices", 1))
-                since = int(found["since"])
-            sums = found["checksums"] if found["version"] == _VERSION else None
-            return cls(name, *sizes, files, dict(found["arrays"]), since, sets, sums)
+                since, base = found["since"], found.get("base")
+            if since and base is None:
+                raise FileError(
+                    f"{name}: is a dump of changes of version {version}, which does not say what they follow; expected "
+                    f"version {_VERSION}. Make a full dump of the table, and load that."
+                )
+            sums = found["checksums"] if version > 1 else None
+            arrays, digests = dict(found["arrays"]), found.get("digests")
+            return cls(name, *sizes, files, arrays, sets, since, base, digests, sums)
         except FileNotFoundError:
-            raise _incomplete(name, _ABOUT) from None
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, FileError):
                 raise
@@ -166,10 +183,10 @@ class Dump:
                 "rule is left out by optimizer_state=False."
             )
 
-    def rest(self) -> dict[str, np.ndarray]:
-        """The arrays that do not belong to single keys."""
+    def rest(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Those of the arrays of these names that do not belong to single keys and that the dump has."""
         stored = self._read(_REST)
-        return {name: self._array(_REST, stored, name) for name in stored.arrays}
+        return {name: self._array(_REST, stored, name) for name in names if name in stored.arrays}
 
     def parts(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[dict[str, np.ndarray]]:
         """Keys, scores and last batches, slots if there are any, and entries of these shapes."""

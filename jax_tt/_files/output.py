@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -112,13 +113,13 @@ def writing(
         with tempfile.TemporaryDirectory(
             ".unfinished", ".jax_tt_", folder, ignore_cleanup_errors=True
         ) as place:
-            new, old = os.path.join(place, "new"), os.path.join(place, "old")
+            new = os.path.join(place, "new")
             yield new
             if not directory:
                 _open_to_readers(new, target, os.path.join(place, "usual"))
             _flush(new)
             if directory:
-                _swap(new, target, old if overwrite else None)
+                _swap(new, target, overwrite=overwrite)
             elif overwrite:
                 os.replace(new, target)
             else:
@@ -158,12 +159,7 @@ def resuming(path: str | os.PathLike[str], contents: Contents, *, overwrite: boo
                     os.rmdir(place)
                 raise
             _flush(place)
-            with tempfile.TemporaryDirectory(
-                ".replaced", ".jax_tt_", folder, ignore_cleanup_errors=True
-            ) as replaced:
-                old = os.path.join(replaced, "old") if overwrite else None
-                _swap(place, os.path.join(folder, last), old)
-                _flush_directory(folder)
+            _swap(place, os.path.join(folder, last), overwrite=overwrite)
         finally:
             os.close(lock)
     except FileError:
@@ -178,11 +174,31 @@ def resuming(path: str | os.PathLike[str], contents: Contents, *, overwrite: boo
         raise in_words(error, name, "cannot be written") from error
 
 
+def places_of(path: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Where to look for a directory of this name, in this order; what is first there is complete.
+
+    A directory that another one replaces has a second name for a moment, which it keeps if the call is cut off then.
+    """
+    name = os.fsdecode(path)
+    # The new one may have come after the first look.
+    return name, _aside(os.path.realpath(name)), name
+
+
+def _aside(target: str) -> str:
+    folder, last = os.path.split(target)
+    return os.path.join(folder, f".jax_tt_{last}.replaced")
+
+
 def _check_target(name: str, target: str, overwrite: bool, contents: Contents | None) -> None:
     """Whether a directory of such contents, or a file, may be put there."""
     try:
         mode = os.stat(target).st_mode
     except (FileNotFoundError, NotADirectoryError):
+        if contents is not None and not overwrite and os.path.lexists(_aside(target)):
+            raise ExistsError(
+                f"{name}: exists as {_aside(target)}, since a call that replaced it was cut off; expected a new name, "
+                "or --force (overwrite=True in Python) to replace it."
+            ) from None
         return
     if not overwrite:
         raise _exists(name)
@@ -228,16 +244,21 @@ def _open_to_readers(new: str, target: str, usual: str) -> None:
         os.chmod(new, mode)
 
 
-def _swap(new: str, target: str, old: str | None) -> None:
+def _swap(new: str, target: str, *, overwrite: bool) -> None:
+    """Gives a new directory its name. At any moment, one of `places_of` is the old one or the new one, complete."""
+    old = _aside(target)
     try:
-        if old is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(target, old)
+        if overwrite and os.path.lexists(target):
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(target, old)
         os.rename(new, target)
     except BaseException:
-        if old is not None and os.path.lexists(old) and not os.path.lexists(target):
+        if os.path.lexists(old) and not os.path.lexists(target):
             os.rename(old, target)
         raise
+    _flush_directory(os.path.dirname(target))
+    if overwrite:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _move_to_free_name(new: str, target: str) -> None:

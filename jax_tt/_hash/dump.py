@@ -11,10 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tt._arguments import as_int, as_positive, one_of
-from jax_tt._files.dump import FORMATS, Dump, write_dump
+from jax_tt._arguments import as_positive, one_of
+from jax_tt._files.dump import DUMP, FORMATS, Dump, write_dump
+from jax_tt._files.output import check_output
 from jax_tt._files.stored import FileError
 from jax_tt._hash import backend
+from jax_tt._hash.changes import LEFT, changed_since, check_base, digests_of, held_by, summed
 from jax_tt._hash.directory import KEYS, WAITING, KeyDirectory, directory_of, named_directory
 from jax_tt._hash.entries import table_keys
 from jax_tt._hash.placing import ENTRY, Sets, directory_with, entries_of, placed
@@ -29,8 +31,7 @@ class Loaded(NamedTuple):
 
     Attributes:
         keys: the number of keys in the dump.
-        evicted: keys of the table that have left it, since the dump is one of the changes that followed, and has other
-            keys in their slots; 0 for all other dumps.
+        evicted: keys of the table that have left it, as the dump says, if it is one of changes; otherwise 0.
 
     >>> import jax_tt
     >>> jax_tt.Loaded(keys=5, evicted=0).keys
@@ -46,7 +47,7 @@ def dump_keys(
     state: State,
     path: str | os.PathLike[str],
     *,
-    since: int = 0,
+    since: str | os.PathLike[str] | None = None,
     keys_per_file: int = 1 << 20,
     format: str = "safetensors",
     progress: bool = True,
@@ -64,20 +65,21 @@ def dump_keys(
             trains, whose state has the same shapes at all times and can be saved like any other.
         state: its arrays by name.
         path: of the directory.
-        since: only keys that were requested after this batch, for a dump of what has changed since the dump that
-            returned this number. Keys that have left the table since then are not named.
+        since: an earlier dump of this table, whole or of changes; only keys that have changed since then are written,
+            with their rows, and the names of those that have left the table. A digest of 64 bits tells them apart,
+            which every dump has for every key, so that nothing is missed, whatever was loaded or removed in between.
         keys_per_file: keys in one file.
         format: ``"safetensors"``, or ``"orbax"`` for a checkpoint in place of every file.
         progress: show a progress bar if it takes longer than a second.
         overwrite: replace an existing dump, at once when the new one is complete. A directory with anything else in it
-            is never replaced.
+            is never replaced, nor is the dump ``since``.
 
     Returns:
-        The number of the last batch, for ``since``.
+        The number of keys that were written.
 
     Raises:
         FileError: the directory cannot be written, or exists and ``overwrite`` is False (then also a
-            `FileExistsError`) or it is not a dump.
+            `FileExistsError`) or it is not a dump; or ``since`` is no dump of a hash table, or is ``path``.
         TypeError, ValueError: an argument does not fit.
         ImportError: ``format`` is ``"orbax"``, which is not installed.
 
@@ -86,7 +88,7 @@ def dump_keys(
     >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
     >>> path = os.path.join(tempfile.mkdtemp(), "items")
     >>> jax_tt.dump_keys(table, state, path)
-    1
+    5
     >>> other = jax_tt.hash_table(8, 64)
     >>> loaded, counts = jax_tt.load_keys(other, other.init(jax.random.key(1)), path)
     >>> rows, _ = jax_tt.lookup_rows(table, state, np.arange(5), jax_tt.Lookup())
@@ -95,16 +97,22 @@ def dump_keys(
     (True, 5)
     """
     sets, table = _sets_of(table), _with_own_rows(unsharded_hash_table(table))
-    size, first = as_positive("keys_per_file", keys_per_file), as_int("since", since)
+    size = as_positive("keys_per_file", keys_per_file)
     one_of("format", format, FORMATS)
-    entries, last = table_keys(table, state), int(state[CLOCK])
-    if not 0 <= first <= last:
-        raise ValueError(
-            f"since: got {first} for a table whose last batch is {last}; expected the number that dump_keys of this "
-            "table returned, or 0 for all keys."
+    if since is not None and not isinstance(since, str | os.PathLike):
+        raise TypeError(
+            f"since: got {since!r}; expected the path of an earlier dump of this table, or None for all keys."
         )
-    entries = entries[entries["touched"] > first]
-    names = list(table.table.row_arrays)
+    before = [] if since is None else [since]
+    check_output(path, overwrite=overwrite, directory=True, contents=DUMP, others=before)
+    base = None if since is None else Dump.open(since)
+    names, entries = list(table.table.row_arrays), table_keys(table, state)
+    digests = digests_of(entries, state, names)
+    rest = {name: x for name, x in state.items() if name in {*_rest_names(table), *WAITING}}
+    rest |= (held := held_by(entries, digests))
+    if base is not None:
+        changed, rest[LEFT] = changed_since(base, held)
+        entries = entries[changed]
     rows = {
         name: state[name] if _on_one(state[name]) else np.asarray(state[name]) for name in names
     }
@@ -119,14 +127,14 @@ def dump_keys(
 
     about = {
         "features": table.features,
-        "since": first,
+        "since": None if since is None else os.fsdecode(since),
         "arrays": {name: str(state[name].dtype) for name in names},
+        "digests": summed(digests),
+        "base": None if base is None else base.digests,
         **sets._asdict(),
     }
-    rest = {name: x for name, x in state.items() if name in {*_rest_names(table), *WAITING}}
     with Progress(progress, "dump_keys", -(-len(entries) // size)) as bar:
-        write_dump(path, parts(), rest, about, format, bar, overwrite=overwrite)
-    return last
+        return write_dump(path, parts(), rest, about, format, bar, overwrite=overwrite)
 
 
 def load_keys(
@@ -140,13 +148,15 @@ def load_keys(
 ) -> tuple[dict[str, Any], Loaded]:
     """Puts the keys of a dump into a table, with their rows, scores and last batches.
 
-    Keys that the table has already are overwritten; load the dump of a whole table first, then those of changes.
     The capacity and the number of devices may differ from those of the dumped table, and so may storage types, to
-    which values are rounded. All keys are there afterwards, those of the dump and those of the table, or it is an
-    error. Where the table has no other keys, and the capacity, the ways and the number of devices of the dumped one,
-    all keys come into the slots that they had, whatever the load. So they do if the dump is one of the changes since
-    the last batch of the table; the keys that had these slots before have left it. Admission counts come with the
-    keys. Step counts, the seed and totals become those of the dump, and the number of batches the larger one.
+    which values are rounded. Keys that the table has already are overwritten. All keys are there afterwards, those of
+    the dump and those of the table, or it is an error. Where the table has the capacity, the ways and the number of
+    devices of the dumped one, and no other keys in their slots, all keys come into the slots that they had, whatever
+    the load. Admission counts come with the keys. Step counts, the seed and totals become those of the dump, and the
+    number of batches the larger one.
+
+    A dump of changes is loaded after the dump that it follows, and no other state is taken: the table then has the keys
+    of the dumped one, without those that have left it.
 
     Args:
         table: the `HashTable`, or a `ShardedTable` of one, on any number of devices.
@@ -162,13 +172,14 @@ def load_keys(
 
     Raises:
         FileError: the directory is missing, incomplete, damaged or that of another kind of table.
-        ValueError: there is no room for all keys; the message has a capacity and ways that have.
+        ValueError: there is no room for all keys, and the message has a capacity and ways that have; or the dump is
+            one of changes of another state than that of the table.
         TypeError: ``table`` is not a `HashTable` whose rows are those of single keys.
 
     >>> import jax, jax_tt, numpy as np, os, tempfile
     >>> table, path = jax_tt.hash_table(8, 64), os.path.join(tempfile.mkdtemp(), "items")
     >>> state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(5))
-    >>> last = jax_tt.dump_keys(table, state, path)
+    >>> count = jax_tt.dump_keys(table, state, path)
     >>> larger = jax_tt.hash_table(8, 256)
     >>> loaded, counts = jax_tt.load_keys(larger, larger.init(jax.random.key(1)), path)
     >>> counts
@@ -181,8 +192,11 @@ def load_keys(
     taken = list(wanted) if optimizer_state else list(table.table.row_names)
     dump.check(table.features, taken, exact=optimizer_state)
     method = table.method(Lookup(method=method), state)
-    held, changed = table_keys(table, state), _others(table, state, sets, dump, optimizer_state)
-    kept, new = _placed(table, held, sets, dump, int(state[CLOCK]))
+    held = table_keys(table, state)
+    if dump.base is not None:
+        check_base(dump, table.label, digests_of(held, state, taken))
+    changed = _others(table, state, sets, dump, optimizer_state)
+    kept, new = _placed(table, held, sets, dump)
     changed |= named_directory(directory_with(np.concatenate([kept, new]), sets, table.label))
     # One copy, which the files are then written into: on the device, or of several devices on the host.
     arrays: dict[str, Any] = {
@@ -210,26 +224,19 @@ def load_keys(
 
 
 def _placed(
-    table: HashTable, held: np.ndarray, sets: Sets, dump: Dump, now: int
+    table: HashTable, held: np.ndarray, sets: Sets, dump: Dump
 ) -> tuple[np.ndarray, np.ndarray]:
     """The other keys that stay in a table, and those of the dump in the order of its files, with their slots."""
-    new = _keys_of(dump)
-    others = held[~np.isin(held["key"], new["key"])]
-    # What has changed since the state of the table says who has taken the place of other keys.
-    follows = dump.changes_since > 0 and dump.changes_since == now
-    if dump.sets == sets and (follows or not len(others)):
+    new, left = _keys_of(dump), dump.rest([LEFT])
+    others = held[~np.isin(held["key"], np.concatenate([new["key"], *left.values()]))]
+    if dump.sets == sets:
         _check_slots(new, sets, dump.path)
-        return others[~np.isin(others["slot"], new["slot"])], new
+        if not np.isin(others["slot"], new["slot"]).any():
+            return others, new
     new["slot"] = -1
     _, there, here = np.intersect1d(held["key"], new["key"], return_indices=True)
     new["slot"][here] = held["slot"][there]
-    advice = ""
-    if dump.changes_since:
-        advice = (
-            " The dump is one of changes, which does not say what has left the table: a table with the capacity, ways "
-            f"and devices of the dumped one, as it was at batch {dump.changes_since}, follows it."
-        )
-    entries = placed(np.concatenate([others, new]), sets, f"{table.label}table", advice)
+    entries = placed(np.concatenate([others, new]), sets, f"{table.label}table")
     return entries[: len(others)], entries[len(others) :]
 
 
@@ -261,7 +268,7 @@ def _others(
     table: HashTable, state: State, sets: Sets, dump: Dump, optimizer_state: bool
 ) -> dict[str, Any]:
     """The arrays of the dump that do not belong to single keys of the table, as they are afterwards."""
-    rest = dump.rest()
+    rest = dump.rest({*_rest_names(table), *WAITING})
     found = {}
     for name in _rest_names(table) & rest.keys():
         if not (optimizer_state or name.startswith("hash_")):
@@ -286,7 +293,7 @@ def _waiting(
     """The keys that wait for admission after those of a dump, which has all that waited, have come."""
     held, new = entries_of(directory_of(state, WAITING)), entries_of(given)
     held = held[~np.isin(held["key"], new["key"])]
-    if dump.changes_since:
+    if dump.base is not None:
         held = held[:0]
     if not len(held) and Sets(given.sets, given.ways, dump.devices) == sets:
         return given

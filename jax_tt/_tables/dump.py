@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,10 +16,11 @@ from jax_tt._files.dump import DUMP, FORMATS, Dump, write_dump
 from jax_tt._files.output import check_output
 from jax_tt._files.stored import FileError
 from jax_tt._progress import Progress
+from jax_tt._tables.row_digests import joined_digests, row_digests
 from jax_tt._tables.table import State, Table
 
 # In the arrays beside those of keys: a number for every row, which changes with its values and optimizer state.
-_DIGESTS = "digests"
+_DIGESTS = "row_digests"
 
 
 class LoadedRows(NamedTuple):
@@ -95,13 +96,12 @@ def dump_rows(
     names, count = list(table.row_arrays), table.num_embeddings
     named = np.arange(count, dtype=np.uint64) if keys is None else _keys(keys, count)
     before = None if since is None else _digests_of(since, count)
-    digests = np.zeros(count, np.uint64)
+    digests = joined_digests(*(row_digests(state[name]) for name in names))
 
     def parts() -> Iterator[dict[str, np.ndarray]]:
         for first in range(0, count, size):
             rows = np.arange(first, min(first + size, count))
             arrays = [np.asarray(state[name][rows]) for name in names]
-            digests[rows] = _digest(arrays)
             if before is not None:
                 chosen = np.flatnonzero(digests[rows] != before[rows])
                 rows, arrays = rows[chosen], [array[chosen] for array in arrays]
@@ -165,7 +165,7 @@ def load_rows(
     order = np.argsort(named)
     taken = list(table.row_arrays) if optimizer_state else list(table.row_names)
     dump.check(table.features, taken, exact=optimizer_state)
-    rest = dump.rest() if optimizer_state else {}
+    rest = dump.rest(_rest_names(table)) if optimizer_state else {}
     scalars = {
         name: jnp.asarray(rest[name])
         for name in _rest_names(table)
@@ -230,21 +230,10 @@ def _keys(keys: Any, count: int) -> np.ndarray:
 
 
 def _digests_of(path: str | os.PathLike[str], count: int) -> np.ndarray:
-    found = Dump.open(path).rest().get(_DIGESTS)
+    found = Dump.open(path).rest([_DIGESTS]).get(_DIGESTS)
     if found is None or found.shape != (count,) or found.dtype != np.uint64:
         raise FileError(
             f"{os.fsdecode(path)}: is no dump of a table of {count} rows by dump_rows, so that changes since then are "
             "unknown; dump all rows."
         )
     return found
-
-
-def _digest(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """A number of 64 bits for every row: its bits in words of 32, times odd numbers, summed."""
-    total = np.zeros(len(arrays[0]), np.uint64)
-    for k, array in enumerate(arrays):
-        data = np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
-        data = np.pad(data, ((0, 0), (0, -data.shape[1] % 4)))
-        factors = np.random.Philox(key=k).random_raw(data.shape[1] // 4) | np.uint64(1)
-        total += data.view(np.uint32) @ factors
-    return total

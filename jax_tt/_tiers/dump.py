@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,9 +49,9 @@ def dump_tier(
 
 
 def load_tier(
-    rows: TieredRows, path: str | os.PathLike[str], progress: bool
+    rows: TieredRows, names: Iterable[str], path: str | os.PathLike[str], progress: bool
 ) -> dict[str, np.ndarray]:
-    """Puts the rows of a dump into host memory and on disk, and returns the other arrays; see `Tiers.load_dump`."""
+    """Puts the rows of a dump into host memory and on disk; returns its other arrays. See `Tiers.load_dump`."""
     dump, layout = Dump.open(path), rows.layout
     dump.check(rows.features, list(layout.names), exact=True)
     with Progress(progress, "load_dump", len(dump.files)) as bar:
@@ -59,4 +59,4 @@ def load_tier(
             pairs = zip(layout.names, layout.dtypes, strict=True)
             rows.put(part["key"], [part[name].astype(dtype) for name, dtype in pairs])
             bar.step()
-    return dump.rest()
+    return dump.rest(names)

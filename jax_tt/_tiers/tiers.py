@@ -309,7 +309,7 @@ class Tiers:
         """
         self._require_unused("load_dump")
         with self._stores:
-            rest = load_tier(self._rows[table], path, progress)
+            rest = load_tier(self._rows[table], state[table], path, progress)
         after = {name: dict(own) for name, own in state.items()}
         after[table] |= {
             name: jnp.asarray(rest[name])

@@ -232,6 +232,78 @@ def test_a_dump_replaces_another_one_at_once(tmp_path, monkeypatch, writer):
     assert (path / "notes.txt").read_text() == "mine"
 
 
+KILLED_AT_EVERY_STEP = """
+import os, signal, sys
+import numpy as np
+from jax_tt._files.dump import Dump, write_dump
+from jax_tt._progress import Progress
+
+path = sys.argv[1]
+STEPS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
+
+def write(value):
+    part = {"key": np.arange(5, dtype=np.uint64), "score": np.zeros(5, np.uint64)}
+    part |= {"touched": np.ones(5, np.int32), "x": np.full((5, 2), value, np.float32)}
+    about = {"features": 2, "since": None, "arrays": {"x": "float32"}}
+    write_dump(path, [part], {}, about, "safetensors", Progress(False, "", 1), overwrite=True)
+
+def killed(last):
+    process = os.fork()
+    if not process:
+        steps = iter(range(last))
+        def hook(event, arguments):
+            if event in STEPS and next(steps, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+        sys.addaudithook(hook)
+        write(2)
+        os._exit(0)
+    return os.waitpid(process, 0)[1] != 0
+
+step = 0
+write(1)
+while killed(step):
+    (part,) = Dump.open(path).parts({"x": (2,)})
+    print(os.path.isdir(path), *np.unique(part["x"]))
+    write(1)
+    assert os.listdir(os.path.dirname(path)) == ["dump"]
+    step += 1
+"""
+
+
+def test_old_or_new_dump_at_every_step(tmp_path):
+    """A process that is killed while it replaces a dump."""
+    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(tmp_path / "dump")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    outcomes = done.stdout.splitlines()
+    assert len(outcomes) > 10
+    assert sorted(set(outcomes)) == ["False 1.0", "True 1.0", "True 2.0"]
+
+
+@pytest.mark.parametrize("kind", ["dump", "orbax"])
+def test_what_a_killed_call_has_set_aside(tmp_path, kind):
+    """It is read, and only replaced with ``overwrite=True``."""
+    path, (table, state) = tmp_path / "items", dense(5)
+    stored = jax_tt.StoredTable.of(jax_tt.tt_from_dense(np.eye(6, dtype=np.float32), 1))
+
+    def write(**options):
+        if kind == "orbax":
+            return jax_tt.save_tables(path, {"item": stored}, **options)
+        return jax_tt.dump_rows(table, state, path, **options)
+
+    def read():
+        return jax_tt.load_tables(path) if kind == "orbax" else jax_tt.load_rows(table, state, path)
+
+    write()
+    path.rename(tmp_path / ".jax_tt_items.replaced")
+    assert read()
+    with pytest.raises(FileExistsError, match=r"exists as .*\.jax_tt_items\.replaced"):
+        write()
+    write(overwrite=True)
+    assert os.listdir(tmp_path) == ["items"]
+    assert read()
+
+
 def test_full_disk(tmp_path, monkeypatch):
     table, state = dense(50)
 

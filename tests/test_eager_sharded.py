@@ -64,6 +64,11 @@ def dump(embed: Any, folder: Path) -> None:
     jax_tt.dump_keys(table.table, table.state(), folder)
 
 
+def restored(embed: Any) -> Any:
+    arrays = jax_tt.checkpoint_state(embed.collection, embed.arrays())
+    return jax_tt.restored_state(embed.collection, arrays)
+
+
 @KINDS
 def test_second_calls_compile_nothing(kind: AxisType, tmp_path: Path) -> None:
     embed = sharded(kind)
@@ -74,6 +79,8 @@ def test_second_calls_compile_nothing(kind: AxisType, tmp_path: Path) -> None:
         "growth check": lambda k: embed.grow_if_full(max_load=0.99),
         "dump": lambda k: dump(embed, tmp_path / str(k)),
         "states": lambda k: embed.states(),
+        "checkpoint": lambda k: jax_tt.checkpoint_state(embed.collection, embed.arrays()),
+        "restored": lambda k: restored(embed),
     }
     if kind is AxisType.Explicit:
         del calls["dump"]  # reads rows by a gather that JAX refuses on such a mesh

@@ -6,6 +6,7 @@ it. Orbax lets every process write and read its own pieces.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -119,9 +120,13 @@ def restored_state(collection: Collection, arrays: States) -> dict[str, dict[str
         _check_arrays(name, arrays[name], wanted)
         _check_sizes(name, arrays[name][_SIZES], _sizes(collection, name))
         found[name] = {array: arrays[name][array] for array in wanted if array != _SIZES}
+    return _joined(collection, found)
 
-    # Several processes can only make arrays of all of them in a program.
-    return jax.jit(lambda found: collection.joined(found, in_pieces=True))(found)
+
+# Several processes can only make arrays of all of them in a program.
+@functools.partial(jax.jit, static_argnums=0)
+def _joined(collection: Collection, arrays: States) -> dict[str, dict[str, Any]]:
+    return collection.joined(arrays, in_pieces=True)
 
 
 def _check_arrays(name: str, arrays: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -59,6 +59,11 @@ def statistics(embed: Any) -> Any:
     return jax_tt.hash_statistics(table.table, table.state())
 
 
+def remove(embed: Any, first: int) -> Any:
+    table = embed.tables["item"]
+    return jax_tt.remove_keys(table.table, table.state(), batch(first)["item"])
+
+
 def dump(embed: Any, folder: Path) -> None:
     table = embed.tables["item"]
     jax_tt.dump_keys(table.table, table.state(), folder)
@@ -77,6 +82,7 @@ def test_second_calls_compile_nothing(kind: AxisType, tmp_path: Path) -> None:
         "lookup": lambda k: embed(batch(k)),
         "statistics": lambda k: statistics(embed),
         "growth check": lambda k: embed.grow_if_full(max_load=0.99),
+        "removal": lambda k: remove(embed, k),
         "dump": lambda k: dump(embed, tmp_path / str(k)),
         "states": lambda k: embed.states(),
         "checkpoint": lambda k: jax_tt.checkpoint_state(embed.collection, embed.arrays()),

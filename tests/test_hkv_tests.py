@@ -165,10 +165,15 @@ def test_export_batch_if(tmp_path):
     table, state = table_of()
     state, _ = insert(table, state, np.arange(10))
     last = int(state["hash_clock"])
+    jax_tt.dump_keys(table, state, tmp_path / "rows")
     state, _ = insert(table, state, [3, 20])
-    jax_tt.dump_keys(table, state, tmp_path / "rows", since=last)
-    found, _ = jax_tt.load_keys(table, table.init(jax.random.key(1)), tmp_path / "rows")
-    assert keys_in(table, found) == {3, 20}
+    assert jax_tt.dump_keys(table, state, tmp_path / "new", since=tmp_path / "rows") == 2
+    entries = jax_tt.table_keys(table, state)
+    assert set(entries["key"][entries["touched"] > last]) == {3, 20}
+    found = table.init(jax.random.key(1))
+    for name in "rows", "new":
+        found, _ = jax_tt.load_keys(table, found, tmp_path / name)
+    assert keys_in(table, found) == {*range(10), 20}
 
 
 def test_rehash_on_big_batch():

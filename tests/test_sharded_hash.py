@@ -256,9 +256,52 @@ def test_what_hash_tables_on_several_devices_cannot_do_is_refused():
         table.moved(state, Placement.hashed())
     with pytest.raises(ValueError, match="item: return_evicted: got True"):
         jax_tt.insert_keys(table, state, np.arange(3), return_evicted=True)
+    with pytest.raises(ValueError, match=r"item: size: got None .* e.g. size=1024"):
+        jax_tt.remove_keys(table, state, where=lambda view: view.age > 0)
     collection = jax_tt.Collection({"item": table}, {"item": jax_tt.Feature("item")})
     with pytest.raises(ValueError, match="statistics"):
         collection.with_statistics(collection.init(jax.random.key(0)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "dtype"),
+    [((4,), AxisType.Auto, jnp.float32), ((2, 2), AxisType.Explicit, jnp.bfloat16)],
+    ids=["four", "data and model, explicit"],
+)
+def test_keys_leave_their_devices(shape, kind, dtype):
+    mesh = jax.make_mesh(shape, ("data", "model")[-len(shape) :], axis_types=(kind,) * len(shape))
+    plain = jax_tt.hash_table(WIDTH, 256, optimizer=optimizers.Adagrad(0.1), param_dtype=dtype)
+    table = ShardedTable(plain, mesh, "model", Placement.hashed())
+    explicit = kind is AxisType.Explicit
+    with jax.set_mesh(mesh) if explicit else contextlib.nullcontext():
+        state = table.init(jax.random.key(0))
+        for count in 100, 60:  # batches of one size, for one program
+            ids = jax_tt.split_keys(np.arange(100) % count)
+            state, _ = jax_tt.insert_keys(table, state, ids)
+        before = jax_tt.table_keys(table, state)
+        for options, size, gone in (
+            ({"keys": jax_tt.split_keys(np.array([3, 7, 1000, 99]))}, 4, [3, 7, 99]),
+            ({"where": lambda view: view.age >= 1, "size": 30}, 30, None),
+        ):
+            after, removed = jax_tt.remove_keys(table, state, **options)
+            # In the order of slots, those of the first device first.
+            chosen = before["touched"] == 1 if gone is None else np.isin(before["key"], gone)
+            expected = before[chosen][:size]
+            count = len(expected)
+            np.testing.assert_array_equal(removed.keys[:count, 1], expected["key"])
+            np.testing.assert_array_equal(removed.touched[:count], expected["touched"])
+            for name, rows in removed.arrays.items():
+                assert rows.shape[0] == size
+                np.testing.assert_array_equal(
+                    rows[:count], np.asarray(state[name])[expected["slot"]]
+                )
+            assert not np.asarray(removed.touched[count:]).any()
+            np.testing.assert_array_equal(
+                jax_tt.table_keys(table, after), before[~np.isin(before["key"], expected["key"])]
+            )
+            assert {name: x.sharding for name, x in after.items()} == {
+                name: x.sharding for name, x in state.items()
+            }
 
 
 def test_keys_that_find_no_room_are_an_error_on_all_devices():

@@ -10,12 +10,16 @@ import jax.numpy as jnp
 
 from jax_tt._arguments import as_positive
 from jax_tt._hash import backend
-from jax_tt._hash.directory import directory_of, named_directory
+from jax_tt._hash.directory import KEYS, KeyDirectory, directory_of, named_directory
 from jax_tt._hash.insert import Evicted, keys_of_ids
 from jax_tt._hash.reference import erase
-from jax_tt._hash.table import CLOCK, HashTable, require_hash_table
+from jax_tt._hash.table import CLOCK, HashTable, unsharded_hash_table
+from jax_tt._lookup._explicit import sharded_over_explicit_axes
 from jax_tt._tables.options import Lookup
 from jax_tt._tables.table import State
+
+# Among the arrays of slots: which ones to empty.
+_CHOSEN = "chosen"
 
 
 class KeyView(NamedTuple):
@@ -54,13 +58,13 @@ def remove_keys(
     """Takes keys out of a table; their rows are free for others.
 
     Args:
-        table: the `HashTable`.
+        table: the `HashTable`, or a `ShardedTable` of one.
         state: its arrays by name.
         keys: the keys to remove, as `insert_keys` takes them; those without a row are skipped.
         where: instead of ``keys``, a function from a `KeyView` to bool ``[capacity]``, such as
             ``lambda view: view.age > 1000``.
         size: of the result; with ``where`` at most so many keys are removed, the first ones in the order of slots.
-            Default: the number of ``keys``, or the capacity.
+            Default: the number of ``keys``, or the capacity; of a `ShardedTable` it has to be given with ``where``.
         method: as in `tt_embed_bag`.
 
     Returns:
@@ -76,44 +80,99 @@ def remove_keys(
     >>> gone.keys[:, 1].tolist(), gone.arrays["embedding"].shape
     ([4, 0], (2, 8))
     """
-    table = require_hash_table(table)
+    own = unsharded_hash_table(table)
     table.check(state)
     if (keys is None) == (where is None):
         raise ValueError(
-            f"{table.label}keys, where: got {'neither' if keys is None else 'both'}; expected one of them, keys to "
+            f"{own.label}keys, where: got {'neither' if keys is None else 'both'}; expected one of them, keys to "
             "remove or a condition."
         )
-    directory, capacity = directory_of(state), table.num_embeddings
-    method = table.method(Lookup(method=method), state)
+    names = (*KEYS, *own.table.row_arrays)
+    given = {name: state[name] for name in names}
+    words: Any = None
     if where is None:
-        words, here = keys_of_ids(table, keys)
-        slots = backend.find(directory, words, here, method)
+        words = keys_of_ids(own, keys)
+        size = words[1].size if size is None else size
+    else:
+        if size is None and table.divided:
+            raise ValueError(
+                f"{own.label}size: got None for a table that is divided over devices; expected the most keys to "
+                "remove, whose rows every device gets, e.g. size=1024."
+            )
+        size = own.num_embeddings if size is None else size
+        axes = table.axes if table.divided else None
+        slots = {name: state[name] for name in (*KEYS, CLOCK)}
+        given[_CHOSEN] = _chosen(own, where, sharded_over_explicit_axes(_view, slots, axes))
+    size = size if size == 0 and where is None else as_positive("size", size)
+    static = size, own.method(Lookup(method=method), state)
+    if table.divided:
+        changed, gone = table.at_owners(_removed, (*static, table.axes), given, words)
+    else:
+        changed, gone = _removed(*static, (), given, words)
+    return {**state, **changed}, gone
+
+
+def _removed(
+    size: int, method: str, axes: tuple[str, ...], own: dict[str, Any], words: Any
+) -> tuple[dict[str, Any], Evicted]:
+    """The directory without keys, and these keys with their rows.
+
+    Args:
+        size: of the result.
+        method: resolved.
+        axes: those of the mesh that slots are divided over.
+        own: arrays by name, and which slots to empty, bool ``[capacity]``; of one device.
+        words: instead of the latter, keys uint32 ``[n, 2]``, and which of them count, bool ``[n]``.
+    """
+    directory = directory_of(own)
+    capacity = directory.capacity
+    if words is None:
+        chosen = own[_CHOSEN]
+    else:
+        slots = backend.find(directory, *words, method)
         marks = jnp.zeros(capacity, bool).at[jnp.where(slots < 0, capacity, slots)]
         chosen = marks.set(True, mode="drop")
-        size = here.size if size is None else size
-    else:
-        chosen = _chosen(table, where, _view(state))
-        size = capacity if size is None else size
-    size = size if size == 0 and where is None else as_positive("size", size)
-    (slots,) = jnp.nonzero(chosen, size=size, fill_value=capacity)
+    (slots,) = jnp.nonzero(chosen, size=min(size, capacity) if axes else size, fill_value=capacity)
     slots = slots.astype(jnp.int32)
-    view = _view(state)
-    arrays = {
-        name: state[name].at[slots].get(mode="fill", fill_value=0)
-        for name in table.table.row_arrays
-    }
-    of_keys = [a.at[slots].get(mode="fill", fill_value=0) for a in view[:3]]
-    state = {**state, **named_directory(erase(directory, slots))}
-    return state, Evicted(of_keys[0], of_keys[1], of_keys[2], arrays)
+    arrays = {name: own[name] for name in own if name not in (*KEYS, _CHOSEN)}
+    found = (*_of_slots(directory), arrays)
+    if axes:
+        places = _places_of_all(slots < capacity, axes)
+        slots = jnp.where(places < size, slots, capacity)
+    entries = jax.tree.map(lambda x: x.at[slots].get(mode="fill", fill_value=0), found)
+    if axes:
+        entries = jax.tree.map(lambda x: _of_all(x, places, size, axes), entries)
+    return named_directory(erase(directory, slots)), Evicted(*entries)
 
 
-def _view(state: State) -> KeyView:
-    directory = directory_of(state)
+def _places_of_all(here: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Places among the entries of all devices, those of the first one first, of entries that are ``here``."""
+    counts = jax.lax.all_gather(jnp.sum(here, dtype=jnp.int32), axes)
+    before = jnp.arange(counts.size) < jax.lax.axis_index(axes)
+    return jnp.sum(jnp.where(before, counts, 0)) + jnp.arange(here.size, dtype=jnp.int32)
+
+
+def _of_all(entries: jax.Array, places: jax.Array, size: int, axes: tuple[str, ...]) -> jax.Array:
+    """Entries of all devices in their places, bit for bit; those that no device has are 0."""
+    kind = f"uint{8 * entries.dtype.itemsize}"
+    bits = jax.lax.bitcast_convert_type(entries, kind)
+    bits = jnp.zeros((size, *bits.shape[1:]), kind).at[places].add(bits, mode="drop")
+    # Not every device adds shorter integers.
+    wide = bits.astype(jnp.uint32) if entries.dtype.itemsize < 4 else bits
+    return jax.lax.bitcast_convert_type(jax.lax.psum(wide, axes).astype(kind), entries.dtype)
+
+
+def _of_slots(directory: KeyDirectory) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Keys and scores uint32 ``[capacity, 2]`` and last batches ``[capacity]``."""
     keys, scores = (
         words.transpose(0, 2, 1).reshape(-1, 2) for words in (directory.keys, directory.scores)
     )
-    touched = directory.touched.reshape(-1)
-    return KeyView(keys, scores, touched, state[CLOCK] - touched)
+    return keys, scores, directory.touched.reshape(-1)
+
+
+def _view(state: State) -> KeyView:
+    found = _of_slots(directory_of(state))
+    return KeyView(*found, state[CLOCK] - found[2])
 
 
 def _chosen(table: HashTable, where: Any, view: KeyView) -> jax.Array:

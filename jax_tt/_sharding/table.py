@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 import jax
@@ -18,7 +18,11 @@ from jax_tt._hash.directory import KEYS, WAITING
 from jax_tt._hash.relocate import by_device, relocated, stay_in_slots
 from jax_tt._hash.table import SEED, TOTALS, HashTable
 from jax_tt._lookup._batch import Batch
-from jax_tt._lookup._explicit import replicated_over_explicit_axes, sharded_over_explicit_axes
+from jax_tt._lookup._explicit import (
+    replicated_over_explicit_axes,
+    sharded_over_explicit_axes,
+    specified_over_explicit_axes,
+)
 from jax_tt._lookup._groups import Call, Use
 from jax_tt._sharding.column_pieces import columns_of_rows, rows_of_columns
 from jax_tt._sharding.columns import rows_of_shards, rows_of_table
@@ -30,6 +34,7 @@ from jax_tt._sharding.move import moved_rows, row_numbers
 from jax_tt._sharding.options import DEFAULT, Exchange
 from jax_tt._sharding.pages import stored_rows
 from jax_tt._sharding.placement import Layout, Placement
+from jax_tt._sharding.programs import Local
 from jax_tt._sharding.requests import PAGES
 from jax_tt._tables.change import Change, Growth
 from jax_tt._tables.options import Lookup
@@ -348,6 +353,25 @@ class ShardedTable(Wrapper):
         if not self.takes_keys:
             return super().grown(state, growth)
         return grown_over_devices(self, state, growth)
+
+    def at_owners(
+        self, function: Callable[..., Any], static: tuple[Any, ...], arrays: State, given: Any
+    ) -> Any:
+        """Runs ``function(*static, arrays, given)`` on each device, with its shards of arrays of keys and rows.
+
+        Args:
+            function: at module level. It returns a pair, shards and what is the same on all devices.
+            static: hashable arguments.
+            arrays: by name, whose first axis is divided over the devices.
+            given: arrays that every device gets all of.
+        """
+        divided, local = P(self.axes), Local(function, static)
+
+        def call(inputs: tuple[Any, Any]) -> Any:
+            run = self.group(Lookup()).on_devices(local, (divided, P()), (divided, P()))
+            return run(*inputs)
+
+        return specified_over_explicit_axes(call, (arrays, given), (divided, P()))
 
     @functools.cached_property
     def pieces(self) -> dict[str, jax.ShapeDtypeStruct]:

@@ -80,6 +80,7 @@ def remove_keys(
     >>> gone.keys[:, 1].tolist(), gone.arrays["embedding"].shape
     ([4, 0], (2, 8))
     """
+    anywhere: Any = table
     own = unsharded_hash_table(table)
     table.check(state)
     if (keys is None) == (where is None):
@@ -94,19 +95,19 @@ def remove_keys(
         words = keys_of_ids(own, keys)
         size = words[1].size if size is None else size
     else:
-        if size is None and table.divided:
+        if size is None and anywhere.divided:
             raise ValueError(
                 f"{own.label}size: got None for a table that is divided over devices; expected the most keys to "
                 "remove, whose rows every device gets, e.g. size=1024."
             )
         size = own.num_embeddings if size is None else size
-        axes = table.axes if table.divided else None
+        axes = anywhere.axes if anywhere.divided else None
         slots = {name: state[name] for name in (*KEYS, CLOCK)}
         given[_CHOSEN] = _chosen(own, where, sharded_over_explicit_axes(_view, slots, axes))
     size = size if size == 0 and where is None else as_positive("size", size)
     static = size, own.method(Lookup(method=method), state)
-    if table.divided:
-        changed, gone = table.at_owners(_removed, (*static, table.axes), given, words)
+    if anywhere.divided:
+        changed, gone = anywhere.at_owners(_removed, (*static, anywhere.axes), given, words)
     else:
         changed, gone = _removed(*static, (), given, words)
     return {**state, **changed}, gone
@@ -129,20 +130,23 @@ def _removed(
     if words is None:
         chosen = own[_CHOSEN]
     else:
-        slots = backend.find(directory, *words, method)
+        keys, here = words
+        slots = backend.find(directory, keys, here, method)
         marks = jnp.zeros(capacity, bool).at[jnp.where(slots < 0, capacity, slots)]
         chosen = marks.set(True, mode="drop")
     (slots,) = jnp.nonzero(chosen, size=min(size, capacity) if axes else size, fill_value=capacity)
     slots = slots.astype(jnp.int32)
     arrays = {name: own[name] for name in own if name not in (*KEYS, _CHOSEN)}
-    found = (*_of_slots(directory), arrays)
-    if axes:
-        places = _places_of_all(slots < capacity, axes)
+    places = _places_of_all(slots < capacity, axes) if axes else None
+    if places is not None:
         slots = jnp.where(places < size, slots, capacity)
-    entries = jax.tree.map(lambda x: x.at[slots].get(mode="fill", fill_value=0), found)
-    if axes:
-        entries = jax.tree.map(lambda x: _of_all(x, places, size, axes), entries)
-    return named_directory(erase(directory, slots)), Evicted(*entries)
+
+    def entries(array: jax.Array) -> jax.Array:
+        found = array.at[slots].get(mode="fill", fill_value=0)
+        return found if places is None else _of_all(found, places, size, axes)
+
+    gone = jax.tree.map(entries, Evicted(*_of_slots(directory), arrays))
+    return named_directory(erase(directory, slots)), gone
 
 
 def _places_of_all(here: jax.Array, axes: tuple[str, ...]) -> jax.Array:

@@ -76,11 +76,19 @@ def test_changes(source, tmp_path):
     later, _ = trained(table, state, 2, seed=9)
     changed = jax_tt.dump_keys(table, later, tmp_path / "1", since=tmp_path / "0")
     assert 0 < changed < len(by_key(table, later))
+    last, _ = trained(table, later, 2, seed=10)
+    jax_tt.dump_keys(table, last, tmp_path / "2", since=tmp_path / "1", format="orbax")
     found = table.init(jax.random.key(3))
-    for part in ("0", "1"):
+    # One without an optimizer, and of another type, whose values are rounded.
+    narrow = jax_tt.hash_table(6, 256, param_dtype=jnp.bfloat16, policy="lfu", ways=8)
+    served = narrow.init(jax.random.key(3))
+    for part in ("0", "1", "2"):
         found, _ = jax_tt.load_keys(table, found, tmp_path / part)
+        served, _ = jax_tt.load_keys(narrow, served, tmp_path / part, optimizer_state=False)
     names = ("embedding", "slot_sum_0")
-    assert by_key(table, found, names) == by_key(table, later, names)
+    assert by_key(table, found, names) == by_key(table, last, names)
+    rounded = {"embedding": last["embedding"].astype(jnp.bfloat16)}
+    assert by_key(narrow, served) == by_key(table, {**last, **rounded})
 
 
 def test_dumps_of_the_first_version_are_read(source, tmp_path):

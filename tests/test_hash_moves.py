@@ -359,3 +359,14 @@ def test_refusals_name_a_capacity_without_placing_the_keys_in_it(monkeypatch, co
         larger.append(sets._replace(sets=sets.capacity // int(ways), ways=int(ways)))
     for own in larger:
         assert len(np.unique(placed(entries, own, "keys")["slot"])) == count
+
+
+def test_keys_with_the_same_hashes_have_no_room_in_any_capacity():
+    entries = np.zeros(3, ENTRY)
+    entries["key"] = 19394988471603984, 53020225368926635, 63617842724063676
+    entries["slot"] = -1
+    assert len(np.unique(Sets(1 << 20, 1).homes(entries["key"]), axis=1).T) == 1
+    with pytest.raises(ValueError, match=r"1 of 3 keys find no room .* expected ways=4"):
+        placed(entries, Sets(64, 1), "keys")
+    with pytest.raises(ValueError, match="expected a larger capacity and more ways"):
+        placed(entries, Sets(63, 1), "keys")

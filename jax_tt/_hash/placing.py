@@ -15,6 +15,9 @@ ENTRY = np.dtype(
     [("key", np.uint64), ("slot", np.int32), ("score", np.uint64), ("touched", np.int32)]
 )
 
+# More than 16 times the capacity: what has no room there may have none in any, since keys can share both hashes.
+_TRIES = 24
+
 
 class Sets(NamedTuple):
     """How the slots of a table are divided: slot ``s * ways + w`` is way w of set s.
@@ -103,17 +106,19 @@ def placed(entries: np.ndarray, sets: Sets, what: str, advice: str = "") -> np.n
 
 
 def _enough(keys: np.ndarray, sets: Sets) -> str:
-    """A capacity, and if possible ways, with which all keys have room."""
-    unit, rows = sets.ways * sets.devices, max(sets.capacity, len(keys))
-    while True:
+    """A capacity and ways with which all keys have room, if they are among those that are tried."""
+    found, rows, ways = [], max(sets.capacity, len(keys)), sets.ways
+    unit = ways * sets.devices
+    for _ in range(_TRIES):
         rows = -(-max(rows + 1, rows * 9 // 8) // unit) * unit
-        if _have_room(keys, sets._replace(sets=rows // sets.ways)):
+        if _have_room(keys, sets._replace(sets=rows // ways)):
+            found.append(f"a larger capacity, such as {rows}")
             break
-    found, ways = f"a larger capacity, such as {rows}", sets.ways
     while (ways := 2 * ways) <= MAX_WAYS and sets.capacity % (ways * sets.devices) == 0:
         if _have_room(keys, sets._replace(sets=sets.capacity // ways, ways=ways)):
-            return f"{found}, or ways={ways}"
-    return found
+            found.append(f"ways={ways}")
+            break
+    return ", or ".join(found) or "a larger capacity and more ways"
 
 
 def _have_room(keys: np.ndarray, sets: Sets) -> bool:
@@ -175,13 +180,15 @@ def _balanced(home: np.ndarray, other: np.ndarray, holds: np.ndarray, sets: Sets
 
 def _distances(home: np.ndarray, other: np.ndarray, free: np.ndarray) -> np.ndarray:
     """How many keys have to move for a set to get a free slot; infinite where none can."""
-    distance = np.where(free, 0, np.inf)
+    distance, step = np.where(free, 0, np.inf), 0
     while True:
-        nearer = distance.copy()
-        np.minimum.at(nearer, home, distance[other] + 1)
-        if np.array_equal(nearer, distance):
+        far = np.isinf(distance[home])
+        home, other = home[far], other[far]
+        reached = home[distance[other] == step]
+        if not len(reached):
             return distance
-        distance = nearer
+        step += 1
+        distance[reached] = step
 
 
 def _rank(groups: np.ndarray) -> np.ndarray:

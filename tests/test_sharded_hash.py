@@ -223,7 +223,7 @@ def test_dumps_are_read_by_another_number_of_devices(tmp_path):
         state = jax.jit(table.init)(jax.random.key(0))
         if not states:
             state, _ = jax_tt.insert_keys(table, state, jax_tt.split_keys(np.arange(20) * 7))
-            assert jax_tt.dump_keys(table, state, tmp_path / "dump", progress=False) == 1
+            assert jax_tt.dump_keys(table, state, tmp_path / "dump", progress=False) == 20
         else:
             state, loaded = jax_tt.load_keys(table, state, tmp_path / "dump", progress=False)
             assert (loaded.keys, loaded.evicted) == (20, 0)

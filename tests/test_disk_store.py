@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import jax_tt
+from jax_tt import _ffi
 from jax_tt._tiers import block_file, disk
 from jax_tt._tiers.addresses import addresses, copy_rows
 from jax_tt._tiers.checksum import checksums
 from jax_tt._tiers.disk import DiskStore
+from jax_tt._tiers.map_reader import MapReader
 
 
 def test_refused_directories_stay_as_they_are(tmp_path):
@@ -282,3 +284,51 @@ def test_the_file_does_not_grow_without_saves(tmp_path, monkeypatch):
     assert (records_of(store, keys)[1] == 499 % 251).all()
     store.close()
     assert (tmp_path / "blocks").stat().st_size < 20 * 300 * 400
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("length", [0, 1 << 14])
+@pytest.mark.parametrize("call", ["get", "keys", "put", "commit"])
+def test_a_file_that_becomes_shorter_is_noticed(tmp_path, monkeypatch, call, length, native):
+    """A process that reads a map beyond the end of its file is ended by a signal."""
+    if not native:
+        monkeypatch.setattr(_ffi, "load", lambda platform: None)
+    monkeypatch.setattr(disk, "BLOCK_BYTES", 1 << 13)
+    keys = np.arange(400, dtype=np.uint64)
+    store = DiskStore(tmp_path, {"item": 400}, "about")
+    for part in np.split(
+        keys, 80
+    ):  # blocks that are less than half full, which a later commit joins
+        put_records(store, part, 1)
+        store.commit(b"saved")
+        if len(store._index.read().blocks) == 15:
+            break
+    calls = {
+        "get": lambda: records_of(store, keys),
+        "keys": lambda: store.keys("item"),
+        "put": lambda: [put_records(store, keys[:30], k) for k in range(40)],
+        "commit": lambda: [
+            (put_records(store, keys[:3], k), store.commit(b"other")) for k in range(2)
+        ],
+    }
+    os.truncate(tmp_path / "blocks", length)
+    with pytest.raises(jax_tt.StoreError, match="is damaged, "):
+        calls[call]()
+    if call in ("put", "commit"):  # what was not moved may not be missing from what is saved
+        with pytest.raises(jax_tt.StoreError, match="is damaged, "):
+            store.commit(b"other")
+    store.close()
+
+
+@pytest.mark.parametrize("size", [4, 7, 8, 264])
+def test_rows_of_a_map_are_read_with_and_without_the_native_module(monkeypatch, size):
+    """Rows anywhere, some of them side by side, more than the system takes at once."""
+    memory = np.random.default_rng(size).integers(0, 256, (3000, size), dtype=np.uint8)
+    order = np.concatenate([np.arange(700), np.random.default_rng(0).permutation(3000)])
+    reader, sums = MapReader(), []
+    for _ in range(2):
+        rows = reader.rows(addresses(memory, order), size)
+        assert (rows == memory[order]).all()
+        sums.append(checksums(rows))
+        monkeypatch.setattr(_ffi, "load", lambda platform: None)
+    assert (sums[0] == sums[1]).all() and len(np.unique(sums[0])) > 2900

@@ -75,6 +75,23 @@ def test_changed_bytes_are_noticed(tmp_path):
         jax_tt.load_rows(table, state, dump)
 
 
+def test_files_that_become_shorter_while_they_are_read(tmp_path, monkeypatch):
+    """An array that is a map of its file would end the process."""
+    table, state = dense(50)
+    dump = tmp_path / "dump"
+    jax_tt.dump_rows(table, state, dump)
+    checksum = files._sum
+
+    def after_a_cut(array):
+        for path in dump.glob("*.safetensors"):
+            os.truncate(path, 100)
+        return checksum(array)
+
+    monkeypatch.setattr(files, "_sum", after_a_cut)
+    with pytest.raises(jax_tt.FileError, match="has become shorter while it was read"):
+        jax_tt.load_rows(table, state, dump)
+
+
 def test_between_dense_and_hash_tables(tmp_path):
     table, state = dense(50)
     keys = np.random.default_rng(0).integers(-(2**63), 2**63, 50)

@@ -17,6 +17,7 @@
 #include "ffi/cpu/hash.h"
 #include "ffi/cpu/key_index.h"
 #include "ffi/cpu/passes.h"
+#include "ffi/cpu/stored_rows.h"
 
 namespace nb = nanobind;
 
@@ -140,6 +141,27 @@ void AddTiers(nb::module_& m) {
       },
       nb::arg("sources").noconvert(), nb::arg("targets").noconvert(), nb::arg("size"),
       "See jax_tt._tiers.addresses.copy_rows.");
+  m.def(
+      "write_rows",
+      [](int file, const Keys& rows, int64_t bytes) {
+        if (bytes <= 0) throw std::invalid_argument("rows must have bytes");
+        const WithoutLock unlocked(rows.size());
+        return WriteRows(file, rows.data(), static_cast<int64_t>(rows.size()), bytes);
+      },
+      nb::arg("file"), nb::arg("rows").noconvert(), nb::arg("size"), "See jax_tt._tiers.map_reader.");
+  m.def(
+      "add_checksums",
+      [](const nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>& rows, const Keys& factors,
+         const Vector<uint64_t>& sums) {
+        const size_t bytes = rows.shape(1);
+        if (factors.size() != (bytes + 3) / 4 || sums.size() != rows.shape(0) || (bytes > 1 && rows.stride(1) != 1))
+          throw std::invalid_argument("the arrays do not fit");
+        const WithoutLock unlocked(sums.size());
+        for (size_t k = 0; k < sums.size(); ++k)
+          sums.data()[k] += Checksum(rows.data() + static_cast<int64_t>(k) * rows.stride(0), bytes, factors.data());
+      },
+      nb::arg("rows").noconvert(), nb::arg("factors").noconvert(), nb::arg("sums").noconvert(),
+      "See jax_tt._tiers.checksum.");
   m.def("hash_insert_here", &HashInsertHere, "The op hash_tables_insert on numpy arrays, in the calling thread.");
   m.def("hash_initial_here", &HashInitialHere, "The op hash_tables_initial on numpy arrays, in the calling thread.");
 }

@@ -30,7 +30,7 @@ def read_table(
         raise FileError(
             f"{path}: {chosen or 'the array'} is {array.dtype} {array.shape}; expected floats [N, D]."
         )
-    return chosen or _WITHOUT_NAME, array.read()
+    return chosen or _WITHOUT_NAME, array.by_rows()
 
 
 def only_name(stored: StoredArrays, ndim: int, what: str, option: str = "--name") -> str:

@@ -124,7 +124,7 @@ def map_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
         own = found
         for key in outer:
             own = own.setdefault(key, {})
-        own[last] = _as_jax(f"{stored.path}: {name}", stored[name].read())
+        own[last] = _as_jax(f"{stored.path}: {name}", stored[name].by_rows())
     return found
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,22 +15,25 @@ import numpy as np
 
 from jax_tt._files.archive import check_member, member_bytes, opened
 from jax_tt._files.output import writing
-from jax_tt._files.stored import FileError, StoredArray, StoredArrays, mapped
+from jax_tt._files.stored import FileError, StoredArray, StoredArrays, in_memory, mapped
 from jax_tt._host_table import native, native_type
 
 _MAGIC = b"\x93NUMPY"
 
 
 def read_npy(path: str) -> StoredArrays:
-    """The array of an ``.npy`` file, as a memory map."""
+    """The array of an ``.npy`` file."""
     with open(path, "rb") as file:
         shape, dtype, fortran = _header(file, path, os.path.getsize(path))
         offset = file.tell()
 
-    def read() -> Any:
-        return native(mapped(path, dtype, offset, shape, fortran))
+    def using(take: Callable[..., np.ndarray]) -> Any:
+        return native(take(path, dtype, offset, shape, fortran))
 
-    return StoredArrays(path, {"": StoredArray(shape, native_type(dtype), read)})
+    array = StoredArray(
+        shape, native_type(dtype), partial(using, in_memory), partial(using, mapped)
+    )
+    return StoredArrays(path, {"": array})
 
 
 def write_npz(path: str | os.PathLike[str], arrays: Mapping[str, Any], *, overwrite: bool) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-from jax_tt._files.stored import FileError, StoredArray, StoredArrays, mapped
+from jax_tt._files.stored import FileError, StoredArray, StoredArrays, in_memory, mapped
 
 # Of arrays on the processor, for which JAX takes memory as it is.
 ALIGNMENT = 64
@@ -38,7 +38,7 @@ DTYPES: dict[str, Any] = {
 
 
 def read_safetensors(path: str) -> StoredArrays:
-    """The arrays of a file as memory maps; the package checks the header against the size of the file."""
+    """The arrays of a file; the package checks the header against the size of the file."""
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             notes = _notes(path, file.metadata() or {})
@@ -54,7 +54,12 @@ def read_safetensors(path: str) -> StoredArrays:
         if kind not in DTYPES:
             raise FileError(f"{path}: {name} is of the type {kind}; expected {', '.join(DTYPES)}.")
         dtype, offset = np.dtype(DTYPES[kind]), start + entry["data_offsets"][0]
-        found[name] = StoredArray(shape, dtype, partial(mapped, path, dtype, offset, shape))
+        found[name] = StoredArray(
+            shape,
+            dtype,
+            partial(in_memory, path, dtype, offset, shape),
+            partial(mapped, path, dtype, offset, shape),
+        )
     return StoredArrays(path, found, notes)
 
 

@@ -58,12 +58,19 @@ class StoredArray:
 
     Attributes:
         shape, dtype: as the file says, checked against its size.
-        read: returns the array, or something that is sliced by rows where the format allows it.
+        read: returns the array in memory.
+        map: returns it without reading it, where the format allows it. Memory maps end the process if the file becomes
+            shorter while they are in use.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     read: Callable[[], Any]
+    map: Callable[[], Any] | None = None
+
+    def by_rows(self) -> Any:
+        """The array, or something that is sliced by rows where the format allows it."""
+        return (self.map or self.read)()
 
     @property
     def nbytes(self) -> int:
@@ -103,6 +110,20 @@ def mapped(
     if 0 in shape:  # which cannot be mapped
         return np.zeros(shape, dtype)
     return np.memmap(path, dtype, "c", offset, shape, "F" if fortran else "C")
+
+
+def in_memory(
+    path: str, dtype: np.dtype[Any], offset: int, shape: tuple[int, ...], fortran: bool = False
+) -> np.ndarray:
+    """An array in a file, from a byte on."""
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        data = np.fromfile(path, np.uint8, size, offset=offset)
+    except OSError as error:
+        raise in_words(error, path, "cannot be read") from error
+    if len(data) < size:
+        raise FileError(f"{path}: has become shorter while it was read.")
+    return data.view(dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def whole_file(path: str | os.PathLike[str]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from jax_tt._tiers.block_file import BlockFile, Extent
+from jax_tt._tiers.map_reader import MapReader, UnreadableError
 from jax_tt._tiers.record_log import BLOCK_BYTES, DamagedBlockError, RecordLog
 from jax_tt._tiers.store_index import DamagedIndexError, StoreIndex
 
@@ -160,7 +161,7 @@ class DiskStore:
         """Raises a `StoreError` for bytes that are not those that were written."""
         try:
             yield
-        except (DamagedBlockError, DamagedIndexError) as error:
+        except (DamagedBlockError, DamagedIndexError, UnreadableError) as error:
             raise StoreError(
                 f"{self.path}: is damaged, {error}. Use a copy of the directory."
             ) from error
@@ -209,8 +210,9 @@ class DiskStore:
                         "directory, or the table that it was written with."
                     )
                 file = self._file = BlockFile(self.path / "blocks", found.extents)
+                reader = MapReader()
                 self._logs = {
-                    table: RecordLog(size, BlockFile.UNIT, BLOCK_BYTES)
+                    table: RecordLog(size, BlockFile.UNIT, reader, BLOCK_BYTES)
                     for table, size in self._sizes.items()
                 }
                 for table, number, offset, length, head in found.blocks:

@@ -9,13 +9,14 @@ import numpy as np
 from jax_tt._tiers.addresses import addresses, copy_rows
 from jax_tt._tiers.checksum import checksum, checksums
 from jax_tt._tiers.key_index import KeyIndex
+from jax_tt._tiers.map_reader import MapReader
 
 # Bytes of a block, at least one record.
 BLOCK_BYTES = 1 << 20
 # Memory of blocks that is kept for others.
 _MOST_SPARE = 16
 # Bytes of records that are read together, which stay in the cache until they are used.
-_READ_BYTES = 1 << 17
+_READ_BYTES = 1 << 18
 # Blocks that are less than half full, which frequent saves leave; so many of them are moved together.
 _SMALL_TOGETHER = 16
 
@@ -36,15 +37,16 @@ class RecordLog:
     Args:
         size: bytes of a record.
         least: bytes of a block at least.
+        reader: reads stored blocks, which may be maps of a file.
         block_bytes: of a full block, about.
 
     Attributes:
         rows: records of a full block.
     """
 
-    def __init__(self, size: int, least: int, block_bytes: int = BLOCK_BYTES):
+    def __init__(self, size: int, least: int, reader: MapReader, block_bytes: int = BLOCK_BYTES):
         # With its checksum, a record takes this much more.
-        self._size, self._stride, self._least = size, size + 8, least
+        self._size, self._stride, self._least, self._reader = size, size + 8, least, reader
         self.rows = max(1, (block_bytes - 8) // (self._stride + 8))
         self._index = KeyIndex()
         # By number of the block: its memory, where its records begin, how many there are, and those that count.
@@ -80,24 +82,18 @@ class RecordLog:
 
         Raises:
             DamagedBlockError: a record does not have its checksum.
+            UnreadableError: a record cannot be read.
         """
         # They are copied first, so that the bytes that are compared are those that are used.
-        step = max(64, _READ_BYTES // self._stride)
-        buffer = np.empty((min(step, len(places)), -(-self._stride // 8) * 8), np.uint8)
-        for first in range(0, len(places), step):
-            part = slice(first, min(first + step, len(places)))
-            blocks, rows = np.divmod(places[part], self.rows)
-            sources = self._firsts[blocks] + (rows * self._stride).astype(np.uint64)
-            records = buffer[: len(rows)]
-            copies = addresses(records, np.arange(len(rows)))
-            copy_rows(sources, copies, self._stride)
-            expected = records[:, self._size : self._stride].view(np.uint64)[:, 0]
+        for part, records in self._copies(places):
+            expected = records[:, self._size :].view(np.uint64)[:, 0]
             wrong = np.flatnonzero(checksums(records[:, : self._size]) != expected)
             if len(wrong):
+                number, row = divmod(int(places[part][wrong[0]]), self.rows)
                 raise DamagedBlockError(
-                    f"record {rows[wrong[0]]} of block {blocks[wrong[0]]} does not have its checksum"
+                    f"record {row} of block {number} does not have its checksum"
                 )
-            yield part, copies
+            yield part, addresses(records, np.arange(len(records)))
 
     def keys(self) -> np.ndarray:
         """The keys of all records, uint64 in ascending order."""
@@ -171,9 +167,11 @@ class RecordLog:
         Raises:
             DamagedBlockError: this is not the block.
         """
-        count = int(memory[:8].view(np.int64)[0]) if len(memory) >= 8 else -1
+        count = -1
+        if len(memory) >= 8:
+            count = int(self._head(memory, 0)[:8].view(np.int64)[0])
         fits = 0 <= count <= self.rows and len(memory) >= 8 + (8 + self._stride) * count
-        if not fits or checksum(memory[: 8 + 8 * count]) != head:
+        if not fits or checksum(self._head(memory, count)) != head:
             raise DamagedBlockError(
                 f"block {number} has {len(memory)} bytes with {count} records, or other keys"
             )
@@ -239,11 +237,13 @@ class RecordLog:
     def _move(self, number: int) -> list[int]:
         """Drops a block and appends the records in it that are still those of their keys."""
         keys = self._keys_of(number)
-        rows = self._index.find(keys) - number * self.rows
-        kept = np.flatnonzero(rows == np.arange(len(keys)))
-        # The checksums are those that were written, so that damage is still noticed.
-        records = self._firsts[number] + (kept * self._stride).astype(np.uint64)
-        full = self._append(keys[kept], records, checked=True)
+        places = np.arange(len(keys)) + number * self.rows
+        kept = np.flatnonzero(self._index.find(keys) == places)
+        full = []
+        for part, records in self._copies(places[kept]):
+            # The checksums are those that were written, so that damage is still noticed.
+            own = addresses(records, np.arange(len(records)))
+            full += self._append(keys[kept[part]], own, checked=True)
         self._total -= len(keys)
         self._counts[number] = 0
         self._dropped.append(number)
@@ -271,7 +271,20 @@ class RecordLog:
         return found
 
     def _keys_of(self, number: int) -> np.ndarray:
-        count, block = int(self._counts[number]), self._memory(number)
-        if number in self._heads and checksum(block[: 8 + 8 * count]) != self._heads[number]:
+        head = self._head(self._memory(number), int(self._counts[number]))
+        if number in self._heads and checksum(head) != self._heads[number]:
             raise DamagedBlockError(f"the keys of block {number} do not have their checksum")
-        return block[8 : 8 + 8 * count].view(np.uint64)
+        return head[8:].view(np.uint64).copy()
+
+    def _head(self, block: np.ndarray, count: int) -> np.ndarray:
+        """What comes before so many records of a block, until the next call of the reader."""
+        return self._reader.rows(addresses(block, np.zeros(1, np.int64)), 8 + 8 * count)[0]
+
+    def _copies(self, places: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Records with their checksums: parts of the places, and uint8 ``[n, bytes]`` until the next part."""
+        step = max(64, _READ_BYTES // self._stride)
+        for first in range(0, len(places), step):
+            part = slice(first, first + step)
+            blocks, rows = np.divmod(places[part], self.rows)
+            sources = self._firsts[blocks] + (rows * self._stride).astype(np.uint64)
+            yield part, self._reader.rows(sources, self._stride)

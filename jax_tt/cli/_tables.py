@@ -58,4 +58,4 @@ def _read(path: str, name: str | None, ndim: int, what: str) -> np.ndarray:
         raise FileError(
             f"{path}: holds an array of shape {array.shape}; expected {ndim} dimensions."
         )
-    return np.asarray(array.read())
+    return np.asarray(array.by_rows())

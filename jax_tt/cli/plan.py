@@ -189,7 +189,7 @@ def _sample(path: str, progress: bool) -> np.ndarray:
         (array,) = arrays.values()
         if array.dtype.kind not in "iu":
             raise FileError(f"--ids: {path} holds {array.dtype}; expected integers.")
-        return np.asarray(array.read()).reshape(-1)[:_SAMPLE]
+        return np.asarray(array.by_rows()).reshape(-1)[:_SAMPLE]
     found, total = [], 0
     for _, ids in Interactions(path, 1, None, progress)():
         found.append(ids)

@@ -84,7 +84,7 @@ def test_files_that_become_shorter_while_they_are_read(tmp_path, monkeypatch):
 
     def after_a_cut(array):
         for path in dump.glob("*.safetensors"):
-            os.truncate(path, 100)
+            os.truncate(path, 0)
         return checksum(array)
 
     monkeypatch.setattr(files, "_sum", after_a_cut)

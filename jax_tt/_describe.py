@@ -27,7 +27,7 @@ from jax_tt.order import IdOrder
 from jax_tt.order._ordered import OrderedTable
 
 _DEFAULT_CORES = 3
-# Entries of dense tables that any ranks are accepted for.
+# Entries of dense tables that any ranks are accepted for: 4 MiB in float32, whose ranks matter to nobody's memory.
 _SMALL = 2**20
 
 
@@ -260,7 +260,7 @@ def _check_smaller(shape: TTShape) -> None:
         raise ValueError(
             f"tt_ranks: cores of ranks {shape.ranks} have {shape.num_params:,} entries, and the dense table has "
             f"{dense:,}; expected lower ranks, e.g. tt_ranks=32. A table without compression is an Embed, EmbedBag or "
-            "dense_table."
+            f"dense_table. (Only up to {_SMALL:,} entries of the dense table, any ranks are accepted.)"
         )
 
 

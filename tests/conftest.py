@@ -40,6 +40,8 @@ if THRIFTY:
     jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# Tracing and lowering make so many objects that collections of cycles take a sixth of the time of the suite.
+gc.set_threshold(50_000, 20, 50)
 # JAX makes an MLIR context for every program, which takes most of the time of lowering a small one.
 mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 # Test processes share a GPU, so none of them may preallocate most of its memory.

@@ -62,6 +62,28 @@ def test_bags_and_gradients(n, method):
     assert not np.any(gradient[::2])
 
 
+def test_programs_for_any_number_of_positions():
+    """Exported with a symbolic size, they add the terms as those for one size do."""
+
+    @jax.jit
+    def run(table, ids, weights, g):
+        once = jnp.arange(ids.size + 1, dtype=jnp.int32)
+        lookup = lambda table, offsets: jax_tt.embed_bag(
+            table, jax_tt.Bags(ids, offsets, weights), method="reference"
+        )
+        return lookup(table, once[:: ids.size])[0], jax.vjp(lambda x: lookup(x, once), table)[1](g)
+
+    (b,) = jax.export.symbolic_shape("b")
+    shapes = ((3, 12), jnp.float32), ((b,), jnp.int32), ((b,), jnp.float32), ((b, 12), jnp.float32)
+    exported = jax.export.export(run)(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))
+    terms = _terms(3000)
+    args = jnp.ones((3, 12)), jnp.ones(3000, jnp.int32), jnp.asarray(terms[:, 5]), terms
+    out, (gradient,) = exported.call(*args)
+    jax.tree.map(np.testing.assert_array_equal, (out, (gradient,)), run(*args))
+    _assert_sum(out, np.broadcast_to(terms[:, 5:6], terms.shape), "bag")
+    _assert_sum(gradient[1], terms[:, 5:6] * terms, "gradient")
+
+
 @pytest.mark.parametrize("n", FEW_COUNTS)
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
 def test_fused_steps(name, n, method):

@@ -4,6 +4,7 @@ import functools
 import multiprocessing
 import pickle
 from concurrent.futures import ProcessPoolExecutor
+from copy import copy, deepcopy
 from typing import Any
 
 import jax
@@ -138,6 +139,21 @@ def test_linen_layers(name: str) -> None:
     again = copied(layer)
     equal(jax.jit(again.init)(jax.random.key(0), IDS), want)
     equal(again.apply(want, IDS), layer.apply(want, IDS))
+
+
+def test_tables_on_a_mesh_say_what_to_pickle() -> None:
+    mesh, tables = jax.make_mesh((2,), ("model",)), {"dense": TABLES["dense"]}
+    features = {"dense": FEATURES["dense"]}
+    sharded = jax_tt.shard_tables(tables, mesh, "model")
+    for what in (
+        sharded["dense"],
+        jax_tt.Collection(sharded, features),
+        jax_tt.EmbedCollection(tables, features, mesh=mesh, axis="model", rngs=nnx.Rngs(0)),
+    ):
+        with pytest.raises(TypeError, match=r"Pickle the table that it divides"):
+            pickle.dumps(what)
+    assert copied(sharded["dense"].table) == tables["dense"]
+    assert deepcopy(sharded) == copy(sharded) == sharded
 
 
 def looked_up(collection: Any, state: Any, layer: Any) -> Any:

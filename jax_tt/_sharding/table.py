@@ -110,6 +110,19 @@ class ShardedTable(Wrapper):
             )
         check_layout(self.table, self.layout)
 
+    def __getstate__(self) -> object:
+        raise TypeError(
+            f"{self.table.label}mesh: got a ShardedTable to pickle; its devices exist in this process only. "
+            "Pickle the table that it divides, its attribute `table`, or a Collection of such tables, and divide it in "
+            "the other process with jax_tt.shard_tables. States are saved by orbax or jax_tt.dump_rows."
+        )
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
     @property
     def axes(self) -> tuple[str, ...]:
         return self.axis if isinstance(self.axis, tuple) else (self.axis,)

@@ -68,9 +68,11 @@ def test_programs_for_any_number_of_positions():
     @jax.jit
     def run(table, ids, weights, g):
         once = jnp.arange(ids.size + 1, dtype=jnp.int32)
-        lookup = lambda table, offsets: jax_tt.embed_bag(
-            table, jax_tt.Bags(ids, offsets, weights), method="reference"
-        )
+
+        def lookup(table, offsets):
+            bags = jax_tt.Bags(ids, offsets, weights)
+            return jax_tt.embed_bag(table, bags, method="reference")
+
         return lookup(table, once[:: ids.size])[0], jax.vjp(lambda x: lookup(x, once), table)[1](g)
 
     (b,) = jax.export.symbolic_shape("b")

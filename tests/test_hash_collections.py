@@ -17,6 +17,9 @@ from tests.hash_model import joined
 from tests.test_hash_training import collected, described
 
 WORDS = jax_tt.split_keys
+INSERT = jax.jit(jax_tt.insert_keys, static_argnums=0, static_argnames="method")
+REMOVE = jax.jit(jax_tt.remove_keys, static_argnums=0, static_argnames="method")
+INIT = jax.jit(lambda table, key: table.init(key), static_argnums=0)
 method = method_fixture("reference", "ffi", "cuda_emulated")
 
 
@@ -130,17 +133,18 @@ def test_slots_of_an_earlier_table(change, method):
     keys = draw.integers(-(2**63), 2**63, 60)
     keys[:2] = 0, -1
     keys[30:32] = keys[:2]
-    state, inserted = jax_tt.insert_keys(table, table.init(jax.random.key(0)), keys, method=method)
+    first = INIT(table, jax.random.key(0))
+    state, inserted = INSERT(table, first, WORDS(keys), method=method)
     located = jax_tt.with_slots(keys, inserted)
     before = np.asarray(inserted.found)
     if change == "insertion":
-        state, _ = jax_tt.insert_keys(table, state, draw.integers(0, 2**63, 60), method=method)
+        state, _ = INSERT(table, state, WORDS(draw.integers(0, 2**63, 60)), method=method)
     elif change == "removal":
-        state, _ = jax_tt.remove_keys(table, state, keys[::2], method=method)
+        state, _ = REMOVE(table, state, WORDS(keys[::2]), method=method)
     elif change == "growth":
         table, state = jax_tt.grow_if_full(table, state, max_load=0.1)
     elif change == "other":
-        state = table.init(jax.random.key(1))
+        state = INIT(table, jax.random.key(1))
     numbered = jnp.arange(state["embedding"].size, dtype=jnp.float32).reshape(-1, 4)
     state = {**state, "embedding": numbered}
     stored = jax_tt.table_keys(table, state)
@@ -151,7 +155,7 @@ def test_slots_of_an_earlier_table(change, method):
     for train in (True, False):
         lookup = jax_tt.Lookup(method=method, train=train)
         rows = jax.jit(lambda *given, lookup=lookup: jax_tt.lookup_rows(table, *given, lookup)[0])
-        initial = np.asarray(rows(table.init(jax.random.key(0)), WORDS(keys)))
+        initial = np.asarray(rows(INIT(table, jax.random.key(0)), WORDS(keys)))
         want = np.where(now[:, None] >= 0, np.asarray(numbered)[now], initial)
         np.testing.assert_array_equal(rows(state, located), want)
 
@@ -159,8 +163,8 @@ def test_slots_of_an_earlier_table(change, method):
 def test_keys_that_have_left_their_slots_are_reported(method):
     table = jax_tt.hash_table(4, 64, safe_check="error")
     keys = np.arange(5)
-    state, inserted = jax_tt.insert_keys(table, table.init(jax.random.key(0)), keys)
-    state, _ = jax_tt.remove_keys(table, state, keys[:2])
+    state, inserted = INSERT(table, INIT(table, jax.random.key(0)), WORDS(keys))
+    state, _ = REMOVE(table, state, WORDS(keys[:2]))
     located, lookup = jax_tt.with_slots(keys, inserted), jax_tt.Lookup(method=method)
     with pytest.raises(Exception, match="2 ids of a training batch are keys without a row"):
         jax.block_until_ready(jax_tt.lookup_rows(table, state, located, lookup)[0])

@@ -183,12 +183,16 @@ def test_schedule_reads_the_step():
     with_optax = Tower("dense", None).items
     opt = jax_tt.FusedOptimizer(scheduled, optax.sgd(0.1))
     plain = nnx.Optimizer(with_optax, optax.sgd(schedule), wrt=nnx.Param)
+
+    @nnx.jit
+    def one_step(layer, opt, ids):
+        opt.update(layer, jax_tt.grad(lambda m: jnp.sum(m(ids) ** 2))(layer))
+
     for k in range(4):
-        ids = batch(k)[0]
         # optax counts in int32 and mixes that with floats.
         with jax.numpy_dtype_promotion("standard"):
             for layer, step in ((scheduled, opt), (with_optax, plain)):
-                step.update(layer, jax_tt.grad(lambda m, ids=ids: jnp.sum(m(ids) ** 2))(layer))
+                one_step(layer, step, batch(k)[0])
     np.testing.assert_allclose(scheduled.embedding[...], with_optax.embedding[...], rtol=1e-5)
     assert float(scheduled.step[...]) == 4
 
@@ -237,7 +241,7 @@ def test_axis_name_sums_over_shards(method):
         out_specs=whole,
         check_vma=False,
     )
-    got, want = jax.jit(sharded)(state, batch(0)[0]), new_state(single, batch(0)[0])
+    got, want = jax.jit(sharded)(state, batch(0)[0]), nnx.jit(new_state)(single, batch(0)[0])
     assert jax.tree.leaves(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -42,7 +42,17 @@ NNX_ONLY = {
     "HashEmbed": ("HashEmbed", (TABLES["hashed"],), {}, KEYS, "float32[1,2,4]"),
     "HashEmbedBag": ("HashEmbedBag", (TABLES["hashed"],), {}, KEYS, "float32[1,4]"),
 }
+# The quick tier has one of each way that a layer is made.
+QUICK = ("TTEmbedBag, cached", "EmbedCollection", "HashEmbedBag")
 CONSOLE = {"width": 200, "force_terminal": False}
+
+
+def cases(*layers: str) -> Any:
+    """Parameters of a test; those that are not in the quick tier are marked."""
+    return pytest.mark.parametrize(
+        "case",
+        [case if case in QUICK else pytest.param(case, marks=pytest.mark.full) for case in layers],
+    )
 
 
 def layer_classes(module: Any, base: Any) -> list[Any]:
@@ -58,7 +68,7 @@ def public_methods(layer: Any) -> dict[str, Any]:
     return {name: method for name, method in members if name[0] != "_" or name == "__call__"}
 
 
-@pytest.mark.parametrize("case", [*LAYERS, *NNX_ONLY])
+@cases(*LAYERS, *NNX_ONLY)
 def test_nnx_tabulate(case: str) -> None:
     name, args, options, inputs, outputs = (LAYERS | NNX_ONLY)[case]
     kind = getattr(jax_tt, name)
@@ -73,7 +83,7 @@ def test_nnx_tabulate(case: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, layer(inputs), want)
 
 
-@pytest.mark.parametrize("case", LAYERS)
+@cases(*LAYERS)
 def test_linen_tabulate(case: str) -> None:
     name, args, options, inputs, outputs = LAYERS[case]
     layer = getattr(jax_tt.linen, name)(*args, **options)

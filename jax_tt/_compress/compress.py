@@ -155,7 +155,8 @@ def compress(
 
     >>> import jax_tt, numpy as np
     >>> rows = np.random.default_rng(0).normal(size=(2000, 16)).astype(np.float32)
-    >>> found = jax_tt.compress(rows, max_bytes=rows.nbytes // 5, progress=False)
+    >>> kinds = ["quantized", "product"]
+    >>> found = jax_tt.compress(rows, kind=kinds, max_bytes=rows.nbytes // 5, progress=False)
     >>> found.chosen.nbytes <= rows.nbytes // 5, found.chosen.quality > 0.98
     (True, True)
     """

@@ -144,7 +144,7 @@ def test_linen_layers(name: str) -> None:
 def test_tables_on_a_mesh_say_what_to_pickle() -> None:
     mesh, tables = jax.make_mesh((2,), ("model",)), {"dense": TABLES["dense"]}
     features = {"dense": FEATURES["dense"]}
-    sharded = jax_tt.shard_tables(tables, mesh, "model")
+    sharded: dict[str, Any] = jax_tt.shard_tables(tables, mesh, "model")
     for what in (
         sharded["dense"],
         jax_tt.Collection(sharded, features),

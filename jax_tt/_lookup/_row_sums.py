@@ -1,8 +1,8 @@
 """Sums of rows whose error does not grow with the number of terms.
 
 The first terms of a sum are added one after the other. Those after them are summed in blocks, in pairs, and the sums of
-the blocks are added in the same way. Exported programs with a symbolic number of values have as many levels of blocks
-as the largest number needs; those that a call does not need add nothing.
+the blocks are added in the same way. Exported programs with a symbolic number of values have a fixed number of levels
+of blocks; those that a call does not need add nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from jax import lax
 
 # Terms that are added one after the other, and terms of a block.
 _FIRST, _BLOCK = 256, 32
-# Levels of blocks for a symbolic size: enough for 2^31 terms.
-_MOST_LEVELS = 5
+# Levels of blocks for a symbolic size: enough for 2^23 terms of a row. Each makes programs longer to compile.
+_MOST_LEVELS = 3
 
 
 def sums_by_row(

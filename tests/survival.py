@@ -3,7 +3,8 @@ gradients that are not finite. Whatever comes, the model is the one that the sam
 for bit.
 
 Other runs have the code around their steps that models without fused tables have: a penalty over all parameters, norms,
-clipping and scaling of gradients, and averages, which are refused. Their tables are those of the same steps without it.
+clipping and scaling of gradients; and averages, penalties over all variables and second updates with gradients of the
+same model, which are refused. Their tables are those of the same steps without it.
 
     python -m tests.survival --steps 2000
 """
@@ -14,6 +15,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -107,15 +109,29 @@ def _penalty(params: Any) -> jax.Array:
     return 1e-3 * optax.tree.norm(params, squared=True)
 
 
+def _expect(call: Callable[[], Any], kind: type[Exception], words: str) -> None:
+    """Makes a call that would change tables silently if it were not refused."""
+    try:
+        call()
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"nothing said: {words}")
+
+
+def _whole_penalty(variables: Any) -> jax.Array:
+    """A penalty over all matrices, fused tables among them."""
+    return _penalty([x for x in jax.tree.leaves(variables) if x.ndim >= 2])
+
+
 def _surrounded(grads: Any, others: list[Any], of_flax: Any) -> tuple[Any, Any]:
     """The gradients scaled and clipped, and two norms that are to be the same."""
     norms = optax.tree.norm(others[0]), optax.tree.norm(of_flax)
-    try:
-        jax.tree.map(lambda a, b: (a + b) / 2, *others)
-    except TypeError as error:
-        assert "after every micro-batch" in str(error)
-    else:
-        raise AssertionError("an average of gradients was accepted")
+    _expect(
+        lambda: jax.tree.map(lambda a, b: (a + b) / 2, *others),
+        TypeError,
+        "after every micro-batch",
+    )
     clip = optax.clip_by_global_norm(0.1)
     halves = jax.tree.map(lambda g: g / 2, grads)
     return clip.update(halves, clip.init(halves))[0], norms
@@ -152,12 +168,18 @@ def _train_nnx(run: Run, generic: bool) -> tuple[Callable[[Step], Any], Callable
         def penalised(model: Any) -> jax.Array:
             return loss(model) + _penalty(nnx.state(model, nnx.Param))
 
+        def too_far(model: Any) -> jax.Array:
+            return loss(model) + _whole_penalty(nnx.state(model))
+
         grads = jax_tt.grad(penalised if generic else loss, wrt=wrt)(model)
-        norms = None
+        norms = others = None
         if generic:
+            _expect(lambda: jax_tt.grad(too_far)(model), ValueError, "weight_decay")
             others = [jax_tt.grad(loss)(model) for _ in range(2)]
             grads, norms = _surrounded(grads, others, nnx.grad(loss)(model))
         opt.update(model, grads)
+        if others:
+            _expect(lambda: opt.update(model, others[0]), ValueError, "before another update")
         return norms
 
     compiled = nnx.jit(step, static_argnums=5, donate_argnums=(0, 1) if run.donate else ())
@@ -201,12 +223,20 @@ def _train_linen(run: Run, generic: bool) -> tuple[Callable[[Step], Any], Callab
         def of_params(params: Any) -> jax.Array:
             return loss({**state.variables, "params": params})
 
+        def too_far(variables: Any) -> jax.Array:
+            return loss(variables) + _whole_penalty(variables)
+
         grads = jax_tt.linen.grad(penalised if generic else loss)(state.variables)
-        norms = None
+        norms = others = None
         if generic:
+            _expect(lambda: jax_tt.linen.grad(too_far)(state.variables), ValueError, "weight_decay")
             others = [jax_tt.linen.grad(loss)(state.variables) for _ in range(2)]
             grads, norms = _surrounded(grads, others, jax.grad(of_params)(state.params))
-        return state.apply_gradients(grads=grads), norms
+        after = state.apply_gradients(grads=grads)
+        if others:
+            again = partial(after.apply_gradients, grads=others[0])
+            _expect(again, ValueError, "before another update")
+        return after, norms
 
     compiled = jax.jit(step, static_argnums=4, donate_argnums=0 if run.donate else ())
 

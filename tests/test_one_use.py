@@ -1,4 +1,4 @@
-"""A loss that looks up a fused table twice is refused when it is traced, before a step runs."""
+"""A loss that looks up a fused table twice, or has a term over it, is refused when it is traced, before a step runs."""
 
 from typing import Any
 
@@ -91,3 +91,82 @@ def test_equal_layers_are_not_the_same() -> None:
     model.right = model.left  # one layer in two places
     with REFUSED:
         trace(lambda model: jnp.sum(model.left(IDS) * model.right(IDS)), model)
+
+
+# --- Terms over the arrays of a table
+
+
+class Tower(nnx.Module):
+    """A layer, one with a row cache, a collection and ordinary parameters."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        cache = jax_tt.RowCache(8, ways=4)
+        self.layer = layer()
+        self.cached = jax_tt.TTEmbed(10, 4, tt_ranks=2, optimizer=RULE, cache=cache, rngs=rngs)
+        self.tables = jax_tt.EmbedCollection(TABLES, FEATURES, rngs=rngs)
+        self.head = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self) -> jax.Array:
+        rows = self.layer(IDS) + self.cached(IDS)
+        return jnp.sum(self.head(rows)) + sum(map(jnp.sum, self.tables(BATCH).values()))
+
+
+def penalty(variables: Any, reached: Any) -> Any:
+    """As libraries of other frameworks have it: over all variables, or all matrices among them, or those of a name."""
+    leaves = jax.tree.leaves_with_path(variables)
+    floats = [(str(path), x) for path, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
+    return 1e-5 * sum(jnp.sum(x**2) for path, x in floats if reached(path, x))
+
+
+REACHED = {
+    "all variables": lambda path, x: True,
+    "matrices": lambda path, x: x.ndim >= 2,
+    "the cached rows": lambda path, x: "cache_rows" in path,
+    "one table of a collection": lambda path, x: "tables" in path and "'b'" in path,
+}
+
+
+@pytest.mark.parametrize("name", REACHED)
+def test_a_penalty_over_fused_tables(name: str) -> None:
+    def penalised(model: Any) -> Any:
+        return model() + penalty(nnx.state(model), REACHED[name])
+
+    with pytest.raises(
+        ValueError, match=r"(?s)not only through one lookup.*nnx\.Param.*weight_decay"
+    ):
+        trace(penalised, Tower())
+    with pytest.raises(ValueError, match=r"not only through one lookup"):
+        jax_tt.grad(penalised)(Tower())
+
+
+def test_a_penalty_over_ordinary_parameters() -> None:
+    def penalised(model: Any) -> Any:
+        return model() + penalty(nnx.state(model, nnx.Param), REACHED["all variables"])
+
+    trace(penalised, Tower())
+
+
+def test_the_error_names_the_arrays_of_the_table() -> None:
+    with pytest.raises(ValueError, match=r"depends on layer\.embedding of fused tables"):
+        trace(lambda model: model() + jnp.sum(model.layer.embedding[...] ** 2), Tower())
+
+
+def test_terms_without_a_gradient_are_allowed() -> None:
+    def loss(model: Any) -> Any:
+        norm = jnp.sum(jax.lax.stop_gradient(model.layer.embedding[...]) ** 2)
+        return model() + norm
+
+    trace(loss, Tower())
+
+
+def test_linen_penalties() -> None:
+    model = jax_tt.linen.Embed(10, 4, optimizer=RULE)
+    variables = jax.jit(model.init)(jax.random.key(0), IDS)
+
+    def loss(variables: Any, name: str) -> Any:
+        return jnp.sum(model.apply(variables, IDS)) + penalty(variables, REACHED[name])
+
+    for name in ("all variables", "matrices"):
+        with pytest.raises(ValueError, match=r"not only through one lookup.*variables\['params'\]"):
+            jax_tt.linen.grad(loss)(variables, name)

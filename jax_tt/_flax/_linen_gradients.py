@@ -13,7 +13,7 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from jax_tt._arguments import as_int
 from jax_tt._flax._linen_variables import PARAMS
 from jax_tt._flax._next_values import NextValues, without_value
-from jax_tt._lookup._one_use import one_loss
+from jax_tt._lookup._one_loss import one_loss
 
 
 class Gradients(Mapping[str, Any]):
@@ -129,10 +129,14 @@ def value_and_grad(
             every[argnums] = {**variables, **trained}
             return f(*every, **kwargs)
 
-        with one_loss():
+        with one_loss() as loss:
             value, grads = jax.value_and_grad(of_trained, has_aux=has_aux, **options)(trained)
-        values = flat(grads[OVERWRITE_WITH_GRADIENT])
-        return value, Gradients(grads[PARAMS], NextValues(values)) if values else grads[PARAMS]
+        if not fused:
+            return value, grads[PARAMS]
+        new = flat(grads[OVERWRITE_WITH_GRADIENT])
+        return value, Gradients(
+            grads[PARAMS], NextValues(flat(fused), new, loss, "variables['params']")
+        )
 
     return value_and_gradients
 

@@ -11,7 +11,7 @@ from flax.training import train_state
 
 from jax_tt._flax._linen_gradients import Gradients, flat
 from jax_tt._flax._linen_variables import PARAMS
-from jax_tt._tables.next_values import check_paths, next_values
+from jax_tt._tables.next_values import check_paths, next_values, note_update
 
 _COLLECTIONS = {PARAMS, OVERWRITE_WITH_GRADIENT}
 
@@ -65,9 +65,9 @@ class TrainState(train_state.TrainState):
             **kwargs: fields to replace.
 
         Raises:
-            ValueError: ``grads`` lack the next values of the tables, or left the compiled function that computed them;
-                or, outside ``jit``, a sentinel is not exactly 1. Inside ``jit``, the next forward pass of the table
-                fails instead.
+            ValueError: ``grads`` lack the next values of the tables, left the compiled function that computed them, or
+                were computed before another update; or, outside ``jit``, a sentinel is not exactly 1. Inside ``jit``,
+                the next forward pass of the table fails instead.
         """
         old = flat(self.fused)
         if old and not isinstance(grads, Gradients):
@@ -75,13 +75,16 @@ class TrainState(train_state.TrainState):
                 f"TrainState.apply_gradients: grads: got a {type(grads).__name__} without the next values of the fused "
                 "tables; expected what jax_tt.linen.value_and_grad or jax_tt.linen.grad returned for state.variables."
             )
+        new: dict[Any, Any] = {}
         if isinstance(grads, Gradients):
-            new = grads.next_values.by_path
+            new, start = grads.next_values.by_path, grads.next_values.start
             check_paths("TrainState.apply_gradients", old, new)
-            old |= next_values("TrainState.apply_gradients", old, new)
+            new = next_values("TrainState.apply_gradients", old, new, start)
             grads = grads.params
-        fused = traverse_util.unflatten_dict(old)
-        return super().apply_gradients(grads=grads, fused=fused, **kwargs)
+        fused = traverse_util.unflatten_dict(old | new)
+        state = super().apply_gradients(grads=grads, fused=fused, **kwargs)
+        note_update(old, new)
+        return state
 
     @classmethod
     def create(cls, *, apply_fn: Any, variables: Any, tx: Any, **kwargs: Any) -> Self:

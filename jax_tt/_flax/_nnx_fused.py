@@ -9,9 +9,9 @@ import optax
 from flax import nnx
 
 from jax_tt._flax._nnx_cache import refresh_caches
-from jax_tt._flax._nnx_gradients import Gradients
+from jax_tt._flax._nnx_gradients import Gradients, arrays_of
 from jax_tt._flax._nnx_variables import FusedParam, with_ordinary_gradients
-from jax_tt._tables.next_values import check_paths, next_values, says_used
+from jax_tt._tables.next_values import check_paths, next_values, note_update, says_used
 
 
 class FusedOptimizer(nnx.Optimizer):
@@ -92,9 +92,9 @@ class FusedOptimizer(nnx.Optimizer):
 
         Raises:
             ValueError: ``model`` is not the one that the optimizer was created with; ``grads`` lack a variable in
-                ``wrt`` or the next values of the tables, or left the compiled function that computed them; or, outside
-                ``jit``, a sentinel is not exactly 1. Nothing is written then. Inside ``jit``, the next forward pass of
-                the table fails instead.
+                ``wrt`` or the next values of the tables, left the compiled function that computed them, or were
+                computed before another update; or, outside ``jit``, a sentinel is not exactly 1. Nothing is written
+                then. Inside ``jit``, the next forward pass of the table fails instead.
         """
         old = self._fused(model)
         self._check_model(model)
@@ -104,20 +104,22 @@ class FusedOptimizer(nnx.Optimizer):
                 f"tables {', '.join(sorted(_tables(old)))}; expected what jax_tt.value_and_grad or jax_tt.grad "
                 "returned. nnx.grad does not train fused tables, and nnx.state, splits and merges drop the next values."
             )
-        new = grads.next_values.by_path if isinstance(grads, Gradients) else {}
+        new, start = {}, {}
+        if isinstance(grads, Gradients):
+            new, start = grads.next_values.by_path, grads.next_values.start
         check_paths("FusedOptimizer.update", old, new)
-        new = next_values("FusedOptimizer.update", old, new)
+        new = next_values("FusedOptimizer.update", old, new, start)
         self._check_gradients(grads)
         updates = super().update(model, grads, **kwargs)
         # `used` is already 1.
         written = {path: value for path, value in new.items() if not says_used(path)}
         nnx.update(model, nnx.from_flat_state(written))
+        note_update(old, written)
         refresh_caches(model)
         return updates
 
     def _fused(self, model: Any) -> dict[tuple[Any, ...], Any]:
-        state = nnx.state(model, FusedParam, graph=self.graph)
-        return {path: variable[...] for path, variable in nnx.to_flat_state(state)}
+        return arrays_of(nnx.state(model, FusedParam, graph=self.graph))
 
     def _trained(self, tree: Any) -> frozenset[str]:
         """Names of the variables in ``wrt``, of a model or of its gradients."""

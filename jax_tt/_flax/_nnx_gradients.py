@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from flax import nnx
 
 from jax_tt._flax._next_values import NextValues, without_value
 from jax_tt._flax._nnx_variables import FusedParam, with_ordinary_gradients
-from jax_tt._lookup._one_use import one_loss
+from jax_tt._lookup._one_loss import Loss, one_loss
 
 
 class _RegisteredBelow:
@@ -112,9 +113,9 @@ def value_and_grad(
 
     @functools.wraps(f)
     def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
-        with one_loss():
+        with one_loss() as loss:
             value, grads = differentiated(*args, **kwargs)
-        return value, _separated(grads)
+        return value, _separated(grads, _differentiated(args, argnums), loss)
 
     return value_and_gradients
 
@@ -163,18 +164,32 @@ def _with_tables(argnums: Any, wrt: Any) -> Any:
     return nnx.DiffState(argnums, nnx.Any(with_ordinary_gradients(wrt), FusedParam))
 
 
-def _separated(grads: Any) -> Any:
+def _differentiated(args: Sequence[Any], argnums: Any) -> Any:
+    if isinstance(argnums, Sequence):
+        return tuple(_differentiated(args, argnum) for argnum in argnums)
+    return args[argnums.argnum if isinstance(argnums, nnx.DiffState) else argnums]
+
+
+def _separated(grads: Any, args: Any, loss: Loss) -> Any:
     """The gradients with the next values of fused tables out of sight; without any, as they are."""
-    return jax.tree.map(_of_one_module, grads, is_leaf=_is_state)
+    return jax.tree.map(partial(_of_one_module, loss), grads, args, is_leaf=_is_state)
 
 
 def _is_state(x: Any) -> bool:
     return isinstance(x, nnx.State | nnx.Variable)
 
 
-def _of_one_module(grads: Any) -> Any:
+def _of_one_module(loss: Loss, grads: Any, module: Any) -> Any:
     if not isinstance(grads, nnx.State):
         return grads
     fused, ordinary = nnx.split_state(grads, FusedParam, ...)
-    values = {path: variable[...] for path, variable in nnx.to_flat_state(fused)}
-    return Gradients(ordinary, NextValues(values)) if values else grads
+    new = arrays_of(fused)
+    if not new:
+        return grads
+    old = arrays_of(nnx.state(module, FusedParam))
+    return Gradients(ordinary, NextValues(old, new, loss, "nnx.state(model, nnx.Param)"))
+
+
+def arrays_of(state: Any) -> dict[tuple[Any, ...], Any]:
+    """The arrays of a state by path."""
+    return {path: variable[...] for path, variable in nnx.to_flat_state(state)}

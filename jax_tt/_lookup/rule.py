@@ -23,7 +23,7 @@ from jax_tt._lookup._added import Added, plus_added
 from jax_tt._lookup._batch import Batch
 from jax_tt._lookup._explicit import explicit_mesh, sums_over_explicit_axes
 from jax_tt._lookup._groups import Call, Use
-from jax_tt._lookup._one_use import check_first_use
+from jax_tt._lookup._one_loss import check_first_use, note_next_values
 from jax_tt._lookup._parts import divided, whole
 from jax_tt._lookup._read_scale import scaled_reads
 from jax_tt._lookup._reverse_only import first_order, reverse_only
@@ -189,7 +189,9 @@ def _bwd(saved: Any, gs: Any) -> tuple[list[Any], Shared | None, None]:
     )
     calls, shared, _, wanted, *_ = saved
     check_first_use(calls, shared, wanted, given)
-    return *first_order(_cotangents, saved, given), None
+    cotangents, after = first_order(_cotangents, saved, given)
+    note_next_values(calls, shared, cotangents, after)
+    return cotangents, after, None
 
 
 def _cotangents(saved: Any, gs: Any) -> tuple[list[Any], Shared | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,18 @@ from jax_tt import _sentinel
 from jax_tt._cache.cached import is_of_rows, outer_name
 
 Path = tuple[Any, ...]
-_USED, _SENTINEL = ((name, outer_name(name)) for name in ("used", "sentinel"))
+_USED, _SENTINEL, _STEP = ((name, outer_name(name)) for name in ("used", "sentinel", "step"))
+# Step counts that an update has replaced, and those that it has written, by id.
+_replaced: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_written: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
-def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -> dict[Path, Any]:
+def next_values(
+    caller: str,
+    old: Mapping[Path, Any],
+    new: Mapping[Path, Any],
+    start: Mapping[Path, Any] | None = None,
+) -> dict[Path, Any]:
     """The variables to write, by path: those of ``new`` in all tables that the loss used.
 
     A traced program selects between old and new. The compiler removes the selection if ``used`` is a constant, that is,
@@ -29,12 +38,15 @@ def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
         old: variables of the model, including those of fused tables.
         new: their next values, as the backward pass returned them; those that belong to no fused table are returned
             unchanged.
+        start: the step counts of the tables that ``new`` were computed from, `step_counts` of these; None if unknown.
 
     Raises:
-        ValueError: ``new`` left the compiled function that computed them; or, outside ``jit``, they are not what the
-            steps of the tables returned. Inside ``jit``, sentinels are written that the next forward pass refuses.
+        ValueError: ``new`` left the compiled function that computed them; another update came after ``start``; or,
+            outside ``jit``, they are not what the steps of the tables returned. Inside ``jit``, sentinels are written
+            that the next forward pass refuses.
     """
     _check_alive(caller, new)
+    outdated = _is_outdated(caller, step_counts(old), start) if start else False
     tables = {_table_of(path): path for path in new if says_used(path)}
     known = _known({path: new[path] for path in new if path[-1] in (*_USED, *_SENTINEL)})
     unused = {table: _is_unused(known.get(path, new[path])) for table, path in tables.items()}
@@ -46,10 +58,56 @@ def next_values(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
                 _check_sentinel(caller, path, known[path], skip)
             else:
                 value = _sentinel.spoilt(value)
+            if outdated is not False:
+                value = jnp.where(outdated, jnp.nan, value)
         if skip is True:
             continue
         result[path] = value if skip is False else _either(skip, old[path], value)
     return result
+
+
+def step_counts(arrays: Mapping[Path, Any]) -> dict[Path, Any]:
+    """The step counts among the arrays of fused tables."""
+    return {path: value for path, value in arrays.items() if path[-1] in _STEP}
+
+
+def note_update(old: Mapping[Path, Any], written: Mapping[Path, Any]) -> None:
+    """Notes an update, after which next values that were computed before it are outdated.
+
+    Args:
+        old: variables of the model before the update.
+        written: those that it has overwritten, by path.
+    """
+    for path, new in step_counts(written).items():
+        _replaced[id(old[path])], _written[id(new)] = old[path], new
+
+
+def _is_outdated(caller: str, now: Mapping[Path, Any], start: Mapping[Path, Any]) -> Any:
+    """Whether tables were stepped since their next values were computed: False, or an array if it is not known yet.
+
+    The same arrays are the same tables. Others may be copies, as those of an operand of a ``cond``, which the next
+    values were not computed from. Then the numbers of steps decide.
+    """
+    others = [path for path in start if now[path] is not start[path]]
+    known = _known({(k, path): own[path] for k, own in enumerate((start, now)) for path in others})
+    late, unknown = [], []
+    for path in others:
+        if {(0, path), (1, path)} <= known.keys():
+            if np.any(known[0, path] != known[1, path]):
+                late.append(path)
+        elif id(start[path]) in _replaced and id(now[path]) in _written:
+            late.append(path)
+        else:
+            unknown.append(jnp.any(jnp.asarray(start[path]) != now[path]))
+    if late:
+        tables = {".".join(map(str, path[:-1])) or "the model itself" for path in late}
+        raise ValueError(
+            f"{caller}: grads were computed before another update of the fused tables {', '.join(sorted(tables))}. "
+            "Their next values start from the tables before that update and would undo it. Compute gradients after "
+            "the previous update; for two losses of a model, those of their sum, or the second ones after the first "
+            "update."
+        )
+    return jnp.any(jnp.stack(unknown)) if unknown else False
 
 
 def check_paths(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -> None:
@@ -57,13 +115,14 @@ def check_paths(caller: str, old: Mapping[Path, Any], new: Mapping[Path, Any]) -
     expected = "expected what value_and_grad returned for this model."
     if foreign := new.keys() - old.keys():
         raise ValueError(
-            f"{caller}: grads hold {_names(foreign)}, which model does not; {expected}"
+            f"{caller}: grads hold {names_of(foreign)}, which model does not; {expected}"
         )
     if missing := old.keys() - new.keys():
-        raise ValueError(f"{caller}: grads lack {_names(missing)} of the model; {expected}")
+        raise ValueError(f"{caller}: grads lack {names_of(missing)} of the model; {expected}")
 
 
-def _names(paths: Iterable[Path]) -> str:
+def names_of(paths: Iterable[Path]) -> str:
+    """The variables in words."""
     return ", ".join(sorted(".".join(map(str, path)) for path in paths))
 
 

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_tt
 from jax_tt import Bags, Feature, Lookup, optimizers
+from jax_tt._lookup import _shared
 from jax_tt._tables import table_group
 from tests.conftest import native_available
 from tests.fuzz import calls
@@ -506,3 +507,48 @@ def test_arguments_that_do_not_fit_name_their_table(build, op):
         call.attributes["1"] |= {"table": "second", "padded": 1.5}
         with pytest.raises(jax.errors.JaxRuntimeError, match="table 'second': attribute padded"):
             call.run()
+
+
+# --- The scalars that tables share
+
+
+@pytest.mark.optimized
+def test_the_step_counts_of_all_tables_are_one_kernel():
+    """Compiling a kernel for every count takes as long as compiling the rest of the step."""
+
+    def kernels(tables: int) -> int:
+        names = [f"table_{k}" for k in range(tables)]
+        table = jax_tt.dense_table(9, 4, optimizer=optimizers.SGD(0.1))
+        collection = jax_tt.Collection(
+            dict.fromkeys(names, table), {name: Feature(name) for name in names}
+        )
+        state = jax.eval_shape(collection.init, jax.random.key(0))
+        ids = dict.fromkeys(names, jax.ShapeDtypeStruct((2, 1), jnp.int32))
+
+        def step(state, ids):
+            return jax.grad(lambda s: _total(collection, s, ids))(state)
+
+        text = jax.jit(step, donate_argnums=0).lower(state, ids).compile().as_text()
+        return len(re.findall(r"= f32\[\]\S* (?:fusion|add)\(", text[text.index("ENTRY") :]))
+
+    assert kernels(2) == kernels(6)
+
+
+def _total(collection, state, ids):
+    rows, _ = jax_tt.embed_collection(collection, state, ids)
+    return sum(map(jnp.sum, rows.values()))
+
+
+def test_step_counts_under_vmap():
+    """Those that are not mapped stay one count, also beside others that are."""
+    mapped, single = jnp.arange(3.0), jnp.float32(5)
+
+    def added(mapped, single, applied):
+        return tuple(_shared._added([mapped, single, single], [applied[0], applied[1], mapped]))
+
+    run = jax.vmap(added, (0, None, None), (0, None, 0))
+    first, second, third = run(mapped, single, jnp.array([1.0, 2.0]))
+    np.testing.assert_array_equal(first, [1, 2, 3])
+    assert second == 7
+    np.testing.assert_array_equal(third, [5, 6, 7])
+    assert [float(x) for x in _shared._added([single] * 70, [single] * 70)] == [10.0] * 70

@@ -23,7 +23,8 @@ class FusedOptimizer(nnx.Optimizer):
 
     Gradients may be clipped, scaled or averaged over devices before :meth:`update`; that changes
     ordinary gradients only.  For the tables there are ``max_gradient``, ``weight_decay`` and
-    ``grad_scale`` (a loss scale must be given to the layer).  To accumulate micro-batches, put
+    ``grad_scale`` (a loss scale must be given to the layer), and ``skip_nonfinite`` in place of
+    guards such as ``optax.apply_if_finite``, which see the parameters alone.  To accumulate micro-batches, put
     ``optax.MultiSteps`` into ``tx`` and update after each.  A table must be used at most once in
     a loss.  Every fused table has a sentinel, which is 1 in the result of its step: whatever
     changes a next value changes it, and :meth:`update` refuses it.

@@ -165,7 +165,8 @@ def test_linen_penalties() -> None:
     variables = jax.jit(model.init)(jax.random.key(0), IDS)
 
     def loss(variables: Any, name: str) -> Any:
-        return jnp.sum(model.apply(variables, IDS)) + penalty(variables, REACHED[name])
+        rows: Any = model.apply(variables, IDS)
+        return jnp.sum(rows) + penalty(variables, REACHED[name])
 
     for name in ("all variables", "matrices"):
         with pytest.raises(ValueError, match=r"not only through one lookup.*variables\['params'\]"):

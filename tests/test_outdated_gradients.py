@@ -69,6 +69,26 @@ def test_linen(jit):
         (jax.jit(both) if jit else both)(linen_state())
 
 
+@pytest.mark.parametrize("jit", [True, False])
+def test_keys_that_are_inserted_before_the_update(jit):
+    """The rows of new keys would be those of the table before."""
+    table = jax_tt.hash_table(4, 64, optimizer=jax_tt.optimizers.SGD(0.1))
+    keys, more = jax_tt.split_keys(np.array([3, 4])), jax_tt.split_keys(np.array([5, 6]))
+
+    def step(layer: Any, opt: Any, late: bool) -> None:
+        layer.insert(keys)
+        grads = jax_tt.grad(lambda layer: jnp.sum(layer(keys)))(layer)
+        if late:
+            layer.insert(more)
+        opt.update(layer, grads)
+
+    layer = jax_tt.HashEmbed(table, rngs=nnx.Rngs(0))
+    run = nnx.jit(step, static_argnums=2) if jit else step
+    run(layer, optimizer(layer), False)
+    with pytest.raises(ValueError, match=r"embedding.* changed after grads were computed"):
+        run(layer, optimizer(layer), True)
+
+
 # --- What is allowed
 
 
@@ -143,6 +163,17 @@ def test_linen_states_are_values(jit):
     first, *others = (jax.jit(steps) if jit else steps)(linen_state())
     for other in others:
         jax.tree.map(np.testing.assert_array_equal, other, first)
+
+
+def test_variables_of_numpy():
+    """As a checkpoint may have them; scalars of numpy have no weak references."""
+    state = linen_state()
+    of_numpy = jax.tree.map(lambda x: np.asarray(x)[()], state.fused)
+    assert isinstance(of_numpy["items"]["step"], np.float32)
+    state = state.replace(fused=of_numpy)
+    for number in (1, 2):
+        state = state.apply_gradients(grads=jax_tt.linen.grad(linen_loss)(state.variables))
+        assert state.fused["items"]["step"] == number
 
 
 def test_what_the_trace_does_not_show_is_refused_by_the_sentinel():

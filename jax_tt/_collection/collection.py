@@ -197,8 +197,9 @@ class Collection:
 
         Args:
             state: the arrays before the step.
-            gradients: those of `trained`, as `jax.grad` returns them. Those of a table with an optimizer are its next
-                values, which overwrite it; one that the loss did not use stays as it is.
+            gradients: those of `trained` of this ``state``, as `jax.grad` returns them. Those of a table with an
+                optimizer are its next values, which overwrite it; one that the loss did not use stays as it is. Next
+                values that were computed from an earlier state undo the updates since then, which is not checked.
 
         Returns:
             The new state, and the gradients of the tables without an optimizer by table and name, e.g. for optax.

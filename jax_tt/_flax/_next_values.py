@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax_tt._lookup._one_loss import Loss
-from jax_tt._tables.next_values import Path, names_of, step_counts
+from jax_tt._tables.next_values import Path, Start, names_of
 
 _COMBINED = (
     "gradients of a model with fused tables: they carry the next values of the tables, which are neither summed nor "
@@ -43,7 +43,7 @@ class NextValues:
                 f"{ordinary}, and give the optimizer of a table a weight_decay; look up all ids of a table in one call."
             )
         self.by_path = dict(by_path)
-        self.start = step_counts(old)
+        self.start = Start(old)
 
     def __eq__(self, other: object) -> bool:
         if self is other:

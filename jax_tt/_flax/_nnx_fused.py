@@ -105,7 +105,7 @@ class FusedOptimizer(nnx.Optimizer):
                 f"tables {', '.join(sorted(_tables(old)))}; expected what jax_tt.value_and_grad or jax_tt.grad "
                 "returned. nnx.grad does not train fused tables, and nnx.state, splits and merges drop the next values."
             )
-        new, start = {}, {}
+        new, start = {}, None
         if isinstance(grads, Gradients):
             new, start = grads.next_values.by_path, grads.next_values.start
         check_paths("FusedOptimizer.update", old, new)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax_tt._cache.cached import is_of_rows, outer_name
 
 Path = tuple[Any, ...]
 _USED, _SENTINEL, _STEP = ((name, outer_name(name)) for name in ("used", "sentinel", "step"))
-# Step counts that an update has replaced, and those that it has written, by id.
+# Traced step counts that an update has replaced, and those that it has written, by id.
 _replaced: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _written: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
@@ -25,7 +25,7 @@ def next_values(
     caller: str,
     old: Mapping[Path, Any],
     new: Mapping[Path, Any],
-    start: Mapping[Path, Any] | None = None,
+    start: Start | None = None,
 ) -> dict[Path, Any]:
     """The variables to write, by path: those of ``new`` in all tables that the loss used.
 
@@ -38,15 +38,15 @@ def next_values(
         old: variables of the model, including those of fused tables.
         new: their next values, as the backward pass returned them; those that belong to no fused table are returned
             unchanged.
-        start: the step counts of the tables that ``new`` were computed from, `step_counts` of these; None if unknown.
+        start: the tables that ``new`` were computed from; None if unknown.
 
     Raises:
-        ValueError: ``new`` left the compiled function that computed them; another update came after ``start``; or,
+        ValueError: ``new`` left the compiled function that computed them; tables were changed after ``start``; or,
             outside ``jit``, they are not what the steps of the tables returned. Inside ``jit``, sentinels are written
             that the next forward pass refuses.
     """
     _check_alive(caller, new)
-    outdated = _is_outdated(caller, step_counts(old), start) if start else False
+    outdated = _is_outdated(caller, old, start) if start else False
     tables = {_table_of(path): path for path in new if says_used(path)}
     known = _known({path: new[path] for path in new if path[-1] in (*_USED, *_SENTINEL)})
     unused = {table: _is_unused(known.get(path, new[path])) for table, path in tables.items()}
@@ -66,8 +66,37 @@ def next_values(
     return result
 
 
-def step_counts(arrays: Mapping[Path, Any]) -> dict[Path, Any]:
-    """The step counts among the arrays of fused tables."""
+class Start:
+    """The arrays of fused tables that next values were computed from.
+
+    It keeps the step counts alive, and no table.
+    """
+
+    def __init__(self, arrays: Mapping[Path, Any]) -> None:
+        self.counts = _step_counts(arrays)
+        self._arrays = {path: [*map(_reference, jax.tree.leaves(x))] for path, x in arrays.items()}
+
+    def changed(self, now: Mapping[Path, Any]) -> list[Path]:
+        """The arrays that were written since in tables that are not others or copies."""
+        same = {_table_of(path) for path, count in self.counts.items() if now[path] is count}
+        return [
+            path
+            for path, refs in self._arrays.items()
+            if _table_of(path) in same
+            and any(
+                there() is not x for there, x in zip(refs, jax.tree.leaves(now[path]), strict=True)
+            )
+        ]
+
+
+def _reference(array: Any) -> Callable[[], Any]:
+    try:
+        return ref(array)
+    except TypeError:  # a scalar of numpy or Python
+        return lambda: array
+
+
+def _step_counts(arrays: Mapping[Path, Any]) -> dict[Path, Any]:
     return {path: value for path, value in arrays.items() if path[-1] in _STEP}
 
 
@@ -78,27 +107,38 @@ def note_update(old: Mapping[Path, Any], written: Mapping[Path, Any]) -> None:
         old: variables of the model before the update.
         written: those that it has overwritten, by path.
     """
-    for path, new in step_counts(written).items():
-        _replaced[id(old[path])], _written[id(new)] = old[path], new
+    for path, after in _step_counts(written).items():
+        before = old[path]
+        if isinstance(before, Tracer) and isinstance(after, Tracer):
+            _replaced[id(before)], _written[id(after)] = before, after
 
 
-def _is_outdated(caller: str, now: Mapping[Path, Any], start: Mapping[Path, Any]) -> Any:
+def _is_outdated(caller: str, now: Mapping[Path, Any], start: Start) -> Any:
     """Whether tables were stepped since their next values were computed: False, or an array if it is not known yet.
 
     The same arrays are the same tables. Others may be copies, as those of an operand of a ``cond``, which the next
     values were not computed from. Then the numbers of steps decide.
     """
-    others = [path for path in start if now[path] is not start[path]]
-    known = _known({(k, path): own[path] for k, own in enumerate((start, now)) for path in others})
+    if changed := start.changed(now):
+        raise ValueError(
+            f"{caller}: {names_of(changed)} of fused tables were changed after grads were computed, as by an insertion "
+            "or a refresh of a cache, which next values would undo. Change tables before gradients are computed, or "
+            "after the update."
+        )
+    others = [path for path, count in start.counts.items() if now[path] is not count]
+    known = _known(
+        {(k, path): own[path] for k, own in enumerate((start.counts, now)) for path in others}
+    )
     late, unknown = [], []
     for path in others:
+        before, after = start.counts[path], now[path]
         if {(0, path), (1, path)} <= known.keys():
             if np.any(known[0, path] != known[1, path]):
                 late.append(path)
-        elif id(start[path]) in _replaced and id(now[path]) in _written:
+        elif id(before) in _replaced and id(after) in _written:
             late.append(path)
         else:
-            unknown.append(jnp.any(jnp.asarray(start[path]) != now[path]))
+            unknown.append(jnp.any(jnp.asarray(before) != after))
     if late:
         tables = {".".join(map(str, path[:-1])) or "the model itself" for path in late}
         raise ValueError(

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.extend.core import ClosedJaxpr, Literal
 
 import jax_tt
 import jax_tt.linen
@@ -413,3 +414,41 @@ def test_states_of_another_table_are_refused():
         jax_tt.lookup_rows(table, {}, jnp.array([1]), lookup)
     with pytest.raises(TypeError, match="cannot be given more rows"):
         table.grown(state, None)
+
+
+def in_excess_precision(jaxpr, consts, args):
+    """Evaluates a program without its conversions to float16 and back, which XLA leaves out on a GPU."""
+    values, kept = {}, {}
+
+    def read(atom):
+        return atom.val if isinstance(atom, Literal) else values[atom]
+
+    for var, value in zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True):
+        values[var] = value
+    for eqn in jaxpr.eqns:
+        given = [read(atom) for atom in eqn.invars]
+        source = next((atom for atom in eqn.invars if not isinstance(atom, Literal)), None)
+        inner = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+        if eqn.primitive.name == "convert_element_type" and source in kept:
+            out = [kept[source]]
+        elif inner is not None:
+            closed = inner if hasattr(inner, "consts") else ClosedJaxpr(inner, ())
+            out = in_excess_precision(closed.jaxpr, closed.consts, given)
+        else:
+            out = eqn.primitive.bind(*given, **eqn.params)
+            out = out if eqn.primitive.multiple_results else [out]
+        if eqn.primitive.name == "convert_element_type" and eqn.params["new_dtype"] == jnp.float16:
+            kept[eqn.outvars[0]] = given[0]
+        values.update(zip(eqn.outvars, out, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+@pytest.mark.parametrize("bits", [8, 2])
+def test_numbers_are_in_units_of_the_stored_scale(bits):
+    rows = jnp.asarray(np.random.default_rng(0).normal(size=(300, 8)), jnp.float32)
+    rows = rows * jnp.asarray([[1.0], [1e-5], [3e4]] * 100)
+    keys = jax.vmap(jax.random.key)(jnp.arange(300))
+    for encoded in (codec.encoded, functools.partial(codec.encoded_stochastically, keys=keys)):
+        program = jax.make_jaxpr(functools.partial(encoded, bits=bits))(rows)
+        (got,) = in_excess_precision(program.jaxpr, program.consts, [rows])
+        np.testing.assert_array_equal(got, encoded(rows, bits=bits))

@@ -125,9 +125,21 @@ def covering(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
     return jnp.where(scale == 0, jnp.ones_like(scale), scale), offset
 
 
+def half_of(values: jax.Array) -> jax.Array:
+    """Float32 values rounded to float16.
+
+    On a GPU, XLA leaves out a conversion to float16 and back, after which numbers would be counted in units of another
+    scale than the stored one. It keeps a rounding ahead of the conversion.
+    """
+    # A reduced precision has no subnormal numbers.
+    subnormal = jnp.round(values * 2.0**24) * 2.0**-24
+    rounded = jnp.where(jnp.abs(values) < 2.0**-14, subnormal, lax.reduce_precision(values, 5, 10))
+    return rounded.astype(jnp.float16)
+
+
 def _rounded_half(values: jax.Array, toward: Any) -> jax.Array:
     """Float16 values rounded toward an infinity."""
-    half = values.astype(jnp.float16)
+    half = half_of(values)
     beyond = jnp.nextafter(half, jnp.full_like(half, toward))
     wide = half.astype(jnp.float32)
     return jnp.where(wide > values if toward < 0 else wide < values, beyond, half)
@@ -135,10 +147,10 @@ def _rounded_half(values: jax.Array, toward: Any) -> jax.Array:
 
 def spanning(rows: jax.Array, bits: int) -> tuple[jax.Array, jax.Array]:
     """Scale and offset of rows, float16 ``[...]``: the lowest level is the minimum, the highest about the maximum."""
-    offset = jnp.min(rows, axis=-1).astype(jnp.float16)
+    offset = half_of(jnp.min(rows, axis=-1))
     spread = jnp.max(rows, axis=-1) - offset.astype(jnp.float32)
     step = _step(spread, bits)
-    scale = step.astype(jnp.float16)
+    scale = half_of(step)
     wide = scale.astype(jnp.float32)
     # Scales below the normal numbers of float16 have few digits, and the highest level may be far below the maximum.
     short = spread - highest(bits) * wide > wide / 2

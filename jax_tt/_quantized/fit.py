@@ -95,7 +95,7 @@ def _ranges(rows: jax.Array, bits: int, levels: jax.Array | None) -> tuple[jax.A
     whole, lowest = (x.astype(jnp.float32) for x in first)
 
     def better(best: Best, scale: jax.Array, offset: jax.Array) -> Best:
-        scale, offset = scale.astype(jnp.float16), offset.astype(jnp.float16)
+        scale, offset = codec.half_of(scale), codec.half_of(offset)
         # Others are out of the range of float16.
         valid = (scale > 0) & jnp.isfinite(scale) & jnp.isfinite(offset)
         scale = jnp.where(valid, scale, jnp.ones_like(scale))

@@ -7,10 +7,13 @@ works() {
   "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
 }
 
+# Where pyenv keeps its versions: beside its shims, which are on PATH even where pyenv itself is not.
+pyenv_root=$(command -v python3 | sed -n 's|/shims/python3$||p')
+pyenv_root=${pyenv_root:-${PYENV_ROOT:-}}
+
 of_pyenv() {
-  command -v pyenv >/dev/null || return
-  release=$(pyenv versions --bare | grep -x "$1\.[0-9]*" | sort -t . -k 3 -n | tail -n 1)
-  [ -z "$release" ] || echo "$(pyenv prefix "$release")/bin/python"
+  release=$(ls "$pyenv_root/versions" 2>/dev/null | grep -x "$1\.[0-9]*" | sort -t . -k 3 -n | tail -n 1)
+  [ -z "$release" ] || echo "$pyenv_root/versions/$release/bin/python"
 }
 
 if [ "${1:-}" = --newest ]; then

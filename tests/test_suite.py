@@ -36,20 +36,15 @@ def _program(path: Path, text: str) -> None:
 
 def test_the_newest_python_may_be_one_of_pyenv_that_is_not_active(tmp_path):
     """Shims of versions that are not active fail; 3.13.10 is newer than 3.13.9, and 3.13-dev is no release."""
-    for minor in (11, 12, 13, 14):
-        _program(tmp_path / "bin" / f"python3.{minor}", "exit 127")
-    _program(
-        tmp_path / "bin" / "pyenv",
-        f'case $1 in versions) printf "3.11.7\\n3.13-dev\\n3.13.10\\n3.13.9\\n" ;; '
-        f'prefix) echo "{tmp_path}/$2" ;; esac',
-    )
+    for name in ("python3", *(f"python3.{minor}" for minor in (11, 12, 13, 14))):
+        _program(tmp_path / "shims" / name, "exit 127")
     for release in ("3.11.7", "3.13-dev", "3.13.10", "3.13.9"):
         # Stands for that release: this Python, which says where it was called.
         _program(
-            tmp_path / release / "bin" / "python",
+            tmp_path / "versions" / release / "bin" / "python",
             f'case "$2" in *ensurepip*) exit 0 ;; *) echo {release} ;; esac',
         )
-    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+    environment = {"PATH": f"{tmp_path}/shims:/usr/bin:/bin"}
     command = ["sh", "scripts/find_python.sh", "--newest"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "3.13.10", done.stderr

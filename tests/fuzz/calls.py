@@ -257,9 +257,10 @@ def build_dense_forward(rng: np.random.Generator) -> Call:
 
 
 def build_coded_forward(rng: np.random.Generator) -> Call:
-    rows, parts, terms, bits, width = (int(rng.integers(1, most)) for most in (60, 6, 4, 11, 9))
+    parts, terms, bits, width = (int(rng.integers(1, most)) for most in (6, 4, 11, 9))
     hot_terms, hot = (int(rng.integers(most)) for most in (3, 9))
-    _, _, lookups, g = _dense(rng)
+    _, table, lookups, g = _dense(rng)
+    rows = len(table)
     code_bytes = lambda terms: -(-parts * terms * bits // 8)  # noqa: E731
     codes = rng.integers(0, 256, (rows, code_bytes(terms)), np.uint8)
     hot_codes = rng.integers(0, 256, (hot, code_bytes(hot_terms)), np.uint8)

@@ -36,9 +36,11 @@ def _batch(rng: np.random.Generator) -> list[np.ndarray]:
 def _find(rng: np.random.Generator) -> Call:
     keys, _, touched = _directory(rng)
     asked, present = _batch(rng)
+    guess = rng.integers(-1, touched.size, present.size if rng.integers(2) else 0, np.int32)
     attributes = {"absent": np.int64(rng.integers(-1, 99)), "safe_check": np.int64(0)}
     results = [result_type(present.shape, "int32")]
-    return Call("", [keys, touched, asked, present], results, attributes | {"message": "{count}"})
+    args = [keys, touched, asked, present, guess]
+    return Call("", args, results, attributes | {"message": "{count}"})
 
 
 def _insert(rng: np.random.Generator) -> Call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -42,11 +43,13 @@ def count(function: Callable[[], Any]) -> Calls:
         elif event == "return":
             open_now -= 1
 
+    gc.disable()  # a collection would call finalizers
     sys.setprofile(watch)
     try:
         function()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return Calls(functions, most)
 
 

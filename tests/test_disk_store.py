@@ -332,3 +332,14 @@ def test_rows_of_a_map_are_read_with_and_without_the_native_module(monkeypatch, 
         sums.append(checksums(rows))
         monkeypatch.setattr(_ffi, "load", lambda platform: None)
     assert (sums[0] == sums[1]).all() and len(np.unique(sums[0])) > 2900
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_a_forked_process_does_not_share_what_it_reads():
+    rows = np.arange(8, dtype=np.uint64).reshape(2, 4)
+    reader = MapReader()
+    mine = reader.rows(addresses(rows, np.array([0])), 32)
+    if (child := os.fork()) == 0:
+        os._exit(int(reader.rows(addresses(rows, np.array([1])), 32).view(np.uint64)[0, 0]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+    np.testing.assert_array_equal(mine.view(np.uint64)[0], rows[0])

@@ -198,3 +198,13 @@ def test_what_the_trace_does_not_show_is_refused_by_the_sentinel():
 
     both(model, optimizer(model))
     assert np.isnan(model.items.sentinel[...])
+
+
+def test_models_whose_arrays_are_of_numpy():
+    model, want = Tower(), Tower()
+    nnx.update(model, jax.tree.map(np.asarray, nnx.state(model)))
+    for tower in (model, want):
+        opt = optimizer(tower)
+        for _ in range(3):
+            opt.update(tower, jax_tt.grad(loss)(tower))
+    assert_same(_arrays(model, TRAINED), _arrays(want, TRAINED))

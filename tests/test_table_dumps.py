@@ -92,6 +92,19 @@ def test_files_that_become_shorter_while_they_are_read(tmp_path, monkeypatch):
         jax_tt.load_rows(table, state, dump)
 
 
+def test_a_dump_that_is_replaced_while_it_is_read(tmp_path):
+    table = jax_tt.hash_table(4, 64)
+    for count in (3, 5):
+        state, _ = jax_tt.insert_keys(table, table.init(jax.random.key(0)), np.arange(count))
+        dumped = None if count == 3 else files.Dump.open(tmp_path / "a")
+        jax_tt.dump_keys(table, state, tmp_path / "a", overwrite=True)
+    with pytest.raises(
+        jax_tt.FileError, match="a: was replaced or removed while it was read; read"
+    ):
+        next(dumped.parts({}))
+    assert not [path.name for path in tmp_path.iterdir() if path.name != "a"]
+
+
 def test_between_dense_and_hash_tables(tmp_path):
     table, state = dense(50)
     keys = np.random.default_rng(0).integers(-(2**63), 2**63, 50)

@@ -208,6 +208,7 @@ class Dump:
     def _array(self, file: str, stored: StoredArrays, name: str) -> np.ndarray:
         array = np.asarray(stored[name].read())
         if self.checksums is not None and self.checksums[file].get(name) != _sum(array):
+            self._check_still_there()
             raise FileError(
                 f"{stored.path}: {name} is damaged, its checksum differs; load another copy of the dump."
             )
@@ -217,7 +218,15 @@ class Dump:
         try:
             return _read(os.path.join(self.path, file))
         except FileNotFoundError:
+            self._check_still_there()
             raise _incomplete(self.path, file) from None
+
+    def _check_still_there(self) -> None:
+        """Raises if another dump has taken the place of this one since it was opened."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._read_from(self.path) == self:
+                return
+        raise FileError(f"{self.path}: was replaced or removed while it was read; read it again.")
 
 
 def _incomplete(path: str, file: str) -> MissingError:

@@ -257,8 +257,12 @@ def _swap(new: str, target: str, *, overwrite: bool) -> None:
             os.rename(old, target)
         raise
     _flush_directory(os.path.dirname(target))
-    if overwrite:
-        shutil.rmtree(old, ignore_errors=True)
+    if overwrite and os.path.lexists(old):
+        # Readers do not look there: whoever removes the new directory has removed the old one, too.
+        removed = f"{old}.removed"
+        shutil.rmtree(removed, ignore_errors=True)
+        os.rename(old, removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def _move_to_free_name(new: str, target: str) -> None:

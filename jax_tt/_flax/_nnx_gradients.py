@@ -192,4 +192,5 @@ def _of_one_module(loss: Loss, grads: Any, module: Any) -> Any:
 
 def arrays_of(state: Any) -> dict[tuple[Any, ...], Any]:
     """The arrays of a state by path."""
-    return {path: variable[...] for path, variable in nnx.to_flat_state(state)}
+    # Not variable[...], which is another object each time where the array is one of numpy.
+    return {path: variable.get_value() for path, variable in nnx.to_flat_state(state)}

@@ -106,6 +106,8 @@ def dump_keys(
     before = [] if since is None else [since]
     check_output(path, overwrite=overwrite, directory=True, contents=DUMP, others=before)
     base = None if since is None else Dump.open(since)
+    if base is not None:
+        base.check(table.features, [], exact=False)
     names, entries = list(table.table.row_arrays), table_keys(table, state)
     digests = digests_of(entries, state, names)
     rest = {name: x for name, x in state.items() if name in {*_rest_names(table), *WAITING}}

@@ -30,7 +30,10 @@ class MapReader:
     """
 
     def __init__(self) -> None:
-        self._file = _file_in_memory()
+        self._open()
+
+    def _open(self) -> None:
+        self._process, self._file = os.getpid(), _file_in_memory()
         weakref.finalize(self, os.close, self._file)
         self._memory = np.zeros(0, np.uint8)
 
@@ -40,6 +43,8 @@ class MapReader:
         Raises:
             UnreadableError: not all bytes can be read.
         """
+        if self._process != os.getpid():  # after a fork, the memory is that of the parent, too
+            self._open()
         count = len(sources) * size
         if count > len(self._memory):
             os.ftruncate(self._file, count)

@@ -212,7 +212,7 @@ def test_a_rule_may_be_registered_again(extension):
     ("fields", "message"),
     [
         ({"update_float": 8}, "another rule of the name 'lion_rule.lion'"),
-        ({"abi": 0}, rf"\(ABI 0, expected 2\); rebuild .* jax_tt {re.escape(jax_tt.__version__)}"),
+        ({"abi": 0}, rf"\(ABI 0, expected 3\); rebuild .* jax_tt {re.escape(jax_tt.__version__)}"),
         ({"name": None}, "it has no name"),
         ({"name": b""}, "it has no name"),
         ({"name": b"a", "element_slots": 3}, "3 slots per element and 0 per row"),

@@ -194,9 +194,9 @@ def figures_of(process: subprocess.Popen[bytes], workdir: Path) -> dict[str, Any
 def test_killed_run_ends_with_the_same_numbers(tmp_path: Path, variant: str) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = figures_of(worker(whole, variant), whole)
-    saved = broken / ("disk/data.mdb" if variant == "tiers" else "checkpoint.npz")
+    saved = broken / ("disk/blocks" if variant == "tiers" else "checkpoint.npz")
     process = worker(broken, variant)
-    least = 60_000 if variant == "tiers" else 1  # the store has some pages before the first rows
+    least = 60_000 if variant == "tiers" else 1  # of blocks that are full of records
     while process.poll() is None and not (saved.exists() and saved.stat().st_size >= least):
         time.sleep(0.01)
     if process.poll() is None:
